@@ -1,0 +1,41 @@
+"""How far and how wide the drafter guesses."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftConfig:
+    """Limits of one sequence's tree; a request may ask for less, not for more.
+
+    max_draft_nodes: nodes that the target judges. max_draft_depth: levels. max_branching: children
+    of a node that are considered. max_frontier: nodes that one small pass expands. min_path_prob:
+    guesses less likely than this are not worth a row. max_catch_up_tokens: how many prompt tokens
+    the small model takes in per pass before it can draft.
+    """
+
+    max_draft_nodes: int = 32
+    max_draft_depth: int = 10
+    max_branching: int = 3
+    max_frontier: int = 4
+    min_path_prob: float = 0.02
+    max_catch_up_tokens: int = 1024
+
+    def __post_init__(self) -> None:
+        """Raise ValueError naming the field that is out of range."""
+        # 255 draft nodes and the root fill the attention kernels' 256 mask bits.
+        for name, largest in (
+            ("max_draft_nodes", 255),
+            ("max_draft_depth", 255),
+            ("max_branching", 64),
+            ("max_frontier", 64),
+        ):
+            value = getattr(self, name)
+            if not 0 < value <= largest:
+                raise ValueError(f"{name}={value} must be in [1, {largest}]")
+        if self.max_draft_depth * self.max_frontier > 255:
+            raise ValueError(
+                f"max_draft_depth * max_frontier = {self.max_draft_depth * self.max_frontier} "
+                "must be at most 255"
+            )
+        if not 0.0 <= self.min_path_prob < 1.0:
+            raise ValueError(f"min_path_prob={self.min_path_prob} must be in [0, 1)")

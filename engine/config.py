@@ -1,0 +1,22 @@
+"""How the engine runs its steps."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Limits of a step and of the queue.
+
+    max_tokens_per_step: rows in one pass, decode first and prefill chunks in what is left.
+    prefill_chunk_s: how long the prefill part of a pass may take, so that a long prompt does not
+    stall the answers beside it (measured while running; at least `min_prefill_tokens` anyway).
+    small_passes_per_step: how many tokens a small-tier answer advances beside one large pass when
+    the drafts need fewer.
+    """
+
+    max_sequences: int = 64
+    max_waiting: int = 512
+    max_tokens_per_step: int = 2048
+    prefill_chunk_s: float = 0.1
+    min_prefill_tokens: int = 64
+    small_passes_per_step: int = 4

@@ -1,0 +1,60 @@
+"""The engine's exceptions, one tree: the gateway maps each to an HTTP status."""
+
+
+class EngineError(Exception):
+    """Base of all errors that the engine raises on purpose."""
+
+    code = "engine_error"
+
+
+class PromptTooLongError(EngineError):
+    """Prompt and answer do not fit into the model's context or into its KV cache."""
+
+    code = "context_length_exceeded"
+
+    def __init__(self, *, num_tokens: int, max_tokens: int, max_context: int) -> None:
+        super().__init__(
+            f"This tier's context is {max_context} tokens, but the prompt has {num_tokens} and "
+            f"max_tokens asks for {max_tokens} ({num_tokens + max_tokens} together). "
+            "Shorten the prompt or lower max_tokens."
+        )
+        self.num_tokens = num_tokens
+        self.max_tokens = max_tokens
+        self.max_context = max_context
+
+
+class QueueFullError(EngineError):
+    """Too many requests wait already."""
+
+    code = "queue_full"
+
+    def __init__(self, *, num_waiting: int, retry_after_s: float) -> None:
+        super().__init__(
+            f"{num_waiting} requests are waiting already; try again in {retry_after_s:.0f} s."
+        )
+        self.num_waiting = num_waiting
+        self.retry_after_s = retry_after_s
+
+
+class TierUnavailableError(EngineError):
+    """The request names a tier that this engine has not loaded."""
+
+    code = "tier_unavailable"
+
+
+class InvalidRequestError(EngineError):
+    """The request contradicts itself: empty prompt, token ids outside the vocabulary, id in use."""
+
+    code = "invalid_request"
+
+
+class UnsupportedModelError(EngineError):
+    """The checkpoint's architecture or format is not one that the engine can run."""
+
+    code = "unsupported_model"
+
+
+class EngineDiedError(EngineError):
+    """The engine's process ended while requests were in flight."""
+
+    code = "engine_died"

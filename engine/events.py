@@ -1,0 +1,165 @@
+"""What comes out of the engine: a stream of events for each request.
+
+A stream is: `PrefillDone` once per tier, `TokensEmitted` any number of times, then exactly one of
+`Finished` or `Failed`. `TierSwitched` retracts every token emitted so far.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from engine.request import Tier
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprobs:
+    """Log-probabilities of one emitted token under the target's raw distribution (temperature 1).
+
+    `top` holds (token id, log-probability), best first.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillDone:
+    """The whole prompt is in the KV cache.
+
+    `hidden_state` is the last prompt token's hidden state after the final norm
+    ([hidden_size] floats), given when the request asked for it.
+    """
+
+    request_id: str
+    tier: Tier
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    queue_s: float
+    hidden_state: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokensEmitted:
+    """Tokens accepted in one step; the first `num_accepted_tokens` of them had been drafted.
+
+    `num_drafted_tokens` counts the nodes that were verified for this sequence in this step.
+    `logprobs` is empty or as long as `token_ids`.
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    num_drafted_tokens: int = 0
+    num_accepted_tokens: int = 0
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierSwitched:
+    """The request moved to another tier; tokens emitted before this event are retracted."""
+
+    request_id: str
+    tier: Tier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestStats:
+    """What a request used. Times are seconds; None where it never got so far.
+
+    `num_steps` counts target passes that emitted tokens, so
+    `mean_emitted_tokens = num_output_tokens / num_steps`.
+    """
+
+    num_prompt_tokens: int
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
+    num_drafted_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_steps: int = 0
+    num_preemptions: int = 0
+    queue_s: float | None = None
+    ttft_s: float | None = None
+
+    @property
+    def mean_emitted_tokens(self) -> float:
+        """Tokens per target pass; 0.0 before the first."""
+        return self.num_output_tokens / self.num_steps if self.num_steps else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """The request ended by itself or was aborted; its blocks are free."""
+
+    request_id: str
+    tier: Tier
+    finish_reason: FinishReason
+    stats: RequestStats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """The request ended by an error of ours. `code` is a short stable word, e.g. engine_died."""
+
+    request_id: str
+    code: str
+    message: str
+
+
+EngineEvent = PrefillDone | TokensEmitted | TierSwitched | Finished | Failed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierStats:
+    """Gauges and cumulative counters of one tier. Ratios are in [0, 1]."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_blocks: int = 0
+    num_used_blocks: int = 0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+    num_preemptions: int = 0
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+
+    @property
+    def kv_cache_usage(self) -> float:
+        """Share of blocks that a live sequence holds."""
+        return self.num_used_blocks / self.num_blocks if self.num_blocks else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """A snapshot. Prefix-cache counters count tokens; `accepted_per_depth[i]` is depth i + 1."""
+
+    tiers: dict[Tier, TierStats] = field(default_factory=dict)
+    num_steps: int = 0
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    accepted_per_depth: tuple[int, ...] = ()
+    step_host_s: float = 0.0
+    step_forward_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierInfo:
+    """What a loaded tier is. `model_id` is the folder's or the hub's name, `path` where it lies."""
+
+    tier: Tier
+    model_id: str
+    path: str
+    max_context: int
+    vocab_size: int
+    num_parameters: int
+    dtype: str
+    device: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineInfo:
+    """What the engine serves. `speculation`: whether the small tier drafts for the large one."""
+
+    tiers: dict[Tier, TierInfo]
+    speculation: bool

@@ -1,0 +1,221 @@
+"""Who computes what in the next pass: admission, prefill chunks, pre-emption."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from engine.block_pool import OutOfBlocksError
+from engine.config import EngineConfig
+from engine.protocols import Drafter, QueuePolicy
+from engine.request import Tier
+from engine.runner import ModelRunner
+from engine.sequence import Sequence, SequenceStatus
+
+_EMA_WEIGHT = 0.2
+# Below this many rows a pass says little about the cost of one more row.
+_MIN_ROWS_FOR_COST = 32
+
+
+@dataclass(slots=True, kw_only=True)
+class PassPlan:
+    """What one model computes in one pass; every slot it names is reserved.
+
+    decodes: sequences whose last token is computed. prefills: (sequence, number of its uncomputed
+    tokens to compute now).
+    """
+
+    decodes: list[Sequence] = field(default_factory=list)
+    prefills: list[tuple[Sequence, int]] = field(default_factory=list)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to compute."""
+        return not self.decodes and not self.prefills
+
+
+@dataclass(slots=True)
+class TierCounters:
+    """Cumulative counts of one tier."""
+
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+    num_preemptions: int = 0
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+
+
+class Scheduler:
+    """The one queue, and the sequences that run.
+
+    The oldest sequence of a tier always gets on: when blocks run out, drafts give way first, then
+    the latest arrival, which is computed again later. So every sequence ends.
+    """
+
+    def __init__(
+        self,
+        *,
+        runners: Mapping[Tier, ModelRunner],
+        config: EngineConfig,
+        policy: QueuePolicy,
+        drafter: Drafter | None,
+    ) -> None:
+        self.waiting: list[Sequence] = []
+        self.running: dict[Tier, list[Sequence]] = {tier: [] for tier in runners}
+        self.counters: dict[Tier, TierCounters] = {tier: TierCounters() for tier in runners}
+        self._runners = runners
+        self._config = config
+        self._policy = policy
+        self._drafter = drafter
+        self._row_cost_s: dict[Tier, float] = {}
+
+    @property
+    def num_running(self) -> int:
+        """Sequences of all tiers that hold blocks."""
+        return sum(len(running) for running in self.running.values())
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence that holds nothing."""
+        sequence.status = SequenceStatus.WAITING
+        self.waiting.append(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take a sequence out, wherever it is, and give back its blocks and drafts."""
+        if sequence.status is SequenceStatus.RUNNING:
+            self.running[sequence.tier].remove(sequence)
+        else:
+            self.waiting.remove(sequence)
+        self._let_go(sequence)
+        sequence.status = SequenceStatus.FINISHED
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Put a running sequence back into the queue; its tokens stay, its KV is recomputed."""
+        self.running[sequence.tier].remove(sequence)
+        self._let_go(sequence)
+        sequence.num_preemptions += 1
+        self.counters[sequence.tier].num_preemptions += 1
+        self.add(sequence)
+
+    def note_pass(self, tier: Tier, *, num_rows: int, elapsed_s: float) -> None:
+        """Learn what a row costs, from a pass with many of them."""
+        if num_rows >= _MIN_ROWS_FOR_COST:
+            cost_s = elapsed_s / num_rows
+            known_s = self._row_cost_s.get(tier, cost_s)
+            self._row_cost_s[tier] = known_s + _EMA_WEIGHT * (cost_s - known_s)
+
+    def plan(self, tier: Tier, now_s: float, *, with_prefill: bool = True) -> PassPlan:
+        """Fill one pass of a tier's model: decode first, then prefill chunks, then newcomers."""
+        plan = PassPlan()
+        running = sorted(self.running[tier], key=lambda sequence: sequence.arrival_number)
+        for sequence in running:
+            # an older sequence may have taken this one's place in this very loop
+            is_due = sequence.status is SequenceStatus.RUNNING and sequence.is_decoding
+            if is_due and self._reserve(sequence, 1):
+                plan.decodes.append(sequence)
+        if with_prefill:
+            budget = self._prefill_budget(tier) - len(plan.decodes)
+            for sequence in running:
+                if sequence.status is SequenceStatus.RUNNING and not sequence.is_decoding:
+                    num_tokens = min(sequence.num_uncomputed_tokens, budget)
+                    if num_tokens > 0 and self._reserve(sequence, num_tokens):
+                        plan.prefills.append((sequence, num_tokens))
+                        budget -= num_tokens
+            plan.prefills.extend(self._admit(tier, budget, now_s))
+        plan.decodes = [s for s in plan.decodes if s.status is SequenceStatus.RUNNING]
+        plan.prefills = [p for p in plan.prefills if p[0].status is SequenceStatus.RUNNING]
+        return plan
+
+    def _prefill_budget(self, tier: Tier) -> int:
+        """Rows that a pass may have; fewer where somebody waits for the next token meanwhile."""
+        config = self._config
+        cost_s = self._row_cost_s.get(tier)
+        somebody_decodes = any(s.is_decoding for running in self.running.values() for s in running)
+        if cost_s is None or not somebody_decodes:
+            return config.max_tokens_per_step
+        affordable = max(int(config.prefill_chunk_s / cost_s), config.min_prefill_tokens)
+        return min(affordable, config.max_tokens_per_step)
+
+    def _admit(self, tier: Tier, budget: int, now_s: float) -> Iterator[tuple[Sequence, int]]:
+        """Start waiting sequences while rows and blocks last, in the policy's order."""
+        candidates = [sequence for sequence in self.waiting if sequence.tier == tier]
+        for sequence in self._policy.order(candidates, now_s) if budget > 0 else ():
+            if budget <= 0 or self.num_running >= self._config.max_sequences:
+                return
+            if self._prompt_is_under_way(sequence):
+                continue
+            if not self._fits(sequence):
+                return
+            num_tokens = min(sequence.num_uncomputed_tokens, budget)
+            self._runners[tier].copy_blocks(
+                sequence.view.reserve(sequence.view.num_computed_tokens + num_tokens)
+            )
+            self.waiting.remove(sequence)
+            self.running[tier].append(sequence)
+            sequence.status = SequenceStatus.RUNNING
+            if sequence.first_scheduled_s is None:
+                sequence.first_scheduled_s = now_s
+                sequence.num_cached_tokens = sequence.view.num_cached_tokens
+            counters = self.counters[tier]
+            counters.prefix_cache_queries += len(sequence.token_ids)
+            counters.prefix_cache_hits += sequence.view.num_cached_tokens
+            counters.num_prompt_tokens += sequence.num_uncomputed_tokens
+            budget -= num_tokens
+            yield sequence, num_tokens
+
+    def _prompt_is_under_way(self, sequence: Sequence) -> bool:
+        """Whether another choice of the same request is computing the prompt both share."""
+        group_id = sequence.request.group_id
+        return group_id is not None and any(
+            other.request.group_id == group_id and not other.is_decoding
+            for other in self.running[sequence.tier]
+        )
+
+    def _fits(self, sequence: Sequence) -> bool:
+        """Match the prefix cache and see whether the whole prompt can be held beside the others.
+
+        One block for each running sequence is kept free, or the newcomer would soon be pre-empted.
+        """
+        tier = sequence.tier
+        pool = self._runners[tier].pool
+        headroom = len(self.running[tier])
+        view = sequence.view
+        if pool.num_available <= headroom:
+            self._reclaim_drafts(tier, headroom + 1)
+            if pool.num_available <= headroom:
+                return False
+        view.match_prefix(sequence.token_ids)
+        needed = view.num_blocks_needed(len(sequence.token_ids)) + headroom
+        if needed > pool.num_available:
+            self._reclaim_drafts(tier, needed)
+        if needed > pool.num_available:
+            view.release()
+            return False
+        return True
+
+    def _reserve(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Make room for a running sequence's next tokens; False if it had to give way itself."""
+        view = sequence.view
+        num_slots = view.num_computed_tokens + num_tokens
+        while True:
+            try:
+                copies = view.reserve(num_slots)
+            except OutOfBlocksError:
+                if self._reclaim_drafts(sequence.tier, view.num_blocks_needed(num_slots)):
+                    continue
+                victim = max(self.running[sequence.tier], key=lambda s: s.arrival_number)
+                self.preempt(victim)
+                if victim is sequence:
+                    return False
+            else:
+                self._runners[sequence.tier].copy_blocks(copies)
+                return True
+
+    def _reclaim_drafts(self, tier: Tier, num_blocks: int) -> bool:
+        """Let drafts go where they hold what answers need; True if that made enough room."""
+        pool = self._runners[tier].pool
+        if tier == "small" and self._drafter is not None:
+            self._drafter.reclaim(num_blocks - pool.num_available)
+        return pool.num_available >= num_blocks
+
+    def _let_go(self, sequence: Sequence) -> None:
+        sequence.view.release()
+        if self._drafter is not None:
+            self._drafter.release(sequence)

@@ -1,0 +1,112 @@
+"""One sequence on its way through the engine."""
+
+import enum
+import itertools
+from dataclasses import dataclass, field
+
+from engine.events import FinishReason, RequestStats
+from engine.kv_view import KVView
+from engine.noise import SequenceNoise
+from engine.request import EngineRequest, Tier
+
+_arrival_numbers = itertools.count()
+
+
+class SequenceStatus(enum.Enum):
+    """Where a sequence is."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(eq=False, kw_only=True)
+class Sequence:
+    """A request's tokens and its hold on a KV cache.
+
+    While it decodes, every token but the last is computed:
+    `view.num_computed_tokens == len(token_ids) - 1`.
+    """
+
+    request: EngineRequest
+    tier: Tier
+    view: KVView
+    noise: SequenceNoise
+    submitted_s: float
+    token_ids: list[int]
+    status: SequenceStatus = SequenceStatus.WAITING
+    finish_reason: FinishReason | None = None
+    # An earlier answer, offered as a draft: what a hand-off from the other tier leaves behind.
+    proposal_token_ids: list[int] = field(default_factory=list)
+    prefill_was_reported: bool = False
+    first_scheduled_s: float | None = None
+    first_token_s: float | None = None
+    num_cached_tokens: int = 0
+    num_drafted_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_steps: int = 0
+    num_preemptions: int = 0
+    arrival_number: int = field(default_factory=lambda: next(_arrival_numbers))
+
+    @property
+    def request_id(self) -> str:
+        """The request's id."""
+        return self.request.request_id
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens that came with the request."""
+        return len(self.request.prompt_token_ids)
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        """Tokens emitted so far (a copy)."""
+        return self.token_ids[self.num_prompt_tokens :]
+
+    @property
+    def num_output_tokens(self) -> int:
+        """How many tokens were emitted."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_remaining_tokens(self) -> int:
+        """How many tokens may still be emitted."""
+        return self.request.sampling.max_tokens - self.num_output_tokens
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        """Tokens whose keys and values are not in the cache yet; 1 while decoding."""
+        return len(self.token_ids) - self.view.num_computed_tokens
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether only the last token is uncomputed and an answer has begun."""
+        return self.num_output_tokens > 0 and self.num_uncomputed_tokens == 1
+
+    @property
+    def arrival_s(self) -> float:
+        """When the request reached the gateway (monotonic clock, seconds)."""
+        arrival_s = self.request.arrival_s
+        return self.submitted_s if arrival_s is None else arrival_s
+
+    @property
+    def queue_s(self) -> float | None:
+        """Time from arrival until the first tokens were scheduled."""
+        if self.first_scheduled_s is None:
+            return None
+        return max(self.first_scheduled_s - self.arrival_s, 0.0)
+
+    def stats(self) -> RequestStats:
+        """What the request has used until now."""
+        first_token_s = self.first_token_s
+        return RequestStats(
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_cached_tokens=self.num_cached_tokens,
+            num_output_tokens=self.num_output_tokens,
+            num_drafted_tokens=self.num_drafted_tokens,
+            num_accepted_tokens=self.num_accepted_tokens,
+            num_steps=self.num_steps,
+            num_preemptions=self.num_preemptions,
+            queue_s=self.queue_s,
+            ttft_s=None if first_token_s is None else max(first_token_s - self.arrival_s, 0.0),
+        )

@@ -1,0 +1,57 @@
+"""The tokens that one sequence asks the target to judge in one pass."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenTree:
+    """A prefix tree of guesses below the sequence's last token.
+
+    Node 0 is the root: the last emitted token, whose keys and values are not computed yet. Parents
+    stand before children, the children of one node differ. Plain decoding is a tree of one node,
+    a chain is a tree without branches. All lists are [num_nodes], on the host.
+    """
+
+    token_ids: list[int]
+    parent_index: list[int]
+
+    @classmethod
+    def root_only(cls, token_id: int) -> "TokenTree":
+        """The tree of plain decoding."""
+        return cls(token_ids=[token_id], parent_index=[-1])
+
+    @property
+    def num_nodes(self) -> int:
+        """All nodes, the root included."""
+        return len(self.token_ids)
+
+    @property
+    def num_draft_nodes(self) -> int:
+        """Nodes without the root: what was drafted."""
+        return len(self.token_ids) - 1
+
+    @cached_property
+    def depth(self) -> list[int]:
+        """Distance from the root, [num_nodes]."""
+        depth = [0] * len(self.parent_index)
+        for node, parent in enumerate(self.parent_index):
+            if parent >= 0:
+                depth[node] = depth[parent] + 1
+        return depth
+
+    @cached_property
+    def ancestor_mask(self) -> list[int]:
+        """Per node a bitmask of the nodes on its path, itself included, [num_nodes]."""
+        masks: list[int] = []
+        for node, parent in enumerate(self.parent_index):
+            masks.append((masks[parent] if parent >= 0 else 0) | 1 << node)
+        return masks
+
+    def truncated(self, num_nodes: int) -> "TokenTree":
+        """The first `num_nodes` nodes; they are a tree since parents stand before children."""
+        if num_nodes >= self.num_nodes:
+            return self
+        return TokenTree(
+            token_ids=self.token_ids[:num_nodes], parent_index=self.parent_index[:num_nodes]
+        )

@@ -1,0 +1,163 @@
+"""Read a checkpoint's tensors one by one, from safetensors files on disk."""
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import snapshot_download
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from engine.errors import UnsupportedModelError
+
+ProgressCallback = Callable[[int, int], None]
+
+# What has been read of a memory-mapped file counts as resident until it is closed.
+_REOPEN_AFTER_BYTES = 128 << 20
+_DOWNLOADED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
+
+
+def resolve_checkpoint(path_or_id: str | Path) -> Path:
+    """The local folder of a checkpoint; a hub id is downloaded (or found in the hub's cache).
+
+    Raises UnsupportedModelError if it is no folder and cannot be fetched.
+    """
+    folder = Path(path_or_id).expanduser()
+    if folder.is_dir():
+        return folder
+    try:
+        return Path(snapshot_download(str(path_or_id), allow_patterns=list(_DOWNLOADED)))
+    except (OSError, ValueError) as error:
+        raise UnsupportedModelError(
+            f"{path_or_id} is not a local folder and could not be fetched from the Hugging Face "
+            f"hub: {error}"
+        ) from error
+
+
+class CheckpointReader:
+    """Hands out each tensor of a checkpoint by name, once, in the wanted dtype.
+
+    A context manager. Tensors are read from the file when they are asked for; nothing but the
+    one handed out stays in memory. `on_progress(done_bytes, total_bytes)` is called after each.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        on_progress: ProgressCallback | None = None,
+    ) -> None:
+        """Find the files; raises UnsupportedModelError if there are none or one is broken."""
+        self._folder = folder
+        self._dtype = dtype
+        self._device = torch.device(device)
+        self._on_progress = on_progress
+        self._file_of = _locate_tensors(folder)
+        self._unread = set(self._file_of)
+        self._open_name: str | None = None
+        self._open_file: Any = None  # safe_open has no types
+        self._open_bytes = 0
+        self.done_bytes = 0
+        self.total_bytes = sum(
+            (folder / name).stat().st_size for name in set(self._file_of.values())
+        )
+        self.num_parameters = 0
+
+    def __enter__(self) -> "CheckpointReader":
+        """Nothing is opened before the first tensor is read."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the file that is open."""
+        self._close()
+
+    def __contains__(self, name: str) -> bool:
+        """Whether the checkpoint has a tensor of this name."""
+        return name in self._file_of
+
+    def read(self, name: str, shape: Iterable[int]) -> Tensor:
+        """The tensor `name`; raises UnsupportedModelError if it is missing or misshapen."""
+        if name not in self._file_of:
+            raise UnsupportedModelError(f"{self._folder}: the tensor {name} is missing.")
+        stored: Tensor = self._file(self._file_of[name]).get_tensor(name)
+        if tuple(stored.shape) != tuple(shape):
+            raise UnsupportedModelError(
+                f"{self._folder}: the tensor {name} has the shape {list(stored.shape)}, but "
+                f"config.json asks for {list(shape)}."
+            )
+        if not stored.dtype.is_floating_point or stored.dtype.itemsize < 2:
+            raise UnsupportedModelError(
+                f"{self._folder}: the tensor {name} is stored as {stored.dtype}; quantised "
+                "weights are not supported."
+            )
+        # copy: the stored tensor is a view of the file's memory map, which is closed soon
+        tensor: Tensor = stored.to(device=self._device, dtype=self._dtype, copy=True)
+        self._unread.discard(name)
+        self.num_parameters += tensor.numel()
+        self._open_bytes += stored.nbytes
+        self.done_bytes += stored.nbytes
+        if self._on_progress is not None:
+            self._on_progress(min(self.done_bytes, self.total_bytes), self.total_bytes)
+        return tensor
+
+    def finish(self, *, ignorable: tuple[str, ...] = ()) -> None:
+        """Raise UnsupportedModelError if tensors are left that no one asked for.
+
+        Names that end in one of `ignorable` may be left.
+        """
+        unexpected = sorted(
+            name for name in self._unread if not name.endswith(ignorable or ("\0",))
+        )
+        if unexpected:
+            shown = ", ".join(unexpected[:5]) + (" …" if len(unexpected) > 5 else "")
+            raise UnsupportedModelError(
+                f"{self._folder}: {len(unexpected)} unexpected tensor(s), so config.json does not "
+                f"describe these weights: {shown}"
+            )
+        if self._on_progress is not None:
+            self._on_progress(self.total_bytes, self.total_bytes)
+
+    def _file(self, name: str) -> Any:
+        if self._open_name != name or self._open_bytes > _REOPEN_AFTER_BYTES:
+            self._close()
+            self._open_file = _open(self._folder / name)
+            self._open_name = name
+        return self._open_file
+
+    def _close(self) -> None:
+        if self._open_file is not None:
+            self._open_file.__exit__(None, None, None)
+        self._open_file, self._open_name, self._open_bytes = None, None, 0
+
+
+def _open(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt", device="cpu")
+    except (SafetensorError, OSError) as error:
+        raise UnsupportedModelError(f"{path} cannot be read: {error}") from error
+
+
+def _locate_tensors(folder: Path) -> dict[str, str]:
+    """File name of each tensor name."""
+    index = folder / "model.safetensors.index.json"
+    single = folder / "model.safetensors"
+    if index.is_file():
+        file_of: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        absent = sorted({name for name in file_of.values() if not (folder / name).is_file()})
+        if absent:
+            raise UnsupportedModelError(
+                f"{folder}: {index.name} names {', '.join(absent)}, which is not there."
+            )
+        return file_of
+    if single.is_file():
+        with _open(single) as file:
+            return dict.fromkeys(file.keys(), single.name)
+    others = sorted(path.name for path in folder.glob("*.bin")) + sorted(
+        path.name for path in folder.glob("*.gguf")
+    )
+    found = f" It has {', '.join(others[:3])}, formats that are not supported." if others else ""
+    raise UnsupportedModelError(f"{folder} has no model.safetensors.{found}")

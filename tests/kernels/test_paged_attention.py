@@ -1,0 +1,185 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from kernels.paged_attention import (
+    PACKED_MAX_ROWS,
+    AttentionBatch,
+    paged_attention,
+    plan_attention,
+)
+
+
+def naive_attention(
+    query: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    batch: AttentionBatch,
+    *,
+    scale: float,
+    window: int | None,
+) -> Tensor:
+    """The definition, one row at a time, in float64."""
+    block_size, num_kv_heads = k_cache.shape[1:3]
+    group_size = query.shape[1] // num_kv_heads
+    result = torch.zeros_like(query, dtype=torch.float64)
+    for b, table in enumerate(batch.block_tables):
+        start, end = batch.query_indptr[b], batch.query_indptr[b + 1]
+        kv_len, tree_start, masks = batch.kv_lens[b], batch.tree_starts[b], batch.ancestor_masks[b]
+        for i in range(end - start):
+            if masks is None:
+                visible = {s: s for s in range(kv_len - (end - start) + i + 1)}
+            else:
+                visible = {s: s for s in range(tree_start)}
+                ancestors = [j for j in range(kv_len - tree_start) if masks[i] >> j & 1]
+                for depth, j in enumerate(ancestors):
+                    visible[tree_start + j] = tree_start + depth
+            position = max(visible.values())
+            if window is not None:
+                visible = {s: p for s, p in visible.items() if position - p < window}
+            slots = [table[s // block_size] * block_size + s % block_size for s in visible]
+            keys, values = (
+                cache.flatten(0, 1)[slots].double().repeat_interleave(group_size, 1)
+                for cache in (k_cache, v_cache)
+            )  # [keys, num_query_heads, head_dim] each
+            scores = torch.einsum("hd,khd->hk", query[start + i].double(), keys) * scale
+            result[start + i] = torch.einsum("hk,khd->hd", scores.softmax(-1), values)
+    return result
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> tuple[AttentionBatch, int, int]:
+    """(batch, block_size, num_blocks): causal and tree sequences over scattered blocks."""
+    block_size = draw(st.sampled_from([1, 3, 4, 16]))
+    indptr, kv_lens, tree_starts, masks = [0], [], [], []
+    for _ in range(draw(st.integers(0, 5))):
+        num_rows = draw(st.sampled_from([0, 1, 1, 2, 5, 13, PACKED_MAX_ROWS + 3]))
+        prefix = draw(st.integers(0, 40))
+        if num_rows and num_rows < 20 and draw(st.booleans()):
+            num_old = draw(st.integers(0, 4))  # tree nodes of earlier passes
+            num_nodes = num_old + num_rows
+            node_masks: list[int] = []
+            for node in range(num_nodes):
+                parent = draw(st.integers(0, node - 1)) if node else None
+                above = node_masks[parent] if parent is not None else 0
+                node_masks.append(above | 1 << node)
+            masks.append(node_masks[num_old:])
+            kv_lens.append(prefix + num_nodes)
+            tree_starts.append(prefix)
+        else:
+            masks.append(None)
+            kv_lens.append(prefix + num_rows)
+            tree_starts.append(prefix + num_rows)
+        indptr.append(indptr[-1] + num_rows)
+    needed = [-(-length // block_size) for length in kv_lens]
+    num_blocks = sum(needed) + 3
+    blocks = list(range(num_blocks))
+    if draw(st.booleans()):
+        blocks = draw(st.permutations(blocks))
+    tables = []
+    for count in needed:
+        tables.append(blocks[:count])
+        blocks = blocks[count:]
+    batch = AttentionBatch(
+        query_indptr=indptr,
+        kv_lens=kv_lens,
+        block_tables=tables,
+        tree_starts=tree_starts,
+        ancestor_masks=masks,
+    )
+    return batch, block_size, num_blocks
+
+
+@given(
+    drawn=batches(),
+    heads=st.sampled_from([(1, 1), (2, 1), (4, 4), (6, 2)]),
+    head_dim=st.sampled_from([4, 16]),
+    window=st.sampled_from([None, None, 1, 3, 17]),
+    seed=st.integers(0, 1 << 30),
+)
+def test_equals_the_definition(
+    drawn: tuple[AttentionBatch, int, int],
+    heads: tuple[int, int],
+    head_dim: int,
+    window: int | None,
+    seed: int,
+) -> None:
+    batch, block_size, num_blocks = drawn
+    num_query_heads, num_kv_heads = heads
+    generator = torch.Generator().manual_seed(seed)
+    caches = torch.randn(2, num_blocks, block_size, num_kv_heads, head_dim, generator=generator)
+    query = torch.randn(batch.query_indptr[-1], num_query_heads, head_dim, generator=generator)
+    plan = plan_attention(
+        batch,
+        block_size=block_size,
+        num_query_heads=num_query_heads,
+        num_kv_heads=num_kv_heads,
+        sliding_window=window,
+        has_full_layers=True,
+        dtype=torch.float32,
+        device="cpu",
+    )
+    result = paged_attention(query, caches[0], caches[1], plan, scale=0.7)
+    expected = naive_attention(query, caches[0], caches[1], batch, scale=0.7, window=window)
+    assert result.shape == query.shape
+    torch.testing.assert_close(result.double(), expected, atol=2e-5, rtol=1e-4)
+    if window is None:
+        assert plan.full is None
+    else:
+        assert plan.full is not None
+        result = paged_attention(query, caches[0], caches[1], plan.full, scale=0.7)
+        expected = naive_attention(query, caches[0], caches[1], batch, scale=0.7, window=None)
+        torch.testing.assert_close(result.double(), expected, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("num_rows", [1, 7, 80])
+def test_half_precision(dtype: torch.dtype, num_rows: int) -> None:
+    torch.manual_seed(0)
+    batch = AttentionBatch(
+        query_indptr=[0, num_rows],
+        kv_lens=[num_rows + 30],
+        block_tables=[list(range(10))],
+        tree_starts=[num_rows + 30],
+        ancestor_masks=[None],
+    )
+    caches = torch.randn(2, 10, 16, 2, 32).to(dtype)
+    query = torch.randn(num_rows, 4, 32).to(dtype)
+    plan = plan_attention(
+        batch,
+        block_size=16,
+        num_query_heads=4,
+        num_kv_heads=2,
+        dtype=dtype,
+        device="cpu",
+    )
+    result = paged_attention(query, caches[0], caches[1], plan, scale=1 / math.sqrt(32))
+    expected = naive_attention(
+        query, caches[0], caches[1], batch, scale=1 / math.sqrt(32), window=None
+    )
+    assert result.dtype == dtype
+    torch.testing.assert_close(result.double(), expected, atol=2e-2, rtol=2e-2)
+
+
+def test_consecutive_blocks_are_not_gathered() -> None:
+    """A sequence whose blocks follow each other is read in place: no copy of its keys."""
+    plan = plan_attention(
+        AttentionBatch(
+            query_indptr=[0, 1],
+            kv_lens=[40],
+            block_tables=[[5, 6, 7]],
+            tree_starts=[40],
+            ancestor_masks=[None],
+        ),
+        block_size=16,
+        num_query_heads=4,
+        num_kv_heads=2,
+        dtype=torch.float32,
+        device="cpu",
+    )
+    assert plan.spans[0].slots == slice(80, 120)
+    assert plan.spans[0].mask is None
