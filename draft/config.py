@@ -7,10 +7,10 @@ from dataclasses import dataclass
 class DraftConfig:
     """Limits of one sequence's tree; a request may ask for less, not for more.
 
-    max_draft_nodes: nodes that the target judges. max_draft_depth: levels. max_branching: children
-    of a node that are considered. max_frontier: nodes that one small pass expands. min_path_prob:
-    guesses less likely than this are not worth a row. max_catch_up_tokens: how many prompt tokens
-    the small model takes in per pass before it can draft.
+    max_draft_nodes: nodes that the target judges. max_draft_depth: levels; 0 of either means none.
+    max_branching: children of a node that are considered. max_frontier: nodes that one small pass
+    expands. min_path_prob: guesses less likely than this are not worth a row. max_catch_up_tokens:
+    how many prompt tokens the small model takes in per pass before it can draft.
     """
 
     max_draft_nodes: int = 32
@@ -23,19 +23,14 @@ class DraftConfig:
     def __post_init__(self) -> None:
         """Raise ValueError naming the field that is out of range."""
         # 255 draft nodes and the root fill the attention kernels' 256 mask bits.
-        for name, largest in (
-            ("max_draft_nodes", 255),
-            ("max_draft_depth", 255),
-            ("max_branching", 64),
-            ("max_frontier", 64),
+        for name, least, largest in (
+            ("max_draft_nodes", 0, 255),
+            ("max_draft_depth", 0, 255),
+            ("max_branching", 1, 64),
+            ("max_frontier", 1, 64),
         ):
             value = getattr(self, name)
-            if not 0 < value <= largest:
-                raise ValueError(f"{name}={value} must be in [1, {largest}]")
-        if self.max_draft_depth * self.max_frontier > 255:
-            raise ValueError(
-                f"max_draft_depth * max_frontier = {self.max_draft_depth * self.max_frontier} "
-                "must be at most 255"
-            )
+            if not least <= value <= largest:
+                raise ValueError(f"{name}={value} must be in [{least}, {largest}]")
         if not 0.0 <= self.min_path_prob < 1.0:
             raise ValueError(f"min_path_prob={self.min_path_prob} must be in [0, 1)")

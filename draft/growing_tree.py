@@ -6,6 +6,9 @@ from engine.kv_view import KVView
 from engine.runner import ForwardSlice
 from engine.token_tree import TokenTree
 
+# Bits of the attention kernels' ancestor masks.
+MAX_TREE_SLOTS = 256
+
 
 @dataclass(slots=True, kw_only=True)
 class _Candidate:
@@ -27,7 +30,8 @@ class _Candidate:
 class GrowingTree:
     """Candidates below a root that stands at logical slot and position `root_slot`.
 
-    Candidate 0 is the root. `num_slots` counts the draft slots in use, the root's included.
+    Candidate 0 is the root. `num_slots` counts the draft slots in use, the root's included, and
+    `num_passes` the small passes that computed them: at most `max_depth`.
     """
 
     root_token_id: int
@@ -37,6 +41,7 @@ class GrowingTree:
     candidates: list[_Candidate] = field(default_factory=list)
     frontier: list[int] = field(default_factory=list)
     num_slots: int = 1
+    num_passes: int = 1
 
     def __post_init__(self) -> None:
         """Plant the root; it is the first to be expanded."""
@@ -70,15 +75,17 @@ class GrowingTree:
 
         Returns their path probabilities; the frontier stays empty where nothing is worth a pass.
         """
+        if self.num_passes >= self.max_depth:
+            return []
+        # A child ranks behind its parent, so the last node that still fits cannot have one.
         worthy = [
-            (-candidate.path_prob, node)
-            for node, candidate in enumerate(self.candidates)
-            if candidate.offset is None
-            and candidate.depth < self.max_depth
-            and candidate.path_prob >= min_path_prob
+            node
+            for path_prob, node in self.ranked()[: self.max_nodes - 1]
+            if self.candidates[node].offset is None
+            and self.candidates[node].depth < self.max_depth
+            and path_prob >= min_path_prob
         ]
-        worthy.sort()
-        self.frontier = [node for _, node in worthy[: min(max_frontier, self.max_nodes)]]
+        self.frontier = worthy[: min(max_frontier, MAX_TREE_SLOTS - self.num_slots)]
         return [self.candidates[node].path_prob for node in self.frontier]
 
     def frontier_slice(self, view: KVView) -> ForwardSlice:
@@ -89,6 +96,7 @@ class GrowingTree:
             candidate.offset = offset
             candidate.mask = self.candidates[candidate.parent].mask | 1 << offset
         self.num_slots += len(self.frontier)
+        self.num_passes += 1
         chosen = [self.candidates[node] for node in self.frontier]
         return ForwardSlice(
             view=view,

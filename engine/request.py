@@ -6,14 +6,18 @@ from typing import Literal, get_args
 Tier = Literal["small", "large"]
 TIERS: tuple[Tier, ...] = get_args(Tier)
 
+# Noise moves the argmax only between logits less than 26 temperatures apart; far below this one,
+# logits / temperature overflow float32 and any token could win.
+_GREEDY_BELOW = 1e-6
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How a token is chosen from the target's distribution.
 
-    `temperature` 0 is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 are off. `seed` (64 bits) and
-    `choice_index` (which of the request's n choices this is) key the Gumbel noise, so the same
-    seed gives the same text. `num_logprobs`: None for none, else how many alternatives are
+    `temperature` 0 (or below 1e-6) is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 are off. `seed`
+    (64 bits) and `choice_index` (which of the request's n choices this is) key the Gumbel noise, so
+    the same seed gives the same text. `num_logprobs`: None for none, else how many alternatives are
     reported beside the emitted token.
     """
 
@@ -47,7 +51,7 @@ class SamplingParams:
     @property
     def is_greedy(self) -> bool:
         """Whether the noise is switched off."""
-        return self.temperature == 0.0
+        return self.temperature < _GREEDY_BELOW
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,8 +49,8 @@ def profile_step_times(
     on_progress: Callable[[int, int], None] | None = None,
 ) -> StepTimeCurve:
     """Time passes of several sizes on an idle runner (`on_progress(done, total)`)."""
-    sizes = [rows for rows in _PROFILED_ROWS if rows < runner.num_blocks * runner.block_size // 2]
-    assert runner.max_context is not None
+    assert runner.max_context is not None  # at most what the cache holds
+    sizes = [rows for rows in _PROFILED_ROWS if rows <= max(runner.max_context // 2, 2)]
     context = min(num_context_tokens, runner.max_context - max(sizes))
     view = runner.new_view("step-times")
     seconds = []

@@ -1,0 +1,446 @@
+"""How much faster is tree speculation than plain decoding, and than transformers, on one pair?
+
+Method: the same prompts and weights for all. Our engine decodes plainly and speculatively (the
+weights loaded once, speculation switched by request) at each batch size: so many requests in
+flight, the next starts when one ends. At batch 1 transformers' generate runs plain, with
+assistant_model and with prompt lookup; at larger ones plain, padded. All of a batch size are run in
+turn, round by round, after a warm-up of each; no prompt is ever found in the prefix cache. Answers
+end at the end-of-text token and are compared token for token; where they part, the gap between the
+two tokens' logits says whether it was a tie (benchmarks/compare.py).
+
+Reading it: `tok/s` has the prompts' time in it, `decode` has not. `x ceiling` is the decode rate in
+units of (memory bandwidth / weight bytes), what plain decoding can reach at most at batch 1.
+`tokens/pass` is the mean number of tokens that a pass of the large model emits for a sequence.
+
+    python -m benchmarks.bench_speculation --large DIR --small DIR --dtype bfloat16
+    python -m benchmarks.bench_speculation --expand-target 400M --expand-draft 40M   # demo pair
+"""
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.compare import Comparison, compare_answers, runner_logits
+from benchmarks.driving import (
+    Bench,
+    Drive,
+    Prompt,
+    blocks_for,
+    build_bench,
+    drive,
+    load_prompts,
+    load_runner,
+    load_tokenizer,
+    make_requests,
+    stop_token_ids,
+    tree_budget,
+)
+from benchmarks.harness import (
+    Summary,
+    argument_parser,
+    console,
+    measure_bandwidth,
+    measure_in_turn,
+    milliseconds,
+    paired_ratio,
+    prepare,
+    show_table,
+    variant_name,
+    write_results,
+)
+from benchmarks.peers import LOOKUP_TOKENS, PeerRun, generate, generate_padded, load_peer
+from draft.config import DraftConfig
+from engine.request import Tier
+from engine.runner import ModelRunner
+
+PLAIN = "outrider plain"
+PEER_PLAIN = "transformers plain"
+_WARM_UP_PROMPTS = 2
+_WARM_UP_TOKENS = 24
+
+Run = Drive | PeerRun
+
+
+@dataclass(kw_only=True)
+class Setup:
+    """The models and what they are asked. `benches`: an engine by the name of its drafter."""
+
+    arguments: argparse.Namespace
+    prompts: list[Prompt]
+    stop: tuple[int, ...]
+    large: ModelRunner
+    benches: dict[str, Bench]
+    peer: Any | None = None
+    assistants: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def plain(self) -> Bench:
+        """Any engine: plain decoding is speculation switched off."""
+        return next(iter(self.benches.values()))
+
+
+# ---- what is run ------------------------------------------------------------------------------
+
+
+def run_engine(
+    setup: Setup,
+    bench: Bench,
+    prompts: Sequence[Prompt],
+    *,
+    batch: int,
+    speculate: bool,
+    limit: int,
+) -> Drive:
+    """All prompts through our engine, `batch` at a time."""
+    requests = make_requests(
+        prompts,
+        tier="large",
+        max_tokens=limit,
+        speculate=speculate,
+        temperature=setup.arguments.temperature,
+        seed=setup.arguments.seed,
+        stop=setup.stop,
+    )
+    return drive(bench, requests, concurrency=batch)
+
+
+def cases(setup: Setup, prompts: Sequence[Prompt], *, batch: int, limit: int) -> Mapping[str, Any]:
+    """What is compared at one batch size: name -> a call that runs all prompts."""
+    engine = partial(run_engine, setup, prompts=prompts, batch=batch, limit=limit)
+    found: dict[str, Callable[[], Run]] = {PLAIN: partial(engine, setup.plain, speculate=False)}
+    for name, bench in setup.benches.items():
+        found[f"outrider, {name}"] = partial(engine, bench, speculate=True)
+    if setup.peer is None:
+        return found
+    if batch > 1:
+        found[f"{PEER_PLAIN}, padded"] = partial(
+            generate_padded,
+            setup.peer,
+            prompts,
+            batch_size=batch,
+            max_tokens=limit,
+            stop=setup.stop,
+        )
+        return found
+    peer = partial(generate, setup.peer, prompts, max_tokens=limit, stop=setup.stop)
+    found[PEER_PLAIN] = peer
+    for name, assistant in setup.assistants.items():
+        found[f"transformers assisted, {name}"] = partial(peer, assistant_model=assistant)
+    found["transformers prompt lookup"] = partial(peer, prompt_lookup_num_tokens=LOOKUP_TOKENS)
+    return found
+
+
+def measure(setup: Setup, batch: int, ceiling: float) -> dict[str, Any]:
+    """Run and report one batch size."""
+    arguments = setup.arguments
+    # Two fillings at least, so that a batch is full for most of the time.
+    num_prompts = max(arguments.num_prompts, 2 * batch if batch > 1 else 0)
+    prompts = setup.prompts[:num_prompts]
+    runs = measure_in_turn(
+        cases(setup, prompts, batch=batch, limit=arguments.max_new),
+        repeats=arguments.repeats,
+        warm_up=cases(
+            setup,
+            prompts[: max(_WARM_UP_PROMPTS, batch)],
+            batch=batch,
+            limit=min(_WARM_UP_TOKENS, arguments.max_new),
+        ),
+        description=f"batch {batch}",
+    )
+    tallies = {f"outrider, {name}": bench.verifier.tally for name, bench in setup.benches.items()}
+    rates = {name: [run.tokens_per_s for run in done] for name, done in runs.items()}
+    peer_name = PEER_PLAIN if batch == 1 else f"{PEER_PLAIN}, padded"
+    result: dict[str, Any] = {}
+    for name, done in runs.items():
+        entry: dict[str, Any] = {
+            "tokens_per_s": Summary.of(rates[name]),
+            "samples": rates[name],
+            "num_tokens": done[-1].num_tokens,
+            "over_outrider_plain": paired_ratio(rates[name], rates[PLAIN]),
+        }
+        if peer_name in rates:
+            entry["over_transformers_plain"] = paired_ratio(rates[name], rates[peer_name])
+        entry |= _decoding(done, ceiling if batch == 1 else None)
+        if isinstance(done[-1], Drive):
+            entry |= _inside(done[-1])
+        if name in tallies:
+            entry["drafting"] = _drafting(done[-1], tallies[name].acceptance_by_depth)
+        result[name] = entry
+    for bench in setup.benches.values():
+        bench.verifier.tally.clear()
+    comparisons = _compare(setup, prompts, runs)
+    _show(batch, result, comparisons, has_peer=peer_name in rates)
+    return {
+        "num_prompts": len(prompts),
+        "num_prompt_tokens": sum(len(prompt.token_ids) for prompt in prompts),
+        "cases": result,
+        "equality": {name: _comparison_record(c) for name, c in comparisons.items()},
+    }
+
+
+# ---- what is made of it -----------------------------------------------------------------------
+
+
+def _decoding(done: Sequence[Run], ceiling: float | None) -> dict[str, Any]:
+    """The rate after the first token of each answer; only where answers come one at a time."""
+    if ceiling is None:
+        return {}
+    rates = []
+    for run in done:
+        if isinstance(run, Drive):
+            num_tokens = sum(answer.num_decoded_tokens for answer in run.streams)
+            seconds = sum(answer.decode_s for answer in run.streams)
+        else:
+            num_tokens, seconds = run.num_decoded_tokens, run.decode_s
+        if seconds > 0:
+            rates.append(num_tokens / seconds)
+    if not rates:
+        return {}
+    best = Summary.of(rates)
+    return {"decode_tokens_per_s": best, "over_ceiling": best.median / ceiling}
+
+
+def _inside(run: Drive) -> dict[str, Any]:
+    """Where our engine's time went, in the last round."""
+    num_steps = len(run.steps)
+    small_s = sum(step.small_s for step in run.steps)
+    large_s = sum(step.large_s for step in run.steps)
+    host_s = sum(step.host_s for step in run.steps)
+    in_steps_s = small_s + large_s + host_s
+    outputs = [answer.stats for answer in run.streams if answer.stats is not None]
+    return {
+        "num_steps": num_steps,
+        "mean_in_flight": sum(step.num_in_flight for step in run.steps) / num_steps,
+        "mean_emitted_tokens": sum(s.num_output_tokens for s in outputs)
+        / max(sum(s.num_steps for s in outputs), 1),
+        "draft_passes_per_step": sum(step.num_small_passes for step in run.steps) / num_steps,
+        "time_share": {
+            "draft_passes": small_s / in_steps_s,
+            "target_passes": large_s / in_steps_s,
+            "host": host_s / in_steps_s,
+        },
+        "host_s_per_step": Summary.of([step.host_s for step in run.steps]),
+        "target_s_per_step": Summary.of([step.large_s for step in run.steps]),
+    }
+
+
+def _drafting(run: Run, acceptance_by_depth: list[float]) -> dict[str, Any]:
+    assert isinstance(run, Drive)
+    stats = [answer.stats for answer in run.streams if answer.stats is not None]
+    drafted = sum(s.num_drafted_tokens for s in stats)
+    accepted = sum(s.num_accepted_tokens for s in stats)
+    return {
+        "num_drafted_tokens": drafted,
+        "num_accepted_tokens": accepted,
+        "acceptance_rate": accepted / drafted if drafted else None,
+        "acceptance_by_depth": acceptance_by_depth,
+    }
+
+
+def _compare(
+    setup: Setup, prompts: Sequence[Prompt], runs: Mapping[str, Sequence[Run]]
+) -> dict[str, Comparison]:
+    """Speculative against plain, and everything against transformers where it ran."""
+    prompt_ids = [prompt.token_ids for prompt in prompts]
+    reference_logits = runner_logits(setup.large) if setup.arguments.temperature == 0 else None
+    pairs = {f"{name} = {PLAIN}": (PLAIN, name) for name in runs if name.startswith("outrider, ")}
+    if setup.arguments.temperature == 0:
+        for base in (PEER_PLAIN, f"{PEER_PLAIN}, padded"):
+            if base in runs:
+                others = [name for name in runs if name != base and name.split(",")[0] != PLAIN]
+                pairs |= {f"{PLAIN} = {base}": (base, PLAIN)}
+                pairs |= {f"{name} = {base}": (base, name) for name in others}
+    return {
+        label: compare_answers(
+            prompt_ids,
+            runs[left][-1].outputs,
+            runs[right][-1].outputs,
+            next_logits=reference_logits,
+        )
+        for label, (left, right) in pairs.items()
+    }
+
+
+def _comparison_record(comparison: Comparison) -> dict[str, Any]:
+    return {
+        "num_answers": comparison.num_answers,
+        "num_equal": comparison.num_equal,
+        "largest_logit_gap": comparison.largest_gap,
+        "divergences": comparison.divergences,
+    }
+
+
+def _show(
+    batch: int,
+    result: Mapping[str, Mapping[str, Any]],
+    comparisons: Mapping[str, Comparison],
+    *,
+    has_peer: bool,
+) -> None:
+    columns = ["", "tok/s", "x plain", "x tf plain", "decode", "x ceiling", "tokens/pass"]
+    columns += ["draft", "target", "host", "host ms"]
+    rows = []
+    for name, entry in result.items():
+        shares = entry.get("time_share")
+        rows.append(
+            [
+                name,
+                f"{entry['tokens_per_s'].median:.1f}",
+                f"{entry['over_outrider_plain'].median:.2f}",
+                f"{entry['over_transformers_plain'].median:.2f}" if has_peer else "-",
+                _figure(entry.get("decode_tokens_per_s"), ".1f"),
+                _figure(entry.get("over_ceiling"), ".2f"),
+                _figure(entry.get("mean_emitted_tokens"), ".2f"),
+                *([f"{share:.0%}" for share in shares.values()] if shares else ["", "", ""]),
+                milliseconds(entry["host_s_per_step"].median) if shares else "",
+            ]
+        )
+    equality = "\n".join(f"{label}: {comparison}" for label, comparison in comparisons.items())
+    show_table(f"batch {batch}", columns, rows, caption=equality)
+    for name, entry in result.items():
+        if drafting := entry.get("drafting"):
+            depths = " ".join(f"{share:.2f}" for share in drafting["acceptance_by_depth"])
+            console.print(f"[dim]{name}: accepted by depth {depths}[/dim]")
+
+
+def _figure(value: Summary | float | None, form: str) -> str:
+    if value is None:
+        return ""
+    return format(value.median if isinstance(value, Summary) else value, form)
+
+
+# ---- building ---------------------------------------------------------------------------------
+
+
+def _folders(arguments: argparse.Namespace) -> tuple[Path, dict[str, Path]]:
+    """The target's folder, and the drafters' by name; grown where that was asked for."""
+    large, small = Path(arguments.large), Path(arguments.small)
+    drafters = {"small drafts": small}
+    if arguments.expand_target:
+        from benchmarks.grown import grown
+
+        large = grown(large, arguments.expand_target, seed=arguments.seed)
+    if arguments.expand_draft:
+        from benchmarks.grown import grown
+
+        path = grown(small, arguments.expand_draft, seed=arguments.seed)
+        drafters[f"{arguments.expand_draft} drafts"] = path
+    return large, drafters
+
+
+def build(arguments: argparse.Namespace) -> Setup:
+    """Load everything once: the plain and the speculative engine share the target's weights."""
+    large_folder, drafter_folders = _folders(arguments)
+    tokenizer = load_tokenizer(large_folder)
+    batches = arguments.batch
+    prompts = load_prompts(
+        arguments.prompts,
+        tokenizer,
+        num_prompts=max(arguments.num_prompts, 2 * max(batches)),
+        seed=arguments.seed,
+        max_tokens=arguments.max_prompt,
+        difficulties=arguments.difficulty,
+    )
+    longest = max(len(prompt.token_ids) for prompt in prompts) + arguments.max_new
+    num_blocks = blocks_for(num_sequences=max(batches), num_tokens=longest)
+    load = partial(
+        load_runner, dtype=arguments.dtype, device=arguments.device, num_blocks=num_blocks
+    )
+    with console.status("loading the large model"):
+        large = load(large_folder)
+    benches = {}
+    for name, folder in drafter_folders.items():
+        with console.status(f"loading, and profiling step times: {name}"):
+            runners: dict[Tier, ModelRunner] = {"large": large, "small": load(folder)}
+            budget = None if arguments.no_budget else tree_budget(runners)
+            benches[name] = build_bench(
+                runners, draft_config=_draft_config(arguments), budget=budget
+            )
+    setup = Setup(
+        arguments=arguments,
+        prompts=prompts,
+        stop=() if arguments.ignore_eos else stop_token_ids(large_folder, tokenizer),
+        large=large,
+        benches=benches,
+    )
+    if not arguments.no_transformers and arguments.temperature == 0:
+        with console.status("loading the same weights in transformers"):
+            load_same = partial(load_peer, dtype=large.model.dtype, device=arguments.device)
+            setup.peer = load_same(large_folder)
+            setup.assistants = {name: load_same(path) for name, path in drafter_folders.items()}
+    return setup
+
+
+def _draft_config(arguments: argparse.Namespace) -> DraftConfig:
+    wanted = {
+        name: getattr(arguments, name)
+        for name in ("max_draft_nodes", "max_draft_depth", "max_branching", "max_frontier")
+        if getattr(arguments, name) is not None
+    }
+    return DraftConfig(**wanted)
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argument_parser(__doc__)
+    parser.add_argument(
+        "--prompts",
+        default="tasks",
+        help='"tasks" (held out, of the shipped pair\'s world) or a JSON-lines file, also relative '
+        "to $OUTRIDER_DATA, such as prompts/spec_bench_half.jsonl",
+    )
+    parser.add_argument("--num-prompts", type=int, default=12)
+    parser.add_argument("--difficulty", type=int, nargs="+", default=[1, 2, 3, 4])
+    parser.add_argument("--max-prompt", type=int, default=1024, help="longest prompt, in tokens")
+    parser.add_argument("--max-new", type=int, default=128, help="longest answer, in tokens")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 4, 16])
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--ignore-eos", action="store_true", help="answers of exactly --max-new")
+    parser.add_argument("--no-transformers", action="store_true")
+    parser.add_argument("--no-budget", action="store_true", help="always the largest trees")
+    parser.add_argument("--expand-target", help="grow the target, for example to 400M")
+    parser.add_argument("--expand-draft", help="measure with a grown drafter too, such as 40M")
+    parser.add_argument("--max-draft-nodes", type=int)
+    parser.add_argument("--max-draft-depth", type=int)
+    parser.add_argument("--max-branching", type=int)
+    parser.add_argument("--max-frontier", type=int)
+    arguments = parser.parse_args(argv)
+    if arguments.num_prompts < 1 or min(arguments.batch) < 1:
+        parser.error("--num-prompts and --batch must be at least 1")
+    return arguments
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run all batch sizes and write the results."""
+    arguments = _parse(argv)
+    prepare(arguments)
+    with console.status("measuring memory bandwidth"):
+        bandwidth = measure_bandwidth()
+    setup = build(arguments)
+    model = setup.large.model
+    ceiling = bandwidth / model.weight_bytes  # passes per second
+    console.print(
+        f"target {model.num_parameters / 1e6:.1f} M parameters, {model.dtype}, "
+        f"{arguments.threads} threads; memory {bandwidth / 1e9:.1f} GB/s, "
+        f"ceiling {ceiling:.1f} passes/s"
+    )
+    results: dict[str, Any] = {
+        "target_parameters": model.num_parameters,
+        "drafter_parameters": {
+            name: bench.runners["small"].model.num_parameters
+            for name, bench in setup.benches.items()
+        },
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "bandwidth_bytes_per_s": bandwidth,
+        "ceiling_passes_per_s": ceiling,
+        "batches": {batch: measure(setup, batch, ceiling) for batch in arguments.batch},
+    }
+    more = [arguments.expand_target] if arguments.expand_target else []
+    more += [f"t{arguments.temperature:g}"] if arguments.temperature else []
+    write_results("bench_speculation", variant_name(arguments, *more), results, arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,400 @@
+"""Loading a pair, and driving an engine with a bounded number of requests in flight."""
+
+import gzip
+import itertools
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer, GenerationConfig
+
+from draft.budget import TreeBudget
+from draft.config import DraftConfig
+from draft.tasks import DIFFICULTIES, stream
+from draft.tree_drafter import TreeDrafter
+from engine.config import EngineConfig
+from engine.core import Engine
+from engine.events import Finished, RequestStats, TokensEmitted
+from engine.model import DecoderModel, DtypeName
+from engine.request import EngineRequest, SamplingParams, SpeculationParams, Tier
+from engine.runner import ModelRunner
+from engine.step_times import profile_step_times
+from verifier.coupled import CoupledVerifier
+
+BLOCK_SIZE = 16
+
+# ---- prompts ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """One conversation, rendered. `kind`: the task's family or the file's category."""
+
+    token_ids: tuple[int, ...]
+    kind: str
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """The model's own tokenizer; transformers gives it no useful type."""
+    return AutoTokenizer.from_pretrained(str(folder))
+
+
+def stop_token_ids(folder: Path, tokenizer: Any) -> tuple[int, ...]:
+    """The ids that end an answer, as transformers' generate sees them."""
+    eos: int | list[int] | None = None
+    if (folder / "generation_config.json").is_file():
+        eos = GenerationConfig.from_pretrained(str(folder)).eos_token_id
+    if eos is None:
+        eos = tokenizer.eos_token_id
+    if eos is None:
+        return ()
+    return (eos,) if isinstance(eos, int) else tuple(eos)
+
+
+def load_prompts(
+    source: str,
+    tokenizer: Any,
+    *,
+    num_prompts: int,
+    seed: int = 0,
+    max_tokens: int = 1024,
+    difficulties: Sequence[int] = DIFFICULTIES,
+) -> list[Prompt]:
+    """`num_prompts` prompts in the tokenizer's chat format, none longer than `max_tokens`.
+
+    source: "tasks" for held-out tasks of the shipped pair's world, or a JSON-lines file (.gz too)
+    with "turns", "question", "prompt" or "messages"; a relative one is also looked for under
+    $OUTRIDER_DATA. A file with fewer prompts is gone through again from its start. Raises
+    SystemExit with a sentence where the file is absent.
+    """
+    texts = _task_texts(seed, difficulties) if source == "tasks" else _file_texts(Path(source))
+    prompts: list[Prompt] = []
+    for num_seen, (kind, messages) in enumerate(texts, start=1):
+        token_ids = _render(tokenizer, messages)
+        if len(token_ids) <= max_tokens:
+            prompts.append(Prompt(token_ids=token_ids, kind=kind))
+            if len(prompts) == num_prompts:
+                break
+        elif num_seen >= 50 * num_prompts:
+            raise SystemExit(f"{source}: hardly any prompt has at most {max_tokens} tokens.")
+    return prompts
+
+
+def _render(tokenizer: Any, messages: list[dict[str, str]]) -> tuple[int, ...]:
+    if tokenizer.chat_template is None:
+        text = "\n".join(message["content"] for message in messages)
+        return tuple(tokenizer(text).input_ids)
+    return tuple(
+        tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    )
+
+
+def _task_texts(
+    seed: int, difficulties: Sequence[int]
+) -> Iterator[tuple[str, list[dict[str, str]]]]:
+    seen: set[str] = set()
+    for task in stream(seed, "heldout", difficulties=difficulties):
+        if task.prompt not in seen:
+            seen.add(task.prompt)
+            yield task.family, [{"role": "user", "content": task.prompt}]
+
+
+def _file_texts(path: Path) -> Iterator[tuple[str, list[dict[str, str]]]]:
+    data = os.environ.get("OUTRIDER_DATA")
+    candidates = [path, *([Path(data) / path] if data else [])]
+    found = next((candidate for candidate in candidates if candidate.is_file()), None)
+    if found is None:
+        hint = "" if data else " (OUTRIDER_DATA is not set)"
+        raise SystemExit(f"--prompts {path}: there is no such file{hint}.")
+    opener = gzip.open if found.suffix == ".gz" else open
+    with opener(found, "rt", encoding="utf-8") as file:
+        rows = [json.loads(line) for line in file if line.strip()]
+    for row in itertools.cycle(rows):
+        kind = str(row.get("category", found.name.split(".")[0]))
+        if "messages" in row:
+            yield kind, row["messages"]
+        elif "turns" in row:
+            yield kind, [{"role": "user", "content": row["turns"][0]}]
+        else:
+            text = row.get("question") or row.get("prompt")
+            if text is None:
+                raise SystemExit(f"{path}: no turns, question, prompt or messages in a line.")
+            yield kind, [{"role": "user", "content": text}]
+
+
+# ---- the engine -------------------------------------------------------------------------------
+
+
+def load_runner(folder: Path, *, dtype: DtypeName, device: str, num_blocks: int) -> ModelRunner:
+    """Load a model and give it a cache of `num_blocks` blocks."""
+    model = DecoderModel.load(str(folder), dtype=dtype, device=device)
+    return ModelRunner(model=model, num_blocks=num_blocks, block_size=BLOCK_SIZE)
+
+
+def blocks_for(*, num_sequences: int, num_tokens: int) -> int:
+    """Blocks that so many sequences of so many tokens need, with room for their drafts."""
+    per_sequence = -(-num_tokens // BLOCK_SIZE) + 4
+    # Twice, so that finished prompts that are still cached are never in the way; and never less
+    # than the start-up profile of step times wants.
+    return max(2 * num_sequences * per_sequence, 64)
+
+
+@dataclass(slots=True)
+class DraftTally:
+    """Counts of verified trees. `offered[d]`: trees with a node of depth d + 1; `accepted[d]`:
+    trees whose accepted path reached it.
+    """
+
+    num_trees: int = 0
+    num_nodes: int = 0
+    offered: list[int] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+
+    def add(self, depth: int, num_nodes: int, num_accepted: int) -> None:
+        """Count one tree of `num_nodes` guesses."""
+        self.num_trees += 1
+        self.num_nodes += num_nodes
+        missing = depth - len(self.offered)
+        self.offered.extend([0] * missing)
+        self.accepted.extend([0] * missing)
+        for level in range(depth):
+            self.offered[level] += 1
+        for level in range(num_accepted):
+            self.accepted[level] += 1
+
+    def clear(self) -> None:
+        """Start anew."""
+        self.num_trees = self.num_nodes = 0
+        self.offered.clear()
+        self.accepted.clear()
+
+    @property
+    def acceptance_by_depth(self) -> list[float]:
+        """Of the trees that reach a depth, the share in which it was accepted."""
+        return [
+            accepted / offered
+            for accepted, offered in zip(self.accepted, self.offered, strict=True)
+        ]
+
+
+class RecordingVerifier(CoupledVerifier):
+    """The coupled verifier, with a tally of what it judged."""
+
+    def __init__(self) -> None:
+        self.tally = DraftTally()
+
+    def verify(self, sequences, trees, logits):  # type: ignore[no-untyped-def]
+        """As the parent, and count."""
+        verdicts = super().verify(sequences, trees, logits)
+        for tree, result in zip(trees, verdicts, strict=True):
+            if tree.num_draft_nodes:
+                self.tally.add(max(tree.depth), tree.num_draft_nodes, result.num_accepted_tokens)
+        return verdicts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """An engine with handles on its parts."""
+
+    engine: Engine
+    runners: Mapping[Tier, ModelRunner]
+    verifier: RecordingVerifier
+
+
+def build_bench(
+    runners: Mapping[Tier, ModelRunner],
+    *,
+    draft_config: DraftConfig | None = None,
+    budget: TreeBudget | None = None,
+    config: EngineConfig | None = None,
+) -> Bench:
+    """An engine over runners that may be shared with other engines, one engine at work at a time.
+
+    With a small model it drafts; a request can switch that off, which is plain decoding.
+    """
+    verifier = RecordingVerifier()
+    drafter = None
+    if "small" in runners and "large" in runners:
+        drafter = TreeDrafter(runner=runners["small"], config=draft_config, budget=budget)
+    engine = Engine(runners=runners, verifier=verifier, drafter=drafter, config=config)
+    return Bench(engine=engine, runners=runners, verifier=verifier)
+
+
+def tree_budget(runners: Mapping[Tier, ModelRunner]) -> TreeBudget:
+    """The budget that serving uses: from both models' step times, measured now."""
+    return TreeBudget(
+        target_pass_s=profile_step_times(runners["large"]),
+        draft_pass_s=profile_step_times(runners["small"]),
+    )
+
+
+# ---- driving it -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """One engine step: seconds in all and in each model's passes."""
+
+    wall_s: float
+    large_s: float
+    small_s: float
+    num_small_passes: int
+    num_in_flight: int
+    num_emitted: int
+    had_prefill: bool
+
+    @property
+    def host_s(self) -> float:
+        """Everything but the forward passes."""
+        return self.wall_s - self.large_s - self.small_s
+
+
+@dataclass(slots=True, kw_only=True)
+class Stream:
+    """What one request yielded. `arrivals`: (seconds since the drive began, tokens so far)."""
+
+    submitted_s: float
+    token_ids: list[int] = field(default_factory=list)
+    arrivals: list[tuple[float, int]] = field(default_factory=list)
+    stats: RequestStats | None = None
+
+    @property
+    def decode_s(self) -> float:
+        """From the first delivery to the last."""
+        return self.arrivals[-1][0] - self.arrivals[0][0]
+
+    @property
+    def num_decoded_tokens(self) -> int:
+        """Tokens that came after the first delivery."""
+        return self.arrivals[-1][1] - self.arrivals[0][1]
+
+
+@dataclass(slots=True, kw_only=True)
+class Drive:
+    """A finished run: its streams in the requests' order, and its steps."""
+
+    wall_s: float
+    streams: list[Stream]
+    steps: list[StepRecord]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens emitted."""
+        return sum(len(answer.token_ids) for answer in self.streams)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Prompts included in the time."""
+        return self.num_tokens / self.wall_s
+
+    @property
+    def outputs(self) -> list[list[int]]:
+        """The answers' token ids."""
+        return [answer.token_ids for answer in self.streams]
+
+
+class StepTimer:
+    """Steps a bench and records where the time went."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+
+    def step(self, num_in_flight: int) -> tuple[list[Any], StepRecord]:
+        """One engine step and its record."""
+        before = self._read()
+        had_prefill = self._has_prompts()
+        started_s = time.perf_counter()
+        events = self._bench.engine.step()
+        wall_s = time.perf_counter() - started_s
+        after = self._read()
+        emitted = sum(len(e.token_ids) for e in events if isinstance(e, TokensEmitted))
+        return events, StepRecord(
+            wall_s=wall_s,
+            large_s=after["large"][0] - before["large"][0],
+            small_s=after["small"][0] - before["small"][0],
+            num_small_passes=after["small"][1] - before["small"][1],
+            num_in_flight=num_in_flight,
+            num_emitted=emitted,
+            had_prefill=had_prefill,
+        )
+
+    def _read(self) -> dict[str, tuple[float, int]]:
+        read = {"large": (0.0, 0), "small": (0.0, 0)}
+        for tier, runner in self._bench.runners.items():
+            read[tier] = (runner.times.total_s, runner.times.num_passes)
+        return read
+
+    def _has_prompts(self) -> bool:
+        """Whether a prompt is still to be computed, so that the step is not purely decoding."""
+        scheduler = self._bench.engine.scheduler
+        running = (sequence for tier in scheduler.running.values() for sequence in tier)
+        return bool(scheduler.waiting) or any(not sequence.is_decoding for sequence in running)
+
+
+def drive(bench: Bench, requests: Sequence[EngineRequest], *, concurrency: int) -> Drive:
+    """Run all requests, at most `concurrency` at a time; a new one starts when one ends."""
+    engine = bench.engine
+    assert not engine.has_work, "the engine is busy with something else"
+    waiting = iter(requests)
+    streams: dict[str, Stream] = {}
+    steps: list[StepRecord] = []
+    timer = StepTimer(bench)
+    in_flight = 0
+    started_s = time.perf_counter()
+    while True:
+        for request in itertools.islice(waiting, concurrency - in_flight):
+            streams[request.request_id] = Stream(submitted_s=time.perf_counter() - started_s)
+            engine.submit(request)
+            in_flight += 1
+        if not in_flight:
+            break
+        events, record = timer.step(in_flight)
+        steps.append(record)
+        now_s = time.perf_counter() - started_s
+        for event in events:
+            if isinstance(event, TokensEmitted):
+                answer = streams[event.request_id]
+                answer.token_ids.extend(event.token_ids)
+                answer.arrivals.append((now_s, len(answer.token_ids)))
+            elif isinstance(event, Finished):
+                streams[event.request_id].stats = event.stats
+                in_flight -= 1
+    wall_s = time.perf_counter() - started_s
+    return Drive(wall_s=wall_s, streams=list(streams.values()), steps=steps)
+
+
+_run_numbers = itertools.count()
+
+
+def make_requests(
+    prompts: Iterable[Prompt],
+    *,
+    tier: Tier,
+    max_tokens: int,
+    speculate: bool = True,
+    temperature: float = 0.0,
+    seed: int = 0,
+    stop: tuple[int, ...] = (),
+) -> list[EngineRequest]:
+    """Requests that share no prefix with any earlier run: each run pays for its prompts."""
+    salt = f"run-{next(_run_numbers)}"
+    return [
+        EngineRequest(
+            request_id=f"{salt}-{index}",
+            prompt_token_ids=prompt.token_ids,
+            tier=tier,
+            sampling=SamplingParams(
+                max_tokens=max_tokens,
+                temperature=temperature,
+                seed=seed + index,
+                stop_token_ids=stop,
+            ),
+            speculation=SpeculationParams(enabled=speculate),
+            cache_salt=f"{salt}-{index}",
+        )
+        for index, prompt in enumerate(prompts)
+    ]

@@ -1,0 +1,348 @@
+"""What all benchmarks share: timing in turn, figures, the record of the machine, results on disk.
+
+A figure without its conditions is a rumour: every result carries the commit, the machine, the
+versions, the seed and the arguments. What is compared is run in turn (A B A B), so that a machine
+that slows down slows both, and comparisons are ratios within a round.
+"""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, is_dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import transformers
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from gateway.hardware import usable_physical_cores
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+CACHE = ROOT / "runs"
+"""Where benchmarks keep what they make: ignored by git."""
+
+DEMO_PAIR = ROOT / "draft" / "pair"
+
+# A file or a pipe has no width of its own, and a table must not be squeezed into 80 columns.
+console = Console(highlight=False, width=None if sys.stdout.isatty() else 130)
+
+T = TypeVar("T")
+
+# Instructions that decide what a matrix product costs.
+_TELLING_FLAGS = ("amx_bf16", "amx_int8", "avx512_bf16", "avx512_vnni", "avx512f", "avx2")
+_PACKAGES = ("torch", "transformers", "numpy", "safetensors", "tokenizers")
+# Read by every thread in each pass, and far larger than any cache.
+_BANDWIDTH_BYTES = 1 << 30
+_BANDWIDTH_ROUNDS = 5
+
+
+# ---- figures ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """Median, tail and extent of a number of samples, all in the samples' unit."""
+
+    median: float
+    p99: float
+    minimum: float
+    maximum: float
+    num_samples: int
+
+    @classmethod
+    def of(cls, samples: Sequence[float]) -> "Summary":
+        """Raises ValueError for no samples."""
+        return cls(
+            median=percentile(samples, 50.0),
+            p99=percentile(samples, 99.0),
+            minimum=min(samples),
+            maximum=max(samples),
+            num_samples=len(samples),
+        )
+
+
+def percentile(samples: Sequence[float], percent: float) -> float:
+    """Linear between the two nearest ranks. Raises ValueError for no samples."""
+    if not samples:
+        raise ValueError("no samples, so no percentile")
+    ordered = sorted(samples)
+    rank = (len(ordered) - 1) * percent / 100.0
+    low = int(rank)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (rank - low)
+
+
+def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Summary:
+    """Ratios round by round: both sides of each were measured next to each other in time."""
+    return Summary.of(
+        [above / below for above, below in zip(numerators, denominators, strict=True)]
+    )
+
+
+# ---- measuring --------------------------------------------------------------------------------
+
+
+@contextmanager
+def progress_bar(description: str, total: int) -> Iterator[Callable[[str], None]]:
+    """A bar on standard error; call what it yields with a label after each unit of work."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task(description, total=total)
+
+        def advance(label: str) -> None:
+            bars.update(task, advance=1, description=f"{description}: {label}")
+
+        yield advance
+
+
+def measure_in_turn(
+    cases: Mapping[str, Callable[[], T]],
+    *,
+    repeats: int,
+    warm_up: Mapping[str, Callable[[], object]] | None = None,
+    description: str = "measuring",
+) -> dict[str, list[T]]:
+    """Warm every case up once, then run all of them round by round: A B A B.
+
+    Returns what each case returned in each round. `warm_up`: shorter cases of the same names, for
+    where a whole one would be a waste. Raises ValueError where only some cases have one: a
+    comparison of a warm side with a cold one is a defect.
+    """
+    if repeats < 1:
+        raise ValueError(f"repeats={repeats} must be at least 1")
+    first: Mapping[str, Callable[[], object]] = cases if warm_up is None else warm_up
+    if first.keys() != cases.keys():
+        raise ValueError(f"warmed up: {sorted(first)}, measured: {sorted(cases)}")
+    results: dict[str, list[T]] = {name: [] for name in cases}
+    with progress_bar(description, (1 + repeats) * len(cases)) as advance:
+        for name, run in first.items():
+            run()
+            advance(f"warm-up, {name}")
+        for _ in range(repeats):
+            for name, case in cases.items():
+                results[name].append(case())
+                advance(name)
+    return results
+
+
+def timed(work: Callable[[], object]) -> float:
+    """Seconds that `work` takes."""
+    started_s = time.perf_counter()
+    work()
+    return time.perf_counter() - started_s
+
+
+def measure_bandwidth(num_bytes: int = _BANDWIDTH_BYTES) -> float:
+    """Bytes per second that this process can read from memory with torch's threads: the best of
+    several ways and rounds, so that a multiple of it flatters nobody.
+    """
+    words = torch.ones(num_bytes // 4)
+    halves = words.view(torch.bfloat16)
+    matrix = halves.view(-1, 4096)
+    vector = torch.ones(4096, dtype=torch.bfloat16)
+    row = words.view(-1, 4096)
+    float_vector = torch.ones(4096)
+    ways: tuple[Callable[[], object], ...] = (
+        lambda: words.sum(),
+        lambda: words.max(),
+        lambda: torch.mv(row, float_vector),
+        lambda: torch.mv(matrix, vector),
+    )
+    with torch.inference_mode():
+        fastest_s = min(timed(way) for _ in range(_BANDWIDTH_ROUNDS) for way in ways)
+    return words.nbytes / fastest_s
+
+
+def resident_bytes() -> int:
+    """Memory of this process that lies in RAM."""
+    import psutil  # type: ignore[import-untyped]
+
+    return int(psutil.Process().memory_info().rss)
+
+
+# ---- the record -------------------------------------------------------------------------------
+
+
+def environment(device: str = "cpu") -> dict[str, Any]:
+    """What a figure depends on: commit, machine, threads, versions. Nothing personal."""
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "commit": _git("rev-parse", "--short=12", "HEAD"),
+        "dirty": bool(_git("status", "--porcelain")),
+        "device": torch.cuda.get_device_name() if device.startswith("cuda") else device,
+        "cpu": _cpu_model(),
+        "cpu_flags": _cpu_flags(),
+        "cores": usable_physical_cores(),
+        "torch_threads": torch.get_num_threads(),
+        "load_before": round(os.getloadavg()[0], 2),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in _PACKAGES},
+    }
+
+
+def _git(*arguments: str) -> str | None:
+    try:
+        answer = subprocess.run(
+            ["git", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=20, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.strip() or None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _cpu_model() -> str:
+    """The CPU's name as the system reports it."""
+    if sys.platform == "darwin":
+        command = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
+        try:
+            answer = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
+            return answer.stdout.strip()
+        except (OSError, subprocess.SubprocessError):
+            return platform.processor()
+    return _cpu_info("model name") or platform.processor() or platform.machine()
+
+
+def _cpu_flags() -> list[str]:
+    flags = (_cpu_info("flags") or _cpu_info("Features") or "").split()
+    return [flag for flag in _TELLING_FLAGS if flag in flags]
+
+
+def _cpu_info(key: str) -> str | None:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        name, _, value = line.partition(":")
+        if name.strip() == key:
+            return value.strip()
+    return None
+
+
+def write_results(
+    script: str, variant: str, results: Mapping[str, Any], arguments: argparse.Namespace
+) -> Path:
+    """Write benchmarks/results/<script>-<variant>.json; returns the file's path."""
+    record = {
+        "script": script,
+        "variant": variant,
+        "environment": environment(str(getattr(arguments, "device", "cpu"))),
+        "arguments": {name: plain(value) for name, value in sorted(vars(arguments).items())},
+        "results": plain(results),
+    }
+    folder = RESULTS
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{script}-{variant}.json"
+    path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    console.print(f"[dim]written: {path.relative_to(ROOT)}[/dim]")
+    return path
+
+
+def plain(value: Any) -> Any:
+    """The value as JSON types; floats to six digits, paths to their last part."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return plain(asdict(value))
+    match value:
+        case Path():
+            return value.name
+        case bool() | int() | str() | None:
+            return value
+        case float():
+            return float(f"{value:.6g}")
+        case Mapping():
+            return {str(key): plain(item) for key, item in value.items()}
+        case Sequence():
+            return [plain(item) for item in value]
+        case _:
+            raise TypeError(f"{type(value).__name__} has no place in a result")
+
+
+# ---- for people -------------------------------------------------------------------------------
+
+
+def show_table(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, caption: str = ""
+) -> None:
+    """Print a table: the first column left, the others right."""
+    table = Table(
+        title=title, caption=caption or None, title_justify="left", caption_justify="left"
+    )
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="left" if index == 0 else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+def milliseconds(seconds: float) -> str:
+    """Seconds as a figure in milliseconds, without the unit."""
+    return f"{seconds * 1e3:.2f}"
+
+
+def verdict(is_met: bool) -> str:
+    """A goal's outcome, in colour."""
+    return "[green]yes[/green]" if is_met else "[red]no[/red]"
+
+
+# ---- the command line -------------------------------------------------------------------------
+
+
+def argument_parser(docstring: str | None) -> argparse.ArgumentParser:
+    """A parser with the options that every benchmark has; the docstring becomes the help."""
+    parser = argparse.ArgumentParser(
+        description=docstring, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--large", type=Path, default=DEMO_PAIR / "large", help="large model")
+    parser.add_argument("--small", type=Path, default=DEMO_PAIR / "small", help="small model")
+    parser.add_argument(
+        "--dtype", choices=("auto", "bfloat16", "float16", "float32"), default="auto"
+    )
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, help="torch's threads; default: physical cores")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--repeats", type=int, default=3, help="measured rounds")
+    parser.add_argument("--variant", help="name of the results file's second part")
+    return parser
+
+
+def prepare(arguments: argparse.Namespace) -> None:
+    """Set threads and quiet the libraries; call it before anything is loaded."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    arguments.threads = arguments.threads or usable_physical_cores()
+    torch.set_num_threads(arguments.threads)
+
+
+def variant_name(arguments: argparse.Namespace, *more: str) -> str:
+    """What tells one results file of a script from another."""
+    if arguments.variant:
+        return str(arguments.variant)
+    large = Path(arguments.large)
+    name = "demo" if large.resolve() == (DEMO_PAIR / "large").resolve() else large.name
+    return "-".join([name, *more, arguments.dtype])

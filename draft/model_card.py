@@ -1,0 +1,156 @@
+"""Writes the pair's model card from the evaluation and the training summaries."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_TEMPLATE = """---
+license: apache-2.0
+language: en
+library_name: transformers
+---
+
+# The shipped pair
+
+Two language models with one tokenizer, trained from nothing by `python -m draft.pretrain`: the
+*large* one ({large_parameters:,} parameters) answers, the *small* one ({small_parameters:,})
+answers easy prompts and drafts for the large. They are {ratio:.1f} times apart and exist so
+that the gateway, its demo and its tests run anywhere, offline, on models that can do something.
+They are no general assistants.
+
+## What they can do
+
+Sixteen families of tasks whose answers a program can check (`draft/tasks.py`), each at four
+difficulties: {families}. The steps are written out and the last line reads `Answer: ...`. Chats of
+several turns and a system prompt work; the system prompt is read and not obeyed.
+
+## Data
+
+Generated, nothing downloaded, no personal data. One prompt in twenty, by its hash, is held out.
+What is held out is the wording with its numbers: an easy sum can come back in other words, from
+three digits on almost every held-out sum is new. The list of words is closed, so spelling is
+memorised.
+
+## Recipe
+
+Llama architecture, tied embeddings, byte-level BPE of {vocab_size} tokens in which every digit
+is a token of its own. Muon for the matrices, AdamW for the rest, bf16 autocast over fp32
+weights, warm-up, constant rate, linear decay; rows of 256 tokens, of 1024 while the rate
+decays. The loss counts answers fully, prompts by a tenth. The small model is finished by
+distillation: KL from the large model's distributions on the same text.
+
+    {command}
+
+{recipe_table}
+
+Machine: {machine}. A budget in minutes makes the exact weights depend on the machine's speed;
+the seed fixes data and initialisation. The published folders are bf16 and take {size_mb:.1f} MB
+together.
+
+## Accuracy on held-out prompts
+
+Greedy decoding in bf16, {tasks} prompts, exact match of the last line. *Agreement* is the share
+of the large model's answer tokens that are the small model's first choice: a proxy of draft
+acceptance at temperature 0.
+
+{difficulty_table}
+
+By family: small / large at difficulties 1 to 4, in percent, then agreement over all four.
+
+{family_table}
+
+{limits}
+
+Raw numbers: [evaluation.json](evaluation.json).
+
+## Licence
+
+Apache-2.0, code, data and weights.
+"""
+
+_LIMITS = """## Limits
+
+- Outside the families above the text is fluent nonsense, and no confidence in it means anything.
+- English only; other text survives the tokenizer and is not understood.
+- Trained up to 1024 tokens; positions up to 2048 are accepted and untested in quality.
+- Words that are not in the generator's lists are often spelled wrongly."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What the card says that the evaluation does not: sizes, recipe, machine."""
+
+    parameters: Mapping[str, int]
+    vocab_size: int
+    size_bytes: int
+    command: str
+    machine: str
+    summaries: Mapping[str, Mapping[str, Any]]
+
+
+def model_card(evaluation: Mapping[str, Any], facts: Facts) -> str:
+    """The card as Markdown."""
+    cells: Sequence[Mapping[str, Any]] = evaluation["cells"]
+    families = list(dict.fromkeys(cell["family"] for cell in cells))
+    return _TEMPLATE.format(
+        large_parameters=facts.parameters["large"],
+        small_parameters=facts.parameters["small"],
+        ratio=facts.parameters["large"] / facts.parameters["small"],
+        families=", ".join(family.replace("_", " ") for family in families),
+        vocab_size=facts.vocab_size,
+        command=facts.command,
+        recipe_table=_recipe_table(facts.summaries),
+        machine=facts.machine,
+        size_mb=facts.size_bytes / 1e6,
+        tasks=evaluation["tasks"],
+        difficulty_table=_difficulty_table(evaluation),
+        family_table=_family_table(cells, families),
+        limits=_LIMITS,
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f}"
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    rule = ["---", *["---:"] * (len(header) - 1)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (header, rule, *rows))
+
+
+def _recipe_table(summaries: Mapping[str, Mapping[str, Any]]) -> str:
+    rows = [
+        [
+            stage,
+            f"{summary['tokens'] / 1e6:.1f} M",
+            f"{summary['step']:,}",
+            f"{summary['seconds'] / 60:.0f} min",
+            f"{summary['plan']['peak_lr']:g}",
+            f"{summary['plan']['batch_tokens']:,}",
+        ]
+        for stage, summary in summaries.items()
+    ]
+    return _table(
+        ("stage", "tokens", "steps", "wall time", "peak rate", "tokens a step"),
+        rows,
+    )
+
+
+def _difficulty_table(evaluation: Mapping[str, Any]) -> str:
+    rows = [
+        [str(row["difficulty"]), *(_percent(row[key]) for key in ("small", "large", "agreement"))]
+        for row in evaluation["by_difficulty"]
+    ]
+    overall = evaluation["overall"]
+    rows.append(["all", *(_percent(overall[key]) for key in ("small", "large", "agreement"))])
+    return _table(("difficulty", "small %", "large %", "agreement %"), rows)
+
+
+def _family_table(cells: Sequence[Mapping[str, Any]], families: Sequence[str]) -> str:
+    rows = []
+    for family in families:
+        own = [cell for cell in cells if cell["family"] == family]
+        mean = sum(cell["agreement"] for cell in own) / len(own)
+        pairs = [f"{_percent(cell['small'])} / {_percent(cell['large'])}" for cell in own]
+        rows.append([family.replace("_", " "), *pairs, _percent(mean)])
+    return _table(("family", "1", "2", "3", "4", "agreement"), rows)

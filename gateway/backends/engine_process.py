@@ -1,0 +1,145 @@
+"""The engine's own process: `python -m gateway.backends.engine_process`, started by its client.
+
+Standard input carries one line, the `WorkerSpec`, and then stays open for as long as the gateway
+lives. A thread that reads it notices the gateway's end, whichever way it ends, and ends this
+process too; unlike PR_SET_PDEATHSIG that works on every platform and does not depend on which of
+the gateway's threads started us. Standard output is the same in the other direction: nothing is
+written to it, but the gateway sees it close the moment this process dies.
+"""
+
+import gc
+import importlib
+import logging
+import os
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import cast
+
+import msgspec
+import zmq
+
+from gateway.backends.step_loop import ProgressCallback, StepEngine, run_step_loop
+from gateway.backends.wire import (
+    Command,
+    Crashed,
+    LoadFailed,
+    Loading,
+    Ready,
+    Reply,
+    WorkerSpec,
+    decode_command,
+    encode,
+    pack_error,
+)
+
+log = logging.getLogger(__name__)
+
+EXIT_REPORTED = 3
+"""Exit status after `LoadFailed` or `Crashed`: the reason has been sent."""
+
+_LINGER_MS = 2_000  # time for the last message to leave before the process ends
+
+
+def main() -> int:
+    """Serve one gateway until it says `Stop` or dies. Returns the exit status."""
+    spec = msgspec.json.decode(sys.stdin.buffer.readline(), type=WorkerSpec)
+    # A Ctrl-C in the terminal and a service manager's SIGTERM reach the whole group, but the
+    # gateway wants to drain first: it decides when we stop.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    _keep_standard_output_to_ourselves()
+    threading.Thread(target=_die_with_gateway, args=(spec.scratch_dir,), daemon=True).start()
+    logging.basicConfig(
+        level=spec.log_level, format="%(asctime)s %(levelname)s engine %(name)s %(message)s"
+    )
+    context = zmq.Context()
+    channel = _SocketChannel(context, spec)
+    try:
+        return _serve(spec, channel)
+    finally:
+        channel.close()
+        context.term()
+
+
+def _serve(spec: WorkerSpec, channel: "_SocketChannel") -> int:
+    """Build the engine, then step it. Returns the exit status."""
+
+    def on_progress(stage: str, fraction: float) -> None:
+        channel.send(Loading(stage, fraction))
+
+    try:
+        engine = _find_builder(spec.builder)(spec.arguments, on_progress)
+        channel.send(Ready(engine.info()))
+    except Exception as error:
+        log.debug("engine failed to load", exc_info=True)
+        channel.send(LoadFailed(pack_error(error)))
+        return EXIT_REPORTED
+    # What was allocated while loading stays: the collector need not walk it in mid-stream.
+    gc.collect()
+    gc.freeze()
+    try:
+        run_step_loop(engine, channel)
+    except Exception as error:
+        log.exception("engine step failed")
+        channel.send(Crashed(pack_error(error)))
+        return EXIT_REPORTED
+    return 0
+
+
+class _SocketChannel:
+    """`Channel` over ZeroMQ: sleeps in the socket while idle."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], spec: WorkerSpec) -> None:
+        self._socket = context.socket(zmq.DEALER)
+        self._socket.linger = _LINGER_MS
+        # No bound: what can be in flight is bounded by the requests that the engine admits, and a
+        # blocked send would stall every stream because of one.
+        self._socket.sndhwm = self._socket.rcvhwm = 0
+        if spec.server_key is not None and spec.client_key is not None:
+            self._socket.curve_serverkey = spec.server_key.encode()
+            public, secret = spec.client_key
+            self._socket.curve_publickey = public.encode()
+            self._socket.curve_secretkey = secret.encode()
+        self._socket.connect(spec.endpoint)
+
+    def receive(self, *, wait: bool) -> list[Command]:
+        received = [decode_command(self._socket.recv())] if wait else []
+        while True:
+            try:
+                received.append(decode_command(self._socket.recv(zmq.NOBLOCK)))
+            except zmq.Again:
+                return received
+
+    def send(self, reply: Reply, /) -> None:
+        self._socket.send(encode(reply))
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def _find_builder(reference: str) -> Callable[[str, ProgressCallback], StepEngine]:
+    """The function that `module:name` means."""
+    module_name, _, name = reference.partition(":")
+    builder = getattr(importlib.import_module(module_name), name)
+    return cast(Callable[[str, ProgressCallback], StepEngine], builder)
+
+
+def _keep_standard_output_to_ourselves() -> None:
+    """Hold the pipe open in a descriptor no child inherits; what is printed goes to stderr."""
+    os.dup(sys.stdout.fileno())
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+
+
+def _die_with_gateway(scratch_dir: str) -> None:
+    """Wait for the end of standard input; then nobody is left to clean up but us."""
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    shutil.rmtree(scratch_dir, ignore_errors=True)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

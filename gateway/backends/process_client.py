@@ -1,0 +1,227 @@
+"""The engine in its own process: started, watched and restarted from here."""
+
+import asyncio
+import logging
+import shutil
+import tempfile
+import time
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+
+import zmq.asyncio
+
+from engine.errors import EngineDiedError, EngineError
+from engine.events import EngineEvent, EngineInfo, EngineStats
+from engine.request import EngineRequest, Tier
+from gateway.backends.step_loop import ProgressCallback, no_progress
+from gateway.backends.streams import NOT_READY_MESSAGE, SHUT_DOWN_MESSAGE, EventStreams
+from gateway.backends.wire import (
+    Abort,
+    Command,
+    Events,
+    Loading,
+    Refused,
+    Reply,
+    StatsReply,
+    SwitchTier,
+    unpack_error,
+)
+from gateway.backends.worker import Worker
+
+log = logging.getLogger(__name__)
+
+MIN_BACKOFF_S = 0.1
+MAX_BACKOFF_S = 30.0
+STABLE_AFTER_S = 60.0
+"""An engine that ran this long restarts without delay the next time."""
+
+
+class ProcessEngineClient:
+    """An `EngineClient` that spawns its engine and restarts it when it dies.
+
+    Death is noticed at once (a pipe closes) and ends every request in flight with `Failed`. An
+    engine that is alive but says nothing for `stall_timeout_s` is killed; it answers between two
+    steps, so the limit must exceed the longest step. Without an engine `is_ready` is False and new
+    requests raise `EngineDiedError`.
+    """
+
+    def __init__(
+        self,
+        builder: str,
+        arguments: str,
+        *,
+        environment: Mapping[str, str] | None = None,
+        on_progress: ProgressCallback = no_progress,
+        stall_timeout_s: float = 120.0,
+        log_level: str = "INFO",
+    ) -> None:
+        """`builder` (`module:function`) makes the engine in the new process from `arguments`.
+
+        `environment` is added to this process's own variables.
+        """
+        self._builder = builder
+        self._arguments = arguments
+        self._environment = dict(environment or {})
+        self._on_progress = on_progress
+        self._stall_timeout_s = stall_timeout_s
+        self._log_level = log_level
+        self._streams = EventStreams(self._send)
+        self._context: zmq.asyncio.Context | None = None
+        self._scratch_dir: Path | None = None
+        self._worker: Worker | None = None
+        self._supervisor: asyncio.Task[None] | None = None
+        self._info: EngineInfo | None = None
+        self._num_starts = 0
+        self._start_lock = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Start the engine's process and wait until its models are loaded.
+
+        Raises the EngineError with which loading failed; a first start is not repeated. A second
+        call waits for the same start.
+        """
+        async with self._start_lock:
+            if self._supervisor is None:
+                await self._start()
+
+    async def _start(self) -> None:
+        if self._context is not None:
+            raise EngineDiedError("The engine's client has ended; make a new one to start again.")
+        self._context = zmq.asyncio.Context()
+        self._scratch_dir = _make_scratch_dir()
+        try:
+            await self._start_worker()
+        except BaseException:
+            await self.close()
+            raise
+        self._supervisor = asyncio.create_task(self._supervise(), name="engine-supervisor")
+
+    async def close(self) -> None:
+        """Stop the process, wait until it has gone, remove what it left. May be called again."""
+        self._streams.close(SHUT_DOWN_MESSAGE)
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            await asyncio.gather(self._supervisor, return_exceptions=True)
+        await self._dispose_of_worker()
+        if self._context is not None:
+            self._context.destroy(linger=0)
+        if self._scratch_dir is not None:
+            shutil.rmtree(self._scratch_dir, ignore_errors=True)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the process serves requests."""
+        return self._streams.is_open
+
+    @property
+    def pid(self) -> int | None:
+        """The engine's process, None while there is none."""
+        return None if self._worker is None else self._worker.pid
+
+    async def info(self) -> EngineInfo:
+        """What is loaded. Raises EngineDiedError before `start`."""
+        if self._info is None:
+            raise EngineDiedError(NOT_READY_MESSAGE)
+        return self._info
+
+    def submit(self, request: EngineRequest) -> AsyncIterator[EngineEvent]:
+        """Queue a request and stream its events."""
+        return self._streams.follow(request)
+
+    async def switch_tier(self, request_id: str, tier: Tier) -> None:
+        """Hand a running request to another tier. Unknown ids are ignored."""
+        self._send(SwitchTier(request_id, tier))
+
+    async def abort(self, request_id: str) -> None:
+        """End a request. Unknown ids are ignored."""
+        self._send(Abort(request_id))
+
+    async def stats(self) -> EngineStats:
+        """A snapshot, taken between two steps. Raises EngineDiedError when nothing runs."""
+        return await self._streams.call_stats()
+
+    def _send(self, command: Command) -> None:
+        # A dead or loading engine has nothing in flight that a command could be about.
+        if self._worker is not None and self._streams.is_open:
+            self._worker.send(command)
+
+    async def _start_worker(self) -> None:
+        """One process, from start to ready. Raises EngineError when it does not get there."""
+        assert self._context is not None
+        assert self._scratch_dir is not None
+        self._num_starts += 1
+        self._worker = Worker(
+            self._context,
+            builder=self._builder,
+            arguments=self._arguments,
+            scratch_dir=self._scratch_dir,
+            # A socket of its own for each: nothing of a dead one's can reach the next.
+            name=f"engine-{self._num_starts}",
+            environment=self._environment,
+            log_level=self._log_level,
+            on_reply=self._handle,
+            on_exit=self._streams.close,
+        )
+        self._info = await self._worker.loaded()
+        self._streams.is_open = True
+
+    async def _supervise(self) -> None:
+        """Wait for the process's end and start the next, for as long as the client is open."""
+        backoff_s = MIN_BACKOFF_S
+        while True:
+            started_s = time.monotonic()
+            await self._wait_for_end()
+            if time.monotonic() - started_s > STABLE_AFTER_S:
+                backoff_s = MIN_BACKOFF_S
+            log.error("engine process ended reason=%s restart_in_s=%.1f", self._why(), backoff_s)
+            while not self.is_ready:
+                await self._dispose_of_worker()
+                await asyncio.sleep(backoff_s)
+                backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
+                try:
+                    await self._start_worker()
+                except EngineError as error:
+                    log.error("engine restart failed reason=%s retry_in_s=%.1f", error, backoff_s)
+            log.info("engine process is ready again pid=%s", self.pid)
+
+    async def _wait_for_end(self) -> None:
+        """Return when the process has ended; kill it when it has stopped answering."""
+        assert self._worker is not None
+        quiet_intervals = 0
+        # Four intervals, not one deadline: a pause of the gateway itself counts as one.
+        while not await self._worker.wait_exit(self._stall_timeout_s / 4):
+            quiet_intervals = 0 if self._worker.was_heard() else quiet_intervals + 1
+            if quiet_intervals >= 4:
+                self._worker.kill(f"it did not answer for {self._stall_timeout_s:g} s")
+                await self._worker.wait_exit(None)
+                return
+            self._worker.ping()
+
+    def _why(self) -> str:
+        return "unknown" if self._worker is None else self._worker.describe_exit()
+
+    async def _dispose_of_worker(self) -> None:
+        # Forgotten only afterwards: when this is cancelled half-way, close() finishes it.
+        if self._worker is not None:
+            await self._worker.stop()
+            self._worker = None
+
+    def _handle(self, reply: Reply) -> None:
+        match reply:
+            case Events():
+                self._streams.publish(reply.unpack())
+            case Refused(request_id, error):
+                self._streams.refuse(request_id, unpack_error(error))
+            case StatsReply(call_id, stats):
+                self._streams.answer(call_id, stats)
+            case Loading(stage, fraction):
+                self._on_progress(stage, fraction)
+
+
+def _make_scratch_dir() -> Path:
+    """A private folder (mode 0700) for the sockets, with a path short enough for one."""
+    folder = Path(tempfile.mkdtemp(prefix="outrider-"))
+    if len(str(folder)) > 80:  # a socket's address holds 104 bytes on macOS
+        folder.rmdir()
+        folder = Path(tempfile.mkdtemp(prefix="outrider-", dir="/tmp"))
+    return folder

@@ -1,0 +1,103 @@
+"""The loop around an engine: take commands, step, send the step's events. Same for both clients."""
+
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from engine.errors import EngineError
+from engine.events import EngineEvent, EngineInfo, EngineStats
+from engine.request import EngineRequest, Tier
+from gateway.backends.wire import (
+    Abort,
+    Command,
+    Events,
+    GetStats,
+    Ping,
+    Pong,
+    Refused,
+    Reply,
+    StatsReply,
+    Stop,
+    Submit,
+    SwitchTier,
+    pack_error,
+)
+
+log = logging.getLogger(__name__)
+
+ProgressCallback = Callable[[str, float], None]
+"""Called while models load, with what is being done and the share of the work that is done."""
+
+
+def no_progress(stage: str, fraction: float) -> None:
+    """The `ProgressCallback` of those who do not want to know."""
+
+
+class StepEngine(Protocol):
+    """What the loop needs of `engine.core.Engine`: a synchronous object, used from one thread."""
+
+    def submit(self, request: EngineRequest) -> None:
+        """Queue a request. Raises an EngineError when it is refused."""
+
+    def abort(self, request_id: str) -> None:
+        """End a request; its `Finished` comes with the next step. Unknown ids are ignored."""
+
+    def switch_tier(self, request_id: str, tier: Tier) -> None:
+        """Hand a request to another tier. Unknown ids are ignored."""
+
+    def step(self) -> list[EngineEvent]:
+        """Run one step. An empty list when there was nothing to do."""
+
+    @property
+    def has_work(self) -> bool:
+        """Whether the next step would do something."""
+
+    def stats(self) -> EngineStats:
+        """A snapshot of gauges and counters."""
+
+    def info(self) -> EngineInfo:
+        """What is loaded."""
+
+
+class Channel(Protocol):
+    """The loop's end of the line to the gateway."""
+
+    def receive(self, *, wait: bool) -> list[Command]:
+        """All commands that have arrived. With `wait`, sleep until there is at least one."""
+
+    def send(self, reply: Reply, /) -> None:
+        """Send one reply without waiting for the other side."""
+
+
+def run_step_loop(engine: StepEngine, channel: Channel) -> None:
+    """Serve until `Stop`. What `Engine.step` raises is not caught here."""
+    while True:
+        commands = channel.receive(wait=not engine.has_work)
+        for command in commands:
+            if isinstance(command, Stop):
+                return
+            _apply(command, engine, channel)
+        if events := engine.step():
+            channel.send(Events.pack(events))
+
+
+def _apply(command: Command, engine: StepEngine, channel: Channel) -> None:
+    """Carry out one command other than `Stop`."""
+    match command:
+        case Submit(request):
+            try:
+                engine.submit(request)
+            except EngineError as error:
+                channel.send(Refused(request.request_id, pack_error(error)))
+        case Abort(request_id):
+            engine.abort(request_id)
+        case SwitchTier(request_id, tier):
+            try:
+                engine.switch_tier(request_id, tier)
+            except EngineError as error:
+                # The request goes on where it is; switch_tier has no reply to carry the error.
+                log.warning("switch_tier refused request_id=%s reason=%s", request_id, error)
+        case GetStats(call_id):
+            channel.send(StatsReply(call_id, engine.stats()))
+        case Ping():
+            channel.send(Pong())

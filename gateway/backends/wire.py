@@ -1,0 +1,241 @@
+"""What a gateway and an engine say to each other, and its msgpack encoding.
+
+Commands go to the engine, replies come back. The in-process client passes the same objects through
+a queue without encoding them, so both clients drive the same step loop.
+
+msgspec tells members of a union apart by a tag that only its structs can carry; the contracts are
+plain dataclasses (the engine must not need msgspec). So each event travels in a one-field struct.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from engine.errors import EngineError
+from engine.events import (
+    EngineEvent,
+    EngineInfo,
+    EngineStats,
+    Failed,
+    Finished,
+    PrefillDone,
+    TierSwitched,
+    TokensEmitted,
+)
+from engine.request import EngineRequest, Tier
+
+
+class _Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Base of all messages: positional, so that field names do not travel with every token."""
+
+
+class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine process is told on the first line of its standard input (JSON).
+
+    `builder` names a function as `module:name`; it is called with `arguments` and a progress
+    callback and returns the engine. `server_key` and `client_key` (public, secret) encrypt the
+    connection where it is not a private file. `scratch_dir` is removed by a worker whose gateway
+    has died.
+    """
+
+    builder: str
+    arguments: str
+    endpoint: str
+    scratch_dir: str
+    log_level: str = "INFO"
+    server_key: str | None = None
+    client_key: tuple[str, str] | None = None
+
+
+# Commands: gateway → engine.
+
+
+class Submit(_Message, frozen=True, tag="submit"):
+    """Queue a request."""
+
+    request: EngineRequest
+
+
+class SwitchTier(_Message, frozen=True, tag="switch_tier"):
+    """Hand a running request to another tier."""
+
+    request_id: str
+    tier: Tier
+
+
+class Abort(_Message, frozen=True, tag="abort"):
+    """End a request early."""
+
+    request_id: str
+
+
+class GetStats(_Message, frozen=True, tag="get_stats"):
+    """Ask for a snapshot; the reply carries the same `call_id`."""
+
+    call_id: int
+
+
+class Ping(_Message, frozen=True, tag="ping"):
+    """Ask for a sign of life; answered between two steps."""
+
+
+class Stop(_Message, frozen=True, tag="stop"):
+    """Leave the step loop."""
+
+
+Command = Submit | SwitchTier | Abort | GetStats | Ping | Stop
+
+
+# Replies: engine → gateway.
+
+
+class Loading(_Message, frozen=True, tag="loading"):
+    """How far start-up is. `fraction` is in [0, 1]."""
+
+    stage: str
+    fraction: float
+
+
+class Ready(_Message, frozen=True, tag="ready"):
+    """The models are loaded."""
+
+    info: EngineInfo
+
+
+class WireError(_Message, frozen=True):
+    """An exception: class name, message and the attributes that its class gave it."""
+
+    name: str
+    message: str
+    attributes: dict[str, Any]
+
+
+class LoadFailed(_Message, frozen=True, tag="load_failed"):
+    """The engine could not be built; its process ends."""
+
+    error: WireError
+
+
+class Crashed(_Message, frozen=True, tag="crashed"):
+    """A step raised; the engine's state is lost."""
+
+    error: WireError
+
+
+class Refused(_Message, frozen=True, tag="refused"):
+    """`Engine.submit` raised for this request."""
+
+    request_id: str
+    error: WireError
+
+
+class StatsReply(_Message, frozen=True, tag="stats"):
+    """The answer to `GetStats`."""
+
+    call_id: int
+    stats: EngineStats
+
+
+class Pong(_Message, frozen=True, tag="pong"):
+    """The answer to `Ping`."""
+
+
+class _PrefillDone(_Message, frozen=True, tag="prefill"):
+    event: PrefillDone
+
+
+class _TokensEmitted(_Message, frozen=True, tag="tokens"):
+    event: TokensEmitted
+
+
+class _TierSwitched(_Message, frozen=True, tag="switched"):
+    event: TierSwitched
+
+
+class _Finished(_Message, frozen=True, tag="finished"):
+    event: Finished
+
+
+class _Failed(_Message, frozen=True, tag="failed"):
+    event: Failed
+
+
+_AnyEvent = _PrefillDone | _TokensEmitted | _TierSwitched | _Finished | _Failed
+_ENVELOPES: dict[type, type[Any]] = {
+    PrefillDone: _PrefillDone,
+    TokensEmitted: _TokensEmitted,
+    TierSwitched: _TierSwitched,
+    Finished: _Finished,
+    Failed: _Failed,
+}
+
+
+class Events(_Message, frozen=True, tag="events"):
+    """All events of one step, in the engine's order."""
+
+    envelopes: list[_AnyEvent]
+
+    @classmethod
+    def pack(cls, events: Iterable[EngineEvent]) -> "Events":
+        """Wrap the events of one step."""
+        return cls([_ENVELOPES[type(event)](event) for event in events])
+
+    def unpack(self) -> list[EngineEvent]:
+        """The events as the engine made them."""
+        return [envelope.event for envelope in self.envelopes]
+
+
+Reply = Loading | Ready | LoadFailed | Crashed | Refused | StatsReply | Pong | Events
+
+_encoder = msgspec.msgpack.Encoder()
+_command_decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
+_reply_decoder: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
+
+
+def encode(message: Command | Reply) -> bytes:
+    """One message as msgpack."""
+    return _encoder.encode(message)
+
+
+def decode_command(frame: bytes) -> Command:
+    """A command from its bytes. Raises msgspec.ValidationError on anything else."""
+    return _command_decoder.decode(frame)
+
+
+def decode_reply(frame: bytes) -> Reply:
+    """A reply from its bytes. Raises msgspec.ValidationError on anything else."""
+    return _reply_decoder.decode(frame)
+
+
+def pack_error(error: BaseException) -> WireError:
+    """An exception in a form that survives the trip.
+
+    Errors that are not the engine's own keep their type's name in the message, because the other
+    side can only rebuild `EngineError` and its subclasses.
+    """
+    if isinstance(error, EngineError):
+        return WireError(type(error).__name__, str(error), dict(vars(error)))
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return WireError(EngineError.__name__, text, {})
+
+
+def unpack_error(wire_error: WireError) -> EngineError:
+    """The exception again: same class, same message, same attributes."""
+    error_class = _error_classes().get(wire_error.name, EngineError)
+    # Past the class's own __init__, which takes other arguments than the finished message.
+    error = error_class.__new__(error_class)
+    error.args = (wire_error.message,)
+    vars(error).update(wire_error.attributes)
+    return error
+
+
+def _error_classes() -> dict[str, type[EngineError]]:
+    """Every engine error by name, subclasses of subclasses included."""
+    found: dict[str, type[EngineError]] = {}
+    pending: list[type[EngineError]] = [EngineError]
+    while pending:
+        error_class = pending.pop()
+        found[error_class.__name__] = error_class
+        pending.extend(error_class.__subclasses__())
+    return found

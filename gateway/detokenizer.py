@@ -1,0 +1,173 @@
+"""Token ids to text, as they arrive: no character is ever split and no token is decoded twice.
+
+A token's bytes never depend on its neighbours in the two schemes that Llama-family checkpoints use:
+byte-level BPE (each character of the vocabulary stands for one byte) and sentencepiece (`▁` for
+space, `<0xE2>` for a byte). So the bytes are looked up in a table and run through one incremental
+UTF-8 decoder: linear, and equal to `tokenizer.decode` of the whole sequence. Other schemes are
+decoded in a sliding window.
+
+One difference on purpose: where byte tokens of a sentencepiece vocabulary break UTF-8 midway,
+`tokenizer.decode` also destroys the valid characters before them; here they were already sent.
+"""
+
+import codecs
+import json
+import re
+import sys
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from tokenizers import Tokenizer
+
+_BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_PROBE: Final = "Hello,  world!\n\tfn(x) = 'é' 漢字 🙂 don't"
+_WINDOW_TOKENS: Final = 16
+
+
+class Detokenizer(Protocol):
+    """The text of one token sequence, piece by piece."""
+
+    def push(self, token_id: int) -> str:
+        """The text that this token completes; empty while a character is incomplete."""
+
+    def flush(self) -> str:
+        """What is left at the end: a replacement character for an incomplete one."""
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's table from printable characters to bytes (`Ġ` is 0x20)."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    return {chr(byte): byte for byte in printable} | {
+        chr(256 + index): byte for index, byte in enumerate(others)
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTable:
+    """The bytes of each token id; special tokens and ids without a token have none.
+
+    `max_leading_spaces`: how many spaces at the start of the first token were put there by the
+    tokenizer (sentencepiece) and are not text.
+    """
+
+    token_bytes: tuple[bytes, ...]
+    max_leading_spaces: int = 0
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """Empty for ids that the tokenizer does not know (padding of the embedding)."""
+        return self.token_bytes[token_id] if token_id < len(self.token_bytes) else b""
+
+    def decode(self, token_ids: list[int]) -> str:
+        """The text of a whole sequence."""
+        detokenizer = TableDetokenizer(self)
+        return "".join(map(detokenizer.push, token_ids)) + detokenizer.flush()
+
+
+class TableDetokenizer:
+    """Looks each token's bytes up and decodes them incrementally."""
+
+    def __init__(self, table: TokenTable) -> None:
+        self._token_bytes = table.token_bytes
+        self._num_tokens = len(table.token_bytes)
+        self._decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
+        self._spaces_to_drop = table.max_leading_spaces
+
+    def push(self, token_id: int) -> str:
+        """The text that this token completes; empty while a character is incomplete."""
+        if token_id >= self._num_tokens:
+            return ""
+        token_bytes = self._token_bytes[token_id]
+        if self._spaces_to_drop and token_bytes:
+            num_spaces = len(token_bytes) - len(token_bytes.lstrip(b" "))
+            token_bytes = token_bytes[min(num_spaces, self._spaces_to_drop) :]
+            self._spaces_to_drop = 0
+        return self._decode(token_bytes)
+
+    def flush(self) -> str:
+        """What is left at the end: a replacement character for an incomplete one."""
+        return self._decode(b"", True)
+
+
+class WindowDetokenizer:
+    """Decodes the last few tokens with and without the new one; the difference is its text.
+
+    For decoders that look at neighbours. Text that ends in U+FFFD is held back until it is whole,
+    but never longer than the window, so the cost of a token is bounded.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._context: list[int] = []
+        self._pending: list[int] = []
+
+    def push(self, token_id: int) -> str:
+        """The text that this token completes; empty while a character is incomplete."""
+        self._pending.append(token_id)
+        text = self._pending_text()
+        if text.endswith("\ufffd") and len(self._pending) < _WINDOW_TOKENS:
+            return ""
+        return self._release(text)
+
+    def flush(self) -> str:
+        """What is left at the end: a replacement character for an incomplete one."""
+        return self._release(self._pending_text())
+
+    def _pending_text(self) -> str:
+        before = self._tokenizer.decode(self._context)
+        return self._tokenizer.decode(self._context + self._pending)[len(before) :]
+
+    def _release(self, text: str) -> str:
+        if self._pending and text:
+            self._context = self._pending
+            self._pending = []
+        return text
+
+
+def build_table(tokenizer: Tokenizer) -> TokenTable | None:
+    """The table of a byte-level or sentencepiece tokenizer; None for any other scheme.
+
+    A table that disagrees with the tokenizer on a probe text is not used either.
+    """
+    decoder: dict[str, Any] = json.loads(tokenizer.to_str())["decoder"] or {}
+    steps = decoder.get("decoders", [decoder])
+    kinds = {step.get("type") for step in steps}
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    special = {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+    if "ByteLevel" in kinds:
+        max_leading_spaces = 0
+        alphabet = _byte_alphabet()
+
+        def encode(token: str) -> bytes:
+            if all(char in alphabet for char in token):
+                return bytes(alphabet[char] for char in token)
+            return token.encode()
+
+    elif kinds & {"ByteFallback", "Metaspace"}:
+        max_leading_spaces = _max_leading_spaces(steps)
+
+        def encode(token: str) -> bytes:
+            found = _BYTE_TOKEN.fullmatch(token) if "ByteFallback" in kinds else None
+            if found:
+                return bytes([int(found[1], 16)])
+            return token.replace("▁", " ").encode()
+
+    else:
+        return None
+    token_bytes = [b""] * (max(vocabulary.values(), default=-1) + 1)
+    for token, token_id in vocabulary.items():
+        if token_id not in special:
+            token_bytes[token_id] = encode(token)
+    table = TokenTable(tuple(token_bytes), max_leading_spaces)
+    probe = tokenizer.encode(_PROBE, add_special_tokens=False).ids
+    return table if table.decode(probe) == tokenizer.decode(probe) else None
+
+
+def _max_leading_spaces(steps: list[dict[str, Any]]) -> int:
+    """How many spaces decoding drops from the first token, because encoding had added them."""
+    for step in steps:
+        if step["type"] == "Strip" and step["content"] == " ":
+            return int(step["start"])
+        if step["type"] == "Metaspace" and step.get("prepend_scheme", "always") != "never":
+            return sys.maxsize
+    return 0

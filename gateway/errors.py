@@ -1,0 +1,254 @@
+"""Every failure's HTTP status and OpenAI error body: one table, one place."""
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any, Final
+
+import msgspec
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from engine.errors import (
+    EngineDiedError,
+    EngineError,
+    InvalidRequestError,
+    PromptTooLongError,
+    QueueFullError,
+    TierUnavailableError,
+)
+
+logger = logging.getLogger(__name__)
+
+INVALID_REQUEST: Final = "invalid_request_error"
+RATE_LIMIT: Final = "rate_limit_error"
+SERVER_ERROR: Final = "server_error"
+
+_MAX_QUOTED_CHARS: Final = 64
+
+
+class GatewayError(Exception):
+    """Base of the gateway's own refusals. `param` is the path of the field at fault."""
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
+class BadRequestError(GatewayError):
+    """The request is malformed or asks for what is not supported."""
+
+
+class ModelNotFoundError(GatewayError):
+    """No model has this name."""
+
+    def __init__(self, name: str, known: Sequence[str]) -> None:
+        super().__init__(
+            f"The model {name!r} does not exist. Known are: {', '.join(known)}.",
+            param="model",
+            code="model_not_found",
+        )
+
+
+class BodyTooLargeError(GatewayError):
+    """The request's body is over the limit."""
+
+    def __init__(self, *, limit_bytes: int) -> None:
+        super().__init__(f"The request body is larger than {limit_bytes} bytes.")
+
+
+class MediaTypeError(GatewayError):
+    """The body is not declared to be JSON."""
+
+    def __init__(self, media_type: str) -> None:
+        super().__init__(f"Send the header content-type: application/json, not {media_type!r}.")
+
+
+class NotReadyError(GatewayError):
+    """The engine cannot take requests now."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason, code="engine_not_ready")
+
+
+class GenerationError(GatewayError):
+    """The engine ended the request by an error of ours."""
+
+
+class EngineLostError(GenerationError):
+    """The engine died under the request; another attempt will find a new one."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """How one kind of exception is answered. `retry_after_s` None: a retry would not help."""
+
+    status: HTTPStatus
+    type: str = INVALID_REQUEST
+    code: str | None = None
+    retry_after_s: float | None = None
+
+
+# Looked up along the exception's base classes, so a base's row covers what is not listed.
+_ANSWERS: Final[Mapping[type[Exception], _Answer]] = {
+    BadRequestError: _Answer(HTTPStatus.BAD_REQUEST),
+    InvalidRequestError: _Answer(HTTPStatus.BAD_REQUEST),
+    PromptTooLongError: _Answer(HTTPStatus.BAD_REQUEST, code="context_length_exceeded"),
+    ModelNotFoundError: _Answer(HTTPStatus.NOT_FOUND),
+    TierUnavailableError: _Answer(HTTPStatus.NOT_FOUND, code="model_not_found"),
+    BodyTooLargeError: _Answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, code="body_too_large"),
+    MediaTypeError: _Answer(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, code="unsupported_media_type"),
+    QueueFullError: _Answer(HTTPStatus.TOO_MANY_REQUESTS, RATE_LIMIT, retry_after_s=1.0),
+    NotReadyError: _Answer(HTTPStatus.SERVICE_UNAVAILABLE, SERVER_ERROR, retry_after_s=1.0),
+    EngineDiedError: _Answer(HTTPStatus.SERVICE_UNAVAILABLE, SERVER_ERROR, retry_after_s=1.0),
+    EngineLostError: _Answer(HTTPStatus.SERVICE_UNAVAILABLE, SERVER_ERROR, retry_after_s=1.0),
+    GenerationError: _Answer(HTTPStatus.INTERNAL_SERVER_ERROR, SERVER_ERROR),
+    EngineError: _Answer(HTTPStatus.INTERNAL_SERVER_ERROR, SERVER_ERROR),
+    Exception: _Answer(HTTPStatus.INTERNAL_SERVER_ERROR, SERVER_ERROR, code="internal_error"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """An exception as the client sees it."""
+
+    status: int
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def body(self) -> bytes:
+        """The OpenAI error object as JSON."""
+        detail = {
+            "message": self.message,
+            "type": self.type,
+            "param": self.param,
+            "code": self.code,
+        }
+        return msgspec.json.encode({"error": detail})
+
+    def response(self) -> Response:
+        """The whole HTTP answer."""
+        headers = dict(self.headers)
+        return Response(self.body(), self.status, headers, media_type="application/json")
+
+
+def problem_of(error: Exception) -> Problem:
+    """What the client is told. An exception that nobody planned says nothing about itself."""
+    if isinstance(error, HTTPException):
+        return _routing_problem(error)
+    answer = next(_ANSWERS[kind] for kind in type(error).__mro__ if kind in _ANSWERS)
+    planned = isinstance(error, GatewayError | EngineError)
+    return Problem(
+        status=answer.status,
+        message=str(error) if planned else "The gateway failed to answer this request.",
+        type=answer.type,
+        param=getattr(error, "param", None),
+        code=answer.code or getattr(error, "code", None),
+        headers=_retry_headers(error, answer),
+    )
+
+
+def _retry_headers(error: Exception, answer: _Answer) -> dict[str, str]:
+    """The headers that the openai client obeys; empty where there is no advice."""
+    wait_s: float | None = getattr(error, "retry_after_s", answer.retry_after_s)
+    if wait_s is None:
+        return {}
+    return {
+        "retry-after": str(max(1, round(wait_s))),
+        "retry-after-ms": str(max(1, round(wait_s * 1000))),
+        "x-should-retry": "true",
+    }
+
+
+def _routing_problem(error: HTTPException) -> Problem:
+    """An unknown path, a method that the path does not have."""
+    codes = {404: "unknown_url", 405: "method_not_allowed"}
+    return Problem(
+        status=error.status_code,
+        message=str(error.detail),
+        type=INVALID_REQUEST if error.status_code < 500 else SERVER_ERROR,
+        code=codes.get(error.status_code),
+        headers=error.headers or {},
+    )
+
+
+async def handle_exception(request: Request, error: Exception) -> Response:
+    """Starlette's exception handler, for every exception."""
+    problem = problem_of(error)
+    if problem.status >= 500:
+        logger.error(
+            "request failed path=%s status=%d code=%s error=%s",
+            request.url.path,
+            problem.status,
+            problem.code,
+            type(error).__name__,
+        )
+    return problem.response()
+
+
+def bad_request(error: ValidationError, body: bytes) -> BadRequestError:
+    """The most specific of pydantic's complaints, with the path of its field in `body`."""
+    details = error.errors(include_url=False, include_input=False)
+    if details[0]["type"] == "json_invalid":
+        return BadRequestError(
+            f"The body is not valid JSON: {details[0]['ctx']['error']}.", code="invalid_json"
+        )
+    document = json.loads(body)
+    paths = [_real_path(detail, document) for detail in details]
+    # A union complains once a branch; the branch that got deepest is the one that was meant.
+    depth = max(len(path) for path in paths)
+    index = next(i for i, path in enumerate(paths) if len(path) == depth)
+    param = ".".join(str(part) for part in paths[index]) or None
+    reason = _explain(details[index], _value_at(document, paths[index]))
+    return BadRequestError(f"{param or 'body'}: {reason}.", param=param)
+
+
+def _real_path(detail: ErrorDetails, document: Any) -> list[str | int]:
+    """pydantic's location without the names of union branches: only what indexes the body."""
+    path: list[str | int] = []
+    here: Any = document
+    parts = list(detail["loc"])
+    missing = parts.pop() if detail["type"] == "missing" else None
+    for part in parts:
+        try:
+            here = here[part]
+        except (IndexError, KeyError, TypeError):
+            continue
+        path.append(part)
+    if detail["type"].startswith("union_tag"):
+        path.append(detail["ctx"]["discriminator"].strip("'"))
+    return path if missing is None else [*path, missing]
+
+
+def _value_at(document: Any, path: list[str | int]) -> object:
+    """What stands there; None for a field that is missing."""
+    for part in path[:-1]:
+        document = document[part]
+    try:
+        return document[path[-1]] if path else document
+    except (IndexError, KeyError, TypeError):
+        return None
+
+
+def _explain(detail: ErrorDetails, value: object) -> str:
+    """A sentence without full stop; unknown fields and words in our own words."""
+    match detail["type"]:
+        case "extra_forbidden":
+            return "this field is unknown or not supported"
+        case "missing" | "union_tag_not_found":
+            return "this field is required"
+        case "union_tag_invalid":
+            return f"{value!r} is not supported, only {detail['ctx']['expected_tags']}"
+        case "literal_error" if isinstance(value, str) and len(value) <= _MAX_QUOTED_CHARS:
+            return f"{value!r} is not supported, only {detail['ctx']['expected']}"
+        case _:
+            return detail["msg"]

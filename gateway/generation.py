@@ -1,0 +1,350 @@
+"""Engine events to text: detokenising, thinking, stop strings, log-probabilities, usage."""
+
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import aclosing
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Literal, cast
+
+from engine.events import (
+    EngineEvent,
+    Failed,
+    Finished,
+    PrefillDone,
+    TierSwitched,
+    TokenLogprobs,
+    TokensEmitted,
+)
+from engine.request import EngineRequest, Tier
+from gateway.backends.client import EngineClient
+from gateway.chat import ChatTokenizer
+from gateway.errors import EngineLostError, GenerationError
+from gateway.fan_in import merge
+from gateway.metrics import GatewayMetrics
+from gateway.stopping import StopMatcher
+from gateway.thinking import Kind, ThinkingSplitter
+
+FinishReason = Literal["stop", "length"]
+Piece = tuple[str, bool]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChoicePlan:
+    """One choice to generate. `opens_thinking`: its prompt ends inside a thinking block."""
+
+    request: EngineRequest
+    opens_thinking: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """An API request, ready for the engine: what to generate and how to read it.
+
+    `num_prompt_tokens` counts each prompt once. `seed` is what the report says. `arrival_s` is the
+    gateway's clock. `splits_thinking`: thinking is told from the answer (chat).
+    """
+
+    job_id: str
+    created: int
+    model_id: str
+    tier: Tier
+    reason: str
+    seed: int | None
+    arrival_s: float
+    num_prompt_tokens: int
+    choices: tuple[ChoicePlan, ...]
+    tokenizer: ChatTokenizer
+    stops: tuple[str, ...] = ()
+    splits_thinking: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """What is added to one choice. `pieces` are (text, whether it was drafted) and join to `text`.
+
+    The last delta of a choice has the finish reason and no text.
+    """
+
+    index: int
+    kind: Kind = "content"
+    text: str = ""
+    pieces: tuple[Piece, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(slots=True)
+class ChoiceUsage:
+    """What one choice used. Seconds; None before it happened."""
+
+    num_tokens: int = 0
+    num_reasoning_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_drafted_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_steps: int = 0
+    queue_s: float | None = None
+    first_token_s: float | None = None
+
+
+class _HeldPiece:
+    """Text that may still turn out to be the beginning of a stop string."""
+
+    __slots__ = ("drafted", "text")
+
+    def __init__(self, text: str, drafted: bool) -> None:
+        self.text = text
+        self.drafted = drafted
+
+
+class Choice:
+    """One choice's text so far; fed with engine events, gives deltas."""
+
+    def __init__(self, index: int, job: Job, *, opens_thinking: bool = False) -> None:
+        self.usage = ChoiceUsage()
+        self.finish_reason: FinishReason | None = None
+        self.last_token_s = job.arrival_s
+        self._index = index
+        self._stop_token_ids = frozenset(job.tokenizer.stop_token_ids)
+        self._detokenizer = job.tokenizer.detokenizer()
+        self._splitter = (
+            ThinkingSplitter(opens_thinking=opens_thinking) if job.splits_thinking else None
+        )
+        self._stops = StopMatcher(job.stops) if job.stops else None
+        self._held: deque[_HeldPiece] = deque()
+        self._num_content = 0
+        self._num_released = 0
+        # With the position in the content at which each token's text begins and ends.
+        self._logprobs: deque[tuple[int, int, TokenLogprobs]] = deque()
+
+    def add_tokens(self, event: TokensEmitted) -> list[Delta]:
+        """The text of one step's tokens. After a stop string, `finish_reason` is set."""
+        usage = self.usage
+        usage.num_steps += 1
+        usage.num_drafted_tokens += event.num_drafted_tokens
+        out: list[tuple[Kind, str, bool]] = []
+        for position, token_id in enumerate(event.token_ids):
+            drafted = position < event.num_accepted_tokens
+            usage.num_tokens += 1
+            usage.num_accepted_tokens += drafted
+            if token_id in self._stop_token_ids:
+                continue  # an end-of-sequence token has no text, whatever its name
+            begin = self._num_content
+            is_answer = self._add_text(self._detokenizer.push(token_id), drafted, out)
+            if event.logprobs and is_answer:
+                entry = event.logprobs[position]
+                self._logprobs.append((begin, self._num_content, entry))
+            if self.finish_reason is not None:
+                break
+        return self._deltas(out)
+
+    def end(self, finish_reason: FinishReason) -> list[Delta]:
+        """The engine is done: release what was held back."""
+        out: list[tuple[Kind, str, bool]] = []
+        self._add_text(self._detokenizer.flush(), False, out)
+        if self._splitter and self.finish_reason is None:
+            self._add_pieces(self._splitter.flush(), False, out)
+        if self.finish_reason is None:
+            self._release(self._num_content, out)
+            self.finish_reason = finish_reason
+        return self._deltas(out)
+
+    def _add_text(self, text: str, drafted: bool, out: list[tuple[Kind, str, bool]]) -> bool:
+        """Whether the token belongs to the answer, not to the thinking before it."""
+        splitter = self._splitter
+        if splitter is None:
+            if text:
+                self._add_content(text, drafted, out)
+            return True
+        was_thinking = splitter.is_thinking
+        self._add_pieces(splitter.push(text), drafted, out)
+        if splitter.is_thinking and not was_thinking:
+            # The tag itself may have been several tokens, which looked like an answer until now.
+            self._logprobs.clear()
+        if splitter.is_thinking or was_thinking:
+            self.usage.num_reasoning_tokens = self.usage.num_tokens
+            return False
+        return True
+
+    def _add_pieces(
+        self, pieces: Iterable[tuple[Kind, str]], drafted: bool, out: list[tuple[Kind, str, bool]]
+    ) -> None:
+        for kind, text in pieces:
+            if kind == "reasoning":
+                out.append((kind, text, drafted))
+            elif self.finish_reason is None:
+                self._add_content(text, drafted, out)
+
+    def _add_content(self, text: str, drafted: bool, out: list[tuple[Kind, str, bool]]) -> None:
+        """Release what cannot belong to a stop string; cut at a stop string."""
+        self._num_content += len(text)
+        if self._stops is None:
+            self._num_released = self._num_content
+            out.append(("content", text, drafted))
+            return
+        self._held.append(_HeldPiece(text, drafted))
+        cut = self._stops.push(text)
+        if cut is None:
+            self._release(self._num_content - self._stops.num_held, out)
+        else:
+            self._release(cut, out)
+            self.finish_reason = "stop"
+
+    def _release(self, end: int, out: list[tuple[Kind, str, bool]]) -> None:
+        """Move held content up to position `end` out, piece by piece."""
+        while self._held and self._num_released < end:
+            piece = self._held[0]
+            text = piece.text[: end - self._num_released]
+            out.append(("content", text, piece.drafted))
+            self._num_released += len(text)
+            piece.text = piece.text[len(text) :]
+            if not piece.text:
+                self._held.popleft()
+
+    def _deltas(self, out: list[tuple[Kind, str, bool]]) -> list[Delta]:
+        """One delta for each run of thinking or answer, then the finish."""
+        deltas = []
+        for kind, run in groupby(out, key=lambda item: item[0]):
+            pieces = tuple((text, drafted) for _, text, drafted in run)
+            deltas.append(
+                Delta(
+                    index=self._index,
+                    kind=kind,
+                    text="".join(text for text, _ in pieces),
+                    pieces=pieces,
+                    logprobs=self._released_logprobs() if kind == "content" else (),
+                )
+            )
+        if self.finish_reason is not None:
+            deltas.append(
+                Delta(
+                    index=self._index,
+                    logprobs=self._last_logprobs(),
+                    finish_reason=self.finish_reason,
+                )
+            )
+        return deltas
+
+    def _released_logprobs(self) -> tuple[TokenLogprobs, ...]:
+        """Of the tokens whose whole text is out."""
+        done = []
+        while self._logprobs and self._logprobs[0][1] <= self._num_released:
+            done.append(self._logprobs.popleft()[2])
+        return tuple(done)
+
+    def _last_logprobs(self) -> tuple[TokenLogprobs, ...]:
+        """Of the tokens that are left; those behind a stop string's cut are dropped."""
+        return tuple(
+            entry
+            for begin, _, entry in self._logprobs
+            if begin < self._num_released or begin == self._num_content
+        )
+
+
+class Generation:
+    """One API request while the engine works on it."""
+
+    def __init__(
+        self,
+        engine: EngineClient,
+        job: Job,
+        metrics: GatewayMetrics,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.job = job
+        self.choices = [
+            Choice(index, job, opens_thinking=plan.opens_thinking)
+            for index, plan in enumerate(job.choices)
+        ]
+        self._engine = engine
+        self._metrics = metrics.of_tier(job.tier)
+        self._clock = clock
+
+    async def deltas(self) -> AsyncGenerator[Delta]:
+        """The text of all choices as it comes. Closing this aborts what still runs.
+
+        Raises the engine's refusal, EngineLostError or GenerationError.
+        """
+        streams = [
+            self._choice_deltas(plan.request, choice)
+            for plan, choice in zip(self.job.choices, self.choices, strict=True)
+        ]
+        outcome = "abort"
+        try:
+            async with aclosing(merge(streams)) as merged:
+                async for delta in merged:
+                    yield delta
+            outcome = "stop"
+        except Exception:
+            outcome = "error"
+            raise
+        finally:
+            self._record(outcome)
+
+    def ttft_s(self) -> float | None:
+        """Seconds from arrival at the gateway to the first token of any choice."""
+        firsts = [c.usage.first_token_s for c in self.choices if c.usage.first_token_s is not None]
+        return min(firsts) - self.job.arrival_s if firsts else None
+
+    async def _choice_deltas(self, request: EngineRequest, choice: Choice) -> AsyncGenerator[Delta]:
+        last: list[Delta] = []
+        # The protocol promises that its iterator can be closed; only generators have a type for it.
+        stream = cast(AsyncGenerator[EngineEvent], self._engine.submit(request))
+        async with aclosing(stream) as events:
+            async for event in events:
+                last = self._apply(event, choice)
+                if choice.finish_reason is not None:
+                    break
+                for delta in last:
+                    yield delta
+        # Only now: after a stop string the sequence is aborted before the client is waited for.
+        if choice.finish_reason is None:
+            raise EngineLostError("The engine's answer broke off.", code="engine_died")
+        for delta in last:
+            yield delta
+
+    def _apply(self, event: EngineEvent, choice: Choice) -> list[Delta]:
+        match event:
+            case TokensEmitted():
+                self._observe(event, choice)
+                return choice.add_tokens(event)
+            case PrefillDone():
+                choice.usage.queue_s = event.queue_s
+                choice.usage.num_cached_tokens = event.num_cached_tokens
+                return []
+            case Finished(finish_reason="stop" | "length" as reason):
+                return choice.end(reason)
+            case Finished():
+                raise GenerationError("The engine aborted the request.", code="aborted")
+            case Failed(code="engine_died"):
+                raise EngineLostError(event.message, code=event.code)
+            case Failed():
+                raise GenerationError(event.message, code=event.code)
+            case TierSwitched():
+                # Nothing asks for this yet; the cascade will hold text back until it is final.
+                raise GenerationError("The answer moved to another tier.", code="tier_switched")
+
+    def _observe(self, event: TokensEmitted, choice: Choice) -> None:
+        """Time of the first token, then the gap per token."""
+        now_s = self._clock()
+        usage = choice.usage
+        if usage.first_token_s is None:
+            usage.first_token_s = now_s
+            self._metrics.time_to_first_token.observe(now_s - self.job.arrival_s)
+        elif event.token_ids:
+            gap_s = (now_s - choice.last_token_s) / len(event.token_ids)
+            self._metrics.inter_token_latency.observe(gap_s)
+        choice.last_token_s = now_s
+
+    def _record(self, outcome: str) -> None:
+        """The request's end in the metrics. A choice that did not finish has the outcome's name."""
+        metrics = self._metrics
+        metrics.e2e_request_latency.observe(self._clock() - self.job.arrival_s)
+        metrics.prompt_tokens.inc(self.job.num_prompt_tokens)
+        for choice in self.choices:
+            metrics.generation_tokens.inc(choice.usage.num_tokens)
+            metrics.finished(choice.finish_reason or outcome)
+            if choice.usage.queue_s is not None:
+                metrics.request_queue_time.observe(choice.usage.queue_s)

@@ -1,0 +1,255 @@
+"""From a validated request to a `Job`: which tier, which tokens, which limits."""
+
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from math import ceil
+from typing import Final
+
+from engine.errors import PromptTooLongError, TierUnavailableError
+from engine.events import EngineInfo, TierInfo
+from engine.request import TIERS, EngineRequest, SamplingParams, SpeculationParams, Tier
+from gateway.backends.client import EngineClient
+from gateway.chat import ChatTokenizer, Prompt
+from gateway.errors import BadRequestError, ModelNotFoundError, NotReadyError
+from gateway.generation import ChoicePlan, Job
+from gateway.metrics import GatewayMetrics
+from gateway.schema.chat import ChatRequest
+from gateway.schema.common import OutriderOptions
+from gateway.schema.completions import CompletionRequest
+from router.policy import RoutePolicy
+
+AUTO: Final = "auto"
+# Drawn seeds stay below 2**53, so that every JSON reader gives them back unchanged.
+_SEED_BITS: Final = 53
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayLimits:
+    """Bounds on what a request may ask for.
+
+    `default_max_tokens` is used where a request sets none (or less, where the context ends sooner);
+    None: all that the context leaves.
+    """
+
+    default_max_tokens: int | None = None
+    max_body_bytes: int = 8 * 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayContext:
+    """Everything the gateway is wired to. `clock` is the machine's monotonic clock, in seconds."""
+
+    engine: EngineClient
+    tokenizers: Mapping[Tier, ChatTokenizer]
+    router: RoutePolicy
+    limits: GatewayLimits = field(default_factory=GatewayLimits)
+    clock: Callable[[], float] = time.monotonic
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Target:
+    """The tier that a request goes to, and why."""
+
+    info: TierInfo
+    reason: str
+    tokenizer: ChatTokenizer
+
+    @property
+    def tier(self) -> Tier:
+        return self.info.tier
+
+
+class JobBuilder:
+    """Turns requests into jobs. Holds what the engine said about itself."""
+
+    def __init__(self, context: GatewayContext, metrics: GatewayMetrics) -> None:
+        self._context = context
+        self._metrics = metrics
+        self._info: EngineInfo | None = None
+
+    async def engine_info(self) -> EngineInfo:
+        """What is loaded; asked once, for an engine does not change its models.
+
+        Raises NotReadyError while the engine is loading or being restarted.
+        """
+        if not self._context.engine.is_ready:
+            raise NotReadyError("The engine is loading or being restarted; try again soon.")
+        if self._info is None:
+            self._info = await self._context.engine.info()
+        return self._info
+
+    async def names(self) -> dict[str, tuple[TierInfo, ...]]:
+        """Every name that `model` accepts, with the checkpoints that may answer to it."""
+        tiers = (await self.engine_info()).tiers
+        ordered = [tiers[tier] for tier in TIERS if tier in tiers]
+        names = {AUTO: tuple(ordered)} | {info.tier: (info,) for info in ordered}
+        # A real id is an alias; should both tiers have the same, the large one has it.
+        aliases = {info.model_id: (info,) for info in ordered}
+        return {**aliases, **names}
+
+    async def chat_job(self, request: ChatRequest, arrival_s: float) -> Job:
+        """A conversation. Raises GatewayError or EngineError."""
+        target = await self._target(request.model, lambda _: request.last_user_text)
+        num_bytes = sum(len(str(message.content)) for message in request.messages)
+        _refuse_hopeless(num_bytes, target, request.token_limit)
+        prompt = await target.tokenizer.render_chat(request.messages, request.chat_template_kwargs)
+        return self._job(request, "chatcmpl", target, [prompt], arrival_s)
+
+    async def completion_job(self, request: CompletionRequest, arrival_s: float) -> Job:
+        """One or several prompts. Raises GatewayError or EngineError."""
+
+        def routed_text(tokenizer: ChatTokenizer) -> str:
+            first = request.prompts[0]
+            return first if isinstance(first, str) else tokenizer.decode(first)
+
+        target = await self._target(request.model, routed_text)
+        prompts = []
+        for prompt in request.prompts:
+            if isinstance(prompt, str):
+                _refuse_hopeless(len(prompt), target, request.token_limit)
+                prompts.append(await target.tokenizer.encode(prompt))
+            else:
+                _check_token_ids(prompt, target)
+                prompts.append(Prompt(token_ids=prompt))
+        return self._job(request, "cmpl", target, prompts, arrival_s)
+
+    async def _target(self, model: str, text: Callable[[ChatTokenizer], str]) -> _Target:
+        """Resolve a model name; `auto` asks the router."""
+        names = await self.names()
+        if model not in names:
+            raise ModelNotFoundError(model, list(names))
+        candidates = names[model]
+        info, reason = candidates[0], "requested"
+        if model == AUTO:
+            info, reason = self._route(candidates, text)
+        self._metrics.routed(info.tier, reason)
+        tokenizer = self._context.tokenizers.get(info.tier)
+        if tokenizer is None:
+            raise TierUnavailableError(f"The {info.tier} tier has no tokenizer.")
+        return _Target(info=info, reason=reason, tokenizer=tokenizer)
+
+    def _route(
+        self, candidates: tuple[TierInfo, ...], text: Callable[[ChatTokenizer], str]
+    ) -> tuple[TierInfo, str]:
+        tokenizer = self._context.tokenizers[candidates[0].tier]
+        route = self._context.router.route(text(tokenizer))
+        for info in candidates:
+            if info.tier == route.tier:
+                return info, route.reason
+        raise TierUnavailableError(f"The router chose the {route.tier} tier, which is not loaded.")
+
+    def _job(
+        self,
+        request: ChatRequest | CompletionRequest,
+        prefix: str,
+        target: _Target,
+        prompts: list[Prompt],
+        arrival_s: float,
+    ) -> Job:
+        """One engine request for each choice of each prompt."""
+        job_id = f"{prefix}-{secrets.token_hex(12)}"
+        num_choices = request.n or 1
+        temperature = 1.0 if request.temperature is None else request.temperature
+        seed = request.seed
+        if seed is None and temperature > 0:
+            seed = secrets.randbits(_SEED_BITS)
+        choices = []
+        for prompt_index, prompt in enumerate(prompts):
+            group_id = f"{job_id}-{prompt_index}"
+            sampling = self._sampling(request, target, prompt, temperature, seed or 0)
+            for choice_index in range(num_choices):
+                engine_request = EngineRequest(
+                    request_id=f"{group_id}-{choice_index}",
+                    prompt_token_ids=prompt.token_ids,
+                    tier=target.tier,
+                    sampling=sampling(choice_index),
+                    speculation=_speculation(request.outrider),
+                    group_id=group_id if num_choices > 1 else None,
+                    arrival_s=arrival_s,
+                )
+                choices.append(
+                    ChoicePlan(request=engine_request, opens_thinking=prompt.opens_thinking)
+                )
+        return Job(
+            job_id=job_id,
+            created=int(time.time()),
+            model_id=target.info.model_id,
+            tier=target.tier,
+            reason=target.reason,
+            seed=seed,
+            arrival_s=arrival_s,
+            num_prompt_tokens=sum(len(prompt.token_ids) for prompt in prompts),
+            choices=tuple(choices),
+            tokenizer=target.tokenizer,
+            stops=request.stop_strings,
+            splits_thinking=isinstance(request, ChatRequest),
+        )
+
+    def _sampling(
+        self,
+        request: ChatRequest | CompletionRequest,
+        target: _Target,
+        prompt: Prompt,
+        temperature: float,
+        seed: int,
+    ) -> Callable[[int], SamplingParams]:
+        """The sampling parameters by choice. Raises PromptTooLongError."""
+        max_tokens = self._max_tokens(request.token_limit, len(prompt.token_ids), target)
+
+        def of_choice(choice_index: int) -> SamplingParams:
+            return SamplingParams(
+                max_tokens=max_tokens,
+                temperature=temperature,
+                top_k=max(request.top_k or 0, 0),
+                top_p=1.0 if request.top_p is None else request.top_p,
+                min_p=request.min_p or 0.0,
+                seed=seed % 2**64,
+                choice_index=choice_index,
+                stop_token_ids=target.tokenizer.stop_token_ids,
+                num_logprobs=request.top_count,
+            )
+
+        return of_choice
+
+    def _max_tokens(self, limit: int | None, num_prompt_tokens: int, target: _Target) -> int:
+        """The request's own limit, or what is left of the context up to the default."""
+        max_context = target.info.max_context
+        room = max_context - num_prompt_tokens
+        default = self._context.limits.default_max_tokens or room
+        wanted = limit or max(1, min(default, room))
+        if wanted > room:
+            raise PromptTooLongError(
+                num_tokens=num_prompt_tokens, max_tokens=wanted, max_context=max_context
+            )
+        return wanted
+
+
+def _refuse_hopeless(num_chars: int, target: _Target, limit: int | None) -> None:
+    """Refuse a text that cannot fit however it is tokenised, before paying for tokenising it."""
+    # Normalisation may shorten a text; it does not do so four times.
+    at_least = ceil(num_chars / (4 * target.tokenizer.max_token_bytes))
+    if at_least > target.info.max_context:
+        raise PromptTooLongError(
+            num_tokens=at_least, max_tokens=limit or 1, max_context=target.info.max_context
+        )
+
+
+def _check_token_ids(token_ids: tuple[int, ...], target: _Target) -> None:
+    if max(token_ids) >= target.info.vocab_size:
+        raise BadRequestError(
+            f"prompt: token id {max(token_ids)} is outside the vocabulary of the {target.tier} "
+            f"tier ({target.info.vocab_size} ids).",
+            param="prompt",
+        )
+
+
+def _speculation(options: OutriderOptions | None) -> SpeculationParams:
+    if options is None:
+        return SpeculationParams()
+    return SpeculationParams(
+        enabled=options.speculation != "off",
+        max_draft_nodes=options.max_draft_nodes,
+        max_draft_depth=options.max_draft_depth,
+    )

@@ -1,0 +1,170 @@
+"""What /metrics says: names that dashboards know (vLLM's stems), under `outrider_`.
+
+Latencies are observed here, as a client sees them. The engine's own counters are read from it at
+each scrape, so they are never counted twice.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from engine.events import EngineStats, TierStats
+from engine.request import TIERS, Tier
+
+_FIRST_TOKEN_S: Final = (
+    0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0,
+    20.0, 60.0,
+)  # fmt: skip
+_INTER_TOKEN_S: Final = (
+    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0,
+    2.5,
+)  # fmt: skip
+_REQUEST_S: Final = (
+    0.001, 0.005, 0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0,
+    600.0,
+)  # fmt: skip
+_MAX_REASONS: Final = 64
+
+
+class TierMetrics:
+    """One tier's instruments, with the label already bound: a lookup per token costs too much."""
+
+    def __init__(self, metrics: "GatewayMetrics", tier: Tier) -> None:
+        self.time_to_first_token = metrics.time_to_first_token.labels(tier)
+        self.inter_token_latency = metrics.inter_token_latency.labels(tier)
+        self.e2e_request_latency = metrics.e2e_request_latency.labels(tier)
+        self.request_queue_time = metrics.request_queue_time.labels(tier)
+        self.prompt_tokens = metrics.prompt_tokens.labels(tier)
+        self.generation_tokens = metrics.generation_tokens.labels(tier)
+        self._request_success = metrics.request_success
+        self._tier = tier
+
+    def finished(self, reason: str) -> None:
+        """Count a choice's end: stop, length, abort or error."""
+        self._request_success.labels(self._tier, reason).inc()
+
+
+class GatewayMetrics:
+    """The gateway's registry. Not the global one, so several apps can live in one process."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._engine = _EngineCollector()
+        self.registry.register(self._engine)
+        self.time_to_first_token = self._histogram(
+            "time_to_first_token_seconds", "From arrival to the first token.", _FIRST_TOKEN_S
+        )
+        self.inter_token_latency = self._histogram(
+            "inter_token_latency_seconds", "A step's gap divided by its tokens.", _INTER_TOKEN_S
+        )
+        self.e2e_request_latency = self._histogram(
+            "e2e_request_latency_seconds", "From arrival to the end.", _REQUEST_S
+        )
+        self.request_queue_time = self._histogram(
+            "request_queue_time_seconds", "From arrival to the first scheduled token.", _REQUEST_S
+        )
+        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests.", "tier")
+        self.generation_tokens = self._counter("generation_tokens", "Tokens of answers.", "tier")
+        self.request_success = self._counter(
+            "request_success", "Choices that ended.", "tier", "finished_reason"
+        )
+        self._decisions = self._counter(
+            "router_decisions", "Which tier requests went to.", "tier", "reason"
+        )
+        self._reasons: set[str] = set()
+        self._tiers = {tier: TierMetrics(self, tier) for tier in TIERS}
+
+    def of_tier(self, tier: Tier) -> TierMetrics:
+        """The instruments of one tier."""
+        return self._tiers[tier]
+
+    def routed(self, tier: Tier, reason: str) -> None:
+        """Count a decision, without the figures that a reason has in parentheses.
+
+        A policy that makes up reasons endlessly is counted as `other`.
+        """
+        reason = reason.partition(" (")[0]
+        if reason not in self._reasons:
+            if len(self._reasons) >= _MAX_REASONS:
+                reason = "other"
+            self._reasons.add(reason)
+        self._decisions.labels(tier, reason).inc()
+
+    def exposition(self, stats: EngineStats | None) -> bytes:
+        """The text that Prometheus scrapes; without the engine's part while it is not there."""
+        self._engine.stats = stats
+        return generate_latest(self.registry)
+
+    def _histogram(self, stem: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(
+            f"outrider_{stem}", text, ["tier"], buckets=buckets, registry=self.registry
+        )
+
+    def _counter(self, stem: str, text: str, *labels: str) -> Counter:
+        return Counter(f"outrider_{stem}", text, labels, registry=self.registry)
+
+
+class _EngineCollector(Collector):
+    """Turns the engine's last snapshot into metrics."""
+
+    def __init__(self) -> None:
+        self.stats: EngineStats | None = None
+
+    def collect(self) -> Iterator[Metric]:
+        """One family a number, one sample a tier."""
+        if self.stats is None:
+            return
+        yield from _tier_metrics(self.stats)
+        yield from _speculation_metrics(self.stats)
+
+
+def _tier_metrics(stats: EngineStats) -> Iterator[Metric]:
+    gauges = {
+        "num_requests_running": ("Sequences that compute.", "num_running"),
+        "num_requests_waiting": ("Sequences in the queue.", "num_waiting"),
+        "kv_cache_usage_perc": ("Share of blocks in use (1 is full).", "kv_cache_usage"),
+    }
+    counters = {
+        "prefix_cache_queries": ("Tokens looked up.", "prefix_cache_queries"),
+        "prefix_cache_hits": ("Tokens found.", "prefix_cache_hits"),
+        "num_preemptions": ("Sequences that had to give their blocks back.", "num_preemptions"),
+    }
+    for stem, (text, attribute) in gauges.items():
+        gauge = GaugeMetricFamily(f"outrider_{stem}", text, labels=["tier"])
+        for tier, tier_stats in stats.tiers.items():
+            gauge.add_metric([tier], _number(tier_stats, attribute))
+        yield gauge
+    for stem, (text, attribute) in counters.items():
+        counter = CounterMetricFamily(f"outrider_{stem}", text, labels=["tier"])
+        for tier, tier_stats in stats.tiers.items():
+            counter.add_metric([tier], _number(tier_stats, attribute))
+        yield counter
+
+
+def _number(stats: TierStats, attribute: str) -> float:
+    value: float = getattr(stats, attribute)
+    return value
+
+
+def _speculation_metrics(stats: EngineStats) -> Iterator[Metric]:
+    """Drafts are made for the large tier only."""
+    totals = {
+        "spec_decode_num_drafts": ("Trees verified.", stats.num_drafts),
+        "spec_decode_num_draft_tokens": ("Nodes verified.", stats.num_draft_tokens),
+        "spec_decode_num_accepted_tokens": ("Nodes accepted.", stats.num_accepted_tokens),
+    }
+    for stem, (text, total) in totals.items():
+        counter = CounterMetricFamily(f"outrider_{stem}", text, labels=["tier"])
+        counter.add_metric(["large"], total)
+        yield counter
+    positions = CounterMetricFamily(
+        "outrider_spec_decode_num_accepted_tokens_per_pos",
+        "Nodes accepted at each depth of the tree, from 0.",
+        labels=["tier", "position"],
+    )
+    for position, total in enumerate(stats.accepted_per_depth):
+        positions.add_metric(["large", str(position)], total)
+    yield positions

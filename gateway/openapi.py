@@ -1,0 +1,181 @@
+"""The OpenAPI document: the requests' and responses' models, and what every failure looks like.
+
+Endpoints read their bodies themselves (limits, speed, OpenAI's errors), so FastAPI cannot see the
+models; they are put in here. Limits that depend on the loaded models are written in too.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from gateway.schema.chat import ChatRequest
+from gateway.schema.completions import CompletionRequest
+from gateway.schema.errors import ErrorResponse
+from gateway.schema.responses import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    Completion,
+    Health,
+    ModelCard,
+    ModelList,
+    Readiness,
+)
+
+_REF: Final = "#/components/schemas/{model}"
+_MODELS: Final[tuple[type[BaseModel], ...]] = (
+    ChatRequest,
+    CompletionRequest,
+    ErrorResponse,
+    ChatCompletion,
+    ChatCompletionChunk,
+    Completion,
+    Health,
+    ModelCard,
+    ModelList,
+    Readiness,
+)
+_FAILURES: Final[Mapping[int, str]] = {
+    400: "The request is malformed, or asks for what is not supported; `param` names the field.",
+    404: "No such model, or no such path.",
+    413: "The body is too large.",
+    415: "The body is not declared as application/json.",
+    429: "The queue is full.",
+    500: "The gateway or the engine failed.",
+    503: "The engine is loading or being restarted.",
+}
+_RETRY_HEADERS: Final = {
+    name: {"description": text, "schema": {"type": "string"}}
+    for name, text in {
+        "retry-after": "Seconds to wait.",
+        "retry-after-ms": "The same in milliseconds.",
+        "x-should-retry": "Whether a retry may help: `true` or `false`.",
+    }.items()
+}
+_ID_HEADER: Final = {
+    "x-request-id": {
+        "description": "The client's own, or a new one.",
+        "schema": {"type": "string"},
+        "required": True,
+    }
+}
+_TIER_HEADER: Final = {
+    "x-outrider-tier": {
+        "description": "Which model answered.",
+        "schema": {"type": "string", "enum": ["small", "large"]},
+        "required": True,
+    }
+}
+_TRACE_HEADER: Final = {
+    "name": "x-outrider-trace",
+    "in": "header",
+    "required": False,
+    "description": "`1`: each chunk also says which of its tokens were drafted.",
+    "schema": {"type": "string", "enum": ["0", "1"]},
+}
+
+
+def _ref(model: type[BaseModel]) -> dict[str, str]:
+    return {"$ref": _REF.format(model=model.__name__)}
+
+
+def _json(model: type[BaseModel]) -> dict[str, Any]:
+    return {"application/json": {"schema": _ref(model)}}
+
+
+def failures(*statuses: int) -> dict[int, dict[str, Any]]:
+    """Responses of an operation that may fail in these ways."""
+    return {
+        status: {
+            "description": _FAILURES[status],
+            "headers": _ID_HEADER | (_RETRY_HEADERS if status in {429, 503} else {}),
+            "content": _json(ErrorResponse),
+        }
+        for status in statuses
+    }
+
+
+def operation(
+    answer: type[BaseModel], description: str, *statuses: int, operation_id: str
+) -> dict[str, Any]:
+    """A GET that answers JSON."""
+    success = {"description": description, "headers": _ID_HEADER, "content": _json(answer)}
+    return {
+        "operationId": operation_id,
+        "responses": {str(status): text for status, text in failures(*statuses).items()}
+        | {"200": success},
+    }
+
+
+def generation_operation(
+    request: type[BaseModel], whole: type[BaseModel], chunk: type[BaseModel], operation_id: str
+) -> dict[str, Any]:
+    """A POST that generates, whole or as a stream."""
+    stream = {
+        "schema": {"type": "string"},
+        "description": f"Events; each holds one {chunk.__name__}, the last one is [DONE].",
+    }
+    success = {
+        "description": "The answer; a stream of events when `stream` is true.",
+        "headers": _ID_HEADER | _TIER_HEADER,
+        "content": _json(whole) | {"text/event-stream": stream},
+    }
+    statuses = failures(400, 404, 413, 415, 429, 500, 503)
+    return {
+        "operationId": operation_id,
+        "parameters": [_TRACE_HEADER],
+        "requestBody": {"required": True, "content": _json(request)},
+        "responses": {str(status): text for status, text in statuses.items()} | {"200": success},
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedLimits:
+    """What the loaded models allow; the largest where they differ."""
+
+    names: tuple[str, ...]
+    max_context: int
+    vocab_size: int
+
+
+def build_document(app: FastAPI, limits: LoadedLimits | None) -> dict[str, Any]:
+    """The document; `limits` is None while the engine is not ready."""
+    document = get_openapi(
+        title=app.title, version=app.version, description=app.description, routes=app.routes
+    )
+    _, definitions = models_json_schema(
+        [(model, "validation") for model in _MODELS], ref_template=_REF
+    )
+    schemas: dict[str, Any] = definitions["$defs"]
+    if limits is not None:
+        _add_limits(schemas, limits)
+    document["components"] = {"schemas": dict(sorted(schemas.items()))}
+    for path in document["paths"].values():
+        for described in path.values():
+            # FastAPI's own validation error, which no endpoint here answers with.
+            described["responses"].pop("422", None)
+    return document
+
+
+def _add_limits(schemas: dict[str, Any], limits: LoadedLimits) -> None:
+    """Names and upper bounds that depend on what is loaded."""
+    for request in ("ChatRequest", "CompletionRequest"):
+        properties = schemas[request]["properties"]
+        properties["model"]["enum"] = list(limits.names)
+        for name in {"max_tokens", "max_completion_tokens"} & properties.keys():
+            _integer(properties[name])["maximum"] = limits.max_context - 1
+    for branch in schemas["CompletionRequest"]["properties"]["prompt"]["anyOf"]:
+        items = branch.get("items", {})
+        for schema in (items, items.get("items", {})):
+            if schema.get("type") == "integer":
+                schema["maximum"] = limits.vocab_size - 1
+
+
+def _integer(schema: dict[str, Any]) -> dict[str, Any]:
+    """The integer branch of a nullable field."""
+    branches: list[dict[str, Any]] = schema["anyOf"]
+    return next(branch for branch in branches if branch.get("type") == "integer")

@@ -1,0 +1,113 @@
+"""POST /v1/chat/completions: the request."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, JsonValue
+
+from gateway.schema.common import (
+    MAX_TOP_LOGPROBS,
+    EmptyList,
+    GenerationFields,
+    Harmless,
+    Int,
+    Label,
+    NotBuilt,
+    PositiveCount,
+    RequestModel,
+)
+
+ToolChoice = Annotated[JsonValue, Harmless((None, "none", "auto"))]
+TextFormat = Annotated[JsonValue, Harmless((None, {"type": "text"}))]
+TextModality = Annotated[JsonValue, Harmless((None, ["text"]))]
+
+
+class TextPart(RequestModel):
+    """A piece of a message. Images, audio and files are not supported."""
+
+    type: Literal["text"]
+    text: str
+
+
+Parts = Annotated[list[TextPart], Field(min_length=1)]
+
+
+def join_parts(content: str | list[TextPart] | None) -> str:
+    """One string; parts are joined by newlines, as other servers do."""
+    if content is None:
+        return ""
+    return content if isinstance(content, str) else "\n".join(part.text for part in content)
+
+
+class InputMessage(RequestModel):
+    """A message that instructs or asks."""
+
+    role: Literal["system", "developer", "user"]
+    content: str | Parts
+    name: Label | None = None
+
+
+class AssistantMessage(RequestModel):
+    """An earlier answer, as this API returned it (so its null fields are accepted)."""
+
+    role: Literal["assistant"]
+    content: str | Parts | None = None
+    reasoning_content: str | None = None
+    name: Label | None = None
+    refusal: NotBuilt = None
+    annotations: EmptyList = None
+    audio: NotBuilt = None
+    tool_calls: EmptyList = None
+    function_call: NotBuilt = None
+
+
+Message = Annotated[InputMessage | AssistantMessage, Field(discriminator="role")]
+
+
+class ChatRequest(GenerationFields):
+    """A conversation to continue."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Annotated[
+        PositiveCount | None, Field(description="The newer name of max_tokens; it wins.")
+    ] = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[
+        Annotated[Int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None,
+        Field(description="Used when `logprobs` is true."),
+    ] = None
+    chat_template_kwargs: Annotated[
+        dict[str, JsonValue] | None,
+        Field(description="Variables for the model's chat template, e.g. enable_thinking."),
+    ] = None
+    parallel_tool_calls: bool | None = None
+
+    tools: EmptyList = None
+    tool_choice: ToolChoice = None
+    functions: EmptyList = None
+    function_call: ToolChoice = None
+    response_format: TextFormat = None
+    modalities: TextModality = None
+    audio: NotBuilt = None
+    prediction: NotBuilt = None
+    reasoning_effort: NotBuilt = None
+    verbosity: NotBuilt = None
+    web_search_options: NotBuilt = None
+    moderation: NotBuilt = None
+
+    @property
+    def top_count(self) -> int | None:
+        """How many alternatives beside each token; None for no log-probabilities."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def token_limit(self) -> int | None:
+        """The most tokens a choice may have; None for the server's default."""
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def last_user_text(self) -> str:
+        """What is asked: the last user message, or the last message where there is none."""
+        for message in reversed(self.messages):
+            if message.role == "user":
+                return join_parts(message.content)
+        return join_parts(self.messages[-1].content)

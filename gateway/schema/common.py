@@ -1,0 +1,188 @@
+"""Fields that chat and completion requests share, and `OutriderOptions`.
+
+Requests are strict: no coercion ("1" is not 1), no NaN, no unknown field. Optional OpenAI fields
+may be null. What OpenAI has and we have not yet is declared with `Harmless`: the values that mean
+"off" pass, anything else is refused by name.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, JsonValue
+from pydantic_core import PydanticCustomError, core_schema
+
+from engine.request import Tier
+
+MAX_CHOICES = 16
+MAX_STOPS = 16
+MAX_STOP_CHARS = 256
+MAX_TOP_LOGPROBS = 20
+MAX_LABEL_CHARS = 512
+
+
+class RequestModel(BaseModel):
+    """Base of everything a client sends."""
+
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, allow_inf_nan=False, protected_namespaces=()
+    )
+
+
+def _same(value: JsonValue, allowed: JsonValue) -> bool:
+    """Equality of JSON values: true is not 1, but 0 is 0.0."""
+    return value == allowed and isinstance(value, bool) == isinstance(allowed, bool)
+
+
+@dataclass(frozen=True, slots=True)
+class Harmless:
+    """Annotation of a field whose feature is not built: only `values`, which mean "off", pass."""
+
+    values: tuple[JsonValue, ...] = (None,)
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        """Refuse every other value with the field's name."""
+
+        def check(value: JsonValue) -> JsonValue:
+            if any(_same(value, allowed) for allowed in self.values):
+                return value
+            raise PydanticCustomError("unsupported_value", "this value is not supported yet")
+
+        return core_schema.no_info_plain_validator_function(check)
+
+    def __get_pydantic_json_schema__(self, *_: Any) -> dict[str, Any]:
+        """List the values that pass, so that the OpenAPI document tells the truth."""
+        return {"enum": list(self.values), "description": "Not supported yet."}
+
+
+NotBuilt = Annotated[JsonValue, Harmless()]
+EmptyList = Annotated[JsonValue, Harmless((None, []))]
+EmptyObject = Annotated[JsonValue, Harmless((None, {}))]
+Zero = Annotated[JsonValue, Harmless((None, 0))]
+One = Annotated[JsonValue, Harmless((None, 1))]
+Off = Annotated[JsonValue, Harmless((None, False))]
+EmptyString = Annotated[JsonValue, Harmless((None, ""))]
+
+
+def _whole(value: object) -> object:
+    """JSON knows no integers: 8.0 is one too."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Int = Annotated[int, BeforeValidator(_whole)]
+Label = Annotated[str, Field(max_length=MAX_LABEL_CHARS)]
+PositiveCount = Annotated[Int, Field(ge=1, le=2**31 - 1)]
+StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+
+
+class StreamOptions(RequestModel):
+    """How a stream is written. Ignored when `stream` is false."""
+
+    include_usage: bool | None = None
+    include_obfuscation: Off = None
+
+
+class CascadeQuality(RequestModel):
+    """A lossy setting: how far the small model's own tokens may stand."""
+
+    cascade: Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+class SloOptions(RequestModel):
+    """The latency a request asks for."""
+
+    class_: Annotated[Label | None, Field(alias="class")] = None
+    ttft_ms: Annotated[float | None, Field(gt=0)] = None
+    inter_token_ms: Annotated[float | None, Field(gt=0)] = None
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """Annotation of an `OutriderOptions` field whose feature comes later.
+
+    The Python type stays the field's own, so building the feature means deleting the annotation.
+    """
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        """Check the type first, then refuse whatever is not null."""
+
+        def refuse(value: object) -> None:
+            if value is not None:
+                raise PydanticCustomError("unsupported_value", "this option is not built yet")
+
+        return core_schema.no_info_after_validator_function(refuse, handler(source))
+
+    def __get_pydantic_json_schema__(self, *_: Any) -> dict[str, Any]:
+        """Only null passes today."""
+        return {"enum": [None], "description": "Not built yet."}
+
+
+class OutriderOptions(RequestModel):
+    """The request's `outrider` object: how this request uses the two models.
+
+    `max_draft_nodes` and `max_draft_depth` bound the token tree of one step.
+    """
+
+    speculation: Literal["on", "off"] | None = None
+    max_draft_nodes: Annotated[Int, Field(ge=0, le=255)] | None = None
+    max_draft_depth: Annotated[Int, Field(ge=0, le=255)] | None = None
+
+    sources: Annotated[list[Label] | None, Planned()] = None
+    quality: Annotated[Literal["lossless"] | CascadeQuality | None, Planned()] = None
+    tier: Annotated[Tier | None, Planned()] = None
+    min_quality: Annotated[float | None, Planned()] = None
+    max_cost_usd: Annotated[float | None, Planned()] = None
+    policy: Annotated[Label | None, Planned()] = None
+    privacy: Annotated[Label | None, Planned()] = None
+    deadline_ms: Annotated[float | None, Planned()] = None
+    slo: Annotated[SloOptions | None, Planned()] = None
+
+
+class GenerationFields(RequestModel):
+    """Sampling, length, streaming and routing: the same in chat and completions."""
+
+    model: Annotated[str, Field(min_length=1, max_length=MAX_LABEL_CHARS)]
+    max_tokens: Annotated[
+        PositiveCount | None,
+        Field(description="Absent: what is left of the context, up to the server's default."),
+    ] = None
+    temperature: Annotated[float, Field(ge=0.0, le=2.0)] | None = None
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
+    top_k: Annotated[
+        Annotated[Int, Field(ge=-1, le=2**31 - 1)] | None, Field(description="0 and -1 are off.")
+    ] = None
+    min_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
+    seed: Annotated[Int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)] | None = None
+    n: Annotated[Int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    outrider: OutriderOptions | None = None
+
+    user: Label | None = None
+    metadata: dict[Label, Label] | None = None
+    store: bool | None = None
+    service_tier: Label | None = None
+    prompt_cache_key: Label | None = None
+    prompt_cache_retention: Label | None = None
+    safety_identifier: Label | None = None
+
+    presence_penalty: Zero = None
+    frequency_penalty: Zero = None
+    repetition_penalty: One = None
+    logit_bias: EmptyObject = None
+
+    @property
+    def wants_usage_chunk(self) -> bool:
+        """Whether a stream ends with a chunk that carries `usage`."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """The stop strings, however they were given."""
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)

@@ -1,0 +1,61 @@
+"""POST /v1/completions: the request."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from gateway.schema.common import (
+    MAX_TOP_LOGPROBS,
+    EmptyString,
+    GenerationFields,
+    Int,
+    Off,
+    One,
+)
+
+MAX_PROMPTS = 16
+
+PromptText = Annotated[str, Field(min_length=1)]
+TokenId = Annotated[Int, Field(ge=0, le=2**31 - 1)]
+TokenIds = Annotated[list[TokenId], Field(min_length=1)]
+Prompts = (
+    PromptText
+    | Annotated[list[PromptText], Field(min_length=1, max_length=MAX_PROMPTS)]
+    | TokenIds
+    | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS)]
+)
+
+
+class CompletionRequest(GenerationFields):
+    """Text or token ids to continue, without a chat template."""
+
+    prompt: Prompts
+    logprobs: Annotated[Int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+
+    echo: Off = None
+    best_of: One = None
+    suffix: EmptyString = None
+
+    @property
+    def top_count(self) -> int | None:
+        """How many alternatives beside each token; None for no log-probabilities."""
+        return self.logprobs
+
+    @property
+    def token_limit(self) -> int | None:
+        """The most tokens a choice may have; None for the server's default."""
+        return self.max_tokens
+
+    @property
+    def prompts(self) -> tuple[str | tuple[int, ...], ...]:
+        """Each prompt on its own, as text or as token ids."""
+        prompt = self.prompt
+        if isinstance(prompt, str):
+            return (prompt,)
+        if isinstance(prompt[0], int):
+            return (tuple(item for item in prompt if isinstance(item, int)),)
+        return tuple(
+            item if isinstance(item, str) else tuple(item)
+            for item in prompt
+            if not isinstance(item, int)
+        )

@@ -1,0 +1,215 @@
+"""What the gateway answers: the shapes of /openapi.json.
+
+Responses are written by hand for speed (gateway/sse.py); tests hold them against these models,
+which allow no field that is not declared.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from engine.request import Tier
+
+
+class ResponseModel(BaseModel):
+    """Base of everything the gateway sends."""
+
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+
+class OutriderReport(ResponseModel):
+    """How the request was served. Seconds; sums over the choices.
+
+    `reason` says why this tier; `mean_emitted_tokens` is tokens per pass of the tier's model;
+    `seed` reproduces a sampled answer and is null for greedy ones.
+    """
+
+    tier: Tier
+    reason: str
+    drafted_tokens: int
+    accepted_tokens: int
+    mean_emitted_tokens: float
+    ttft_s: float | None
+    queue_s: float | None
+    seed: int | None
+
+
+class TokenTrace(ResponseModel):
+    """With the header `x-outrider-trace: 1`: the chunk's text by token, and which were drafted."""
+
+    tokens: list[tuple[str, bool]]
+
+
+class PromptTokensDetails(ResponseModel):
+    """`cached_tokens` came from the prefix cache."""
+
+    cached_tokens: int
+
+
+class CompletionTokensDetails(ResponseModel):
+    """`reasoning_tokens` were thinking, not answer."""
+
+    reasoning_tokens: int
+
+
+class Usage(ResponseModel):
+    """Tokens; a prompt with n choices counts once."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
+
+
+class TopLogprob(ResponseModel):
+    """A token that could have stood here."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class TokenLogprob(TopLogprob):
+    """An emitted token, under the model's own distribution (temperature 1)."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(ResponseModel):
+    """Of the answer's tokens; thinking is left out."""
+
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+FinishReason = Literal["stop", "length"]
+
+
+class ChatMessage(ResponseModel):
+    """The answer."""
+
+    role: Literal["assistant"]
+    content: str | None
+    reasoning_content: str | None = None
+    refusal: None = None
+
+
+class ChatChoice(ResponseModel):
+    """One of the n answers."""
+
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason
+
+
+class ChatCompletion(ResponseModel):
+    """The whole answer to a chat request."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    outrider: OutriderReport
+
+
+class ChatDelta(ResponseModel):
+    """What a chunk adds."""
+
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+    reasoning_content: str | None = None
+
+
+class ChatChunkChoice(ResponseModel):
+    """The choice that a chunk belongs to."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class ChatCompletionChunk(ResponseModel):
+    """One event of a chat stream; the last one before [DONE] carries the report."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | None = None
+    outrider: OutriderReport | TokenTrace | None = None
+
+
+class CompletionLogprobs(ResponseModel):
+    """Parallel lists, one entry a token."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class CompletionChoice(ResponseModel):
+    """One of the continuations; `index` counts choices within prompts."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class Completion(ResponseModel):
+    """The continuation(s); also one event of a stream."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | None = None
+    outrider: OutriderReport | TokenTrace | None = None
+
+
+class TierCard(ResponseModel):
+    """The checkpoint behind a tier."""
+
+    tier: Tier
+    model_id: str
+    max_context: int
+    num_parameters: int
+    dtype: str
+    device: str
+
+
+class ModelCard(ResponseModel):
+    """A name that `model` accepts. `tiers` are the checkpoints that may answer."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    outrider: Annotated[list[TierCard], Field(description="Which checkpoints may answer.")]
+
+
+class ModelList(ResponseModel):
+    """Every name that `model` accepts."""
+
+    object: Literal["list"]
+    data: list[ModelCard]
+
+
+class Health(ResponseModel):
+    """The process is alive."""
+
+    status: Literal["ok"]
+
+
+class Readiness(ResponseModel):
+    """Whether a request would be served now."""
+
+    ready: Literal[True]

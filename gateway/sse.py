@@ -1,0 +1,268 @@
+"""Deltas to the bytes of OpenAI's responses: stream events and whole bodies.
+
+A stream repeats the same 150 bytes in every event, so they are built once; what changes goes
+through msgspec. This runs for each token of each client.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from engine.events import TokenLogprobs
+from gateway.chat import ChatTokenizer
+from gateway.generation import Delta, Generation
+
+DONE: Final = b"data: [DONE]\n\n"
+_encode = msgspec.json.Encoder().encode
+# JSON leaves these alone, but common line readers end a line at them.
+_LINE_ENDS: Final = {"\x85": b"\\u0085", "\u2028": b"\\u2028", "\u2029": b"\\u2029"}
+
+
+def encode_text(text: str) -> bytes:
+    """A JSON string that no line reader can cut."""
+    encoded: bytes = _encode(text)
+    if not text.isascii():
+        for char, escape in _LINE_ENDS.items():
+            if char in text:
+                encoded = encoded.replace(char.encode(), escape)
+    return encoded
+
+
+def event(body: bytes) -> bytes:
+    """One server-sent event."""
+    return b"data: " + body + b"\n\n"
+
+
+def report(generation: Generation) -> dict[str, Any]:
+    """The `outrider` object."""
+    job = generation.job
+    used = [choice.usage for choice in generation.choices]
+    num_steps = sum(usage.num_steps for usage in used)
+    num_tokens = sum(usage.num_tokens for usage in used)
+    ttft_s = generation.ttft_s()
+    return {
+        "tier": job.tier,
+        "reason": job.reason,
+        "drafted_tokens": sum(usage.num_drafted_tokens for usage in used),
+        "accepted_tokens": sum(usage.num_accepted_tokens for usage in used),
+        "mean_emitted_tokens": round(num_tokens / num_steps, 4) if num_steps else 0.0,
+        "ttft_s": None if ttft_s is None else round(ttft_s, 6),
+        "queue_s": max(
+            (usage.queue_s for usage in used if usage.queue_s is not None), default=None
+        ),
+        "seed": job.seed,
+    }
+
+
+def usage(generation: Generation) -> dict[str, Any]:
+    """The `usage` object. A prompt counts once, also as a cached one."""
+    used = [choice.usage for choice in generation.choices]
+    num_prompt = generation.job.num_prompt_tokens
+    num_completion = sum(usage.num_tokens for usage in used)
+    num_cached = sum(usage.num_cached_tokens for usage in used)
+    return {
+        "prompt_tokens": num_prompt,
+        "completion_tokens": num_completion,
+        "total_tokens": num_prompt + num_completion,
+        "prompt_tokens_details": {"cached_tokens": min(num_cached, num_prompt)},
+        "completion_tokens_details": {
+            "reasoning_tokens": sum(usage.num_reasoning_tokens for usage in used)
+        },
+    }
+
+
+class Format(Protocol):
+    """How one endpoint writes what it has in common with the other."""
+
+    chunk_object: str
+    whole_object: str
+
+    def choice_body(self, delta: Delta, *, is_first: bool) -> bytes:
+        """The chunk's choice after its index, from the text to the log-probabilities."""
+
+    def whole_choice(self, index: int, deltas: Sequence[Delta]) -> dict[str, Any]:
+        """A finished choice."""
+
+
+def _joined(deltas: Iterable[Delta], kind: str) -> str:
+    return "".join(delta.text for delta in deltas if delta.kind == kind)
+
+
+class ChatFormat:
+    """Messages with log-probabilities token by token."""
+
+    chunk_object = "chat.completion.chunk"
+    whole_object = "chat.completion"
+
+    def __init__(self, tokenizer: ChatTokenizer, num_top: int | None) -> None:
+        self._tokenizer = tokenizer
+        self._num_top = num_top
+
+    def choice_body(self, delta: Delta, *, is_first: bool) -> bytes:
+        """`"delta":{…},"logprobs":…`; the first one also says the role."""
+        name = b'"reasoning_content":' if delta.kind == "reasoning" else b'"content":'
+        body = b"" if not delta.text and not is_first else name + encode_text(delta.text)
+        role = b'"role":"assistant",' if is_first else b""
+        logprobs = _encode(self._logprobs(delta.logprobs)) if delta.logprobs else b"null"
+        return b'"delta":{' + role + body + b'},"logprobs":' + logprobs
+
+    def whole_choice(self, index: int, deltas: Sequence[Delta]) -> dict[str, Any]:
+        """`reasoning_content` is there only when the model thought."""
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": _joined(deltas, "content"),
+            "refusal": None,
+        }
+        if reasoning := _joined(deltas, "reasoning"):
+            message["reasoning_content"] = reasoning
+        entries = [entry for delta in deltas for entry in delta.logprobs]
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": None if self._num_top is None else self._logprobs(entries),
+            "finish_reason": deltas[-1].finish_reason,
+        }
+
+    def _logprobs(self, entries: Iterable[TokenLogprobs]) -> dict[str, Any]:
+        return {"content": [self._entry(entry) for entry in entries], "refusal": None}
+
+    def _entry(self, entry: TokenLogprobs) -> dict[str, Any]:
+        top = [self._named(*pair) for pair in islice(entry.top, self._num_top)]
+        return {**self._named(entry.token_id, entry.logprob), "top_logprobs": top}
+
+    def _named(self, token_id: int, logprob: float) -> dict[str, Any]:
+        token = self._tokenizer.token_bytes(token_id)
+        text = token.decode("utf-8", "replace")
+        return {"token": text, "logprob": finite(logprob), "bytes": list(token)}
+
+
+class CompletionFormat:
+    """Text with log-probabilities as parallel lists."""
+
+    chunk_object = "text_completion"
+    whole_object = "text_completion"
+
+    def __init__(self, tokenizer: ChatTokenizer, num_top: int | None) -> None:
+        self._tokenizer = tokenizer
+        self._num_top = num_top
+        self._offsets: defaultdict[int, int] = defaultdict(int)
+
+    def choice_body(self, delta: Delta, *, is_first: bool) -> bytes:
+        """`"text":…,"logprobs":…`."""
+        logprobs = b"null"
+        if delta.logprobs:
+            logprobs = _encode(self._logprobs(delta.index, delta.logprobs))
+        return b'"text":' + encode_text(delta.text) + b',"logprobs":' + logprobs
+
+    def whole_choice(self, index: int, deltas: Sequence[Delta]) -> dict[str, Any]:
+        """One continuation."""
+        entries = [entry for delta in deltas for entry in delta.logprobs]
+        return {
+            "index": index,
+            "text": _joined(deltas, "content"),
+            "logprobs": None if self._num_top is None else self._logprobs(index, entries),
+            "finish_reason": deltas[-1].finish_reason,
+        }
+
+    def _logprobs(self, index: int, entries: Iterable[TokenLogprobs]) -> dict[str, Any]:
+        lists: dict[str, list[Any]] = {
+            "tokens": [],
+            "token_logprobs": [],
+            "top_logprobs": [],
+            "text_offset": [],
+        }
+        for entry in entries:
+            text = self._text(entry.token_id)
+            lists["tokens"].append(text)
+            lists["token_logprobs"].append(finite(entry.logprob))
+            top = islice(entry.top, self._num_top)
+            lists["top_logprobs"].append({self._text(i): finite(value) for i, value in top})
+            lists["text_offset"].append(self._offsets[index])
+            self._offsets[index] += len(text)
+        return lists
+
+    def _text(self, token_id: int) -> str:
+        return self._tokenizer.token_bytes(token_id).decode("utf-8", "replace")
+
+
+def finite(logprob: float) -> float:
+    """JSON has no minus infinity; OpenAI writes -9999."""
+    return max(logprob, -9999.0)
+
+
+class ChunkWriter:
+    """Writes the events of one stream."""
+
+    def __init__(
+        self, generation: Generation, form: Format, *, with_usage: bool, with_trace: bool
+    ) -> None:
+        job = generation.job
+        self._generation = generation
+        self._form = form
+        self._with_usage = with_usage
+        self._with_trace = with_trace
+        self._head = (
+            b'data: {"id":'
+            + _encode(job.job_id)
+            + b',"object":'
+            + _encode(form.chunk_object)
+            + f',"created":{job.created},"model":'.encode()
+            + _encode(job.model_id)
+            + b',"choices":['
+        )
+        self._tail = (b',"usage":null' if with_usage else b"") + b"}\n\n"
+        self._begun: set[int] = set()
+        self._num_open = len(generation.choices)
+
+    def chunk(self, delta: Delta) -> bytes:
+        """One event. Without a usage chunk, the last one carries the report."""
+        is_first = delta.index not in self._begun
+        self._begun.add(delta.index)
+        reason = b"null" if delta.finish_reason is None else _encode(delta.finish_reason)
+        parts = [
+            self._head,
+            b'{"index":%d,' % delta.index,
+            self._form.choice_body(delta, is_first=is_first),
+            b',"finish_reason":' + reason + b"}]",
+        ]
+        if delta.finish_reason is not None:
+            self._num_open -= 1
+            if not self._num_open and not self._with_usage:
+                parts.append(b',"outrider":' + _encode(report(self._generation)))
+        elif self._with_trace:
+            pieces = b",".join(
+                b"[" + encode_text(text) + (b",true]" if drafted else b",false]")
+                for text, drafted in delta.pieces
+            )
+            parts.append(b',"outrider":{"tokens":[' + pieces + b"]}")
+        parts.append(self._tail)
+        return b"".join(parts)
+
+    def ending(self) -> bytes:
+        """The usage chunk, if it was asked for, and [DONE]."""
+        if not self._with_usage:
+            return DONE
+        numbers = _encode(usage(self._generation))
+        outrider = _encode(report(self._generation))
+        return self._head + b'],"usage":' + numbers + b',"outrider":' + outrider + b"}\n\n" + DONE
+
+
+def whole_body(generation: Generation, form: Format, deltas: Iterable[Delta]) -> bytes:
+    """The response without streaming."""
+    job = generation.job
+    by_choice: defaultdict[int, list[Delta]] = defaultdict(list)
+    for delta in deltas:
+        by_choice[delta.index].append(delta)
+    body = {
+        "id": job.job_id,
+        "object": form.whole_object,
+        "created": job.created,
+        "model": job.model_id,
+        "choices": [form.whole_choice(index, by_choice[index]) for index in sorted(by_choice)],
+        "usage": usage(generation),
+        "outrider": report(generation),
+    }
+    return _encode(body)

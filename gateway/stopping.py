@@ -1,0 +1,57 @@
+"""Stop strings in text that arrives in pieces."""
+
+from collections.abc import Sequence
+
+
+class _Needle:
+    """One stop string and how much of it the text so far ends with (Knuth, Morris, Pratt 1977)."""
+
+    __slots__ = ("failure", "num_matched", "word")
+
+    def __init__(self, word: str) -> None:
+        self.word = word
+        self.num_matched = 0
+        self.failure = [0] * len(word)
+        length = 0
+        for index in range(1, len(word)):
+            while length and word[index] != word[length]:
+                length = self.failure[length - 1]
+            if word[index] == word[length]:
+                length += 1
+            self.failure[index] = length
+
+    def feed(self, char: str) -> bool:
+        """Whether the word ends with this character."""
+        word = self.word
+        while self.num_matched and char != word[self.num_matched]:
+            self.num_matched = self.failure[self.num_matched - 1]
+        if char == word[self.num_matched]:
+            self.num_matched += 1
+        return self.num_matched == len(word)
+
+
+class StopMatcher:
+    """Finds the first stop string; says how much text may be released meanwhile.
+
+    Linear in the text for each stop string. Once found, it must not be fed again.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._needles = [_Needle(stop) for stop in stops]
+        self._num_chars = 0
+
+    @property
+    def num_held(self) -> int:
+        """Characters at the end that may be the beginning of a stop string."""
+        return max((needle.num_matched for needle in self._needles), default=0)
+
+    def push(self, text: str) -> int | None:
+        """Where in the whole text a stop string begins (the earliest, if several end here)."""
+        starts = []
+        for needle in self._needles:
+            for index, char in enumerate(text):
+                if needle.feed(char):
+                    starts.append(self._num_chars + index + 1 - len(needle.word))
+                    break
+        self._num_chars += len(text)
+        return min(starts, default=None)

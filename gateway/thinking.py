@@ -1,0 +1,94 @@
+"""Splits a reasoning model's text into thinking and answer."""
+
+from typing import Final, Literal
+
+OPEN_TAG: Final = "<think>"
+CLOSE_TAG: Final = "</think>"
+
+Kind = Literal["reasoning", "content"]
+
+
+class ThinkingSplitter:
+    """Takes the text piece by piece; tags may be cut anywhere.
+
+    A thinking block counts only at the start of an answer, or when the prompt opened it: an answer
+    that merely mentions the tag is left alone. Tags and the white space after them are dropped.
+    """
+
+    def __init__(self, *, opens_thinking: bool = False) -> None:
+        """`opens_thinking`: the chat template already wrote the opening tag."""
+        self._state: Literal["start", "thinking", "answer"] = (
+            "thinking" if opens_thinking else "start"
+        )
+        self._held = ""
+        self._skips_space = opens_thinking
+
+    @property
+    def is_thinking(self) -> bool:
+        """Whether the next text, if it is no tag, is thinking."""
+        return self._state == "thinking"
+
+    def push(self, text: str) -> list[tuple[Kind, str]]:
+        """What can be released now, in order; no empty pieces."""
+        if self._state == "answer" and not self._skips_space:
+            return [("content", text)] if text else []
+        pieces: list[tuple[Kind, str]] = []
+        self._held += text
+        while self._advance(pieces):
+            pass
+        return pieces
+
+    def flush(self) -> list[tuple[Kind, str]]:
+        """What was held back for a tag that never came."""
+        held, self._held = self._held, ""
+        if not held:
+            return []
+        return [("reasoning" if self.is_thinking else "content", held)]
+
+    def _advance(self, pieces: list[tuple[Kind, str]]) -> bool:
+        """One change of state; False when more text is needed."""
+        if self._skips_space:
+            self._held = self._held.lstrip()
+            if not self._held:
+                return False
+            self._skips_space = False
+        if self._state == "start":
+            return self._start(pieces)
+        if self._state == "thinking":
+            return self._think(pieces)
+        if self._held:
+            pieces.append(("content", self._held))
+            self._held = ""
+        return False
+
+    def _start(self, pieces: list[tuple[Kind, str]]) -> bool:
+        begun = self._held.lstrip()
+        if begun.startswith(OPEN_TAG):
+            self._held = begun.removeprefix(OPEN_TAG)
+            self._state, self._skips_space = "thinking", True
+        elif OPEN_TAG.startswith(begun):
+            return False  # also white space only: a tag may follow
+        else:
+            self._state = "answer"
+        return True
+
+    def _think(self, pieces: list[tuple[Kind, str]]) -> bool:
+        thought, tag, rest = self._held.partition(CLOSE_TAG)
+        if tag:
+            self._held = rest
+            self._state, self._skips_space = "answer", True
+        else:
+            num_held = overlap(self._held, CLOSE_TAG)
+            thought = self._held[: len(self._held) - num_held]
+            self._held = self._held[len(thought) :]
+        if thought:
+            pieces.append(("reasoning", thought))
+        return bool(tag)
+
+
+def overlap(text: str, word: str) -> int:
+    """The length of the longest end of `text` that is a proper beginning of `word`."""
+    for length in range(min(len(text), len(word) - 1), 0, -1):
+        if text.endswith(word[:length]):
+            return length
+    return 0

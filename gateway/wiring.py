@@ -1,0 +1,280 @@
+"""The only place that knows all parts: settings in, a wired engine or gateway out.
+
+Everything heavy is imported inside functions: the gateway's process builds no engine and so loads
+no torch of its own.
+"""
+
+import logging
+import math
+import os
+import sys
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+from engine.errors import EngineError
+from engine.request import TIERS, Tier
+from gateway.backends.in_process import InProcessEngineClient
+from gateway.backends.process_client import ProcessEngineClient
+from gateway.backends.step_loop import ProgressCallback, no_progress
+from gateway.hardware import available_memory_bytes, usable_physical_cores
+from gateway.settings import Settings
+from router.policy import load_policy
+from router.scorer import RouterFileError
+
+if TYPE_CHECKING:
+    import torch
+
+    from draft.budget import TreeBudget
+    from draft.tree_drafter import TreeDrafter
+    from engine.core import Engine
+    from engine.model import DecoderModel
+    from engine.runner import ModelRunner
+    from gateway.jobs import GatewayContext
+
+log = logging.getLogger(__name__)
+
+EngineClient = InProcessEngineClient | ProcessEngineClient
+
+_GIB = 2**30
+_CPU_KV_SHARE = 0.25  # of the memory that is free: others live on the machine too
+_GPU_KV_SHARE = 0.85  # of what the weights left: the rest is for activations
+
+
+def engine_environment(settings: Settings) -> dict[str, str]:
+    """Variables that the engine's process needs before it loads torch.
+
+    OpenMP's threads spin for milliseconds at the end of every parallel piece of work by default.
+    Beside another busy process (the gateway itself on a small machine) that takes the core from
+    the very thread that is waited for: on 2 cores under load a 50 ms pass took 450 ms. Spinning
+    for some 50 microseconds bridges the gaps inside a pass and gives the core up after it.
+    libgomp reads GOMP_SPINCOUNT, LLVM's and Intel's runtimes KMP_BLOCKTIME (milliseconds).
+    """
+    num_threads = settings.engine.num_threads or usable_physical_cores()
+    return {
+        "OMP_NUM_THREADS": str(num_threads),
+        "GOMP_SPINCOUNT": "2000",
+        "KMP_BLOCKTIME": "1",
+    }
+
+
+def build_client(settings: Settings, on_progress: ProgressCallback = no_progress) -> EngineClient:
+    """The engine as the settings want it: in its own process, or in a thread of this one."""
+    if not settings.engine.process:
+        return InProcessEngineClient(
+            lambda report: build_engine(settings, report), on_progress=on_progress
+        )
+    return ProcessEngineClient(
+        "gateway.wiring:build_engine_from_json",
+        settings.model_dump_json(),
+        environment=engine_environment(settings),
+        on_progress=on_progress,
+        stall_timeout_s=settings.engine.stall_timeout_s,
+        log_level=settings.log_level,
+    )
+
+
+def keep_torch_out() -> None:
+    """Make importing torch fail in this process from now on.
+
+    transformers' tokenizers work without torch but import it when they find it, which costs the
+    gateway seconds at start-up and some 250 MB for nothing. Python's own way to say that a module
+    is not to be had is None in its place.
+    """
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that torch is missing
+    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
+
+
+def build_context(settings: Settings, engine: EngineClient) -> "GatewayContext":
+    """What the HTTP application needs besides the engine: tokenizers, router, limits.
+
+    Raises EngineError for a tokenizer or a router that cannot be used.
+    """
+    from gateway.chat import ChatTokenizer
+    from gateway.jobs import GatewayContext, GatewayLimits
+
+    tokenizers: dict[Tier, ChatTokenizer] = {}
+    for tier, path in _named_models(settings).items():
+        try:
+            tokenizers[tier] = ChatTokenizer.load(path)
+        except (OSError, ValueError) as error:
+            raise EngineError(f"{path}: the tokenizer cannot be loaded: {error}") from error
+    try:
+        router = load_policy(settings.models.resolved_router(), tiers=tuple(tokenizers))
+    except (RouterFileError, OSError) as error:
+        raise EngineError(f"the router cannot be loaded: {error}") from error
+    return GatewayContext(
+        engine=engine,
+        tokenizers=tokenizers,
+        router=router,
+        limits=GatewayLimits(
+            default_max_tokens=settings.limits.default_max_tokens,
+            max_body_bytes=settings.limits.max_body_bytes,
+        ),
+    )
+
+
+def build_engine_from_json(settings_json: str, on_progress: ProgressCallback) -> "Engine":
+    """`build_engine` as the engine's process calls it."""
+    return build_engine(Settings.model_validate_json(settings_json), on_progress)
+
+
+def build_engine(settings: Settings, on_progress: ProgressCallback) -> "Engine":
+    """Load the models and join runners, drafter and verifier. Raises EngineError."""
+    import torch
+
+    from engine.config import EngineConfig
+    from engine.core import Engine
+    from engine.model import DecoderModel
+    from engine.runner import ModelRunner
+    from verifier.coupled import CoupledVerifier
+
+    options = settings.engine
+    torch.set_num_threads(options.num_threads or usable_physical_cores())
+    device = _pick_device(options.device)
+    models: dict[Tier, DecoderModel] = {}
+    for tier, path in _named_models(settings).items():
+        models[tier] = DecoderModel.load(
+            path,
+            dtype=options.dtype,
+            device=device,
+            on_progress=partial(_report, on_progress, f"loading the {tier} model"),
+        )
+    num_blocks = _num_blocks(settings, models, device)
+    runners = {
+        tier: ModelRunner(
+            model=model,
+            num_blocks=num_blocks,
+            block_size=options.block_size,
+            max_context=options.max_context,
+            prefix_caching=options.prefix_caching,
+        )
+        for tier, model in models.items()
+    }
+    return Engine(
+        runners=runners,
+        verifier=CoupledVerifier(),
+        drafter=_build_drafter(settings, runners, on_progress),
+        config=EngineConfig(
+            max_sequences=options.max_sequences,
+            max_waiting=options.max_waiting,
+            max_tokens_per_step=options.max_tokens_per_step,
+        ),
+    )
+
+
+def _named_models(settings: Settings) -> dict[Tier, str]:
+    """Path or hub id of each tier that is to be loaded."""
+    resolved = settings.models.resolved()
+    return {tier: path for tier in TIERS if (path := resolved[tier]) is not None}
+
+
+def _pick_device(name: str) -> "torch.device":
+    """The device that `engine.device` means on this machine."""
+    import torch
+
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    elif name == "cuda" and not torch.cuda.is_available():
+        raise EngineError(
+            "engine.device is cuda, but torch finds no usable GPU here. Use --device cpu, or "
+            "install a CUDA build of torch; `outrider doctor` shows what is installed."
+        )
+    return torch.device(name)
+
+
+def _num_blocks(
+    settings: Settings, models: "Mapping[Tier, DecoderModel]", device: "torch.device"
+) -> int:
+    """Blocks for each tier's KV cache. Both tiers hold the same tokens, so they get equal counts.
+
+    Raises EngineError when the memory does not hold one answer of full length.
+    """
+    import torch
+
+    from engine.kv_cache import KVCache
+
+    options = settings.engine
+    if options.num_blocks is not None:
+        return options.num_blocks
+    if options.kv_cache_gib is not None:
+        budget_bytes = options.kv_cache_gib * _GIB
+    elif device.type == "cuda":
+        budget_bytes = torch.cuda.mem_get_info(device)[0] * _GPU_KV_SHARE
+    else:
+        budget_bytes = available_memory_bytes() * _CPU_KV_SHARE
+    bytes_per_block = sum(
+        KVCache.bytes_per_block(model.config, block_size=options.block_size, dtype=model.dtype)
+        for model in models.values()
+    )
+    longest = max(model.config.max_position_embeddings for model in models.values())
+    context = min(longest, options.max_context or longest)
+    blocks_per_answer = math.ceil(context / options.block_size)
+    # More than every answer at full length, once more for prompts worth keeping, is never used.
+    useful = blocks_per_answer * options.max_sequences * (2 if options.prefix_caching else 1)
+    num_blocks = min(int(budget_bytes // bytes_per_block), useful)
+    if options.max_context is not None and num_blocks < blocks_per_answer:
+        raise EngineError(
+            f"engine.max_context={context} needs {blocks_per_answer} KV blocks, but the memory for "
+            f"them holds {num_blocks} ({budget_bytes / _GIB:.2f} GiB). Lower max_context or raise "
+            "engine.kv_cache_gib."
+        )
+    if num_blocks < 2:
+        raise EngineError(
+            f"{budget_bytes / _GIB:.3f} GiB for the KV cache is less than two blocks "
+            f"({2 * bytes_per_block / _GIB:.3f} GiB). Free memory or raise engine.kv_cache_gib."
+        )
+    return num_blocks
+
+
+def _build_drafter(
+    settings: Settings, runners: "Mapping[Tier, ModelRunner]", on_progress: ProgressCallback
+) -> "TreeDrafter | None":
+    """The small model as the large one's drafter, if both are there and speak the same tokens."""
+    from draft.config import DraftConfig
+    from draft.tree_drafter import TreeDrafter
+
+    options = settings.speculation
+    if not options.enabled or len(runners) < len(TIERS):
+        return None
+    if not _share_a_tokenizer(settings):
+        log.warning(
+            "no speculation: the small and the large model have different tokenizers, so the small "
+            "one's tokens mean nothing to the large one"
+        )
+        return None
+    return TreeDrafter(
+        runner=runners["small"],
+        config=DraftConfig(
+            max_draft_nodes=options.max_draft_nodes,
+            max_draft_depth=options.max_draft_depth,
+            max_branching=options.max_branching,
+        ),
+        budget=_profile(runners, on_progress),
+    )
+
+
+def _profile(runners: "Mapping[Tier, ModelRunner]", on_progress: ProgressCallback) -> "TreeBudget":
+    """How long passes take on this machine, from which the trees' sizes follow."""
+    from draft.budget import TreeBudget
+    from engine.step_times import profile_step_times
+
+    curves = {
+        tier: profile_step_times(
+            runner, on_progress=partial(_report, on_progress, f"timing the {tier} model")
+        )
+        for tier, runner in runners.items()
+    }
+    return TreeBudget(target_pass_s=curves["large"], draft_pass_s=curves["small"])
+
+
+def _report(on_progress: ProgressCallback, stage: str, done: int, total: int) -> None:
+    on_progress(stage, done / max(total, 1))
+
+
+def _share_a_tokenizer(settings: Settings) -> bool:
+    """Whether both tiers' tokenizers give the same ids to the same tokens."""
+    from gateway.chat import ChatTokenizer
+
+    loaded = [ChatTokenizer.load(path) for path in _named_models(settings).values()]
+    return len({tokenizer.fingerprint for tokenizer in loaded}) == 1

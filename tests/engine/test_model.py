@@ -1,0 +1,317 @@
+"""Our decoder against transformers' own, on the same random weights."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from engine.errors import UnsupportedModelError
+from engine.kv_cache import KVCache
+from engine.model import DecoderModel, ForwardOutput
+from kernels.compact_kv import compact_kv
+from kernels.paged_attention import AttentionBatch
+from tests.models import HF_CONFIGS, save_hf_model
+
+BLOCK_SIZE = 4
+NUM_BLOCKS = 64
+NUM_TOKENS = 41
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """One sequence's part of a pass."""
+
+    token_ids: Tensor
+    num_computed: int  # keys in the cache before these rows
+    block_table: list[int]
+    parent_index: list[int] | None = None  # of a tree over all slots from tree_start on
+    tree_start: int | None = None
+    masks: list[int] | None = field(default=None)
+    depths: list[int] | None = None
+
+
+def run(
+    model: DecoderModel, cache: KVCache, *sequences: Rows, rows: Tensor | None = None
+) -> ForwardOutput:
+    indptr, kv_lens, positions, slots = [0], [], [], []
+    for sequence in sequences:
+        count = len(sequence.token_ids)
+        first = sequence.num_computed
+        indptr.append(indptr[-1] + count)
+        kv_lens.append(first + count)
+        logical = range(first, first + count)
+        table = sequence.block_table
+        slots += [table[s // BLOCK_SIZE] * BLOCK_SIZE + s % BLOCK_SIZE for s in logical]
+        if sequence.depths is None:
+            positions += list(logical)
+        else:
+            assert sequence.tree_start is not None
+            positions += [sequence.tree_start + depth for depth in sequence.depths]
+    batch = AttentionBatch(
+        query_indptr=indptr,
+        kv_lens=kv_lens,
+        block_tables=[sequence.block_table for sequence in sequences],
+        tree_starts=[
+            kv_len if sequence.tree_start is None else sequence.tree_start
+            for kv_len, sequence in zip(kv_lens, sequences, strict=True)
+        ],
+        ancestor_masks=[sequence.masks for sequence in sequences],
+    )
+    return model.forward(
+        torch.cat([sequence.token_ids for sequence in sequences]),
+        torch.tensor(positions),
+        torch.tensor(slots),
+        model.plan_attention(batch, block_size=BLOCK_SIZE),
+        cache,
+        torch.arange(indptr[-1]) if rows is None else rows,
+    )
+
+
+def new_cache(model: DecoderModel) -> KVCache:
+    return KVCache(model.config, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, dtype=model.dtype)
+
+
+def make_table(seed: int) -> list[int]:
+    """Blocks in no order, disjoint for seeds 0 to 3."""
+    order = torch.randperm(16, generator=torch.Generator().manual_seed(seed)) + 16 * seed
+    return [int(block) for block in order]
+
+
+def make_tokens(count: int, seed: int = 0) -> Tensor:
+    return torch.randint(3, 131, (count,), generator=torch.Generator().manual_seed(seed))
+
+
+def hf_logits(hf: PreTrainedModel, token_ids: Tensor) -> Tensor:
+    with torch.inference_mode():
+        logits: Tensor = hf(token_ids[None]).logits[0]
+    return logits
+
+
+def assert_equal_logits(ours: Tensor, theirs: Tensor) -> None:
+    assert ours.shape == theirs.shape
+    assert (ours - theirs).abs().max().item() < 1e-4
+
+
+@pytest.fixture(scope="module", params=sorted(HF_CONFIGS))
+def pair(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[PreTrainedModel, DecoderModel]:
+    folder = tmp_path_factory.mktemp(request.param)
+    hf = save_hf_model(request.param, folder)
+    return hf, DecoderModel.load(str(folder))
+
+
+Pair = tuple[PreTrainedModel, DecoderModel]
+
+
+def test_has_the_parameters_of_transformers(pair: Pair) -> None:
+    hf, model = pair
+    assert model.num_parameters == hf.num_parameters()
+    assert model.weight_bytes == model.num_parameters * 4
+
+
+@pytest.mark.parametrize("chunks", [[41], [13, 1, 7, 20], [1] * 41, [2, 39]])
+def test_prefill_and_decode(pair: Pair, chunks: list[int]) -> None:
+    """Whole, in odd pieces, and token by token."""
+    hf, model = pair
+    token_ids, cache, table = make_tokens(NUM_TOKENS), new_cache(model), make_table(1)
+    outputs, done = [], 0
+    for count in chunks:
+        piece = Rows(token_ids=token_ids[done : done + count], num_computed=done, block_table=table)
+        outputs.append(run(model, cache, piece).logits)
+        done += count
+    assert_equal_logits(torch.cat(outputs), hf_logits(hf, token_ids))
+
+
+def test_hidden_state_is_after_the_final_norm(pair: Pair) -> None:
+    hf, model = pair
+    token_ids = make_tokens(NUM_TOKENS)
+    rows = Rows(token_ids=token_ids, num_computed=0, block_table=make_table(0))
+    output = run(model, new_cache(model), rows)
+    with torch.inference_mode():
+        hidden = hf.model(token_ids[None]).last_hidden_state[0]
+    assert (output.hidden - hidden).abs().max().item() < 1e-4
+
+
+@pytest.mark.parametrize("wanted", [[], [40], [3, 0, 40], list(range(40, -1, -1))])
+def test_only_the_wanted_rows_come_back(pair: Pair, wanted: list[int]) -> None:
+    hf, model = pair
+    token_ids, cache, table = make_tokens(NUM_TOKENS), new_cache(model), make_table(0)
+    index = torch.tensor(wanted, dtype=torch.int64)
+    rows = Rows(token_ids=token_ids, num_computed=0, block_table=table)
+    output = run(model, cache, rows, rows=index)
+    assert output.logits.dtype == torch.float32
+    if not wanted:
+        assert output.logits.shape == (0, 131)
+        assert output.hidden.shape == (0, 64)
+    else:
+        assert_equal_logits(output.logits, hf_logits(hf, token_ids)[index])
+    # the others are in the cache all the same
+    following = Rows(token_ids=make_tokens(1, seed=9), num_computed=NUM_TOKENS, block_table=table)
+    longer = torch.cat([token_ids, following.token_ids])
+    assert_equal_logits(run(model, cache, following).logits, hf_logits(hf, longer)[-1:])
+
+
+PARENTS = [-1, 0, 0, 1, 1, 2, 3, 6, 0, 7, 9, 10, 11, 12]  # depth up to 9
+
+
+def ancestors_of(node: int) -> list[int]:
+    """The path from the root to the node."""
+    path = [node]
+    while PARENTS[path[0]] >= 0:
+        path.insert(0, PARENTS[path[0]])
+    return path
+
+
+@pytest.mark.parametrize("pieces", [[14], [1, 2, 5, 6]])
+def test_each_branch_of_a_tree_equals_its_plain_sequence(pair: Pair, pieces: list[int]) -> None:
+    """In one pass, and level by level as a drafter grows a tree."""
+    hf, model = pair
+    prompt, nodes = make_tokens(19), make_tokens(len(PARENTS), seed=1)
+    cache, table = new_cache(model), make_table(2)
+    run(model, cache, Rows(token_ids=prompt, num_computed=0, block_table=table))
+    logits, done = [], 0
+    for count in pieces:
+        paths = [ancestors_of(node) for node in range(done, done + count)]
+        rows = Rows(
+            token_ids=nodes[done : done + count],
+            num_computed=19 + done,
+            block_table=table,
+            tree_start=19,
+            masks=[sum(1 << node for node in path) for path in paths],
+            depths=[len(path) - 1 for path in paths],
+        )
+        logits.append(run(model, cache, rows).logits)
+        done += count
+    ours = torch.cat(logits)
+    for node in range(len(PARENTS)):
+        path = ancestors_of(node)
+        theirs = hf_logits(hf, torch.cat([prompt, nodes[path]]))
+        assert_equal_logits(ours[node], theirs[-1])
+
+
+def test_after_compaction_the_accepted_path_continues(pair: Pair) -> None:
+    hf, model = pair
+    prompt, nodes = make_tokens(19), make_tokens(len(PARENTS), seed=1)
+    cache, table = new_cache(model), make_table(2)
+    run(model, cache, Rows(token_ids=prompt, num_computed=0, block_table=table))
+    paths = [ancestors_of(node) for node in range(len(PARENTS))]
+    tree = Rows(
+        token_ids=nodes,
+        num_computed=19,
+        block_table=table,
+        tree_start=19,
+        masks=[sum(1 << node for node in path) for path in paths],
+        depths=[len(path) - 1 for path in paths],
+    )
+    run(model, cache, tree)
+    path = ancestors_of(13)
+    slots = [table[s // BLOCK_SIZE] * BLOCK_SIZE + s % BLOCK_SIZE for s in range(19, 40)]
+    compact_kv(
+        cache.tensor,
+        torch.tensor([slots[node] for node in path]),
+        torch.tensor(slots[: len(path)]),
+    )
+    following = Rows(
+        token_ids=make_tokens(3, seed=5), num_computed=19 + len(path), block_table=table
+    )
+    whole = torch.cat([prompt, nodes[path], following.token_ids])
+    assert_equal_logits(run(model, cache, following).logits, hf_logits(hf, whole)[-3:])
+
+
+def test_sequences_of_every_kind_share_a_pass(pair: Pair) -> None:
+    """A prefill, a decode, a tree and a chunk behind a prefix: each as if it were alone."""
+    hf, model = pair
+    cache = new_cache(model)
+    tables = [make_table(seed) for seed in range(4)]
+    prompts = [make_tokens(count, seed=count) for count in (11, 30, 19, 8)]
+    for index in (1, 2, 3):
+        first = Rows(token_ids=prompts[index], num_computed=0, block_table=tables[index])
+        run(model, cache, first, rows=torch.tensor([], dtype=torch.int64))
+    nodes = make_tokens(len(PARENTS), seed=1)
+    paths = [ancestors_of(node) for node in range(len(PARENTS))]
+    one, chunk = make_tokens(1, seed=50), make_tokens(9, seed=51)
+    output = run(
+        model,
+        cache,
+        Rows(token_ids=prompts[0], num_computed=0, block_table=tables[0]),
+        Rows(token_ids=one, num_computed=30, block_table=tables[1]),
+        Rows(
+            token_ids=nodes,
+            num_computed=19,
+            block_table=tables[2],
+            tree_start=19,
+            masks=[sum(1 << node for node in path) for path in paths],
+            depths=[len(path) - 1 for path in paths],
+        ),
+        Rows(token_ids=chunk, num_computed=8, block_table=tables[3]),
+    ).logits
+    assert_equal_logits(output[:11], hf_logits(hf, prompts[0]))
+    assert_equal_logits(output[11:12], hf_logits(hf, torch.cat([prompts[1], one]))[-1:])
+    for node, path in enumerate(paths):
+        theirs = hf_logits(hf, torch.cat([prompts[2], nodes[path]]))
+        assert_equal_logits(output[12 + node], theirs[-1])
+    assert_equal_logits(output[26:], hf_logits(hf, torch.cat([prompts[3], chunk]))[-9:])
+
+
+@pytest.mark.parametrize("count", [2, 5, 16])
+def test_many_decoding_sequences_share_a_pass(pair: Pair, count: int) -> None:
+    hf, model = pair
+    cache = KVCache(model.config, num_blocks=256, block_size=BLOCK_SIZE, dtype=model.dtype)
+    order = [int(block) for block in torch.randperm(256)]
+    rows, whole = [], []
+    for index in range(count):
+        table = order[16 * index : 16 * index + 16]
+        prompt = make_tokens(5 + 3 * index, seed=index)
+        run(model, cache, Rows(token_ids=prompt, num_computed=0, block_table=table))
+        one = make_tokens(1, seed=100 + index)
+        rows.append(Rows(token_ids=one, num_computed=len(prompt), block_table=table))
+        whole.append(torch.cat([prompt, one]))
+    logits = run(model, cache, *rows).logits
+    for index, token_ids in enumerate(whole):
+        assert_equal_logits(logits[index], hf_logits(hf, token_ids)[-1])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", ["llama3", "qwen3"])
+def test_half_precision_stays_as_close_as_transformers_own(
+    name: str, dtype: str, tmp_path: Path
+) -> None:
+    """Rounding differs, so compare distances from the float32 model."""
+    hf = save_hf_model(name, tmp_path)
+    model = DecoderModel.load(str(tmp_path), dtype=dtype)  # type: ignore[arg-type]
+    assert model.dtype == getattr(torch, dtype)
+    assert model.weight_bytes == model.num_parameters * 2
+    token_ids = make_tokens(NUM_TOKENS)
+    exact = hf_logits(hf, token_ids)
+    theirs = hf_logits(hf.to(model.dtype), token_ids).float()
+    rows = Rows(token_ids=token_ids, num_computed=0, block_table=make_table(0))
+    ours = run(model, new_cache(model), rows).logits
+    their_error = (theirs - exact).square().mean().sqrt().item()
+    assert (ours - exact).square().mean().sqrt().item() < 1.5 * their_error
+
+
+def test_auto_takes_the_checkpoints_own_dtype(tmp_path: Path) -> None:
+    hf = save_hf_model("llama2", tmp_path)
+    hf.to(torch.bfloat16).save_pretrained(tmp_path)
+    assert DecoderModel.load(str(tmp_path)).dtype == torch.bfloat16
+    assert DecoderModel.load(str(tmp_path), dtype="float32").dtype == torch.float32
+
+
+def test_a_dtype_that_is_none_of_ours(tmp_path: Path) -> None:
+    save_hf_model("llama2", tmp_path)
+    with pytest.raises(UnsupportedModelError, match="'int8'"):
+        DecoderModel.load(str(tmp_path), dtype="int8")  # type: ignore[arg-type]
+
+
+def test_cache_size(tmp_path: Path) -> None:
+    save_hf_model("llama3", tmp_path)
+    model = DecoderModel.load(str(tmp_path))
+    cache = new_cache(model)
+    per_block = KVCache.bytes_per_block(model.config, block_size=BLOCK_SIZE, dtype=model.dtype)
+    assert cache.size_bytes == NUM_BLOCKS * per_block == 3 * 2 * 64 * 4 * 2 * 16 * 4
+    with pytest.raises(ValueError, match="num_blocks=0"):
+        KVCache(model.config, num_blocks=0, block_size=4, dtype=torch.float32)

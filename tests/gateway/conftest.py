@@ -1,0 +1,163 @@
+"""A real tokenizer, a scripted engine and a real server on the loopback interface."""
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+import uvicorn
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from gateway.app import GatewayContext, GatewayLimits, create_app
+from gateway.chat import ChatTokenizer
+from router.policy import Route
+from tests.gateway.scripted_client import Script, ScriptedClient, Step
+
+CORPUS = (
+    "Hello there, how are you today? I am fine, thank you.",
+    "The quick brown fox jumps over the lazy dog. STOP here, please.",
+    "Ça va? Zwölf Boxkämpfer jagen Viktor quer über den großen Sylter Deich.",
+    "漢字かな交じり文 🙂🙃 один два три",
+    "def f(x):\n    return x + 1\n",
+)
+
+TEMPLATE = """\
+{%- for message in messages -%}
+{%- if message.role == 'user' and not loop.first and messages[loop.index0 - 1].role == 'user' -%}
+{{- raise_exception('Conversation roles must alternate user/assistant/user') -}}
+{%- endif -%}
+<|im_start|>{{ message.role }}
+{{ message.content }}<|im_end|>
+{% endfor -%}
+{%- if add_generation_prompt -%}
+<|im_start|>assistant
+{% if enable_thinking %}<think>
+{% endif -%}
+{%- endif -%}
+"""
+
+
+@pytest.fixture(scope="session")
+def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A byte-level BPE tokenizer with a chat template, as a checkpoint's folder holds it."""
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=420,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=["<|im_start|>", "<|im_end|>"],
+        show_progress=False,
+    )
+    backend.train_from_iterator(CORPUS * 20, trainer)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>")
+    tokenizer.chat_template = TEMPLATE
+    folder = tmp_path_factory.mktemp("tokenizer")
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tokenizer_folder: Path) -> ChatTokenizer:
+    """The same, as the gateway loads it."""
+    return ChatTokenizer.load(tokenizer_folder)
+
+
+@pytest.fixture(scope="session")
+def encode(tokenizer_folder: Path) -> Callable[[str], list[int]]:
+    """Text to token ids, not through the code under test."""
+    backend = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
+    return lambda text: backend.encode(text, add_special_tokens=False).ids
+
+
+@dataclass(frozen=True)
+class LengthPolicy:
+    """Routes prompts of up to 20 characters to the small tier."""
+
+    def route(self, text: str) -> Route:
+        if len(text) <= 20:
+            return Route(tier="small", reason=f"router: short ({len(text)} <= 20)", quality=0.9)
+        return Route(tier="large", reason=f"router: long ({len(text)} > 20)", quality=0.1)
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running gateway and the engine behind it."""
+
+    url: str
+    engine: ScriptedClient
+    encode: Callable[[str], list[int]]
+
+    def says(self, text: str, *, group: int = 1, **script: object) -> None:
+        """Make every answer this text, `group` tokens a step, all but the last of them drafted."""
+        ids = self.encode(text)
+        steps = [
+            Step(
+                token_ids=tuple(part),
+                num_drafted=(group - 1) * 2,
+                num_accepted=len(part) - 1,
+            )
+            for part in (ids[i : i + group] for i in range(0, len(ids), group))
+        ]
+        self.engine.script = lambda _: Script(steps=steps, **script)  # type: ignore[arg-type]
+
+
+def serve(app: object) -> tuple[uvicorn.Server, threading.Thread, str]:
+    """Run an app in a thread until its `should_exit` is set."""
+    sock = socket.socket()
+    sock.bind(("127.0.0.1", 0))
+    config = uvicorn.Config(app, loop="uvloop", http="httptools", log_level="error")  # type: ignore[arg-type]
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive(), "the server did not start"
+        thread.join(0.01)
+    return server, thread, f"http://127.0.0.1:{sock.getsockname()[1]}"
+
+
+@pytest.fixture(scope="session")
+def running_server(
+    tokenizer: ChatTokenizer, encode: Callable[[str], list[int]]
+) -> Iterator[Server]:
+    engine = ScriptedClient(vocab_size=420, script=lambda _: Script())
+    context = GatewayContext(
+        engine=engine,
+        tokenizers={"small": tokenizer, "large": tokenizer},
+        router=LengthPolicy(),
+        limits=GatewayLimits(default_max_tokens=32, max_body_bytes=100_000),
+    )
+    server, thread, url = serve(create_app(context))
+    yield Server(url, engine, encode)
+    server.should_exit = True
+    thread.join(10)
+    assert engine.was_closed
+
+
+@pytest.fixture
+def server(running_server: Server) -> Iterator[Server]:
+    """The server with a fresh memory; fails the test that leaves a sequence running."""
+    engine = running_server.engine
+    engine.is_ready = True
+    engine.submitted.clear()
+    engine.aborted.clear()
+    running_server.says("Hello there!")
+    yield running_server
+    assert not engine.running
+
+
+@pytest.fixture
+def http(server: Server) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, timeout=20) as client:
+        yield client
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        yield client

@@ -1,0 +1,188 @@
+"""A small deterministic engine: the backends are tested against it, without models.
+
+A request's k-th token is `sum(prompt_token_ids) + k`. One step emits one token for every request.
+Some prompts misbehave: they begin with one of the ids below.
+"""
+
+import json
+import os
+import time
+from dataclasses import dataclass, field
+
+from engine.errors import EngineError, InvalidRequestError, PromptTooLongError, QueueFullError
+from engine.events import (
+    EngineEvent,
+    EngineInfo,
+    EngineStats,
+    Finished,
+    PrefillDone,
+    RequestStats,
+    TierInfo,
+    TierStats,
+    TierSwitched,
+    TokensEmitted,
+)
+from engine.request import EngineRequest, SamplingParams, Tier
+from gateway.backends.step_loop import ProgressCallback
+
+CRASH_IN_STEP = 900_001
+WEDGE_IN_STEP = 900_002
+EXIT_IN_STEP = 900_003
+REFUSE_TOO_LONG = 900_011
+REFUSE_QUEUE_FULL = 900_012
+REFUSE_INVALID = 900_013
+
+MAX_CONTEXT = 4096
+
+
+@dataclass
+class _Running:
+    request: EngineRequest
+    tier: Tier
+    token_ids: list[int] = field(default_factory=list)
+    is_new: bool = True
+    is_aborted: bool = False
+    is_switched: bool = False
+
+
+class ScriptedEngine:
+    """See the module's docstring. `step_s` is how long a step takes."""
+
+    def __init__(self, *, step_s: float = 0.0) -> None:
+        self.running: dict[str, _Running] = {}
+        self.step_s = step_s
+        self.num_steps = 0
+        self.num_idle_steps = 0
+        self.num_output_tokens = 0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running)
+
+    def submit(self, request: EngineRequest) -> None:
+        match request.prompt_token_ids[0]:
+            case 900_011:
+                raise PromptTooLongError(num_tokens=9000, max_tokens=5, max_context=MAX_CONTEXT)
+            case 900_012:
+                raise QueueFullError(num_waiting=7, retry_after_s=3.0)
+            case 900_013:
+                raise InvalidRequestError("the prompt is invalid")
+        self.running[request.request_id] = _Running(request, request.tier)
+
+    def abort(self, request_id: str) -> None:
+        if running := self.running.get(request_id):
+            running.is_aborted = True
+
+    def switch_tier(self, request_id: str, tier: Tier) -> None:
+        if running := self.running.get(request_id):
+            running.tier, running.is_switched, running.is_new = tier, True, True
+            running.token_ids.clear()
+
+    def step(self) -> list[EngineEvent]:
+        if not self.running:
+            self.num_idle_steps += 1
+            return []
+        time.sleep(self.step_s)
+        self.num_steps += 1
+        events: list[EngineEvent] = []
+        for running in list(self.running.values()):
+            match running.request.prompt_token_ids[0]:
+                case 900_001:
+                    raise RuntimeError("scripted crash")
+                case 900_002:
+                    time.sleep(3600)
+                case 900_003:
+                    os._exit(17)
+            events += self._advance(running)
+        return events
+
+    def _advance(self, running: _Running) -> list[EngineEvent]:
+        request, request_id = running.request, running.request.request_id
+        events: list[EngineEvent] = []
+        if running.is_aborted:
+            return [self._finish(running, "abort")]
+        if running.is_switched:
+            running.is_switched = False
+            events.append(TierSwitched(request_id=request_id, tier=running.tier))
+        if running.is_new:
+            running.is_new = False
+            events.append(
+                PrefillDone(
+                    request_id=request_id,
+                    tier=running.tier,
+                    num_prompt_tokens=len(request.prompt_token_ids),
+                    num_cached_tokens=0,
+                    queue_s=0.0,
+                    hidden_state=(0.5, -1.0) if request.return_hidden_state else None,
+                )
+            )
+        running.token_ids.append(sum(request.prompt_token_ids) + len(running.token_ids))
+        self.num_output_tokens += 1
+        events.append(TokensEmitted(request_id=request_id, token_ids=(running.token_ids[-1],)))
+        if len(running.token_ids) == request.sampling.max_tokens:
+            events.append(self._finish(running, "length"))
+        return events
+
+    def _finish(self, running: _Running, reason: str) -> Finished:
+        del self.running[running.request.request_id]
+        return Finished(
+            request_id=running.request.request_id,
+            tier=running.tier,
+            finish_reason=reason,  # type: ignore[arg-type]
+            stats=RequestStats(
+                num_prompt_tokens=len(running.request.prompt_token_ids),
+                num_output_tokens=len(running.token_ids),
+                num_steps=len(running.token_ids),
+            ),
+        )
+
+    def stats(self) -> EngineStats:
+        tier = TierStats(
+            num_running=len(self.running),
+            num_blocks=100,
+            num_used_blocks=len(self.running),
+            num_output_tokens=self.num_output_tokens,
+        )
+        return EngineStats(tiers={"large": tier}, num_steps=self.num_steps)
+
+    def info(self) -> EngineInfo:
+        large = TierInfo(
+            tier="large",
+            model_id="scripted",
+            path=str(os.getpid()),
+            max_context=MAX_CONTEXT,
+            vocab_size=1_000_000,
+            num_parameters=1,
+            dtype="float32",
+            device="cpu",
+        )
+        return EngineInfo(tiers={"large": large}, speculation=False)
+
+
+def build(arguments: str, on_progress: ProgressCallback) -> ScriptedEngine:
+    """The builder named to the engine process; `arguments` is JSON."""
+    options = json.loads(arguments)
+    if "fail_once" in options and not os.path.exists(options["fail_once"]):
+        with open(options["fail_once"], "w", encoding="utf-8"):
+            raise EngineError("the model's folder is empty")
+    if message := options.get("fail"):
+        raise FileNotFoundError(message)
+    if options.get("die"):
+        os._exit(9)
+    on_progress("reading weights", 0.5)
+    time.sleep(options.get("load_s", 0.0))
+    on_progress("reading weights", 1.0)
+    print("a library that prints must not disturb anyone")  # noqa: T201
+    return ScriptedEngine(step_s=options.get("step_s", 0.0))
+
+
+def make_request(
+    request_id: str, prompt: tuple[int, ...] = (10, 20), *, max_tokens: int = 5
+) -> EngineRequest:
+    """A request for the scripted engine."""
+    return EngineRequest(
+        request_id=request_id,
+        prompt_token_ids=prompt,
+        tier="large",
+        sampling=SamplingParams(max_tokens=max_tokens),
+    )

@@ -1,0 +1,568 @@
+"""Both clients against the scripted engine: order, aborts, refusals, death and what is left."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+import pytest
+import uvloop
+import zmq
+
+from engine.errors import (
+    EngineDiedError,
+    EngineError,
+    InvalidRequestError,
+    PromptTooLongError,
+    QueueFullError,
+)
+from engine.events import EngineEvent, Failed, Finished, PrefillDone, TierSwitched, TokensEmitted
+from gateway.backends.client import EngineClient
+from gateway.backends.in_process import InProcessEngineClient
+from gateway.backends.process_client import ProcessEngineClient
+from tests.gateway import scripted_engine
+from tests.gateway.scripted_engine import ScriptedEngine, make_request
+
+BUILDER = "tests.gateway.scripted_engine:build"
+STEP_MS = '{"step_s": 0.001}'
+
+
+def in_process(arguments: str = "{}") -> InProcessEngineClient:
+    return InProcessEngineClient(lambda report: scripted_engine.build(arguments, report))
+
+
+def process(arguments: str = "{}", **options: Any) -> ProcessEngineClient:
+    return ProcessEngineClient(BUILDER, arguments, **options)
+
+
+Client = TypeVar("Client", bound=EngineClient)
+MakeClient = Callable[[str], InProcessEngineClient | ProcessEngineClient]
+both = pytest.mark.parametrize("make_client", [in_process, process])
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """After each test: no process, thread, descriptor or scratch folder more than before."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[2])
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    uvloop.run(asyncio.sleep(0))  # its first loop opens a pipe that it keeps
+    me = psutil.Process()
+    num_fds, num_threads = me.num_fds(), threading.active_count()
+    yield
+    assert me.children() == []
+    assert list(tmp_path.glob("outrider-*")) == []
+    # ZeroMQ's own threads close their descriptors a moment after the context is gone.
+    assert eventually(lambda: me.num_fds() <= num_fds), "descriptors leak"
+    assert eventually(lambda: threading.active_count() <= num_threads), "threads leak"
+
+
+def eventually(condition: Callable[[], bool], timeout_s: float = 5.0) -> bool:
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline_s:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+async def becomes(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110 - no event is set by what is waited for
+            await asyncio.sleep(0.005)
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    async def with_limit() -> None:
+        async with asyncio.timeout(30):
+            await main
+
+    asyncio.run(with_limit())
+
+
+@asynccontextmanager
+async def started(client: Client) -> AsyncIterator[Client]:
+    await client.start()
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+async def collect(client: EngineClient, request_id: str, **options: Any) -> list[EngineEvent]:
+    return [event async for event in client.submit(make_request(request_id, **options))]
+
+
+def tokens(events: list[EngineEvent]) -> list[int]:
+    return [t for event in events if isinstance(event, TokensEmitted) for t in event.token_ids]
+
+
+async def used_blocks(client: EngineClient) -> int:
+    return (await client.stats()).tiers["large"].num_used_blocks
+
+
+@both
+def test_a_stream_is_prefill_tokens_finished(make_client: MakeClient) -> None:
+    async def main() -> None:
+        async with started(make_client("{}")) as client:
+            events = await collect(client, "a", prompt=(10, 20), max_tokens=4)
+            assert isinstance(events[0], PrefillDone)
+            assert tokens(events) == [30, 31, 32, 33]
+            assert isinstance(events[-1], Finished)
+            assert events[-1].finish_reason == "length"
+            assert len(events) == 6
+            info = await client.info()
+            assert info.tiers["large"].model_id == "scripted"
+
+    run(main())
+
+
+@both
+def test_many_streams_at_once_stay_apart_and_in_order(make_client: MakeClient) -> None:
+    async def main() -> None:
+        async with started(make_client("{}")) as client:
+            streams = await asyncio.gather(
+                *(collect(client, f"r{i}", prompt=(1000 * i,), max_tokens=50) for i in range(40))
+            )
+            for i, events in enumerate(streams):
+                assert tokens(events) == list(range(1000 * i, 1000 * i + 50))
+            stats = await client.stats()
+            assert stats.tiers["large"].num_output_tokens == 40 * 50
+            assert stats.tiers["large"].num_used_blocks == 0
+
+    run(main())
+
+
+@both
+def test_abort_ends_the_stream_and_frees_the_blocks(make_client: MakeClient) -> None:
+    async def main() -> None:
+        async with started(make_client(STEP_MS)) as client:
+            last = None
+            async for event in client.submit(make_request("a", max_tokens=10**6)):
+                last = event
+                if isinstance(event, TokensEmitted):
+                    await client.abort("a")
+            assert isinstance(last, Finished)
+            assert last.finish_reason == "abort"
+            assert await used_blocks(client) == 0
+            await client.abort("never heard of")
+
+    run(main())
+
+
+@both
+def test_leaving_the_iterator_aborts_in_the_engine(make_client: MakeClient) -> None:
+    async def main() -> None:
+        async with started(make_client(STEP_MS)) as client:
+            stream = client.submit(make_request("a", max_tokens=10**6))
+            await anext(stream)
+            assert await used_blocks(client) == 1
+            await stream.aclose()  # type: ignore[attr-defined]
+            # Commands keep their order, so at most one step lies between this and the abort.
+            await client.stats()
+            assert await used_blocks(client) == 0
+
+    run(main())
+
+
+@both
+def test_a_cancelled_consumer_aborts_in_the_engine(make_client: MakeClient) -> None:
+    async def main() -> None:
+        async with started(make_client(STEP_MS)) as client:
+            task = asyncio.create_task(collect(client, "a", max_tokens=10**6))
+            await asyncio.sleep(0.05)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await client.stats()
+            assert await used_blocks(client) == 0
+
+    run(main())
+
+
+@both
+def test_a_stream_that_is_not_begun_costs_nothing(make_client: MakeClient) -> None:
+    async def main() -> None:
+        async with started(make_client("{}")) as client:
+            client.submit(make_request("never iterated"))
+            assert await used_blocks(client) == 0
+
+    run(main())
+
+
+@both
+def test_a_slow_reader_neither_stalls_nor_loses(make_client: MakeClient) -> None:
+    async def main() -> None:
+        async with started(make_client("{}")) as client:
+            slow = client.submit(make_request("slow", (0,), max_tokens=3000))
+            first = await anext(slow)
+            assert tokens(await collect(client, "fast", max_tokens=3)) == [30, 31, 32]
+            rest = [event async for event in slow]
+            assert tokens([first, *rest]) == list(range(3000))
+
+    run(main())
+
+
+@both
+def test_switch_tier_reaches_the_engine(make_client: MakeClient) -> None:
+    async def main() -> None:
+        async with started(make_client(STEP_MS)) as client:
+            events = []
+            async for event in client.submit(make_request("a", max_tokens=30)):
+                events.append(event)
+                if tokens(events) == [30, 31, 32]:
+                    await client.switch_tier("a", "small")
+            assert TierSwitched(request_id="a", tier="small") in events
+            assert isinstance(events[-1], Finished)
+            assert events[-1].tier == "small"
+
+    run(main())
+
+
+@both
+@pytest.mark.parametrize(
+    ("token_id", "error_class", "attribute", "value"),
+    [
+        (scripted_engine.REFUSE_TOO_LONG, PromptTooLongError, "num_tokens", 9000),
+        (scripted_engine.REFUSE_QUEUE_FULL, QueueFullError, "retry_after_s", 3.0),
+        (scripted_engine.REFUSE_INVALID, InvalidRequestError, "code", "invalid_request"),
+    ],
+)
+def test_a_refusal_is_raised_as_the_engine_raised_it(
+    make_client: MakeClient,
+    token_id: int,
+    error_class: type[EngineError],
+    attribute: str,
+    value: object,
+) -> None:
+    async def main() -> None:
+        async with started(make_client("{}")) as client:
+            with pytest.raises(error_class) as caught:
+                await anext(client.submit(make_request("a", (token_id,))))
+            assert getattr(caught.value, attribute) == value
+            # The id is free again.
+            assert tokens(await collect(client, "a", max_tokens=1)) == [30]
+
+    run(main())
+
+
+@both
+def test_an_id_in_use_is_refused_and_the_first_stream_goes_on(make_client: MakeClient) -> None:
+    async def main() -> None:
+        async with started(make_client(STEP_MS)) as client:
+            first = client.submit(make_request("a", max_tokens=20))
+            begun = await anext(first)
+            with pytest.raises(InvalidRequestError, match="'a' is in use"):
+                await collect(client, "a")
+            assert len(tokens([begun, *[event async for event in first]])) == 20
+
+    run(main())
+
+
+@both
+def test_ready_follows_start_and_close(make_client: MakeClient) -> None:
+    async def main() -> None:
+        client = make_client("{}")
+        assert not client.is_ready
+        with pytest.raises(EngineDiedError):
+            await collect(client, "too early")
+        with pytest.raises(EngineDiedError):
+            await client.stats()
+        await asyncio.gather(client.start(), client.start())
+        assert client.is_ready
+        await client.close()
+        assert not client.is_ready
+        await client.close()
+        with pytest.raises(EngineDiedError):
+            await collect(client, "too late")
+
+    run(main())
+
+
+@both
+def test_closing_ends_streams_in_flight(make_client: MakeClient) -> None:
+    async def main() -> None:
+        async with started(make_client(STEP_MS)) as client:
+            task = asyncio.create_task(collect(client, "a", max_tokens=10**6))
+            await asyncio.sleep(0.05)
+            await client.close()
+            last = (await task)[-1]
+            assert isinstance(last, Failed)
+            assert last.code == "engine_died"
+            assert "shut down" in last.message
+
+    run(main())
+
+
+@both
+def test_a_model_that_cannot_be_loaded_is_reported(make_client: MakeClient) -> None:
+    async def main() -> None:
+        client = make_client('{"fail": "no config.json in /models/x"}')
+        with pytest.raises((EngineError, FileNotFoundError), match=r"no config\.json in /models/x"):
+            await client.start()
+        assert not client.is_ready
+
+    run(main())
+
+
+@both
+def test_start_can_be_cancelled(make_client: MakeClient) -> None:
+    async def main() -> None:
+        client = make_client('{"load_s": 0.5}')
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.25):
+                await client.start()
+        assert not client.is_ready
+
+    run(main())
+
+
+@pytest.mark.parametrize("kind", [InProcessEngineClient, ProcessEngineClient])
+def test_loading_progress_is_forwarded(kind: type) -> None:
+    seen: list[tuple[str, float]] = []
+
+    def on_progress(stage: str, fraction: float) -> None:
+        seen.append((stage, fraction))
+
+    async def main() -> None:
+        client: EngineClient
+        if kind is InProcessEngineClient:
+            client = InProcessEngineClient(
+                lambda report: scripted_engine.build("{}", report), on_progress=on_progress
+            )
+        else:
+            client = process(on_progress=on_progress)
+        async with started(client):
+            assert seen == [("reading weights", 0.5), ("reading weights", 1.0)]
+
+    run(main())
+
+
+def test_an_idle_thread_does_not_step() -> None:
+    engine = ScriptedEngine()
+
+    async def main() -> None:
+        async with started(InProcessEngineClient(lambda report: engine)) as client:
+            await collect(client, "a")
+            num_idle_steps = engine.num_idle_steps
+            await asyncio.sleep(0.1)
+            assert engine.num_idle_steps == num_idle_steps
+
+    run(main())
+
+
+def test_a_step_that_raises_takes_the_thread_down_and_says_so() -> None:
+    async def main() -> None:
+        async with started(in_process(STEP_MS)) as client:
+            bystander = asyncio.create_task(collect(client, "b", max_tokens=10**6))
+            await asyncio.sleep(0.02)
+            events = await collect(client, "a", prompt=(scripted_engine.CRASH_IN_STEP,))
+            assert isinstance(events[-1], Failed)
+            assert events[-1].code == "engine_died"
+            assert isinstance((await bystander)[-1], Failed)
+            assert not client.is_ready
+
+    run(main())
+
+
+async def is_replaced(client: ProcessEngineClient, pid: int | None) -> None:
+    await becomes(lambda: client.is_ready and client.pid != pid)
+    assert tokens(await collect(client, "after", max_tokens=2)) == [30, 31]
+
+
+def test_kill_9_in_mid_stream_fails_the_stream_and_restarts() -> None:
+    async def main() -> None:
+        async with started(process(STEP_MS)) as client:
+            pid = client.pid
+            assert pid is not None
+            events: list[EngineEvent] = []
+            async for event in client.submit(make_request("a", max_tokens=10**6)):
+                events.append(event)
+                if len(events) == 5:
+                    os.kill(pid, signal.SIGKILL)
+                    killed_s = time.monotonic()
+            assert time.monotonic() - killed_s < 1.0
+            assert isinstance(events[-1], Failed)
+            assert events[-1].code == "engine_died"
+            assert not client.is_ready
+            with pytest.raises(EngineDiedError, match="not running"):
+                await collect(client, "meanwhile")
+            with pytest.raises(EngineDiedError):
+                await client.stats()
+            await is_replaced(client, pid)
+
+    run(main())
+
+
+def test_it_is_restarted_again_and_again() -> None:
+    async def main() -> None:
+        async with started(process()) as client:
+            for _ in range(3):
+                pid = client.pid
+                assert pid is not None
+                os.kill(pid, signal.SIGKILL)
+                await is_replaced(client, pid)
+
+    run(main())
+
+
+@pytest.mark.parametrize("token_id", [scripted_engine.CRASH_IN_STEP, scripted_engine.EXIT_IN_STEP])
+def test_a_step_that_raises_or_exits_restarts_the_process(token_id: int) -> None:
+    async def main() -> None:
+        async with started(process()) as client:
+            pid = client.pid
+            events = await collect(client, "a", prompt=(token_id,))
+            assert isinstance(events[-1], Failed)
+            await is_replaced(client, pid)
+
+    run(main())
+
+
+def test_a_process_that_stops_answering_is_replaced() -> None:
+    async def main() -> None:
+        async with started(process(stall_timeout_s=0.4)) as client:
+            pid = client.pid
+            await asyncio.sleep(0.8)
+            assert client.pid == pid, "an idle engine answers its pings"
+            events = await collect(client, "a", prompt=(scripted_engine.WEDGE_IN_STEP,))
+            assert isinstance(events[-1], Failed)
+            await is_replaced(client, pid)
+
+    run(main())
+
+
+def test_a_call_that_waits_is_answered_when_the_engine_dies() -> None:
+    async def main() -> None:
+        async with started(process(stall_timeout_s=0.4)) as client:
+            stream = asyncio.create_task(
+                collect(client, "a", prompt=(scripted_engine.WEDGE_IN_STEP,))
+            )
+            await asyncio.sleep(0.05)
+            with pytest.raises(EngineDiedError):
+                await client.stats()
+            assert isinstance((await stream)[-1], Failed)
+
+    run(main())
+
+
+def test_a_restart_that_fails_is_tried_again(tmp_path: Path) -> None:
+    marker = tmp_path / "marker"
+    marker.touch()
+
+    async def main() -> None:
+        async with started(process(f'{{"fail_once": "{marker}"}}')) as client:
+            pid = client.pid
+            assert pid is not None
+            marker.unlink()
+            os.kill(pid, signal.SIGKILL)
+            await is_replaced(client, pid)
+            assert marker.exists()
+
+    run(main())
+
+
+def test_a_process_that_dies_while_loading_is_reported() -> None:
+    async def main() -> None:
+        with pytest.raises(EngineDiedError, match="exit status 9"):
+            await process('{"die": true}').start()
+
+    run(main())
+
+
+def test_signals_for_the_whole_group_leave_the_engine_to_its_gateway() -> None:
+    async def main() -> None:
+        async with started(process()) as client:
+            pid = client.pid
+            assert pid is not None
+            os.kill(pid, signal.SIGINT)
+            os.kill(pid, signal.SIGTERM)
+            await asyncio.sleep(0.1)
+            assert client.pid == pid
+            assert tokens(await collect(client, "a", max_tokens=1)) == [30]
+
+    run(main())
+
+
+def test_the_socket_is_private(tmp_path: Path) -> None:
+    def modes() -> list[int]:
+        return [folder.stat().st_mode & 0o777 for folder in tmp_path.glob("outrider-*")]
+
+    async def main() -> None:
+        async with started(process()):
+            assert modes() == [0o700]
+
+    run(main())
+
+
+def test_closing_in_the_middle_of_a_restart_leaves_nothing() -> None:
+    async def main(delay_s: float) -> None:
+        async with started(process('{"load_s": 0.05}')) as client:
+            pid = client.pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            await asyncio.sleep(delay_s)
+
+    for delay_s in (0.0, 0.005, 0.12, 0.3):
+        run(main(delay_s))
+
+
+def test_without_socket_files_it_talks_encrypted_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
+    has = zmq.has
+    if not has("curve"):
+        return  # nothing to test: such a build of libzmq has no way to do it
+    monkeypatch.setattr(zmq, "has", lambda name: name != "ipc" and has(name))
+
+    async def main() -> None:
+        async with started(process()) as client:
+            assert tokens(await collect(client, "a", max_tokens=2)) == [30, 31]
+
+    run(main())
+
+
+def test_it_runs_on_uvloop() -> None:
+    async def main() -> None:
+        async with started(process()) as client:
+            pid = client.pid
+            assert tokens(await collect(client, "a", max_tokens=2)) == [30, 31]
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            await is_replaced(client, pid)
+
+    uvloop.run(main())
+
+
+ORPHAN = """
+import asyncio, sys
+from gateway.backends.process_client import ProcessEngineClient
+
+async def main():
+    client = ProcessEngineClient("tests.gateway.scripted_engine:build", "{}")
+    await client.start()
+    print(client.pid, flush=True)
+    await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+def test_the_engine_ends_with_its_gateway_and_cleans_up(tmp_path: Path) -> None:
+    root = str(Path(__file__).parents[2])
+    with subprocess.Popen(
+        [sys.executable, "-c", ORPHAN],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": root},
+    ) as gateway:
+        assert gateway.stdout is not None
+        engine = psutil.Process(int(gateway.stdout.readline()))
+        assert list(tmp_path.glob("outrider-*"))
+        gateway.kill()
+    assert eventually(lambda: not engine.is_running() or engine.status() == "zombie")
+    assert eventually(lambda: not list(tmp_path.glob("outrider-*")))

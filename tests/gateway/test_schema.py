@@ -1,0 +1,210 @@
+"""What requests may say, and that a refusal names the field."""
+
+import json
+
+import pytest
+from pydantic import BaseModel
+
+from gateway.asgi import parse
+from gateway.errors import BadRequestError, problem_of
+from gateway.schema.chat import ChatRequest
+from gateway.schema.completions import CompletionRequest
+
+CHAT = {"model": "auto", "messages": [{"role": "user", "content": "Hi"}]}
+COMPLETION = {"model": "auto", "prompt": "Hi"}
+
+
+def refusal(model: type[BaseModel], document: object) -> BadRequestError:
+    with pytest.raises(BadRequestError) as caught:
+        parse(model, json.dumps(document).encode())
+    problem = problem_of(caught.value)
+    assert problem.status == 400
+    assert problem.type == "invalid_request_error"
+    return caught.value
+
+
+HARMLESS = {
+    "tools": [None, []],
+    "tool_choice": ["none", "auto", None],
+    "functions": [[]],
+    "response_format": [None, {"type": "text"}],
+    "presence_penalty": [0, 0.0, None],
+    "frequency_penalty": [0],
+    "logit_bias": [{}, None],
+    "modalities": [["text"]],
+    "audio": [None],
+    "parallel_tool_calls": [True],
+    "metadata": [{"a": "b"}],
+    "store": [False],
+    "service_tier": ["auto"],
+    "prompt_cache_key": ["k"],
+    "safety_identifier": ["s"],
+    "user": ["u"],
+    "stop": ["x", ["x", "y"], None, []],
+    "temperature": [0, 1, 2.0, None],
+    "top_k": [-1, 0, 50],
+    "seed": [-(2**63), 2**63 - 1],
+    "n": [1, 16],
+    "stream_options": [None, {"include_usage": True}],
+    "outrider": [None, {}, {"speculation": "off", "max_draft_nodes": 0, "tier": None}],
+}
+
+
+@pytest.mark.parametrize("field", HARMLESS)
+def test_accepted(field: str) -> None:
+    for value in HARMLESS[field]:
+        parse(ChatRequest, json.dumps({**CHAT, field: value}).encode())
+
+
+NOT_SUPPORTED = {
+    "tools": [{"type": "function"}],
+    "tool_choice": "required",
+    "functions": [{}],
+    "function_call": {"name": "f"},
+    "response_format": {"type": "json_object"},
+    "presence_penalty": 0.5,
+    "frequency_penalty": False,  # JSON's false is not 0
+    "logit_bias": {"5": 1},
+    "audio": {},
+    "modalities": ["text", "audio"],
+    "prediction": {"type": "content", "content": "x"},
+    "reasoning_effort": "high",
+    "web_search_options": {},
+}
+
+
+@pytest.mark.parametrize("field", NOT_SUPPORTED)
+def test_what_is_not_supported_is_named(field: str) -> None:
+    error = refusal(ChatRequest, {**CHAT, field: NOT_SUPPORTED[field]})
+    assert error.param == field
+    assert "not supported" in str(error)
+
+
+NOT_BUILT = {
+    "sources": ["ngram"],
+    "quality": {"cascade": 0.1},
+    "tier": "small",
+    "min_quality": 0.5,
+    "max_cost_usd": 0.1,
+    "policy": "cheap",
+    "privacy": "local",
+    "deadline_ms": 100,
+    "slo": {"class": "batch"},
+}
+
+
+@pytest.mark.parametrize("field", NOT_BUILT)
+@pytest.mark.parametrize(
+    ("model", "document"), [(ChatRequest, CHAT), (CompletionRequest, COMPLETION)]
+)
+def test_outrider_options_that_are_not_built(
+    model: type[BaseModel], document: dict[str, object], field: str
+) -> None:
+    error = refusal(model, {**document, "outrider": {field: NOT_BUILT[field]}})
+    assert error.param == f"outrider.{field}"
+    assert "not built yet" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("extra", "param"),
+    [
+        ({"temperature": "1"}, "temperature"),
+        ({"temperature": 2.5}, "temperature"),
+        ({"temperature": True}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 1.5}, "max_tokens"),
+        ({"n": 17}, "n"),
+        ({"seed": 2**64}, "seed"),
+        ({"top_logprobs": 21}, "top_logprobs"),
+        ({"stop": [""]}, "stop.0"),
+        ({"stop": ["x"] * 17}, "stop"),
+        ({"stream": "yes"}, "stream"),
+        ({"stream_options": {"x": 1}}, "stream_options.x"),
+        ({"max_tokns": 5}, "max_tokns"),
+        ({"outrider": {"speculation": "maybe"}}, "outrider.speculation"),
+        ({"outrider": {"max_draft_nodes": 256}}, "outrider.max_draft_nodes"),
+        ({"outrider": {"depth": 1}}, "outrider.depth"),
+        ({"outrider": {"sources": 5}}, "outrider.sources"),
+        ({"messages": []}, "messages"),
+        ({"messages": "Hi"}, "messages"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
+        ({"messages": [{"content": "x"}]}, "messages.0.role"),
+        ({"messages": [{"role": "user"}]}, "messages.0.content"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages.0.content"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
+        ({"messages": [{"role": "user", "content": "x", "y": 1}]}, "messages.0.y"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            "messages.0.content.0.type",
+        ),
+        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages.0.tool_calls"),
+    ],
+)
+def test_wrong_values_are_named(extra: dict[str, object], param: str) -> None:
+    assert refusal(ChatRequest, {**CHAT, **extra}).param == param
+
+
+def test_an_image_is_named_in_words() -> None:
+    parts = [{"type": "text", "text": "x"}, {"type": "image_url", "image_url": {"url": "data:"}}]
+    error = refusal(ChatRequest, {**CHAT, "messages": [{"role": "user", "content": parts}]})
+    assert error.param == "messages.0.content.1.type"
+    assert "image_url" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("extra", "param"),
+    [
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [""]}, "prompt.0"),
+        ({"prompt": [-1]}, "prompt.0"),
+        ({"prompt": [["x"]]}, "prompt.0.0"),
+        ({"prompt": None}, "prompt"),
+        ({"echo": True}, "echo"),
+        ({"best_of": 3}, "best_of"),
+        ({"suffix": "x"}, "suffix"),
+        ({"messages": []}, "messages"),
+    ],
+)
+def test_completions_refuse(extra: dict[str, object], param: str) -> None:
+    assert refusal(CompletionRequest, {**COMPLETION, **extra}).param == param
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"\xff", b'{"model": "\xed\xa0\x80"}', b'{"model": "\\ud800"}', b"[" * 1000],
+)
+def test_malformed_json(body: bytes) -> None:
+    with pytest.raises(BadRequestError) as caught:
+        parse(ChatRequest, body)
+    assert caught.value.code == "invalid_json"
+    assert caught.value.param is None
+
+
+@pytest.mark.parametrize("body", [b"[]", b"null", b"5"])
+def test_json_that_is_no_object(body: bytes) -> None:
+    with pytest.raises(BadRequestError, match="body"):
+        parse(ChatRequest, body)
+
+
+def test_an_answer_can_be_sent_back() -> None:
+    """What the openai client makes of our message, nulls and all, is a valid next turn."""
+    answer = {
+        "role": "assistant",
+        "content": "Hello",
+        "reasoning_content": "Well",
+        "refusal": None,
+        "annotations": None,
+        "audio": None,
+        "function_call": None,
+        "tool_calls": None,
+    }
+    turns = [*CHAT["messages"], answer, {"role": "user", "content": "Go on"}]
+    request = parse(ChatRequest, json.dumps({**CHAT, "messages": turns}).encode())
+    assert request.last_user_text == "Go on"
+
+
+def test_the_newer_name_of_max_tokens_wins() -> None:
+    body = json.dumps({**CHAT, "max_tokens": 5, "max_completion_tokens": 7}).encode()
+    assert parse(ChatRequest, body).token_limit == 7

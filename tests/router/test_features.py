@@ -1,0 +1,115 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.features import (
+    STATISTICS,
+    FeatureConfig,
+    prompt_features,
+    prompt_statistics,
+)
+
+CONFIG = FeatureConfig()
+
+
+def dense(text: str, config: FeatureConfig = CONFIG) -> np.ndarray:
+    vector = prompt_features(text, config)
+    result = np.zeros(config.num_features)
+    result[vector.indices] = vector.values
+    return result
+
+
+@given(st.text(alphabet=st.characters(), max_size=200))
+@settings(max_examples=200, deadline=None)
+def test_any_string_has_features_of_the_promised_form(text: str) -> None:
+    vector = prompt_features(text, CONFIG)
+    assert len(vector.indices) == len(vector.values)
+    assert (np.diff(vector.indices) > 0).all()
+    assert vector.indices.min(initial=0) >= 0
+    assert vector.indices.max(initial=0) < CONFIG.num_features
+    assert np.isfinite(vector.values).all()
+
+
+@pytest.mark.parametrize("text", ["", " ", "\x00", "\ud800 alone", "İstanbul İ", "日本語" * 400])
+def test_odd_strings(text: str) -> None:
+    assert np.isfinite(prompt_features(text, CONFIG).values).all()
+
+
+def test_blocks_have_norm_one() -> None:
+    vector = dense("What is the capital of France? The the the the the.")
+    chars, words = np.split(vector[: 2 * 8192], 2)
+    assert np.linalg.norm(chars) == pytest.approx(1.0)
+    assert np.linalg.norm(words) == pytest.approx(1.0)
+
+
+def test_an_ngram_has_one_place_wherever_it_stands() -> None:
+    config = FeatureConfig(num_char_features=0, max_word_ngram=1, statistic_scale=0.0)
+    alone = set(prompt_features("zebra", config).indices.tolist())
+    late = set(prompt_features("so many words, then: a ZEBRA!", config).indices.tolist())
+    assert len(alone - late) == 0
+    steps = config.num_features - 16 * len(STATISTICS)
+    assert len([index for index in alone if index < steps]) == 1
+
+
+def test_word_order_matters_through_pairs() -> None:
+    config = FeatureConfig(num_char_features=0)
+    assert not np.array_equal(dense("dog bites man", config), dense("man bites dog", config))
+    single = FeatureConfig(num_char_features=0, max_word_ngram=1)
+    assert np.allclose(dense("dog bites man", single), dense("man bites dog", single))
+
+
+def test_digits_are_masked_but_their_number_is_kept() -> None:
+    assert np.array_equal(dense("What is 347 + 58?"), dense("What is 912 + 60?"))
+    assert not np.array_equal(dense("What is 347 + 58?"), dense("What is 347 + 5800?"))
+
+
+def test_statistics_of_a_known_prompt() -> None:
+    values = prompt_statistics('How many?\nAdd 12, 345 and {"a": 7} = ?', CONFIG)
+    expected = {
+        "num_lines": 2,
+        "num_words": 8,
+        "num_digits": 6,
+        "num_numbers": 3,
+        "longest_number": 3,
+        "mean_number_tenths": 20,
+        "num_question_marks": 2,
+        "num_commas": 1,
+        "num_quotes": 2,
+        "num_operators": 1,
+        "num_question_words": 1,
+        "num_capital_words": 2,
+    }
+    assert {name: values[name] for name in expected} == expected
+
+
+def test_only_head_and_tail_are_read() -> None:
+    head, tail = "h" * CONFIG.max_head_chars, "t" * CONFIG.max_tail_chars
+    left = head + "one middle " * 500 + tail
+    right = head + "ein anderes" * 500 + tail
+    assert len(left) == len(right)
+    assert np.array_equal(dense(left), dense(right))
+    assert not np.array_equal(dense(left), dense(left + "!"))
+
+
+def test_length_beyond_what_is_read_counts() -> None:
+    assert prompt_statistics("x" * 100_000, CONFIG)["num_chars"] == 100_000
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("num_char_features", 1000),
+        ("num_word_features", -1),
+        ("num_char_features", 2**21),
+        ("min_char_ngram", 0),
+        ("max_char_ngram", 2),
+        ("max_word_ngram", 0),
+        ("max_head_chars", 2**30),
+        ("max_tail_chars", -1),
+        ("statistic_scale", float("nan")),
+    ],
+)
+def test_a_wrong_size_names_itself(field: str, value: float) -> None:
+    with pytest.raises(ValueError, match=field):
+        FeatureConfig(**{field: value})  # type: ignore[arg-type]
