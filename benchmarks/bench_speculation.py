@@ -8,17 +8,20 @@ turn, round by round, after a warm-up of each; no prompt is ever found in the pr
 end at the end-of-text token and are compared token for token; where they part, the gap between the
 two tokens' logits says whether it was a tie (benchmarks/compare.py).
 
-Reading it: `tok/s` has the prompts' time in it, `decode` has not. `x ceiling` is the decode rate in
-units of (memory bandwidth / weight bytes), what plain decoding can reach at most at batch 1.
-`tokens/pass` is the mean number of tokens that a pass of the large model emits for a sequence.
+Reading it: `tok/s` has the prompts' time in it, `decode` has not. `x plain` and `x tf` are ratios to
+our own and transformers' plain decoding, medians over the rounds. `x ceiling` is the decode rate in
+units of memory bandwidth / weight bytes: what plain decoding can reach at most at batch 1.
+`tok/pass` is the mean number of tokens that a pass of the large model emits for a sequence; draft,
+target and host share out the engine's time, and `host ms` is the median of a step.
 
     python -m benchmarks.bench_speculation --large DIR --small DIR --dtype bfloat16
     python -m benchmarks.bench_speculation --expand-target 400M --expand-draft 40M   # demo pair
 """
 
 import argparse
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,8 +31,10 @@ from benchmarks.driving import (
     Bench,
     Drive,
     Prompt,
+    add_draft_options,
     blocks_for,
     build_bench,
+    draft_config,
     drive,
     load_prompts,
     load_runner,
@@ -38,6 +43,7 @@ from benchmarks.driving import (
     stop_token_ids,
     tree_budget,
 )
+from benchmarks.grown import grown_large, grown_small
 from benchmarks.harness import (
     Summary,
     argument_parser,
@@ -48,11 +54,11 @@ from benchmarks.harness import (
     paired_ratio,
     prepare,
     show_table,
+    start,
     variant_name,
     write_results,
 )
-from benchmarks.peers import LOOKUP_TOKENS, PeerRun, generate, generate_padded, load_peer
-from draft.config import DraftConfig
+from benchmarks.peers import Peer, PeerModels, PeerRun, PeerTask, peer_process
 from engine.request import Tier
 from engine.runner import ModelRunner
 
@@ -73,8 +79,7 @@ class Setup:
     stop: tuple[int, ...]
     large: ModelRunner
     benches: dict[str, Bench]
-    peer: Any | None = None
-    assistants: dict[str, Any] = field(default_factory=dict)
+    peer: Peer | None = None
 
     @property
     def plain(self) -> Bench:
@@ -115,21 +120,16 @@ def cases(setup: Setup, prompts: Sequence[Prompt], *, batch: int, limit: int) ->
         found[f"outrider, {name}"] = partial(engine, bench, speculate=True)
     if setup.peer is None:
         return found
+    task = PeerTask(prompts=prompts, max_tokens=limit, stop=setup.stop, batch_size=batch)
     if batch > 1:
-        found[f"{PEER_PLAIN}, padded"] = partial(
-            generate_padded,
-            setup.peer,
-            prompts,
-            batch_size=batch,
-            max_tokens=limit,
-            stop=setup.stop,
-        )
+        found[f"{PEER_PLAIN}, padded"] = partial(setup.peer.run, task)
         return found
-    peer = partial(generate, setup.peer, prompts, max_tokens=limit, stop=setup.stop)
-    found[PEER_PLAIN] = peer
-    for name, assistant in setup.assistants.items():
-        found[f"transformers assisted, {name}"] = partial(peer, assistant_model=assistant)
-    found["transformers prompt lookup"] = partial(peer, prompt_lookup_num_tokens=LOOKUP_TOKENS)
+    found[PEER_PLAIN] = partial(setup.peer.run, task)
+    for name in setup.benches:
+        found[f"transformers assisted, {name}"] = partial(
+            setup.peer.run, replace(task, assistant=name)
+        )
+    found["transformers prompt lookup"] = partial(setup.peer.run, replace(task, lookup=True))
     return found
 
 
@@ -280,7 +280,7 @@ def _show(
     *,
     has_peer: bool,
 ) -> None:
-    columns = ["", "tok/s", "x plain", "x tf plain", "decode", "x ceiling", "tokens/pass"]
+    columns = ["", "tok/s", "x plain", "x tf", "decode", "x ceiling", "tok/pass"]
     columns += ["draft", "target", "host", "host ms"]
     rows = []
     for name, entry in result.items():
@@ -315,72 +315,50 @@ def _figure(value: Summary | float | None, form: str) -> str:
 # ---- building ---------------------------------------------------------------------------------
 
 
-def _folders(arguments: argparse.Namespace) -> tuple[Path, dict[str, Path]]:
-    """The target's folder, and the drafters' by name; grown where that was asked for."""
-    large, small = Path(arguments.large), Path(arguments.small)
-    drafters = {"small drafts": small}
-    if arguments.expand_target:
-        from benchmarks.grown import grown
-
-        large = grown(large, arguments.expand_target, seed=arguments.seed)
+def drafter_folders(arguments: argparse.Namespace) -> dict[str, Path]:
+    """The drafters by name: the small model as it is, and grown where that was asked for."""
+    drafters = {"small drafts": Path(arguments.small)}
     if arguments.expand_draft:
-        from benchmarks.grown import grown
-
-        path = grown(small, arguments.expand_draft, seed=arguments.seed)
-        drafters[f"{arguments.expand_draft} drafts"] = path
-    return large, drafters
+        drafters[f"{arguments.expand_draft} drafts"] = grown_small(arguments)
+    return drafters
 
 
-def build(arguments: argparse.Namespace) -> Setup:
+def build(arguments: argparse.Namespace, large_folder: Path, drafters: dict[str, Path]) -> Setup:
     """Load everything once: the plain and the speculative engine share the target's weights."""
-    large_folder, drafter_folders = _folders(arguments)
     tokenizer = load_tokenizer(large_folder)
-    batches = arguments.batch
     prompts = load_prompts(
         arguments.prompts,
         tokenizer,
-        num_prompts=max(arguments.num_prompts, 2 * max(batches)),
+        num_prompts=max(arguments.num_prompts, 2 * max(arguments.batch)),
         seed=arguments.seed,
         max_tokens=arguments.max_prompt,
         difficulties=arguments.difficulty,
     )
     longest = max(len(prompt.token_ids) for prompt in prompts) + arguments.max_new
-    num_blocks = blocks_for(num_sequences=max(batches), num_tokens=longest)
     load = partial(
-        load_runner, dtype=arguments.dtype, device=arguments.device, num_blocks=num_blocks
+        load_runner,
+        dtype=arguments.dtype,
+        device=arguments.device,
+        num_blocks=blocks_for(num_sequences=max(arguments.batch), num_tokens=longest),
     )
     with console.status("loading the large model"):
         large = load(large_folder)
     benches = {}
-    for name, folder in drafter_folders.items():
+    for name, folder in drafters.items():
         with console.status(f"loading, and profiling step times: {name}"):
             runners: dict[Tier, ModelRunner] = {"large": large, "small": load(folder)}
-            budget = None if arguments.no_budget else tree_budget(runners)
             benches[name] = build_bench(
-                runners, draft_config=_draft_config(arguments), budget=budget
+                runners,
+                draft_config=draft_config(arguments),
+                budget=None if arguments.no_budget else tree_budget(runners),
             )
-    setup = Setup(
+    return Setup(
         arguments=arguments,
         prompts=prompts,
         stop=() if arguments.ignore_eos else stop_token_ids(large_folder, tokenizer),
         large=large,
         benches=benches,
     )
-    if not arguments.no_transformers and arguments.temperature == 0:
-        with console.status("loading the same weights in transformers"):
-            load_same = partial(load_peer, dtype=large.model.dtype, device=arguments.device)
-            setup.peer = load_same(large_folder)
-            setup.assistants = {name: load_same(path) for name, path in drafter_folders.items()}
-    return setup
-
-
-def _draft_config(arguments: argparse.Namespace) -> DraftConfig:
-    wanted = {
-        name: getattr(arguments, name)
-        for name in ("max_draft_nodes", "max_draft_depth", "max_branching", "max_frontier")
-        if getattr(arguments, name) is not None
-    }
-    return DraftConfig(**wanted)
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -400,12 +378,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--ignore-eos", action="store_true", help="answers of exactly --max-new")
     parser.add_argument("--no-transformers", action="store_true")
     parser.add_argument("--no-budget", action="store_true", help="always the largest trees")
-    parser.add_argument("--expand-target", help="grow the target, for example to 400M")
-    parser.add_argument("--expand-draft", help="measure with a grown drafter too, such as 40M")
-    parser.add_argument("--max-draft-nodes", type=int)
-    parser.add_argument("--max-draft-depth", type=int)
-    parser.add_argument("--max-branching", type=int)
-    parser.add_argument("--max-frontier", type=int)
+    add_draft_options(parser)
     arguments = parser.parse_args(argv)
     if arguments.num_prompts < 1 or min(arguments.batch) < 1:
         parser.error("--num-prompts and --batch must be at least 1")
@@ -418,7 +391,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     prepare(arguments)
     with console.status("measuring memory bandwidth"):
         bandwidth = measure_bandwidth()
-    setup = build(arguments)
+    large_folder, drafters = grown_large(arguments), drafter_folders(arguments)
+    setup = build(arguments, large_folder, drafters)
     model = setup.large.model
     ceiling = bandwidth / model.weight_bytes  # passes per second
     console.print(
@@ -426,6 +400,18 @@ def main(argv: Sequence[str] | None = None) -> None:
         f"{arguments.threads} threads; memory {bandwidth / 1e9:.1f} GB/s, "
         f"ceiling {ceiling:.1f} passes/s"
     )
+    with contextlib.ExitStack() as stack:
+        if not arguments.no_transformers and arguments.temperature == 0:
+            models = PeerModels(
+                target=large_folder,
+                assistants=drafters,
+                dtype=model.dtype,
+                device=arguments.device,
+                num_threads=arguments.threads,
+            )
+            with console.status("loading the same weights in transformers"):
+                setup.peer = stack.enter_context(peer_process(models))
+        batches = {batch: measure(setup, batch, ceiling) for batch in arguments.batch}
     results: dict[str, Any] = {
         "target_parameters": model.num_parameters,
         "drafter_parameters": {
@@ -435,12 +421,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         "dtype": str(model.dtype).removeprefix("torch."),
         "bandwidth_bytes_per_s": bandwidth,
         "ceiling_passes_per_s": ceiling,
-        "batches": {batch: measure(setup, batch, ceiling) for batch in arguments.batch},
+        "batches": batches,
     }
-    more = [arguments.expand_target] if arguments.expand_target else []
-    more += [f"t{arguments.temperature:g}"] if arguments.temperature else []
+    more = [f"t{arguments.temperature:g}"] if arguments.temperature else []
     write_results("bench_speculation", variant_name(arguments, *more), results, arguments)
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

@@ -1,5 +1,6 @@
 """Loading a pair, and driving an engine with a bounded number of requests in flight."""
 
+import argparse
 import gzip
 import itertools
 import json
@@ -23,6 +24,7 @@ from engine.model import DecoderModel, DtypeName
 from engine.request import EngineRequest, SamplingParams, SpeculationParams, Tier
 from engine.runner import ModelRunner
 from engine.step_times import profile_step_times
+from gateway.settings import SpeculationSettings
 from verifier.coupled import CoupledVerifier
 
 BLOCK_SIZE = 16
@@ -230,6 +232,28 @@ def tree_budget(runners: Mapping[Tier, ModelRunner]) -> TreeBudget:
         target_pass_s=profile_step_times(runners["large"]),
         draft_pass_s=profile_step_times(runners["small"]),
     )
+
+
+_DRAFT_OPTIONS = ("max_draft_nodes", "max_draft_depth", "max_branching", "max_frontier")
+
+
+def add_draft_options(parser: argparse.ArgumentParser) -> None:
+    """Limits of a tree; unset ones are as in serving."""
+    for name in _DRAFT_OPTIONS:
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int)
+
+
+def draft_config(arguments: argparse.Namespace) -> DraftConfig:
+    """The drafter's limits: what serving has unless the arguments say otherwise."""
+    serving = SpeculationSettings()
+    limits = {
+        "max_draft_nodes": serving.max_draft_nodes,
+        "max_draft_depth": serving.max_draft_depth,
+        "max_branching": serving.max_branching,
+    }
+    wanted = {name: getattr(arguments, name, None) for name in _DRAFT_OPTIONS}
+    limits |= {name: value for name, value in wanted.items() if value is not None}
+    return DraftConfig(**limits)
 
 
 # ---- driving it -------------------------------------------------------------------------------

@@ -22,11 +22,14 @@ from typing import Any, TypeVar
 
 import torch
 import transformers
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from gateway.hardware import usable_physical_cores
+from gateway.settings import Settings
+from gateway.wiring import engine_environment
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -35,14 +38,16 @@ CACHE = ROOT / "runs"
 
 DEMO_PAIR = ROOT / "draft" / "pair"
 
-# A file or a pipe has no width of its own, and a table must not be squeezed into 80 columns.
-console = Console(highlight=False, width=None if sys.stdout.isatty() else 130)
+# A file or a pipe has no width of its own, and a table must not be squeezed into 80.
+console = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
 
 T = TypeVar("T")
 
 # Instructions that decide what a matrix product costs.
 _TELLING_FLAGS = ("amx_bf16", "amx_int8", "avx512_bf16", "avx512_vnni", "avx512f", "avx2")
 _PACKAGES = ("torch", "transformers", "numpy", "safetensors", "tokenizers")
+# Names the variables that `start` set.
+_ADDED = "BENCHMARK_ADDED_ENVIRONMENT"
 # Read by every thread in each pass, and far larger than any cache.
 _BANDWIDTH_BYTES = 1 << 30
 _BANDWIDTH_ROUNDS = 5
@@ -191,6 +196,7 @@ def environment(device: str = "cpu") -> dict[str, Any]:
         "cpu_flags": _cpu_flags(),
         "cores": usable_physical_cores(),
         "torch_threads": torch.get_num_threads(),
+        "openmp": {name: os.environ.get(name) for name in engine_environment(Settings())},
         "load_before": round(os.getloadavg()[0], 2),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
@@ -290,7 +296,11 @@ def show_table(
 ) -> None:
     """Print a table: the first column left, the others right."""
     table = Table(
-        title=title, caption=caption or None, title_justify="left", caption_justify="left"
+        title=title,
+        caption=caption or None,
+        title_justify="left",
+        caption_justify="left",
+        box=SIMPLE_HEAD,
     )
     for index, column in enumerate(columns):
         table.add_column(column, justify="left" if index == 0 else "right", no_wrap=True)
@@ -319,6 +329,8 @@ def argument_parser(docstring: str | None) -> argparse.ArgumentParser:
     )
     parser.add_argument("--large", type=Path, default=DEMO_PAIR / "large", help="large model")
     parser.add_argument("--small", type=Path, default=DEMO_PAIR / "small", help="small model")
+    parser.add_argument("--expand-target", help="grow the large model, for example to 400M")
+    parser.add_argument("--expand-draft", help="grow the small model, for example to 40M")
     parser.add_argument(
         "--dtype", choices=("auto", "bfloat16", "float16", "float32"), default="auto"
     )
@@ -328,6 +340,34 @@ def argument_parser(docstring: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--repeats", type=int, default=3, help="measured rounds")
     parser.add_argument("--variant", help="name of the results file's second part")
     return parser
+
+
+def start(main: Callable[[], None]) -> None:
+    """Run a script's `main` in the environment that serving gives its engine.
+
+    OpenMP reads it when torch is loaded, so where it is not set yet the program starts over.
+    """
+    missing = {
+        name: value
+        for name, value in engine_environment(Settings()).items()
+        if name not in os.environ
+    }
+    if missing:
+        os.environ |= {**missing, _ADDED: " ".join(missing)}
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    main()
+
+
+@contextmanager
+def without_engine_environment() -> Iterator[None]:
+    """For starting another program: the environment as it was before `start` added to it."""
+    added = {name: os.environ[name] for name in os.environ.get(_ADDED, "").split()}
+    for name in added:
+        del os.environ[name]
+    try:
+        yield
+    finally:
+        os.environ |= added
 
 
 def prepare(arguments: argparse.Namespace) -> None:
@@ -345,4 +385,5 @@ def variant_name(arguments: argparse.Namespace, *more: str) -> str:
         return str(arguments.variant)
     large = Path(arguments.large)
     name = "demo" if large.resolve() == (DEMO_PAIR / "large").resolve() else large.name
-    return "-".join([name, *more, arguments.dtype])
+    sizes = [size for size in (arguments.expand_target,) if size]
+    return "-".join([name, *sizes, *more, arguments.dtype])

@@ -1,19 +1,29 @@
-"""transformers on the same weights: plain, assisted and with prompt lookup."""
+"""transformers on the same weights: plain, assisted and with prompt lookup.
 
+It runs in a process of its own, in the environment that its users have: our engine sets how long
+OpenMP's threads wait for work, which is not transformers' default. The process sleeps while it is
+not its turn.
+"""
+
+import contextlib
+import multiprocessing
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from transformers import AutoModelForCausalLM, StoppingCriteria, StoppingCriteriaList
 
-from benchmarks.compare import NextLogits
 from benchmarks.driving import Prompt
+from benchmarks.harness import without_engine_environment
 
-# Tokens looked up at a time; SpS-style papers and the figures in ANCHORS use about this many.
+# Tokens looked up at a time, as in the figures of the field that this is compared with.
 LOOKUP_TOKENS = 8
+_START_TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,8 +32,8 @@ class PeerRun:
 
     wall_s: float
     outputs: list[list[int]]
-    decode_s: float
-    num_decoded_tokens: int
+    decode_s: float = 0.0
+    num_decoded_tokens: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -36,55 +46,141 @@ class PeerRun:
         return self.num_tokens / self.wall_s
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerModels:
+    """What the process loads: a target, and assistants by name."""
+
+    target: Path
+    assistants: dict[str, Path]
+    dtype: torch.dtype
+    device: str
+    num_threads: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerTask:
+    """Greedy answers to prompts. `batch_size` 1 is without padding.
+
+    assistant: the name of the assistant model, if one helps. lookup: with prompt lookup.
+    """
+
+    prompts: Sequence[Prompt]
+    max_tokens: int
+    stop: tuple[int, ...]
+    batch_size: int = 1
+    assistant: str | None = None
+    lookup: bool = False
+
+
+class Peer:
+    """The other process, seen from here."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def run(self, task: PeerTask) -> PeerRun:
+        """Run a task there. Raises RuntimeError with what transformers said."""
+        self._connection.send(task)
+        return self._receive()
+
+    def wait(self) -> None:
+        """Until it has loaded its models."""
+        if not self._connection.poll(_START_TIMEOUT_S):
+            raise RuntimeError(f"transformers did not load within {_START_TIMEOUT_S} s")
+        self._receive()
+
+    def _receive(self) -> Any:
+        try:
+            result = self._connection.recv()
+        except EOFError:
+            raise RuntimeError("the process that runs transformers has died") from None
+        if isinstance(result, Exception):
+            raise RuntimeError(f"transformers failed: {result}") from result
+        return result
+
+
+@contextlib.contextmanager
+def peer_process(models: PeerModels) -> Iterator[Peer]:
+    """Load the models in a process that ends with the context."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(theirs, models), daemon=True)
+    with without_engine_environment():
+        process.start()
+    theirs.close()
+    try:
+        peer = Peer(ours)
+        peer.wait()
+        yield peer
+    finally:
+        ours.close()
+        process.join(timeout=10)
+        process.kill()
+
+
+# ---- in the other process ---------------------------------------------------------------------
+
+
+def _serve(connection: Connection, models: PeerModels) -> None:
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    torch.set_num_threads(models.num_threads)
+    try:
+        target = _load(models.target, models)
+        assistants = {name: _load(folder, models) for name, folder in models.assistants.items()}
+        connection.send(None)
+        while True:
+            task: PeerTask = connection.recv()
+            if task.batch_size == 1:
+                connection.send(_one_by_one(target, assistants, task))
+            else:
+                connection.send(_padded(target, task))
+    except EOFError:
+        return
+    except Exception as error:  # noqa: BLE001 - the other side raises it
+        connection.send(RuntimeError(repr(error)))
+
+
+def _load(folder: Path, models: PeerModels) -> Any:
+    """The model; `generate` comes by a mixin that its types do not show."""
+    model = AutoModelForCausalLM.from_pretrained(str(folder), dtype=models.dtype)
+    return model.to(models.device).eval()
+
+
 class _Arrivals(StoppingCriteria):
-    """Never stops; notes when a forward pass of the target was done."""
+    """Never stops; notes when a pass of the target was done, and how long the text was then."""
 
     def __init__(self) -> None:
-        self.first: tuple[float, int] | None = None
-        self.last: tuple[float, int] | None = None
+        self.noted: list[tuple[float, int]] = []
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
-        self.last = (time.perf_counter(), input_ids.shape[1])
-        self.first = self.first or self.last
+        self.noted.append((time.perf_counter(), input_ids.shape[1]))
         return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
 
 
-def load_peer(folder: Path, *, dtype: torch.dtype, device: str) -> Any:
-    """The checkpoint as transformers runs it; `generate` comes by a mixin its types do not show."""
-    model = AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype)
-    return model.to(device).eval()
-
-
 @torch.inference_mode()
-def generate(
-    model: Any,
-    prompts: Sequence[Prompt],
-    *,
-    max_tokens: int,
-    stop: tuple[int, ...],
-    **options: Any,
-) -> PeerRun:
-    """Greedy answers one at a time, without padding. `options` go to transformers' generate."""
+def _one_by_one(model: Any, assistants: dict[str, Any], task: PeerTask) -> PeerRun:
+    options = _options(task)
+    if task.assistant is not None:
+        options["assistant_model"] = assistants[task.assistant]
+    if task.lookup:
+        options["prompt_lookup_num_tokens"] = LOOKUP_TOKENS
     outputs = []
     decode_s, num_decoded = 0.0, 0
     started_s = time.perf_counter()
-    for prompt in prompts:
+    for prompt in task.prompts:
         input_ids = torch.tensor([prompt.token_ids], device=model.device)
         arrivals = _Arrivals()
         answer = model.generate(
             input_ids,
             attention_mask=torch.ones_like(input_ids),
-            max_new_tokens=max_tokens,
-            do_sample=False,
-            eos_token_id=list(stop) or None,
-            pad_token_id=stop[0] if stop else 0,
             stopping_criteria=StoppingCriteriaList([arrivals]),
             **options,
-        )[0, len(prompt.token_ids) :].tolist()
-        outputs.append(answer)
-        if arrivals.first is not None and arrivals.last is not None:
-            decode_s += arrivals.last[0] - arrivals.first[0]
-            num_decoded += arrivals.last[1] - arrivals.first[1]
+        )
+        outputs.append(answer[0, len(prompt.token_ids) :].tolist())
+        if arrivals.noted:
+            decode_s += arrivals.noted[-1][0] - arrivals.noted[0][0]
+            num_decoded += arrivals.noted[-1][1] - arrivals.noted[0][1]
     return PeerRun(
         wall_s=time.perf_counter() - started_s,
         outputs=outputs,
@@ -94,41 +190,35 @@ def generate(
 
 
 @torch.inference_mode()
-def generate_padded(
-    model: Any,
-    prompts: Sequence[Prompt],
-    *,
-    batch_size: int,
-    max_tokens: int,
-    stop: tuple[int, ...],
-) -> PeerRun:
-    """Greedy answers in batches padded on the left; a batch lasts as long as its longest answer."""
+def _padded(model: Any, task: PeerTask) -> PeerRun:
+    """In batches padded on the left; a batch lasts as long as its longest answer."""
+    options = _options(task)
     outputs: list[list[int]] = []
-    pad = stop[0] if stop else 0
     started_s = time.perf_counter()
-    for start in range(0, len(prompts), batch_size):
-        group = prompts[start : start + batch_size]
-        width = max(len(prompt.token_ids) for prompt in group)
-        missing = [width - len(prompt.token_ids) for prompt in group]
-        input_ids = torch.tensor(
-            [
-                [pad] * gap + list(prompt.token_ids)
-                for gap, prompt in zip(missing, group, strict=True)
-            ],
-            device=model.device,
-        )
-        mask = torch.tensor([[0] * gap + [1] * (width - gap) for gap in missing])
+    for start in range(0, len(task.prompts), task.batch_size):
+        rows = [list(prompt.token_ids) for prompt in task.prompts[start : start + task.batch_size]]
+        width = max(len(row) for row in rows)
+        gaps = [width - len(row) for row in rows]
+        padded = [
+            [options["pad_token_id"]] * gap + row for gap, row in zip(gaps, rows, strict=True)
+        ]
+        mask = [[0] * gap + [1] * (width - gap) for gap in gaps]
         answers = model.generate(
-            input_ids,
-            attention_mask=mask.to(model.device),
-            max_new_tokens=max_tokens,
-            do_sample=False,
-            eos_token_id=list(stop) or None,
-            pad_token_id=pad,
-        )[:, width:].tolist()
-        outputs.extend(_cut(answer, stop) for answer in answers)
-    wall_s = time.perf_counter() - started_s
-    return PeerRun(wall_s=wall_s, outputs=outputs, decode_s=0.0, num_decoded_tokens=0)
+            torch.tensor(padded, device=model.device),
+            attention_mask=torch.tensor(mask, device=model.device),
+            **options,
+        )
+        outputs.extend(_cut(answer, task.stop) for answer in answers[:, width:].tolist())
+    return PeerRun(wall_s=time.perf_counter() - started_s, outputs=outputs)
+
+
+def _options(task: PeerTask) -> dict[str, Any]:
+    return {
+        "max_new_tokens": task.max_tokens,
+        "do_sample": False,
+        "eos_token_id": list(task.stop) or None,
+        "pad_token_id": task.stop[0] if task.stop else 0,
+    }
 
 
 def _cut(answer: list[int], stop: tuple[int, ...]) -> list[int]:
@@ -137,14 +227,3 @@ def _cut(answer: list[int], stop: tuple[int, ...]) -> list[int]:
         if token_id in stop:
             return answer[: index + 1]
     return answer
-
-
-def peer_logits(model: Any) -> NextLogits:
-    """Teacher forcing through transformers."""
-
-    @torch.inference_mode()
-    def next_logits(token_ids: Sequence[int]) -> torch.Tensor:
-        logits: torch.Tensor = model(torch.tensor([token_ids], device=model.device)).logits
-        return logits[0, -1].float()
-
-    return next_logits

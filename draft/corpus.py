@@ -101,23 +101,40 @@ def _texts(seed: int, num_tasks: int) -> Iterator[str]:
         yield task.answer
 
 
-def _train_task(rng: random.Random) -> Task:
+# Looking up, ordering and spelling are learnt late and have few telling tokens each: in the second
+# half of a run they are drawn this many times as often as the others.
+_LATE_WEIGHTS = {
+    "lookup": 3.0,
+    "sort_words": 2.5,
+    "count_letters": 2.5,
+    "reverse_word": 2.5,
+    "sort_numbers": 2.0,
+    "days_between": 1.5,
+    "sequence": 1.5,
+    "word_problem": 1.5,
+}
+_LATE_DRAW = tuple(_LATE_WEIGHTS.get(family, 1.0) for family in FAMILIES)
+_EVEN_DRAW = (1.0,) * len(FAMILIES)
+
+
+def _train_task(rng: random.Random, late: bool) -> Task:
     while True:
         # Difficulty 1 is mostly contained in the others: half as many.
         difficulty = rng.choices(DIFFICULTIES, weights=(2, 4, 4, 4))[0]
-        task = generate(rng.choice(FAMILIES), difficulty, rng)
+        family = rng.choices(FAMILIES, weights=_LATE_DRAW if late else _EVEN_DRAW)[0]
+        task = generate(family, difficulty, rng)
         if split_of(task.prompt) == "train":
             return task
 
 
-def conversation(rng: random.Random, max_turns: int) -> list[Message]:
+def conversation(rng: random.Random, max_turns: int, *, late: bool = False) -> list[Message]:
     """A chat of one to max_turns unrelated tasks, sometimes under a system prompt."""
     messages: list[Message] = []
     if rng.random() < 0.25:
         messages.append({"role": "system", "content": rng.choice(_SYSTEM_PROMPTS)})
     num_turns = 1 if rng.random() < 0.6 else rng.randint(1, max_turns)
     for _ in range(num_turns):
-        task = _train_task(rng)
+        task = _train_task(rng, late)
         messages.append({"role": "user", "content": task.prompt})
         messages.append({"role": "assistant", "content": task.answer})
     return messages
@@ -126,7 +143,7 @@ def conversation(rng: random.Random, max_turns: int) -> list[Message]:
 class Packer:
     """Turns conversations into full rows: whole chats one after the other, the last one cut.
 
-    Batches are a pure function of (seed, index), so a resumed run sees what it would have seen.
+    Batches are a pure function of seed, index and shape, so a resumed run sees the same ones.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, seed: int) -> None:
@@ -136,10 +153,10 @@ class Packer:
         self._bos_id, self._end_id = ids[BOS], ids[END]
         self._role_ids = {role: ids[f"<|{role}|>"] for role in ROLES}
 
-    def batch(self, index: int, rows: int, length: int) -> Batch:
-        """The batch of training step `index`."""
+    def batch(self, index: int, rows: int, length: int, *, late: bool = False) -> Batch:
+        """The batch of training step `index`; `late` batches stress what is learnt late."""
         rng = random.Random(f"{self._seed}/{index}")
-        packed = [self._row(rng, length) for _ in range(rows)]
+        packed = [self._row(rng, length, late) for _ in range(rows)]
         return Batch(
             input_ids=torch.tensor([ids for ids, _ in packed]),
             weights=torch.tensor([weights for _, weights in packed]),
@@ -155,13 +172,13 @@ class Packer:
             weights += [_PROMPT_WEIGHT] + [weight] * (len(content.ids) + 1)
         return ids, weights
 
-    def _row(self, rng: random.Random, length: int) -> tuple[list[int], list[float]]:
+    def _row(self, rng: random.Random, length: int, late: bool) -> tuple[list[int], list[float]]:
         ids: list[int] = []
         weights: list[float] = []
         # About 130 tokens a turn: long rows hold long chats.
         max_turns = max(2, length // 130)
         while len(ids) < length:
-            more_ids, more_weights = self.encode(conversation(rng, max_turns))
+            more_ids, more_weights = self.encode(conversation(rng, max_turns, late=late))
             ids += more_ids
             weights += more_weights
         return ids[:length], [0.0, *weights[1:length]]

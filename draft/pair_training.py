@@ -39,9 +39,9 @@ class TrainingPlan:
     """How long and how to train.
 
     The budget is `minutes` of training time (resumed time counts) or `tokens`, whichever ends
-    first; the schedule follows the fraction of the budget used. Rows grow from short to long when
-    the learning rate starts to decay: the cheap short rows teach the tasks, the long ones teach
-    late positions and chats of many turns.
+    first; the schedule follows the fraction of the budget used. The second half stresses what is
+    learnt late. The last long_fraction has long rows: the cheap short ones teach the tasks, the
+    long ones late positions and chats of many turns.
     """
 
     minutes: float | None = None
@@ -51,7 +51,9 @@ class TrainingPlan:
     short_length: int = 256
     long_length: int = 1024
     warmup_steps: int = 50
-    decay_fraction: float = 0.25
+    decay_fraction: float = 0.5
+    late_fraction: float = 0.5
+    long_fraction: float = 0.15
     weight_decay: float = 0.05
     publish_minutes: float = 12.0
 
@@ -236,10 +238,10 @@ class Trainer:
 
     def _step(self, loss_function: LossFunction, packer: Packer, lr: float) -> float:
         plan = self.plan
-        decaying = self.progress.fraction(plan) >= 1.0 - plan.decay_fraction
-        length = plan.long_length if decaying else plan.short_length
+        left = 1.0 - self.progress.fraction(plan)
+        length = plan.long_length if left <= plan.long_fraction else plan.short_length
         rows = max(1, plan.batch_tokens // length)
-        batch = packer.batch(self.progress.step, rows, length)
+        batch = packer.batch(self.progress.step, rows, length, late=left <= plan.late_fraction)
         self.model.train()
         loss = loss_function(batch.input_ids.to(self._device), batch.weights.to(self._device))
         loss.backward()  # type: ignore[no-untyped-call]

@@ -12,7 +12,7 @@ from engine.model_config import ModelConfig
 from engine.weights import CheckpointReader, ProgressCallback, resolve_checkpoint
 from kernels.linear import Linear
 from kernels.paged_attention import AttentionBatch, AttentionPlan, paged_attention, plan_attention
-from kernels.rms_norm import add_rms_norm, rms_norm
+from kernels.rms_norm import RmsNorm
 from kernels.rope import RotaryTable, rotate
 from kernels.silu_mul import silu_mul
 from kernels.write_kv import write_kv
@@ -40,11 +40,11 @@ class ForwardOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Layer:
-    input_norm: Tensor
+    input_norm: RmsNorm
     qkv: Linear
-    qk_norm: Tensor | None  # [num_query_heads + num_kv_heads, head_dim]
+    qk_norm: RmsNorm | None  # over each head
     output: Linear
-    post_attention_norm: Tensor
+    post_attention_norm: RmsNorm
     gate_up: Linear
     down: Linear
     has_window: bool
@@ -70,7 +70,7 @@ class DecoderModel:
         self._layers = tuple(
             _read_layer(reader, config, index) for index in range(config.num_layers)
         )
-        self._final_norm = reader.read("model.norm.weight", (width,))
+        self._final_norm = RmsNorm(reader.read("model.norm.weight", (width,)), config.rms_norm_eps)
         if config.tie_word_embeddings:
             pack = self._embedding.nbytes <= _TIED_HEAD_COPY_MAX_BYTES
             self._head = Linear(self._embedding, pack=pack)
@@ -144,33 +144,30 @@ class DecoderModel:
         """
         cos, sin = self._rotary.gather(positions)  # [n, 1, head_dim] each
         residual = self._embedding.index_select(0, token_ids)  # [n, hidden_size]
+        num_wanted = logit_rows.shape[0]
+        is_partial = num_wanted < residual.shape[0]
         update: Tensor | None = None
         last = len(self._layers) - 1
         for index, layer in enumerate(self._layers):
-            normed, residual = self._norm(update, residual, layer.input_norm)
+            normed = (
+                layer.input_norm(residual)
+                if update is None
+                else layer.input_norm.add(update, residual)
+            )
             attended = self._attend(
                 layer, normed, cos, sin, slot_mapping, attention, kv_cache.layers[index]
             )
-            if index == last and len(logit_rows) < len(attended):
+            if index == last and is_partial:
                 # Past the last cache write only the wanted rows matter.
                 attended = attended.index_select(0, logit_rows)
                 residual = residual.index_select(0, logit_rows)
-            normed, residual = self._norm(
-                layer.output(attended), residual, layer.post_attention_norm
-            )
+            normed = layer.post_attention_norm.add(layer.output(attended), residual)
             update = layer.down(silu_mul(layer.gate_up(normed)))
-        hidden, _ = self._norm(update, residual, self._final_norm)
-        if len(logit_rows) == len(token_ids):
+        assert update is not None
+        hidden = self._final_norm.add(update, residual)
+        if not is_partial:
             hidden = hidden.index_select(0, logit_rows)
         return ForwardOutput(logits=self._head(hidden).float(), hidden=hidden)
-
-    def _norm(
-        self, update: Tensor | None, residual: Tensor, weight: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        eps = self.config.rms_norm_eps
-        if update is None:
-            return rms_norm(residual, weight, eps), residual
-        return add_rms_norm(update, residual, weight, eps)
 
     def _attend(
         self,
@@ -190,7 +187,7 @@ class DecoderModel:
         num_rotated = num_query_heads + num_kv_heads
         query_key, value = heads[:, :num_rotated], heads[:, num_rotated:]
         if layer.qk_norm is not None:
-            query_key = rms_norm(query_key, layer.qk_norm, config.rms_norm_eps)
+            query_key = layer.qk_norm(query_key)
         query_key = rotate(query_key, cos, sin)
         query, key = query_key[:, :num_query_heads], query_key[:, num_query_heads:]
         k_cache, v_cache = caches
@@ -209,6 +206,9 @@ def _read_layer(reader: CheckpointReader, config: ModelConfig, index: int) -> _L
     def read(name: str, *shape: int) -> Tensor:
         return reader.read(prefix + name, shape)
 
+    def norm(name: str) -> RmsNorm:
+        return RmsNorm(read(name, width), config.rms_norm_eps)
+
     def linear(
         names: tuple[str, ...], out_features: tuple[int, ...], in_features: int, bias: bool
     ) -> Linear:
@@ -222,15 +222,16 @@ def _read_layer(reader: CheckpointReader, config: ModelConfig, index: int) -> _L
     if config.qk_norm:
         q_norm = read("self_attn.q_norm.weight", head_dim).expand(config.num_query_heads, -1)
         k_norm = read("self_attn.k_norm.weight", head_dim).expand(config.num_kv_heads, -1)
-        qk_norm = torch.cat((q_norm, k_norm))  # [query heads + kv heads, head_dim]
+        # a row of weights for each query and key head
+        qk_norm = RmsNorm(torch.cat((q_norm, k_norm)), config.rms_norm_eps)
     projections = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     inner = config.intermediate_size
     return _Layer(
-        input_norm=read("input_layernorm.weight", width),
+        input_norm=norm("input_layernorm.weight"),
         qkv=linear(projections, (query_size, kv_size, kv_size), width, config.attention_bias),
         qk_norm=qk_norm,
         output=linear(("self_attn.o_proj",), (width,), query_size, config.output_bias),
-        post_attention_norm=read("post_attention_layernorm.weight", width),
+        post_attention_norm=norm("post_attention_layernorm.weight"),
         gate_up=linear(("mlp.gate_proj", "mlp.up_proj"), (inner, inner), width, config.mlp_bias),
         down=linear(("mlp.down_proj",), (width,), inner, config.mlp_bias),
         has_window=config.sliding_windows[index] is not None,

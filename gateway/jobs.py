@@ -149,6 +149,8 @@ class JobBuilder:
         arrival_s: float,
     ) -> Job:
         """One engine request for each choice of each prompt."""
+        if not all(prompt.token_ids for prompt in prompts):
+            raise BadRequestError("The prompt is empty.")
         job_id = f"{prefix}-{secrets.token_hex(12)}"
         num_choices = request.n or 1
         temperature = 1.0 if request.temperature is None else request.temperature

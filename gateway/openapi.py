@@ -75,7 +75,7 @@ _TRACE_HEADER: Final = {
     "in": "header",
     "required": False,
     "description": "`1`: each chunk also says which of its tokens were drafted.",
-    "schema": {"type": "string", "enum": ["0", "1"]},
+    "schema": {"type": "string"},
 }
 
 
@@ -115,9 +115,18 @@ def generation_operation(
     request: type[BaseModel], whole: type[BaseModel], chunk: type[BaseModel], operation_id: str
 ) -> dict[str, Any]:
     """A POST that generates, whole or as a stream."""
+    data = {
+        "type": "string",
+        "contentMediaType": "application/json",
+        "contentSchema": {"anyOf": [_ref(chunk), _ref(ErrorResponse)]},
+    }
+    # itemSchema is OpenAPI 3.2's; FastAPI writes it too, and readers of 3.1 pass over it.
     stream = {
-        "schema": {"type": "string"},
-        "description": f"Events; each holds one {chunk.__name__}, the last one is [DONE].",
+        "itemSchema": {
+            "type": "object",
+            "properties": {"data": {"anyOf": [{"const": "[DONE]"}, data]}},
+            "required": ["data"],
+        }
     }
     success = {
         "description": "The answer; a stream of events when `stream` is true.",

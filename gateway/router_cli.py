@@ -2,7 +2,7 @@
 
 import json
 import os
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -29,6 +29,13 @@ def train(
         float,
         typer.Option(help="Share of the large model's advantage that the threshold keeps."),
     ] = 0.95,
+    weak_only: Annotated[
+        bool,
+        typer.Option(
+            "--weak-only",
+            help="Leave strong_correct out: judge by the small model's answers alone.",
+        ),
+    ] = False,
     seed: Annotated[int, typer.Option(help="Seed of the held-out folds.")] = 0,
 ) -> None:
     """Learn which prompts the small model answers well enough."""
@@ -36,6 +43,8 @@ def train(
     from router.estimator import TrainConfig, train_router
 
     rows = _read(data)
+    if weak_only:
+        rows = replace(rows, strong=None)
     typer.echo(f"Training on {len(rows.prompts)} prompts ...", err=True)
     try:
         config = TrainConfig(recovered_gap=recovered_gap, seed=seed)
@@ -47,13 +56,15 @@ def train(
     typer.echo(f"Wrote {out}")
     typer.echo(f"  always small           accuracy {record['weak_accuracy']:.3f}")
     if rows.strong is None:
-        typer.echo("  always large           no strong_correct in the data: taken as never wrong")
+        typer.echo("  always large           no labels: taken as never wrong")
     else:
         typer.echo(f"  always large           accuracy {record['strong_accuracy']:.3f}")
     typer.echo(
         f"  threshold {scorer.threshold:.3f}        accuracy {record['held_out_accuracy']:.3f} "
         f"with {record['held_out_strong_share']:.1%} sent to large (held-out folds)"
     )
+    if scorer.threshold == 0.0:
+        typer.echo("  note: the large model adds nothing here, so none is ever asked", err=True)
     if rows.num_duplicates:
         typer.echo(f"  note: {rows.num_duplicates} rows repeat a prompt of another row", err=True)
 

@@ -22,7 +22,7 @@ from pydantic_settings import SettingsError as SourceError
 ENV_PREFIX = "OUTRIDER_"
 CONFIG_VARIABLE = "OUTRIDER_CONFIG"
 DEFAULT_FILE = "outrider.toml"
-OTHER_VARIABLES = frozenset({CONFIG_VARIABLE, "OUTRIDER_URL"})
+OTHER_VARIABLES = frozenset({CONFIG_VARIABLE, "OUTRIDER_URL", "OUTRIDER_DATA"})
 """Variables with our prefix that are not settings of the server."""
 
 NONE = "none"
@@ -107,7 +107,7 @@ class EngineSettings(_Section):
     dtype: Dtype = "auto"
     """Precision of weights and KV cache; auto is the checkpoint's own."""
     num_threads: Count | None = None
-    """CPU threads of the engine; unset: the physical cores this process may use."""
+    """CPU threads of the engine; unset: by the models' size, at most the physical cores."""
     block_size: int = Field(default=16, ge=1, le=256)
     """Tokens in a block of the KV cache."""
     kv_cache_gib: Annotated[float, Field(gt=0)] | None = None
@@ -141,6 +141,8 @@ class SpeculationSettings(_Section):
 
     enabled: bool = True
     """Draft at all."""
+    adaptive: bool = True
+    """Size the trees by what passes cost on this machine; off: always up to the limits."""
     max_draft_nodes: int = Field(default=32, ge=0, le=255)
     """Drafted tokens in one answer's tree."""
     max_draft_depth: int = Field(default=10, ge=0, le=255)

@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 EngineClient = InProcessEngineClient | ProcessEngineClient
 
 _GIB = 2**30
+_BYTES_PER_THREAD = 16 * 2**20  # about a millisecond of memory traffic
 _CPU_KV_SHARE = 0.25  # of the memory that is free: others live on the machine too
 _GPU_KV_SHARE = 0.85  # of what the weights left: the rest is for activations
 
@@ -56,6 +57,15 @@ def engine_environment(settings: Settings) -> dict[str, str]:
         "GOMP_SPINCOUNT": "2000",
         "KMP_BLOCKTIME": "1",
     }
+
+
+def default_num_threads(weight_bytes: int) -> int:
+    """Threads for a model of this size: all physical cores, fewer where they would only wait.
+
+    A pass of a few MiB takes as long as the barriers between its operations. One thread does it
+    faster then, and on a small machine leaves a core to HTTP.
+    """
+    return max(1, min(usable_physical_cores(), round(weight_bytes / _BYTES_PER_THREAD)))
 
 
 def build_client(settings: Settings, on_progress: ProgressCallback = no_progress) -> EngineClient:
@@ -130,7 +140,6 @@ def build_engine(settings: Settings, on_progress: ProgressCallback) -> "Engine":
     from verifier.coupled import CoupledVerifier
 
     options = settings.engine
-    torch.set_num_threads(options.num_threads or usable_physical_cores())
     device = _pick_device(options.device)
     models: dict[Tier, DecoderModel] = {}
     for tier, path in _named_models(settings).items():
@@ -140,6 +149,8 @@ def build_engine(settings: Settings, on_progress: ProgressCallback) -> "Engine":
             device=device,
             on_progress=partial(_report, on_progress, f"loading the {tier} model"),
         )
+    weight_bytes = max(model.weight_bytes for model in models.values())
+    torch.set_num_threads(options.num_threads or default_num_threads(weight_bytes))
     num_blocks = _num_blocks(settings, models, device)
     runners = {
         tier: ModelRunner(
@@ -210,8 +221,8 @@ def _num_blocks(
     longest = max(model.config.max_position_embeddings for model in models.values())
     context = min(longest, options.max_context or longest)
     blocks_per_answer = math.ceil(context / options.block_size)
-    # More than every answer at full length, once more for prompts worth keeping, is never used.
-    useful = blocks_per_answer * options.max_sequences * (2 if options.prefix_caching else 1)
+    # More than every answer at full length is never in use.
+    useful = blocks_per_answer * options.max_sequences
     num_blocks = min(int(budget_bytes // bytes_per_block), useful)
     if options.max_context is not None and num_blocks < blocks_per_answer:
         raise EngineError(
@@ -250,7 +261,7 @@ def _build_drafter(
             max_draft_depth=options.max_draft_depth,
             max_branching=options.max_branching,
         ),
-        budget=_profile(runners, on_progress),
+        budget=_profile(runners, on_progress) if options.adaptive else None,
     )
 
 

@@ -18,6 +18,7 @@ from sklearn.calibration import CalibratedClassifierCV
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedKFold, cross_val_predict
 from sklearn.pipeline import Pipeline
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from router.dataset import LabelledPrompts, RouterDataError
 from router.evaluation import choose_threshold
@@ -130,8 +131,10 @@ def train_router(data: LabelledPrompts, config: TrainConfig | None = None) -> Tr
     _check(data)
     matrix = PromptFeatures(config.features).transform(data.prompts)
     tiers = [data.weak] if data.strong is None else [data.weak, data.strong]
-    penalty, held_out = _best_penalty(matrix, tiers, config)
-    heads = [_fit_head(matrix, labels, penalty, config) for labels in tiers]
+    # Vectors of 17,000 numbers: a second thread only waits, and for long beside other work.
+    with threadpool_limits(limits=1):
+        penalty, held_out = _best_penalty(matrix, tiers, config)
+        heads = [_fit_head(matrix, labels, penalty, config) for labels in tiers]
     # Without labels the large model is taken to be never wrong.
     strong_labels = np.ones_like(data.weak) if data.strong is None else data.strong
     gain = _gain(held_out)

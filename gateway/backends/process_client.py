@@ -99,9 +99,11 @@ class ProcessEngineClient:
     async def close(self) -> None:
         """Stop the process, wait until it has gone, remove what it left. May be called again."""
         self._streams.close(SHUT_DOWN_MESSAGE)
+        self._info = None
         if self._supervisor is not None:
             self._supervisor.cancel()
             await asyncio.gather(self._supervisor, return_exceptions=True)
+            self._supervisor = None
         await self._dispose_of_worker()
         if self._context is not None:
             self._context.destroy(linger=0)

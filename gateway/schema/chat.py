@@ -6,10 +6,10 @@ from pydantic import Field, JsonValue
 
 from gateway.schema.common import (
     MAX_TOP_LOGPROBS,
+    WHOLE,
     EmptyList,
     GenerationFields,
     Harmless,
-    Int,
     Label,
     NotBuilt,
     PositiveCount,
@@ -72,7 +72,7 @@ class ChatRequest(GenerationFields):
     ] = None
     logprobs: bool | None = None
     top_logprobs: Annotated[
-        Annotated[Int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None,
+        Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS), WHOLE] | None,
         Field(description="Used when `logprobs` is true."),
     ] = None
     chat_template_kwargs: Annotated[

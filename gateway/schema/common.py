@@ -70,9 +70,10 @@ def _whole(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-Int = Annotated[int, BeforeValidator(_whole)]
+# After the bounds in an Annotated, or pydantic leaves them out of the JSON schema.
+WHOLE = BeforeValidator(_whole)
 Label = Annotated[str, Field(max_length=MAX_LABEL_CHARS)]
-PositiveCount = Annotated[Int, Field(ge=1, le=2**31 - 1)]
+PositiveCount = Annotated[int, Field(ge=1, le=2**31 - 1), WHOLE]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 
 
@@ -127,8 +128,8 @@ class OutriderOptions(RequestModel):
     """
 
     speculation: Literal["on", "off"] | None = None
-    max_draft_nodes: Annotated[Int, Field(ge=0, le=255)] | None = None
-    max_draft_depth: Annotated[Int, Field(ge=0, le=255)] | None = None
+    max_draft_nodes: Annotated[int, Field(ge=0, le=255), WHOLE] | None = None
+    max_draft_depth: Annotated[int, Field(ge=0, le=255), WHOLE] | None = None
 
     sources: Annotated[list[Label] | None, Planned()] = None
     quality: Annotated[Literal["lossless"] | CascadeQuality | None, Planned()] = None
@@ -152,12 +153,13 @@ class GenerationFields(RequestModel):
     temperature: Annotated[float, Field(ge=0.0, le=2.0)] | None = None
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
     top_k: Annotated[
-        Annotated[Int, Field(ge=-1, le=2**31 - 1)] | None, Field(description="0 and -1 are off.")
+        Annotated[int, Field(ge=-1, le=2**31 - 1), WHOLE] | None,
+        Field(description="0 and -1 are off."),
     ] = None
     min_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
-    seed: Annotated[Int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1), WHOLE] | None = None
     stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)] | None = None
-    n: Annotated[Int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES), WHOLE] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     outrider: OutriderOptions | None = None

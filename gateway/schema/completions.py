@@ -6,9 +6,9 @@ from pydantic import Field
 
 from gateway.schema.common import (
     MAX_TOP_LOGPROBS,
+    WHOLE,
     EmptyString,
     GenerationFields,
-    Int,
     Off,
     One,
 )
@@ -16,7 +16,7 @@ from gateway.schema.common import (
 MAX_PROMPTS = 16
 
 PromptText = Annotated[str, Field(min_length=1)]
-TokenId = Annotated[Int, Field(ge=0, le=2**31 - 1)]
+TokenId = Annotated[int, Field(ge=0, le=2**31 - 1), WHOLE]
 TokenIds = Annotated[list[TokenId], Field(min_length=1)]
 Prompts = (
     PromptText
@@ -30,7 +30,7 @@ class CompletionRequest(GenerationFields):
     """Text or token ids to continue, without a chat template."""
 
     prompt: Prompts
-    logprobs: Annotated[Int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS), WHOLE] | None = None
 
     echo: Off = None
     best_of: One = None

@@ -173,3 +173,10 @@ def test_a_root_without_guesses_is_plain_decoding() -> None:
     assert tree.choose_frontier(max_frontier=4, min_path_prob=0.0) == []
     harvested, offsets = tree.harvest([node for _, node in tree.ranked()])
     assert (harvested.token_ids, harvested.parent_index, offsets) == ([7], [-1], [0])
+
+
+def test_the_widest_and_deepest_tree_fits_the_attention_mask() -> None:
+    tree = make_tree(max_nodes=255, max_depth=255)
+    rows = grow(tree, Guesser(5, 64), max_frontier=64)
+    assert tree.num_slots == 1 + sum(rows) == 256
+    assert max(c.mask for c in tree.candidates).bit_length() <= 256

@@ -115,8 +115,10 @@ def test_schedule_warms_up_holds_and_decays_to_zero() -> None:
 
 def test_a_resumed_run_ends_where_an_unbroken_one_does(tokenizer: Any, tmp_path: Path) -> None:
     def train(run_dir: Path, tokens: int) -> Trainer:
-        # No decay: the schedule of the first half must not know where that half ends.
-        plan = replace(PLAN, tokens=tokens, decay_fraction=1e-9)
+        # No decay, no late data: the schedule of the first half must not know where that half ends.
+        plan = replace(
+            PLAN, tokens=tokens, decay_fraction=1e-9, late_fraction=0.0, long_fraction=0.0
+        )
         trainer = Trainer(build_model(TINY, tokenizer, 0), plan, run_dir, CPU)
         trainer.resume()
         trainer.run(label_loss(trainer.model, CPU), Packer(tokenizer, 0), lambda: None)

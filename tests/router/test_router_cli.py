@@ -1,10 +1,13 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from gateway.router_cli import app
+from router.scorer import RouterScorer
+from tests.router.conftest import labelled_sums, write_jsonl
 
 runner = CliRunner()
 
@@ -28,6 +31,17 @@ def test_train_then_eval(training_file: Path, held_out_file: Path, tmp_path: Pat
     assert table.exit_code == 0
     for word in ("APGR", "CPT(50%)", "random", "oracle", "best single"):
         assert word in table.output
+
+
+def test_no_gap_is_said_and_weak_only_routes_all_the_same(tmp_path: Path) -> None:
+    data, out = labelled_sums(100, seed=3), str(tmp_path / "router")
+    file = str(write_jsonl(tmp_path / "a.jsonl", replace(data, strong=data.weak)))
+    plain = runner.invoke(app, ["train", "--data", file, "--out", out])
+    assert "the large model adds nothing" in plain.output
+    assert RouterScorer.load(Path(out)).threshold == 0.0
+    weak_only = runner.invoke(app, ["train", "--data", file, "--out", out, "--weak-only"])
+    assert "taken as never wrong" in weak_only.output
+    assert RouterScorer.load(Path(out)).threshold > 0.3
 
 
 def test_data_is_also_looked_up_under_the_variable(

@@ -1,0 +1,265 @@
+"""What does a step cost beside the forward passes, and is it within 0.5 ms + 0.05 ms a sequence?
+
+Method: so many sequences decode at once, without a stop token, plainly and with speculation. After
+the prompts and a warm-up, every step's wall time less the time in the models' forward passes is
+host work: scheduling, building inputs and masks, drafting's bookkeeping, the acceptance rule (its
+tensor operations too), moving keys and values, events. The numbers of sequences and both ways of
+decoding are run in turn, round by round. Host work hardly depends on the models' size, so the demo
+pair will do. On a GPU forward passes are launched and not waited for, so there the figure is an
+upper bound that contains the wait.
+
+Reading it: `host` is the median and p99 of a step, `bound` what it may be, `small passes` how many
+draft passes a step has, each with host work of its own. `--profile` runs every case once more under
+cProfile and says where the time goes; cProfile itself makes Python look slower than it is.
+
+    python -m benchmarks.bench_host_overhead --dtype bfloat16 --profile
+"""
+
+import argparse
+import cProfile
+import pstats
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.driving import (
+    Bench,
+    Prompt,
+    StepRecord,
+    StepTimer,
+    add_draft_options,
+    blocks_for,
+    build_bench,
+    draft_config,
+    load_prompts,
+    load_runner,
+    load_tokenizer,
+    make_requests,
+    tree_budget,
+)
+from benchmarks.grown import grown_large, grown_small
+from benchmarks.harness import (
+    ROOT,
+    Summary,
+    argument_parser,
+    console,
+    measure_in_turn,
+    milliseconds,
+    prepare,
+    show_table,
+    start,
+    variant_name,
+    verdict,
+    write_results,
+)
+from engine.config import EngineConfig
+from engine.request import Tier
+from engine.runner import ModelRunner
+
+_WARM_UP_STEPS = 5
+_NUM_HOT_SPOTS = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """So many sequences, decoding plainly or speculatively."""
+
+    num_sequences: int
+    speculate: bool
+
+    @property
+    def name(self) -> str:
+        """For tables and results."""
+        return f"{'speculative' if self.speculate else 'plain'}, {self.num_sequences}"
+
+    @property
+    def bound_s(self) -> float:
+        """What a step's host work may take."""
+        return 0.5e-3 + 0.05e-3 * self.num_sequences
+
+
+def run_case(
+    bench: Bench,
+    prompts: Sequence[Prompt],
+    case: Case,
+    *,
+    num_steps: int,
+    max_tokens: int,
+    profile: cProfile.Profile | None = None,
+) -> list[StepRecord]:
+    """Steady-state steps of one case; all sequences decode in each."""
+    requests = make_requests(
+        prompts[: case.num_sequences], tier="large", max_tokens=max_tokens, speculate=case.speculate
+    )
+    for request in requests:
+        bench.engine.submit(request)
+    timer = StepTimer(bench)
+    records: list[StepRecord] = []
+    try:
+        num_warm = 0
+        while num_warm < _WARM_UP_STEPS:
+            _, record = timer.step(case.num_sequences)
+            num_warm += not record.had_prefill
+        if profile is not None:
+            profile.enable()
+        for _ in range(num_steps):
+            records.append(timer.step(case.num_sequences)[1])
+            if bench.engine.scheduler.num_running < case.num_sequences:
+                raise RuntimeError(f"{case.name}: an answer ended early; raise --max-tokens")
+    finally:
+        if profile is not None:
+            profile.disable()
+        for request in requests:
+            bench.engine.abort(request.request_id)
+        bench.engine.step()  # hands out the last events
+    return records
+
+
+def report(case: Case, rounds: Sequence[Sequence[StepRecord]]) -> dict[str, Any]:
+    """Figures of one case over all its rounds."""
+    steps = [record for records in rounds for record in records]
+    host = Summary.of([step.host_s for step in steps])
+    return {
+        "num_sequences": case.num_sequences,
+        "speculative": case.speculate,
+        "host_s": host,
+        "bound_s": case.bound_s,
+        "is_within_bound": host.median <= case.bound_s,
+        "step_s": Summary.of([step.wall_s for step in steps]),
+        "small_passes_per_step": sum(step.num_small_passes for step in steps) / len(steps),
+        "tokens_per_step": sum(step.num_emitted for step in steps) / len(steps),
+    }
+
+
+def hot_spots(profile: cProfile.Profile, num_steps: int) -> dict[str, list[dict[str, Any]]]:
+    """Where a profile's time went, a step: own time, and with what was called in it.
+
+    Own time includes operations inside the models' passes; subtract `DecoderModel.forward`.
+    """
+    # The only table that keeps functions of one name apart; typeshed does not know it.
+    raw: Mapping[tuple[str, int, str], Any] = pstats.Stats(profile).stats  # type: ignore[attr-defined]
+    rows = []
+    for (file, line, function), (_, num_calls, own_s, total_s, _) in raw.items():
+        path = Path(file)
+        is_ours = path.is_relative_to(ROOT) and ".venv" not in path.parts
+        where = f"{path.relative_to(ROOT)}:{line} {function}" if is_ours else function
+        rows.append(
+            {
+                "where": where,
+                "is_ours": is_ours,
+                "calls": num_calls / num_steps,
+                "own_s": own_s / num_steps,
+                "total_s": total_s / num_steps,
+            }
+        )
+    return {
+        "own": sorted(rows, key=lambda row: -row["own_s"])[:_NUM_HOT_SPOTS],
+        "cumulative": sorted(
+            (row for row in rows if row["is_ours"]), key=lambda row: -row["total_s"]
+        )[: 3 * _NUM_HOT_SPOTS],
+    }
+
+
+def _show_hot_spots(case: Case, spots: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+    for order, rows in spots.items():
+        show_table(
+            f"{case.name}: by {order} time, a step",
+            ["function", "calls", "own ms", "total ms"],
+            [
+                [
+                    row["where"],
+                    f"{row['calls']:.1f}",
+                    f"{row['own_s'] * 1e3:.3f}",
+                    f"{row['total_s'] * 1e3:.3f}",
+                ]
+                for row in rows
+            ],
+        )
+
+
+def build(arguments: argparse.Namespace) -> tuple[Bench, list[Prompt], int]:
+    """An engine that holds the largest case; its prompts; the answers' length."""
+    largest = max(arguments.sequences)
+    large_folder = grown_large(arguments)
+    prompts = load_prompts(
+        "tasks", load_tokenizer(large_folder), num_prompts=largest, seed=arguments.seed
+    )
+    limits = draft_config(arguments)
+    longest = max(len(prompt.token_ids) for prompt in prompts)
+    max_tokens = (arguments.steps + 2 * _WARM_UP_STEPS) * (limits.max_draft_depth + 1)
+    load = partial(
+        load_runner,
+        dtype=arguments.dtype,
+        device=arguments.device,
+        num_blocks=blocks_for(num_sequences=largest, num_tokens=longest + max_tokens),
+    )
+    with console.status("loading, and profiling step times"):
+        runners: dict[Tier, ModelRunner] = {
+            "large": load(large_folder),
+            "small": load(grown_small(arguments)),
+        }
+        bench = build_bench(
+            runners,
+            draft_config=limits,
+            budget=tree_budget(runners),
+            config=EngineConfig(max_sequences=largest),
+        )
+    assert runners["large"].max_context is not None
+    return bench, prompts, min(max_tokens, runners["large"].max_context - longest)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run all cases and write the results."""
+    parser = argument_parser(__doc__)
+    parser.add_argument("--sequences", type=int, nargs="+", default=[1, 4, 16, 32])
+    parser.add_argument("--steps", type=int, default=40, help="measured steps a round")
+    parser.add_argument("--profile", action="store_true", help="say where the time goes")
+    add_draft_options(parser)
+    arguments = parser.parse_args(argv)
+    prepare(arguments)
+    bench, prompts, max_tokens = build(arguments)
+    cases = [
+        Case(num_sequences=number, speculate=speculate)
+        for number in arguments.sequences
+        for speculate in (False, True)
+    ]
+    run = partial(run_case, bench, prompts, num_steps=arguments.steps, max_tokens=max_tokens)
+    rounds = measure_in_turn(
+        {case.name: partial(run, case) for case in cases},
+        repeats=arguments.repeats,
+        warm_up={case.name: partial(run, case, num_steps=3) for case in cases},
+        description="host work",
+    )
+    results = {case.name: report(case, rounds[case.name]) for case in cases}
+    show_table(
+        "host work of a step, ms",
+        ["", "median", "p99", "bound", "within", "small passes", "tokens", "whole step"],
+        [
+            [
+                name,
+                milliseconds(entry["host_s"].median),
+                milliseconds(entry["host_s"].p99),
+                milliseconds(entry["bound_s"]),
+                verdict(entry["is_within_bound"]),
+                f"{entry['small_passes_per_step']:.1f}",
+                f"{entry['tokens_per_step']:.1f}",
+                milliseconds(entry["step_s"].median),
+            ]
+            for name, entry in results.items()
+        ],
+        caption=f"{arguments.repeats} rounds of {arguments.steps} steps",
+    )
+    if arguments.profile:
+        for case in cases:
+            profile = cProfile.Profile()
+            run(case, profile=profile)
+            spots = hot_spots(profile, arguments.steps)
+            _show_hot_spots(case, spots)
+            results[case.name]["hot_spots"] = spots
+    write_results("bench_host_overhead", variant_name(arguments), results, arguments)
+
+
+if __name__ == "__main__":
+    start(main)

@@ -1,0 +1,57 @@
+"""Grown checkpoints, made once and kept under runs/."""
+
+import argparse
+import hashlib
+import json
+import shutil
+import tempfile
+from pathlib import Path
+
+from benchmarks.expand import expand
+from benchmarks.expand_shape import shape_for_parameters
+from benchmarks.harness import CACHE, console
+
+_FOLDER = CACHE / "grown"
+
+
+def grown(source: Path, target_parameters: str, *, seed: int = 0) -> Path:
+    """The folder of `source` grown to about `target_parameters` ("400M") without a change of what
+    it computes. Weights that were retrained or another seed give another folder.
+    """
+    folder = _FOLDER / f"{source.name}-{target_parameters.lower()}-{_fingerprint(source, seed)}"
+    if folder.is_dir():
+        return folder
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    shape = shape_for_parameters(config, target_parameters)
+    _FOLDER.mkdir(parents=True, exist_ok=True)
+    console.print(f"growing {source.name} to {target_parameters} in {_FOLDER.name}/{folder.name}")
+    # Into a folder of another name first: one that exists is complete.
+    unfinished = Path(tempfile.mkdtemp(dir=_FOLDER, prefix="unfinished-"))
+    try:
+        expand(source, unfinished, shape, seed=seed)
+        unfinished.rename(folder)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return folder
+
+
+def grown_large(arguments: argparse.Namespace) -> Path:
+    """The target's folder, after `--expand-target`."""
+    folder = Path(arguments.large)
+    size = arguments.expand_target
+    return grown(folder, size, seed=arguments.seed) if size else folder
+
+
+def grown_small(arguments: argparse.Namespace) -> Path:
+    """The small model's folder, after `--expand-draft`."""
+    folder = Path(arguments.small)
+    size = arguments.expand_draft
+    return grown(folder, size, seed=arguments.seed) if size else folder
+
+
+def _fingerprint(source: Path, seed: int) -> str:
+    digest = hashlib.sha256(str(seed).encode())
+    for file in sorted([source / "config.json", *source.glob("*.safetensors")]):
+        with file.open("rb") as content:
+            digest.update(hashlib.file_digest(content, "sha256").digest())
+    return digest.hexdigest()[:8]

@@ -1,0 +1,176 @@
+"""The engine in a thread of this process: for tests, for library use and for `outrider chat`."""
+
+import asyncio
+import logging
+import queue
+import threading
+from collections.abc import AsyncIterator, Callable
+
+from engine.errors import EngineDiedError
+from engine.events import EngineEvent, EngineInfo, EngineStats
+from engine.request import EngineRequest, Tier
+from gateway.backends.step_loop import ProgressCallback, StepEngine, no_progress, run_step_loop
+from gateway.backends.streams import NOT_READY_MESSAGE, SHUT_DOWN_MESSAGE, EventStreams
+from gateway.backends.wire import (
+    Abort,
+    Command,
+    Events,
+    Refused,
+    Reply,
+    StatsReply,
+    Stop,
+    SwitchTier,
+    unpack_error,
+)
+
+log = logging.getLogger(__name__)
+
+
+class InProcessEngineClient:
+    """An `EngineClient` whose engine steps in a dedicated thread.
+
+    The engine is built and used in that thread only. Commands reach it through a thread-safe queue
+    on which it sleeps when idle; the events of one step come back with one wake-up of the loop.
+    A step that raises leaves nothing to trust: the client stays down until it is made anew.
+    """
+
+    def __init__(
+        self,
+        build_engine: Callable[[ProgressCallback], StepEngine],
+        *,
+        on_progress: ProgressCallback = no_progress,
+    ) -> None:
+        """`build_engine` loads the models, in the engine's thread, when `start` is called."""
+        self._build_engine = build_engine
+        self._on_progress = on_progress
+        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._streams = EventStreams(self._commands.put)
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._info: EngineInfo | None = None
+        self._start_lock = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Load the engine. Raises what building it raises; a second call waits for the first."""
+        async with self._start_lock:
+            if self._info is None:
+                await self._start()
+
+    async def _start(self) -> None:
+        if self._thread is not None:
+            raise EngineDiedError("The engine's client has ended; make a new one to start again.")
+        self._loop = asyncio.get_running_loop()
+        started: asyncio.Future[EngineInfo] = self._loop.create_future()
+        self._thread = threading.Thread(
+            target=self._run, args=(started,), name="engine", daemon=True
+        )
+        self._thread.start()
+        try:
+            self._info = await started
+        except BaseException:
+            await self.close()
+            raise
+        self._streams.is_open = True
+
+    async def close(self) -> None:
+        """Stop the engine after the step it is in. In-flight requests end with `Failed`."""
+        self._streams.close(SHUT_DOWN_MESSAGE)
+        self._info = None
+        if self._thread is not None and self._thread.is_alive():
+            self._commands.put(Stop())
+            # A join here would block the loop, which the engine's thread needs to hand over events.
+            await asyncio.to_thread(self._thread.join)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the engine's thread serves requests."""
+        return self._streams.is_open
+
+    async def info(self) -> EngineInfo:
+        """What is loaded. Raises EngineDiedError before `start`."""
+        if self._info is None:
+            raise EngineDiedError(NOT_READY_MESSAGE)
+        return self._info
+
+    def submit(self, request: EngineRequest) -> AsyncIterator[EngineEvent]:
+        """Queue a request and stream its events."""
+        return self._streams.follow(request)
+
+    async def switch_tier(self, request_id: str, tier: Tier) -> None:
+        """Hand a running request to another tier. Unknown ids are ignored."""
+        self._commands.put(SwitchTier(request_id, tier))
+
+    async def abort(self, request_id: str) -> None:
+        """End a request. Unknown ids are ignored."""
+        self._commands.put(Abort(request_id))
+
+    async def stats(self) -> EngineStats:
+        """A snapshot, taken between two steps. Raises EngineDiedError when nothing runs."""
+        return await self._streams.call_stats()
+
+    # In the engine's thread.
+
+    def _run(self, started: asyncio.Future[EngineInfo]) -> None:
+        try:
+            engine = self._build_engine(self._report_progress)
+            info = engine.info()
+        except BaseException as error:  # noqa: BLE001 - start() raises it
+            self._call_in_loop(_set_exception, started, error)
+            return
+        self._call_in_loop(_set_result, started, info)
+        try:
+            run_step_loop(engine, _QueueChannel(self._commands, self._send_reply))
+        except Exception:
+            log.exception("engine step failed; no further requests are taken")
+            self._call_in_loop(self._streams.close)
+
+    def _report_progress(self, stage: str, fraction: float) -> None:
+        self._call_in_loop(self._on_progress, stage, fraction)
+
+    def _send_reply(self, reply: Reply) -> None:
+        self._call_in_loop(self._handle, reply)
+
+    def _call_in_loop(self, callback: Callable[..., None], *args: object) -> None:
+        assert self._loop is not None
+        try:
+            self._loop.call_soon_threadsafe(callback, *args)
+        except RuntimeError:
+            # The loop is closed: its owner left without close(), and nobody listens any more.
+            self._commands.put(Stop())
+
+    # In the event loop.
+
+    def _handle(self, reply: Reply) -> None:
+        match reply:
+            case Events():
+                self._streams.publish(reply.unpack())
+            case Refused(request_id, error):
+                self._streams.refuse(request_id, unpack_error(error))
+            case StatsReply(call_id, stats):
+                self._streams.answer(call_id, stats)
+
+
+class _QueueChannel:
+    """`Channel` over a queue in this process; nothing is encoded."""
+
+    def __init__(self, commands: queue.SimpleQueue[Command], send: Callable[[Reply], None]) -> None:
+        self._commands = commands
+        self.send = send
+
+    def receive(self, *, wait: bool) -> list[Command]:
+        received = [self._commands.get()] if wait else []
+        while True:
+            try:
+                received.append(self._commands.get_nowait())
+            except queue.Empty:
+                return received
+
+
+def _set_result(future: asyncio.Future[EngineInfo], info: EngineInfo) -> None:
+    if not future.done():  # start() may have been cancelled
+        future.set_result(info)
+
+
+def _set_exception(future: asyncio.Future[EngineInfo], error: BaseException) -> None:
+    if not future.done():
+        future.set_exception(error)

@@ -1,0 +1,337 @@
+"""The command line: `outrider serve | chat | doctor | config | router`."""
+
+import functools
+import importlib.util
+import json
+import logging
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, ParamSpec, TypeVar
+
+import typer
+
+from engine.errors import EngineError
+from engine.events import EngineInfo
+from gateway.settings import DEFAULT_FILE, Settings, SettingsError, load_settings, to_toml
+
+Params = ParamSpec("Params")
+Result = TypeVar("Result")
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+DEFAULT_URL = "http://127.0.0.1:8000"
+
+app = typer.Typer(
+    name="outrider",
+    help="A latency-first gateway for language models.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+config_app = typer.Typer(name="config", help="See and write settings.", no_args_is_help=True)
+app.add_typer(config_app)
+if importlib.util.find_spec("gateway.router_cli") is not None:
+    from gateway.router_cli import app as router_app
+
+    app.add_typer(router_app)
+
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option("--config", help=f"Settings file; otherwise {DEFAULT_FILE} here if there is one."),
+]
+Large = Annotated[str | None, typer.Option(help="Folder or Hugging Face id of the large model.")]
+Small = Annotated[str | None, typer.Option(help="The same for the small model.")]
+Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
+Dtype = Annotated[str | None, typer.Option(help="auto, bfloat16, float16 or float32.")]
+NumThreads = Annotated[int | None, typer.Option(help="CPU threads of the engine.")]
+
+
+def main() -> None:
+    """Entry point of the `outrider` command."""
+    app()
+
+
+def reports_user_errors(command: Callable[Params, Result]) -> Callable[Params, Result]:
+    """Turn errors that the user can mend into a message and an exit status, without a traceback."""
+
+    @functools.wraps(command)
+    def wrapped(*args: Params.args, **kwargs: Params.kwargs) -> Result:
+        from gateway.terminal_chat import ChatError
+
+        try:
+            return command(*args, **kwargs)
+        except SettingsError as error:
+            _complain(str(error))
+            raise typer.Exit(EXIT_USAGE) from None
+        except (EngineError, ChatError) as error:
+            _complain(str(error))
+            raise typer.Exit(EXIT_FAILED) from None
+
+    return wrapped
+
+
+def _complain(message: str) -> None:
+    for line in message.splitlines():
+        typer.secho(f"outrider: {line}", fg=typer.colors.RED, err=True)
+
+
+_SERVE_EXAMPLES = """
+Start the gateway and keep it up.
+
+[bold]Examples[/bold]
+
+  outrider serve  [dim]# the pair that comes with Outrider[/dim]
+
+  outrider serve --large Qwen/Qwen3-8B --small Qwen/Qwen3-0.6B --device cuda
+
+  outrider serve --large ./my-model --port 9000  [dim]# one tier, no speculation[/dim]
+
+  outrider serve --config prod.toml --set engine.max_sequences=128
+
+Every setting can also come from outrider.toml ([bold]outrider config init[/bold] writes one) or
+the environment (OUTRIDER_SERVER__PORT=9000). Flags win over the environment, which wins over the
+file.
+"""
+
+
+@app.command(help=_SERVE_EXAMPLES)
+@reports_user_errors
+def serve(  # noqa: PLR0913 - a flag each
+    config: ConfigFile = None,
+    large: Large = None,
+    small: Small = None,
+    router: Annotated[str | None, typer.Option(help="Folder of a trained router.")] = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 for any free.")] = None,
+    num_threads: NumThreads = None,
+    speculation: Annotated[
+        bool | None, typer.Option("--speculation/--no-speculation", help="Draft or not.")
+    ] = None,
+    log_level: Annotated[str | None, typer.Option(help="DEBUG, INFO, WARNING, ERROR.")] = None,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="SECTION.NAME=VALUE", help="Any setting; repeatable."),
+    ] = None,
+) -> None:
+    """Start the gateway; the help is `_SERVE_EXAMPLES`."""
+    from gateway.doctor import refuse_conflicts
+
+    refuse_conflicts()
+    flags = _assigned(assignments or []) | {
+        "models.large": large,
+        "models.small": small,
+        "models.router": router,
+        "engine.device": device,
+        "engine.dtype": dtype,
+        "engine.num_threads": num_threads,
+        "server.host": host,
+        "server.port": port,
+        "speculation.enabled": speculation,
+        "log_level": log_level,
+    }
+    settings = load_settings(config_file=config, flags=flags)
+    _serve(settings)
+
+
+def _serve(settings: Settings) -> None:
+    """Run until a signal says otherwise."""
+    from gateway.wiring import keep_torch_out
+
+    _configure_logging(settings.log_level)
+    if settings.engine.process:
+        keep_torch_out()
+    from gateway.serving import GatewayRun, listen, serve_until_signalled, url_of
+    from gateway.terminal import LoadingProgress, make_console, print_banner
+
+    listener = listen(settings.server.host, settings.server.port)
+    url = url_of(listener)
+    with LoadingProgress(make_console(stderr=True)) as progress:
+
+        def on_ready(info: EngineInfo) -> None:
+            progress.stop()
+            print_banner(make_console(), url, info)
+
+        serve_until_signalled(
+            GatewayRun(settings, listener, on_progress=progress.report, on_ready=on_ready)
+        )
+
+
+_CHAT_HELP = """
+Ask a question; without one, talk. Tokens that the small model drafted are green.
+
+Uses the gateway at --url if one answers there, else starts an engine of its own for this chat.
+
+[bold]Examples[/bold]
+
+  outrider chat "How many letters e are in 'sleeper'?"
+
+  outrider chat --model large --temperature 0.8 --seed 7 "Sort these: 9 2 5"
+
+  outrider chat
+"""
+
+
+@app.command(help=_CHAT_HELP)
+@reports_user_errors
+def chat(  # noqa: PLR0913 - a flag each
+    prompt: Annotated[str | None, typer.Argument(help="The question.")] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(
+            envvar="OUTRIDER_URL", help=f"A running gateway; else {DEFAULT_URL} is tried."
+        ),
+    ] = None,
+    model: Annotated[str, typer.Option(help="auto, small or large.")] = "auto",
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token.")] = 0.0,
+    seed: Annotated[int | None, typer.Option(help="The same seed gives the same text.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Length of an answer.")] = None,
+    speculation: Annotated[
+        bool, typer.Option("--speculation/--no-speculation", help="Draft or not.")
+    ] = True,
+    config: ConfigFile = None,
+    large: Large = None,
+    small: Small = None,
+    device: Device = None,
+    dtype: Dtype = None,
+) -> None:
+    """Chat in the terminal; the help is `_CHAT_HELP`."""
+    import httpx
+
+    from gateway.terminal import make_console
+    from gateway.terminal_chat import ChatError, ChatOptions, converse, is_reachable, say
+
+    console = make_console()
+    options = ChatOptions(
+        model=model,
+        temperature=temperature,
+        seed=seed,
+        max_tokens=max_tokens,
+        speculation=speculation,
+    )
+
+    def talk(base_url: str) -> None:
+        with httpx.Client(base_url=base_url, timeout=httpx.Timeout(30.0, read=None)) as client:
+            if prompt is None:
+                converse(console, client, options)
+            else:
+                say(console, client, options, [{"role": "user", "content": prompt}])
+
+    flags = {
+        "models.large": large,
+        "models.small": small,
+        "engine.device": device,
+        "engine.dtype": dtype,
+    }
+    wants_own_engine = config is not None or any(value is not None for value in flags.values())
+    if not wants_own_engine and is_reachable(url or DEFAULT_URL):
+        talk(url or DEFAULT_URL)
+    elif url is not None:
+        raise ChatError(f"no gateway answers at {url}; start one with `outrider serve`")
+    else:
+        _chat_with_own_engine(load_settings(config_file=config, flags=flags), talk)
+
+
+def _chat_with_own_engine(settings: Settings, talk: Callable[[str], None]) -> None:
+    """Start a private gateway for the length of a conversation."""
+    from gateway.doctor import refuse_conflicts
+    from gateway.terminal import LoadingProgress, make_console
+    from gateway.wiring import keep_torch_out
+
+    refuse_conflicts()
+    _configure_logging("WARNING")
+    if settings.engine.process:
+        keep_torch_out()
+    from gateway.serving import background_gateway
+
+    with (
+        LoadingProgress(make_console(stderr=True)) as progress,
+        background_gateway(settings, progress.report) as base_url,
+    ):
+        progress.stop()
+        talk(base_url)
+
+
+@app.command()
+@reports_user_errors
+def doctor(
+    config: ConfigFile = None,
+    large: Large = None,
+    small: Small = None,
+    device: Device = None,
+    port: Annotated[int | None, typer.Option(help="The port that is to be free.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Check whether Outrider can run here; exit status 1 if something stands in its way."""
+    from gateway.doctor import examine
+    from gateway.terminal import make_console, print_check
+
+    flags = {
+        "models.large": large,
+        "models.small": small,
+        "engine.device": device,
+        "server.port": port,
+    }
+    checks = []
+    console = make_console()
+    for check in examine(load_settings(config_file=config, flags=flags)):
+        checks.append(check)
+        if not as_json:
+            print_check(console, check.status, check.name, check.detail, check.advice)
+    is_well = all(check.status != "failed" for check in checks)
+    if as_json:
+        document = {"ok": is_well, "checks": [asdict(check) for check in checks]}
+        typer.echo(json.dumps(document, indent=2))
+    if not is_well:
+        raise typer.Exit(EXIT_FAILED)
+
+
+@config_app.command("show")
+@reports_user_errors
+def config_show(config: ConfigFile = None) -> None:
+    """Print the settings in effect: file and environment over the defaults."""
+    typer.echo(to_toml(load_settings(config_file=config)), nl=False)
+
+
+@config_app.command("init")
+@reports_user_errors
+def config_init(
+    path: Annotated[Path, typer.Argument(help="Where to write it.")] = Path(DEFAULT_FILE),
+) -> None:
+    """Write a settings file with every default and what it means."""
+    text = to_toml(Settings())
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise SettingsError(f"{path} exists already; name another file") from None
+    except OSError as error:
+        raise SettingsError(f"{path} cannot be written: {error.strerror}") from None
+    typer.echo(f"wrote {path}")
+
+
+def _assigned(assignments: list[str]) -> dict[str, Any]:
+    """`--set section.name=value` as flags. Raises SettingsError for another form."""
+    flags: dict[str, Any] = {}
+    for assignment in assignments:
+        key, equals, value = assignment.partition("=")
+        if not equals or not key.strip():
+            raise SettingsError(f"--set {assignment}: write it as --set section.name=value")
+        flags[key.strip()] = value.strip()
+    return flags
+
+
+def _configure_logging(level: str) -> None:
+    logging.basicConfig(
+        level=level, format="%(asctime)s %(levelname)s gateway %(name)s %(message)s"
+    )
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    logging.getLogger("uvicorn.error").setLevel(max(logging.WARNING, logging.getLevelName(level)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())  # type: ignore[func-returns-value]

@@ -1,0 +1,272 @@
+"""`outrider doctor`: is this a place where Outrider can run, and what to do if it is not."""
+
+import platform
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Literal
+
+from gateway.hardware import available_memory_bytes, usable_physical_cores
+from gateway.serving import listen
+from gateway.settings import Settings, SettingsError
+
+Status = Literal["ok", "warning", "failed"]
+
+_GIB = 2**30
+_OVERHEAD_BYTES = 600 * 2**20  # both processes with their libraries
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One finding. `advice` says what to do unless the status is ok."""
+
+    name: str
+    status: Status
+    detail: str
+    advice: str = ""
+
+
+def examine(settings: Settings) -> Iterator[Check]:
+    """All checks, one by one as they are done. A check that raises is a failed check."""
+    yield _python()
+    conflict = kernels_conflict()
+    if conflict is not None:
+        # What follows would import the two packages into each other.
+        yield Check(name="packages", status="failed", detail=conflict, advice=_UNINSTALL)
+        return
+    yield Check(name="packages", status="ok", detail="no distribution named kernels")
+    checks: list[tuple[str, Callable[[], Check]]] = [
+        ("torch", _torch),
+        ("device", lambda: _device(settings)),
+        ("bfloat16", lambda: _bfloat16(settings)),
+        ("triton", _triton),
+        ("threads", lambda: _threads(settings)),
+    ]
+    for tier, path in settings.models.resolved().items():
+        if path is not None:
+            checks.append((f"{tier} model", partial(_model, tier, path)))
+    checks += [
+        ("memory", lambda: _memory(settings)),
+        ("router", lambda: _router(settings)),
+        ("port", lambda: _port(settings)),
+    ]
+    for name, check in checks:
+        try:
+            yield check()
+        except Exception as error:  # noqa: BLE001 - a doctor reports, whatever it meets
+            yield Check(
+                name=name,
+                status="failed",
+                detail=f"{type(error).__name__}: {error}",
+                advice="Run `make test` to see more, or install into a new environment.",
+            )
+
+
+_UNINSTALL = (
+    "Run `python -m pip uninstall kernels`, or install Outrider into an environment of its own."
+)
+
+
+def kernels_conflict() -> str | None:
+    """Hugging Face's `kernels` in this environment, in a sentence; None when it is not there."""
+    try:
+        found = version("kernels")
+    except PackageNotFoundError:
+        return None
+    return (
+        f"The Hugging Face package kernels {found} is installed in this environment. It and "
+        "Outrider's own folder kernels/ have one name, and transformers would take ours for it."
+    )
+
+
+def refuse_conflicts() -> None:
+    """Raise SettingsError with what to do when this environment cannot work."""
+    if conflict := kernels_conflict():
+        raise SettingsError(f"{conflict} {_UNINSTALL}")
+
+
+def _python() -> Check:
+    # An older Python than ours does not get here: pip refuses to install.
+    detail = f"{platform.python_version()} at {sys.executable}"
+    return Check(name="python", status="ok", detail=detail)
+
+
+def _torch() -> Check:
+    import torch
+
+    built_for = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU"
+    return Check(name="torch", status="ok", detail=f"{torch.__version__}, built for {built_for}")
+
+
+def _device(settings: Settings) -> Check:
+    import torch
+
+    wanted = settings.engine.device
+    if torch.cuda.is_available():
+        if wanted == "cpu":
+            detail = f"cpu as configured; {torch.cuda.get_device_name()} stays unused"
+            return Check(name="device", status="ok", detail=detail)
+        free, total = torch.cuda.mem_get_info()
+        detail = f"{torch.cuda.get_device_name()}, {free / _GIB:.1f} of {total / _GIB:.1f} GiB free"
+        return Check(name="device", status="ok", detail=detail)
+    if wanted == "cuda":
+        return Check(
+            name="device",
+            status="failed",
+            detail="engine.device is cuda, but torch finds no usable GPU",
+            advice="Use --device cpu, or install a CUDA build of torch and a driver.",
+        )
+    return Check(
+        name="device", status="ok", detail=f"cpu, {torch.backends.cpu.get_cpu_capability()}"
+    )
+
+
+def _bfloat16(settings: Settings) -> Check:
+    import torch
+
+    if torch.cuda.is_available() and settings.engine.device != "cpu":
+        is_native = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        is_native = _cpu_has_bfloat16()
+    if is_native or settings.engine.dtype in ("float32", "float16"):
+        detail = "computed natively" if is_native else "not native, not used"
+        return Check(name="bfloat16", status="ok", detail=detail)
+    return Check(
+        name="bfloat16",
+        status="warning",
+        detail="this processor has no bfloat16 arithmetic: such models run, but slowly",
+        advice="Use --dtype float32 if there is memory for it.",
+    )
+
+
+def _cpu_has_bfloat16() -> bool:
+    """AMX, AVX512-BF16 or Arm's BF16, as the operating system lists them."""
+    if sys.platform == "darwin":
+        return platform.machine() == "arm64"
+    try:
+        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
+    except OSError:
+        return False
+    return not {"amx_bf16", "avx512_bf16", "bf16"}.isdisjoint(flags)
+
+
+def _triton() -> Check:
+    import torch
+
+    try:
+        found = f"triton {version('triton')}"
+    except PackageNotFoundError:
+        if not torch.cuda.is_available():
+            return Check(name="triton", status="ok", detail="not installed; only a GPU needs it")
+        return Check(
+            name="triton",
+            status="warning",
+            detail="not installed: the GPU runs the slower torch kernels",
+            advice="Install triton (it comes with torch's CUDA builds on Linux).",
+        )
+    return Check(name="triton", status="ok", detail=found)
+
+
+def _threads(settings: Settings) -> Check:
+    cores = usable_physical_cores()
+    num_threads = settings.engine.num_threads
+    wanted = "as many as the models' size is worth" if num_threads is None else str(num_threads)
+    detail = f"{wanted}; {cores} physical cores to use"
+    if num_threads is None or num_threads <= cores:
+        return Check(name="threads", status="ok", detail=detail)
+    return Check(
+        name="threads",
+        status="warning",
+        detail=detail,
+        advice=f"More threads than cores wait for each other: use engine.num_threads = {cores}.",
+    )
+
+
+def _model(tier: str, path: str) -> Check:
+    """Configuration, weights and tokenizer are there and of a supported kind."""
+    from engine.errors import UnsupportedModelError
+    from engine.model_config import ModelConfig
+    from gateway.chat import ChatTokenizer
+
+    name = f"{tier} model"
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        if folder.is_absolute() or path.startswith(".") or path.count("/") != 1:
+            return Check(
+                name=name,
+                status="failed",
+                detail=f"{path} is not a folder",
+                advice=f"Name a folder with a checkpoint, or a Hugging Face id, with --{tier}.",
+            )
+        detail = f"{path} is fetched from the Hugging Face hub at the first start"
+        return Check(name=name, status="ok", detail=detail)
+    try:
+        config = ModelConfig.from_hf(folder)
+        ChatTokenizer.load(folder)
+    except (UnsupportedModelError, OSError, ValueError) as error:
+        return Check(
+            name=name,
+            status="failed",
+            detail=f"{path}: {error}",
+            advice="Use a Llama, Mistral, Qwen2 or Qwen3 checkpoint, not quantised.",
+        )
+    weights = _weight_bytes(folder)
+    if not weights:
+        return Check(
+            name=name,
+            status="failed",
+            detail=f"{path} holds no *.safetensors",
+            advice="Download the checkpoint again, or convert it to safetensors.",
+        )
+    detail = f"{config.architecture}, {weights / 2**20:,.1f} MiB, {config.dtype}, at {path}"
+    return Check(name=name, status="ok", detail=detail)
+
+
+def _weight_bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+
+
+def _memory(settings: Settings) -> Check:
+    """Whether weights and libraries fit into main memory. A GPU's memory is another matter."""
+    folders = [Path(p).expanduser() for p in settings.models.resolved().values() if p is not None]
+    needed = sum(_weight_bytes(f) for f in folders if f.is_dir()) + _OVERHEAD_BYTES
+    if settings.engine.kv_cache_gib is not None:
+        needed += int(settings.engine.kv_cache_gib * _GIB)
+    free = available_memory_bytes()
+    detail = f"{free / _GIB:.1f} GiB free, about {needed / _GIB:.1f} GiB needed beside the KV cache"
+    if needed < free:
+        return Check(name="memory", status="ok", detail=detail)
+    return Check(
+        name="memory",
+        status="warning" if settings.engine.device != "cpu" else "failed",
+        detail=detail,
+        advice="Close other programs or use smaller models.",
+    )
+
+
+def _router(settings: Settings) -> Check:
+    from router.policy import load_policy
+
+    path = settings.models.resolved_router()
+    if path is None:
+        detail = "none: `auto` means the large model"
+        return Check(name="router", status="ok", detail=detail)
+    load_policy(path)
+    return Check(name="router", status="ok", detail=f"at {path}")
+
+
+def _port(settings: Settings) -> Check:
+    server = settings.server
+    try:
+        listen(server.host, server.port).close()
+    except SettingsError as error:
+        return Check(
+            name="port",
+            status="failed",
+            detail=str(error).partition(". ")[0],
+            advice="Choose another with --port, or stop what listens there.",
+        )
+    return Check(name="port", status="ok", detail=f"{server.host}:{server.port} is free")

@@ -1,0 +1,191 @@
+"""Running a gateway: socket, engine, HTTP server, and the order in which they come and go."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import uvicorn
+import uvloop
+
+from engine.errors import EngineError
+from engine.events import EngineInfo
+from gateway.app import create_app
+from gateway.backends.step_loop import ProgressCallback, no_progress
+from gateway.settings import Settings, SettingsError
+from gateway.wiring import build_client, build_context
+
+log = logging.getLogger(__name__)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Take the port before anything slow happens. Raises SettingsError when it is not to be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        # So that a restarted gateway need not wait for the old one's connections to time out.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(2048)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        raise SettingsError(
+            f"cannot listen on {host} port {port}: {(error.strerror or str(error)).lower()}. "
+            "Choose another with --port (0 takes any free one) or stop what listens there."
+        ) from None
+    return listener
+
+
+def url_of(listener: socket.socket) -> str:
+    """The address to type into a browser."""
+    host, port = listener.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
+    return f"http://{f'[{host}]' if ':' in host and '[' not in host else host}:{port}"
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers: it would end the process before the engine is closed."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave the signals alone."""
+        yield
+
+
+class GatewayRun:
+    """One gateway from start to end, in one event loop."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        listener: socket.socket,
+        *,
+        on_progress: ProgressCallback = no_progress,
+        on_ready: Callable[[EngineInfo], None] = lambda info: None,
+    ) -> None:
+        """`listener` is closed at the end. The callbacks are called in the event loop."""
+        self._settings = settings
+        self._listener = listener
+        self._on_progress = on_progress
+        self._on_ready = on_ready
+        self._server: _Server | None = None
+        self._stop_requests = 0
+        self._task: asyncio.Task[Any] | None = None
+
+    async def run(self) -> None:
+        """Serve until `stop`. Raises EngineError when the models cannot be loaded."""
+        self._task = asyncio.current_task()
+        engine = build_client(self._settings, self._on_progress)
+        starting = asyncio.create_task(engine.start())
+        try:
+            # While the engine loads, this process reads the tokenizers.
+            context = await _unless_failed(
+                starting, asyncio.to_thread(build_context, self._settings, engine)
+            )
+            self._server = _Server(self._uvicorn_config(create_app(context)))
+            serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))
+            try:
+                await asyncio.wait({starting, serving}, return_when=asyncio.FIRST_COMPLETED)
+                if starting.done() and starting.exception() is None:
+                    self._on_ready(await engine.info())
+                else:
+                    self._server.should_exit = True
+            finally:
+                await serving
+            if starting.done():
+                starting.result()
+        finally:
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+            await engine.close()
+            self._listener.close()
+
+    def stop(self) -> None:
+        """Finish what is running and end; called again, end at once."""
+        self._stop_requests += 1
+        if self._server is None or not self._server.started:
+            if self._task is not None:
+                self._task.cancel()
+        elif self._stop_requests == 1:
+            log.info("draining timeout_s=%g", self._settings.server.drain_timeout_s)
+            self._server.should_exit = True
+        else:
+            self._server.force_exit = True
+
+    def _uvicorn_config(self, app: Any) -> uvicorn.Config:
+        server = self._settings.server
+        return uvicorn.Config(
+            app,
+            http="httptools",
+            ws="none",
+            lifespan="on",
+            log_config=None,
+            access_log=server.access_log,
+            timeout_graceful_shutdown=max(1, round(server.drain_timeout_s)),
+        )
+
+
+async def _unless_failed(starting: asyncio.Task[None], work: Coroutine[Any, Any, Any]) -> Any:
+    """The result of `work`; when both fail, the engine's error, which knows more."""
+    try:
+        return await work
+    except EngineError:
+        await asyncio.wait({starting}, timeout=10)
+        if starting.done():
+            starting.result()
+        raise
+
+
+def serve_until_signalled(run: GatewayRun) -> None:
+    """Run in this thread until SIGINT or SIGTERM; a second signal does not wait for answers."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, run.stop)
+        with contextlib.suppress(asyncio.CancelledError):  # stopped while it loaded
+            await run.run()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
+
+
+@contextlib.contextmanager
+def background_gateway(settings: Settings, on_progress: ProgressCallback) -> Iterator[str]:
+    """A gateway in a thread of this process, on a free loopback port; yields its URL when ready.
+
+    Raises EngineError when the models cannot be loaded.
+    """
+    listener = listen("127.0.0.1", 0)
+    url = url_of(listener)
+    ready: Future[None] = Future()
+    loop = uvloop.new_event_loop()
+    run = GatewayRun(
+        settings, listener, on_progress=on_progress, on_ready=lambda info: ready.set_result(None)
+    )
+
+    def main() -> None:
+        try:
+            with asyncio.Runner(loop_factory=lambda: loop) as runner:
+                runner.run(run.run())
+        except BaseException as error:  # noqa: BLE001 - raised in the other thread
+            if not ready.done():
+                ready.set_exception(error)
+
+    thread = threading.Thread(target=main, name="gateway")
+    thread.start()
+    try:
+        ready.result()
+        yield url
+    finally:
+        if thread.is_alive():
+            with contextlib.suppress(RuntimeError):  # the loop has just ended by itself
+                loop.call_soon_threadsafe(run.stop)
+                loop.call_soon_threadsafe(run.stop)
+        thread.join()

@@ -1,0 +1,92 @@
+"""What Outrider looks like in a terminal: progress, the start-up banner, coloured tokens."""
+
+from typing import Self
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from engine.events import EngineInfo
+
+DRAFTED_STYLE = "bold green"
+"""Tokens that the small model guessed and the large one confirmed."""
+
+
+def make_console(*, stderr: bool = False) -> Console:
+    """A console that leaves numbers and brackets in answers alone."""
+    return Console(stderr=stderr, highlight=False)
+
+
+class LoadingProgress:
+    """A progress line while models load: a bar in a terminal, a line for each stage elsewhere."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._seen: set[str] = set()
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._task = self._progress.add_task("starting the engine", total=1.0)
+
+    def __enter__(self) -> Self:
+        """Show it."""
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Take it away."""
+        self.stop()
+
+    def report(self, stage: str, fraction: float) -> None:
+        """What is being done, and the share of it that is done."""
+        self._progress.update(self._task, description=stage, completed=fraction)
+        if not self._console.is_terminal and stage not in self._seen:
+            self._seen.add(stage)
+            self._console.print(f"{stage} ...")
+
+    def stop(self) -> None:
+        """Take the bar away; may be called again."""
+        self._progress.stop()
+
+
+def print_banner(console: Console, url: str, info: EngineInfo) -> None:
+    """Where the gateway is, what it serves, how to try it."""
+    console.print(f"[bold]Outrider is ready on {url}[/bold]", soft_wrap=True)
+    for tier, model in info.tiers.items():
+        millions = model.num_parameters / 1e6
+        console.print(
+            f"  {tier:<6} {escape(model.model_id)}  {millions:,.1f} M parameters, {model.dtype} on "
+            f"{model.device}, context {model.max_context}",
+            soft_wrap=True,
+        )
+    drafts = "on: small drafts for large" if info.speculation else "off"
+    console.print(f"  speculation {drafts}", soft_wrap=True)
+    names = ", ".join(["auto", *info.tiers])
+    body = '{"model": "auto", "messages": [{"role": "user", "content": "What is 17 + 25?"}]}'
+    console.print(f"Models: {names}. Try it:", soft_wrap=True)
+    console.print(
+        f"  curl {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'",
+        soft_wrap=True,
+        markup=False,
+    )
+    console.print('  outrider chat "What is 17 + 25?"', soft_wrap=True)
+
+
+def token_text(text: str, *, was_drafted: bool) -> Text:
+    """A token in the colour that says whether it was drafted."""
+    return Text(text, style=DRAFTED_STYLE if was_drafted else "")
+
+
+def print_check(console: Console, status: str, name: str, detail: str, advice: str) -> None:
+    """One line of `outrider doctor`, and below it what to do."""
+    mark, style = {"ok": ("✓", "green"), "warning": ("!", "yellow")}.get(status, ("✗", "red"))
+    console.print(Text.assemble((mark, style), f" {name:<12} {detail}"), soft_wrap=True)
+    if advice:
+        console.print(Text(f"  {'':<12} {advice}", style=style), soft_wrap=True)

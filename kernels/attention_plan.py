@@ -1,0 +1,330 @@
+"""What attention needs to know about a step, made once on the host and used by every layer."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+# Up to this many query rows, the query heads of a group are packed into one tile.
+PACKED_MAX_ROWS = 64
+# Sequences are padded into one batch while that wastes less than this share of the products.
+_MAX_PADDING = 1.35
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionBatch:
+    """Which keys each query row of a step may see. All fields are host data.
+
+    `query_indptr` [batch + 1] delimits each sequence's rows; `kv_lens` [batch] counts its keys,
+    this step's included; `block_tables` [batch] its block ids. Row i of nq rows sees logical
+    slot s < `tree_starts[b]` iff s <= kv_len - nq + i, and slot s >= `tree_starts[b]` iff bit
+    s - tree_start of `ancestor_masks[b][i]` is set (its own slot's bit included). Causal
+    sequences have tree_start == kv_len and None for masks; trees have tree_start <= kv_len - nq
+    and parents in lower slots than their children.
+    """
+
+    query_indptr: list[int]
+    kv_lens: list[int]
+    block_tables: list[list[int]]
+    tree_starts: list[int]
+    ancestor_masks: list[list[int] | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """The rows [start, end) of one sequence and where its keys lie.
+
+    `slots`: a range of the cache's slots where they are consecutive, else their indices.
+    `mask`: additive, [rows of a tile, num_keys]; None where every row sees every key, or where
+    `is_causal` says it all.
+    """
+
+    start: int
+    end: int
+    slots: range | Tensor
+    mask: Tensor | None
+    is_causal: bool
+    is_packed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Sequences with about as many rows and keys, padded into one batch.
+
+    `rows` [batch * max_rows] are the query rows, padding included, None if they are the step's
+    rows in order; `targets` [num_rows] are those that are no padding, and `sources` [num_rows]
+    their places in the batch. `slots`: [batch * max_keys]. `mask`: additive, [batch, 1,
+    max_rows * group_size or 1, max_keys].
+    """
+
+    batch_size: int
+    rows: Tensor | None
+    targets: Tensor
+    sources: Tensor
+    slots: Tensor
+    mask: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Keys:
+    """What the rows of one sequence see: [num_rows, num_keys] from `first_key` on.
+
+    `visible`: None for everything; `is_causal`: a plain triangle, `visible` is None as well.
+    """
+
+    index: int
+    num_rows: int
+    num_keys: int
+    first_key: int
+    visible: NDArray[np.bool_] | None
+    is_causal: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionPlan:
+    """What `paged_attention` needs to know about a step; the same for all layers.
+
+    `full`: the plan of the layers that have no window, where only some layers have one.
+    """
+
+    num_rows: int
+    num_query_heads: int
+    num_kv_heads: int
+    spans: tuple[Span, ...]
+    groups: tuple[Group, ...]
+    full: "AttentionPlan | None" = None
+
+
+def plan_attention(  # noqa: PLR0913 - a step's plan depends on the model's shape
+    batch: AttentionBatch,
+    *,
+    block_size: int,
+    num_query_heads: int,
+    num_kv_heads: int,
+    sliding_window: int | None = None,
+    has_full_layers: bool = False,
+    dtype: torch.dtype,
+    device: torch.device | str,
+) -> AttentionPlan:
+    """Locate keys, build masks, and decide which sequences are computed together.
+
+    `sliding_window`: a key is hidden from rows `sliding_window` or more positions after it; a
+    tree node's position is tree_start + depth, its depth the number of its ancestors in the
+    mask. `has_full_layers`: the model also has layers without the window, so plan both.
+    """
+    planner = _Planner(
+        batch=batch,
+        block_size=block_size,
+        group_size=num_query_heads // num_kv_heads,
+        window=sliding_window,
+        dtype=dtype,
+        device=torch.device(device),
+    )
+    spans, groups = planner.plan()
+    full = None
+    if sliding_window is not None and has_full_layers:
+        full = plan_attention(
+            batch,
+            block_size=block_size,
+            num_query_heads=num_query_heads,
+            num_kv_heads=num_kv_heads,
+            dtype=dtype,
+            device=device,
+        )
+    return AttentionPlan(
+        num_rows=batch.query_indptr[-1],
+        num_query_heads=num_query_heads,
+        num_kv_heads=num_kv_heads,
+        spans=spans,
+        groups=groups,
+        full=full,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Planner:
+    """Turns a batch into spans and groups."""
+
+    batch: AttentionBatch
+    block_size: int
+    group_size: int
+    window: int | None
+    dtype: torch.dtype
+    device: torch.device
+
+    def plan(self) -> tuple[tuple[Span, ...], tuple[Group, ...]]:
+        """Every sequence that has rows, alone or with others of about its size."""
+        spans, groups = [], []
+        small = []
+        for index, (start, end) in enumerate(pairwise(self.batch.query_indptr)):
+            if start == end:
+                continue
+            keys = _visible_keys(self.batch, index, end - start, self.window)
+            if end - start <= PACKED_MAX_ROWS:
+                small.append(keys)
+            else:
+                spans.append(self._span(keys))
+        for members in _similar(small):
+            if len(members) == 1:
+                spans.append(self._span(members[0]))
+            else:
+                groups.append(self._group(members))
+        return tuple(spans), tuple(groups)
+
+    def _span(self, keys: _Keys) -> Span:
+        visible, is_causal = keys.visible, keys.is_causal
+        is_packed = keys.num_rows <= PACKED_MAX_ROWS
+        if is_causal and is_packed:  # a packed tile's rows are not a triangle
+            visible, is_causal = _triangle(keys.num_rows, keys.num_keys, 0), False
+        mask = None
+        if visible is not None:
+            # row i of a packed tile belongs to query row i // group_size
+            mask = self._additive(visible.repeat(self.group_size, 0) if is_packed else visible)
+        slots = self._locate(keys)
+        return Span(
+            start=self.batch.query_indptr[keys.index],
+            end=self.batch.query_indptr[keys.index + 1],
+            slots=slots if isinstance(slots, range) else self._tensor(slots),
+            mask=mask,
+            is_causal=is_causal,
+            is_packed=is_packed,
+        )
+
+    def _group(self, members: list[_Keys]) -> Group:
+        batch_size = len(members)
+        max_rows = max(keys.num_rows for keys in members)
+        max_keys = max(keys.num_keys for keys in members)
+        visible = np.zeros((batch_size, max_rows, max_keys), dtype=np.bool_)
+        visible[:, :, 0] = True  # padding sees something: a softmax over nothing is not a number
+        slots = np.zeros((batch_size, max_keys), dtype=np.int64)
+        rows = np.zeros((batch_size, max_rows), dtype=np.int64)
+        is_padding = np.ones((batch_size, max_rows), dtype=np.bool_)
+        for place, keys in enumerate(members):
+            shown = keys.visible
+            if shown is None and keys.is_causal:
+                shown = _triangle(keys.num_rows, keys.num_keys, 0)
+            visible[place, : keys.num_rows, : keys.num_keys] = True if shown is None else shown
+            slots[place, : keys.num_keys] = self._locate(keys)
+            start = self.batch.query_indptr[keys.index]
+            rows[place, : keys.num_rows] = np.arange(start, start + keys.num_rows)
+            is_padding[place, : keys.num_rows] = False
+        flat_rows, flat_real = rows.reshape(-1), ~is_padding.reshape(-1)
+        if max_rows > 1:
+            visible = visible.repeat(self.group_size, 1)
+        in_order = np.array_equal(flat_rows, np.arange(self.batch.query_indptr[-1]))
+        return Group(
+            batch_size=batch_size,
+            rows=None if in_order else self._tensor(flat_rows),
+            targets=self._tensor(flat_rows[flat_real]),
+            sources=self._tensor(np.flatnonzero(flat_real)),
+            slots=self._tensor(slots.reshape(-1)),
+            mask=self._additive(visible[:, None]),
+        )
+
+    def _locate(self, keys: _Keys) -> range | NDArray[np.int64]:
+        """The cache slots of the sequence's logical slots from first_key on."""
+        block_size, table = self.block_size, self.batch.block_tables[keys.index]
+        first_block, offset = divmod(keys.first_key, block_size)
+        end_block = -(-(keys.first_key + keys.num_keys) // block_size)
+        blocks = table[first_block:end_block]
+        if blocks == list(range(blocks[0], blocks[0] + end_block - first_block)):
+            begin = blocks[0] * block_size + offset
+            return range(begin, begin + keys.num_keys)
+        slots = np.array(blocks, dtype=np.int64)[:, None] * block_size + np.arange(block_size)
+        return slots.reshape(-1)[offset : offset + keys.num_keys]
+
+    def _additive(self, visible: NDArray[np.bool_]) -> Tensor:
+        mask = torch.zeros(visible.shape, dtype=self.dtype)
+        mask.masked_fill_(torch.from_numpy(~visible), float("-inf"))
+        return mask.to(self.device, non_blocking=True)
+
+    def _tensor(self, values: NDArray[np.int64]) -> Tensor:
+        return torch.from_numpy(values).to(self.device, non_blocking=True)
+
+
+def _similar(sequences: list[_Keys]) -> list[list[_Keys]]:
+    """Sort sequences into groups that padding would not blow up by more than `_MAX_PADDING`."""
+    groups: list[list[_Keys]] = []
+    num_products = 0
+    for keys in sorted(sequences, key=lambda keys: (keys.num_rows, keys.num_keys)):
+        num_products += keys.num_rows * keys.num_keys
+        if groups:
+            members = groups[-1]
+            max_keys = max(keys.num_keys, *(member.num_keys for member in members))
+            padded = (len(members) + 1) * keys.num_rows * max_keys
+            if padded <= _MAX_PADDING * num_products:
+                members.append(keys)
+                continue
+        groups.append([keys])
+        num_products = keys.num_rows * keys.num_keys
+    for members in groups:
+        members.sort(key=lambda keys: keys.index)
+    return groups
+
+
+def _visible_keys(batch: AttentionBatch, index: int, num_rows: int, window: int | None) -> _Keys:
+    kv_len, tree_start = batch.kv_lens[index], batch.tree_starts[index]
+    masks = batch.ancestor_masks[index]
+    first_key, visible, is_causal = 0, None, False
+    if masks is not None:
+        first_key, visible = _tree(masks, kv_len, tree_start, window)
+    else:
+        if window is not None:
+            first_key = max(0, kv_len - num_rows - window + 1)
+        if num_rows == kv_len and (window is None or window >= kv_len):
+            is_causal = num_rows > 1
+        elif num_rows > 1:
+            visible = _triangle(num_rows, kv_len, first_key)
+            if window is not None:
+                visible &= ~_triangle(num_rows, kv_len - window, first_key, kv_len)
+    return _Keys(
+        index=index,
+        num_rows=num_rows,
+        num_keys=kv_len - first_key,
+        first_key=first_key,
+        visible=visible,
+        is_causal=is_causal,
+    )
+
+
+def _triangle(
+    num_rows: int, end: int, first_key: int, num_keys: int | None = None
+) -> NDArray[np.bool_]:
+    """[num_rows, keys from first_key on]: key s in row i iff s <= end - num_rows + i."""
+    last_keys = np.arange(end - num_rows, end)
+    return np.arange(first_key, end if num_keys is None else num_keys) <= last_keys[:, None]
+
+
+def _tree(
+    masks: list[int], kv_len: int, tree_start: int, window: int | None
+) -> tuple[int, NDArray[np.bool_]]:
+    """(first key that any row sees, [num_rows, keys from there on])."""
+    first_key = 0
+    depths = np.array([mask.bit_count() - 1 for mask in masks])
+    if window is not None:
+        first_key = min(tree_start, max(0, tree_start + int(depths.min()) - window + 1))
+        masks = [_newest_ancestors(mask, window) for mask in masks]
+    visible = np.ones((len(masks), kv_len - first_key), dtype=np.bool_)
+    visible[:, tree_start - first_key :] = _unpack_bits(masks, kv_len - tree_start)
+    if window is not None:
+        prefix = np.arange(first_key, tree_start)
+        visible[:, : len(prefix)] = prefix > (tree_start + depths - window)[:, None]
+    return first_key, visible
+
+
+def _newest_ancestors(mask: int, count: int) -> int:
+    """The mask's highest `count` bits: ancestors less than `count` levels up, and the node."""
+    while mask.bit_count() > count:
+        mask &= mask - 1
+    return mask
+
+
+def _unpack_bits(masks: list[int], width: int) -> NDArray[np.bool_]:
+    """[len(masks), width]: bit j of each mask."""
+    num_bytes = (width + 7) // 8
+    packed = b"".join(mask.to_bytes(num_bytes, "little") for mask in masks)
+    rows = np.frombuffer(packed, dtype=np.uint8).reshape(len(masks), num_bytes)
+    return np.unpackbits(rows, axis=1, count=width, bitorder="little").view(np.bool_)

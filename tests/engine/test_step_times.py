@@ -1,0 +1,60 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.runner import ModelRunner
+from engine.step_times import StepTimeCurve, profile_step_times
+from tests.engines import tiny_pair
+
+POINTS = st.lists(
+    st.tuples(st.integers(1, 500), st.floats(1e-5, 1.0)),
+    min_size=2,
+    max_size=12,
+    unique_by=lambda point: point[0],
+).map(sorted)
+
+
+@given(points=POINTS)
+def test_a_curve_never_falls_whatever_was_measured(points: list[tuple[int, float]]) -> None:
+    rows, seconds = zip(*points, strict=True)
+    curve = StepTimeCurve.from_points(rows, seconds)
+    values = [curve(number) for number in range(rows[-1] + 50)]
+    assert all(left <= right + 1e-12 for left, right in zip(values, values[1:], strict=False))
+    assert values[0] == values[rows[0]] == min(seconds)
+    assert values[rows[-1]] == pytest.approx(seconds[-1])
+    # Smoothing only takes away what a larger pass disproves.
+    assert all(curve(number) <= second + 1e-12 for number, second in points)
+
+
+def test_a_curve_without_noise_keeps_its_points() -> None:
+    curve = StepTimeCurve.from_points((1, 4, 10), (1.0, 2.5, 4.0))
+    assert [curve(rows) for rows in (0, 1, 2, 4, 7, 10, 14)] == [1, 1, 1.5, 2.5, 3.25, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "block_size", "max_context"),
+    [(64, 16, None), (2, 4, None), (5, 4, None), (16, 16, None), (64, 16, 20), (64, 16, 2)],
+)
+def test_profiling_fits_the_cache_and_leaves_it_empty(
+    num_blocks: int, block_size: int, max_context: int | None
+) -> None:
+    runner = ModelRunner(
+        model=tiny_pair().small,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        max_context=max_context,
+    )
+    progress: list[tuple[int, int]] = []
+    curve = profile_step_times(runner, on_progress=lambda *step: progress.append(step))
+    assert runner.pool.num_used == 0
+    assert all(seconds > 0 for seconds in curve.seconds)
+    assert list(curve.seconds) == sorted(curve.seconds)
+    assert progress == [(done, len(progress)) for done in range(1, len(progress) + 1)]
+    assert len(progress) == len(curve.num_rows)
+    assert curve(1) <= curve(64)
+
+
+def test_profiling_publishes_nothing() -> None:
+    runner = ModelRunner(model=tiny_pair().small, num_blocks=32)
+    profile_step_times(runner)
+    assert not any(runner.pool.is_published(block) for block in range(32))

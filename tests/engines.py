@@ -1,0 +1,360 @@
+"""Engines for tests: the shipped pair, tiny random pairs, scripted drafters, a way to run them."""
+
+import random
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+
+from draft.config import DraftConfig
+from draft.tasks import stream
+from draft.tree_drafter import TreeDrafter
+from engine.config import EngineConfig
+from engine.core import Engine
+from engine.events import (
+    Finished,
+    PrefillDone,
+    RequestStats,
+    TierSwitched,
+    TokenLogprobs,
+    TokensEmitted,
+)
+from engine.kv_view import KVView
+from engine.model import DecoderModel, DtypeName
+from engine.protocols import Drafter, Proposal, Verdict, Verifier
+from engine.request import EngineRequest, SamplingParams, SpeculationParams, Tier
+from engine.runner import ModelRunner
+from engine.sequence import Sequence
+from engine.token_tree import TokenTree
+from tests.models import make_hf_model
+from verifier.coupled import CoupledVerifier
+
+PAIR_FOLDER = Path(__file__).parents[1] / "draft" / "pair"
+
+
+# ---- models ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """Two models and transformers' own of the same weights."""
+
+    large: DecoderModel
+    small: DecoderModel
+    large_reference: PreTrainedModel
+    small_reference: PreTrainedModel
+
+
+@cache
+def shipped_pair(dtype: DtypeName = "float32") -> Pair:
+    large, small = str(PAIR_FOLDER / "large"), str(PAIR_FOLDER / "small")
+    return Pair(
+        large=DecoderModel.load(large, dtype=dtype),
+        small=DecoderModel.load(small, dtype=dtype),
+        large_reference=_reference(large, dtype),
+        small_reference=_reference(small, dtype),
+    )
+
+
+def _reference(folder: str, dtype: DtypeName) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
+
+
+@cache
+def tiny_pair(
+    architecture: str = "llama3",
+    *,
+    vocab_size: int = 131,
+    num_layers: int = 2,
+    max_positions: int = 512,
+    drift: float = 0.1,
+) -> Pair:
+    """Random weights; the small model is the large one with every weight a little off.
+
+    `drift` is the deviation of the error relative to the weights', so it sets the acceptance:
+    about one half with the default.
+    """
+    overrides = {
+        "vocab_size": vocab_size,
+        "num_hidden_layers": num_layers,
+        "max_position_embeddings": max_positions,
+    }
+    large = make_hf_model(architecture, seed=1, **overrides)
+    small = make_hf_model(architecture, seed=1, **overrides)
+    with torch.no_grad():
+        for parameter in small.parameters():
+            parameter += drift * parameter.std() * torch.randn_like(parameter)
+    return Pair(
+        large=engine_model(large),
+        small=engine_model(small),
+        large_reference=large,
+        small_reference=small,
+    )
+
+
+def engine_model(reference: PreTrainedModel) -> DecoderModel:
+    """The engine's model with the weights of a transformers one."""
+    with tempfile.TemporaryDirectory() as folder:
+        reference.save_pretrained(folder)
+        return DecoderModel.load(folder, dtype="float32")
+
+
+# ---- prompts --------------------------------------------------------------------------------
+
+
+@cache
+def shipped_tokenizer() -> PreTrainedTokenizerFast:
+    return AutoTokenizer.from_pretrained(PAIR_FOLDER / "large")
+
+
+@cache
+def heldout_prompts(count: int, seed: int = 5) -> tuple[tuple[int, ...], ...]:
+    """Chat prompts that the pair was not trained on, rendered and tokenised."""
+    tasks = stream(seed, "heldout")
+    return tuple(chat_prompt(next(tasks).prompt) for _ in range(count))
+
+
+def chat_prompt(text: str) -> tuple[int, ...]:
+    messages = [{"role": "user", "content": text}]
+    tokenizer = shipped_tokenizer()
+    ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    return tuple(ids)
+
+
+def random_prompt(length: int, *, seed: int = 0, vocab_size: int = 131) -> tuple[int, ...]:
+    rng = random.Random(f"{seed}/{length}")
+    return tuple(rng.randrange(3, vocab_size) for _ in range(length))
+
+
+def make_request(  # noqa: PLR0913 - every field of a request, with defaults
+    request_id: str,
+    prompt: Iterable[int],
+    *,
+    tier: Tier = "large",
+    max_tokens: int = 24,
+    speculation: SpeculationParams | bool = True,
+    group_id: str | None = None,
+    cache_salt: str = "",
+    return_hidden_state: bool = False,
+    **sampling: object,
+) -> EngineRequest:
+    if isinstance(speculation, bool):
+        speculation = SpeculationParams(enabled=speculation)
+    return EngineRequest(
+        request_id=request_id,
+        prompt_token_ids=tuple(prompt),
+        tier=tier,
+        sampling=SamplingParams(max_tokens=max_tokens, **sampling),
+        speculation=speculation,
+        group_id=group_id,
+        cache_salt=cache_salt,
+        return_hidden_state=return_hidden_state,
+    )
+
+
+# ---- engines --------------------------------------------------------------------------------
+
+
+def make_engine(  # noqa: PLR0913 - one place that knows how the parts fit together
+    pair: Pair,
+    *,
+    draft: DraftConfig | None = None,
+    drafter: Drafter | None = None,
+    speculates: bool = True,
+    large_blocks: int = 256,
+    small_blocks: int = 256,
+    block_size: int = 16,
+    prefix_caching: bool = True,
+    config: EngineConfig | None = None,
+    verifier: Verifier | None = None,
+) -> Engine:
+    """Both tiers; drafts with the small model unless another drafter is given."""
+    large = ModelRunner(
+        model=pair.large,
+        num_blocks=large_blocks,
+        block_size=block_size,
+        prefix_caching=prefix_caching,
+    )
+    small = ModelRunner(
+        model=pair.small,
+        num_blocks=small_blocks,
+        block_size=block_size,
+        prefix_caching=prefix_caching,
+    )
+    if drafter is None and speculates:
+        drafter = TreeDrafter(runner=small, config=draft)
+    return Engine(
+        runners={"large": large, "small": small},
+        verifier=verifier or CoupledVerifier(),
+        drafter=drafter,
+        config=config,
+    )
+
+
+@dataclass(kw_only=True)
+class Answer:
+    """What one request's events add up to; tokens that were retracted are gone."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    emitted: list[TokensEmitted] = field(default_factory=list)
+    prefills: list[PrefillDone] = field(default_factory=list)
+    switches: list[TierSwitched] = field(default_factory=list)
+    finished: Finished | None = None
+
+    @property
+    def finish_reason(self) -> str:
+        assert self.finished is not None, "the request has not ended"
+        return self.finished.finish_reason
+
+    @property
+    def stats(self) -> RequestStats:
+        assert self.finished is not None, "the request has not ended"
+        return self.finished.stats
+
+
+def serve(
+    engine: Engine,
+    requests: SequenceOf[EngineRequest],
+    *,
+    arrivals: Mapping[str, int] | None = None,
+    on_step: Callable[[int, dict[str, Answer]], None] | None = None,
+    max_steps: int = 20_000,
+) -> dict[str, Answer]:
+    """Run requests to their end; `arrivals` gives the step before which one is submitted (0)."""
+    answers: dict[str, Answer] = {}
+    pending = sorted(requests, key=lambda request: (arrivals or {}).get(request.request_id, 0))
+    number = 0
+    while pending or engine.has_work:
+        while pending and (arrivals or {}).get(pending[0].request_id, 0) <= number:
+            answers[pending[0].request_id] = Answer()
+            engine.submit(pending.pop(0))
+        if on_step is not None:
+            on_step(number, answers)
+        step_once(engine, answers)
+        number += 1
+        assert number < max_steps, "the requests do not end"
+    return answers
+
+
+def step_once(engine: Engine, answers: dict[str, Answer]) -> None:
+    """One step; its events go to the answers and are checked for their order."""
+    for event in engine.step():
+        answer = answers.setdefault(event.request_id, Answer())
+        assert answer.finished is None, f"{event} after the request's end"
+        if isinstance(event, TokensEmitted):
+            assert len(answer.prefills) == 1 + len(answer.switches), "tokens before the prefill"
+            assert event.token_ids
+            assert event.num_accepted_tokens <= event.num_drafted_tokens
+            answer.token_ids.extend(event.token_ids)
+            answer.logprobs.extend(event.logprobs)
+            answer.emitted.append(event)
+        elif isinstance(event, PrefillDone):
+            answer.prefills.append(event)
+        elif isinstance(event, TierSwitched):
+            # A request that never got its prefill on the old tier reports one tier less.
+            missing = 1 + len(answer.switches) - len(answer.prefills)
+            answer.prefills.extend([None] * missing)  # type: ignore[list-item]
+            answer.token_ids.clear()
+            answer.logprobs.clear()
+            answer.switches.append(event)
+        elif isinstance(event, Finished):
+            answer.finished = event
+
+
+def texts(answers: Mapping[str, Answer]) -> dict[str, list[int]]:
+    return {request_id: answer.token_ids for request_id, answer in answers.items()}
+
+
+def assert_idle(engine: Engine) -> None:
+    """Nothing is held any more: no block, no sequence, no draft state."""
+    assert not engine.has_work
+    assert not engine.scheduler.waiting
+    for tier, stats in engine.stats().tiers.items():
+        assert (stats.num_running, stats.num_waiting) == (0, 0), tier
+        assert stats.num_used_blocks == 0, tier
+    drafter = engine._drafter
+    if isinstance(drafter, TreeDrafter):
+        assert not drafter._states
+
+
+# ---- drafters that need no model ------------------------------------------------------------
+
+
+class ScriptedDrafter:
+    """Guesses without the small model. `tree_for` makes the tree of one sequence."""
+
+    def __init__(self, tree_for: Callable[[Sequence], TokenTree]) -> None:
+        self._tree_for = tree_for
+
+    def propose(self, sequences: SequenceOf[Sequence]) -> Proposal:
+        yield from ()
+        return [self._tree_for(sequence) for sequence in sequences]
+
+    def commit(self, sequence: Sequence, verdict: Verdict) -> tuple[list[int], list[int]]:
+        return [], []
+
+    def adopt(self, sequence: Sequence, view: KVView) -> None:
+        view.release()
+
+    def release(self, sequence: Sequence) -> None:
+        pass
+
+    def reclaim(self, num_blocks: int) -> None:
+        pass
+
+
+def scripted_drafter(
+    answers: Mapping[str, list[int]],
+    *,
+    chance_right: float,
+    vocab_size: int = 131,
+    num_levels: int = 4,
+    branching: int = 3,
+    seed: int = 0,
+) -> ScriptedDrafter:
+    """Random trees that hold the right next token of `answers` with a given chance a level.
+
+    1.0 always has it, at a random place among wrong siblings; 0.0 never has it. Levels may reach
+    beyond the end of an answer: cutting is the engine's business.
+    """
+    rng = random.Random(seed)
+
+    def tree_for(sequence: Sequence) -> TokenTree:
+        right = answers[sequence.request_id][sequence.num_output_tokens :]
+        tokens, parents = [sequence.token_ids[-1]], [-1]
+        spine: int | None = 0  # the node that ends the right path
+        level = [0]
+        for depth in range(num_levels):
+            next_level: list[int] = []
+            next_spine = None
+            for node in level:
+                allowed = [right[depth]] if node == spine and depth < len(right) else []
+                children = rng.sample(range(vocab_size), branching)
+                children = [token for token in children if token not in allowed]
+                if allowed and rng.random() < chance_right:
+                    children.insert(rng.randrange(len(children) + 1), allowed[0])
+                for token in children:
+                    if allowed and token == allowed[0]:
+                        next_spine = len(tokens)
+                    next_level.append(len(tokens))
+                    tokens.append(token)
+                    parents.append(node)
+            spine = next_spine
+            level = rng.sample(next_level, min(2, len(next_level)))
+            if spine is not None and spine not in level:
+                level.append(spine)
+            level.sort()
+        return TokenTree(token_ids=tokens, parent_index=parents)
+
+    return ScriptedDrafter(tree_for)

@@ -1,0 +1,149 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import chi2, gumbel_r, kstest
+
+from kernels import gumbel_noise as module
+from kernels.gumbel_noise import gumbel_bits, gumbel_noise, row_key
+
+SEEDS = st.integers(0, 2**64 - 1)
+ALPHA = 1e-4
+
+GOLDEN_KEYS = [[956087953, 595752380], [-119595540, 1965356962], [341374401, 2045686178]]
+GOLDEN_BITS = [
+    [-1138827970, -982400492, 1442859596, 228503853],
+    [1526268999, -1762029522, 569826529, -90477579],
+    [1770724707, -392920214, -1274570769, -625160766],
+]
+GOLDEN_NOISE = [
+    [-0.28325543, -0.38879371, 0.89309758, 2.90643549],
+    [0.82310402, 0.11543597, 1.94954157, -1.35069239],
+    [0.63204664, -0.87195933, -0.19460781, -0.65606320],
+]
+
+
+def keys_of(*triples: tuple[int, int, int]) -> torch.Tensor:
+    return torch.tensor([row_key(*triple) for triple in triples], dtype=torch.int32)
+
+
+def chi_square_p(observed: np.ndarray, probs: np.ndarray) -> float:
+    expected = probs * observed.sum()
+    assert expected.min() > 5
+    statistic = float(((observed - expected) ** 2 / expected).sum())
+    return float(chi2.sf(statistic, len(probs) - 1))
+
+
+def test_bits_of_known_keys_never_change() -> None:
+    # A change here changes every sampled text: same seed, other answer.
+    keys = keys_of((0, 0, 0), (7, 1, 12), (2**64 - 1, 5, 100_000))
+    assert keys.tolist() == GOLDEN_KEYS
+    assert gumbel_bits(keys, 4).tolist() == GOLDEN_BITS
+    torch.testing.assert_close(
+        gumbel_noise(keys, 4), torch.tensor(GOLDEN_NOISE), rtol=1e-5, atol=1e-6
+    )
+
+
+def reference_bits(key: tuple[int, int], token_id: int) -> int:
+    """The generator in plain integers, from its description."""
+
+    def mix(bits: int) -> int:
+        bits ^= bits >> 16
+        bits = bits * 0x7FEB352D % 2**32
+        bits ^= bits >> 15
+        bits = bits * 0x846CA68B % 2**32
+        return bits ^ bits >> 16
+
+    low, high = (word % 2**32 for word in key)
+    return mix(mix(token_id ^ low) ^ high)
+
+
+@given(seed=SEEDS, stream=st.integers(0, 64), position=st.integers(0, 2**20), vocab=st.integers(0, 40))
+def test_bits_equal_the_description(seed: int, stream: int, position: int, vocab: int) -> None:
+    key = row_key(seed, stream, position)
+    expected = [reference_bits(key, token_id) for token_id in range(vocab)]
+    bits = gumbel_bits(torch.tensor([key], dtype=torch.int32), vocab)[0]
+    assert [word % 2**32 for word in bits.tolist()] == expected
+
+
+@given(seeds=st.lists(SEEDS, min_size=1, max_size=5), vocab=st.integers(1, 50), more=st.integers(0, 50))
+def test_a_row_depends_on_neither_batch_nor_width(seeds: list[int], vocab: int, more: int) -> None:
+    keys = keys_of(*((seed, 1, 9) for seed in seeds))
+    together = gumbel_noise(keys, vocab + more)
+    for index in range(len(seeds)):
+        alone = gumbel_noise(keys[index : index + 1], vocab)
+        assert torch.equal(alone[0], together[index, :vocab])
+
+
+def test_keys_tell_seed_stream_and_position_apart() -> None:
+    triples = {
+        (seed, stream, position)
+        for seed in (0, 1, 2, 3, 2**32, 2**63, 2**64 - 1)
+        for stream in range(8)
+        for position in range(200)
+    }
+    assert len({row_key(*triple) for triple in triples}) == len(triples)
+
+
+def test_the_noise_is_standard_gumbel() -> None:
+    keys = keys_of(*((3, 1, position) for position in range(500)))
+    noise = gumbel_noise(keys, 2000).double()
+    count = noise.numel()
+    variance = math.pi**2 / 6
+    assert abs(noise.mean() - 0.5772156649) < 5 * math.sqrt(variance / count)
+    # The fourth central moment of a Gumbel variable is 5.4 variances squared.
+    assert abs(noise.var() - variance) < 5 * variance * math.sqrt(4.4 / count)
+    assert kstest(noise.flatten()[::5].numpy(), gumbel_r.cdf).pvalue > ALPHA
+    per_token = noise.mean(0)
+    assert (per_token - 0.5772).abs().max() < 6 * math.sqrt(variance / 500)
+
+
+@pytest.mark.parametrize("varies", ["seed", "stream", "position"])
+def test_argmax_of_logits_plus_noise_is_a_sample(varies: str) -> None:
+    count = 40_000
+    probs = np.array([0.4, 0.25, 0.15, 0.1, 0.05, 0.03, 0.015, 0.005])
+    triples = {
+        "seed": [(number, 1, 30) for number in range(count)],
+        "stream": [(11, number, 30) for number in range(count)],
+        "position": [(11, 1, number) for number in range(count)],
+    }[varies]
+    scores = torch.from_numpy(np.log(probs)).float() + gumbel_noise(keys_of(*triples), len(probs))
+    drawn = np.bincount(scores.argmax(-1).numpy(), minlength=len(probs))
+    assert chi_square_p(drawn, probs) > ALPHA
+    tilted = probs * np.linspace(0.9, 1.1, len(probs))
+    assert chi_square_p(drawn, tilted / tilted.sum()) < ALPHA  # the test can fail
+
+
+@pytest.mark.parametrize(
+    "neighbour",
+    [(1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 0, 2), (1, 0, -1), (2**32, 0, 0), (0, 2, 0)],
+)
+def test_rows_of_neighbouring_keys_are_uncorrelated(neighbour: tuple[int, int, int]) -> None:
+    first = [(1000 + number, 2, 50) for number in range(300)]
+    second = [
+        tuple(part + step for part, step in zip(triple, neighbour, strict=True))
+        for triple in first
+    ]
+    a, b = gumbel_noise(keys_of(*first), 1000), gumbel_noise(keys_of(*second), 1000)
+    a, b = a.double().flatten(), b.double().flatten()
+    correlation = torch.corrcoef(torch.stack((a, b)))[0, 1]
+    assert abs(correlation) < 5 / math.sqrt(a.numel())
+    shifted = torch.corrcoef(torch.stack((a[1:], b[:-1])))[0, 1]  # across token ids, too
+    assert abs(shifted) < 5 / math.sqrt(a.numel())
+    assert abs(torch.corrcoef(torch.stack((a[1:], a[:-1])))[0, 1]) < 5 / math.sqrt(a.numel())
+
+
+def test_extreme_bits_give_finite_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    extremes = torch.tensor([[0, 1, -1, -2, 2**31 - 1, -(2**31), -129, -200]], dtype=torch.int32)
+    monkeypatch.setattr(module, "gumbel_bits", lambda keys, vocab_size: extremes[:, :vocab_size])
+    noise = gumbel_noise(keys_of((0, 0, 0)), extremes.shape[1])[0]
+    assert noise.isfinite().all()
+    assert noise.min() > -2.9
+    assert 22.8 < noise[0] < 22.9
+    assert noise[0] == noise.max()
+    unsigned = extremes[0].to(torch.int64) % 2**32
+    in_order = noise[unsigned.argsort()]
+    assert (in_order.diff() <= 0).all()  # larger fractions never give larger noise

@@ -1,0 +1,156 @@
+"""Sampled answers follow the target's own distribution: chi-square over sequences of three tokens.
+
+A random model of seven tokens answers thousands of seeds; the first token comes from the prefill,
+the three after it are judged in trees that a *different* random model drafts. Their joint
+distribution is compared with the exact one, summed over the first token, which transformers'
+models and logits processors give.
+"""
+
+import itertools
+from collections.abc import Sequence as SequenceOf
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from scipy.stats import chi2
+from torch import Tensor
+from transformers import (
+    LogitsProcessorList,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from draft.config import DraftConfig
+from engine.protocols import Verdict
+from engine.sequence import Sequence
+from engine.token_tree import TokenTree
+from tests.engines import Pair, engine_model, make_engine, make_request, serve
+from tests.models import make_hf_model
+from verifier.coupled import CoupledVerifier
+
+VOCAB_SIZE = 7
+PROMPT = (3, 1, 4, 1, 5)
+ALPHA = 1e-4
+NUM_SEEDS = 8000
+
+Sampling = dict[str, float]
+PLAIN: Sampling = {"temperature": 1.0}
+TRUNCATED: Sampling = {"temperature": 1.2, "top_k": 5, "top_p": 0.9}
+
+
+@cache
+def strangers() -> Pair:
+    """Two models that have nothing in common, of moderate opinions."""
+    shape = {"vocab_size": VOCAB_SIZE, "num_hidden_layers": 1, "initializer_range": 0.12}
+    large = make_hf_model("llama2", seed=1, **shape)
+    small = make_hf_model("llama2", seed=2, **shape)
+    return Pair(
+        large=engine_model(large),
+        small=engine_model(small),
+        large_reference=large,
+        small_reference=small,
+    )
+
+
+@torch.inference_mode()
+def exact_distribution(sampling: Sampling) -> NDArray[np.float64]:
+    """P(second, third, fourth token), [7, 7, 7], by enumeration."""
+    contexts = list(itertools.product(range(VOCAB_SIZE), repeat=3))
+    batch = torch.tensor([[*PROMPT, *context] for context in contexts])
+    logits = strangers().large_reference(batch).logits.float()[:, -4:]  # [343, 4, 7]
+    steps = LogitsProcessorList([TemperatureLogitsWarper(sampling["temperature"])])
+    if "top_k" in sampling:
+        steps.append(TopKLogitsWarper(int(sampling["top_k"])))
+        steps.append(TopPLogitsWarper(sampling["top_p"]))
+    flat = steps(torch.zeros(1, 1, dtype=torch.int64), logits.reshape(-1, VOCAB_SIZE))
+    probs = flat.softmax(-1).double().reshape(logits.shape)
+    first_three = torch.ones(len(contexts), dtype=torch.float64)
+    for position in range(3):
+        chosen = batch[:, len(PROMPT) + position]
+        first_three *= probs[torch.arange(len(contexts)), position, chosen]
+    joint = first_three[:, None] * probs[:, 3]  # [343, 7]
+    return joint.reshape((VOCAB_SIZE,) * 4).sum(0).numpy()
+
+
+def p_value(drawn: NDArray[np.int64], exact: NDArray[np.float64]) -> float:
+    """Chi-square goodness of fit; cells with fewer than five expected counts share one cell."""
+    expected = (exact * drawn.sum()).ravel()
+    observed = drawn.ravel()
+    assert not observed[expected == 0].any(), "a token that was cut off has been emitted"
+    often = expected >= 5
+    assert often.sum() > 50
+    observed_cells = np.append(observed[often], observed[~often].sum())
+    expected_cells = np.append(expected[often], expected[~often].sum())
+    keep = expected_cells > 0
+    observed_cells, expected_cells = observed_cells[keep], expected_cells[keep]
+    statistic = ((observed_cells - expected_cells) ** 2 / expected_cells).sum()
+    return float(chi2.sf(statistic, len(expected_cells) - 1))
+
+
+def draw(
+    sampling: Sampling, verifier: CoupledVerifier | None = None
+) -> tuple[NDArray[np.int64], float]:
+    """Counts of (second, third, fourth token), and accepted nodes per seed."""
+    engine = make_engine(
+        strangers(),
+        draft=DraftConfig(max_branching=2, max_frontier=2, max_draft_depth=3),
+        verifier=verifier,
+        large_blocks=128,
+        small_blocks=128,
+    )
+    counts = np.zeros((VOCAB_SIZE,) * 3, dtype=np.int64)
+    for start in range(0, NUM_SEEDS, 64):
+        requests = [
+            make_request(str(seed), PROMPT, max_tokens=4, seed=seed, **sampling)
+            for seed in range(start, min(start + 64, NUM_SEEDS))
+        ]
+        for answer in serve(engine, requests).values():
+            counts[tuple(answer.token_ids[1:])] += 1
+    return counts, engine.stats().num_accepted_tokens / NUM_SEEDS
+
+
+@pytest.mark.parametrize("sampling", [PLAIN, TRUNCATED], ids=["plain", "truncated"])
+def test_drafted_sequences_follow_the_target(sampling: Sampling) -> None:
+    drawn, accepted = draw(sampling)
+    assert accepted > 0.5  # trees, not plain decoding, made these sequences
+    assert p_value(drawn, exact_distribution(sampling)) > ALPHA
+
+
+def test_the_chi_square_test_can_fail() -> None:
+    exact = exact_distribution(PLAIN)
+    rng = np.random.default_rng(0)
+
+    def p_of(probs: NDArray[np.float64]) -> float:
+        drawn = rng.multinomial(NUM_SEEDS, probs.ravel() / probs.sum())
+        return p_value(drawn.reshape(exact.shape), exact)
+
+    assert p_of(exact) > ALPHA
+    assert p_of(exact_distribution({"temperature": 1.15})) < ALPHA
+    independent = np.einsum(
+        "i,j,k->ijk", exact.sum((1, 2)), exact.sum((0, 2)), exact.sum((0, 1))
+    )
+    assert p_of(independent) < ALPHA  # right at every position, wrong together
+    assert p_of(exact.transpose(1, 0, 2)) < ALPHA
+
+
+class _Lenient(CoupledVerifier):
+    """Accepts drafted tokens a little more often than it should."""
+
+    def verify(
+        self, sequences: SequenceOf[Sequence], trees: SequenceOf[TokenTree], logits: Tensor
+    ) -> list[Verdict]:
+        favoured = logits.clone()
+        row = 0
+        for tree in trees:
+            for node, parent in enumerate(tree.parent_index[1:], start=1):
+                favoured[row + parent, tree.token_ids[node]] += 0.5
+            row += tree.num_nodes
+        return super().verify(sequences, trees, favoured)
+
+
+def test_a_lenient_verifier_is_caught() -> None:
+    drawn, _ = draw(PLAIN, _Lenient())
+    assert p_value(drawn, exact_distribution(PLAIN)) < ALPHA
