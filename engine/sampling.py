@@ -38,7 +38,9 @@ def perturbed_scores(
         return logits
     columns = torch.tensor(parameters, dtype=torch.float32, device=logits.device).T.contiguous()
     temperature, top_k, top_p, min_p = columns  # [num_sampled_rows] each
+    is_mixed = len(rows) < logits.shape[0]  # greedy rows keep their logits
     index = torch.tensor(rows, device=logits.device)
-    scores = log_target(logits[index], temperature, top_k.to(torch.int64), top_p, min_p)
+    sampled = logits[index] if is_mixed else logits
+    scores = log_target(sampled, temperature, top_k.to(torch.int64), top_p, min_p)
     scores += torch.cat(noise)
-    return logits.index_copy(0, index, scores)
+    return logits.index_copy(0, index, scores) if is_mixed else scores

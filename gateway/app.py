@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import msgspec
 from fastapi import FastAPI, Request
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, Response
 
@@ -129,9 +130,7 @@ class Gateway:
                 stats = await self.context.engine.stats() if self.context.engine.is_ready else None
         except (TimeoutError, EngineError) as error:
             logger.warning("no engine statistics error=%s", type(error).__name__)
-        return Response(
-            self.metrics.exposition(stats), media_type="text/plain; version=0.0.4; charset=utf-8"
-        )
+        return Response(self.metrics.exposition(stats), media_type=CONTENT_TYPE_LATEST)
 
     async def page(self) -> Response:
         """The playground."""

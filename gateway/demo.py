@@ -40,6 +40,13 @@ HARD_PROMPTS = (
 )
 SAMPLED_PROMPT = "Sam has 12 apples. Sam buys 9. Sam doubles the number of apples. How many now?"
 
+# float32: there equality is exact whatever shares a pass, and the pair is small enough for it.
+# Fixed trees: a machine that is busy installing packages would be measured wrong.
+_SERVE_ARGUMENTS = (
+    *("--dtype", "float32", "--log-level", "WARNING"),
+    *("--set", "speculation.adaptive=false", "--set", "speculation.max_draft_nodes=8"),
+    *("--set", "speculation.max_draft_depth=6", "--set", "speculation.max_branching=2"),
+)
 _START_TIMEOUT_S = 120.0
 _MAX_TOKENS = 400
 _MAX_CELL = 60
@@ -195,7 +202,7 @@ def answers_table(replies: Sequence[Reply]) -> Table:
         table.add_row(
             _short(reply.prompt),
             reply.report.get("tier", "?"),
-            _short(" / ".join(reply.text.split("\n"))),
+            _short_answer(reply.text),
             f"{reply.ttft_s * 1000:.0f} ms",
             "-" if rate is None else f"{rate:.0f}",
             str(reply.report.get("drafted_tokens", "?")),
@@ -217,6 +224,14 @@ def _table(title: str, texts: Sequence[str], numbers: Sequence[str]) -> Table:
 def _short(text: str) -> Text:
     """The beginning of a text that would take too much of the table."""
     return Text(text if len(text) <= _MAX_CELL else f"{text[: _MAX_CELL - 3]}...")
+
+
+def _short_answer(text: str) -> Text:
+    """Both ends of an answer: how it sets out and what it comes to."""
+    line = " / ".join(text.strip().splitlines())
+    if len(line) > _MAX_CELL:
+        line = f"{line[: _MAX_CELL // 2 - 3].rstrip()} ... {line[-_MAX_CELL // 2 + 2 :].lstrip()}"
+    return Text(line)
 
 
 def comparison_table(comparisons: Sequence[Comparison]) -> Table:
@@ -263,16 +278,18 @@ def verdict(console: Console, comparisons: Sequence[Comparison]) -> int:
 
 def run(console: Console, url: str) -> int:
     """Ask everything, print both tables. Returns the exit status."""
-    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60.0)
     prompts = [*EASY_PROMPTS, *HARD_PROMPTS]
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    ) as progress:
+    with (
+        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60.0) as client,
+        Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        ) as progress,
+    ):
         task = progress.add_task("warming up", total=len(prompts) + len(HARD_PROMPTS) + 1)
         for model in ("small", "large"):
             ask(client, "What is 2 + 2?", model=model)
@@ -301,15 +318,15 @@ def main(arguments: Sequence[str]) -> int:
     # Logs have no width of their own; the default would squeeze the tables.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     started_s = time.perf_counter()
-    # float32: there equality is exact whatever shares a pass; the pair is small enough for it.
-    serve_arguments = ["--dtype", "float32", "--log-level", "WARNING", *arguments]
+    serve_arguments = [*_SERVE_ARGUMENTS, *arguments]
     try:
         with contextlib.ExitStack() as stack:
             with console.status("Starting the gateway on the bundled pair ..."):
                 url = stack.enter_context(running_gateway(serve_arguments))
             console.print(
-                f"Gateway with an engine process on {url}, up in "
-                f"{time.perf_counter() - started_s:.1f} s."
+                f"Gateway on {url}, up in {time.perf_counter() - started_s:.1f} s "
+                f"(outrider serve --port 0 {' '.join(serve_arguments)}).",
+                soft_wrap=True,
             )
             status = run(console, url)
     except (DemoError, openai.OpenAIError, httpx.HTTPError) as error:

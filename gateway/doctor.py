@@ -11,7 +11,7 @@ from typing import Literal
 
 from gateway.hardware import available_memory_bytes, usable_physical_cores
 from gateway.serving import listen
-from gateway.settings import Settings, SettingsError
+from gateway.settings import Settings, SettingsError, is_missing_folder
 
 Status = Literal["ok", "warning", "failed"]
 
@@ -193,14 +193,14 @@ def _model(tier: str, path: str) -> Check:
 
     name = f"{tier} model"
     folder = Path(path).expanduser()
+    if is_missing_folder(path):
+        return Check(
+            name=name,
+            status="failed",
+            detail=f"{path} is not a folder",
+            advice=f"Name a folder with a checkpoint, or a Hugging Face id, with --{tier}.",
+        )
     if not folder.is_dir():
-        if folder.is_absolute() or path.startswith(".") or path.count("/") != 1:
-            return Check(
-                name=name,
-                status="failed",
-                detail=f"{path} is not a folder",
-                advice=f"Name a folder with a checkpoint, or a Hugging Face id, with --{tier}.",
-            )
         detail = f"{path} is fetched from the Hugging Face hub at the first start"
         return Check(name=name, status="ok", detail=detail)
     try:

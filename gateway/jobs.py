@@ -86,8 +86,8 @@ class JobBuilder:
         ordered = [tiers[tier] for tier in TIERS if tier in tiers]
         names = {AUTO: tuple(ordered)} | {info.tier: (info,) for info in ordered}
         # A real id is an alias; should both tiers have the same, the large one has it.
-        aliases = {info.model_id: (info,) for info in ordered}
-        return {**aliases, **names}
+        aliases = {info.model_id: (info,) for info in ordered if info.model_id not in names}
+        return names | aliases
 
     async def chat_job(self, request: ChatRequest, arrival_s: float) -> Job:
         """A conversation. Raises GatewayError or EngineError."""

@@ -18,7 +18,7 @@ from engine.events import EngineInfo
 from gateway.app import create_app
 from gateway.backends.step_loop import ProgressCallback, no_progress
 from gateway.settings import Settings, SettingsError
-from gateway.wiring import build_client, build_context
+from gateway.wiring import EngineClient, build_client, build_context, check_models
 
 log = logging.getLogger(__name__)
 
@@ -79,32 +79,39 @@ class GatewayRun:
         self._task: asyncio.Task[Any] | None = None
 
     async def run(self) -> None:
-        """Serve until `stop`. Raises EngineError when the models cannot be loaded."""
+        """Serve until `stop`. Raises SettingsError or EngineError when the models do not load."""
         self._task = asyncio.current_task()
-        engine = build_client(self._settings, self._on_progress)
-        starting = asyncio.create_task(engine.start())
-        try:
-            # While the engine loads, this process reads the tokenizers.
-            context = await _unless_failed(
-                starting, asyncio.to_thread(build_context, self._settings, engine)
-            )
-            self._server = _Server(self._uvicorn_config(create_app(context)))
-            serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))
+        with contextlib.closing(self._listener):
+            check_models(self._settings)
+            engine = build_client(self._settings, self._on_progress)
+            starting = asyncio.create_task(engine.start())
             try:
-                await asyncio.wait({starting, serving}, return_when=asyncio.FIRST_COMPLETED)
-                if starting.done() and starting.exception() is None:
-                    self._on_ready(await engine.info())
-                else:
-                    self._server.should_exit = True
+                await self._serve(engine, starting)
             finally:
-                await serving
-            if starting.done():
-                starting.result()
+                starting.cancel()
+                await asyncio.gather(starting, return_exceptions=True)
+                await engine.close()
+
+    async def _serve(self, engine: EngineClient, starting: asyncio.Task[None]) -> None:
+        """Open the port while the engine starts; returns when the server has ended."""
+        # While the engine loads, this process reads the tokenizers.
+        context = await _unless_failed(
+            starting, asyncio.to_thread(build_context, self._settings, engine)
+        )
+        self._server = _Server(self._uvicorn_config(create_app(context)))
+        serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))
+        try:
+            await asyncio.wait({starting, serving}, return_when=asyncio.FIRST_COMPLETED)
+            if starting.done() and starting.exception() is None:
+                self._on_ready(await engine.info())
+            else:
+                self._server.should_exit = True
         finally:
-            starting.cancel()
-            await asyncio.gather(starting, return_exceptions=True)
-            await engine.close()
-            self._listener.close()
+            await serving
+            if self._server.force_exit:  # uvicorn would leave the application without a word
+                await self._server.lifespan.shutdown()
+        if starting.done():
+            starting.result()
 
     def stop(self) -> None:
         """Finish what is running and end; called again, end at once."""
@@ -186,6 +193,5 @@ def background_gateway(settings: Settings, on_progress: ProgressCallback) -> Ite
     finally:
         if thread.is_alive():
             with contextlib.suppress(RuntimeError):  # the loop has just ended by itself
-                loop.call_soon_threadsafe(run.stop)
                 loop.call_soon_threadsafe(run.stop)
         thread.join()

@@ -1,6 +1,7 @@
 """All settings in one frozen tree: flags over environment over outrider.toml over defaults."""
 
 import difflib
+import json
 import os
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,6 +35,13 @@ LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
 
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0)]
+
+
+def is_missing_folder(name: str) -> bool:
+    """Whether a model's name is meant as a folder, but there is none. Hub ids are `owner/name`."""
+    if Path(name).expanduser().is_dir():
+        return False
+    return name.startswith(("/", ".", "~")) or name.count("/") != 1
 
 
 def bundled_pair() -> Path:
@@ -260,9 +268,21 @@ def _environment_source(environ: Mapping[str, str]) -> _Source:
     source.env_vars = {k.lower(): v for k, v in ours.items()}
     try:
         return _Source("environment", source())
-    except SourceError as error:
-        reason = error.__cause__ or error
-        raise SettingsError(f"environment: {error} ({reason})") from None
+    except SourceError as error:  # a whole section is written as JSON
+        broken = next(
+            name for name in ours if name.upper() in sections and not _is_json(ours[name])
+        )
+        raise SettingsError(
+            f"environment variable {broken} is not valid JSON: {error.__cause__}"
+        ) from None
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _found_file(environ: Mapping[str, str]) -> Path | None:
@@ -303,20 +323,27 @@ def setting_paths() -> Iterator[tuple[str, ...]]:
 def _explain(detail: ErrorDetails, sources: Sequence[_Source]) -> str:
     """One line: the setting, where its value came from, what is wrong with it."""
     path = [str(part) for part in detail["loc"]]
-    origin = next((s.describe(path) for s in sources if _contains(s.values, path)), None)
-    where = f"{'.'.join(path)} ({origin})" if origin else ".".join(path)
+    name = ".".join(path)
+    if detail["type"] == "value_error":  # our own, about a section as a whole
+        return f"{name}: {detail['msg'].removeprefix('Value error, ')}"
+    origin = next((s.describe(path) for s in sources if _contains(s.values, path)), "default")
+    where = f"{name} ({origin})"
     if detail["type"] == "extra_forbidden":
-        siblings = [
-            p[len(path) - 1] for p in setting_paths() if list(p[: len(path) - 1]) == path[:-1]
-        ]
-        siblings = list(
-            dict.fromkeys([*siblings, *(Settings.model_fields if len(path) == 1 else ())])
-        )
-        return f"{where} is not a setting{_did_you_mean(path[-1], siblings)}"
-    message = detail["msg"].removeprefix("Value error, ")
-    if detail["type"] == "value_error":
-        return f"{where}: {message}"
-    return f"{where} = {detail['input']!r}: {message[0].lower()}{message[1:]}"
+        return f"{where} is not a setting{_did_you_mean(path[-1], _siblings(path))}"
+    if len(path) == 1 and path[0] not in {".".join(p) for p in setting_paths()}:
+        what = f"it is a section; write [{name}] and the settings below it"
+    else:
+        what = detail["msg"][0].lower() + detail["msg"][1:]
+    return f"{where} = {detail['input']!r}: {what}"
+
+
+def _siblings(path: Sequence[str]) -> list[str]:
+    """Names that may stand in place of the last part of an unknown path."""
+    known = list(setting_paths())
+    if len(path) > 1:
+        return [other[-1] for other in known if other[0] == path[0]]
+    forgot_section = [".".join(other) for other in known if other[-1] == path[0]]
+    return forgot_section or list(Settings.model_fields)
 
 
 def _contains(values: Mapping[str, Any], path: Sequence[str]) -> bool:
@@ -329,7 +356,7 @@ def _contains(values: Mapping[str, Any], path: Sequence[str]) -> bool:
 
 
 def _did_you_mean(name: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    close = known[:1] if len(known) == 1 else difflib.get_close_matches(name, known, n=1)
     return f"; did you mean {close[0]}?" if close else f"; known are {', '.join(known)}"
 
 

@@ -43,6 +43,7 @@ def report(generation: Generation) -> dict[str, Any]:
     num_steps = sum(usage.num_steps for usage in used)
     num_tokens = sum(usage.num_tokens for usage in used)
     ttft_s = generation.ttft_s()
+    queued = [usage.queue_s for usage in used if usage.queue_s is not None]
     return {
         "tier": job.tier,
         "reason": job.reason,
@@ -50,9 +51,7 @@ def report(generation: Generation) -> dict[str, Any]:
         "accepted_tokens": sum(usage.num_accepted_tokens for usage in used),
         "mean_emitted_tokens": round(num_tokens / num_steps, 4) if num_steps else 0.0,
         "ttft_s": None if ttft_s is None else round(ttft_s, 6),
-        "queue_s": max(
-            (usage.queue_s for usage in used if usage.queue_s is not None), default=None
-        ),
+        "queue_s": round(max(queued), 6) if queued else None,
         "seed": job.seed,
     }
 

@@ -18,7 +18,7 @@ from gateway.backends.in_process import InProcessEngineClient
 from gateway.backends.process_client import ProcessEngineClient
 from gateway.backends.step_loop import ProgressCallback, no_progress
 from gateway.hardware import available_memory_bytes, usable_physical_cores
-from gateway.settings import Settings
+from gateway.settings import Settings, SettingsError, is_missing_folder
 from router.policy import load_policy
 from router.scorer import RouterFileError
 
@@ -93,6 +93,16 @@ def keep_torch_out() -> None:
     """
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that torch is missing
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
+
+
+def check_models(settings: Settings) -> None:
+    """Raise SettingsError for a model that cannot be there, before anything is loaded."""
+    for tier, path in _named_models(settings).items():
+        if is_missing_folder(path):
+            raise SettingsError(
+                f"models.{tier} = {path!r}: there is no such folder. Name one with a checkpoint, "
+                "or a Hugging Face id such as Qwen/Qwen3-0.6B."
+            )
 
 
 def build_context(settings: Settings, engine: EngineClient) -> "GatewayContext":

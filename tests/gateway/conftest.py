@@ -2,6 +2,7 @@
 
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,6 +106,14 @@ class Server:
             for part in (ids[i : i + group] for i in range(0, len(ids), group))
         ]
         self.engine.script = lambda _: Script(steps=steps, **script)  # type: ignore[arg-type]
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    """Wait for what happens in the server's thread."""
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, "it never happened"
+        time.sleep(0.005)
 
 
 def serve(app: object) -> tuple[uvicorn.Server, threading.Thread, str]:

@@ -1,6 +1,9 @@
 """The HTTP surface, byte for byte: statuses, headers, bodies, streams."""
 
+import asyncio
+import contextlib
 import json
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +21,7 @@ from gateway.app import GatewayContext, GatewayLimits, create_app
 from gateway.chat import ChatTokenizer
 from gateway.schema.errors import ErrorResponse
 from gateway.schema.responses import ChatCompletion, ChatCompletionChunk, Completion, ModelList
-from tests.gateway.conftest import LengthPolicy, Server, serve
+from tests.gateway.conftest import LengthPolicy, Server, serve, wait_for
 from tests.gateway.scripted_client import Script, ScriptedClient
 
 HI = {"model": "auto", "messages": [{"role": "user", "content": "Hi"}]}
@@ -365,3 +368,32 @@ def test_the_playground_needs_nothing_from_elsewhere(http: httpx.Client) -> None
     assert "http://" not in page.text.replace("http://www.w3.org", "")
     assert "https://" not in page.text
     assert "/v1/chat/completions" in page.text
+
+
+def test_many_streams_and_disconnects_leave_nothing_running(server: Server) -> None:
+    """Sixty streams, two choices each; every second client leaves at a random moment."""
+    server.says("Hello there, how are you today?", gap_s=0.005)
+    body = {**HI, "stream": True, "n": 2}
+    rng = random.Random(3)
+
+    async def stay(client: httpx.AsyncClient) -> None:
+        response = await client.post("/v1/chat/completions", json=body)
+        assert response.text.endswith("data: [DONE]\n\n")
+
+    async def leave(client: httpx.AsyncClient, after_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stay(client), after_s)
+
+    async def main() -> None:
+        limits = httpx.Limits(max_connections=None)
+        async with (
+            httpx.AsyncClient(base_url=server.url, limits=limits, timeout=30) as client,
+            asyncio.TaskGroup() as group,
+        ):
+            for index in range(60):
+                work = leave(client, rng.uniform(0, 0.3)) if index % 2 else stay(client)
+                group.create_task(work)
+
+    asyncio.run(main())
+    wait_for(lambda: not server.engine.running)
+    assert len(server.engine.submitted) >= 60

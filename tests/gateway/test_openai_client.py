@@ -1,25 +1,17 @@
 """The official openai client against a real server on a real socket."""
 
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import openai
 import pytest
 
 from engine.errors import QueueFullError
-from tests.gateway.conftest import Server
+from tests.gateway.conftest import Server, wait_for
 from tests.gateway.scripted_client import Script
 
 HELLO = [{"role": "user", "content": "Hello"}]
 LONG = [{"role": "user", "content": "Please tell me about the lazy dog and the fox."}]
-
-
-def wait_for(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, "it never happened"
-        time.sleep(0.005)
 
 
 def drain(stream: Iterable[Any], into: list[Any]) -> None:

@@ -1,0 +1,61 @@
+# Every target sets up what it needs: .venv with the tested versions of constraints.txt.
+# Works with GNU make 3.81 (macOS). Another Python: make demo PYTHON=/path/to/python3.12
+
+VENV ?= .venv
+PYTHON ?=
+PY := $(VENV)/bin/python
+SETUP := .ci/install pyproject.toml constraints.txt
+# Tests that need a GPU run where there is one.
+HAS_GPU := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null)
+NO_GPU := $(if $(HAS_GPU),, and not gpu)
+
+export PYTHON
+.DEFAULT_GOAL := help
+.PHONY: help demo serve test test-long check bench clean distclean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
+
+demo: $(VENV)/.installed-demo ## ask the bundled pair ten questions and compare with plain decoding
+	@$(PY) -m gateway.demo
+
+serve: $(VENV)/.installed-base ## start the gateway on port 8000
+	@$(PY) -m gateway.cli serve
+
+test: $(VENV)/.installed-dev ## run the test suite
+	@$(PY) -m pytest -m "not long$(NO_GPU)" $(ARGS)
+
+test-long: $(VENV)/.installed-dev ## run the soak tests and the large counts
+	@$(PY) -m pytest -m "long$(NO_GPU)" --timeout=3600 $(ARGS)
+
+check: $(VENV)/.installed-dev ## formatting, lint, types, import rules
+	@$(VENV)/bin/ruff format --check .
+	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/mypy
+	@PATH="$(VENV)/bin:$$PATH" lint-imports
+
+bench: $(VENV)/.installed-dev ## run every benchmark; results go to benchmarks/results
+	@set -e; for script in benchmarks/bench_*.py; do \
+		name=$$(basename $$script .py); echo "== $$name"; \
+		$(PY) -m benchmarks.$$name $(ARGS); \
+	done
+
+clean: ## remove caches and build products
+	@rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+distclean: clean ## remove .venv as well
+	@rm -rf $(VENV)
+
+# A larger set of packages makes the smaller sets' stamps too, so that nothing is installed twice.
+$(VENV)/.installed-base: $(SETUP)
+	@sh .ci/install $(VENV) ""
+	@touch $@
+
+$(VENV)/.installed-demo: $(SETUP)
+	@sh .ci/install $(VENV) "[demo]"
+	@touch $(VENV)/.installed-base $@
+
+$(VENV)/.installed-dev: $(SETUP)
+	@sh .ci/install $(VENV) "[dev]"
+	@touch $(VENV)/.installed-base $(VENV)/.installed-demo $@

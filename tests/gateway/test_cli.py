@@ -1,0 +1,192 @@
+"""The commands, without models: help, settings, errors, and chats with a scripted gateway."""
+
+import re
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner, Result
+
+from gateway.cli import app, main
+from gateway.terminal import DRAFTED_STYLE, LoadingProgress, token_text
+from gateway.terminal_chat import Answer, ChatOptions
+from tests.gateway.conftest import Server
+
+runner = CliRunner()
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        yield holder.getsockname()[1]
+
+
+def invoke(*arguments: str, **options: object) -> Result:
+    return runner.invoke(app, list(arguments), **options)  # type: ignore[arg-type]
+
+
+def test_help_names_the_commands() -> None:
+    result = invoke("--help")
+    assert result.exit_code == 0
+    for command in ("serve", "chat", "doctor", "config", "router"):
+        assert command in result.output
+
+
+def test_serve_help_has_examples_and_every_flag() -> None:
+    result = invoke("serve", "--help", env={"COLUMNS": "200"})
+    assert result.exit_code == 0
+    assert "outrider serve --large" in result.output
+    for flag in ("--config", "--large", "--small", "--device", "--dtype", "--host", "--port"):
+        assert flag in result.output
+
+
+def test_the_entry_point_is_the_app(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["outrider", "config", "show"])
+    with pytest.raises(SystemExit) as exit_:
+        main()
+    assert exit_.value.code == 0
+
+
+def test_config_show_prints_what_is_in_effect() -> None:
+    result = invoke("config", "show", env={"OUTRIDER_SERVER__PORT": "4711"})
+    assert result.exit_code == 0
+    assert "port = 4711" in result.output
+
+
+def test_config_init_writes_a_file_once(empty_folder: Path) -> None:
+    assert invoke("config", "init").exit_code == 0
+    written = (empty_folder / "outrider.toml").read_text()
+    assert "# Port to listen on; 0 for any free one.\nport = 8000" in written
+    again = invoke("config", "init")
+    assert again.exit_code == 2
+    assert "outrider.toml exists already" in again.output
+    assert invoke("config", "show").exit_code == 0, "the written file is a valid one"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("serve", "--device", "gpu"), "engine.device (flag --device) = 'gpu'"),
+        (("serve", "--set", "engine.devise=cpu"), "did you mean device?"),
+        (("serve", "--set", "engine.device"), "write it as --set section.name=value"),
+        (("serve", "--config", "no.toml"), "file no.toml cannot be read"),
+        (("doctor", "--port", "-1"), "server.port (flag --port) = -1"),
+    ],
+)
+def test_a_wrong_setting_ends_with_a_sentence_and_status_2(
+    arguments: tuple[str, ...], expected: str
+) -> None:
+    result = invoke(*arguments)
+    assert result.exit_code == 2
+    assert expected in result.output
+    assert "Traceback" not in result.output
+
+
+def test_a_port_in_use_is_said_before_anything_is_loaded(taken_port: int) -> None:
+    result = invoke("serve", "--port", str(taken_port), "--set", "engine.process=false")
+    assert result.exit_code == 2
+    assert f"cannot listen on 127.0.0.1 port {taken_port}: address already in use" in result.output
+    assert "--port" in result.output
+
+
+def test_serve_refuses_beside_hugging_faces_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.doctor.version", lambda name: "0.11.0")
+    result = invoke("serve")
+    assert result.exit_code == 2
+    assert "pip uninstall kernels" in result.output
+
+
+def test_chat_streams_an_answer_and_sums_it_up(server: Server) -> None:
+    server.says("The quick brown fox jumps.", group=3)
+    result = invoke("chat", "--url", server.url, "--model", "large", "Tell me.")
+    assert result.exit_code == 0, result.output
+    answer, summary = result.output.strip().split("\n")
+    assert answer == "The quick brown fox jumps."
+    assert re.match(r"large \(requested\) · ttft \d+ ms · .*\d+ drafted, \d+ accepted$", summary)
+
+
+def test_chat_passes_its_options_on(server: Server) -> None:
+    result = invoke(
+        *("chat", "--url", server.url, "--temperature", "0.5", "--seed", "7"),
+        *("--max-tokens", "9", "--no-speculation", "Tell me."),
+    )
+    assert result.exit_code == 0, result.output
+    (request,) = server.engine.submitted
+    assert request.sampling.temperature == 0.5
+    assert request.sampling.seed == 7
+    assert request.sampling.max_tokens == 9
+    assert not request.speculation.enabled
+
+
+def test_chat_finds_the_gateway_through_the_environment(server: Server) -> None:
+    result = invoke("chat", "Hi", env={"OUTRIDER_URL": server.url})
+    assert result.exit_code == 0, result.output
+    assert "Hello there!" in result.output
+
+
+def test_chat_tells_the_gateways_refusal(server: Server) -> None:
+    result = invoke("chat", "--url", server.url, "--model", "gpt-9", "Hi")
+    assert result.exit_code == 1
+    assert "gpt-9" in result.output
+    assert "404" in result.output
+    assert "Traceback" not in result.output
+
+
+def test_chat_tells_that_nobody_answers_at_a_named_url(taken_port: int) -> None:
+    result = invoke("chat", "--url", "http://127.0.0.1:9", "Hi")
+    assert result.exit_code == 1
+    assert "no gateway answers at http://127.0.0.1:9" in result.output
+
+
+def test_a_conversation_remembers_until_told_otherwise(server: Server) -> None:
+    lines = "Hello\nAgain\n/new\nFresh\n/quit\n"
+    result = invoke("chat", "--url", server.url, input=lines)
+    assert result.exit_code == 0, result.output
+    first, second, third = (len(request.prompt_token_ids) for request in server.engine.submitted)
+    assert second > 2 * first, "the second turn carries the first"
+    assert third <= first + 2
+
+
+def test_a_conversation_ends_with_the_input_and_survives_errors(server: Server) -> None:
+    result = invoke("chat", "--url", server.url, "--model", "gpt-9", input="Hi\n")
+    assert result.exit_code == 0
+    assert "gpt-9" in result.output
+
+
+def test_drafted_tokens_have_their_colour() -> None:
+    assert str(token_text("a", was_drafted=True).style) == DRAFTED_STYLE
+    assert str(token_text("a", was_drafted=False).style) == ""
+
+
+def test_the_rate_counts_from_the_first_token() -> None:
+    answer = Answer(num_tokens=11, ttft_s=1.0, duration_s=3.0, report={"tier": "small"})
+    assert answer.tokens_per_s == 5.0
+    assert "small" in answer.summary()
+    assert Answer(num_tokens=1, ttft_s=1.0, duration_s=1.0).tokens_per_s is None
+
+
+def test_a_plain_request_has_no_extras() -> None:
+    body = ChatOptions().body([{"role": "user", "content": "x"}])
+    assert "outrider" not in body
+    assert "seed" not in body
+    assert body["stream_options"] == {"include_usage": True}
+
+
+def test_progress_in_a_log_is_a_line_for_each_stage() -> None:
+    console = Console(force_terminal=False, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    with console.file, LoadingProgress(console) as progress:
+        for fraction in (0.1, 0.5, 1.0):
+            progress.report("loading the small model", fraction)
+        progress.report("loading the large model", 1.0)
+    lines = console.export_text().splitlines()
+    assert lines == ["loading the small model ...", "loading the large model ..."]

@@ -1,0 +1,202 @@
+"""What the doctor finds, and the machine's cores and memory under it."""
+
+import json
+import os
+import shutil
+import socket
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from gateway import doctor
+from gateway.cli import app
+from gateway.doctor import Check, examine
+from gateway.hardware import available_memory_bytes, usable_physical_cores
+from gateway.settings import load_settings
+from tests.models import save_hf_model
+
+runner = CliRunner()
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path, tokenizer_folder: Path) -> Path:
+    folder = tmp_path / "model"
+    save_hf_model("llama2", folder, vocab_size=420)
+    shutil.copytree(tokenizer_folder, folder, dirs_exist_ok=True)
+    return folder
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def checks(**flags: Any) -> dict[str, Check]:
+    dotted = {key.replace("__", "."): value for key, value in flags.items()}
+    return {check.name: check for check in examine(load_settings(environ={}, flags=dotted))}
+
+
+def test_all_is_well_with_a_good_checkpoint(checkpoint: Path, free_port: int) -> None:
+    found = checks(models__large=str(checkpoint), server__port=free_port)
+    assert {check.name for check in found.values() if check.status == "failed"} == set()
+    assert "LlamaForCausalLM" in found["large model"].detail
+    assert "small model" not in found
+    assert found["torch"].status == "ok"
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    check = checks(models__large=str(tmp_path / "nothing"))["large model"]
+    assert check.status == "failed"
+    assert "is not a folder" in check.detail
+    assert "--large" in check.advice
+
+
+def test_a_hub_id_is_not_looked_up() -> None:
+    check = checks(models__large="someone/some-model")["large model"]
+    assert check.status == "ok"
+    assert "hub" in check.detail
+
+
+def test_a_quantised_checkpoint_is_named(checkpoint: Path) -> None:
+    config = json.loads((checkpoint / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "awq", "bits": 4}
+    (checkpoint / "config.json").write_text(json.dumps(config))
+    check = checks(models__large=str(checkpoint))["large model"]
+    assert check.status == "failed"
+    assert "awq" in check.detail.lower()
+
+
+def test_a_checkpoint_without_weights(checkpoint: Path) -> None:
+    for file in checkpoint.glob("*.safetensors"):
+        file.unlink()
+    check = checks(models__large=str(checkpoint))["large model"]
+    assert check.status == "failed"
+    assert "no *.safetensors" in check.detail
+
+
+def test_a_checkpoint_without_a_tokenizer(checkpoint: Path) -> None:
+    for file in checkpoint.glob("token*"):
+        file.unlink()
+    assert checks(models__large=str(checkpoint))["large model"].status == "failed"
+
+
+def test_a_port_in_use() -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        check = checks(server__port=holder.getsockname()[1])["port"]
+    assert check.status == "failed"
+    assert "already in use" in check.detail
+
+
+def test_more_threads_than_cores() -> None:
+    check = checks(engine__num_threads=usable_physical_cores() + 1)["threads"]
+    assert check.status == "warning"
+    assert "engine.num_threads" in check.advice
+
+
+def test_too_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "available_memory_bytes", lambda: 2**20)
+    assert checks(engine__device="cpu")["memory"].status == "failed"
+
+
+def test_hugging_faces_kernels_ends_the_examination(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "version", lambda name: "0.11.0")
+    found = checks()
+    assert list(found) == ["python", "packages"]
+    assert found["packages"].status == "failed"
+    assert "kernels 0.11.0" in found["packages"].detail
+    assert "pip uninstall kernels" in found["packages"].advice
+
+
+def test_a_check_that_raises_is_a_failed_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> Check:
+        raise RuntimeError("no libtorch")
+
+    monkeypatch.setattr(doctor, "_torch", broken)
+    assert checks()["torch"].status == "failed"
+    assert "no libtorch" in checks()["torch"].detail
+
+
+def test_no_conflict_here() -> None:
+    assert doctor.kernels_conflict() is None
+
+
+def test_triton_is_missed_only_by_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(doctor, "version", version)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert doctor._triton().status == "ok"
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    assert doctor._triton().status == "warning"
+
+
+def test_the_command_prints_and_exits(checkpoint: Path, free_port: int, tmp_path: Path) -> None:
+    arguments = ["doctor", "--large", str(checkpoint), "--port", str(free_port)]
+    good = runner.invoke(app, arguments)
+    assert good.exit_code == 0, good.output
+    assert "✓ torch" in good.output
+    bad = runner.invoke(app, [*arguments, "--large", str(tmp_path / "nothing")])
+    assert bad.exit_code == 1
+    assert "✗ large model" in bad.output
+    document = json.loads(runner.invoke(app, [*arguments, "--json"]).stdout)
+    assert document["ok"] is True
+    assert {"name", "status", "detail", "advice"} == set(document["checks"][0])
+
+
+# The machine.
+
+
+def fake_cpus(folder: Path, siblings: list[str]) -> Path:
+    for cpu, text in enumerate(siblings):
+        topology = folder / f"cpu{cpu}" / "topology"
+        topology.mkdir(parents=True)
+        (topology / "thread_siblings_list").write_text(f"{text}\n")
+    return folder
+
+
+@pytest.fixture
+def four_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3}, raising=False)
+
+
+@pytest.mark.usefixtures("four_cpus")
+def test_hyperthreads_share_a_core(tmp_path: Path) -> None:
+    cpus = fake_cpus(tmp_path / "cpu", ["0,2", "1,3", "0,2", "1,3"])
+    assert usable_physical_cores(cpus, tmp_path) == 2
+
+
+@pytest.mark.usefixtures("four_cpus")
+def test_a_containers_quota_counts(tmp_path: Path) -> None:
+    cpus = fake_cpus(tmp_path / "cpu", ["0", "1", "2", "3"])
+    assert usable_physical_cores(cpus, tmp_path) == 4
+    (tmp_path / "cpu.max").write_text("300000 100000\n")
+    assert usable_physical_cores(cpus, tmp_path) == 3
+    (tmp_path / "cpu.max").write_text("50000 100000\n")
+    assert usable_physical_cores(cpus, tmp_path) == 1
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert usable_physical_cores(cpus, tmp_path) == 4
+
+
+@pytest.mark.usefixtures("four_cpus")
+def test_a_kernel_that_tells_nothing(tmp_path: Path) -> None:
+    assert usable_physical_cores(tmp_path / "cpu", tmp_path) == 4
+
+
+def test_a_containers_memory_limit_counts(tmp_path: Path) -> None:
+    machine = available_memory_bytes(tmp_path)
+    assert machine > 0
+    (tmp_path / "memory.max").write_text("1000000\n")
+    (tmp_path / "memory.current").write_text("400000\n")
+    assert available_memory_bytes(tmp_path) == 600_000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert available_memory_bytes(tmp_path) > 600_000

@@ -1,0 +1,242 @@
+"""Where a setting comes from, who wins, and what a wrong one says."""
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from draft.config import DraftConfig
+from engine.config import EngineConfig
+from gateway.settings import (
+    Settings,
+    SettingsError,
+    bundled_pair,
+    load_settings,
+    setting_paths,
+    to_toml,
+)
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """No test sees an outrider.toml that lies where pytest was started."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def complaint(**sources: object) -> str:
+    with pytest.raises(SettingsError) as caught:
+        load_settings(**({"environ": {}} | sources))  # type: ignore[arg-type]
+    return str(caught.value)
+
+
+def write(folder: Path, text: str, name: str = "outrider.toml") -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_flags_win_over_environment_over_file_over_defaults(empty_folder: Path) -> None:
+    write(
+        empty_folder,
+        """
+        log_level = "DEBUG"
+        [server]
+        host = "file"
+        port = 1
+        [engine]
+        num_threads = 1
+        """,
+    )
+    settings = load_settings(
+        environ={"OUTRIDER_SERVER__PORT": "2", "OUTRIDER_ENGINE__NUM_THREADS": "2"},
+        flags={"engine.num_threads": 3, "engine.device": None},
+    )
+    assert settings.log_level == "DEBUG"
+    assert settings.server.host == "file"
+    assert settings.server.port == 2
+    assert settings.engine.num_threads == 3
+    assert settings.engine.device == "auto"
+
+
+def test_the_file_is_the_flags_else_the_variables_else_the_folders(empty_folder: Path) -> None:
+    here = write(empty_folder, "server.port = 1")
+    named = write(empty_folder, "server.port = 2", "named.toml")
+    flagged = write(empty_folder, "server.port = 3", "flagged.toml")
+    assert load_settings(environ={}).server.port == 1
+    environ = {"OUTRIDER_CONFIG": str(named)}
+    assert load_settings(environ=environ).server.port == 2
+    assert load_settings(environ=environ, config_file=flagged).server.port == 3
+    here.unlink()
+    assert load_settings(environ={}).server.port == 8000
+
+
+def test_an_empty_variable_is_not_set() -> None:
+    assert load_settings(environ={"OUTRIDER_ENGINE__NUM_THREADS": ""}).engine.num_threads is None
+
+
+def test_variables_are_read_in_any_case_and_as_sections() -> None:
+    environ = {"outrider_engine__device": "cpu", "OUTRIDER_SERVER": '{"port": 5}'}
+    settings = load_settings(environ=environ)
+    assert settings.engine.device == "cpu"
+    assert settings.server.port == 5
+
+
+@pytest.mark.parametrize("path", list(setting_paths()), ids=".".join)
+def test_every_setting_can_come_from_the_environment(path: tuple[str, ...]) -> None:
+    value: object = Settings()
+    for part in path:
+        value = getattr(value, part)
+    text = "1" if value is None else str(value)
+    settings: object = load_settings(environ={f"OUTRIDER_{'__'.join(path).upper()}": text})
+    for part in path:
+        settings = getattr(settings, part)
+    assert str(settings) in (text, "1.0")
+
+
+def test_a_wrong_value_names_itself_its_source_and_what_it_may_be(empty_folder: Path) -> None:
+    environ = {"OUTRIDER_ENGINE__DEVICE": "gpu"}
+    assert complaint(environ=environ) == (
+        "engine.device (environment variable OUTRIDER_ENGINE__DEVICE) = 'gpu': "
+        "input should be 'auto', 'cpu' or 'cuda'"
+    )
+    assert complaint(flags={"server.port": 99999}) == (
+        "server.port (flag --port) = 99999: input should be less than or equal to 65535"
+    )
+    path = write(empty_folder, "[engine]\nblock_size = 0")
+    assert complaint(config_file=path) == (
+        f"engine.block_size (file {path}) = 0: input should be greater than or equal to 1"
+    )
+
+
+def test_the_winning_source_is_blamed(empty_folder: Path) -> None:
+    write(empty_folder, "[server]\nport = 1")
+    message = complaint(environ={"OUTRIDER_SERVER__PORT": "x"})
+    assert "OUTRIDER_SERVER__PORT" in message
+    assert "outrider.toml" not in message
+
+
+def test_all_mistakes_are_told_at_once(empty_folder: Path) -> None:
+    write(empty_folder, "[server]\nport = -1\n[engine]\ndevice = 'tpu'")
+    assert len(complaint().splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[engine]\nnum_threds = 2", "engine.num_threds (file {path}) is not a setting; did you "),
+        ("[engine]\nnum_threds = 2", "did you mean num_threads?"),
+        ("[engin]\ndevice = 'cpu'", "engin (file {path}) is not a setting; did you mean engine?"),
+        ("large = 'x'", "large (file {path}) is not a setting; did you mean models.large?"),
+        ("[server]\nzzz = 1", "known are host, port, drain_timeout_s, access_log"),
+        (
+            "engine = 5",
+            "engine (file {path}) = 5: it is a section; write [engine] and the settings",
+        ),
+    ],
+)
+def test_an_unknown_key_in_the_file_is_refused(
+    empty_folder: Path, text: str, expected: str
+) -> None:
+    path = write(empty_folder, text)
+    assert expected.format(path=path) in complaint(config_file=path)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("OUTRIDER_ENGINE__DEVCE", "OUTRIDER_ENGINE__DEVICE"),
+        ("OUTRIDER_SERVER_PORT", "OUTRIDER_SERVER__PORT"),
+    ],
+)
+def test_an_unknown_variable_is_refused(name: str, meant: str) -> None:
+    message = complaint(environ={name: "1"})
+    assert message == f"environment variable {name} is not a setting; did you mean {meant}?"
+
+
+def test_other_peoples_variables_are_left_alone() -> None:
+    load_settings(environ={"OUTRIDER_URL": "http://x", "OUTRIDER_DATA": "/data", "PORT": "x"})
+
+
+def test_what_cannot_be_read_is_said(empty_folder: Path) -> None:
+    missing = empty_folder / "missing.toml"
+    assert complaint(config_file=missing) == (
+        f"file {missing} cannot be read: No such file or directory"
+    )
+    broken = write(empty_folder, "[engine")
+    assert f"file {broken} is not valid TOML: " in complaint(config_file=broken)
+    message = complaint(environ={"OUTRIDER_ENGINE": "{"})
+    assert message.startswith("environment variable OUTRIDER_ENGINE is not valid JSON: ")
+
+
+def test_settings_that_exclude_each_other() -> None:
+    message = complaint(flags={"engine.kv_cache_gib": 1, "engine.num_blocks": 5})
+    assert message == "engine: kv_cache_gib and num_blocks exclude each other; set one of them"
+    message = complaint(flags={"models.large": "none", "models.small": "none"})
+    assert message == "models: both tiers are switched off; name a model for one of them"
+
+
+def test_the_bundled_pair_is_the_default() -> None:
+    models = load_settings(environ={}).models
+    assert models.resolved() == {
+        "large": str(bundled_pair() / "large"),
+        "small": str(bundled_pair() / "small"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("large", "small", "expected"),
+    [
+        ("L", "S", {"large": "L", "small": "S"}),
+        ("L", None, {"large": "L", "small": None}),
+        (None, "S", {"large": None, "small": "S"}),
+        ("L", "none", {"large": "L", "small": None}),
+    ],
+)
+def test_own_models_do_not_mix_with_the_bundled_ones(
+    large: str | None, small: str | None, expected: dict[str, str | None]
+) -> None:
+    models = load_settings(environ={}, flags={"models.large": large, "models.small": small}).models
+    assert models.resolved() == expected
+    assert models.resolved_router() is None
+
+
+def test_one_tier_of_the_bundled_pair() -> None:
+    models = load_settings(environ={}, flags={"models.large": "none"}).models
+    assert models.resolved() == {"large": None, "small": str(bundled_pair() / "small")}
+
+
+def test_the_written_file_says_the_same(empty_folder: Path) -> None:
+    settings = load_settings(
+        environ={},
+        flags={"server.port": 9, "models.large": 'C:\\a "b"', "speculation.enabled": "false"},
+    )
+    path = write(empty_folder, to_toml(settings), "copy.toml")
+    assert load_settings(environ={}, config_file=path) == settings
+
+
+def test_the_tree_is_frozen() -> None:
+    settings = load_settings(environ={})
+    with pytest.raises(ValidationError, match="frozen"):
+        settings.log_level = "DEBUG"  # type: ignore[misc]
+    with pytest.raises(ValidationError, match="frozen"):
+        settings.engine.device = "cpu"  # type: ignore[misc]
+
+
+def test_the_engine_process_gets_the_settings_whatever_its_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sent = load_settings(environ={}, flags={"server.port": 5}).model_dump_json()
+    monkeypatch.setenv("OUTRIDER_SERVER__PORT", "6")
+    assert Settings.model_validate_json(sent).server.port == 5
+
+
+def test_defaults_are_those_of_the_parts() -> None:
+    settings = load_settings(environ={})
+    engine, speculation = settings.engine, settings.speculation
+    assert engine.max_sequences == EngineConfig().max_sequences
+    assert engine.max_waiting == EngineConfig().max_waiting
+    assert engine.max_tokens_per_step == EngineConfig().max_tokens_per_step
+    assert speculation.max_draft_nodes == DraftConfig().max_draft_nodes
+    assert speculation.max_draft_depth == DraftConfig().max_draft_depth
+    assert speculation.max_branching == DraftConfig().max_branching
