@@ -32,7 +32,7 @@ check: $(VENV)/.installed-dev ## formatting, lint, types, import rules
 	@$(VENV)/bin/ruff format --check .
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/mypy
-	@PATH="$(VENV)/bin:$$PATH" lint-imports
+	@$(VENV)/bin/lint-imports
 
 bench: $(VENV)/.installed-dev ## run every benchmark; results go to benchmarks/results
 	@set -e; for script in benchmarks/bench_*.py; do \

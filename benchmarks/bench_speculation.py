@@ -8,9 +8,9 @@ turn, round by round, after a warm-up of each; no prompt is ever found in the pr
 end at the end-of-text token and are compared token for token; where they part, the gap between the
 two tokens' logits says whether it was a tie (benchmarks/compare.py).
 
-Reading it: `tok/s` has the prompts' time in it, `decode` has not. `x plain` and `x tf` are ratios to
-our own and transformers' plain decoding, medians over the rounds. `x ceiling` is the decode rate in
-units of memory bandwidth / weight bytes: what plain decoding can reach at most at batch 1.
+Reading it: `tok/s` has the prompts' time in it, `decode` has not. `x plain` and `x tf` are ratios
+to our own and transformers' plain decoding, medians over the rounds. `x ceiling` is the decode rate
+in units of memory bandwidth / weight bytes: what plain decoding can reach at most at batch 1.
 `tok/pass` is the mean number of tokens that a pass of the large model emits for a sequence; draft,
 target and host share out the engine's time, and `host ms` is the median of a step.
 
@@ -47,6 +47,7 @@ from benchmarks.grown import grown_large, grown_small
 from benchmarks.harness import (
     Summary,
     argument_parser,
+    choose_threads,
     console,
     measure_bandwidth,
     measure_in_turn,
@@ -59,6 +60,7 @@ from benchmarks.harness import (
     write_results,
 )
 from benchmarks.peers import Peer, PeerModels, PeerRun, PeerTask, peer_process
+from draft.budget import TreeBudget
 from engine.request import Tier
 from engine.runner import ModelRunner
 
@@ -66,6 +68,7 @@ PLAIN = "outrider plain"
 PEER_PLAIN = "transformers plain"
 _WARM_UP_PROMPTS = 2
 _WARM_UP_TOKENS = 24
+_SHOWN_ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 Run = Drive | PeerRun
 
@@ -79,6 +82,7 @@ class Setup:
     stop: tuple[int, ...]
     large: ModelRunner
     benches: dict[str, Bench]
+    budgets: dict[str, TreeBudget | None]
     peer: Peer | None = None
 
     @property
@@ -301,7 +305,8 @@ def _show(
     equality = "\n".join(f"{label}: {comparison}" for label, comparison in comparisons.items())
     show_table(f"batch {batch}", columns, rows, caption=equality)
     for name, entry in result.items():
-        if drafting := entry.get("drafting"):
+        drafting = entry.get("drafting")
+        if drafting and drafting["acceptance_by_depth"]:
             depths = " ".join(f"{share:.2f}" for share in drafting["acceptance_by_depth"])
             console.print(f"[dim]{name}: accepted by depth {depths}[/dim]")
 
@@ -343,14 +348,14 @@ def build(arguments: argparse.Namespace, large_folder: Path, drafters: dict[str,
     )
     with console.status("loading the large model"):
         large = load(large_folder)
-    benches = {}
+    benches: dict[str, Bench] = {}
+    budgets: dict[str, TreeBudget | None] = {}
     for name, folder in drafters.items():
         with console.status(f"loading, and profiling step times: {name}"):
             runners: dict[Tier, ModelRunner] = {"large": large, "small": load(folder)}
+            budgets[name] = None if arguments.no_budget else tree_budget(runners)
             benches[name] = build_bench(
-                runners,
-                draft_config=draft_config(arguments),
-                budget=None if arguments.no_budget else tree_budget(runners),
+                runners, draft_config=draft_config(arguments), budget=budgets[name]
             )
     return Setup(
         arguments=arguments,
@@ -358,7 +363,18 @@ def build(arguments: argparse.Namespace, large_folder: Path, drafters: dict[str,
         stop=() if arguments.ignore_eos else stop_token_ids(large_folder, tokenizer),
         large=large,
         benches=benches,
+        budgets=budgets,
     )
+
+
+def _pass_times(budget: TreeBudget | None) -> dict[str, Any] | None:
+    """What the budget believes that passes take, by their rows."""
+    if budget is None:
+        return None
+    return {
+        "target": {rows: budget.target_pass_s(rows) for rows in _SHOWN_ROWS},
+        "draft": {rows: budget.draft_pass_s(rows) for rows in _SHOWN_ROWS},
+    }
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -389,9 +405,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run all batch sizes and write the results."""
     arguments = _parse(argv)
     prepare(arguments)
+    large_folder, drafters = grown_large(arguments), drafter_folders(arguments)
+    choose_threads(arguments, large_folder)
     with console.status("measuring memory bandwidth"):
         bandwidth = measure_bandwidth()
-    large_folder, drafters = grown_large(arguments), drafter_folders(arguments)
     setup = build(arguments, large_folder, drafters)
     model = setup.large.model
     ceiling = bandwidth / model.weight_bytes  # passes per second
@@ -414,8 +431,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         batches = {batch: measure(setup, batch, ceiling) for batch in arguments.batch}
     results: dict[str, Any] = {
         "target_parameters": model.num_parameters,
-        "drafter_parameters": {
-            name: bench.runners["small"].model.num_parameters
+        "drafters": {
+            name: {
+                "parameters": bench.runners["small"].model.num_parameters,
+                "pass_s_by_rows": _pass_times(setup.budgets[name]),
+            }
             for name, bench in setup.benches.items()
         },
         "dtype": str(model.dtype).removeprefix("torch."),

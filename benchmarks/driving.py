@@ -1,6 +1,7 @@
 """Loading a pair, and driving an engine with a bounded number of requests in flight."""
 
 import argparse
+import functools
 import gzip
 import itertools
 import json
@@ -20,10 +21,10 @@ from draft.tree_drafter import TreeDrafter
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.events import Finished, RequestStats, TokensEmitted
-from engine.model import DecoderModel, DtypeName
+from engine.model import DecoderModel, DtypeName, ForwardOutput
 from engine.request import EngineRequest, SamplingParams, SpeculationParams, Tier
 from engine.runner import ModelRunner
-from engine.step_times import profile_step_times
+from engine.step_times import follow_step_times
 from gateway.settings import SpeculationSettings
 from verifier.coupled import CoupledVerifier
 
@@ -36,6 +37,7 @@ BLOCK_SIZE = 16
 class Prompt:
     """One conversation, rendered. `kind`: the task's family or the file's category."""
 
+    messages: tuple[dict[str, str], ...]
     token_ids: tuple[int, ...]
     kind: str
 
@@ -78,7 +80,7 @@ def load_prompts(
     for num_seen, (kind, messages) in enumerate(texts, start=1):
         token_ids = _render(tokenizer, messages)
         if len(token_ids) <= max_tokens:
-            prompts.append(Prompt(token_ids=token_ids, kind=kind))
+            prompts.append(Prompt(messages=tuple(messages), token_ids=token_ids, kind=kind))
             if len(prompts) == num_prompts:
                 break
         elif num_seen >= 50 * num_prompts:
@@ -198,6 +200,26 @@ class RecordingVerifier(CoupledVerifier):
         return verdicts
 
 
+class ForwardCpu:
+    """Processor time of this thread in the passes of the models that it was put around."""
+
+    def __init__(self) -> None:
+        self.total_s = 0.0
+
+    def put_around(self, model: DecoderModel) -> None:
+        """Count the model's passes from now on."""
+        forward = model.forward
+
+        @functools.wraps(forward)
+        def counted(*args: Any, **kwargs: Any) -> ForwardOutput:
+            started_s = time.thread_time()
+            output = forward(*args, **kwargs)
+            self.total_s += time.thread_time() - started_s
+            return output
+
+        model.forward = counted  # type: ignore[method-assign]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
     """An engine with handles on its parts."""
@@ -205,6 +227,7 @@ class Bench:
     engine: Engine
     runners: Mapping[Tier, ModelRunner]
     verifier: RecordingVerifier
+    forward_cpu: ForwardCpu
 
 
 def build_bench(
@@ -223,14 +246,17 @@ def build_bench(
     if "small" in runners and "large" in runners:
         drafter = TreeDrafter(runner=runners["small"], config=draft_config, budget=budget)
     engine = Engine(runners=runners, verifier=verifier, drafter=drafter, config=config)
-    return Bench(engine=engine, runners=runners, verifier=verifier)
+    forward_cpu = ForwardCpu()
+    for runner in runners.values():
+        forward_cpu.put_around(runner.model)
+    return Bench(engine=engine, runners=runners, verifier=verifier, forward_cpu=forward_cpu)
 
 
 def tree_budget(runners: Mapping[Tier, ModelRunner]) -> TreeBudget:
     """The budget that serving uses: from both models' step times, measured now."""
     return TreeBudget(
-        target_pass_s=profile_step_times(runners["large"]),
-        draft_pass_s=profile_step_times(runners["small"]),
+        target_pass_s=follow_step_times(runners["large"]),
+        draft_pass_s=follow_step_times(runners["small"]),
     )
 
 
@@ -261,11 +287,16 @@ def draft_config(arguments: argparse.Namespace) -> DraftConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """One engine step: seconds in all and in each model's passes."""
+    """One engine step: seconds in all and in each model's passes.
+
+    `host_cpu_s`: processor time of this thread outside the passes. What other programs take from
+    the machine is not in it, nor is waiting.
+    """
 
     wall_s: float
     large_s: float
     small_s: float
+    host_cpu_s: float
     num_small_passes: int
     num_in_flight: int
     num_emitted: int
@@ -331,15 +362,18 @@ class StepTimer:
         """One engine step and its record."""
         before = self._read()
         had_prefill = self._has_prompts()
-        started_s = time.perf_counter()
+        forward_cpu_s = self._bench.forward_cpu.total_s
+        started_cpu_s, started_s = time.thread_time(), time.perf_counter()
         events = self._bench.engine.step()
-        wall_s = time.perf_counter() - started_s
+        wall_s, cpu_s = time.perf_counter() - started_s, time.thread_time() - started_cpu_s
+        forward_cpu_s = self._bench.forward_cpu.total_s - forward_cpu_s
         after = self._read()
         emitted = sum(len(e.token_ids) for e in events if isinstance(e, TokensEmitted))
         return events, StepRecord(
             wall_s=wall_s,
             large_s=after["large"][0] - before["large"][0],
             small_s=after["small"][0] - before["small"][0],
+            host_cpu_s=max(cpu_s - forward_cpu_s, 0.0),
             num_small_passes=after["small"][1] - before["small"][1],
             num_in_flight=num_in_flight,
             num_emitted=emitted,

@@ -18,12 +18,15 @@ def grown(source: Path, target_parameters: str, *, seed: int = 0) -> Path:
     """The folder of `source` grown to about `target_parameters` ("400M") without a change of what
     it computes. Weights that were retrained or another seed give another folder.
     """
-    folder = _FOLDER / f"{source.name}-{target_parameters.lower()}-{_fingerprint(source, seed)}"
+    prefix = f"{source.name}-{target_parameters.lower()}-"
+    folder = _FOLDER / (prefix + _fingerprint(source, seed))
     if folder.is_dir():
         return folder
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     shape = shape_for_parameters(config, target_parameters)
     _FOLDER.mkdir(parents=True, exist_ok=True)
+    for outdated in _FOLDER.glob(prefix + "*"):  # of weights that have been retrained
+        shutil.rmtree(outdated)
     console.print(f"growing {source.name} to {target_parameters} in {_FOLDER.name}/{folder.name}")
     # Into a folder of another name first: one that exists is complete.
     unfinished = Path(tempfile.mkdtemp(dir=_FOLDER, prefix="unfinished-"))

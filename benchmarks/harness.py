@@ -29,7 +29,7 @@ from rich.table import Table
 
 from gateway.hardware import usable_physical_cores
 from gateway.settings import Settings
-from gateway.wiring import engine_environment
+from gateway.wiring import default_num_threads, engine_environment
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -48,6 +48,8 @@ _TELLING_FLAGS = ("amx_bf16", "amx_int8", "avx512_bf16", "avx512_vnni", "avx512f
 _PACKAGES = ("torch", "transformers", "numpy", "safetensors", "tokenizers")
 # Names the variables that `start` set.
 _ADDED = "BENCHMARK_ADDED_ENVIRONMENT"
+# More than this per core before the start, and somebody else is at work.
+_IDLE_LOAD = 0.5
 # Read by every thread in each pass, and far larger than any cache.
 _BANDWIDTH_BYTES = 1 << 30
 _BANDWIDTH_ROUNDS = 5
@@ -108,7 +110,10 @@ def progress_bar(description: str, total: int) -> Iterator[Callable[[str], None]
         MofNCompleteColumn(),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+    terminal = Console(stderr=True)
+    with Progress(
+        *columns, console=terminal, transient=True, disable=not terminal.is_terminal
+    ) as bars:
         task = bars.add_task(description, total=total)
 
         def advance(label: str) -> None:
@@ -197,7 +202,6 @@ def environment(device: str = "cpu") -> dict[str, Any]:
         "cores": usable_physical_cores(),
         "torch_threads": torch.get_num_threads(),
         "openmp": {name: os.environ.get(name) for name in engine_environment(Settings())},
-        "load_before": round(os.getloadavg()[0], 2),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in _PACKAGES},
@@ -253,7 +257,7 @@ def _cpu_info(key: str) -> str | None:
 def write_results(
     script: str, variant: str, results: Mapping[str, Any], arguments: argparse.Namespace
 ) -> Path:
-    """Write benchmarks/results/<script>-<variant>.json; returns the file's path."""
+    """Write <script>-<variant>.json to `arguments.results`; returns the file's path."""
     record = {
         "script": script,
         "variant": variant,
@@ -261,11 +265,11 @@ def write_results(
         "arguments": {name: plain(value) for name, value in sorted(vars(arguments).items())},
         "results": plain(results),
     }
-    folder = RESULTS
+    folder = Path(arguments.results)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{script}-{variant}.json"
     path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    console.print(f"[dim]written: {path.relative_to(ROOT)}[/dim]")
+    console.print(f"[dim]written: {folder.name}/{path.name}[/dim]")
     return path
 
 
@@ -335,10 +339,11 @@ def argument_parser(docstring: str | None) -> argparse.ArgumentParser:
         "--dtype", choices=("auto", "bfloat16", "float16", "float32"), default="auto"
     )
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--threads", type=int, help="torch's threads; default: physical cores")
+    parser.add_argument("--threads", type=int, help="torch's threads; default: as in serving")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--repeats", type=int, default=3, help="measured rounds")
     parser.add_argument("--variant", help="name of the results file's second part")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where the file goes")
     return parser
 
 
@@ -371,11 +376,29 @@ def without_engine_environment() -> Iterator[None]:
 
 
 def prepare(arguments: argparse.Namespace) -> None:
-    """Set threads and quiet the libraries; call it before anything is loaded."""
+    """Quiet the libraries, and see that the models are there; before anything is loaded."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    arguments.threads = arguments.threads or usable_physical_cores()
+    arguments.load_before = os.getloadavg()[0]
+    if arguments.load_before > _IDLE_LOAD * usable_physical_cores():
+        console.print(
+            f"[yellow]The machine is busy (load {arguments.load_before:.1f} on "
+            f"{usable_physical_cores()} cores): figures will be noise.[/yellow]"
+        )
+    for name in ("large", "small"):
+        folder = getattr(arguments, name)
+        if not (folder / "config.json").is_file():
+            raise SystemExit(f"--{name} {folder}: there is no config.json.")
+
+
+def choose_threads(arguments: argparse.Namespace, large_folder: Path) -> None:
+    """Use as many threads as the arguments say or serving would use for a model of this size."""
+    if arguments.threads is None:
+        weight_bytes = sum(file.stat().st_size for file in large_folder.glob("*.safetensors"))
+        if arguments.dtype == "float32":
+            weight_bytes *= 2  # checkpoints are stored in 16 bits
+        arguments.threads = default_num_threads(weight_bytes)
     torch.set_num_threads(arguments.threads)
 
 

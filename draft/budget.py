@@ -12,6 +12,9 @@ from dataclasses import dataclass
 PassTime = Callable[[int], float]
 
 _EMA_WEIGHT = 0.1
+_FIRST_ACCEPTANCE = 0.7
+# Where drafting does not pay, about one step in thirty tries it.
+_FORGETTING = 0.002
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +68,12 @@ class TreeBudget:
 class AcceptanceEstimate:
     """A running mean of how often the likeliest guess below the root is right."""
 
-    value: float = 0.7
+    value: float = _FIRST_ACCEPTANCE
 
     def observe(self, was_right: bool) -> None:
         """Learn from one verdict."""
         self.value += _EMA_WEIGHT * (float(was_right) - self.value)
+
+    def forget(self) -> None:
+        """A step without drafts teaches nothing: doubt the estimate, so that they are tried again."""
+        self.value += _FORGETTING * (_FIRST_ACCEPTANCE - self.value)

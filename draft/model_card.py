@@ -46,8 +46,8 @@ large model's distributions on the same text.
 {recipe_table}
 
 Machine: {machine}. A budget in minutes makes the exact weights depend on the machine's speed;
-the seed fixes data and initialisation. The published folders are bf16 and take {size_mb:.1f} MB
-together.
+the seed (the default, 0) fixes data and initialisation. The published folders are bf16 and take
+{size_mb:.1f} MB together. {notes}
 
 ## Accuracy on held-out prompts
 
@@ -87,6 +87,7 @@ class Facts:
     size_bytes: int
     command: str
     machine: str
+    notes: str
     summaries: Mapping[str, Mapping[str, Any]]
 
 
@@ -103,6 +104,7 @@ def model_card(evaluation: Mapping[str, Any], facts: Facts) -> str:
         command=textwrap.indent(facts.command, "    "),
         recipe_table=_recipe_table(facts.summaries),
         machine=facts.machine,
+        notes=facts.notes,
         size_mb=facts.size_bytes / 1e6,
         tasks=evaluation["tasks"],
         difficulty_table=_difficulty_table(evaluation),

@@ -54,7 +54,7 @@ _EXAMPLES = """examples:
     taskset -c 1 python -m draft.pretrain --stages large --threads 1 --minutes-large 120
 
   see that it works, in half a minute:
-    python -m draft.pretrain --quick --out /tmp/pair --run-dir /tmp/pair-run
+    python -m draft.pretrain --quick --out runs/quick/pair --run-dir runs/quick/run
 """
 
 
@@ -78,7 +78,9 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, help="CPU threads (torch's choice)")
     parser.add_argument("--vocab-size", type=int, default=2048)
     for stage, minutes, lr in (("large", 75, 3e-3), ("small", 45, 4e-3), ("distil", 20, 2e-3)):
-        parser.add_argument(f"--minutes-{stage}", type=float, default=minutes, help=f"({minutes})")
+        parser.add_argument(
+            f"--minutes-{stage}", type=float, default=minutes, help=f"training time ({minutes})"
+        )
         parser.add_argument(f"--tokens-{stage}", type=int, help="also stop after so many tokens")
         parser.add_argument(f"--lr-{stage}", type=float, default=lr, help=f"peak ({lr})")
     parser.add_argument("--eval-tasks", type=int, default=30, help="per family and difficulty (30)")
@@ -96,6 +98,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         default=f"{os.cpu_count()} CPU cores, {platform.machine()}",
         help="the machine that the model card names",
     )
+    parser.add_argument("--card-notes", default="", help="what else the model card should say")
     parser.add_argument("--quick", action="store_true", help="a tiny pair in half a minute")
     arguments = parser.parse_args(argv)
     if arguments.quick:
@@ -191,6 +194,7 @@ class Pretraining:
             size_bytes=sum(folder_size_bytes(self._out / name) for name in networks),
             command=self._arguments.card_command,
             machine=self._arguments.card_machine,
+            notes=self._arguments.card_notes,
             summaries=summaries,
         )
 

@@ -61,7 +61,8 @@ class TreeDrafter:
         growers = []
         if self._is_worth_drafting(len(sequences)):
             for sequence in sequences:
-                if chains[sequence.request_id] is None and min(self._limits(sequence)) > 0:
+                may_grow = min(self._limits(sequence)) > 0 and self._can_read(sequence)
+                if chains[sequence.request_id] is None and may_grow:
                     growers.append(sequence)
                     self._plant(sequence)
         spent_s = yield from self._grow(growers, len(sequences))
@@ -131,15 +132,30 @@ class TreeDrafter:
             nodes = min(nodes, own.max_draft_nodes)
         if own.max_draft_depth is not None:
             depth = min(depth, own.max_draft_depth)
-        # The last token of an answer comes from the target itself.
-        return nodes, min(depth, sequence.num_remaining_tokens - 1)
+        # The last token of an answer comes from the target itself, and the small model's context
+        # may be the shorter one.
+        assert self._runner.max_context is not None
+        num_positions = self._runner.max_context - len(sequence.token_ids)
+        return nodes, min(depth, sequence.num_remaining_tokens - 1, num_positions)
+
+    def _can_read(self, sequence: Sequence) -> bool:
+        """Whether the small model knows every token it has to catch up with.
+
+        Models of a family share a tokenizer, but pad their vocabularies differently.
+        """
+        state = self._states.get(sequence.request_id)
+        start = 0 if state is None or state.view is None else state.view.num_computed_tokens
+        return max(sequence.token_ids[start:]) < self._runner.vocab_size
 
     def _is_worth_drafting(self, num_sequences: int) -> bool:
         if self._budget is None:
             return True
-        return self._budget.is_worth_drafting(
+        is_worth_it = self._budget.is_worth_drafting(
             num_sequences, self._acceptance.value, self._config.max_draft_depth
         )
+        if not is_worth_it:
+            self._acceptance.forget()
+        return is_worth_it
 
     def _plant(self, sequence: Sequence) -> None:
         state = self._states.get(sequence.request_id)

@@ -125,15 +125,12 @@ class Engine:
         if tier not in self._runners:
             raise TierUnavailableError(f"tier {tier!r} is not loaded")
         self._check_prompt(sequence.request, self._runners[tier])
-        old_view, answer = sequence.view, sequence.output_token_ids
+        old_view = sequence.view
         sequence.view = self._runners[tier].new_view(sequence.request.cache_salt)
         self.scheduler.remove(sequence)
-        del sequence.token_ids[sequence.num_prompt_tokens :]
-        sequence.tier = tier
-        sequence.noise = self._noise(sequence.request, tier)
-        sequence.prefill_was_reported = False
-        sequence.proposal_token_ids = answer if tier == "large" else []
-        if tier == "large" and self._drafter is not None:
+        sequence.start_over(tier, self._noise(sequence.request, tier))
+        may_draft = tier == "large" and sequence.request.speculation.enabled
+        if self._drafter is not None and may_draft:
             old_view.rewind(len(sequence.token_ids) - 1)
             self._drafter.adopt(sequence, old_view)
         else:
@@ -247,6 +244,11 @@ class Engine:
         block_size = view.pool.block_size
         num_free = (len(view.block_table) + view.pool.num_available) * block_size - root_slot
         tree = tree.truncated(min(tree.num_nodes, num_free))
+        vocab_size = self._runners["large"].vocab_size
+        if max(tree.token_ids) >= vocab_size:  # the drafter's vocabulary is padded further
+            tree = tree.truncated(
+                next(node for node, token in enumerate(tree.token_ids) if token >= vocab_size)
+            )
         try:
             copies = view.reserve(root_slot + tree.num_nodes)
         except OutOfBlocksError:  # a copy of a shared block took the last one
@@ -346,7 +348,7 @@ class Engine:
                 request_id=sequence.request_id,
                 tier=sequence.tier,
                 num_prompt_tokens=sequence.num_prompt_tokens,
-                num_cached_tokens=sequence.num_cached_tokens,
+                num_cached_tokens=sequence.num_cached_tokens or 0,
                 queue_s=sequence.queue_s or 0.0,
                 hidden_state=tuple(hidden.float().tolist()) if wanted else None,
             )

@@ -81,7 +81,8 @@ def token_logprobs(
         return ()
     log_probs = logits[rows].log_softmax(-1)  # [num_emitted, vocab_size]
     chosen = log_probs.gather(1, torch.tensor(token_ids, device=logits.device)[:, None])
-    values, indices = log_probs.topk(num_logprobs) if num_logprobs else (None, None)
+    num_top = min(num_logprobs, log_probs.shape[1])
+    values, indices = log_probs.topk(num_top) if num_top else (None, None)
     top = [
         tuple(zip(ids, numbers, strict=True))
         for ids, numbers in zip(

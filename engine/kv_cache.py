@@ -1,5 +1,8 @@
 """The tensor that holds all cached keys and values of one model."""
 
+import math
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,10 +35,10 @@ class KVCache:
         self.num_blocks = num_blocks
         self.block_size = block_size
         # Zeros, not garbage: a masked NaN would still poison the weighted sum of values.
-        self.tensor = torch.zeros(
+        self.tensor = _lazy_zeros(
             (config.num_layers, 2, num_blocks, block_size, config.num_kv_heads, config.head_dim),
             dtype=dtype,
-            device=device,
+            device=torch.device(device),
         )
         self.layers: tuple[tuple[Tensor, Tensor], ...] = tuple(
             (layer[0], layer[1]) for layer in self.tensor
@@ -51,3 +54,14 @@ class KVCache:
         """Memory that one block takes over all layers."""
         slot_elements = config.num_layers * 2 * config.num_kv_heads * config.head_dim
         return slot_elements * block_size * dtype.itemsize
+
+
+def _lazy_zeros(shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros; on the CPU, memory becomes resident block by block as it is used.
+
+    torch.zeros writes them all at once, numpy asks the system for zero pages.
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    size_bytes = math.prod(shape) * dtype.itemsize
+    return torch.from_numpy(np.zeros(size_bytes, dtype=np.uint8)).view(dtype).view(shape)

@@ -190,11 +190,7 @@ def _sliding_windows(architecture: str, config: Any) -> tuple[int | None, ...]:
         return (window,) * num_layers
     if not getattr(config, "use_sliding_window", False):
         return (None,) * num_layers
-    layer_types = getattr(config, "layer_types", None) or [
-        "sliding_attention" if layer >= config.max_window_layers else "full_attention"
-        for layer in range(num_layers)
-    ]
-    return tuple(window if kind == "sliding_attention" else None for kind in layer_types)
+    return tuple(window if kind == "sliding_attention" else None for kind in config.layer_types)
 
 
 def _eos_token_ids(model_id: str, config: Any) -> tuple[int, ...]:

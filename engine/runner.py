@@ -1,7 +1,7 @@
 """Runs one model on slices of many sequences, flattened into one forward pass."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -66,6 +66,8 @@ class ModelRunner:
     pool: BlockPool = field(init=False)
     kv_cache: KVCache = field(init=False)
     times: PassTimes = field(init=False, default_factory=PassTimes)
+    # Told the rows and the seconds of every pass where passes are synchronous, that is on the CPU.
+    on_pass: Callable[[int, float], None] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         """Allocate the cache."""
@@ -121,6 +123,7 @@ class ModelRunner:
 
     def forward(self, slices: Sequence[ForwardSlice]) -> PassOutput:
         """One pass over all rows of all slices."""
+        begun_s = time.perf_counter()
         rows = _FlatRows()
         for piece in slices:
             rows.add(piece, self.block_size)
@@ -136,6 +139,8 @@ class ModelRunner:
         self.times.last_s = time.perf_counter() - started_s
         self.times.total_s += self.times.last_s
         self.times.num_passes += 1
+        if self.on_pass is not None and self.device.type == "cpu":
+            self.on_pass(len(rows.token_ids), time.perf_counter() - begun_s)
         return PassOutput(logits=output.logits, hidden=output.hidden)
 
 

@@ -118,9 +118,11 @@ class Scheduler:
                     if num_tokens > 0 and self._reserve(sequence, num_tokens):
                         plan.prefills.append((sequence, num_tokens))
                         budget -= num_tokens
-            plan.prefills.extend(self._admit(tier, budget, now_s))
+        # Who gave way is taken out before admission, which may start it again.
         plan.decodes = [s for s in plan.decodes if s.status is SequenceStatus.RUNNING]
         plan.prefills = [p for p in plan.prefills if p[0].status is SequenceStatus.RUNNING]
+        if with_prefill:
+            plan.prefills.extend(self._admit(tier, budget, now_s))
         return plan
 
     def _prefill_budget(self, tier: Tier) -> int:
@@ -152,6 +154,7 @@ class Scheduler:
             sequence.status = SequenceStatus.RUNNING
             if sequence.first_scheduled_s is None:
                 sequence.first_scheduled_s = now_s
+            if sequence.num_cached_tokens is None:
                 sequence.num_cached_tokens = sequence.view.num_cached_tokens
             counters = self.counters[tier]
             counters.prefix_cache_queries += len(sequence.token_ids)
@@ -161,10 +164,14 @@ class Scheduler:
             yield sequence, num_tokens
 
     def _prompt_is_under_way(self, sequence: Sequence) -> bool:
-        """Whether another choice of the same request is computing the prompt both share."""
+        """Whether another choice of the same request is computing the blocks both share."""
         group_id = sequence.request.group_id
-        return group_id is not None and any(
-            other.request.group_id == group_id and not other.is_decoding
+        if group_id is None:
+            return False
+        num_tokens, block_size = sequence.num_prompt_tokens, sequence.view.pool.block_size
+        num_shared = min(num_tokens // block_size * block_size, num_tokens - 1)
+        return any(
+            other.request.group_id == group_id and other.view.num_computed_tokens < num_shared
             for other in self.running[sequence.tier]
         )
 

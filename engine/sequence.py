@@ -41,7 +41,7 @@ class Sequence:
     prefill_was_reported: bool = False
     first_scheduled_s: float | None = None
     first_token_s: float | None = None
-    num_cached_tokens: int = 0
+    num_cached_tokens: int | None = None  # when it first started on its tier
     num_drafted_tokens: int = 0
     num_accepted_tokens: int = 0
     num_steps: int = 0
@@ -96,12 +96,25 @@ class Sequence:
             return None
         return max(self.first_scheduled_s - self.arrival_s, 0.0)
 
+    def start_over(self, tier: Tier, noise: SequenceNoise) -> None:
+        """Retract the answer and begin another tier's own, which is counted from zero.
+
+        The large tier gets the retracted one as a proposal.
+        """
+        self.proposal_token_ids = self.output_token_ids if tier == "large" else []
+        del self.token_ids[self.num_prompt_tokens :]
+        self.tier, self.noise = tier, noise
+        self.prefill_was_reported = False
+        self.first_token_s = None
+        self.num_cached_tokens = None
+        self.num_drafted_tokens = self.num_accepted_tokens = self.num_steps = 0
+
     def stats(self) -> RequestStats:
         """What the request has used until now."""
         first_token_s = self.first_token_s
         return RequestStats(
             num_prompt_tokens=self.num_prompt_tokens,
-            num_cached_tokens=self.num_cached_tokens,
+            num_cached_tokens=self.num_cached_tokens or 0,
             num_output_tokens=self.num_output_tokens,
             num_drafted_tokens=self.num_drafted_tokens,
             num_accepted_tokens=self.num_accepted_tokens,

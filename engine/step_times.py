@@ -1,6 +1,6 @@
-"""How long a pass takes as a function of its rows: measured once, at start-up."""
+"""How long a pass takes by its rows: measured at start-up, corrected while running."""
 
-import statistics
+import math
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
@@ -11,7 +11,15 @@ import torch
 from engine.runner import ForwardSlice, ModelRunner
 
 _PROFILED_ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
-_NUM_REPEATS = 3
+_NUM_REPEATS = 5
+# A model that is slow enough to need longer is timed with fewer repeats.
+_ENOUGH_S = 4.0
+
+# How fast a running correction learns, and how fast it forgets a size that is not used any more.
+_SCALE_WEIGHT = 0.02
+_RESIDUAL_WEIGHT = 0.1
+_RESIDUAL_KEPT = 0.998
+_MAX_SURPRISE = math.log(4.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +49,39 @@ class StepTimeCurve:
         return low + (high - low) * (max(num_rows, self.num_rows[0]) - left) / (right - left)
 
 
+class RunningStepTimes:
+    """A curve that follows what passes really take.
+
+    One factor for all sizes follows the machine (its clock, its other work, longer contexts); one
+    for each measured size corrects the shape, and fades while that size is not used, so that one
+    bad moment does not rule a size out for ever.
+    """
+
+    def __init__(self, curve: StepTimeCurve) -> None:
+        self._curve = curve
+        self._log_scale = 0.0
+        self._log_residuals = [0.0] * len(curve.num_rows)
+
+    def __call__(self, num_rows: int) -> float:
+        """Expected seconds of a pass with so many rows."""
+        residual = self._log_residuals[self._nearest(num_rows)]
+        return self._curve(num_rows) * math.exp(self._log_scale + residual)
+
+    def observe(self, num_rows: int, seconds: float) -> None:
+        """Learn from one pass; sizes beyond the curve (prompts) say nothing about it."""
+        if num_rows > self._curve.num_rows[-1]:
+            return
+        surprise = math.log(max(seconds, 1e-9) / self(num_rows))
+        surprise = min(max(surprise, -_MAX_SURPRISE), _MAX_SURPRISE)
+        self._log_scale += _SCALE_WEIGHT * surprise
+        self._log_residuals = [_RESIDUAL_KEPT * value for value in self._log_residuals]
+        self._log_residuals[self._nearest(num_rows)] += _RESIDUAL_WEIGHT * surprise
+
+    def _nearest(self, num_rows: int) -> int:
+        """The measured size that stands for `num_rows`: the smallest that is not below it."""
+        return min(bisect_left(self._curve.num_rows, num_rows), len(self._curve.num_rows) - 1)
+
+
 @torch.inference_mode()
 def profile_step_times(
     runner: ModelRunner,
@@ -53,22 +94,35 @@ def profile_step_times(
     sizes = [rows for rows in _PROFILED_ROWS if rows <= max(runner.max_context // 2, 2)]
     context = min(num_context_tokens, runner.max_context - max(sizes))
     view = runner.new_view("step-times")
-    seconds = []
+    samples: dict[int, list[float]] = {rows: [] for rows in sizes}
     try:
         view.reserve(context + max(sizes))
-        for done, rows in enumerate(sizes):
-            piece = ForwardSlice(
-                view=view, token_ids=[0] * rows, start_slot=context, num_logit_rows=rows
-            )
-            runner.forward([piece])  # warm-up: kernels are chosen and packed by size
-            samples = []
-            for _ in range(_NUM_REPEATS):
+        # All sizes in turn, so that a busy moment of the machine does not fall on one of them; the
+        # first round warms up (kernels are chosen and packed by size).
+        begun_s = time.perf_counter()
+        for turn in range(_NUM_REPEATS + 1):
+            if turn > 1 and time.perf_counter() - begun_s > _ENOUGH_S:
+                break
+            for done, rows in enumerate(sizes):
+                piece = ForwardSlice(
+                    view=view, token_ids=[0] * rows, start_slot=context, num_logit_rows=rows
+                )
                 started_s = time.perf_counter()
                 runner.forward([piece]).logits[0, 0].item()  # waits for the device
-                samples.append(time.perf_counter() - started_s)
-            seconds.append(statistics.median(samples))
-            if on_progress is not None:
-                on_progress(done + 1, len(sizes))
+                if turn:
+                    samples[rows].append(time.perf_counter() - started_s)
+                if on_progress is not None:
+                    on_progress(turn * len(sizes) + done + 1, (_NUM_REPEATS + 1) * len(sizes))
     finally:
         view.release()
-    return StepTimeCurve.from_points(sizes, seconds)
+    # Whatever disturbs a pass makes it longer, so the shortest one says most about its size.
+    return StepTimeCurve.from_points(sizes, [min(samples[rows]) for rows in sizes])
+
+
+def follow_step_times(
+    runner: ModelRunner, *, on_progress: Callable[[int, int], None] | None = None
+) -> RunningStepTimes:
+    """Profile a runner and go on learning from every pass that it makes."""
+    times = RunningStepTimes(profile_step_times(runner, on_progress=on_progress))
+    runner.on_pass = times.observe
+    return times

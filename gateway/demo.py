@@ -276,6 +276,14 @@ def verdict(console: Console, comparisons: Sequence[Comparison]) -> int:
     return 1
 
 
+def _busy(console: Console, text: str) -> contextlib.AbstractContextManager[object]:
+    """A line that moves in a terminal, and stands still in a log."""
+    if console.is_terminal:
+        return console.status(text)
+    console.print(text)
+    return contextlib.nullcontext()
+
+
 def run(console: Console, url: str) -> int:
     """Ask everything, print both tables. Returns the exit status."""
     prompts = [*EASY_PROMPTS, *HARD_PROMPTS]
@@ -321,7 +329,7 @@ def main(arguments: Sequence[str]) -> int:
     serve_arguments = [*_SERVE_ARGUMENTS, *arguments]
     try:
         with contextlib.ExitStack() as stack:
-            with console.status("Starting the gateway on the bundled pair ..."):
+            with _busy(console, "Starting the gateway on the bundled pair ..."):
                 url = stack.enter_context(running_gateway(serve_arguments))
             console.print(
                 f"Gateway on {url}, up in {time.perf_counter() - started_s:.1f} s "

@@ -278,15 +278,15 @@ def _build_drafter(
 def _profile(runners: "Mapping[Tier, ModelRunner]", on_progress: ProgressCallback) -> "TreeBudget":
     """How long passes take on this machine, from which the trees' sizes follow."""
     from draft.budget import TreeBudget
-    from engine.step_times import profile_step_times
+    from engine.step_times import follow_step_times
 
-    curves = {
-        tier: profile_step_times(
+    times = {
+        tier: follow_step_times(
             runner, on_progress=partial(_report, on_progress, f"timing the {tier} model")
         )
         for tier, runner in runners.items()
     }
-    return TreeBudget(target_pass_s=curves["large"], draft_pass_s=curves["small"])
+    return TreeBudget(target_pass_s=times["large"], draft_pass_s=times["small"])
 
 
 def _report(on_progress: ProgressCallback, stage: str, done: int, total: int) -> None:

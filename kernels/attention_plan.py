@@ -1,5 +1,6 @@
 """What attention needs to know about a step, made once on the host and used by every layer."""
 
+import functools
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -8,10 +9,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kernels.linear import can_pack_dtype
+
 # Up to this many query rows, the query heads of a group are packed into one tile.
 PACKED_MAX_ROWS = 64
+# From this many rows of a tile on, and up to this many scores, bfloat16 attention on CPU goes
+# through two plain products: torch's flash kernel does not use the bfloat16 instructions unless
+# there is AMX. Measured on Zen 5, a 400M model at 300 to 550 keys: 5 to 10 % of a 24 to 32 row
+# pass, 20 % of a 256 row chunk; scores rounded to bfloat16 (as in transformers' eager
+# attention) add about 5 % to the distance from float32 logits.
+PRODUCTS_MIN_TILE_ROWS = 96
+PRODUCTS_MAX_SCORES = 4 << 20
 # Sequences are padded into one batch while that wastes less than this share of the products.
 _MAX_PADDING = 1.35
+# ... and while their keys, which have to be gathered, are no more than this, times the number of
+# key-value heads: buffers beyond some 2 MB are returned to the system after every layer, and the
+# page faults cost five times what the batch saves.
+_MAX_GROUP_KEYS = 12288
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +53,8 @@ class Span:
 
     `slots`: a range of the cache's slots where they are consecutive, else their indices.
     `mask`: additive, [rows of a tile, num_keys]; None where every row sees every key, or where
-    `is_causal` says it all.
+    `is_causal` says it all. `is_packed`: heads that share keys form one tile; `has_scores`: its
+    scores are computed as a matrix.
     """
 
     start: int
@@ -48,6 +63,7 @@ class Span:
     mask: Tensor | None
     is_causal: bool
     is_packed: bool
+    has_scores: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,9 +106,6 @@ class AttentionPlan:
     `full`: the plan of the layers that have no window, where only some layers have one.
     """
 
-    num_rows: int
-    num_query_heads: int
-    num_kv_heads: int
     spans: tuple[Span, ...]
     groups: tuple[Group, ...]
     full: "AttentionPlan | None" = None
@@ -118,6 +131,7 @@ def plan_attention(  # noqa: PLR0913 - a step's plan depends on the model's shap
     planner = _Planner(
         batch=batch,
         block_size=block_size,
+        num_query_heads=num_query_heads,
         group_size=num_query_heads // num_kv_heads,
         window=sliding_window,
         dtype=dtype,
@@ -135,9 +149,6 @@ def plan_attention(  # noqa: PLR0913 - a step's plan depends on the model's shap
             device=device,
         )
     return AttentionPlan(
-        num_rows=batch.query_indptr[-1],
-        num_query_heads=num_query_heads,
-        num_kv_heads=num_kv_heads,
         spans=spans,
         groups=groups,
         full=full,
@@ -150,6 +161,7 @@ class _Planner:
 
     batch: AttentionBatch
     block_size: int
+    num_query_heads: int
     group_size: int
     window: int | None
     dtype: torch.dtype
@@ -163,11 +175,12 @@ class _Planner:
             if start == end:
                 continue
             keys = _visible_keys(self.batch, index, end - start, self.window)
-            if end - start <= PACKED_MAX_ROWS:
+            if end - start <= PACKED_MAX_ROWS and not self._prefers_products(keys):
                 small.append(keys)
             else:
                 spans.append(self._span(keys))
-        for members in _similar(small):
+        max_keys = _MAX_GROUP_KEYS // (self.num_query_heads // self.group_size)
+        for members in _similar(small, max_keys):
             if len(members) == 1:
                 spans.append(self._span(members[0]))
             else:
@@ -176,7 +189,8 @@ class _Planner:
 
     def _span(self, keys: _Keys) -> Span:
         visible, is_causal = keys.visible, keys.is_causal
-        is_packed = keys.num_rows <= PACKED_MAX_ROWS
+        has_scores = self._prefers_products(keys)
+        is_packed = has_scores or keys.num_rows <= PACKED_MAX_ROWS
         if is_causal and is_packed:  # a packed tile's rows are not a triangle
             visible, is_causal = _triangle(keys.num_rows, keys.num_keys, 0), False
         mask = None
@@ -191,6 +205,19 @@ class _Planner:
             mask=mask,
             is_causal=is_causal,
             is_packed=is_packed,
+            has_scores=has_scores,
+        )
+
+    def _prefers_products(self, keys: _Keys) -> bool:
+        """Whether two matrix products beat the flash kernel for these rows."""
+        is_triangle = keys.is_causal and keys.num_rows > PACKED_MAX_ROWS  # flash skips half
+        return (
+            keys.num_rows * self.group_size >= PRODUCTS_MIN_TILE_ROWS
+            and self.num_query_heads * keys.num_rows * keys.num_keys <= PRODUCTS_MAX_SCORES
+            and not is_triangle
+            and self.device.type == "cpu"
+            and self.dtype == torch.bfloat16
+            and has_fast_bfloat16_products()
         )
 
     def _group(self, members: list[_Keys]) -> Group:
@@ -207,7 +234,9 @@ class _Planner:
             if shown is None and keys.is_causal:
                 shown = _triangle(keys.num_rows, keys.num_keys, 0)
             visible[place, : keys.num_rows, : keys.num_keys] = True if shown is None else shown
-            slots[place, : keys.num_keys] = self._locate(keys)
+            located = self._locate(keys)
+            slots[place] = located[0]  # padding reads the sequence's own keys, not a stranger's
+            slots[place, : keys.num_keys] = located
             start = self.batch.query_indptr[keys.index]
             rows[place, : keys.num_rows] = np.arange(start, start + keys.num_rows)
             is_padding[place, : keys.num_rows] = False
@@ -245,7 +274,13 @@ class _Planner:
         return torch.from_numpy(values).to(self.device, non_blocking=True)
 
 
-def _similar(sequences: list[_Keys]) -> list[list[_Keys]]:
+@functools.cache
+def has_fast_bfloat16_products() -> bool:
+    """Whether this CPU multiplies bfloat16 matrices faster than torch's flash kernel does."""
+    return can_pack_dtype(torch.bfloat16) and not torch.cpu._is_amx_tile_supported()
+
+
+def _similar(sequences: list[_Keys], max_group_keys: int) -> list[list[_Keys]]:
     """Sort sequences into groups that padding would not blow up by more than `_MAX_PADDING`."""
     groups: list[list[_Keys]] = []
     num_products = 0
@@ -254,8 +289,11 @@ def _similar(sequences: list[_Keys]) -> list[list[_Keys]]:
         if groups:
             members = groups[-1]
             max_keys = max(keys.num_keys, *(member.num_keys for member in members))
-            padded = (len(members) + 1) * keys.num_rows * max_keys
-            if padded <= _MAX_PADDING * num_products:
+            padded_keys = (len(members) + 1) * max_keys
+            if (
+                padded_keys * keys.num_rows <= _MAX_PADDING * num_products
+                and padded_keys <= max_group_keys
+            ):
                 members.append(keys)
                 continue
         groups.append([keys])

@@ -16,7 +16,7 @@ PLAIN_BYTES_PER_PASS = 800_000
 
 
 @functools.cache
-def _can_pack_dtype(dtype: torch.dtype) -> bool:
+def can_pack_dtype(dtype: torch.dtype) -> bool:
     """Try it: the operations are private, and CPUs and builds differ."""
     weight = torch.eye(16, dtype=dtype)
     try:
@@ -33,7 +33,7 @@ def can_pack(weight: Tensor) -> bool:
         weight.device.type == "cpu"
         and weight.dtype in PACKED_DTYPES
         and weight.numel() > 0
-        and _can_pack_dtype(weight.dtype)
+        and can_pack_dtype(weight.dtype)
     )
 
 

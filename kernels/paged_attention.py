@@ -51,6 +51,13 @@ def _attend_span(
     num_kv_heads = k_cache.shape[2]
     group_size = num_query_heads // num_kv_heads
     key, value = _heads_of(k_cache, span.slots), _heads_of(v_cache, span.slots)
+    if span.has_scores:
+        assert span.mask is not None
+        packed = _pack(query, 1, num_kv_heads).squeeze(0)  # [kv heads, nq * group_size, dim]
+        scores = torch.bmm(packed, key.squeeze(0).transpose(1, 2))
+        weights = torch.softmax(torch.add(span.mask, scores, alpha=scale), -1)
+        attended = torch.bmm(weights, value.squeeze(0)).unsqueeze(0)
+        return _unpack(attended, num_rows, num_query_heads)
     if span.is_packed:
         attended = F.scaled_dot_product_attention(
             _pack(query, 1, num_kv_heads), key, value, attn_mask=span.mask, scale=scale

@@ -1,6 +1,6 @@
 """Our decoder against transformers' own, on the same random weights."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -27,9 +27,8 @@ class Rows:
     token_ids: Tensor
     num_computed: int  # keys in the cache before these rows
     block_table: list[int]
-    parent_index: list[int] | None = None  # of a tree over all slots from tree_start on
     tree_start: int | None = None
-    masks: list[int] | None = field(default=None)
+    masks: list[int] | None = None
     depths: list[int] | None = None
 
 

@@ -1,9 +1,11 @@
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.runner import ModelRunner
-from engine.step_times import StepTimeCurve, profile_step_times
+from engine.step_times import RunningStepTimes, StepTimeCurve, follow_step_times, profile_step_times
 from tests.engines import tiny_pair
 
 POINTS = st.lists(
@@ -19,7 +21,7 @@ def test_a_curve_never_falls_whatever_was_measured(points: list[tuple[int, float
     rows, seconds = zip(*points, strict=True)
     curve = StepTimeCurve.from_points(rows, seconds)
     values = [curve(number) for number in range(rows[-1] + 50)]
-    assert all(left <= right + 1e-12 for left, right in zip(values, values[1:], strict=False))
+    assert all(left <= right + 1e-12 for left, right in pairwise(values))
     assert values[0] == values[rows[0]] == min(seconds)
     assert values[rows[-1]] == pytest.approx(seconds[-1])
     # Smoothing only takes away what a larger pass disproves.
@@ -50,7 +52,7 @@ def test_profiling_fits_the_cache_and_leaves_it_empty(
     assert all(seconds > 0 for seconds in curve.seconds)
     assert list(curve.seconds) == sorted(curve.seconds)
     assert progress == [(done, len(progress)) for done in range(1, len(progress) + 1)]
-    assert len(progress) == len(curve.num_rows)
+    assert len(progress) % len(curve.num_rows) == 0
     assert curve(1) <= curve(64)
 
 
@@ -58,3 +60,28 @@ def test_profiling_publishes_nothing() -> None:
     runner = ModelRunner(model=tiny_pair().small, num_blocks=32)
     profile_step_times(runner)
     assert not any(runner.pool.is_published(block) for block in range(32))
+
+
+def test_running_times_follow_the_machine_and_forget_a_bad_moment() -> None:
+    curve = StepTimeCurve.from_points((1, 8, 32), (1.0, 1.5, 4.0))
+    times = RunningStepTimes(curve)
+    for _ in range(300):
+        times.observe(1, 2.0)
+    assert times(1) == pytest.approx(2.0, rel=0.05)
+    assert 4.0 < times(32) < 8.5  # not seen, but the machine has become slower
+    times.observe(32, 400.0)
+    after_a_bad_moment = times(32)
+    for _ in range(2000):
+        times.observe(1, 1.0)
+    assert times(32) < 0.75 * after_a_bad_moment
+    times.observe(1000, 9.0)  # a prompt: no news about the curve
+    assert times(1) == pytest.approx(1.0, rel=0.05)
+
+
+def test_a_followed_runner_reports_its_passes() -> None:
+    runner = ModelRunner(model=tiny_pair().small, num_blocks=32)
+    times = follow_step_times(runner)
+    before = times(1)
+    assert runner.on_pass is not None
+    runner.on_pass(1, 100 * before)
+    assert times(1) > before

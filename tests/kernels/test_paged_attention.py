@@ -1,3 +1,4 @@
+import itertools
 import math
 
 import pytest
@@ -6,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels.attention_plan import PACKED_MAX_ROWS
+from kernels import attention_plan
+from kernels.attention_plan import PACKED_MAX_ROWS, PRODUCTS_MIN_TILE_ROWS
 from kernels.paged_attention import AttentionBatch, paged_attention, plan_attention
 
 
@@ -133,32 +135,75 @@ def test_equals_the_definition(
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("num_rows", [1, 7, 80])
-def test_half_precision(dtype: torch.dtype, num_rows: int) -> None:
+@pytest.mark.parametrize("is_tree", [False, True])
+@pytest.mark.parametrize(("num_rows", "prefix"), [(1, 30), (7, 30), (50, 0), (50, 30), (80, 30)])
+def test_half_precision(
+    dtype: torch.dtype, is_tree: bool, num_rows: int, prefix: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the flash kernel and, from PRODUCTS_MIN_TILE_ROWS on, with plain products."""
     torch.manual_seed(0)
+    kv_len = prefix + num_rows
+    masks = [1]
+    for node in range(1, num_rows):
+        masks.append(masks[(node - 1) // 2] | 1 << node)
     batch = AttentionBatch(
         query_indptr=[0, num_rows],
-        kv_lens=[num_rows + 30],
+        kv_lens=[kv_len],
         block_tables=[list(range(10))],
-        tree_starts=[num_rows + 30],
-        ancestor_masks=[None],
+        tree_starts=[prefix if is_tree else kv_len],
+        ancestor_masks=[masks if is_tree else None],
     )
     caches = torch.randn(2, 10, 16, 2, 32).to(dtype)
     query = torch.randn(num_rows, 4, 32).to(dtype)
-    plan = plan_attention(
-        batch,
-        block_size=16,
-        num_query_heads=4,
-        num_kv_heads=2,
-        dtype=dtype,
-        device="cpu",
-    )
-    result = paged_attention(query, caches[0], caches[1], plan, scale=1 / math.sqrt(32))
     expected = naive_attention(
         query, caches[0], caches[1], batch, scale=1 / math.sqrt(32), window=None
     )
-    assert result.dtype == dtype
-    torch.testing.assert_close(result.double(), expected, atol=2e-2, rtol=2e-2)
+    for has_products in (False, True):
+        monkeypatch.setattr(
+            attention_plan, "has_fast_bfloat16_products", lambda value=has_products: value
+        )
+        plan = plan_attention(
+            batch, block_size=16, num_query_heads=4, num_kv_heads=2, dtype=dtype, device="cpu"
+        )
+        assert plan.spans[0].has_scores == (
+            has_products and dtype == torch.bfloat16 and 2 * num_rows >= PRODUCTS_MIN_TILE_ROWS
+        )
+        result = paged_attention(query, caches[0], caches[1], plan, scale=1 / math.sqrt(32))
+        assert result.dtype == dtype
+        torch.testing.assert_close(result.double(), expected, atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("is_shuffled", [False, True])
+def test_sequences_of_about_the_same_size_are_padded_into_one_batch(is_shuffled: bool) -> None:
+    torch.manual_seed(0)
+    num_rows, kv_lens = [6, 5, 70, 6, 1, 1], [40, 38, 90, 37, 25, 31]
+    blocks = torch.randperm(160).tolist() if is_shuffled else list(range(160))
+    masks: list[list[int] | None] = [None] * 6
+    masks[1] = [1, 3, 5, 11, 19]  # a tree; the others are causal
+    tree_starts = list(kv_lens)
+    tree_starts[1] = 33
+    batch = AttentionBatch(
+        query_indptr=[0, *itertools.accumulate(num_rows)],
+        kv_lens=kv_lens,
+        block_tables=[blocks[25 * index : 25 * index + 25] for index in range(6)],
+        tree_starts=tree_starts,
+        ancestor_masks=masks,
+    )
+    caches = torch.randn(2, 160, 4, 2, 8)
+    query = torch.randn(sum(num_rows), 6, 8)
+    plan = plan_attention(
+        batch,
+        block_size=4,
+        num_query_heads=6,
+        num_kv_heads=2,
+        dtype=torch.float32,
+        device="cpu",
+    )
+    assert [group.batch_size for group in plan.groups] == [2, 3]
+    assert len(plan.spans) == 1
+    result = paged_attention(query, caches[0], caches[1], plan, scale=0.5)
+    expected = naive_attention(query, caches[0], caches[1], batch, scale=0.5, window=None)
+    torch.testing.assert_close(result.double(), expected, atol=2e-5, rtol=1e-4)
 
 
 def test_consecutive_blocks_are_not_gathered() -> None:

@@ -5,6 +5,7 @@ import pytest
 from draft.config import DraftConfig
 from engine.config import EngineConfig
 from tests.engines import (
+    Answer,
     assert_idle,
     make_engine,
     make_request,
@@ -15,33 +16,43 @@ from tests.engines import (
 )
 from tests.laws.mixed import mixed_requests, plainly, total
 
-# The longest request of the mixed batch needs 130 prompt tokens and 21 more: 10 blocks of 16.
-FEWEST = 10
+# The longest request of the mixed batch needs 130 prompt tokens and 21 more. Blocks are small, so
+# that answers outgrow the room that admission kept for them.
+BLOCK_SIZE = 4
+FEWEST = 38
 
 
 @pytest.mark.parametrize("prefix_caching", [True, False])
 @pytest.mark.parametrize(
     ("large_blocks", "small_blocks"),
-    [(FEWEST, 256), (FEWEST + 3, 256), (256, FEWEST), (256, 3), (FEWEST, FEWEST), (14, 6)],
+    [
+        (FEWEST, 1024),
+        (FEWEST + 20, 1024),
+        (1024, FEWEST),
+        (1024, 5),
+        (FEWEST, FEWEST),
+        (FEWEST + 10, 20),
+    ],
 )
 def test_few_blocks_do_not_matter(
     large_blocks: int, small_blocks: int, prefix_caching: bool, right: dict[str, list[int]]
 ) -> None:
     engine = make_engine(
         tiny_pair(),
+        block_size=BLOCK_SIZE,
         large_blocks=large_blocks,
         small_blocks=small_blocks,
         prefix_caching=prefix_caching,
     )
     answers = serve(engine, mixed_requests())
     assert texts(answers) == right
-    if large_blocks < 256:
-        assert engine.stats().tiers["large"].num_preemptions > 0
-        assert total(answers, "num_preemptions") == engine.stats().tiers["large"].num_preemptions
+    assert total(answers, "num_preemptions") == engine.stats().tiers["large"].num_preemptions
+    if large_blocks < 1024:
+        assert total(answers, "num_preemptions") > 0
     assert_idle(engine)
 
 
-@pytest.mark.parametrize("block_size", [2, 5])
+@pytest.mark.parametrize("block_size", [1, 2, 3])
 @pytest.mark.parametrize("max_tokens_per_step", [6, 2048])
 def test_small_blocks_and_small_chunks_under_pressure(
     block_size: int, max_tokens_per_step: int, right: dict[str, list[int]]
@@ -49,7 +60,7 @@ def test_small_blocks_and_small_chunks_under_pressure(
     engine = make_engine(
         tiny_pair(),
         block_size=block_size,
-        large_blocks=-(-170 // block_size),
+        large_blocks=-(-155 // block_size),
         small_blocks=-(-180 // block_size),
         config=EngineConfig(max_tokens_per_step=max_tokens_per_step, min_prefill_tokens=1),
         draft=DraftConfig(max_branching=6, max_frontier=8, max_draft_nodes=60),
@@ -58,7 +69,8 @@ def test_small_blocks_and_small_chunks_under_pressure(
     arrivals = {request.request_id: number // 3 for number, request in enumerate(requests)}
     answers = serve(engine, requests, arrivals=arrivals)
     assert texts(answers) == right
-    assert total(answers, "num_preemptions") > 0
+    if max_tokens_per_step > 6:
+        assert total(answers, "num_preemptions") > 0
     assert_idle(engine)
 
 
@@ -72,7 +84,9 @@ def test_both_tiers_under_pressure(right: dict[str, list[int]]) -> None:
         for number in range(8)
     ]  # fmt: skip
     expected = right | plainly(tiny_pair(), small)
-    engine = make_engine(tiny_pair(), large_blocks=12, small_blocks=9)
+    engine = make_engine(
+        tiny_pair(), block_size=BLOCK_SIZE, large_blocks=FEWEST + 10, small_blocks=36
+    )
     requests = [request for pair in zip(small, mixed_requests(), strict=False) for request in pair]
     requests += mixed_requests()[len(small) :]
     arrivals = {request.request_id: number // 2 for number, request in enumerate(requests)}
@@ -102,25 +116,29 @@ def test_an_answer_that_fills_the_whole_cache_ends() -> None:
 
 
 def test_the_latest_arrival_gives_way_first() -> None:
-    # Each needs 4 blocks at the end; there are 9.
     requests = [
         make_request(str(number), random_prompt(30, seed=number), max_tokens=30, speculation=False)
         for number in range(4)
     ]
-    engine = make_engine(tiny_pair(), large_blocks=9)
-    answers = serve(engine, requests)
+    # Two fit to the end, three at first.
+    engine = make_engine(tiny_pair(), block_size=BLOCK_SIZE, large_blocks=36)
+    ended: list[str] = []
+
+    def watch(_: int, answers: dict[str, Answer]) -> None:
+        ended.extend(n for n, a in answers.items() if a.finished and n not in ended)
+
+    answers = serve(engine, requests, on_step=watch)
     preemptions = [answers[str(number)].stats.num_preemptions for number in range(4)]
-    assert preemptions[0] == 0
-    assert sum(preemptions) > 0
-    order = list(answers)
-    finished = sorted(order, key=lambda name: answers[name].stats.ttft_s or 0.0)
-    assert finished == order  # first come, first served
+    assert preemptions[:2] == [0, 0]
+    assert preemptions[2] > 0
+    assert [*ended, "3"] == ["0", "1", "2", "3"]  # first come, first served
 
 
 def test_reported_once_and_counted_although_preempted() -> None:
     requests = mixed_requests()
-    engine = make_engine(tiny_pair(), large_blocks=FEWEST)
+    engine = make_engine(tiny_pair(), block_size=BLOCK_SIZE, large_blocks=FEWEST)
     answers = serve(engine, requests)
+    assert total(answers, "num_preemptions") > 0
     for request in requests:
         answer = answers[request.request_id]
         assert len(answer.prefills) == 1

@@ -1,0 +1,106 @@
+"""Run every benchmark: in under ten minutes on a small machine, results in benchmarks/results.
+
+Each script runs in a process of its own, one after the other, with counts that fit the time. For
+figures to be quoted, run the scripts by themselves on an idle machine, with their own defaults.
+
+    python -m benchmarks.run_all            # on the demo pair
+    python -m benchmarks.run_all --quick    # only to see that everything works
+    python -m benchmarks.run_all --only bench_memory bench_gateway
+"""
+
+import argparse
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from benchmarks.harness import CACHE, ROOT, console, show_table
+
+_QUICK_RESULTS = CACHE / "quick-benchmarks"
+_TARGET = ("--expand-target", "400M")
+_QUICK_TARGET = ("--expand-target", "100M")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A script with its arguments, and with those of a quick run."""
+
+    script: str
+    arguments: tuple[str, ...]
+    quick: tuple[str, ...]
+
+    def command(self, *, quick: bool) -> list[str]:
+        """What is run. Quick results never take the place of real ones."""
+        options = (*self.quick, "--results", str(_QUICK_RESULTS)) if quick else self.arguments
+        return [sys.executable, "-m", f"benchmarks.{self.script}", *options]
+
+
+_BF16 = ("--dtype", "bfloat16")
+JOBS = (
+    Job(
+        script="bench_speculation",
+        arguments=("--dtype", "float32", "--repeats", "2"),
+        quick=("--dtype", "float32", "--repeats", "1", "--num-prompts", "2", "--batch", "1", "4"),
+    ),
+    Job(
+        script="bench_speculation",
+        arguments=(
+            *(*_BF16, *_TARGET, "--expand-draft", "40M"),
+            *("--repeats", "2", "--num-prompts", "5", "--max-new", "96"),
+        ),
+        quick=(
+            *(*_BF16, *_QUICK_TARGET, "--expand-draft", "10M"),
+            *("--repeats", "1", "--num-prompts", "1", "--max-new", "16", "--batch", "1", "2"),
+        ),
+    ),
+    Job(
+        script="bench_host_overhead",
+        arguments=_BF16,
+        quick=(*_BF16, "--repeats", "1", "--steps", "5", "--sequences", "1", "4"),
+    ),
+    Job(
+        script="bench_small_tier",
+        arguments=(*_BF16, *_TARGET, "--repeats", "2", "--num-prompts", "2", "--max-new", "48"),
+        quick=(
+            *(*_BF16, *_QUICK_TARGET, "--streams", "0", "1"),
+            *("--repeats", "1", "--num-prompts", "1", "--max-new", "16"),
+        ),
+    ),
+    Job(
+        script="bench_memory",
+        arguments=(*_BF16, *_TARGET),
+        quick=(*_BF16, "--num-prompts", "2", "--max-new", "16"),
+    ),
+    Job(
+        script="bench_gateway",
+        arguments=_BF16,
+        quick=(*_BF16, "--repeats", "1", "--num-prompts", "2", "--clients", "1", "4"),
+    ),
+)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the jobs; exit status 1 if one of them failed."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="tiny counts")
+    parser.add_argument("--only", nargs="+", choices=sorted({job.script for job in JOBS}))
+    arguments = parser.parse_args(argv)
+    jobs = [job for job in JOBS if arguments.only is None or job.script in arguments.only]
+    rows = []
+    for number, job in enumerate(jobs, start=1):
+        command = job.command(quick=arguments.quick)
+        console.rule(f"{number} of {len(jobs)}: {' '.join(command[2:])}", align="left")
+        started_s = time.monotonic()
+        status = subprocess.run(command, cwd=ROOT, check=False).returncode
+        seconds = time.monotonic() - started_s
+        rows.append([job.script, "ok" if status == 0 else f"status {status}", f"{seconds:.0f}"])
+    show_table("benchmarks", ["script", "ended", "seconds"], rows)
+    if any(row[1] != "ok" for row in rows):
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

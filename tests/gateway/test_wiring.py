@@ -1,0 +1,191 @@
+"""What the settings become: an engine of the right size, with or without a drafter."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.core import Engine
+from engine.errors import EngineError
+from engine.events import Finished, TokensEmitted
+from engine.request import EngineRequest, SamplingParams
+from gateway import wiring
+from gateway.backends.in_process import InProcessEngineClient
+from gateway.backends.process_client import ProcessEngineClient
+from gateway.backends.step_loop import no_progress
+from gateway.settings import load_settings
+from router.policy import FixedPolicy
+from tests.models import save_hf_model
+
+CONTEXT = 256
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> dict[str, str]:
+    folders = {}
+    for seed, tier in enumerate(("large", "small")):
+        folder = tmp_path_factory.mktemp(tier)
+        save_hf_model("llama2", folder, seed=seed, vocab_size=420)
+        shutil.copytree(tokenizer_folder, folder, dirs_exist_ok=True)
+        folders[f"models.{tier}"] = str(folder)
+    return folders
+
+
+@pytest.fixture(autouse=True)
+def same_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def build(flags: dict[str, Any], **more: Any) -> Engine:
+    quick = {"speculation.adaptive": False, "engine.device": "cpu", "engine.dtype": "float32"}
+    more = {key.replace("__", "."): value for key, value in more.items()}
+    return wiring.build_engine(load_settings(environ={}, flags=quick | flags | more), no_progress)
+
+
+def answer(engine: Engine, tier: str = "large") -> tuple[list[int], Finished]:
+    sampling = SamplingParams(max_tokens=20)
+    engine.submit(
+        EngineRequest(
+            request_id="r",
+            prompt_token_ids=(5, 6, 7),
+            tier=tier,  # type: ignore[arg-type]
+            sampling=sampling,
+        )
+    )
+    token_ids: list[int] = []
+    while True:
+        for event in engine.step():
+            if isinstance(event, TokensEmitted):
+                token_ids += event.token_ids
+            if isinstance(event, Finished):
+                return token_ids, event
+
+
+def test_a_pair_drafts_and_says_the_same_as_without(pair: dict[str, str]) -> None:
+    stages: list[str] = []
+    flags = {**pair, "speculation.adaptive": False, "engine.device": "cpu"}
+    engine = wiring.build_engine(
+        load_settings(environ={}, flags=flags), lambda stage, fraction: stages.append(stage)
+    )
+    assert engine.info().speculation
+    assert set(stages) == {"loading the large model", "loading the small model"}
+    drafted = answer(engine)
+    assert drafted[1].stats.num_drafted_tokens > 0
+    plain = build(pair, speculation__enabled=False)
+    assert not plain.info().speculation
+    assert answer(plain)[0] == drafted[0]
+
+
+def test_adaptive_trees_time_the_models(pair: dict[str, str]) -> None:
+    stages: list[str] = []
+    wiring.build_engine(
+        load_settings(environ={}, flags=pair), lambda stage, fraction: stages.append(stage)
+    )
+    assert {"timing the large model", "timing the small model"} <= set(stages)
+
+
+def test_one_tier_alone(pair: dict[str, str]) -> None:
+    engine = build({"models.small": pair["models.small"]})
+    assert set(engine.info().tiers) == {"small"}
+    assert not engine.info().speculation
+    assert len(answer(engine, "small")[0]) > 0
+
+
+def test_other_tokenizers_do_not_draft(
+    pair: dict[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(pair["models.small"], other)
+    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    first, second = list(vocabulary)[10:12]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    engine = build({**pair, "models.small": str(other)})
+    assert not engine.info().speculation
+    assert "different tokenizers" in caplog.text
+
+
+def test_the_limits_reach_the_engine(pair: dict[str, str]) -> None:
+    engine = build(pair, engine__max_context=64, engine__num_blocks=40, engine__num_threads=1)
+    info = engine.info().tiers["large"]
+    assert info.max_context == 64
+    assert info.dtype == "float32"
+    assert engine.stats().tiers["large"].num_blocks == 40
+    assert engine.stats().tiers["small"].num_blocks == 40
+    assert torch.get_num_threads() == 1
+
+
+def test_the_cache_is_what_is_useful_or_what_was_given(pair: dict[str, str]) -> None:
+    blocks_per_answer = CONTEXT // 16
+    useful = build(pair, engine__max_sequences=3).stats().tiers["large"].num_blocks
+    assert useful == 3 * blocks_per_answer
+    # Per tier: 3 layers, keys and values, 16 tokens, 4 heads of 16, float32.
+    bytes_per_block = 2 * (3 * 2 * 16 * 4 * 16 * 4)
+    gib = 10.5 * bytes_per_block / 2**30
+    assert build(pair, engine__kv_cache_gib=gib).stats().tiers["large"].num_blocks == 10
+
+
+def test_a_cache_too_small_is_refused_with_the_numbers(pair: dict[str, str]) -> None:
+    with pytest.raises(EngineError, match="less than two blocks"):
+        build(pair, engine__kv_cache_gib=1e-6)
+    with pytest.raises(EngineError, match=r"engine\.max_context=256 needs 16 KV blocks"):
+        build(pair, engine__kv_cache_gib=3e-4, engine__max_context=CONTEXT)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_cuda_without_a_gpu_is_refused(pair: dict[str, str]) -> None:
+    with pytest.raises(EngineError, match="--device cpu"):
+        build({**pair, "engine.device": "cuda"})
+
+
+def test_small_models_get_few_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wiring, "usable_physical_cores", lambda: 8)
+    assert wiring.default_num_threads(13 * 2**20) == 1
+    assert wiring.default_num_threads(40 * 2**20) == 2
+    assert wiring.default_num_threads(800 * 2**20) == 8
+
+
+def test_openmp_is_told_before_torch_is_loaded() -> None:
+    settings = load_settings(environ={}, flags={"engine.num_threads": 3})
+    environment = wiring.engine_environment(settings)
+    assert environment["OMP_NUM_THREADS"] == "3"
+    assert int(environment["GOMP_SPINCOUNT"]) < 300_000
+
+
+def test_the_engine_lives_where_the_settings_say() -> None:
+    settings = load_settings(environ={}, flags={"engine.process": False})
+    assert isinstance(wiring.build_client(settings), InProcessEngineClient)
+    assert isinstance(wiring.build_client(load_settings(environ={})), ProcessEngineClient)
+
+
+def test_a_context_has_a_tokenizer_for_each_tier_and_a_policy(pair: dict[str, str]) -> None:
+    settings = load_settings(
+        environ={}, flags={**pair, "limits.max_body_bytes": 5, "limits.default_max_tokens": 7}
+    )
+    context = wiring.build_context(settings, wiring.build_client(settings))
+    assert set(context.tokenizers) == {"large", "small"}
+    assert isinstance(context.router, FixedPolicy)
+    assert context.limits.max_body_bytes == 5
+    assert context.limits.default_max_tokens == 7
+
+
+def test_a_router_that_is_none_is_refused(pair: dict[str, str], tmp_path: Path) -> None:
+    settings = load_settings(environ={}, flags={**pair, "models.router": str(tmp_path)})
+    with pytest.raises(EngineError, match="router"):
+        wiring.build_context(settings, wiring.build_client(settings))
+
+
+def test_a_folder_without_a_tokenizer_is_refused(pair: dict[str, str], tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    shutil.copy(Path(pair["models.large"]) / "config.json", bare)
+    settings = load_settings(environ={}, flags={"models.large": str(bare)})
+    with pytest.raises(EngineError, match="bare"):
+        wiring.build_context(settings, wiring.build_client(settings))
