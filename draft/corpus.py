@@ -148,6 +148,8 @@ class Packer:
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, seed: int) -> None:
         self._tokenizer: Tokenizer = tokenizer.backend_tokenizer
+        # Whoever used it before may have left padding on.
+        self._tokenizer.no_padding()
         self._seed = seed
         ids = {token: tokenizer.get_vocab()[token] for token in SPECIAL_TOKENS}
         self._bos_id, self._end_id = ids[BOS], ids[END]

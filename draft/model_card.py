@@ -73,6 +73,8 @@ Apache-2.0, code, data and weights.
 _LIMITS = """## Limits
 
 - Outside the families above the text is fluent nonsense, and no confidence in it means anything.
+- Looking something up in a passage and sorting eight numbers are hardly learnt at this budget: in
+  these families the large model is often wrong as well.
 - English only; other text survives the tokenizer and is not understood.
 - Trained up to 1024 tokens; positions up to 2048 are accepted and untested in quality.
 - Words that are not in the generator's lists are often spelled wrongly."""

@@ -83,6 +83,12 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         )
         parser.add_argument(f"--tokens-{stage}", type=int, help="also stop after so many tokens")
         parser.add_argument(f"--lr-{stage}", type=float, default=lr, help=f"peak ({lr})")
+    parser.add_argument(
+        "--long-fraction",
+        type=float,
+        default=0.15,
+        help="share of each budget, at its end, in rows of 1024 tokens (0.15)",
+    )
     parser.add_argument("--eval-tasks", type=int, default=30, help="per family and difficulty (30)")
     parser.add_argument("--router-rows", type=int, default=3000, help="rows of router_data.jsonl")
     parser.add_argument(
@@ -212,6 +218,7 @@ class Pretraining:
             minutes=options[f"minutes_{stage}"],
             tokens=options[f"tokens_{stage}"],
             peak_lr=options[f"lr_{stage}"],
+            long_fraction=options["long_fraction"],
         )
         if self._arguments.quick:
             return replace(plan, batch_tokens=512, short_length=128, long_length=256)

@@ -168,9 +168,9 @@ Uses the gateway at --url if one answers there, else starts an engine of its own
 
 [bold]Examples[/bold]
 
-  outrider chat "How many letters e are in 'sleeper'?"
+  outrider chat "What is 4786 + 3957?"
 
-  outrider chat --model large --temperature 0.8 --seed 7 "Sort these: 9 2 5"
+  outrider chat --model large --temperature 0.8 --seed 7 "Add 4827 and 1965."
 
   outrider chat
 """

@@ -24,7 +24,7 @@ from rich.table import Table
 from rich.text import Text
 
 EASY_PROMPTS = (
-    "Hello! Who are you?",
+    "Who are you?",
     "What is 6 + 3?",
     "Which is larger, 71 or 38?",
     "Reverse the word lamp.",

@@ -10,9 +10,10 @@ PACKED_DTYPES = (torch.float32, torch.bfloat16)
 # The row count that oneDNN lays weights out for. Measured on Zen 5 over 1 to 256 rows: 16 to 256
 # are alike, 1 costs float32 up to 60 % at more rows.
 PACK_ROWS = 32
-# Small float32 weights: see `Linear`. Measured over 64 KB to 4 MB and 1 to 16 rows.
-SMALL_WEIGHT_BYTES = 2 << 20
-PLAIN_BYTES_PER_PASS = 800_000
+# Small weights, see `Linear`. Measured over 64 KB to 4 MB and 1 to 16 rows.
+FLOAT32_SMALL_BYTES = 2 << 20
+FLOAT32_BYTES_PER_PASS = 800_000
+BFLOAT16_BYTES_PER_PASS = 512 << 10
 
 
 @functools.cache
@@ -37,17 +38,35 @@ def can_pack(weight: Tensor) -> bool:
     )
 
 
+def _plain_max_rows(weight: Tensor) -> int:
+    """Up to how many rows a plain float32 product beats the packed one; 0 for never."""
+    float32_bytes = 4 * weight.numel()
+    if weight.dtype == torch.bfloat16:
+        return BFLOAT16_BYTES_PER_PASS // float32_bytes
+    if float32_bytes > FLOAT32_SMALL_BYTES:
+        return 0
+    return 1 + FLOAT32_BYTES_PER_PASS // float32_bytes
+
+
 class Linear:
     """`x @ weight.T + bias`, with the weight held in whatever layout is fastest.
 
     weight: [out_features, in_features]; bias: [out_features] or None. When the weight is packed,
     no reference to the unpacked one is kept: callers drop theirs, and memory holds it once.
     A packed product costs about 11 us before the first multiplication (Zen 5, one thread), six
-    times a plain one, and MKL streams a small float32 matrix from the cache once per row. So
-    float32 weights of at most `SMALL_WEIGHT_BYTES` are held in both layouts.
+    times a plain float32 one, which in turn streams the matrix from the cache once per row. So
+    small weights are also held plain, in float32, for passes of a few rows.
     """
 
-    __slots__ = ("_bias", "_linear", "_packed", "_plain_max_rows", "_weight", "_weight_t")
+    __slots__ = (
+        "_bias",
+        "_bias_f32",
+        "_linear",
+        "_packed",
+        "_plain_max_rows",
+        "_weight",
+        "_weight_t",
+    )
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, *, pack: bool = True) -> None:
         """Pack the weight if `pack` and the device allow it."""
@@ -55,15 +74,17 @@ class Linear:
         self._packed: Tensor | None = None
         self._weight: Tensor | None = weight
         self._weight_t: Tensor | None = None
-        self._plain_max_rows = -1  # never
-        if not pack or not can_pack(weight):
+        self._bias_f32: Tensor | None = None
+        self._plain_max_rows = 0
+        if not (pack and can_pack(weight)):
             return
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACK_ROWS)
         self._linear = torch.ops.mkldnn._linear_pointwise.default
         self._weight = None
-        if weight.dtype == torch.float32 and weight.nbytes <= SMALL_WEIGHT_BYTES:
-            self._weight_t = weight.t().contiguous()  # [in_features, out_features]
-            self._plain_max_rows = 1 + PLAIN_BYTES_PER_PASS // weight.nbytes
+        self._plain_max_rows = _plain_max_rows(weight)
+        if self._plain_max_rows > 0:
+            self._weight_t = weight.float().t().contiguous()  # [in_features, out_features]
+            self._bias_f32 = None if bias is None else bias.float()
 
     @property
     def is_packed(self) -> bool:
@@ -75,10 +96,9 @@ class Linear:
         if self._packed is None:
             assert self._weight is not None
             return F.linear(x, self._weight, self._bias)
-        if x.shape[0] <= self._plain_max_rows:
-            assert self._weight_t is not None
-            if self._bias is None:
-                return torch.mm(x, self._weight_t)
-            return torch.addmm(self._bias, x, self._weight_t)
+        if self._weight_t is not None and x.shape[0] <= self._plain_max_rows:
+            if self._bias_f32 is None:
+                return torch.mm(x.float(), self._weight_t).to(x.dtype)
+            return torch.addmm(self._bias_f32, x.float(), self._weight_t).to(x.dtype)
         result: Tensor = self._linear(x, self._packed, self._bias, "none", [], "")
         return result
