@@ -35,10 +35,7 @@ check: $(VENV)/.installed-dev ## formatting, lint, types, import rules
 	@$(VENV)/bin/lint-imports
 
 bench: $(VENV)/.installed-dev ## run every benchmark; results go to benchmarks/results
-	@set -e; for script in benchmarks/bench_*.py; do \
-		name=$$(basename $$script .py); echo "== $$name"; \
-		$(PY) -m benchmarks.$$name $(ARGS); \
-	done
+	@$(PY) -m benchmarks.run_all $(ARGS)
 
 clean: ## remove caches and build products
 	@rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

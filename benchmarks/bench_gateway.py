@@ -33,16 +33,12 @@ from typing import Any
 
 from benchmarks.driving import (
     Bench,
-    Prompt,
     blocks_for,
     build_bench,
     draft_config,
     drive,
-    load_prompts,
     load_runner,
-    load_tokenizer,
     make_requests,
-    stop_token_ids,
     tree_budget,
 )
 from benchmarks.grown import grown_large, grown_small
@@ -63,6 +59,7 @@ from benchmarks.harness import (
     write_results,
 )
 from benchmarks.http_stream import ChatConnection, StreamedAnswer
+from benchmarks.prompts import Prompt, load_prompts, load_tokenizer, stop_token_ids
 from engine.request import Tier
 from engine.runner import ModelRunner
 
@@ -157,7 +154,8 @@ def run_http(port: int, case: Case, prompts: Sequence[Prompt], *, max_tokens: in
                 answers.append(await connection.chat(request))
 
     async def all_clients() -> tuple[float, list[StreamedAnswer]]:
-        waiting, answers = iter(prompts), []
+        waiting = iter(prompts)
+        answers: list[StreamedAnswer] = []
         started_s = time.perf_counter()
         await asyncio.gather(*(client(waiting, answers) for _ in range(case.num_clients)))
         return time.perf_counter() - started_s, answers

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
+import psutil  # type: ignore[import-untyped]
 import torch
 
-from benchmarks.driving import load_prompts, load_tokenizer, make_requests
+from benchmarks.driving import make_requests
 from benchmarks.grown import grown_large, grown_small
 from benchmarks.harness import (
     argument_parser,
@@ -30,6 +30,7 @@ from benchmarks.harness import (
     verdict,
     write_results,
 )
+from benchmarks.prompts import load_prompts, load_tokenizer
 from engine.events import TokensEmitted
 from engine.kv_cache import KVCache
 from engine.model_config import ModelConfig

@@ -24,14 +24,11 @@ from typing import Any
 
 from benchmarks.driving import (
     Bench,
-    Prompt,
     add_draft_options,
     blocks_for,
     build_bench,
     draft_config,
-    load_prompts,
     load_runner,
-    load_tokenizer,
     make_requests,
     tree_budget,
 )
@@ -50,6 +47,7 @@ from benchmarks.harness import (
     variant_name,
     write_results,
 )
+from benchmarks.prompts import Prompt, load_prompts, load_tokenizer
 from engine.events import Finished, TokensEmitted
 from engine.request import EngineRequest, Tier
 from engine.runner import ModelRunner
@@ -169,6 +167,8 @@ def run_case(
                 last_s = now_s
     deliveries.wall_s = time.perf_counter() - started_s
     streams.end()
+    if not deliveries.gaps:
+        raise SystemExit(f"{case.name}: each answer came in one delivery; raise --max-new.")
     return deliveries
 
 
@@ -235,7 +235,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     ]
     run = partial(run_case, bench, prompts, max_large=arguments.max_large)
     whole = {"num_answers": arguments.num_prompts, "max_small": arguments.max_new}
-    short = {"num_answers": 1, "max_small": min(16, arguments.max_new)}
+    short = {"num_answers": 1, "max_small": min(32, arguments.max_new)}
     rounds = measure_in_turn(
         {case.name: partial(run, case, **whole) for case in cases},
         repeats=arguments.repeats,

@@ -12,7 +12,8 @@ Reading it: `tok/s` has the prompts' time in it, `decode` has not. `x plain` and
 to our own and transformers' plain decoding, medians over the rounds. `x ceiling` is the decode rate
 in units of memory bandwidth / weight bytes: what plain decoding can reach at most at batch 1.
 `tok/pass` is the mean number of tokens that a pass of the large model emits for a sequence; draft,
-target and host share out the engine's time, and `host ms` is the median of a step.
+target and host share out the engine's time (not on a GPU, where passes are only launched), and
+`host ms` is the median of a step.
 
     python -m benchmarks.bench_speculation --large DIR --small DIR --dtype bfloat16
     python -m benchmarks.bench_speculation --expand-target 400M --expand-draft 40M   # demo pair
@@ -30,17 +31,13 @@ from benchmarks.compare import Comparison, compare_answers, runner_logits
 from benchmarks.driving import (
     Bench,
     Drive,
-    Prompt,
     add_draft_options,
     blocks_for,
     build_bench,
     draft_config,
     drive,
-    load_prompts,
     load_runner,
-    load_tokenizer,
     make_requests,
-    stop_token_ids,
     tree_budget,
 )
 from benchmarks.grown import grown_large, grown_small
@@ -60,6 +57,7 @@ from benchmarks.harness import (
     write_results,
 )
 from benchmarks.peers import Peer, PeerModels, PeerRun, PeerTask, peer_process
+from benchmarks.prompts import Prompt, load_prompts, load_tokenizer, stop_token_ids
 from draft.budget import TreeBudget
 from engine.request import Tier
 from engine.runner import ModelRunner
@@ -82,7 +80,7 @@ class Setup:
     stop: tuple[int, ...]
     large: ModelRunner
     benches: dict[str, Bench]
-    budgets: dict[str, TreeBudget | None]
+    budgets: dict[str, TreeBudget]
     peer: Peer | None = None
 
     @property
@@ -349,13 +347,15 @@ def build(arguments: argparse.Namespace, large_folder: Path, drafters: dict[str,
     with console.status("loading the large model"):
         large = load(large_folder)
     benches: dict[str, Bench] = {}
-    budgets: dict[str, TreeBudget | None] = {}
+    budgets: dict[str, TreeBudget] = {}
     for name, folder in drafters.items():
         with console.status(f"loading, and profiling step times: {name}"):
             runners: dict[Tier, ModelRunner] = {"large": large, "small": load(folder)}
-            budgets[name] = None if arguments.no_budget else tree_budget(runners)
+            if not arguments.no_budget:
+                others = [budget.target_pass_s for budget in budgets.values()]
+                budgets[name] = tree_budget(runners, target_pass_s=next(iter(others), None))
             benches[name] = build_bench(
-                runners, draft_config=draft_config(arguments), budget=budgets[name]
+                runners, draft_config=draft_config(arguments), budget=budgets.get(name)
             )
     return Setup(
         arguments=arguments,
@@ -368,7 +368,7 @@ def build(arguments: argparse.Namespace, large_folder: Path, drafters: dict[str,
 
 
 def _pass_times(budget: TreeBudget | None) -> dict[str, Any] | None:
-    """What the budget believes that passes take, by their rows."""
+    """What the budget believes at the end that passes take, by their rows."""
     if budget is None:
         return None
     return {
@@ -408,7 +408,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     large_folder, drafters = grown_large(arguments), drafter_folders(arguments)
     choose_threads(arguments, large_folder)
     with console.status("measuring memory bandwidth"):
-        bandwidth = measure_bandwidth()
+        bandwidth = measure_bandwidth(device=arguments.device)
     setup = build(arguments, large_folder, drafters)
     model = setup.large.model
     ceiling = bandwidth / model.weight_bytes  # passes per second
@@ -434,7 +434,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "drafters": {
             name: {
                 "parameters": bench.runners["small"].model.num_parameters,
-                "pass_s_by_rows": _pass_times(setup.budgets[name]),
+                "pass_s_by_rows": _pass_times(setup.budgets.get(name)),
             }
             for name, bench in setup.benches.items()
         },
@@ -443,7 +443,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         "ceiling_passes_per_s": ceiling,
         "batches": batches,
     }
-    more = [f"t{arguments.temperature:g}"] if arguments.temperature else []
+    more = [Path(arguments.prompts).name.split(".")[0]] if arguments.prompts != "tasks" else []
+    more += [f"t{arguments.temperature:g}"] if arguments.temperature else []
     write_results("bench_speculation", variant_name(arguments, *more), results, arguments)
 
 

@@ -16,16 +16,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, is_dataclass
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-import transformers
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from gateway.hardware import usable_physical_cores
 from gateway.settings import Settings
@@ -159,32 +160,27 @@ def timed(work: Callable[[], object]) -> float:
     return time.perf_counter() - started_s
 
 
-def measure_bandwidth(num_bytes: int = _BANDWIDTH_BYTES) -> float:
-    """Bytes per second that this process can read from memory with torch's threads: the best of
-    several ways and rounds, so that a multiple of it flatters nobody.
+def measure_bandwidth(*, device: str = "cpu", num_bytes: int = _BANDWIDTH_BYTES) -> float:
+    """Bytes per second that torch reads from the device's memory, on a CPU with its threads.
+
+    The best of several ways and rounds, so that a multiple of it flatters nobody.
     """
-    words = torch.ones(num_bytes // 4)
+    words = torch.ones(num_bytes // 4, device=device)
     halves = words.view(torch.bfloat16)
-    matrix = halves.view(-1, 4096)
-    vector = torch.ones(4096, dtype=torch.bfloat16)
-    row = words.view(-1, 4096)
-    float_vector = torch.ones(4096)
-    ways: tuple[Callable[[], object], ...] = (
-        lambda: words.sum(),
-        lambda: words.max(),
-        lambda: torch.mv(row, float_vector),
-        lambda: torch.mv(matrix, vector),
+    half_vector = torch.ones(4096, dtype=torch.bfloat16, device=device)
+    ways: tuple[Callable[[], torch.Tensor], ...] = (
+        words.sum,
+        words.max,
+        lambda: torch.mv(words.view(-1, 4096), torch.ones(4096, device=device)),
+        lambda: torch.mv(halves.view(-1, 4096), half_vector),
     )
+
+    def read(way: Callable[[], torch.Tensor]) -> None:
+        way().view(-1)[0].item()  # waits for the device
+
     with torch.inference_mode():
-        fastest_s = min(timed(way) for _ in range(_BANDWIDTH_ROUNDS) for way in ways)
+        fastest_s = min(timed(partial(read, way)) for _ in range(_BANDWIDTH_ROUNDS) for way in ways)
     return words.nbytes / fastest_s
-
-
-def resident_bytes() -> int:
-    """Memory of this process that lies in RAM."""
-    import psutil  # type: ignore[import-untyped]
-
-    return int(psutil.Process().memory_info().rss)
 
 
 # ---- the record -------------------------------------------------------------------------------
@@ -378,8 +374,7 @@ def without_engine_environment() -> Iterator[None]:
 def prepare(arguments: argparse.Namespace) -> None:
     """Quiet the libraries, and see that the models are there; before anything is loaded."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
+    quiet_transformers()
     arguments.load_before = os.getloadavg()[0]
     if arguments.load_before > _IDLE_LOAD * usable_physical_cores():
         console.print(
@@ -390,6 +385,12 @@ def prepare(arguments: argparse.Namespace) -> None:
         folder = getattr(arguments, name)
         if not (folder / "config.json").is_file():
             raise SystemExit(f"--{name} {folder}: there is no config.json.")
+
+
+def quiet_transformers() -> None:
+    """No warnings and bars of transformers between ours."""
+    set_verbosity_error()  # type: ignore[no-untyped-call]
+    disable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def choose_threads(arguments: argparse.Namespace, large_folder: Path) -> None:

@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from transformers import AutoModelForCausalLM, StoppingCriteria, StoppingCriteriaList
 
-from benchmarks.driving import Prompt
-from benchmarks.harness import without_engine_environment
+from benchmarks.harness import quiet_transformers, without_engine_environment
+from benchmarks.prompts import Prompt
 
 # Tokens looked up at a time, as in the figures of the field that this is compared with.
 LOOKUP_TOKENS = 8
@@ -28,7 +27,7 @@ _START_TIMEOUT_S = 600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerRun:
-    """A finished run. `decode_s`, `num_decoded_tokens`: after each answer's first delivery."""
+    """A finished run. `decode_s`, `num_decoded_tokens`: plain only, after each first token."""
 
     wall_s: float
     outputs: list[list[int]]
@@ -81,7 +80,8 @@ class Peer:
     def run(self, task: PeerTask) -> PeerRun:
         """Run a task there. Raises RuntimeError with what transformers said."""
         self._connection.send(task)
-        return self._receive()
+        run: PeerRun = self._receive()
+        return run
 
     def wait(self) -> None:
         """Until it has loaded its models."""
@@ -122,8 +122,7 @@ def peer_process(models: PeerModels) -> Iterator[Peer]:
 
 
 def _serve(connection: Connection, models: PeerModels) -> None:
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
+    quiet_transformers()
     torch.set_num_threads(models.num_threads)
     try:
         target = _load(models.target, models)
@@ -143,7 +142,7 @@ def _serve(connection: Connection, models: PeerModels) -> None:
 
 def _load(folder: Path, models: PeerModels) -> Any:
     """The model; `generate` comes by a mixin that its types do not show."""
-    model = AutoModelForCausalLM.from_pretrained(str(folder), dtype=models.dtype)
+    model: Any = AutoModelForCausalLM.from_pretrained(str(folder), dtype=models.dtype)
     return model.to(models.device).eval()
 
 
@@ -178,7 +177,8 @@ def _one_by_one(model: Any, assistants: dict[str, Any], task: PeerTask) -> PeerR
             **options,
         )
         outputs.append(answer[0, len(prompt.token_ids) :].tolist())
-        if arrivals.noted:
+        # With an assistant the first delivery holds a whole round, so there is no such rate.
+        if arrivals.noted and task.assistant is None and not task.lookup:
             decode_s += arrivals.noted[-1][0] - arrivals.noted[0][0]
             num_decoded += arrivals.noted[-1][1] - arrivals.noted[0][1]
     return PeerRun(

@@ -64,7 +64,7 @@ JOBS = (
         arguments=(*_BF16, *_TARGET, "--repeats", "2", "--num-prompts", "2", "--max-new", "48"),
         quick=(
             *(*_BF16, *_QUICK_TARGET, "--streams", "0", "1"),
-            *("--repeats", "1", "--num-prompts", "1", "--max-new", "16"),
+            *("--repeats", "1", "--num-prompts", "1", "--max-new", "32"),
         ),
     ),
     Job(

@@ -75,5 +75,5 @@ class AcceptanceEstimate:
         self.value += _EMA_WEIGHT * (float(was_right) - self.value)
 
     def forget(self) -> None:
-        """A step without drafts teaches nothing: doubt the estimate, so that they are tried again."""
+        """A step without drafts teaches nothing: doubt the estimate, so that they are tried."""
         self.value += _FORGETTING * (_FIRST_ACCEPTANCE - self.value)

@@ -33,7 +33,7 @@ from engine.kv_view import KVView
 from engine.model import DecoderModel, DtypeName
 from engine.protocols import Drafter, Proposal, Verdict, Verifier
 from engine.request import EngineRequest, SamplingParams, SpeculationParams, Tier
-from engine.runner import ModelRunner
+from engine.runner import ForwardSlice, ModelRunner, PassOutput
 from engine.sequence import Sequence
 from engine.token_tree import TokenTree
 from tests.models import make_hf_model
@@ -270,6 +270,20 @@ def step_once(engine: Engine, answers: dict[str, Answer]) -> None:
             answer.switches.append(event)
         elif isinstance(event, Finished):
             answer.finished = event
+
+
+def watch_small_rows(engine: Engine) -> list[int]:
+    """A list that gets the number of rows of every small pass from now on."""
+    runner = engine._runners["small"]
+    forward = runner.forward
+    rows: list[int] = []
+
+    def counted(slices: SequenceOf[ForwardSlice]) -> PassOutput:
+        rows.append(sum(len(piece.token_ids) for piece in slices))
+        return forward(slices)
+
+    runner.forward = counted  # type: ignore[method-assign]
+    return rows
 
 
 def texts(answers: Mapping[str, Answer]) -> dict[str, list[int]]:

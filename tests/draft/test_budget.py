@@ -12,7 +12,7 @@ from draft.budget import AcceptanceEstimate, TreeBudget
 PROBS = st.lists(st.floats(0.0, 1.0), max_size=60).map(lambda probs: sorted(probs, reverse=True))
 
 
-def staircase(tile: int, step_s: float, base_s: float):  # noqa: ANN201 - a curve
+def staircase(tile: int, step_s: float, base_s: float):
     return lambda rows: base_s + step_s * math.ceil(rows / tile)
 
 
@@ -28,9 +28,7 @@ def test_no_size_gives_more_tokens_per_second(
 ) -> None:
     target = staircase(tile, 0.3, base_s)
     budget = TreeBudget(target_pass_s=target, draft_pass_s=staircase(1, 0.1, 0.0))
-    nodes, expected, step_s = budget.num_nodes(
-        probs, num_sequences=num_sequences, spent_s=spent_s
-    )
+    nodes, expected, step_s = budget.num_nodes(probs, num_sequences=num_sequences, spent_s=spent_s)
     rates = [
         (num_sequences + gained) / (spent_s + target(num_sequences + number))
         for number, gained in enumerate(accumulate(probs, initial=0.0))

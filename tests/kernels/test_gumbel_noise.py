@@ -61,7 +61,9 @@ def reference_bits(key: tuple[int, int], token_id: int) -> int:
     return mix(mix(token_id ^ low) ^ high)
 
 
-@given(seed=SEEDS, stream=st.integers(0, 64), position=st.integers(0, 2**20), vocab=st.integers(0, 40))
+@given(
+    seed=SEEDS, stream=st.integers(0, 64), position=st.integers(0, 2**20), vocab=st.integers(0, 40)
+)
 def test_bits_equal_the_description(seed: int, stream: int, position: int, vocab: int) -> None:
     key = row_key(seed, stream, position)
     expected = [reference_bits(key, token_id) for token_id in range(vocab)]
@@ -69,7 +71,9 @@ def test_bits_equal_the_description(seed: int, stream: int, position: int, vocab
     assert [word % 2**32 for word in bits.tolist()] == expected
 
 
-@given(seeds=st.lists(SEEDS, min_size=1, max_size=5), vocab=st.integers(1, 50), more=st.integers(0, 50))
+@given(
+    seeds=st.lists(SEEDS, min_size=1, max_size=5), vocab=st.integers(1, 50), more=st.integers(0, 50)
+)
 def test_a_row_depends_on_neither_batch_nor_width(seeds: list[int], vocab: int, more: int) -> None:
     keys = keys_of(*((seed, 1, 9) for seed in seeds))
     together = gumbel_noise(keys, vocab + more)
@@ -124,8 +128,7 @@ def test_argmax_of_logits_plus_noise_is_a_sample(varies: str) -> None:
 def test_rows_of_neighbouring_keys_are_uncorrelated(neighbour: tuple[int, int, int]) -> None:
     first = [(1000 + number, 2, 50) for number in range(300)]
     second = [
-        tuple(part + step for part, step in zip(triple, neighbour, strict=True))
-        for triple in first
+        tuple(part + step for part, step in zip(triple, neighbour, strict=True)) for triple in first
     ]
     a, b = gumbel_noise(keys_of(*first), 1000), gumbel_noise(keys_of(*second), 1000)
     a, b = a.double().flatten(), b.double().flatten()

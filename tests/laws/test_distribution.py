@@ -129,9 +129,7 @@ def test_the_chi_square_test_can_fail() -> None:
 
     assert p_of(exact) > ALPHA
     assert p_of(exact_distribution({"temperature": 1.15})) < ALPHA
-    independent = np.einsum(
-        "i,j,k->ijk", exact.sum((1, 2)), exact.sum((0, 2)), exact.sum((0, 1))
-    )
+    independent = np.einsum("i,j,k->ijk", exact.sum((1, 2)), exact.sum((0, 2)), exact.sum((0, 1)))
     assert p_of(independent) < ALPHA  # right at every position, wrong together
     assert p_of(exact.transpose(1, 0, 2)) < ALPHA
 

@@ -134,9 +134,7 @@ def test_plain_decoding_is_a_tree_of_one_node() -> None:
 
 
 def test_the_target_is_judged_on_its_own_logits_not_changed() -> None:
-    sequences = [
-        make_sequence(SamplingParams(max_tokens=5, temperature=t), 4) for t in (0.0, 1.0)
-    ]
+    sequences = [make_sequence(SamplingParams(max_tokens=5, temperature=t), 4) for t in (0.0, 1.0)]
     logits = torch.randn(2, VOCAB_SIZE)
     before = logits.clone()
     CoupledVerifier().verify(sequences, [TokenTree.root_only(1)] * 2, logits)

@@ -1,0 +1,281 @@
+"""The drafter inside an engine: what it asks of the small model, and when it holds back."""
+
+from typing import Any
+
+import pytest
+
+from draft.budget import TreeBudget
+from draft.config import DraftConfig
+from draft.tree_drafter import TreeDrafter
+from engine.core import Engine
+from engine.request import SpeculationParams
+from engine.runner import ModelRunner
+from tests.engines import (
+    Answer,
+    Pair,
+    assert_idle,
+    engine_model,
+    make_engine,
+    make_request,
+    random_prompt,
+    serve,
+    step_once,
+    texts,
+    tiny_pair,
+    watch_small_rows,
+)
+from tests.models import make_hf_model
+from verifier.coupled import CoupledVerifier
+
+
+def drafter_of(engine: Engine) -> TreeDrafter:
+    assert isinstance(engine._drafter, TreeDrafter)
+    return engine._drafter
+
+
+def twins() -> Pair:
+    """The small model is the large one."""
+    pair = tiny_pair()
+    return Pair(
+        large=pair.large,
+        small=pair.large,
+        large_reference=pair.large_reference,
+        small_reference=pair.large_reference,
+    )
+
+
+# ---- what is drafted -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"temperature": 0.0},
+        {"temperature": 1.3},
+        {"temperature": 0.9, "top_k": 12, "top_p": 0.8, "min_p": 0.02},
+    ],
+)
+def test_a_drafter_as_good_as_the_target_is_always_right(sampling: dict[str, float]) -> None:
+    """Same weights, same noise, same positions, same truncation: every first guess is accepted."""
+    chain = DraftConfig(max_branching=1, max_frontier=1, max_draft_depth=5, min_path_prob=0.0)
+    engine = make_engine(twins(), draft=chain)
+    requests = [
+        make_request(str(n), random_prompt(7 * n + 1, seed=n), max_tokens=37, seed=n, **sampling)
+        for n in range(3)
+    ]
+    for answer in serve(engine, requests).values():
+        assert [len(event.token_ids) for event in answer.emitted] == [1, *[6] * 6]
+        assert answer.stats.num_accepted_tokens == answer.stats.num_drafted_tokens == 30
+
+
+def test_the_likeliest_paths_fill_the_nodes() -> None:
+    config = DraftConfig(max_draft_nodes=11, max_branching=5, max_frontier=5, min_path_prob=0.0)
+    engine = make_engine(tiny_pair(), draft=config)
+    answer = serve(engine, [make_request("r", random_prompt(9), max_tokens=40)])["r"]
+    drafted = [event.num_drafted_tokens for event in answer.emitted]
+    assert drafted[0] == 0  # the prefill's own token
+    assert set(drafted[1:-1]) == {11}
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4])
+def test_a_step_has_at_most_as_many_draft_passes_as_levels(depth: int) -> None:
+    config = DraftConfig(max_draft_depth=depth, max_frontier=1, min_path_prob=0.0)
+    engine = make_engine(tiny_pair(), draft=config)
+    passes, target = engine._runners["small"].times, engine._runners["large"].times
+    serve(engine, [make_request("r", random_prompt(9), max_tokens=40)])
+    assert 0 < passes.num_passes <= depth * (target.num_passes - 1)
+
+
+def test_nothing_is_drafted_for_the_last_token() -> None:
+    """It comes from the target itself, so its draft would be thrown away."""
+    engine = make_engine(tiny_pair())
+    rows = watch_small_rows(engine)
+    answers = serve(engine, [make_request(str(n), random_prompt(9), max_tokens=n) for n in (1, 2)])
+    assert rows == []
+    assert [len(answers[str(n)].token_ids) for n in (1, 2)] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "speculation",
+    [SpeculationParams(max_draft_nodes=0), SpeculationParams(max_draft_depth=0),
+     SpeculationParams(enabled=False)],
+)  # fmt: skip
+def test_a_request_without_drafts_costs_no_small_pass(speculation: SpeculationParams) -> None:
+    engine = make_engine(tiny_pair())
+    rows = watch_small_rows(engine)
+    serve(engine, [make_request("r", random_prompt(9), speculation=speculation)])
+    assert rows == []
+
+
+@pytest.mark.parametrize("config", [DraftConfig(max_draft_nodes=0), DraftConfig(max_draft_depth=0)])
+def test_a_drafter_can_be_set_to_nothing(config: DraftConfig) -> None:
+    engine = make_engine(tiny_pair(), draft=config)
+    rows = watch_small_rows(engine)
+    assert len(serve(engine, [make_request("r", random_prompt(9))])["r"].token_ids) == 24
+    assert rows == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_draft_nodes", 256), ("max_draft_nodes", -1), ("max_draft_depth", 256),
+        ("max_branching", 0), ("max_frontier", 65), ("min_path_prob", 1.0), ("min_path_prob", -0.1),
+    ],
+)  # fmt: skip
+def test_a_config_out_of_range_names_the_field(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=f"{name}={value}"):
+        DraftConfig(**{name: value})  # type: ignore[arg-type]
+
+
+# ---- catching up ---------------------------------------------------------------------------
+
+
+def test_a_long_prompt_is_taken_in_by_chunks() -> None:
+    engine = make_engine(tiny_pair(), draft=DraftConfig(max_catch_up_tokens=20))
+    rows = watch_small_rows(engine)
+    request = make_request("r", random_prompt(90), max_tokens=60, temperature=0.8)
+    answer = serve(engine, [request])["r"]
+    assert rows[:4] == [20] * 4  # no tree yet, a chunk a step
+    assert max(rows) <= 20
+    drafted = [event.num_drafted_tokens for event in answer.emitted]
+    assert drafted[:5] == [0] * 5
+    assert min(drafted[5:-1]) > 0
+    assert texts({"r": answer}) == texts(serve(make_engine(tiny_pair()), [request]))
+
+
+def test_the_small_model_computes_nothing_twice() -> None:
+    """Rows of small passes: the prompt, then per step the root and what the tree expanded."""
+    chain = DraftConfig(max_branching=1, max_frontier=1, max_draft_depth=3, min_path_prob=0.0)
+    engine = make_engine(twins(), draft=chain)
+    rows = watch_small_rows(engine)
+    serve(engine, [make_request("r", random_prompt(30), max_tokens=41)])
+    # The chain's last node is accepted but was never computed, so two rows catch up.
+    assert rows == [31, 1, 1, *[2, 1, 1] * 9]
+
+
+# ---- blocks --------------------------------------------------------------------------------
+
+
+def test_reclaiming_takes_the_latest_views_and_no_more_than_needed() -> None:
+    engine = make_engine(tiny_pair(), block_size=4, prefix_caching=False)
+    drafter, pool = drafter_of(engine), engine._runners["small"].pool
+    for number in range(3):
+        engine.submit(make_request(str(number), random_prompt(20, seed=number), max_tokens=60))
+    answers: dict[str, Answer] = {}
+    for _ in range(3):
+        step_once(engine, answers)
+    free = pool.num_available
+    drafter.reclaim(0)
+    assert pool.num_available == free
+    drafter.reclaim(1)
+    assert [state.view is None for state in drafter._states.values()] == [False, False, True]
+    drafter.reclaim(5)
+    assert [state.view is None for state in drafter._states.values()] == [False, True, True]
+    drafter.reclaim(10_000)
+    assert pool.num_used == 0
+    while engine.has_work:
+        step_once(engine, answers)
+    assert_idle(engine)
+    assert all(answer.emitted[-2].num_drafted_tokens > 0 for answer in answers.values())
+
+
+def test_releasing_what_is_not_held_does_nothing() -> None:
+    engine = make_engine(tiny_pair())
+    engine.submit(make_request("r", random_prompt(9)))
+    (sequence,) = engine._sequences.values()
+    drafter_of(engine).release(sequence)
+    engine.abort("r")
+
+
+def test_too_few_small_blocks_mean_no_drafts_and_no_harm() -> None:
+    request = make_request("r", random_prompt(40), max_tokens=30, temperature=0.8)
+    expected = texts(serve(make_engine(tiny_pair()), [request]))
+    for small_blocks, drafts in ((1, False), (9, False), (13, True), (18, True)):
+        engine = make_engine(tiny_pair(), block_size=4, small_blocks=small_blocks)
+        answers = serve(engine, [request])
+        assert texts(answers) == expected
+        assert (answers["r"].stats.num_drafted_tokens > 0) == drafts
+        assert_idle(engine)
+
+
+# ---- models that do not match -----------------------------------------------------------------
+
+
+def mismatched(**small: Any) -> Pair:
+    """The tiny pair's large model and a small one of another shape and with nothing in common."""
+    large = tiny_pair()
+    small_reference = make_hf_model("llama3", seed=2, num_hidden_layers=1, **small)
+    return Pair(
+        large=large.large,
+        small=engine_model(small_reference),
+        large_reference=large.large_reference,
+        small_reference=small_reference,
+    )
+
+
+@pytest.mark.parametrize("num_prompt", [20, 63, 64, 65, 100])
+def test_beyond_the_small_models_context_nothing_is_drafted(num_prompt: int) -> None:
+    pair = mismatched(max_position_embeddings=64)
+    request = make_request("r", random_prompt(num_prompt), max_tokens=80, temperature=0.8)
+    answer = serve(make_engine(pair), [request])["r"]
+    assert answer.token_ids == texts(serve(make_engine(pair, speculates=False), [request]))["r"]
+    place = num_prompt
+    for event in answer.emitted:
+        if place > 64:
+            assert event.num_drafted_tokens == 0
+        place += len(event.token_ids)
+    assert (answer.stats.num_drafted_tokens > 0) == (num_prompt < 63)
+
+
+@pytest.mark.parametrize("vocab_size", [90, 129, 140, 300])
+def test_vocabularies_of_different_width_do_no_harm(vocab_size: int) -> None:
+    """Padded to different multiples, as in families whose sizes share a tokenizer."""
+    pair = mismatched(vocab_size=vocab_size)
+    requests = [
+        make_request(
+            str(n), random_prompt(20, seed=n, vocab_size=80), max_tokens=40, temperature=1.3, seed=n
+        )
+        for n in range(4)
+    ]
+    answers = serve(make_engine(pair), requests)
+    assert texts(answers) == texts(serve(make_engine(pair, speculates=False), requests))
+    if vocab_size < 131:  # the target says what the drafter cannot read
+        assert any(max(answer.token_ids) >= vocab_size for answer in answers.values())
+    escalated = [
+        make_request(
+            str(n), random_prompt(20, seed=n, vocab_size=80), max_tokens=40, temperature=1.3,
+            seed=n, tier="small",
+        )
+        for n in range(4)
+    ]  # fmt: skip
+    engine = make_engine(pair)
+
+    def switch(number: int, _: dict[str, Answer]) -> None:
+        if number == 20:
+            for request in escalated:
+                engine.switch_tier(request.request_id, "large")
+
+    assert texts(serve(engine, escalated, on_step=switch)) == texts(answers)
+
+
+# ---- the budget -----------------------------------------------------------------------------
+
+
+def test_a_spell_of_bad_guesses_does_not_end_drafting_for_good() -> None:
+    """The estimate of acceptance is learnt from drafts, so some have to be made."""
+    pair = mismatched()  # a stranger's guesses are wrong at temperature 0
+    runner = ModelRunner(model=pair.small, num_blocks=128)
+    budget = TreeBudget(target_pass_s=lambda rows: 1.0 + 0.01 * rows, draft_pass_s=lambda r: 0.2)
+    engine = Engine(
+        runners={"large": ModelRunner(model=pair.large, num_blocks=128), "small": runner},
+        verifier=CoupledVerifier(),
+        drafter=TreeDrafter(runner=runner, budget=budget),
+    )
+    requests = [make_request(str(n), random_prompt(9, seed=n), max_tokens=120) for n in range(3)]
+    drafted = [
+        event.num_drafted_tokens > 0
+        for request in requests
+        for event in serve(engine, [request])[request.request_id].emitted
+    ]
+    last = drafted[-100:]
+    assert 0 < sum(last) < 30  # now and then, and seldom

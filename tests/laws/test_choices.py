@@ -1,0 +1,100 @@
+"""n choices of one request: their own noise, one computation of the prompt."""
+
+import pytest
+
+from engine.request import EngineRequest, Tier
+from tests.engines import (
+    assert_idle,
+    make_engine,
+    make_request,
+    random_prompt,
+    serve,
+    texts,
+    tiny_pair,
+)
+from tests.laws.mixed import plainly
+
+NUM_CHOICES = 5
+
+
+def choices(prompt_length: int, *, tier: Tier = "large", **sampling: object) -> list[EngineRequest]:
+    return [
+        make_request(
+            f"c{number}", random_prompt(prompt_length), tier=tier, seed=77, choice_index=number,
+            group_id="g", temperature=1.0, **sampling,
+        )
+        for number in range(NUM_CHOICES)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("speculation", [True, False])
+@pytest.mark.parametrize("tier", ["large", "small"])
+@pytest.mark.parametrize("prompt_length", [1, 16, 31, 48, 70])
+def test_choices_differ_and_the_prompt_is_computed_once(
+    prompt_length: int, tier: Tier, speculation: bool
+) -> None:
+    requests = choices(prompt_length, tier=tier, speculation=speculation)
+    engine = make_engine(tiny_pair())
+    answers = serve(engine, requests)
+    assert texts(answers) == plainly(tiny_pair(), requests)
+    assert len({tuple(answer.token_ids) for answer in answers.values()}) == NUM_CHOICES
+    # Blocks are shared when they are full; at least the last prompt token is computed by each.
+    shared = min(prompt_length // 16 * 16, prompt_length - 1)
+    cached = [answers[f"c{number}"].stats.num_cached_tokens for number in range(NUM_CHOICES)]
+    assert cached == [0] + [shared] * (NUM_CHOICES - 1)
+    stats = engine.stats().tiers[tier]
+    assert stats.num_prompt_tokens == NUM_CHOICES * prompt_length - sum(cached)
+    assert stats.prefix_cache_hits == sum(cached)
+    assert_idle(engine)
+
+
+def test_choices_that_are_admitted_together_do_not_compute_the_prompt_twice() -> None:
+    engine = make_engine(tiny_pair())
+    answers = serve(engine, choices(64))
+    assert sum(answer.stats.num_cached_tokens for answer in answers.values()) == 4 * 63
+
+
+def test_without_a_group_prompts_that_come_together_are_computed_by_each() -> None:
+    """What the group is for: nothing is in the cache yet when all of them start."""
+    requests = [
+        make_request(f"{number}", random_prompt(64), seed=number, temperature=1.0)
+        for number in range(NUM_CHOICES)
+    ]
+    answers = serve(make_engine(tiny_pair()), requests)
+    assert sum(answer.stats.num_cached_tokens for answer in answers.values()) == 0
+    assert texts(answers) == plainly(tiny_pair(), requests)
+
+
+def test_choices_under_pressure_and_without_a_prefix_cache() -> None:
+    requests = choices(40, max_tokens=60)
+    expected = plainly(tiny_pair(), requests)
+    for prefix_caching in (True, False):
+        engine = make_engine(
+            tiny_pair(), block_size=4, large_blocks=60, small_blocks=60,
+            prefix_caching=prefix_caching,
+        )  # fmt: skip
+        assert texts(serve(engine, requests)) == expected
+        assert_idle(engine)
+
+
+def test_greedy_choices_are_equal() -> None:
+    requests = [
+        make_request(f"{number}", random_prompt(20), seed=1, choice_index=number, group_id="g")
+        for number in range(3)
+    ]
+    answers = serve(make_engine(tiny_pair()), requests)
+    assert len({tuple(answer.token_ids) for answer in answers.values()}) == 1
+
+
+def test_a_choice_that_is_aborted_leaves_the_others_the_prompt() -> None:
+    requests = choices(64)
+    expected = plainly(tiny_pair(), requests)
+    engine = make_engine(tiny_pair())
+    answers = serve(
+        engine, requests, on_step=lambda number, _: engine.abort("c0") if number == 1 else None
+    )
+    assert answers["c0"].finish_reason == "abort"
+    assert {n: t for n, t in texts(answers).items() if n != "c0"} == {
+        n: t for n, t in expected.items() if n != "c0"
+    }
+    assert answers["c4"].stats.num_cached_tokens == 63
