@@ -10,8 +10,9 @@ class EngineConfig:
     max_tokens_per_step: rows in one pass, decode first and prefill chunks in what is left.
     prefill_chunk_s: how long the prefill part of a pass may take, so that a long prompt does not
     stall the answers beside it (measured while running; at least `min_prefill_tokens` anyway).
-    small_passes_per_step: how many tokens a small-tier answer advances beside one large pass when
-    the drafts need fewer.
+    small_pass_share: while small-tier answers are written beside a large pass, small passes go on
+    until they have taken this share of the large pass's time, so that a small answer runs at a pace
+    of its own; `min_small_passes` and `max_small_passes` bound their number.
     """
 
     max_sequences: int = 64
@@ -19,4 +20,6 @@ class EngineConfig:
     max_tokens_per_step: int = 2048
     prefill_chunk_s: float = 0.1
     min_prefill_tokens: int = 64
-    small_passes_per_step: int = 4
+    small_pass_share: float = 0.4
+    min_small_passes: int = 4
+    max_small_passes: int = 32

@@ -38,6 +38,7 @@ from engine.token_tree import TokenTree
 
 # A refused request is told to come back after about this long.
 _RETRY_AFTER_S = 1.0
+_PASS_TIME_WEIGHT = 0.1
 
 
 class Engine:
@@ -79,6 +80,8 @@ class Engine:
         self._num_accepted_tokens = 0
         self._accepted_per_depth: list[int] = []
         self._step_total_s = 0.0
+        self._forward_total_s = 0.0
+        self._pass_s: dict[Tier, float] = {"small": 1e-3, "large": 1e-3}  # running means
 
     # ---- requests -------------------------------------------------------------------------
 
@@ -167,12 +170,18 @@ class Engine:
         return bool(self._sequences or self._events)
 
     @torch.inference_mode()
-    def step(self) -> list[EngineEvent]:
-        """Run one step and return what happened since the last one, in order."""
+    def step(
+        self, on_events: Callable[[list[EngineEvent]], None] | None = None
+    ) -> list[EngineEvent]:
+        """Run one step and return what happened since the last one, in order.
+
+        With `on_events`, what small passes emit beside a large one is handed over at once and is
+        not returned again: a small answer does not wait for the large pass.
+        """
         started_s = time.perf_counter()
         if self._sequences:
             large = self._plan_large()
-            trees = self._small_passes(large)
+            trees = self._small_passes(large, None if large.is_empty else on_events)
             self._large_pass(large, trees)
             self._num_steps += 1
         self._step_total_s += time.perf_counter() - started_s
@@ -184,14 +193,16 @@ class Engine:
             return PassPlan()
         return self.scheduler.plan("large", self._clock())
 
-    def _small_passes(self, large: PassPlan) -> dict[str, TokenTree]:
+    def _small_passes(
+        self, large: PassPlan, on_events: Callable[[list[EngineEvent]], None] | None
+    ) -> dict[str, TokenTree]:
         """Advance small answers and drafts together; returns the trees by request id."""
         drafting = [s for s in large.decodes if s.request.speculation.enabled]
         proposal: Proposal | None = None
         if self._drafter is not None and drafting:
             proposal = self._drafter.propose(drafting)
         trees: list[TokenTree] = []
-        num_wanted = 1 if large.is_empty else self._config.small_passes_per_step
+        num_wanted = 1 if large.is_empty else self._num_small_passes()
         logits: Tensor | None = None
         number = 0
         while proposal is not None or number < num_wanted:
@@ -212,8 +223,17 @@ class Engine:
             num_answer_rows = sum(piece.num_logit_rows for piece in answers)
             logits = output.logits[num_answer_rows:]
             self._judge("small", plan, judged, output)
+            if on_events is not None and self._events:
+                events, self._events = self._events, []
+                on_events(events)
             number += 1
         return {s.request_id: tree for s, tree in zip(drafting, trees, strict=bool(trees))}
+
+    def _num_small_passes(self) -> int:
+        """How many passes small answers get beside a large one, by the passes' recent times."""
+        config = self._config
+        affordable = int(config.small_pass_share * self._pass_s["large"] / self._pass_s["small"])
+        return min(max(affordable, config.min_small_passes), config.max_small_passes)
 
     def _plan_small(self, number: int) -> PassPlan:
         if not self.scheduler.running.get("small") and not self.scheduler.waiting:
@@ -261,9 +281,12 @@ class Engine:
     ) -> PassOutput:
         runner = self._runners[tier]
         output = runner.forward(slices)
+        elapsed_s = runner.times.last_s
+        self._forward_total_s += elapsed_s
+        self._pass_s[tier] += _PASS_TIME_WEIGHT * (elapsed_s - self._pass_s[tier])
         if plan.prefills:
             num_rows = sum(len(piece.token_ids) for piece in slices)
-            self.scheduler.note_pass(tier, num_rows=num_rows, elapsed_s=runner.times.last_s)
+            self.scheduler.note_pass(tier, num_rows=num_rows, elapsed_s=elapsed_s)
         return output
 
     # ---- after a pass ---------------------------------------------------------------------
@@ -382,7 +405,6 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """A snapshot of gauges and counters."""
-        forward_s = sum(runner.times.total_s for runner in self._runners.values())
         return EngineStats(
             tiers={tier: self._tier_stats(tier) for tier in self._runners},
             num_steps=self._num_steps,
@@ -390,8 +412,8 @@ class Engine:
             num_draft_tokens=self._num_draft_tokens,
             num_accepted_tokens=self._num_accepted_tokens,
             accepted_per_depth=tuple(self._accepted_per_depth),
-            step_host_s=max(self._step_total_s - forward_s, 0.0),
-            step_forward_s=forward_s,
+            step_host_s=self._step_total_s - self._forward_total_s,
+            step_forward_s=self._forward_total_s,
         )
 
     def _tier_stats(self, tier: Tier) -> TierStats:

@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from engine.runner import ForwardSlice, ModelRunner
@@ -20,6 +21,7 @@ _SCALE_WEIGHT = 0.02
 _RESIDUAL_WEIGHT = 0.1
 _RESIDUAL_KEPT = 0.998
 _MAX_SURPRISE = math.log(4.0)
+_TABLE_ROWS = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,12 +62,23 @@ class RunningStepTimes:
     def __init__(self, curve: StepTimeCurve) -> None:
         self._curve = curve
         self._log_scale = 0.0
-        self._log_residuals = [0.0] * len(curve.num_rows)
+        self._log_residuals = np.zeros(len(curve.num_rows))
+        # A budget asks for thousands of row counts a step, so the answers stand in a table.
+        self._base = np.array([curve(rows) for rows in range(_TABLE_ROWS)])
+        self._nearest_of = np.array([self._nearest(rows) for rows in range(_TABLE_ROWS)])
+        self._table: list[float] = self._base.tolist()
+        self._table_is_stale = False
 
     def __call__(self, num_rows: int) -> float:
         """Expected seconds of a pass with so many rows."""
-        residual = self._log_residuals[self._nearest(num_rows)]
-        return self._curve(num_rows) * math.exp(self._log_scale + residual)
+        if num_rows >= _TABLE_ROWS:
+            residual = float(self._log_residuals[-1])
+            return self._curve(num_rows) * math.exp(self._log_scale + residual)
+        if self._table_is_stale:
+            residuals = self._log_residuals[self._nearest_of]
+            self._table = (self._base * np.exp(self._log_scale + residuals)).tolist()
+            self._table_is_stale = False
+        return self._table[num_rows]
 
     def observe(self, num_rows: int, seconds: float) -> None:
         """Learn from one pass; sizes beyond the curve (prompts) say nothing about it."""
@@ -74,8 +87,9 @@ class RunningStepTimes:
         surprise = math.log(max(seconds, 1e-9) / self(num_rows))
         surprise = min(max(surprise, -_MAX_SURPRISE), _MAX_SURPRISE)
         self._log_scale += _SCALE_WEIGHT * surprise
-        self._log_residuals = [_RESIDUAL_KEPT * value for value in self._log_residuals]
+        self._log_residuals *= _RESIDUAL_KEPT
         self._log_residuals[self._nearest(num_rows)] += _RESIDUAL_WEIGHT * surprise
+        self._table_is_stale = True
 
     def _nearest(self, num_rows: int) -> int:
         """The measured size that stands for `num_rows`: the smallest that is not below it."""

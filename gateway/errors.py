@@ -185,7 +185,9 @@ async def handle_exception(request: Request, error: Exception) -> Response:
     """Starlette's exception handler, for every exception."""
     problem = problem_of(error)
     if problem.status >= 500:
-        logger.error(
+        # "Not ready yet" is an answer, not a failure: probes ask for it every second.
+        logger.log(
+            logging.DEBUG if problem.status == 503 else logging.ERROR,
             "request failed path=%s status=%d code=%s error=%s",
             request.url.path,
             problem.status,

@@ -48,7 +48,9 @@ def _truncation_floor(scores: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tenso
     log_kept = torch.where(keeps_all, log_total, kept.logsumexp(-1, keepdim=True))
     probs = (kept - log_kept).exp()
     mass_before = probs.cumsum(-1) - probs
-    stays = in_top_k & ((mass_before < top_p[:, None]) | (ranks == 0))
+    # Rounded sums reach 1 too early, so a top-p of 1 must not be compared with them.
+    nucleus = torch.where(top_p < 1.0, top_p, float("inf"))[:, None]
+    stays = in_top_k & ((mass_before < nucleus) | (ranks == 0))
     # min-p compares with the likeliest token, so renormalising would not change it.
     stays &= ordered >= ordered[:, :1] + min_p.log()[:, None]
     stays[:, 0] = True

@@ -45,8 +45,13 @@ class StepEngine(Protocol):
     def switch_tier(self, request_id: str, tier: Tier) -> None:
         """Hand a request to another tier. Unknown ids are ignored."""
 
-    def step(self) -> list[EngineEvent]:
-        """Run one step. An empty list when there was nothing to do."""
+    def step(
+        self, on_events: Callable[[list[EngineEvent]], None] | None = None
+    ) -> list[EngineEvent]:
+        """Run one step. An empty list when there was nothing to do.
+
+        What is handed to `on_events` in the middle of the step is not returned again.
+        """
 
     @property
     def has_work(self) -> bool:
@@ -71,14 +76,18 @@ class Channel(Protocol):
 
 def run_step_loop(engine: StepEngine, channel: Channel) -> None:
     """Serve until `Stop`. What `Engine.step` raises is not caught here."""
+
+    def send_events(events: list[EngineEvent]) -> None:
+        channel.send(Events.pack(events))
+
     while True:
         commands = channel.receive(wait=not engine.has_work)
         for command in commands:
             if isinstance(command, Stop):
                 return
             _apply(command, engine, channel)
-        if events := engine.step():
-            channel.send(Events.pack(events))
+        if events := engine.step(send_events):
+            send_events(events)
 
 
 def _apply(command: Command, engine: StepEngine, channel: Channel) -> None:

@@ -12,7 +12,7 @@ from engine.errors import (
     QueueFullError,
     TierUnavailableError,
 )
-from engine.events import Finished, PrefillDone, TokensEmitted
+from engine.events import EngineEvent, Finished, PrefillDone, TokensEmitted
 from engine.request import SamplingParams, SpeculationParams
 from engine.runner import ModelRunner
 from tests.engines import (
@@ -298,11 +298,40 @@ def test_one_tier_alone_serves_without_a_drafter() -> None:
 # ---- pace ----------------------------------------------------------------------------------
 
 
+def test_a_small_answer_does_not_wait_for_the_large_pass() -> None:
+    engine = make_engine(tiny_pair())
+    engine.submit(make_request("large", random_prompt(9), max_tokens=40))
+    engine.submit(make_request("small", random_prompt(9), tier="small", max_tokens=40))
+    early: list[EngineEvent] = []
+    late: list[EngineEvent] = []
+    large_passes_at_hand_over: list[int] = []
+
+    def hand_over(events: list[EngineEvent]) -> None:
+        large_passes_at_hand_over.append(engine._runners["large"].times.num_passes)
+        early.extend(events)
+
+    begun = engine._runners["large"].times.num_passes
+    late.extend(engine.step(hand_over))
+    assert large_passes_at_hand_over[0] == begun  # before the step's large pass
+    assert {event.request_id for event in early} == {"small"}
+    assert {event.request_id for event in late} == {"large"}
+
+
+def test_small_answers_get_their_share_beside_a_slow_large_model() -> None:
+    engine = make_engine(tiny_pair(), config=EngineConfig(small_pass_share=0.5), draft=None)
+    engine._pass_s.update(small=1e-3, large=1.0)  # as measured beside a much larger target
+    engine.submit(make_request("large", random_prompt(9), max_tokens=4, speculation=False))
+    engine.submit(make_request("small", random_prompt(9), tier="small", max_tokens=60))
+    before = engine._runners["small"].times.num_passes
+    engine.step()
+    assert engine._runners["small"].times.num_passes - before == EngineConfig().max_small_passes
+
+
 @pytest.mark.parametrize("speculation", [True, False])
 @pytest.mark.parametrize("small_passes", [1, 4])
 def test_small_answers_advance_in_every_small_pass(small_passes: int, speculation: bool) -> None:
     engine = make_engine(
-        tiny_pair(), config=EngineConfig(small_passes_per_step=small_passes), draft=None
+        tiny_pair(), config=EngineConfig(min_small_passes=small_passes), draft=None
     )
     passes = engine._runners["small"].times
     large = [

@@ -78,7 +78,7 @@ class ScriptedEngine:
             running.tier, running.is_switched, running.is_new = tier, True, True
             running.token_ids.clear()
 
-    def step(self) -> list[EngineEvent]:
+    def step(self, on_events: object = None) -> list[EngineEvent]:
         if not self.running:
             self.num_idle_steps += 1
             return []

@@ -74,6 +74,12 @@ def test_a_nucleus_wider_than_the_sorted_part_is_whole() -> None:
         assert logits[kept].min() >= logits[~kept].max()
 
 
+def test_a_top_p_of_one_cuts_nothing_beside_top_k() -> None:
+    logits = torch.tensor([[0.0, -3.0, -18.0, -40.0, -80.0]])  # sums reach 1 at the third token
+    for rows in ([(1.0, 4, 1.0, 0.0)], [(1.0, 4, 1.0, 1e-38)]):
+        assert int(ours(logits, rows)[0].isfinite().sum()) == 4
+
+
 def test_rows_do_not_see_each_other() -> None:
     logits = torch.randn(4, 600)
     rows: list[Row] = [
