@@ -14,7 +14,7 @@ class DraftConfig:
     """
 
     max_draft_nodes: int = 32
-    max_draft_depth: int = 10
+    max_draft_depth: int = 16
     max_branching: int = 3
     max_frontier: int = 4
     min_path_prob: float = 0.02

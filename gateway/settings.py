@@ -153,7 +153,7 @@ class SpeculationSettings(_Section):
     """Size the trees by what passes cost on this machine; off: always up to the limits."""
     max_draft_nodes: int = Field(default=32, ge=0, le=255)
     """Drafted tokens in one answer's tree."""
-    max_draft_depth: int = Field(default=10, ge=0, le=255)
+    max_draft_depth: int = Field(default=16, ge=0, le=255)
     """Drafted tokens in a row."""
     max_branching: int = Field(default=3, ge=1, le=64)
     """Alternatives for one token."""

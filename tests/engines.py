@@ -22,6 +22,7 @@ from draft.tree_drafter import TreeDrafter
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.events import (
+    EngineEvent,
     Finished,
     PrefillDone,
     RequestStats,
@@ -229,9 +230,13 @@ def serve(
     *,
     arrivals: Mapping[str, int] | None = None,
     on_step: Callable[[int, dict[str, Answer]], None] | None = None,
+    streams: bool = False,
     max_steps: int = 20_000,
 ) -> dict[str, Answer]:
-    """Run requests to their end; `arrivals` gives the step before which one is submitted (0)."""
+    """Run requests to their end; `arrivals` gives the step before which one is submitted (0).
+
+    `streams`: take what small passes emit at once, not at the step's end.
+    """
     answers: dict[str, Answer] = {}
     pending = sorted(requests, key=lambda request: (arrivals or {}).get(request.request_id, 0))
     number = 0
@@ -241,15 +246,17 @@ def serve(
             engine.submit(pending.pop(0))
         if on_step is not None:
             on_step(number, answers)
-        step_once(engine, answers)
+        step_once(engine, answers, streams=streams)
         number += 1
         assert number < max_steps, "the requests do not end"
     return answers
 
 
-def step_once(engine: Engine, answers: dict[str, Answer]) -> None:
+def step_once(engine: Engine, answers: dict[str, Answer], *, streams: bool = False) -> None:
     """One step; its events go to the answers and are checked for their order."""
-    for event in engine.step():
+    early: list[EngineEvent] = []
+    late = engine.step(early.extend if streams else None)
+    for event in [*early, *late]:
         answer = answers.setdefault(event.request_id, Answer())
         assert answer.finished is None, f"{event} after the request's end"
         if isinstance(event, TokensEmitted):
