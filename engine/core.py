@@ -176,7 +176,8 @@ class Engine:
         """Run one step and return what happened since the last one, in order.
 
         With `on_events`, what small passes emit beside a large one is handed over at once and is
-        not returned again: a small answer does not wait for the large pass.
+        not returned again: a small answer does not wait for the large pass. The callback must not
+        call back into the engine, whose large pass is planned by then.
         """
         started_s = time.perf_counter()
         if self._sequences:
