@@ -51,9 +51,21 @@ class GrowingTree:
         self.candidates.append(root)
         self.frontier.append(0)
 
-    def frontier_positions(self) -> list[int]:
-        """For each frontier node, the position that its children stand at."""
-        return [self.root_slot + 1 + self.candidates[node].depth for node in self.frontier]
+    def frontier_depths(self) -> list[int]:
+        """The depth of each frontier node, which decides the token behind it."""
+        return [self.candidates[node].depth for node in self.frontier]
+
+    def frontier_paths(self) -> list[list[int]]:
+        """The tokens from below the root down to each frontier node."""
+        return [self.path(node) for node in self.frontier]
+
+    def path(self, node: int) -> list[int]:
+        """The tokens from below the root down to a node; [] for the root."""
+        tokens = []
+        while node > 0:
+            tokens.append(self.candidates[node].token_id)
+            node = self.candidates[node].parent
+        return tokens[::-1]
 
     def grow(self, children: list[list[tuple[int, float]]]) -> None:
         """Add the children of the frontier: per frontier node (token id, edge probability)."""

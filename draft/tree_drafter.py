@@ -13,7 +13,7 @@ from engine.block_pool import OutOfBlocksError
 from engine.kv_view import KVView
 from engine.protocols import Proposal, Verdict
 from engine.runner import ForwardSlice, ModelRunner
-from engine.sampling import perturbed_scores
+from engine.sampling import RowGroup, perturbed_scores
 from engine.sequence import Sequence
 from engine.token_tree import TokenTree
 
@@ -257,11 +257,11 @@ class TreeDrafter:
         self, growing: SequenceOf[tuple[Sequence, GrowingTree]], logits: Tensor
     ) -> list[list[tuple[int, float]]]:
         """Per row the best (token id, edge probability), ranked as the target will rank."""
-        scores = perturbed_scores(
-            logits,
-            [sequence for sequence, _ in growing],
-            [tree.frontier_positions() for _, tree in growing],
-        )
+        groups = [
+            RowGroup(sequence=sequence, depths=tree.frontier_depths(), paths=tree.frontier_paths)
+            for sequence, tree in growing
+        ]
+        scores = perturbed_scores(logits, groups)
         # Given the shared noise, the chance that the target agrees follows from a token's lead.
         best = scores.softmax(-1).topk(min(self._config.max_branching, scores.shape[1]))
         floor = self._config.min_path_prob

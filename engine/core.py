@@ -28,6 +28,7 @@ from engine.events import (
     TokensEmitted,
 )
 from engine.judged import Judged, answer_slices, cut_at_end, plant, token_logprobs
+from engine.logit_rules import build_rules
 from engine.noise import SequenceNoise
 from engine.protocols import ArrivalOrder, Drafter, Proposal, QueuePolicy, Verdict, Verifier
 from engine.request import EngineRequest, Tier
@@ -106,6 +107,7 @@ class Engine:
             noise=self._noise(request, request.tier),
             submitted_s=self._clock(),
             token_ids=list(request.prompt_token_ids),
+            rules=build_rules(request.sampling, num_prompt_tokens=len(request.prompt_token_ids)),
         )
         self._sequences[request.request_id] = sequence
         self.scheduler.add(sequence)

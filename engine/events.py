@@ -7,7 +7,7 @@ A stream is: `PrefillDone` once per tier, `TokensEmitted` any number of times, t
 from dataclasses import dataclass, field
 from typing import Literal
 
-from engine.request import Tier
+from engine.request import Source, Tier
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -45,6 +45,8 @@ class TokensEmitted:
     """Tokens accepted in one step; the first `num_accepted_tokens` of them had been drafted.
 
     `num_drafted_tokens` counts the nodes that were verified for this sequence in this step.
+    `num_predicted_tokens`: of `token_ids`, those that the client's prediction held at this place.
+    `num_unratified_tokens`: those that the large model alone would not have chosen (cascade).
     `logprobs` is empty or as long as `token_ids`.
     """
 
@@ -53,6 +55,8 @@ class TokensEmitted:
     num_drafted_tokens: int = 0
     num_accepted_tokens: int = 0
     logprobs: tuple[TokenLogprobs, ...] = ()
+    num_predicted_tokens: int = 0
+    num_unratified_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +135,11 @@ class TierStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """A snapshot. Prefix-cache counters count tokens; `accepted_per_depth[i]` is depth i + 1."""
+    """A snapshot. Prefix-cache counters count tokens; `accepted_per_depth[i]` is depth i + 1.
+
+    `drafted_by_source` and `accepted_by_source` hold the same per source and depth; a node that
+    several sources guessed counts for each of them.
+    """
 
     tiers: dict[Tier, TierStats] = field(default_factory=dict)
     num_steps: int = 0
@@ -139,6 +147,9 @@ class EngineStats:
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     accepted_per_depth: tuple[int, ...] = ()
+    drafted_by_source: dict[Source, tuple[int, ...]] = field(default_factory=dict)
+    accepted_by_source: dict[Source, tuple[int, ...]] = field(default_factory=dict)
+    num_unratified_tokens: int = 0
     step_host_s: float = 0.0
     step_forward_s: float = 0.0
 

@@ -6,6 +6,14 @@ from typing import Literal, get_args
 Tier = Literal["small", "large"]
 TIERS: tuple[Tier, ...] = get_args(Tier)
 
+# Where a guess came from: the small model, earlier text that repeats, text that the client or
+# another tier predicted, or a grammar that allows nothing else.
+Source = Literal["model", "suffix", "prediction", "grammar"]
+SOURCES: tuple[Source, ...] = get_args(Source)
+
+GrammarKind = Literal["json", "json_schema", "regex", "choice", "ebnf", "structural_tag"]
+CascadeRule = Literal["opt", "token_specific"]
+
 # Noise moves the argmax only between logits less than 26 temperatures apart; far below this one,
 # logits / temperature overflow float32 and any token could win.
 _GREEDY_BELOW = 1e-6
@@ -19,6 +27,12 @@ class SamplingParams:
     (64 bits) and `choice_index` (which of the request's n choices this is) key the Gumbel noise, so
     the same seed gives the same text. `num_logprobs`: None for none, else how many alternatives are
     reported beside the emitted token.
+
+    The logits are changed before the temperature (engine/logit_rules.py): `frequency_penalty` times
+    a token's count in the answer and `presence_penalty` where it occurs are subtracted (OpenAI);
+    logits of tokens in the prompt or the answer are divided by `repetition_penalty` where positive,
+    else multiplied (Keskar et al., "CTRL", 2019); `logit_bias` (token id, bias) is added; before
+    `min_tokens` tokens no stop token is possible.
     """
 
     max_tokens: int
@@ -30,6 +44,11 @@ class SamplingParams:
     choice_index: int = 0
     stop_token_ids: tuple[int, ...] = ()
     num_logprobs: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    min_tokens: int = 0
 
     def __post_init__(self) -> None:
         """Raise ValueError naming the field that is out of range."""
@@ -41,6 +60,30 @@ class SamplingParams:
             ("min_p", self.min_p, 0.0 <= self.min_p <= 1.0, "in [0, 1]"),
             ("seed", self.seed, 0 <= self.seed < 2**64, "in [0, 2**64)"),
             ("choice_index", self.choice_index, self.choice_index >= 0, "0 or more"),
+            (
+                "presence_penalty",
+                self.presence_penalty,
+                abs(self.presence_penalty) <= 2,
+                "in [-2, 2]",
+            ),
+            (
+                "frequency_penalty",
+                self.frequency_penalty,
+                abs(self.frequency_penalty) <= 2,
+                "in [-2, 2]",
+            ),
+            (
+                "repetition_penalty",
+                self.repetition_penalty,
+                0.0 < self.repetition_penalty <= 10.0,
+                "in (0, 10]",
+            ),
+            (
+                "min_tokens",
+                self.min_tokens,
+                0 <= self.min_tokens <= self.max_tokens,
+                f"in [0, max_tokens={self.max_tokens}]",
+            ),
         )
         for name, value, ok, allowed in checks:
             if not ok:
@@ -56,11 +99,17 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationParams:
-    """Per-request control of drafting. None means the engine's own setting."""
+    """Per-request control of drafting. None means the engine's own setting.
+
+    `sources`: where guesses may come from. `inter_token_s`: the time between two tokens that this
+    request asks for; one that is behind gets more of a step's nodes.
+    """
 
     enabled: bool = True
     max_draft_nodes: int | None = None
     max_draft_depth: int | None = None
+    sources: tuple[Source, ...] | None = None
+    inter_token_s: float | None = None
 
     def __post_init__(self) -> None:
         """Raise ValueError naming the field that is out of range."""
@@ -68,6 +117,37 @@ class SpeculationParams:
             value = getattr(self, name)
             if value is not None and not 0 <= value <= 255:
                 raise ValueError(f"{name}={value} must be None or in [0, 255]")
+        if self.inter_token_s is not None and not self.inter_token_s > 0:
+            raise ValueError(f"inter_token_s={self.inter_token_s} must be None or positive")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrammarSpec:
+    """What an answer must conform to, as text.
+
+    json: any JSON object (`text` is empty). json_schema: a JSON schema. regex. choice: a JSON list
+    of strings. ebnf: a grammar in xgrammar's notation (GBNF). structural_tag: xgrammar's JSON
+    description of free text with constrained parts (tool calls).
+    """
+
+    kind: GrammarKind
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CascadeParams:
+    """A speculative cascade: how far the small model's own tokens may stand (verifier/cascade.py).
+
+    `alpha` 0 trusts the large model most; what it means is the rule's business.
+    """
+
+    alpha: float
+    rule: CascadeRule = "opt"
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for an alpha outside [0, 1]."""
+        if not 0.0 <= self.alpha <= 1.0:
+            raise ValueError(f"alpha={self.alpha} must be in [0, 1]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +156,9 @@ class EngineRequest:
 
     `prompt_token_ids` belong to the tokenizer of `tier`. `group_id`, if given, is shared by the
     choices of one API request: the prompt is then computed once. `cache_salt` separates tenants
-    in the prefix cache. `arrival_s` is `time.monotonic()` at the gateway (one clock per machine).
+    in the prefix cache and in what is remembered of earlier answers. `arrival_s` is
+    `time.monotonic()` at the gateway (one clock per machine). `prediction_token_ids`: what the
+    client expects the answer to be like; a source of guesses. `cascade`: None is lossless.
     """
 
     request_id: str
@@ -88,3 +170,6 @@ class EngineRequest:
     cache_salt: str = ""
     arrival_s: float | None = None
     return_hidden_state: bool = False
+    prediction_token_ids: tuple[int, ...] = ()
+    grammar: GrammarSpec | None = None
+    cascade: CascadeParams | None = None

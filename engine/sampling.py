@@ -1,6 +1,8 @@
 """The scores whose argmax is the emitted token, for rows of many sequences at once."""
 
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -9,38 +11,95 @@ from engine.sequence import Sequence
 from kernels.sample import log_target
 
 
-def perturbed_scores(
-    logits: Tensor, sequences: SequenceOf[Sequence], positions: SequenceOf[list[int]]
-) -> Tensor:
-    """log target + Gumbel noise, float32 [num_rows, vocab_size]; raw logits for greedy sequences.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowGroup:
+    """The rows of one sequence, each of which decides a token.
 
-    logits: float32 [num_rows, vocab_size], the rows of the sequences one after the other.
-    positions: for each sequence, the position in the text that each of its rows decides. The
-    target and the drafter rank with the same function, which is what makes them agree.
+    depths: for each row, how many tokens stand between the sequence's last one and the decided one,
+    so the decided position is len(token_ids) + depth. paths: makes these tokens, for the few
+    sequences with rules that look at them.
     """
-    if all(sequence.request.sampling.is_greedy for sequence in sequences):
-        return logits
+
+    sequence: Sequence
+    depths: list[int]
+    paths: Callable[[], list[list[int]]]
+
+
+def process_logits(logits: Tensor, groups: SequenceOf[RowGroup]) -> Tensor:
+    """The logits after every sequence's rules; `logits` itself where there are none.
+
+    logits: float32 [num_rows, vocab_size], the groups' rows one after the other; not changed.
+    """
+    processed = logits
+    start = 0
+    for group in groups:
+        num_rows = len(group.depths)
+        if group.sequence.rules and num_rows:
+            if processed is logits:
+                processed = logits.clone()
+            rows, paths = processed[start : start + num_rows], group.paths()
+            for rule in group.sequence.rules:
+                rule.apply(rows, group.sequence.token_ids, paths)
+        start += num_rows
+    return processed
+
+
+def perturbed_scores(logits: Tensor, groups: SequenceOf[RowGroup]) -> Tensor:
+    """log target + Gumbel noise, float32 [num_rows, vocab_size]; processed logits when greedy.
+
+    logits: float32 [num_rows, vocab_size], the groups' rows one after the other. The target and the
+    drafter rank with the same function, which is what makes them agree.
+    """
+    return add_noise(log_targets(process_logits(logits, groups), groups), groups)
+
+
+def log_targets(processed: Tensor, groups: SequenceOf[RowGroup]) -> Tensor:
+    """Unnormalised log target of sampled rows; greedy rows stay as they are.
+
+    processed: float32 [num_rows, vocab_size], after `process_logits`.
+    """
     rows: list[int] = []
     parameters: list[tuple[float, float, float, float]] = []
-    noise: list[Tensor] = []
     start = 0
-    for sequence, decided in zip(sequences, positions, strict=True):
-        sampling = sequence.request.sampling
-        if decided and not sampling.is_greedy:
-            first, last = min(decided), max(decided)
-            table = sequence.noise.rows(first, last - first + 1, logits.device)
-            noise.append(table[[position - first for position in decided], : logits.shape[1]])
-            rows.extend(range(start, start + len(decided)))
+    for group in groups:
+        sampling = group.sequence.request.sampling
+        if not sampling.is_greedy:
+            rows.extend(range(start, start + len(group.depths)))
             own = (sampling.temperature, float(sampling.top_k), sampling.top_p, sampling.min_p)
-            parameters.extend([own] * len(decided))
-        start += len(decided)
+            parameters.extend([own] * len(group.depths))
+        start += len(group.depths)
     if not rows:
-        return logits
-    columns = torch.tensor(parameters, dtype=torch.float32, device=logits.device).T.contiguous()
+        return processed
+    columns = torch.tensor(parameters, dtype=torch.float32, device=processed.device).T.contiguous()
     temperature, top_k, top_p, min_p = columns  # [num_sampled_rows] each
-    is_mixed = len(rows) < logits.shape[0]  # greedy rows keep their logits
-    index = torch.tensor(rows, device=logits.device)
-    sampled = logits[index] if is_mixed else logits
-    scores = log_target(sampled, temperature, top_k.to(torch.int64), top_p, min_p)
-    scores += torch.cat(noise)
-    return logits.index_copy(0, index, scores) if is_mixed else scores
+    is_mixed = len(rows) < processed.shape[0]  # greedy rows keep their logits
+    if not is_mixed:
+        return log_target(processed, temperature, top_k.to(torch.int64), top_p, min_p)
+    index = torch.tensor(rows, device=processed.device)
+    scores = log_target(processed[index], temperature, top_k.to(torch.int64), top_p, min_p)
+    return processed.index_copy(0, index, scores)
+
+
+def add_noise(log_probs: Tensor, groups: SequenceOf[RowGroup]) -> Tensor:
+    """Add each sampled row's Gumbel noise, by the position that it decides.
+
+    log_probs: float32 [num_rows, vocab_size]; changed nowhere, returned where nothing is sampled.
+    """
+    noise: list[Tensor] = []
+    rows: list[int] = []
+    start = 0
+    for group in groups:
+        sequence, depths = group.sequence, group.depths
+        if depths and not sequence.request.sampling.is_greedy:
+            first, last = min(depths), max(depths)
+            position = len(sequence.token_ids) + first
+            table = sequence.noise.rows(position, last - first + 1, log_probs.device)
+            noise.append(table[[depth - first for depth in depths], : log_probs.shape[1]])
+            rows.extend(range(start, start + len(depths)))
+        start += len(depths)
+    if not rows:
+        return log_probs
+    if len(rows) == log_probs.shape[0]:
+        return log_probs + torch.cat(noise)
+    index = torch.tensor(rows, device=log_probs.device)
+    return log_probs.index_add(0, index, torch.cat(noise))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from engine.events import FinishReason, RequestStats
 from engine.kv_view import KVView
+from engine.logit_rules import LogitRule
 from engine.noise import SequenceNoise
 from engine.request import EngineRequest, Tier
 
@@ -34,6 +35,8 @@ class Sequence:
     noise: SequenceNoise
     submitted_s: float
     token_ids: list[int]
+    # What changes the logits before a token is chosen: penalties, biases, a grammar.
+    rules: list[LogitRule] = field(default_factory=list)
     status: SequenceStatus = SequenceStatus.WAITING
     finish_reason: FinishReason | None = None
     # An earlier answer, offered as a draft: what a hand-off from the other tier leaves behind.

@@ -1,7 +1,15 @@
 """The tokens that one sequence asks the target to judge in one pass."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Final
+
+from torch import Tensor
+
+from engine.request import SOURCES, Source
+
+# A node's sources as bits: several may have guessed the same token.
+SOURCE_BIT: Final[dict[Source, int]] = {source: 1 << bit for bit, source in enumerate(SOURCES)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -11,10 +19,16 @@ class TokenTree:
     Node 0 is the root: the last emitted token, whose keys and values are not computed yet. Parents
     stand before children, the children of one node differ. Plain decoding is a tree of one node,
     a chain is a tree without branches. All lists are [num_nodes], on the host.
+
+    `sources`: who guessed each node (`SOURCE_BIT`, 0 for the root); empty where nobody asks.
+    `draft_logits`: the small model's logits at each node ([vocab_size]) where it computed them;
+    kept for a cascade only, else empty.
     """
 
     token_ids: list[int]
     parent_index: list[int]
+    sources: list[int] = field(default_factory=list)
+    draft_logits: list[Tensor | None] = field(default_factory=list)
 
     @classmethod
     def root_only(cls, token_id: int) -> "TokenTree":
@@ -48,10 +62,21 @@ class TokenTree:
             masks.append((masks[parent] if parent >= 0 else 0) | 1 << node)
         return masks
 
+    @cached_property
+    def paths(self) -> list[list[int]]:
+        """Per node the tokens from below the root down to it, [num_nodes]; [] for the root."""
+        paths: list[list[int]] = []
+        for token, parent in zip(self.token_ids, self.parent_index, strict=True):
+            paths.append([*paths[parent], token] if parent >= 0 else [])
+        return paths
+
     def truncated(self, num_nodes: int) -> "TokenTree":
         """The first `num_nodes` nodes; they are a tree since parents stand before children."""
         if num_nodes >= self.num_nodes:
             return self
         return TokenTree(
-            token_ids=self.token_ids[:num_nodes], parent_index=self.parent_index[:num_nodes]
+            token_ids=self.token_ids[:num_nodes],
+            parent_index=self.parent_index[:num_nodes],
+            sources=self.sources[:num_nodes],
+            draft_logits=self.draft_logits[:num_nodes],
         )

@@ -6,13 +6,14 @@ Communication and Drafter-Invariant Speculative Decoding", 2024).
 """
 
 from collections.abc import Sequence as SequenceOf
+from functools import partial
 from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from engine.protocols import Verdict
-from engine.sampling import perturbed_scores
+from engine.sampling import RowGroup, perturbed_scores
 from engine.sequence import Sequence
 from engine.token_tree import TokenTree
 from kernels.verify_tree import verify_tree
@@ -25,12 +26,11 @@ class CoupledVerifier:
         self, sequences: SequenceOf[Sequence], trees: SequenceOf[TokenTree], logits: Tensor
     ) -> list[Verdict]:
         """One verdict a sequence; logits float32 [total nodes, vocab_size], trees in order."""
-        # The token chosen at a node of depth d stands at position len(token_ids) + d.
-        positions = [
-            [len(sequence.token_ids) + depth for depth in tree.depth]
+        groups = [
+            RowGroup(sequence=sequence, depths=tree.depth, paths=partial(getattr, tree, "paths"))
             for sequence, tree in zip(sequences, trees, strict=True)
         ]
-        chosen = perturbed_scores(logits, sequences, positions).argmax(-1)  # [num_nodes]
+        chosen = perturbed_scores(logits, groups).argmax(-1)  # [num_nodes]
         if all(tree.num_nodes == 1 for tree in trees):
             return [Verdict(accepted_nodes=[], token_ids=[token]) for token in chosen.tolist()]
         return _walk(trees, chosen)

@@ -66,7 +66,8 @@ def grow(
         paths = [path_of(tree, node) for node in tree.frontier]
         assert piece.token_ids == [path[-1] for path in paths]
         assert piece.positions == [tree.root_slot + len(path) for path in paths]
-        assert tree.frontier_positions() == [tree.root_slot + 1 + len(path) for path in paths]
+        assert tree.frontier_depths() == [len(path) for path in paths]
+        assert tree.frontier_paths() == [list(path) for path in paths]
         rows.append(piece.num_logit_rows)
         tree.grow([guesser.children(path) for path in paths])
         assert len(rows) < 1000, "the tree never stops growing"
