@@ -1,28 +1,25 @@
-"""How much faster is tree speculation than plain decoding, and than transformers, on one pair?
+"""How much faster is tree speculation than plain decoding, alone and in batches?
 
 Method: the same prompts and weights for all. Our engine decodes plainly and speculatively (the
 weights loaded once, speculation switched by request) at each batch size: so many requests in
-flight, the next starts when one ends. At batch 1 transformers' generate runs plain, with
-assistant_model and with prompt lookup; at larger ones plain, padded. All of a batch size are run in
-turn, round by round, after a warm-up of each; no prompt is ever found in the prefix cache. Answers
-end at the end-of-text token and are compared token for token; where they part, the gap between the
-two tokens' logits says whether it was a tie (benchmarks/compare.py).
+flight, the next starts when one ends. All of a batch size are run in turn, round by round, after a
+warm-up of each; no prompt is ever found in the prefix cache. Answers end at the end-of-text token
+and are compared token for token; where they part, the gap between the two tokens' logits says
+whether it was a tie (benchmarks/compare.py). Other programs: bench_peers.
 
-Reading it: `tok/s` has the prompts' time in it, `decode` has not. `x plain` and `x tf` are ratios
-to our own and transformers' plain decoding, medians over the rounds. `x ceiling` is the decode rate
-in units of memory bandwidth / weight bytes: what plain decoding can reach at most at batch 1.
-`tok/pass` is the mean number of tokens that a pass of the large model emits for a sequence; draft,
-target and host share out the engine's time (not on a GPU, where passes are only launched), and
-`host ms` is the median of a step.
+Reading it: `tok/s` has the prompts' time in it, `decode` has not. `x plain` is the ratio to plain
+decoding, a median over the rounds. `x ceiling` is the decode rate in units of memory bandwidth /
+weight bytes: what plain decoding can reach at most at batch 1. `tok/pass` is the mean number of
+tokens that a pass of the large model emits for a sequence; draft, target and host share out the
+engine's time (not on a GPU, where passes are only launched), and `host ms` is the median of a step.
 
     python -m benchmarks.bench_speculation --large DIR --small DIR --dtype bfloat16
     python -m benchmarks.bench_speculation --expand-target 400M --expand-draft 40M   # demo pair
 """
 
 import argparse
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -56,19 +53,15 @@ from benchmarks.harness import (
     variant_name,
     write_results,
 )
-from benchmarks.peers import Peer, PeerModels, PeerRun, PeerTask, peer_process
 from benchmarks.prompts import Prompt, load_prompts, load_tokenizer, stop_token_ids
 from draft.budget import TreeBudget
 from engine.request import Tier
 from engine.runner import ModelRunner
 
 PLAIN = "outrider plain"
-PEER_PLAIN = "transformers plain"
 _WARM_UP_PROMPTS = 2
 _WARM_UP_TOKENS = 24
 _SHOWN_ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
-
-Run = Drive | PeerRun
 
 
 @dataclass(kw_only=True)
@@ -81,7 +74,6 @@ class Setup:
     large: ModelRunner
     benches: dict[str, Bench]
     budgets: dict[str, TreeBudget]
-    peer: Peer | None = None
 
     @property
     def plain(self) -> Bench:
@@ -114,24 +106,14 @@ def run_engine(
     return drive(bench, requests, concurrency=batch)
 
 
-def cases(setup: Setup, prompts: Sequence[Prompt], *, batch: int, limit: int) -> Mapping[str, Any]:
+def cases(
+    setup: Setup, prompts: Sequence[Prompt], *, batch: int, limit: int
+) -> Mapping[str, Callable[[], Drive]]:
     """What is compared at one batch size: name -> a call that runs all prompts."""
     engine = partial(run_engine, setup, prompts=prompts, batch=batch, limit=limit)
-    found: dict[str, Callable[[], Run]] = {PLAIN: partial(engine, setup.plain, speculate=False)}
+    found: dict[str, Callable[[], Drive]] = {PLAIN: partial(engine, setup.plain, speculate=False)}
     for name, bench in setup.benches.items():
         found[f"outrider, {name}"] = partial(engine, bench, speculate=True)
-    if setup.peer is None:
-        return found
-    task = PeerTask(prompts=prompts, max_tokens=limit, stop=setup.stop, batch_size=batch)
-    if batch > 1:
-        found[f"{PEER_PLAIN}, padded"] = partial(setup.peer.run, task)
-        return found
-    found[PEER_PLAIN] = partial(setup.peer.run, task)
-    for name in setup.benches:
-        found[f"transformers assisted, {name}"] = partial(
-            setup.peer.run, replace(task, assistant=name)
-        )
-    found["transformers prompt lookup"] = partial(setup.peer.run, replace(task, lookup=True))
     return found
 
 
@@ -154,7 +136,6 @@ def measure(setup: Setup, batch: int, ceiling: float) -> dict[str, Any]:
     )
     tallies = {f"outrider, {name}": bench.verifier.tally for name, bench in setup.benches.items()}
     rates = {name: [run.tokens_per_s for run in done] for name, done in runs.items()}
-    peer_name = PEER_PLAIN if batch == 1 else f"{PEER_PLAIN}, padded"
     result: dict[str, Any] = {}
     for name, done in runs.items():
         entry: dict[str, Any] = {
@@ -163,40 +144,34 @@ def measure(setup: Setup, batch: int, ceiling: float) -> dict[str, Any]:
             "num_tokens": done[-1].num_tokens,
             "over_outrider_plain": paired_ratio(rates[name], rates[PLAIN]),
         }
-        if peer_name in rates:
-            entry["over_transformers_plain"] = paired_ratio(rates[name], rates[peer_name])
         entry |= _decoding(done, ceiling if batch == 1 else None)
-        if isinstance(done[-1], Drive):
-            entry |= _inside(done[-1])
+        entry |= _inside(done[-1])
         if name in tallies:
             entry["drafting"] = _drafting(done[-1], tallies[name].acceptance_by_depth)
         result[name] = entry
     for bench in setup.benches.values():
         bench.verifier.tally.clear()
     comparisons = _compare(setup, prompts, runs)
-    _show(batch, result, comparisons, has_peer=peer_name in rates)
+    _show(batch, result, comparisons)
     return {
         "num_prompts": len(prompts),
         "num_prompt_tokens": sum(len(prompt.token_ids) for prompt in prompts),
         "cases": result,
-        "equality": {name: _comparison_record(c) for name, c in comparisons.items()},
+        "equality": {name: c.record() for name, c in comparisons.items()},
     }
 
 
 # ---- what is made of it -----------------------------------------------------------------------
 
 
-def _decoding(done: Sequence[Run], ceiling: float | None) -> dict[str, Any]:
+def _decoding(done: Sequence[Drive], ceiling: float | None) -> dict[str, Any]:
     """The rate after the first token of each answer; only where answers come one at a time."""
     if ceiling is None:
         return {}
     rates = []
     for run in done:
-        if isinstance(run, Drive):
-            num_tokens = sum(answer.num_decoded_tokens for answer in run.streams)
-            seconds = sum(answer.decode_s for answer in run.streams)
-        else:
-            num_tokens, seconds = run.num_decoded_tokens, run.decode_s
+        num_tokens = sum(answer.num_decoded_tokens for answer in run.streams)
+        seconds = sum(answer.decode_s for answer in run.streams)
         if seconds > 0:
             rates.append(num_tokens / seconds)
     if not rates:
@@ -229,8 +204,7 @@ def _inside(run: Drive) -> dict[str, Any]:
     }
 
 
-def _drafting(run: Run, acceptance_by_depth: list[float]) -> dict[str, Any]:
-    assert isinstance(run, Drive)
+def _drafting(run: Drive, acceptance_by_depth: list[float]) -> dict[str, Any]:
     stats = [answer.stats for answer in run.streams if answer.stats is not None]
     drafted = sum(s.num_drafted_tokens for s in stats)
     accepted = sum(s.num_accepted_tokens for s in stats)
@@ -243,18 +217,12 @@ def _drafting(run: Run, acceptance_by_depth: list[float]) -> dict[str, Any]:
 
 
 def _compare(
-    setup: Setup, prompts: Sequence[Prompt], runs: Mapping[str, Sequence[Run]]
+    setup: Setup, prompts: Sequence[Prompt], runs: Mapping[str, Sequence[Drive]]
 ) -> dict[str, Comparison]:
-    """Speculative against plain, and everything against transformers where it ran."""
+    """Speculative against plain."""
     prompt_ids = [prompt.token_ids for prompt in prompts]
     reference_logits = runner_logits(setup.large) if setup.arguments.temperature == 0 else None
-    pairs = {f"{name} = {PLAIN}": (PLAIN, name) for name in runs if name.startswith("outrider, ")}
-    if setup.arguments.temperature == 0:
-        for base in (PEER_PLAIN, f"{PEER_PLAIN}, padded"):
-            if base in runs:
-                others = [name for name in runs if name != base and name.split(",")[0] != PLAIN]
-                pairs |= {f"{PLAIN} = {base}": (base, PLAIN)}
-                pairs |= {f"{name} = {base}": (base, name) for name in others}
+    pairs = {f"{name} = {PLAIN}": (PLAIN, name) for name in runs if name != PLAIN}
     return {
         label: compare_answers(
             prompt_ids,
@@ -266,23 +234,12 @@ def _compare(
     }
 
 
-def _comparison_record(comparison: Comparison) -> dict[str, Any]:
-    return {
-        "num_answers": comparison.num_answers,
-        "num_equal": comparison.num_equal,
-        "largest_logit_gap": comparison.largest_gap,
-        "divergences": comparison.divergences,
-    }
-
-
 def _show(
     batch: int,
     result: Mapping[str, Mapping[str, Any]],
     comparisons: Mapping[str, Comparison],
-    *,
-    has_peer: bool,
 ) -> None:
-    columns = ["", "tok/s", "x plain", "x tf", "decode", "x ceiling", "tok/pass"]
+    columns = ["", "tok/s", "x plain", "decode", "x ceiling", "tok/pass"]
     columns += ["draft", "target", "host", "host ms"]
     rows = []
     for name, entry in result.items():
@@ -292,7 +249,6 @@ def _show(
                 name,
                 f"{entry['tokens_per_s'].median:.1f}",
                 f"{entry['over_outrider_plain'].median:.2f}",
-                f"{entry['over_transformers_plain'].median:.2f}" if has_peer else "-",
                 _figure(entry.get("decode_tokens_per_s"), ".1f"),
                 _figure(entry.get("over_ceiling"), ".2f"),
                 _figure(entry.get("mean_emitted_tokens"), ".2f"),
@@ -392,7 +348,6 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--ignore-eos", action="store_true", help="answers of exactly --max-new")
-    parser.add_argument("--no-transformers", action="store_true")
     parser.add_argument("--no-budget", action="store_true", help="always the largest trees")
     add_draft_options(parser)
     arguments = parser.parse_args(argv)
@@ -417,18 +372,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         f"{arguments.threads} threads; memory {bandwidth / 1e9:.1f} GB/s, "
         f"ceiling {ceiling:.1f} passes/s"
     )
-    with contextlib.ExitStack() as stack:
-        if not arguments.no_transformers and arguments.temperature == 0:
-            models = PeerModels(
-                target=large_folder,
-                assistants=drafters,
-                dtype=model.dtype,
-                device=arguments.device,
-                num_threads=arguments.threads,
-            )
-            with console.status("loading the same weights in transformers"):
-                setup.peer = stack.enter_context(peer_process(models))
-        batches = {batch: measure(setup, batch, ceiling) for batch in arguments.batch}
+    batches = {batch: measure(setup, batch, ceiling) for batch in arguments.batch}
     results: dict[str, Any] = {
         "target_parameters": model.num_parameters,
         "drafters": {

@@ -7,11 +7,14 @@ sees the two tokens. A gap of a rounding step or two is a tie; a larger one is a
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from engine.noise import SequenceNoise
+from engine.request import SamplingParams
 from engine.runner import ForwardSlice, ModelRunner
 
 NextLogits = Callable[[Sequence[int]], Tensor]
@@ -55,6 +58,15 @@ class Comparison:
         """The largest logit gap, in magnitude; None where nothing diverged or no gap is known."""
         gaps = [abs(d.logit_gap) for d in self.divergences if d.logit_gap is not None]
         return max(gaps, default=None)
+
+    def record(self) -> dict[str, Any]:
+        """For the results."""
+        return {
+            "num_answers": self.num_answers,
+            "num_equal": self.num_equal,
+            "largest_logit_gap": self.largest_gap,
+            "divergences": self.divergences,
+        }
 
     def __str__(self) -> str:
         """Such as `11 of 12 equal, gap 0.031`."""
@@ -100,6 +112,33 @@ def compare_answers(
             )
         )
     return Comparison(num_answers=len(reference), divergences=tuple(divergences))
+
+
+def combine(comparisons: Sequence[Comparison]) -> Comparison:
+    """Many comparisons as one, indices going on from one to the next."""
+    divergences: list[Divergence] = []
+    num_answers = 0
+    for comparison in comparisons:
+        divergences += [
+            replace(divergence, index=num_answers + divergence.index)
+            for divergence in comparison.divergences
+        ]
+        num_answers += comparison.num_answers
+    return Comparison(num_answers=num_answers, divergences=tuple(divergences))
+
+
+def sampled_scores(next_logits: NextLogits, sampling: SamplingParams) -> NextLogits:
+    """What a sampled token is the argmax of: logits / temperature + the large tier's noise.
+
+    Only for plain temperature: top-k, top-p, min-p and penalties are not applied.
+    """
+
+    def scores(token_ids: Sequence[int]) -> Tensor:
+        logits = next_logits(token_ids)
+        noise = SequenceNoise(sampling, "large", vocab_size=len(logits))
+        return logits / sampling.temperature + noise.rows(len(token_ids), 1, logits.device)[0]
+
+    return next_logits if sampling.is_greedy else scores
 
 
 def runner_logits(runner: ModelRunner) -> NextLogits:

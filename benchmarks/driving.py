@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from benchmarks.prompts import Prompt
-from draft.budget import PassTime, TreeBudget
+from draft.budget import PassTimes, TreeBudget
 from draft.config import DraftConfig
 from draft.tree_drafter import TreeDrafter
 from engine.config import EngineConfig
@@ -20,7 +20,7 @@ from engine.core import Engine
 from engine.events import Finished, RequestStats, TokensEmitted
 from engine.model import DecoderModel, DtypeName, ForwardOutput
 from engine.protocols import Verdict
-from engine.request import EngineRequest, SamplingParams, SpeculationParams, Tier
+from engine.request import EngineRequest, SamplingParams, Source, SpeculationParams, Tier
 from engine.runner import ModelRunner
 from engine.sequence import Sequence as EngineSequence
 from engine.step_times import follow_step_times
@@ -141,24 +141,27 @@ def build_bench(
     draft_config: DraftConfig | None = None,
     budget: TreeBudget | None = None,
     config: EngineConfig | None = None,
+    forward_cpu: ForwardCpu | None = None,
 ) -> Bench:
     """An engine over runners that may be shared with other engines, one engine at work at a time.
 
     With a small model it drafts; a request can switch that off, which is plain decoding.
+    forward_cpu: of another engine over the same runners, whose passes are counted already.
     """
     verifier = RecordingVerifier()
     drafter = None
     if "small" in runners and "large" in runners:
         drafter = TreeDrafter(runner=runners["small"], config=draft_config, budget=budget)
     engine = Engine(runners=runners, verifier=verifier, drafter=drafter, config=config)
-    forward_cpu = ForwardCpu()
-    for runner in runners.values():
-        forward_cpu.put_around(runner.model)
+    if forward_cpu is None:
+        forward_cpu = ForwardCpu()
+        for runner in runners.values():
+            forward_cpu.put_around(runner.model)
     return Bench(engine=engine, runners=runners, verifier=verifier, forward_cpu=forward_cpu)
 
 
 def tree_budget(
-    runners: Mapping[Tier, ModelRunner], *, target_pass_s: PassTime | None = None
+    runners: Mapping[Tier, ModelRunner], *, target_pass_s: PassTimes | None = None
 ) -> TreeBudget:
     """The budget that serving uses: from both models' step times, measured now and followed.
 
@@ -182,10 +185,11 @@ def add_draft_options(parser: argparse.ArgumentParser) -> None:
 def draft_config(arguments: argparse.Namespace) -> DraftConfig:
     """The drafter's limits: what serving has unless the arguments say otherwise."""
     serving = SpeculationSettings()
-    limits = {
+    limits: dict[str, Any] = {
         "max_draft_nodes": serving.max_draft_nodes,
         "max_draft_depth": serving.max_draft_depth,
         "max_branching": serving.max_branching,
+        "max_frontier": serving.max_frontier,
     }
     wanted = {name: getattr(arguments, name, None) for name in _DRAFT_OPTIONS}
     limits |= {name: value for name, value in wanted.items() if value is not None}
@@ -338,7 +342,7 @@ def drive(bench: Bench, requests: Sequence[EngineRequest], *, concurrency: int) 
 _run_numbers = itertools.count()
 
 
-def make_requests(
+def make_requests(  # noqa: PLR0913 - every field of a request, with defaults
     prompts: Iterable[Prompt],
     *,
     tier: Tier,
@@ -347,8 +351,13 @@ def make_requests(
     temperature: float = 0.0,
     seed: int = 0,
     stop: tuple[int, ...] = (),
+    sources: tuple[Source, ...] | None = None,
+    predictions: Sequence[tuple[int, ...]] | None = None,
 ) -> list[EngineRequest]:
-    """Requests that share no prefix with any earlier run: each run pays for its prompts."""
+    """Requests that share no prefix with any earlier run: each run pays for its prompts.
+
+    The salt keeps remembered answers apart as well, so no run is told what an earlier one wrote.
+    """
     salt = f"run-{next(_run_numbers)}"
     return [
         EngineRequest(
@@ -361,8 +370,9 @@ def make_requests(
                 seed=seed + index,
                 stop_token_ids=stop,
             ),
-            speculation=SpeculationParams(enabled=speculate),
+            speculation=SpeculationParams(enabled=speculate, sources=sources),
             cache_salt=f"{salt}-{index}",
+            prediction_token_ids=() if predictions is None else predictions[index],
         )
         for index, prompt in enumerate(prompts)
     ]

@@ -8,7 +8,7 @@ not its turn.
 import contextlib
 import multiprocessing
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -27,30 +27,20 @@ _START_TIMEOUT_S = 600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerRun:
-    """A finished run. `decode_s`, `num_decoded_tokens`: plain only, after each first token."""
+    """A finished answer. `decode_s`, `num_decoded_tokens`: plain only, after the first token."""
 
     wall_s: float
-    outputs: list[list[int]]
+    token_ids: list[int]
     decode_s: float = 0.0
     num_decoded_tokens: int = 0
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens emitted."""
-        return sum(len(answer) for answer in self.outputs)
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Prompts included in the time."""
-        return self.num_tokens / self.wall_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerModels:
-    """What the process loads: a target, and assistants by name."""
+    """What the process loads."""
 
     target: Path
-    assistants: dict[str, Path]
+    assistant: Path
     dtype: torch.dtype
     device: str
     num_threads: int
@@ -58,16 +48,12 @@ class PeerModels:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerTask:
-    """Greedy answers to prompts. `batch_size` 1 is without padding.
+    """A greedy answer to a prompt: plainly, with the assistant's help or with prompt lookup."""
 
-    assistant: the name of the assistant model, if one helps. lookup: with prompt lookup.
-    """
-
-    prompts: Sequence[Prompt]
+    prompt: Prompt
     max_tokens: int
     stop: tuple[int, ...]
-    batch_size: int = 1
-    assistant: str | None = None
+    assisted: bool = False
     lookup: bool = False
 
 
@@ -125,15 +111,11 @@ def _serve(connection: Connection, models: PeerModels) -> None:
     quiet_transformers()
     torch.set_num_threads(models.num_threads)
     try:
-        target = _load(models.target, models)
-        assistants = {name: _load(folder, models) for name, folder in models.assistants.items()}
+        target, assistant = (_load(folder, models) for folder in (models.target, models.assistant))
         connection.send(None)
         while True:
             task: PeerTask = connection.recv()
-            if task.batch_size == 1:
-                connection.send(_one_by_one(target, assistants, task))
-            else:
-                connection.send(_padded(target, task))
+            connection.send(_answer(target, assistant, task))
     except EOFError:
         return
     except Exception as error:  # noqa: BLE001 - the other side raises it
@@ -158,72 +140,33 @@ class _Arrivals(StoppingCriteria):
 
 
 @torch.inference_mode()
-def _one_by_one(model: Any, assistants: dict[str, Any], task: PeerTask) -> PeerRun:
-    options = _options(task)
-    if task.assistant is not None:
-        options["assistant_model"] = assistants[task.assistant]
-    if task.lookup:
-        options["prompt_lookup_num_tokens"] = LOOKUP_TOKENS
-    outputs = []
-    decode_s, num_decoded = 0.0, 0
-    started_s = time.perf_counter()
-    for prompt in task.prompts:
-        input_ids = torch.tensor([prompt.token_ids], device=model.device)
-        arrivals = _Arrivals()
-        answer = model.generate(
-            input_ids,
-            attention_mask=torch.ones_like(input_ids),
-            stopping_criteria=StoppingCriteriaList([arrivals]),
-            **options,
-        )
-        outputs.append(answer[0, len(prompt.token_ids) :].tolist())
-        # With an assistant the first delivery holds a whole round, so there is no such rate.
-        if arrivals.noted and task.assistant is None and not task.lookup:
-            decode_s += arrivals.noted[-1][0] - arrivals.noted[0][0]
-            num_decoded += arrivals.noted[-1][1] - arrivals.noted[0][1]
-    return PeerRun(
-        wall_s=time.perf_counter() - started_s,
-        outputs=outputs,
-        decode_s=decode_s,
-        num_decoded_tokens=num_decoded,
-    )
-
-
-@torch.inference_mode()
-def _padded(model: Any, task: PeerTask) -> PeerRun:
-    """In batches padded on the left; a batch lasts as long as its longest answer."""
-    options = _options(task)
-    outputs: list[list[int]] = []
-    started_s = time.perf_counter()
-    for start in range(0, len(task.prompts), task.batch_size):
-        rows = [list(prompt.token_ids) for prompt in task.prompts[start : start + task.batch_size]]
-        width = max(len(row) for row in rows)
-        gaps = [width - len(row) for row in rows]
-        padded = [
-            [options["pad_token_id"]] * gap + row for gap, row in zip(gaps, rows, strict=True)
-        ]
-        mask = [[0] * gap + [1] * (width - gap) for gap in gaps]
-        answers = model.generate(
-            torch.tensor(padded, device=model.device),
-            attention_mask=torch.tensor(mask, device=model.device),
-            **options,
-        )
-        outputs.extend(_cut(answer, task.stop) for answer in answers[:, width:].tolist())
-    return PeerRun(wall_s=time.perf_counter() - started_s, outputs=outputs)
-
-
-def _options(task: PeerTask) -> dict[str, Any]:
-    return {
+def _answer(model: Any, assistant: Any, task: PeerTask) -> PeerRun:
+    options: dict[str, Any] = {
         "max_new_tokens": task.max_tokens,
         "do_sample": False,
         "eos_token_id": list(task.stop) or None,
         "pad_token_id": task.stop[0] if task.stop else 0,
     }
-
-
-def _cut(answer: list[int], stop: tuple[int, ...]) -> list[int]:
-    """The answer up to its first stop token, that one included."""
-    for index, token_id in enumerate(answer):
-        if token_id in stop:
-            return answer[: index + 1]
-    return answer
+    if task.assisted:
+        options["assistant_model"] = assistant
+    if task.lookup:
+        options["prompt_lookup_num_tokens"] = LOOKUP_TOKENS
+    started_s = time.perf_counter()
+    input_ids = torch.tensor([task.prompt.token_ids], device=model.device)
+    arrivals = _Arrivals()
+    answer = model.generate(
+        input_ids,
+        attention_mask=torch.ones_like(input_ids),
+        stopping_criteria=StoppingCriteriaList([arrivals]),
+        **options,
+    )
+    token_ids = answer[0, input_ids.shape[1] :].tolist()
+    wall_s = time.perf_counter() - started_s
+    decode_s, num_decoded = 0.0, 0
+    # With guesses the first delivery holds a whole round, so there is no such rate.
+    if arrivals.noted and not task.assisted and not task.lookup:
+        decode_s = arrivals.noted[-1][0] - arrivals.noted[0][0]
+        num_decoded = arrivals.noted[-1][1] - arrivals.noted[0][1]
+    return PeerRun(
+        wall_s=wall_s, token_ids=token_ids, decode_s=decode_s, num_decoded_tokens=num_decoded
+    )

@@ -59,14 +59,19 @@ def load_prompts(
     texts = _task_texts(seed, difficulties) if source == "tasks" else _file_texts(Path(source))
     prompts: list[Prompt] = []
     for num_seen, (kind, messages) in enumerate(texts, start=1):
-        token_ids = _render(tokenizer, messages)
-        if len(token_ids) <= max_tokens:
-            prompts.append(Prompt(messages=tuple(messages), token_ids=token_ids, kind=kind))
+        prompt = make_prompt(tokenizer, messages, kind=kind)
+        if len(prompt.token_ids) <= max_tokens:
+            prompts.append(prompt)
             if len(prompts) == num_prompts:
                 break
         elif num_seen >= 50 * num_prompts:
             raise SystemExit(f"{source}: hardly any prompt has at most {max_tokens} tokens.")
     return prompts
+
+
+def make_prompt(tokenizer: Any, messages: list[dict[str, str]], *, kind: str) -> Prompt:
+    """Render a conversation in the tokenizer's chat format."""
+    return Prompt(messages=tuple(messages), token_ids=_render(tokenizer, messages), kind=kind)
 
 
 def _render(tokenizer: Any, messages: list[dict[str, str]]) -> tuple[int, ...]:

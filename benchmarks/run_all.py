@@ -1,4 +1,4 @@
-"""Run every benchmark: in under ten minutes on a small machine, results in benchmarks/results.
+"""Run every benchmark in about a quarter of an hour; results go to benchmarks/results.
 
 Each script runs in a process of its own, one after the other, with counts that fit the time. For
 figures to be quoted, run the scripts by themselves on an idle machine, with their own defaults.
@@ -53,6 +53,29 @@ JOBS = (
             *(*_BF16, *_QUICK_TARGET, "--expand-draft", "10M"),
             *("--repeats", "1", "--num-prompts", "1", "--max-new", "16", "--batch", "1", "2"),
         ),
+    ),
+    Job(
+        script="bench_tree_policies",
+        arguments=(*_BF16, *_TARGET, "--num-prompts", "8", "--repeats", "1", "--chains", "4", "8"),
+        quick=(
+            *(*_BF16, *_QUICK_TARGET, "--chains", "4"),
+            *("--repeats", "1", "--num-prompts", "1", "--max-new", "16"),
+        ),
+    ),
+    Job(
+        script="bench_repeats",
+        arguments=(*_BF16, *_TARGET, "--num-prompts", "3", "--repeats", "1"),
+        quick=(*_BF16, *_QUICK_TARGET, "--num-prompts", "1", "--repeats", "1", "--max-new", "16"),
+    ),
+    Job(
+        script="bench_load",
+        arguments=(*_BF16, *_TARGET, "--pairs", "3", "--most", "16", "--window-s", "1"),
+        quick=(*_BF16, *_QUICK_TARGET, "--pairs", "1", "--most", "2", "--window-s", "0.5"),
+    ),
+    Job(
+        script="bench_peers",
+        arguments=(*_BF16, *_TARGET, "--num-prompts", "4", "--repeats", "1", "--max-new", "64"),
+        quick=(*_BF16, *_QUICK_TARGET, "--num-prompts", "1", "--repeats", "1", "--max-new", "8"),
     ),
     Job(
         script="bench_host_overhead",

@@ -3,13 +3,18 @@
 The expected number of tokens of a step is one per sequence plus the sum over all nodes of the
 probability that the whole path to the node is accepted; the time of a step is a staircase in its
 rows. Both the tree and its size follow from the ratio (ARCHITECTURE: "Which tree"; Sequoia, Chen et
-al. 2024, section 4.3, for the hardware-aware size).
+al. 2024, section 4.3, for the hardware-aware size). A request that is behind its own pace counts
+for more than its tokens (cf. AdaServe, Li et al. 2025).
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+from typing import Protocol
 
-PassTime = Callable[[int], float]
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
 
 _EMA_WEIGHT = 0.1
 _FIRST_ACCEPTANCE = 0.7
@@ -17,58 +22,148 @@ _FIRST_ACCEPTANCE = 0.7
 _FORGETTING = 0.002
 
 
+class PassTimes(Protocol):
+    """Expected seconds of a model's pass."""
+
+    def __call__(self, num_rows: int, context: float = 0.0) -> float:
+        """Of a pass with so many rows that see `context` tokens each, on average."""
+
+    def upto(self, num_rows: int, context: float = 0.0) -> Floats:
+        """Of passes with 0 to `num_rows` rows, [num_rows + 1]."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TreeBudget:
-    """Decides from the two models' pass times, seconds by number of rows."""
+class Hope:
+    """What drafting for one sequence may bring.
 
-    target_pass_s: PassTime
-    draft_pass_s: PassTime
+    acceptance: the chance that the small model's best guess at a position is right. text_tokens:
+    how many tokens the guesses that are there already should bring. urgency: what a token counts.
+    """
 
-    def is_worth_drafting(self, num_sequences: int, acceptance: float, max_depth: int) -> bool:
-        """Whether chains of some depth would beat plain decoding at this batch size.
+    acceptance: float
+    text_tokens: float = 0.0
+    urgency: float = 1.0
 
-        acceptance: the chance that the best guess at a position is right.
+    def gain(self, max_depth: int) -> float:
+        """Tokens that a chain of this depth adds, weighted."""
+        ratio = min(self.acceptance, 0.999)
+        chain = ratio * (1.0 - ratio**max_depth) / (1.0 - ratio)
+        return self.urgency * max(chain - self.text_tokens, 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepBudget:
+    """One step's budget: `num_sequences` decode together, `context` tokens long on average.
+
+    base_tokens: what the step yields without a guess, in tokens weighted by urgency. longest_s: how
+    long the step may take where it has guesses.
+    """
+
+    target_pass_s: PassTimes
+    draft_pass_s: PassTimes
+    num_sequences: int
+    context: float
+    base_tokens: float
+    longest_s: float
+
+    def num_worth_drafting(
+        self, hopes: SequenceOf["Hope"], text_probs: Floats, max_depth: int
+    ) -> int:
+        """For how many sequences, in the order given, the small model is worth asking.
+
+        text_probs: path probabilities of all guesses that are there already, weighted by urgency,
+        descending. Considers chains of every depth for the first 1, 2, 4, … sequences.
         """
-        plain = num_sequences / self.target_pass_s(num_sequences)
-        gained, path_prob = 1.0, 1.0
-        spent_s = 0.0
-        for depth in range(1, max_depth + 1):
-            path_prob *= acceptance
-            gained += path_prob
-            spent_s += self.draft_pass_s(num_sequences)
-            step_s = spent_s + self.target_pass_s(num_sequences * (1 + depth))
-            if num_sequences * gained / step_s > plain:
-                return True
-        return False
+        num_text_nodes, text_tokens, text_s = self.num_nodes(text_probs, spent_s=0.0)
+        best_rate, best = text_tokens / text_s, 0
+        number = 1
+        while hopes and max_depth > 0:
+            number = min(number, len(hopes))
+            rate = self._best_rate(hopes[:number], text_tokens, num_text_nodes, max_depth)
+            if rate > best_rate:
+                best_rate, best = rate, number
+            if number == len(hopes):
+                break
+            number *= 2
+        return best
+
+    def _best_rate(
+        self, hopes: SequenceOf["Hope"], text_tokens: float, num_text_nodes: int, max_depth: int
+    ) -> float:
+        """Tokens per second of the best depth of chains for these sequences."""
+        number = len(hopes)
+        depths = np.arange(1, max_depth + 1)
+        acceptance = np.array([hope.acceptance for hope in hopes])
+        chains = (acceptance[:, None] ** depths).cumsum(1)  # [number, max_depth], tokens
+        # What the text says already would be said twice.
+        added = chains - np.array([hope.text_tokens for hope in hopes])[:, None]
+        weights = np.array([hope.urgency for hope in hopes])
+        gained = text_tokens + weights @ added.clip(min=0.0)  # [max_depth]
+        num_nodes = np.maximum(number * depths, num_text_nodes)
+        target_s = self.target_pass_s.upto(self.num_sequences + int(num_nodes[-1]), self.context)
+        step_s = depths * self.draft_pass_s(number, self.context)
+        step_s = step_s + target_s[self.num_sequences + num_nodes]
+        rates: Floats = gained / step_s
+        return float(rates.max(initial=0.0, where=step_s <= self.longest_s))
 
     def is_worth_a_pass(
         self, *, tokens_gained: float, num_rows: int, expected_tokens: float, step_s: float
     ) -> bool:
         """Whether one more draft pass raises the rate that is expected so far."""
-        return tokens_gained * step_s > expected_tokens * self.draft_pass_s(num_rows)
+        pass_s = self.draft_pass_s(num_rows, self.context)
+        if step_s + pass_s > self.longest_s:
+            return False
+        return tokens_gained * step_s > expected_tokens * pass_s
 
-    def num_nodes(
-        self, path_probs: Sequence[float], *, num_sequences: int, spent_s: float
-    ) -> tuple[int, float, float]:
+    def num_nodes(self, path_probs: Floats, *, spent_s: float) -> tuple[int, float, float]:
         """The best number of nodes: (nodes, expected tokens, step seconds).
 
-        path_probs: of all candidates of all sequences, descending. spent_s: draft time so far.
+        path_probs: of all candidates of all sequences, weighted by urgency, descending. spent_s:
+        draft time so far.
         """
-        best = (0, float(num_sequences), spent_s + self.target_pass_s(num_sequences))
-        expected = float(num_sequences)
-        for number, path_prob in enumerate(path_probs, start=1):
-            expected += path_prob
-            step_s = spent_s + self.target_pass_s(num_sequences + number)
-            if expected * best[2] > best[1] * step_s:
-                best = (number, expected, step_s)
-        return best
+        expected = np.empty(len(path_probs) + 1)
+        expected[0] = self.base_tokens
+        np.cumsum(path_probs, out=expected[1:])
+        expected[1:] += self.base_tokens
+        target_s = self.target_pass_s.upto(self.num_sequences + len(path_probs), self.context)
+        step_s = spent_s + target_s[self.num_sequences :]
+        rates = expected / step_s
+        rates[1:][step_s[1:] > self.longest_s] = 0.0
+        best = int(np.argmax(rates))
+        return best, float(expected[best]), float(step_s[best])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeBudget:
+    """Decides from the two models' pass times.
+
+    A step with guesses takes longer than a plain one, and a stream stands still meanwhile. It may
+    take `max_stretch` times as long, and `unseen_s` in any case: nobody sees so short a pause.
+    """
+
+    target_pass_s: PassTimes
+    draft_pass_s: PassTimes
+    max_stretch: float = 1.6
+    unseen_s: float = 0.08
+
+    def of_step(self, *, num_sequences: int, context: float, base_tokens: float) -> StepBudget:
+        """The budget of one step."""
+        plain_s = self.target_pass_s(num_sequences, context)
+        return StepBudget(
+            target_pass_s=self.target_pass_s,
+            draft_pass_s=self.draft_pass_s,
+            num_sequences=num_sequences,
+            context=context,
+            base_tokens=base_tokens,
+            longest_s=max(self.max_stretch * plain_s, self.unseen_s),
+        )
 
 
 @dataclass(slots=True)
 class AcceptanceEstimate:
     """A running mean of how often the likeliest guess below the root is right."""
 
-    value: float = _FIRST_ACCEPTANCE
+    value: float = field(default=_FIRST_ACCEPTANCE)
 
     def observe(self, was_right: bool) -> None:
         """Learn from one verdict."""

@@ -1,19 +1,40 @@
-"""One sequence's tree while it grows: best-first, a level per pass of the small model."""
+"""One sequence's tree while it grows: guesses of all sources in one prefix tree, best-first."""
 
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from draft.calibration import MODEL_SILENT
 from engine.kv_view import KVView
 from engine.runner import ForwardSlice
-from engine.token_tree import TokenTree
+from engine.token_tree import SOURCE_BIT, TokenTree
 
 # Bits of the attention kernels' ancestor masks.
 MAX_TREE_SLOTS = 256
+# A text's chain may have to be computed before the model can go on behind it.
+_ROWS_PER_TARGET = 4
+
+_MODEL = SOURCE_BIT["model"]
+
+# (confidence, sources, depth) -> the chance that the guess is right where its parent was.
+Calibrate = Callable[[float, int, int], float]
+
+
+def as_confident(confidence: float, sources: int, depth: int) -> float:
+    """Take a source at its word."""
+    return confidence
 
 
 @dataclass(slots=True, kw_only=True)
-class _Candidate:
-    """A guess: `path_prob` is the probability that its whole path is accepted.
+class Candidate:
+    """A guess.
 
+    sources: who made it (`SOURCE_BIT`); confidence: the highest of theirs. edge_prob: the chance
+    that it is right where its parent was; path_prob: that its whole path is accepted. `covered` is
+    the sum of its children's edge probabilities.
     `offset` and `mask`: its place behind the root's slot in the draft view and the slots it sees
     (bit 0 is the root); None and 0 until the small model has computed it.
     """
@@ -21,7 +42,13 @@ class _Candidate:
     token_id: int
     parent: int
     depth: int
-    path_prob: float
+    sources: int = 0
+    confidence: float = 1.0
+    edge_prob: float = 1.0
+    path_prob: float = 1.0
+    children: dict[int, int] = field(default_factory=dict)  # token id -> candidate
+    covered: float = 0.0
+    is_expanded: bool = False  # the small model has named its children
     offset: int | None = None
     mask: int = 0
 
@@ -30,26 +57,32 @@ class _Candidate:
 class GrowingTree:
     """Candidates below a root that stands at logical slot and position `root_slot`.
 
-    Candidate 0 is the root. `num_slots` counts the draft slots in use, the root's included, and
-    `num_passes` the small passes that computed them: at most `max_depth`.
+    Candidate 0 is the root. `max_depth` bounds what the small model adds. `num_slots` counts the
+    draft slots in use, the root's included, and `num_passes` the small passes that computed them:
+    at most `max_depth`. `kept_logits`: of computed candidates, where `keeps_logits` asks for them.
     """
 
     root_token_id: int
     root_slot: int
     max_nodes: int
     max_depth: int
-    candidates: list[_Candidate] = field(default_factory=list)
+    calibrate: Calibrate = as_confident
+    keeps_logits: bool = False
+    candidates: list[Candidate] = field(default_factory=list)
     frontier: list[int] = field(default_factory=list)
     num_slots: int = 1
     num_passes: int = 1
+    kept_logits: dict[int, Tensor] = field(default_factory=dict)
+    _ancestors: list[int] = field(default_factory=list)
+    _ranking: list[tuple[float, int]] | None = None
 
     def __post_init__(self) -> None:
         """Plant the root; it is the first to be expanded."""
-        root = _Candidate(
-            token_id=self.root_token_id, parent=-1, depth=0, path_prob=1.0, offset=0, mask=1
-        )
+        root = Candidate(token_id=self.root_token_id, parent=-1, depth=0, offset=0, mask=1)
         self.candidates.append(root)
         self.frontier.append(0)
+
+    # ---- what the frontier decides ---------------------------------------------------------
 
     def frontier_depths(self) -> list[int]:
         """The depth of each frontier node, which decides the token behind it."""
@@ -67,73 +100,256 @@ class GrowingTree:
             node = self.candidates[node].parent
         return tokens[::-1]
 
-    def grow(self, children: list[list[tuple[int, float]]]) -> None:
-        """Add the children of the frontier: per frontier node (token id, edge probability)."""
+    # ---- guesses come in -------------------------------------------------------------------
+
+    def add_chain(
+        self,
+        source_bit: int,
+        token_ids: Iterable[int],
+        confidences: Iterable[float],
+        node: int = 0,
+        *,
+        min_path_prob: float = 0.0,
+    ) -> None:
+        """Merge a chain of guesses below a node, as far as its path is at least so likely."""
+        self._ranking = None
+        for token_id, confidence in zip(token_ids, confidences, strict=True):
+            child = self._add_child(node, token_id, confidence, source_bit)
+            self._share_out(node)
+            if self.candidates[child].path_prob < min_path_prob:
+                break
+            node = child
+
+    def grow(self, children: list[list[tuple[int, float]]]) -> list[int]:
+        """Add the small model's children of the frontier: per node (token id, confidence).
+
+        Returns the candidates that were not there before.
+        """
+        self._ranking = None
+        first_new = len(self.candidates)
         for node, found in zip(self.frontier, children, strict=True):
-            parent = self.candidates[node]
-            for token_id, edge_prob in found:
-                self.candidates.append(
-                    _Candidate(
-                        token_id=token_id,
-                        parent=node,
-                        depth=parent.depth + 1,
-                        path_prob=parent.path_prob * edge_prob,
-                    )
-                )
+            self.candidates[node].is_expanded = True
+            for token_id, confidence in found:
+                self._add_child(node, token_id, confidence, _MODEL)
+            self._share_out(node)
         self.frontier = []
+        return list(range(first_new, len(self.candidates)))
+
+    def keep_logits(self, logits: Tensor) -> None:
+        """Keep the frontier's logits, [len(frontier), vocab_size]."""
+        for node, row in zip(self.frontier, logits, strict=True):
+            self.kept_logits[node] = row
+
+    def _add_child(self, node: int, token_id: int, confidence: float, source_bit: int) -> int:
+        parent = self.candidates[node]
+        child = parent.children.get(token_id)
+        if child is None:
+            child = parent.children[token_id] = len(self.candidates)
+            self.candidates.append(
+                Candidate(
+                    token_id=token_id,
+                    parent=node,
+                    depth=parent.depth + 1,
+                    sources=source_bit,
+                    confidence=confidence,
+                )
+            )
+        else:
+            found = self.candidates[child]
+            found.sources |= source_bit
+            found.confidence = max(found.confidence, confidence)
+        return child
+
+    def _share_out(self, node: int) -> None:
+        """Work out the children's probabilities: calibrated, and together at most 1."""
+        candidates, calibrate = self.candidates, self.calibrate
+        parent = candidates[node]
+        path_prob = parent.path_prob
+        children = [candidates[child] for child in parent.children.values()]
+        total = 0.0
+        for child in children:
+            evidence = child.sources
+            if parent.is_expanded and not evidence & _MODEL:
+                evidence |= MODEL_SILENT
+            child.edge_prob = calibrate(child.confidence, evidence, child.depth)
+            total += child.edge_prob
+        parent.covered = min(total, 1.0)
+        has_grandchildren = False
+        for child in children:
+            if total > 1.0:
+                child.edge_prob /= total
+            child.path_prob = path_prob * child.edge_prob
+            has_grandchildren = has_grandchildren or bool(child.children)
+        if has_grandchildren:
+            self._multiply_down(node)
+
+    def _multiply_down(self, node: int) -> None:
+        pending = [node]
+        while pending:
+            parent = self.candidates[pending.pop()]
+            for index in parent.children.values():
+                child = self.candidates[index]
+                child.path_prob = parent.path_prob * child.edge_prob
+                if child.children:
+                    pending.append(index)
+
+    # ---- the next level --------------------------------------------------------------------
 
     def choose_frontier(self, *, max_frontier: int, min_path_prob: float) -> list[float]:
-        """Pick the likeliest unexpanded nodes that could still have children in the tree.
+        """Pick the nodes at which the small model could add most.
 
-        Returns their path probabilities; the frontier stays empty where nothing is worth a pass.
+        That is the chance that the text gets there and that it then goes on in none of the ways
+        already guessed. Returns these chances; the frontier stays empty where nothing is worth a
+        pass.
         """
         if self.num_passes >= self.max_depth:
             return []
         # A child ranks behind its parent, so the last node that still fits cannot have one.
-        worthy = [
-            node
-            for path_prob, node in self.ranked()[: self.max_nodes - 1]
-            if self.candidates[node].offset is None
-            and self.candidates[node].depth < self.max_depth
-            and path_prob >= min_path_prob
-        ]
-        self.frontier = worthy[: min(max_frontier, MAX_TREE_SLOTS - self.num_slots)]
-        return [self.candidates[node].path_prob for node in self.frontier]
+        worthy = []
+        candidates = self.candidates
+        for path_prob, node in self.ranked()[: self.max_nodes - 1]:
+            if path_prob < min_path_prob:
+                break
+            candidate = candidates[node]
+            if candidate.is_expanded or candidate.depth >= self.max_depth:
+                continue
+            gain = path_prob * (1.0 - candidate.covered)
+            if gain >= min_path_prob and gain > 0.0:
+                worthy.append((-gain, node))
+        worthy.sort()
+        limit = min(max_frontier * _ROWS_PER_TARGET, MAX_TREE_SLOTS - self.num_slots)
+        gains: list[float] = []
+        for negative, node in worthy[:max_frontier]:
+            missing = self._missing(node)
+            if len(self.frontier) + len(self._ancestors) + len(missing) <= limit:
+                if node in self._ancestors:  # of an earlier one; now its logits are wanted too
+                    self._ancestors.remove(node)
+                self._ancestors.extend(missing[:-1])
+                self.frontier.append(node)
+                gains.append(-negative)
+        if self.keeps_logits:  # every computed node's are wanted
+            self.frontier = self._ancestors + self.frontier
+            self._ancestors = []
+            # A cascade emits a token behind every accepted node that the small model has computed.
+            gains = [candidates[node].path_prob for node in self.frontier]
+        return gains
+
+    def _missing(self, node: int) -> list[int]:
+        """Those of the node and its ancestors that nobody computes yet, root first."""
+        candidates = self.candidates
+        missing = [node]
+        parent = candidates[node].parent
+        while candidates[parent].offset is None:
+            if parent in self.frontier or parent in self._ancestors:
+                break
+            missing.append(parent)
+            parent = candidates[parent].parent
+        return missing[::-1]
+
+    @property
+    def num_frontier_rows(self) -> int:
+        """Rows that the frontier's slice will have, its missing ancestors included."""
+        return len(self._ancestors) + len(self.frontier)
 
     def frontier_slice(self, view: KVView) -> ForwardSlice:
         """Rows that compute the frontier in the small model; its slots must be reserved."""
+        rows = self._ancestors + self.frontier
+        self._ancestors = []
         first = self.num_slots
-        for offset, node in enumerate(self.frontier, start=first):
+        for offset, node in enumerate(rows, start=first):
+            self.candidates[node].offset = offset
+        if len(rows) > 1:  # parents first: their masks are needed
+            rows_by_depth = sorted(rows, key=lambda node: self.candidates[node].depth)
+        else:
+            rows_by_depth = rows
+        for node in rows_by_depth:
             candidate = self.candidates[node]
-            candidate.offset = offset
-            candidate.mask = self.candidates[candidate.parent].mask | 1 << offset
-        self.num_slots += len(self.frontier)
+            assert candidate.offset is not None
+            candidate.mask = self.candidates[candidate.parent].mask | 1 << candidate.offset
+        self.num_slots += len(rows)
         self.num_passes += 1
-        chosen = [self.candidates[node] for node in self.frontier]
+        chosen = [self.candidates[node] for node in rows]
         return ForwardSlice(
             view=view,
             token_ids=[candidate.token_id for candidate in chosen],
             start_slot=self.root_slot + first,
-            num_logit_rows=len(chosen),
+            num_logit_rows=len(self.frontier),
             positions=[self.root_slot + candidate.depth for candidate in chosen],
             tree_start=self.root_slot,
             ancestor_masks=[candidate.mask for candidate in chosen],
         )
 
-    def ranked(self) -> list[tuple[float, int]]:
-        """(path probability, node) of all guesses, likeliest first, parents before children."""
-        order = [(-candidate.path_prob, node) for node, candidate in enumerate(self.candidates)]
-        order = sorted(order[1:])[: self.max_nodes]
-        return [(-negative, node) for negative, node in order]
+    def stop(self) -> None:
+        """Grow no further; what was found so far stays."""
+        self.frontier, self._ancestors = [], []
+        self.max_depth = 0
 
-    def harvest(self, nodes: list[int]) -> tuple[TokenTree, list[int | None]]:
-        """The tree of the root and `nodes` (parents first), and each node's draft offset."""
+    # ---- what it has come to ---------------------------------------------------------------
+
+    def ranked(self) -> list[tuple[float, int]]:
+        """(path probability, node) of the likeliest guesses, parents before children."""
+        if self._ranking is None:
+            # An index alone would rank a merged chain's child before a later parent as likely.
+            order = [
+                (-candidate.path_prob, candidate.depth, node)
+                for node, candidate in enumerate(self.candidates)
+            ]
+            order = sorted(order[1:])[: self.max_nodes]
+            self._ranking = [(-negative, node) for negative, _, node in order]
+        return self._ranking
+
+    def verifiable(self) -> list[tuple[float, int]]:
+        """Of `ranked`, what may be accepted.
+
+        A cascade accepts nothing behind a node that the small model has not computed.
+        """
+        ranked = self.ranked()
+        if not self.keeps_logits:
+            return ranked
+        known, candidates = self.kept_logits, self.candidates
+        return [(prob, node) for prob, node in ranked if candidates[node].parent in known]
+
+    def ranked_probs(self) -> npt.NDArray[np.float64]:
+        """The path probabilities of `verifiable`."""
+        return np.array([path_prob for path_prob, _ in self.verifiable()], dtype=np.float64)
+
+    def harvest(self, nodes: list[int]) -> TokenTree:
+        """The tree of the root and `nodes` (parents first)."""
         place = {0: 0}
-        tokens, parents, offsets = [self.root_token_id], [-1], [self.candidates[0].offset]
+        tokens, parents, sources = [self.root_token_id], [-1], [0]
         for node in nodes:
             candidate = self.candidates[node]
             place[node] = len(tokens)
             tokens.append(candidate.token_id)
             parents.append(place[candidate.parent])
-            offsets.append(candidate.offset)
-        return TokenTree(token_ids=tokens, parent_index=parents), offsets
+            sources.append(candidate.sources)
+        kept: list[Tensor | None] = []
+        if self.keeps_logits:
+            kept = [self.kept_logits.get(node) for node in place]
+        return TokenTree(token_ids=tokens, parent_index=parents, sources=sources, draft_logits=kept)
+
+    def judged(self, token_ids: list[int]) -> Iterator[tuple[Candidate, int, bool]]:
+        """Every guess whose parent these tokens reach: (guess, its evidence, whether it was right).
+
+        The evidence is the sources, and `MODEL_SILENT`.
+        """
+        for parent, token_id in zip([0, *self.follow(token_ids)], token_ids, strict=False):
+            candidate = self.candidates[parent]
+            for child_token, child in candidate.children.items():
+                guess = self.candidates[child]
+                evidence = guess.sources
+                if candidate.is_expanded and not evidence & _MODEL:
+                    evidence |= MODEL_SILENT
+                yield guess, evidence, child_token == token_id
+
+    def follow(self, token_ids: list[int]) -> list[int]:
+        """The candidates that spell these tokens from the root on, as far as there are any."""
+        nodes: list[int] = []
+        node = 0
+        for token_id in token_ids:
+            child = self.candidates[node].children.get(token_id)
+            if child is None:
+                break
+            nodes.append(child)
+            node = child
+        return nodes

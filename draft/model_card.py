@@ -1,9 +1,12 @@
-"""Writes the pair's model card from the evaluation and the training summaries."""
+"""Writes model cards from measurements: the pair's, and those of drafters made by users."""
 
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from draft.distill import DistillReport
 
 _TEMPLATE = """---
 license: apache-2.0
@@ -160,3 +163,58 @@ def _family_table(cells: Sequence[Mapping[str, Any]], families: Sequence[str]) -
         pairs = [f"{_percent(cell['small'])} / {_percent(cell['large'])}" for cell in own]
         rows.append([family.replace("_", " "), *pairs, _percent(mean)])
     return _table(("family", "1", "2", "3", "4", "agreement"), rows)
+
+
+_DRAFTER = """---
+library_name: transformers
+---
+
+# A drafter for {large}
+
+{parameters:,} parameters, distilled by `outrider draft train` from {origin}. It shares the
+tokenizer of {large} and guesses what that model writes next:
+
+    outrider serve --large {large} --small .
+
+On its own it is no assistant, and in other company no drafter.
+
+## Recipe
+
+Forward KL divergence to the {top_k} likeliest next tokens of {large} and the rest as one
+outcome, on {text}, prompts from `{data}`: {num_learnt:,} sequences,
+{steps:,} steps, {tokens:,} tokens (padding counted), {minutes:.1f} minutes.
+
+    {plan}
+
+## Measured
+
+On {num_held_out:,} sequences held out ({num_tokens:,} answer tokens), teacher-forced: how often the
+first choice of {large} is the drafter's first (the chance that a guess of one token is accepted at
+temperature 0), or one of its first three.
+
+{table}
+
+`outrider draft tune` measures what that is worth in tokens per second.
+"""
+
+
+def drafter_card(report: "DistillReport", facts: Mapping[str, str]) -> str:
+    """The card of a distilled drafter as Markdown.
+
+    facts: large, origin, text, data, top_k and plan, each as it is to be read.
+    """
+    rows = [
+        [name, f"{100 * agreement.first:.1f}", f"{100 * agreement.top3:.1f}"]
+        for name, agreement in (("before", report.before), ("after", report.after))
+    ]
+    return _DRAFTER.format(
+        **facts,
+        parameters=report.num_parameters,
+        num_learnt=report.num_learnt,
+        num_held_out=report.num_held_out,
+        num_tokens=report.after.num_tokens,
+        steps=report.steps,
+        tokens=report.tokens,
+        minutes=report.seconds / 60,
+        table=_table(("", "first choice %", "first three %"), rows),
+    )

@@ -8,11 +8,11 @@ from typing import Any, cast
 
 import torch
 from tqdm import tqdm
-from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from draft.corpus import load_tokenizer
-from draft.pair_training import load_model
 from draft.tasks import DIFFICULTIES, FAMILIES, Task, check, stream
+from draft.training import load_model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class EvaluationPlan:
 class Model:
     """A checkpoint of the pair, ready to answer."""
 
-    network: LlamaForCausalLM
+    network: PreTrainedModel
     tokenizer: PreTrainedTokenizerFast
 
     @classmethod

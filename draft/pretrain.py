@@ -13,23 +13,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
 from draft.corpus import Packer, load_tokenizer, save_tokenizer, train_tokenizer
 from draft.model_card import Facts, model_card
 from draft.pair_evaluation import EvaluationPlan, evaluate_pair, write_router_data
 from draft.pair_training import (
-    ModelShape,
-    Trainer,
-    TrainingPlan,
     build_model,
     distillation_loss,
     folder_size_bytes,
     label_loss,
-    load_model,
-    publish_folder,
+    packed_batches,
 )
+from draft.training import ModelShape, Trainer, TrainingPlan, load_model, publish_folder
 
 logger = logging.getLogger("draft.pretrain")
 
@@ -153,7 +150,9 @@ class Pretraining:
         )
         save_tokenizer(tokenizer, self._run_dir / "tokenizer")
         for name in ("large", "small"):
-            publish_folder(self._fresh(name, tokenizer), tokenizer, self._out / name)
+            publish_folder(
+                self._fresh(name, tokenizer), tokenizer.save_pretrained, self._out / name
+            )
 
     def large(self) -> None:
         """Train the large model on the tasks."""
@@ -226,7 +225,7 @@ class Pretraining:
 
     def _train(self, name: str, stage: str) -> None:
         tokenizer = load_tokenizer(self._run_dir / "tokenizer")
-        model = self._fresh(name, tokenizer)
+        model: PreTrainedModel = self._fresh(name, tokenizer)
         if stage == "distil":
             model = load_model(self._out / "small", torch.float32, self._device)
         trainer = Trainer(model, self._plan(stage), self._run_dir / stage, self._device)
@@ -240,7 +239,11 @@ class Pretraining:
             loss = torch.compile(loss, dynamic=False)
         # The distillation reads batches that the first training of the small model did not.
         packer = Packer(tokenizer, self._arguments.seed + STAGES.index(stage))
-        trainer.run(loss, packer, lambda: publish_folder(model, tokenizer, self._out / name))
+        trainer.run(
+            loss,
+            packed_batches(packer),
+            lambda: publish_folder(model, tokenizer.save_pretrained, self._out / name),
+        )
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -1,43 +1,41 @@
-"""The small model as a drafter of token trees."""
+"""Trees of guesses from the small model, earlier text, predictions and grammars."""
 
-from collections.abc import Generator, Mapping
+import time
+from collections.abc import Callable, Generator
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, field
 
+import numpy as np
 from torch import Tensor
 
-from draft.budget import AcceptanceEstimate, TreeBudget
+from draft.budget import AcceptanceEstimate, Floats, Hope, StepBudget, TreeBudget
+from draft.calibration import EdgeCalibration
 from draft.config import DraftConfig
-from draft.growing_tree import GrowingTree
-from engine.block_pool import OutOfBlocksError
+from draft.draft_state import Draft, DraftState
+from draft.growing_tree import Calibrate, GrowingTree
+from draft.model_guesses import ModelGuesses
+from draft.text_sources import TextSources
+from draft.token_map import TokenMap
 from engine.kv_view import KVView
 from engine.protocols import Proposal, Verdict
 from engine.runner import ForwardSlice, ModelRunner
-from engine.sampling import RowGroup, perturbed_scores
 from engine.sequence import Sequence
-from engine.token_tree import TokenTree
+from engine.token_tree import SOURCE_BIT, TokenTree
 
-
-@dataclass(eq=False, slots=True, kw_only=True)
-class _DraftState:
-    """What is kept for a sequence between steps: its hold on the small model's cache.
-
-    view: None after its blocks were reclaimed. tree: while a proposal runs. offsets: draft offset
-    of each node of the tree under judgement, which began at `root_slot`.
-    """
-
-    view: KVView | None
-    tree: GrowingTree | None = None
-    offsets: list[int | None] = field(default_factory=list)
-    root_slot: int = 0
-    partial_tokens: int = 0  # a catch-up chunk in flight that does not reach the root
+# How far a request's pace may count for or against its nodes.
+_LEAST_URGENCY, _MOST_URGENCY = 0.5, 4.0
+# The chance that a grammar's only token is the right one: the text may end before it.
+_FORCED = 1.0
+# A guess that the text hardly gets to is not worth a look at the grammar behind it.
+_WORTH_FORCING = 0.1
 
 
 class TreeDrafter:
     """Drafts with the small model that also answers: same weights, same passes, own KV views.
 
-    A view that has fallen behind (drafting was off, or guesses were accepted that the small model
-    never computed) catches up in the first pass of a proposal.
+    Text and grammars make guesses for nothing; all guesses of a sequence share one prefix tree, and
+    all trees of a step one budget. A view that has fallen behind (drafting was off, or guesses were
+    accepted that the small model never computed) catches up in the first pass of a proposal.
+    `token_map`: for a small model with another vocabulary. `clock`: seconds, as the engine's.
     """
 
     def __init__(
@@ -46,331 +44,319 @@ class TreeDrafter:
         runner: ModelRunner,
         config: DraftConfig | None = None,
         budget: TreeBudget | None = None,
+        token_map: TokenMap | None = None,
+        calibration: EdgeCalibration | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._runner = runner
         self._config = config or DraftConfig()
         self._budget = budget
-        self._states: dict[str, _DraftState] = {}
-        self._acceptance = AcceptanceEstimate()
+        self._token_map = token_map
+        self._clock = clock
+        self._states: dict[str, DraftState] = {}
+        self._model = ModelGuesses(
+            runner=runner,
+            config=self._config,
+            token_map=token_map,
+            make_room=self._make_room,
+            on_new=self._force,
+        )
+        self._text = TextSources(max_depth=self._config.max_text_depth)
+        self._acceptance = AcceptanceEstimate()  # of all sequences: where a new one begins
+        self._calibration = calibration or EdgeCalibration()
+        self._calibrated: dict[bool, Calibrate] = {
+            is_greedy: self._calibration.of_requests(is_greedy=is_greedy)
+            for is_greedy in (False, True)
+        }
 
     # ---- the engine's protocol ------------------------------------------------------------
 
+    @property
+    def gives_logits(self) -> bool:
+        """Whether a cascade is possible; see `engine.protocols.Drafter`."""
+        return self._token_map is None
+
     def propose(self, sequences: SequenceOf[Sequence]) -> Proposal:
         """Draft one tree for each sequence; see `engine.protocols.Drafter`."""
-        chains = {s.request_id: _proposal_chain(s, self._limits(s)[0]) for s in sequences}
-        growers = []
-        if self._is_worth_drafting(len(sequences)):
-            for sequence in sequences:
-                may_grow = min(self._limits(sequence)) > 0 and self._can_read(sequence)
-                if chains[sequence.request_id] is None and may_grow:
-                    growers.append(sequence)
-                    self._plant(sequence)
-        spent_s = yield from self._grow(growers, len(sequences))
-        trees = self._harvest(growers, len(sequences), spent_s)
-        return [
-            trees.get(sequence.request_id)
-            or chains[sequence.request_id]
-            or TokenTree.root_only(sequence.token_ids[-1])
-            for sequence in sequences
-        ]
+        drafts = [self._plant(sequence) for sequence in sequences]
+        step = self._step_budget(drafts)
+        for draft in drafts:
+            self._guess_from_text(draft)
+        growers = self._choose_growers(drafts, step)
+        spent_s = yield from self._grow(growers, drafts, step)
+        return self._harvest(drafts, step, spent_s)
 
     def commit(self, sequence: Sequence, verdict: Verdict) -> tuple[list[int], list[int]]:
-        """Keep the accepted path in the draft view; see `engine.protocols.Drafter`."""
+        """Learn from the verdict, keep the accepted path; see `engine.protocols.Drafter`."""
         state = self._states.get(sequence.request_id)
-        if state is None or not state.offsets:
+        if state is None or state.tree is None:
             return [], []
-        offsets, state.offsets = state.offsets, []
-        if len(offsets) > 1:
-            self._acceptance.observe(bool(verdict.accepted_nodes))
-        view = state.view
-        if view is None:
-            return [], []
-        sources, destinations = [], []
-        num_valid = 1  # the root
-        for node in verdict.accepted_nodes:
-            offset = offsets[node]
-            if offset is None:  # a leaf that the small model never computed
-                break
-            if offset != num_valid:
-                sources.append(view.slot(state.root_slot + offset))
-                destinations.append(view.slot(state.root_slot + num_valid))
-            num_valid += 1
-        # Published with the next catch-up, when the sequence has these tokens.
-        view.num_computed_tokens = state.root_slot + num_valid
-        view.trim()
-        return sources, destinations
+        tree, state.tree = state.tree, None
+        self._learn(state, tree, verdict.token_ids)
+        return state.keep_accepted(tree, verdict)
 
     def adopt(self, sequence: Sequence, view: KVView) -> None:
         """Draft on from an existing small view."""
-        self._states[sequence.request_id] = _DraftState(view=view)
+        state = self._state(sequence)
+        state.let_go()
+        state.view = view
 
     def release(self, sequence: Sequence) -> None:
-        """Give back the sequence's draft view."""
+        """Give back the sequence's draft view; an answer that ended may repeat in later ones."""
         state = self._states.pop(sequence.request_id, None)
-        if state is not None and state.view is not None:
-            state.view.release()
+        if state is not None:
+            state.let_go()
+        if sequence.finish_reason is not None:
+            if sequence.tier == "large" or self._token_map is None:
+                self._text.remember(sequence)
+            self._text.release(sequence)
 
     def reclaim(self, num_blocks: int) -> None:
         """Give back draft views, the latest first, until `num_blocks` blocks are free again."""
-        pool = self._runner.pool
-        wanted = pool.num_available + num_blocks
-        for state in reversed(self._states.values()):
-            if pool.num_available >= wanted:
+        wanted = self._runner.pool.num_available + num_blocks
+        self._let_go(list(self._states.values()), until=wanted)
+
+    def _make_room(self, draft: Draft, num_blocks: int) -> None:
+        """Let the drafts of later arrivals go until so many blocks are free."""
+        arrival = draft.sequence.arrival_number
+        later = [s for s in self._states.values() if s.sequence.arrival_number > arrival]
+        later.sort(key=lambda state: state.sequence.arrival_number)
+        self._let_go(later, until=num_blocks)
+
+    def _let_go(self, states: list[DraftState], *, until: int) -> None:
+        """Give back views, the last first, until so many blocks are free."""
+        for state in reversed(states):
+            if self._runner.pool.num_available >= until:
                 return
-            if state.view is not None:
-                state.view.release()
-                state.view = None
-                state.tree = None
+            state.let_go()
 
-    # ---- a proposal -----------------------------------------------------------------------
+    # ---- the roots ------------------------------------------------------------------------
 
-    def _limits(self, sequence: Sequence) -> tuple[int, int]:
-        """(nodes, depth) that the sequence's tree may have."""
+    def _state(self, sequence: Sequence) -> DraftState:
+        state = self._states.get(sequence.request_id)
+        if state is None:
+            state = DraftState(
+                sequence=sequence,
+                token_map=self._token_map,
+                acceptance=AcceptanceEstimate(self._acceptance.value),
+            )
+            self._states[sequence.request_id] = state
+        return state
+
+    def _plant(self, sequence: Sequence) -> Draft:
+        """A tree of the root only, with the limits of the config and of the request."""
         own, config = sequence.request.speculation, self._config
-        nodes, depth = config.max_draft_nodes, config.max_draft_depth
+        state = self._state(sequence)
+        state.was_asked = False
+        nodes = config.max_draft_nodes if own.enabled else 0
+        depth, text_depth = config.max_draft_depth, config.max_text_depth
         if own.max_draft_nodes is not None:
             nodes = min(nodes, own.max_draft_nodes)
         if own.max_draft_depth is not None:
             depth = min(depth, own.max_draft_depth)
+            text_depth = min(text_depth, own.max_draft_depth)
         # The last token of an answer comes from the target itself, and the small model's context
         # may be the shorter one.
+        num_ahead = sequence.num_remaining_tokens - 1
         assert self._runner.max_context is not None
         num_positions = self._runner.max_context - len(sequence.token_ids)
-        return nodes, min(depth, sequence.num_remaining_tokens - 1, num_positions)
-
-    def _can_read(self, sequence: Sequence) -> bool:
-        """Whether the small model knows every token it has to catch up with.
-
-        Models of a family share a tokenizer, but pad their vocabularies differently.
-        """
-        state = self._states.get(sequence.request_id)
-        start = 0 if state is None or state.view is None else state.view.num_computed_tokens
-        return max(sequence.token_ids[start:]) < self._runner.vocab_size
-
-    def _is_worth_drafting(self, num_sequences: int) -> bool:
-        if self._budget is None:
-            return True
-        is_worth_it = self._budget.is_worth_drafting(
-            num_sequences, self._acceptance.value, self._config.max_draft_depth
-        )
-        if not is_worth_it:
-            self._acceptance.forget()
-        return is_worth_it
-
-    def _plant(self, sequence: Sequence) -> None:
-        state = self._states.get(sequence.request_id)
-        if state is None:
-            state = self._states[sequence.request_id] = _DraftState(view=None)
-        if state.view is None:
-            state.view = self._runner.new_view(sequence.request.cache_salt)
-            state.view.match_prefix(sequence.token_ids)
-        max_nodes, max_depth = self._limits(sequence)
-        state.root_slot = len(sequence.token_ids) - 1
+        sources = frozenset(config.sources)
+        if own.sources is not None:
+            sources &= frozenset(own.sources)
         state.tree = GrowingTree(
             root_token_id=sequence.token_ids[-1],
-            root_slot=state.root_slot,
-            max_nodes=max_nodes,
-            max_depth=max_depth,
+            root_slot=len(sequence.token_ids) - 1,
+            max_nodes=nodes,
+            max_depth=min(depth, num_ahead, num_positions),
+            calibrate=self._calibrated[sequence.request.sampling.is_greedy],
+            keeps_logits=sequence.request.cascade is not None,
+        )
+        return Draft(
+            state=state,
+            tree=state.tree,
+            sources=sources,
+            urgency=self._urgency(sequence),
+            max_text_depth=min(text_depth, num_ahead, nodes),
+            needs_root=sequence.request.cascade is not None,
+        )
+
+    def _urgency(self, sequence: Sequence) -> float:
+        """How much a token counts: more for a request that is behind the pace it asked for."""
+        wanted_s = sequence.request.speculation.inter_token_s
+        if wanted_s is None or sequence.first_token_s is None:
+            return 1.0
+        spent_s = self._clock() - sequence.first_token_s
+        pace_s = spent_s / max(sequence.num_output_tokens, 1)
+        return min(max(pace_s / wanted_s, _LEAST_URGENCY), _MOST_URGENCY)
+
+    def _step_budget(self, drafts: SequenceOf[Draft]) -> StepBudget | None:
+        if self._budget is None:
+            return None
+        lengths = [len(draft.sequence.token_ids) for draft in drafts]
+        return self._budget.of_step(
+            num_sequences=len(drafts),
+            context=sum(lengths) / max(len(lengths), 1),
+            base_tokens=sum(draft.urgency for draft in drafts),
+        )
+
+    # ---- guesses that cost no pass --------------------------------------------------------
+
+    def _guess_from_text(self, draft: Draft) -> None:
+        """Add what a grammar forces, what the client predicted and what the text repeats."""
+        limit = draft.max_text_depth
+        if limit <= 0:
+            return
+        self._force(draft, [0])
+        guesses = self._text.guess(draft.sequence, draft.sources, limit)
+        grammar = draft.sequence.grammar
+        floor = self._config.min_path_prob
+        for source, chains in guesses.items():
+            for chain in chains:
+                tokens, confidences = chain.token_ids, chain.edge_probs
+                if grammar is not None:
+                    num_valid = grammar.num_valid(draft.sequence.token_ids, [], tokens)
+                    tokens, confidences = tokens[:num_valid], confidences[:num_valid]
+                draft.tree.add_chain(SOURCE_BIT[source], tokens, confidences, min_path_prob=floor)
+
+    def _force(self, draft: Draft, nodes: SequenceOf[int]) -> None:
+        """Behind these nodes, add the tokens that the grammar leaves no choice about."""
+        grammar, tree = draft.sequence.grammar, draft.tree
+        if grammar is None or "grammar" not in draft.sources:
+            return
+        for node in nodes:
+            candidate = tree.candidates[node]
+            limit = draft.max_text_depth - candidate.depth
+            if limit > 0 and candidate.path_prob >= _WORTH_FORCING:
+                forced = grammar.forced_tokens(draft.sequence.token_ids, tree.path(node), limit)
+                tree.add_chain(SOURCE_BIT["grammar"], forced, [_FORCED] * len(forced), node)
+
+    # ---- the small model's guesses --------------------------------------------------------
+
+    def _choose_growers(self, drafts: SequenceOf[Draft], step: StepBudget | None) -> list[Draft]:
+        """The sequences that the small model drafts for in this step, in the given order."""
+        able = [
+            draft
+            for draft in drafts
+            if (draft.may_ask_model or draft.needs_root)
+            and draft.state.can_be_read(self._runner.vocab_size)
+        ]
+        if step is None:
+            return able
+        max_depth = self._config.max_draft_depth
+        hopes = [(self._hope(draft), draft) for draft in able if draft.may_ask_model]
+        hopes.sort(key=lambda item: -item[0].gain(max_depth))
+        number = step.num_worth_drafting(
+            [hope for hope, _ in hopes], _weighted_probs(drafts), max_depth
+        )
+        chosen = {id(draft) for _, draft in hopes[:number]}
+        for draft in able:
+            if id(draft) not in chosen:
+                draft.state.acceptance.forget()
+        if not chosen:
+            self._acceptance.forget()
+        return [draft for draft in able if id(draft) in chosen or draft.needs_root]
+
+    def _hope(self, draft: Draft) -> Hope:
+        # A cascade accepts no text that the small model has not read.
+        text_tokens = 0.0 if draft.needs_root else float(draft.tree.ranked_probs().sum())
+        return Hope(
+            acceptance=draft.state.acceptance.value,
+            text_tokens=text_tokens,
+            urgency=draft.urgency,
         )
 
     def _grow(
-        self, growers: SequenceOf[Sequence], num_sequences: int
+        self, growers: SequenceOf[Draft], drafts: SequenceOf[Draft], step: StepBudget | None
     ) -> Generator[list[ForwardSlice], Tensor, float]:
         """Run draft passes while one is worth its time; returns their expected seconds."""
         spent_s = 0.0
-        slices: dict[str, ForwardSlice] = {}
-        for sequence in growers:
-            piece = self._catch_up(sequence)
-            if piece is not None:
-                slices[sequence.request_id] = piece
+        slices = self._model.catch_up_slices(growers)
         while slices:
-            num_rows = sum(len(piece.token_ids) for piece in slices.values())
-            if self._budget is not None:
-                spent_s += self._budget.draft_pass_s(num_rows)
-            logits = yield list(slices.values())
-            expanded = [s for s in growers if s.request_id in slices]
-            self._receive(expanded, slices, logits)
-            slices = self._next_slices(growers, num_sequences, spent_s)
+            num_rows = sum(len(piece.token_ids) for _, piece in slices)
+            if step is not None:
+                spent_s += step.draft_pass_s(num_rows, step.context)
+            logits = yield [piece for _, piece in slices]
+            self._model.receive(slices, logits)
+            slices = self._model.next_slices(self._next_level(growers, drafts, step, spent_s))
         return spent_s
 
-    def _catch_up(self, sequence: Sequence) -> ForwardSlice | None:
-        """The first slice: all tokens that the small model lacks, the root last."""
-        state = self._states[sequence.request_id]
-        view = state.view
-        if view is None:
-            return None
-        start = view.num_computed_tokens
-        end = min(len(sequence.token_ids), start + self._config.max_catch_up_tokens)
-        if not self._reserve(state, end):
-            return None
-        is_complete = end == len(sequence.token_ids)
-        state.partial_tokens = 0 if is_complete else end
-        return ForwardSlice(
-            view=view,
-            token_ids=sequence.token_ids[start:end],
-            start_slot=start,
-            num_logit_rows=int(is_complete),
-        )
-
-    def _reserve(self, state: _DraftState, num_slots: int) -> bool:
-        """Make room in the small cache, or stop drafting: guesses never push anybody out."""
-        assert state.view is not None
-        try:
-            self._runner.copy_blocks(state.view.reserve(num_slots))
-        except OutOfBlocksError:
-            state.tree = None
-            return False
-        return True
-
-    def _receive(
-        self, expanded: SequenceOf[Sequence], slices: Mapping[str, ForwardSlice], logits: Tensor
-    ) -> None:
-        """Turn a pass's logits into children of the frontiers."""
-        growing: list[tuple[Sequence, GrowingTree]] = []
-        keep: list[int] = []
-        row = 0
-        for sequence in expanded:
-            state = self._states[sequence.request_id]
-            num_rows = slices[sequence.request_id].num_logit_rows
-            if state.view is None or state.tree is None:  # reclaimed while the pass was planned
-                pass
-            elif state.partial_tokens:
-                state.view.advance(state.partial_tokens, sequence.token_ids)
-                state.tree = None
-            else:
-                if state.view.num_computed_tokens <= state.root_slot:
-                    state.view.advance(state.root_slot + 1, sequence.token_ids)
-                growing.append((sequence, state.tree))
-                keep.extend(range(row, row + num_rows))
-            row += num_rows
-        if not growing:
-            return
-        rows = logits if len(keep) == row else logits[keep]
-        children = self._children(growing, rows)
-        first = 0
-        for _, tree in growing:
-            last = first + len(tree.frontier)
-            tree.grow(children[first:last])
-            first = last
-
-    def _children(
-        self, growing: SequenceOf[tuple[Sequence, GrowingTree]], logits: Tensor
-    ) -> list[list[tuple[int, float]]]:
-        """Per row the best (token id, edge probability), ranked as the target will rank."""
-        groups = [
-            RowGroup(sequence=sequence, depths=tree.frontier_depths(), paths=tree.frontier_paths)
-            for sequence, tree in growing
-        ]
-        scores = perturbed_scores(logits, groups)
-        # Given the shared noise, the chance that the target agrees follows from a token's lead.
-        best = scores.softmax(-1).topk(min(self._config.max_branching, scores.shape[1]))
-        floor = self._config.min_path_prob
-        return [
-            [(token, prob) for token, prob in zip(tokens, probs, strict=True) if prob >= floor]
-            for tokens, probs in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        ]
-
-    def _next_slices(
-        self, growers: SequenceOf[Sequence], num_sequences: int, spent_s: float
-    ) -> dict[str, ForwardSlice]:
-        """The next level of every tree that is worth one."""
+    def _next_level(
+        self,
+        growers: SequenceOf[Draft],
+        drafts: SequenceOf[Draft],
+        step: StepBudget | None,
+        spent_s: float,
+    ) -> list[Draft]:
+        """The drafts whose next level is worth a pass; their frontiers are chosen."""
         config = self._config
-        growing: list[tuple[str, _DraftState, GrowingTree]] = []
+        growing: list[Draft] = []
         gained, num_rows = 0.0, 0
-        for sequence in growers:
-            state = self._states[sequence.request_id]
-            if state.tree is None or state.view is None:
+        for draft in growers:
+            if draft.state.view is None or not draft.may_ask_model:
                 continue
-            path_probs = state.tree.choose_frontier(
+            gains = draft.tree.choose_frontier(
                 max_frontier=config.max_frontier, min_path_prob=config.min_path_prob
             )
-            if path_probs:
-                gained += sum(path_probs) * self._acceptance.value
-                num_rows += len(path_probs)
-                growing.append((sequence.request_id, state, state.tree))
-        if not growing or not self._is_worth_a_pass(
-            growers, num_sequences, spent_s, gained, num_rows
-        ):
-            return {}
-        slices = {}
-        for request_id, state, tree in growing:
-            assert state.view is not None
-            num_slots = state.root_slot + tree.num_slots + len(tree.frontier)
-            try:
-                self._runner.copy_blocks(state.view.reserve(num_slots))
-            except OutOfBlocksError:
-                tree.frontier = []
-                tree.max_depth = 0  # what was found so far is still offered
-                continue
-            slices[request_id] = tree.frontier_slice(state.view)
-        return slices
-
-    def _is_worth_a_pass(
-        self,
-        growers: SequenceOf[Sequence],
-        num_sequences: int,
-        spent_s: float,
-        gained: float,
-        num_rows: int,
-    ) -> bool:
-        if self._budget is None:
-            return True
-        _, expected, step_s = self._budget.num_nodes(
-            self._ranked_probs(growers), num_sequences=num_sequences, spent_s=spent_s
-        )
-        return self._budget.is_worth_a_pass(
+            if gains:
+                # A cascade says something behind every node that is computed.
+                chance = 1.0 if draft.needs_root else draft.state.acceptance.value
+                gained += sum(gains) * chance * draft.urgency
+                num_rows += draft.tree.num_frontier_rows
+                growing.append(draft)
+        if step is None or not growing:
+            return growing
+        _, expected, step_s = step.num_nodes(_weighted_probs(drafts), spent_s=spent_s)
+        is_worth_it = step.is_worth_a_pass(
             tokens_gained=gained, num_rows=num_rows, expected_tokens=expected, step_s=step_s
         )
+        return growing if is_worth_it else []
 
-    def _ranked_probs(self, growers: SequenceOf[Sequence]) -> list[float]:
-        """Path probabilities of all candidates of all trees, descending."""
-        probs: list[float] = []
-        for sequence in growers:
-            tree = self._states[sequence.request_id].tree
-            if tree is not None:
-                probs.extend(path_prob for path_prob, _ in tree.ranked())
-        probs.sort(reverse=True)
-        return probs
+    # ---- the trees ------------------------------------------------------------------------
 
     def _harvest(
-        self, growers: SequenceOf[Sequence], num_sequences: int, spent_s: float
-    ) -> dict[str, TokenTree]:
+        self, drafts: SequenceOf[Draft], step: StepBudget | None, spent_s: float
+    ) -> list[TokenTree]:
         """Share the step's nodes out over all trees: the likeliest ones, wherever they are."""
-        ranked: list[tuple[float, int, int]] = []
-        for index, sequence in enumerate(growers):
-            tree = self._states[sequence.request_id].tree
-            if tree is not None:
-                ranked.extend((-prob, index, node) for prob, node in tree.ranked())
-        ranked.sort(key=lambda item: item[0])  # stable: parents stay before children
-        num_nodes = len(ranked)
-        if self._budget is not None:
-            num_nodes, _, _ = self._budget.num_nodes(
-                [-negative for negative, _, _ in ranked],
-                num_sequences=num_sequences,
-                spent_s=spent_s,
+        ranked = [draft.tree.verifiable() for draft in drafts]
+        if step is not None:
+            weighted = _weighted_probs(drafts)
+            number, _, _ = step.num_nodes(weighted, spent_s=spent_s)
+            # Each tree's part is the head of its own ranking, so a threshold shares them out.
+            floor = weighted[number - 1] if number else np.inf
+            ranked = [
+                [(prob, node) for prob, node in own if prob * draft.urgency >= floor]
+                for draft, own in zip(drafts, ranked, strict=True)
+            ]
+        return [
+            draft.tree.harvest([node for _, node in own])
+            for draft, own in zip(drafts, ranked, strict=True)
+        ]
+
+    def _learn(self, state: DraftState, tree: GrowingTree, emitted: list[int]) -> None:
+        """Every guess whose parent was accepted turned out right or wrong, verified or not."""
+        is_greedy = state.sequence.request.sampling.is_greedy
+        if state.was_asked and emitted:
+            named = [
+                tree.candidates[child]
+                for child in tree.candidates[0].children.values()
+                if tree.candidates[child].sources & SOURCE_BIT["model"]
+            ]
+            best = max(named, key=lambda guess: guess.edge_prob, default=None)
+            was_right = best is not None and best.token_id == emitted[0]
+            state.acceptance.observe(was_right)
+            self._acceptance.observe(was_right)
+        for guess, evidence, was_right in tree.judged(emitted):
+            self._calibration.observe(
+                guess.confidence,
+                was_right,
+                sources=evidence,
+                depth=guess.depth,
+                is_greedy=is_greedy,
             )
-        nodes: list[list[int]] = [[] for _ in growers]
-        for _, index, node in ranked[:num_nodes]:
-            nodes[index].append(node)
-        trees = {}
-        for sequence, chosen in zip(growers, nodes, strict=True):
-            state = self._states[sequence.request_id]
-            if state.tree is not None:
-                trees[sequence.request_id], state.offsets = state.tree.harvest(chosen)
-                state.tree = None
-        return trees
 
 
-def _proposal_chain(sequence: Sequence, max_nodes: int) -> TokenTree | None:
-    """The next tokens of an earlier answer, while this one agrees with it."""
-    proposal = sequence.proposal_token_ids
-    num_output = sequence.num_output_tokens
-    if not proposal:
-        return None
-    length = min(max_nodes, sequence.num_remaining_tokens - 1)
-    ahead = proposal[num_output : num_output + length]
-    if not ahead or sequence.output_token_ids != proposal[:num_output]:
-        return None
-    return TokenTree(
-        token_ids=[sequence.token_ids[-1], *ahead], parent_index=list(range(-1, len(ahead)))
-    )
+def _weighted_probs(drafts: SequenceOf[Draft]) -> Floats:
+    """Path probabilities of all candidates of all trees, weighted by urgency, descending."""
+    probs = np.concatenate([draft.tree.ranked_probs() * draft.urgency for draft in drafts])
+    probs[::-1].sort()
+    return probs

@@ -7,26 +7,24 @@ from collections.abc import Sequence as SequenceOf
 import torch
 from torch import Tensor
 
+from engine.admission import check_cascade, check_prompt, tier_info
 from engine.block_pool import OutOfBlocksError
 from engine.config import EngineConfig
-from engine.errors import (
-    InvalidRequestError,
-    PromptTooLongError,
-    QueueFullError,
-    TierUnavailableError,
-)
+from engine.errors import InvalidRequestError, QueueFullError, TierUnavailableError
 from engine.events import (
     EngineEvent,
     EngineInfo,
     EngineStats,
+    Failed,
     Finished,
     FinishReason,
     PrefillDone,
-    TierInfo,
     TierStats,
     TierSwitched,
     TokensEmitted,
 )
+from engine.grammar import GrammarCompiler
+from engine.grammar_queue import GrammarQueue
 from engine.judged import Judged, answer_slices, cut_at_end, plant, token_logprobs
 from engine.logit_rules import build_rules
 from engine.noise import SequenceNoise
@@ -34,12 +32,15 @@ from engine.protocols import ArrivalOrder, Drafter, Proposal, QueuePolicy, Verdi
 from engine.request import EngineRequest, Tier
 from engine.runner import ForwardSlice, ModelRunner, PassOutput
 from engine.scheduler import PassPlan, Scheduler
-from engine.sequence import Sequence
+from engine.sequence import Sequence, SequenceStatus
+from engine.speculation_counts import SpeculationCounts, num_predicted
 from engine.token_tree import TokenTree
 
 # A refused request is told to come back after about this long.
 _RETRY_AFTER_S = 1.0
 _PASS_TIME_WEIGHT = 0.1
+# How long an engine that has nothing else to do sleeps for a grammar; commands wait behind it.
+_GRAMMAR_PAUSE_S = 0.003
 
 
 class Engine:
@@ -58,6 +59,7 @@ class Engine:
         drafter: Drafter | None = None,
         config: EngineConfig | None = None,
         policy: QueuePolicy | None = None,
+        grammars: Mapping[Tier, GrammarCompiler] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if not runners:
@@ -73,13 +75,11 @@ class Engine:
             policy=policy or ArrivalOrder(),
             drafter=drafter,
         )
+        self._grammars = GrammarQueue(grammars or {}, clock=clock)
         self._sequences: dict[str, Sequence] = {}
         self._events: list[EngineEvent] = []
         self._num_steps = 0
-        self._num_drafts = 0
-        self._num_draft_tokens = 0
-        self._num_accepted_tokens = 0
-        self._accepted_per_depth: list[int] = []
+        self._speculation = SpeculationCounts()
         self._step_total_s = 0.0
         self._forward_total_s = 0.0
         self._pass_s: dict[Tier, float] = {"small": 1e-3, "large": 1e-3}  # running means
@@ -95,11 +95,14 @@ class Engine:
             )
         if request.request_id in self._sequences:
             raise InvalidRequestError(f"request id {request.request_id!r} is in use")
-        self._check_prompt(request, runner)
-        if len(self.scheduler.waiting) >= self._config.max_waiting:
-            raise QueueFullError(
-                num_waiting=len(self.scheduler.waiting), retry_after_s=_RETRY_AFTER_S
-            )
+        check_prompt(request, runner)
+        if request.cascade is not None:
+            check_cascade(request, self._runners.get("small"), self._drafter)
+        if request.grammar is not None:
+            self._grammars.check(request)
+        num_waiting = len(self.scheduler.waiting) + len(self._grammars)
+        if num_waiting >= self._config.max_waiting:
+            raise QueueFullError(num_waiting=num_waiting, retry_after_s=_RETRY_AFTER_S)
         sequence = Sequence(
             request=request,
             tier=request.tier,
@@ -110,7 +113,10 @@ class Engine:
             rules=build_rules(request.sampling, num_prompt_tokens=len(request.prompt_token_ids)),
         )
         self._sequences[request.request_id] = sequence
-        self.scheduler.add(sequence)
+        if request.grammar is not None:
+            self._grammars.add(sequence)
+        else:
+            self.scheduler.add(sequence)
 
     def abort(self, request_id: str) -> None:
         """End a request now; its blocks are free when this returns. Unknown ids are ignored."""
@@ -129,36 +135,22 @@ class Engine:
             return
         if tier not in self._runners:
             raise TierUnavailableError(f"tier {tier!r} is not loaded")
-        self._check_prompt(sequence.request, self._runners[tier])
+        check_prompt(sequence.request, self._runners[tier])
         old_view = sequence.view
         sequence.view = self._runners[tier].new_view(sequence.request.cache_salt)
+        if request_id in self._grammars:  # it has not begun: nothing is held, nothing to draft
+            sequence.start_over(tier, self._noise(sequence.request, tier))
+            self._events.append(TierSwitched(request_id=request_id, tier=tier))
+            return
         self.scheduler.remove(sequence)
         sequence.start_over(tier, self._noise(sequence.request, tier))
-        may_draft = tier == "large" and sequence.request.speculation.enabled
-        if self._drafter is not None and may_draft:
+        if self._drafter is not None and tier == "large" and _wants_tree(sequence):
             old_view.rewind(len(sequence.token_ids) - 1)
             self._drafter.adopt(sequence, old_view)
         else:
             old_view.release()
         self.scheduler.add(sequence)
         self._events.append(TierSwitched(request_id=request_id, tier=tier))
-
-    def _check_prompt(self, request: EngineRequest, runner: ModelRunner) -> None:
-        prompt = request.prompt_token_ids
-        if not prompt:
-            raise InvalidRequestError("the prompt is empty")
-        if min(prompt) < 0 or max(prompt) >= runner.vocab_size:
-            raise InvalidRequestError(
-                f"prompt token ids must lie in [0, {runner.vocab_size}); "
-                f"found {min(prompt)} to {max(prompt)}"
-            )
-        assert runner.max_context is not None
-        if len(prompt) + request.sampling.max_tokens > runner.max_context:
-            raise PromptTooLongError(
-                num_tokens=len(prompt),
-                max_tokens=request.sampling.max_tokens,
-                max_context=runner.max_context,
-            )
 
     def _noise(self, request: EngineRequest, tier: Tier) -> SequenceNoise:
         vocab_size = max(runner.vocab_size for runner in self._runners.values())
@@ -181,8 +173,9 @@ class Engine:
         not returned again: a small answer does not wait for the large pass. The callback must not
         call back into the engine, whose large pass is planned by then.
         """
+        self._admit_compiled()
         started_s = time.perf_counter()
-        if self._sequences:
+        if len(self._sequences) > len(self._grammars):
             large = self._plan_large()
             trees = self._small_passes(large, None if large.is_empty else on_events)
             self._large_pass(large, trees)
@@ -190,6 +183,22 @@ class Engine:
         self._step_total_s += time.perf_counter() - started_s
         events, self._events = self._events, []
         return events
+
+    def _admit_compiled(self) -> None:
+        """Queue the sequences whose grammar is there; end those that can have none."""
+        if not len(self._grammars):
+            return
+        if len(self._sequences) == len(self._grammars) and not self._events:
+            self._grammars.pause(_GRAMMAR_PAUSE_S)
+        for sequence, error in self._grammars.take_ready():
+            if error is None:
+                self.scheduler.add(sequence)
+                continue
+            sequence.status = SequenceStatus.FINISHED
+            del self._sequences[sequence.request_id]
+            self._events.append(
+                Failed(request_id=sequence.request_id, code="invalid_grammar", message=str(error))
+            )
 
     def _plan_large(self) -> PassPlan:
         if "large" not in self._runners:
@@ -200,7 +209,7 @@ class Engine:
         self, large: PassPlan, on_events: Callable[[list[EngineEvent]], None] | None
     ) -> dict[str, TokenTree]:
         """Advance small answers and drafts together; returns the trees by request id."""
-        drafting = [s for s in large.decodes if s.request.speculation.enabled]
+        drafting = [sequence for sequence in large.decodes if _wants_tree(sequence)]
         proposal: Proposal | None = None
         if self._drafter is not None and drafting:
             proposal = self._drafter.propose(drafting)
@@ -246,6 +255,10 @@ class Engine:
         return self.scheduler.plan("small", self._clock(), with_prefill=number == 0)
 
     def _large_pass(self, plan: PassPlan, trees: dict[str, TokenTree]) -> None:
+        # Without the small model's logits at its root a cascade can emit nothing.
+        plan.decodes = [
+            s for s in plan.decodes if s.cascade is None or _knows_root(trees.get(s.request_id))
+        ]
         if plan.is_empty:
             return
         slices, judged = answer_slices(plan)
@@ -340,17 +353,24 @@ class Engine:
         if not sequence.prefill_was_reported:
             self._report_prefill(sequence, output.hidden[item.first_row])
         emitted, reason = cut_at_end(
-            verdict.token_ids, sampling.stop_token_ids, sequence.num_remaining_tokens
+            verdict.token_ids, sequence.stop_token_ids, sequence.num_remaining_tokens
         )
-        num_accepted = min(verdict.num_accepted_tokens, len(emitted))
+        accepted_nodes = verdict.accepted_nodes[: len(emitted)]
+        num_accepted = len(accepted_nodes)
+        num_unratified = sum(verdict.unratified[: len(emitted)])
         computed = len(sequence.token_ids) + num_accepted
         sequence.token_ids.extend(emitted)
+        if reason is None:  # after an open verdict the last token is the next root
+            computed = min(computed, len(sequence.token_ids) - 1)
         sequence.view.advance(computed, sequence.token_ids)
         sequence.view.trim()
         sequence.num_steps += 1
         sequence.num_drafted_tokens += item.tree.num_draft_nodes
         sequence.num_accepted_tokens += num_accepted
-        self._count(sequence, item.tree, num_accepted, len(emitted))
+        sequence.num_unratified_tokens += num_unratified
+        self._speculation.num_unratified_tokens += num_unratified
+        self._speculation.count(item.tree, accepted_nodes)
+        self.scheduler.counters[sequence.tier].num_output_tokens += len(emitted)
         if sequence.first_token_s is None:
             sequence.first_token_s = now_s
         rows = [item.first_row + node for node in verdict.nodes[: len(emitted)]]
@@ -360,6 +380,12 @@ class Engine:
                 token_ids=tuple(emitted),
                 num_drafted_tokens=item.tree.num_draft_nodes,
                 num_accepted_tokens=num_accepted,
+                num_predicted_tokens=(
+                    num_predicted(item.tree, accepted_nodes)
+                    if sequence.request.prediction_token_ids
+                    else 0
+                ),
+                num_unratified_tokens=num_unratified,
                 logprobs=token_logprobs(output.logits, rows, emitted, sampling.num_logprobs),
             )
         )
@@ -380,20 +406,12 @@ class Engine:
             )
         )
 
-    def _count(self, sequence: Sequence, tree: TokenTree, accepted: int, emitted: int) -> None:
-        self.scheduler.counters[sequence.tier].num_output_tokens += emitted
-        if tree.num_draft_nodes:
-            self._num_drafts += 1
-            self._num_draft_tokens += tree.num_draft_nodes
-            self._num_accepted_tokens += accepted
-            missing = accepted - len(self._accepted_per_depth)
-            self._accepted_per_depth.extend([0] * missing)
-            for depth in range(accepted):
-                self._accepted_per_depth[depth] += 1
-
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
         sequence.finish_reason = reason
-        self.scheduler.remove(sequence)
+        if self._grammars.discard(sequence.request_id):
+            sequence.status = SequenceStatus.FINISHED
+        else:
+            self.scheduler.remove(sequence)
         del self._sequences[sequence.request_id]
         self._events.append(
             Finished(
@@ -408,13 +426,17 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """A snapshot of gauges and counters."""
+        counts = self._speculation
         return EngineStats(
             tiers={tier: self._tier_stats(tier) for tier in self._runners},
             num_steps=self._num_steps,
-            num_drafts=self._num_drafts,
-            num_draft_tokens=self._num_draft_tokens,
-            num_accepted_tokens=self._num_accepted_tokens,
-            accepted_per_depth=tuple(self._accepted_per_depth),
+            num_drafts=counts.num_drafts,
+            num_draft_tokens=counts.num_draft_tokens,
+            num_accepted_tokens=counts.num_accepted_tokens,
+            accepted_per_depth=tuple(counts.accepted_per_depth),
+            num_unratified_tokens=counts.num_unratified_tokens,
+            drafted_by_source=counts.drafted_by_source(),
+            accepted_by_source=counts.accepted_by_source(),
             step_host_s=self._step_total_s - self._forward_total_s,
             step_forward_s=self._forward_total_s,
         )
@@ -424,7 +446,8 @@ class Engine:
         pool = self._runners[tier].pool
         return TierStats(
             num_running=len(self.scheduler.running[tier]),
-            num_waiting=sum(sequence.tier == tier for sequence in self.scheduler.waiting),
+            num_waiting=self._grammars.count(tier)
+            + sum(sequence.tier == tier for sequence in self.scheduler.waiting),
             num_blocks=pool.num_blocks,
             num_used_blocks=pool.num_used,
             prefix_cache_queries=counters.prefix_cache_queries,
@@ -436,18 +459,15 @@ class Engine:
 
     def info(self) -> EngineInfo:
         """What is loaded."""
-        tiers: dict[Tier, TierInfo] = {}
-        for tier, runner in self._runners.items():
-            model = runner.model
-            assert runner.max_context is not None
-            tiers[tier] = TierInfo(
-                tier=tier,
-                model_id=model.config.model_id.rstrip("/").rsplit("/", 1)[-1],
-                path=model.config.model_id,
-                max_context=runner.max_context,
-                vocab_size=runner.vocab_size,
-                num_parameters=model.num_parameters,
-                dtype=str(model.dtype).removeprefix("torch."),
-                device=str(model.device),
-            )
+        tiers = {tier: tier_info(tier, runner) for tier, runner in self._runners.items()}
         return EngineInfo(tiers=tiers, speculation=self._drafter is not None)
+
+
+def _wants_tree(sequence: Sequence) -> bool:
+    """Whether the drafter is asked; for a cascade also where nothing may be drafted."""
+    return sequence.request.speculation.enabled or sequence.cascade is not None
+
+
+def _knows_root(tree: TokenTree | None) -> bool:
+    """Whether the small model's logits are there for the tree's root."""
+    return tree is not None and bool(tree.draft_logits) and tree.draft_logits[0] is not None

@@ -80,6 +80,7 @@ class RequestStats:
     num_output_tokens: int = 0
     num_drafted_tokens: int = 0
     num_accepted_tokens: int = 0
+    num_unratified_tokens: int = 0
     num_steps: int = 0
     num_preemptions: int = 0
     queue_s: float | None = None

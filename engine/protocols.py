@@ -2,7 +2,7 @@
 
 from collections.abc import Generator
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from torch import Tensor
@@ -22,11 +22,15 @@ class Verdict:
     """What the target made of one tree.
 
     accepted_nodes: the accepted path without the root. token_ids: the accepted tokens and the next
-    one. nodes: for each emitted token the node whose logits chose it ([num_emitted_tokens]).
+    one. The verdict on a cascade is open where the path ends at a node whose small distribution is
+    not known: token_ids are the accepted ones then, and the last of them is the next step's root,
+    to be computed again. Where not even the root's is known, both lists are empty. unratified: for
+    each emitted token, whether the large model alone would have chosen another; empty: for none.
     """
 
     accepted_nodes: list[int]
     token_ids: list[int]
+    unratified: list[bool] = field(default_factory=list)
 
     @property
     def num_accepted_tokens(self) -> int:
@@ -36,11 +40,19 @@ class Verdict:
     @property
     def nodes(self) -> list[int]:
         """For each emitted token, the node whose logits chose it."""
-        return [0, *self.accepted_nodes]
+        return [0, *self.accepted_nodes][: len(self.token_ids)]
 
 
 class Drafter(Protocol):
     """Makes guesses for large-tier sequences with the small model's passes."""
+
+    @property
+    def gives_logits(self) -> bool:
+        """Whether trees carry the small model's logits where a sequence has a cascade.
+
+        Over the ids of the large model's own tokenizer, and for the root at least: a tree without
+        the root's is not judged in that step, and is not committed.
+        """
 
     def propose(self, sequences: SequenceOf[Sequence]) -> Proposal:
         """Draft one tree for each sequence, a level per small pass. May yield nothing at all."""

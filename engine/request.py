@@ -14,6 +14,8 @@ SOURCES: tuple[Source, ...] = get_args(Source)
 GrammarKind = Literal["json", "json_schema", "regex", "choice", "ebnf", "structural_tag"]
 CascadeRule = Literal["opt", "token_specific"]
 
+MAX_GRAMMAR_BYTES = 64 * 2**10
+
 # Noise moves the argmax only between logits less than 26 temperatures apart; far below this one,
 # logits / temperature overflow float32 and any token could win.
 _GREEDY_BELOW = 1e-6
@@ -28,11 +30,11 @@ class SamplingParams:
     the same seed gives the same text. `num_logprobs`: None for none, else how many alternatives are
     reported beside the emitted token.
 
-    The logits are changed before the temperature (engine/logit_rules.py): `frequency_penalty` times
-    a token's count in the answer and `presence_penalty` where it occurs are subtracted (OpenAI);
-    logits of tokens in the prompt or the answer are divided by `repetition_penalty` where positive,
-    else multiplied (Keskar et al., "CTRL", 2019); `logit_bias` (token id, bias) is added; before
-    `min_tokens` tokens no stop token is possible.
+    The logits are changed before the temperature, in this order (engine/logit_rules.py): those of
+    tokens in the prompt or the answer are divided by `repetition_penalty` where positive, else
+    multiplied (Keskar et al., "CTRL", 2019); `frequency_penalty` times a token's count in the
+    answer and `presence_penalty` where it occurs are subtracted (OpenAI); `logit_bias` (token id,
+    bias) is added; before `min_tokens` tokens no stop token is possible.
     """
 
     max_tokens: int
@@ -132,6 +134,14 @@ class GrammarSpec:
 
     kind: GrammarKind
     text: str = ""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a text over `MAX_GRAMMAR_BYTES`."""
+        size_bytes = len(self.text.encode(errors="replace"))
+        if size_bytes > MAX_GRAMMAR_BYTES:
+            raise ValueError(
+                f"a grammar of {size_bytes} bytes is over the limit of {MAX_GRAMMAR_BYTES}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

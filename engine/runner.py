@@ -66,8 +66,9 @@ class ModelRunner:
     pool: BlockPool = field(init=False)
     kv_cache: KVCache = field(init=False)
     times: PassTimes = field(init=False, default_factory=PassTimes)
-    # Told the rows and the seconds of every pass where passes are synchronous, that is on the CPU.
-    on_pass: Callable[[int, float], None] | None = field(init=False, default=None)
+    # Told the rows, the seconds and the rows' mean context of every pass where passes are
+    # synchronous, that is on the CPU.
+    on_pass: Callable[[int, float, float], None] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         """Allocate the cache."""
@@ -140,7 +141,7 @@ class ModelRunner:
         self.times.total_s += self.times.last_s
         self.times.num_passes += 1
         if self.on_pass is not None and self.device.type == "cpu":
-            self.on_pass(len(rows.token_ids), time.perf_counter() - begun_s)
+            self.on_pass(len(rows.token_ids), time.perf_counter() - begun_s, rows.mean_context())
         return PassOutput(logits=output.logits, hidden=output.hidden)
 
 
@@ -176,6 +177,16 @@ class _FlatRows:
         self.block_tables.append(table)
         self.tree_starts.append(end if piece.tree_start is None else piece.tree_start)
         self.ancestor_masks.append(piece.ancestor_masks)
+
+    def mean_context(self) -> float:
+        """How many tokens a row sees, on average."""
+        total = sum(
+            (end - start) * kv_len
+            for start, end, kv_len in zip(
+                self.query_indptr, self.query_indptr[1:], self.kv_lens, strict=False
+            )
+        )
+        return total / max(len(self.token_ids), 1)
 
     def attention_batch(self) -> AttentionBatch:
         """What the attention kernel needs to know."""

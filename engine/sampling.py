@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.logit_rules import LogitEdits, LogitRule, SamplingRule
 from engine.sequence import Sequence
 from kernels.sample import log_target
 
@@ -31,16 +32,25 @@ def process_logits(logits: Tensor, groups: SequenceOf[RowGroup]) -> Tensor:
     logits: float32 [num_rows, vocab_size], the groups' rows one after the other; not changed.
     """
     processed = logits
+    edits = LogitEdits(logits.shape[1])  # of all sequences, made in one go
+    others: list[tuple[LogitRule, int, RowGroup, list[list[int]]]] = []
     start = 0
     for group in groups:
-        num_rows = len(group.depths)
-        if group.sequence.rules and num_rows:
-            if processed is logits:
-                processed = logits.clone()
-            rows, paths = processed[start : start + num_rows], group.paths()
-            for rule in group.sequence.rules:
-                rule.apply(rows, group.sequence.token_ids, paths)
+        sequence, num_rows = group.sequence, len(group.depths)
+        paths = group.paths() if sequence.rules and num_rows else []
+        for rule in sequence.rules if num_rows else ():
+            if isinstance(rule, SamplingRule):
+                rule.collect(edits, start, sequence.token_ids, paths)
+            else:
+                others.append((rule, start, group, paths))
         start += num_rows
+    if edits or others:
+        processed = logits.clone()
+    if edits:
+        edits.apply(processed)
+    for rule, start, group, paths in others:  # after the edits: a grammar has the last word
+        rows = processed[start : start + len(group.depths)]
+        rule.apply(rows, group.sequence.token_ids, paths)
     return processed
 
 

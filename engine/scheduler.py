@@ -114,7 +114,7 @@ class Scheduler:
             budget = self._prefill_budget(tier) - len(plan.decodes)
             for sequence in running:
                 if sequence.status is SequenceStatus.RUNNING and not sequence.is_decoding:
-                    num_tokens = min(sequence.num_uncomputed_tokens, budget)
+                    num_tokens = min(sequence.num_prefill_tokens, budget)
                     if num_tokens > 0 and self._reserve(sequence, num_tokens):
                         plan.prefills.append((sequence, num_tokens))
                         budget -= num_tokens
@@ -122,7 +122,11 @@ class Scheduler:
         plan.decodes = [s for s in plan.decodes if s.status is SequenceStatus.RUNNING]
         plan.prefills = [p for p in plan.prefills if p[0].status is SequenceStatus.RUNNING]
         if with_prefill:
-            plan.prefills.extend(self._admit(tier, budget, now_s))
+            for sequence, num_tokens in self._admit(tier, budget, now_s):
+                if num_tokens:
+                    plan.prefills.append((sequence, num_tokens))
+                else:  # all that it lacks is the last token, which a cascade decodes
+                    plan.decodes.append(sequence)
         return plan
 
     def _prefill_budget(self, tier: Tier) -> int:
@@ -136,7 +140,10 @@ class Scheduler:
         return min(affordable, config.max_tokens_per_step)
 
     def _admit(self, tier: Tier, budget: int, now_s: float) -> Iterator[tuple[Sequence, int]]:
-        """Start waiting sequences while rows and blocks last, in the policy's order."""
+        """Start waiting sequences while rows and blocks last, in the policy's order.
+
+        Gives the number of tokens to prefill; 0 for one that decodes at once.
+        """
         candidates = [sequence for sequence in self.waiting if sequence.tier == tier]
         for sequence in self._policy.order(candidates, now_s) if budget > 0 else ():
             if budget <= 0 or self.num_running >= self._config.max_sequences:
@@ -145,9 +152,10 @@ class Scheduler:
                 continue
             if not self._fits(sequence):
                 return
-            num_tokens = min(sequence.num_uncomputed_tokens, budget)
+            num_tokens = min(sequence.num_prefill_tokens, budget)
+            num_rows = max(num_tokens, 1)
             self._runners[tier].copy_blocks(
-                sequence.view.reserve(sequence.view.num_computed_tokens + num_tokens)
+                sequence.view.reserve(sequence.view.num_computed_tokens + num_rows)
             )
             self.waiting.remove(sequence)
             self.running[tier].append(sequence)
@@ -160,7 +168,7 @@ class Scheduler:
             counters.prefix_cache_queries += len(sequence.token_ids)
             counters.prefix_cache_hits += sequence.view.num_cached_tokens
             counters.num_prompt_tokens += sequence.num_uncomputed_tokens
-            budget -= num_tokens
+            budget -= num_rows
             yield sequence, num_tokens
 
     def _prompt_is_under_way(self, sequence: Sequence) -> bool:

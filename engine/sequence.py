@@ -5,10 +5,11 @@ import itertools
 from dataclasses import dataclass, field
 
 from engine.events import FinishReason, RequestStats
+from engine.grammar import GrammarState
 from engine.kv_view import KVView
 from engine.logit_rules import LogitRule
 from engine.noise import SequenceNoise
-from engine.request import EngineRequest, Tier
+from engine.request import CascadeParams, EngineRequest, Tier
 
 _arrival_numbers = itertools.count()
 
@@ -26,7 +27,9 @@ class Sequence:
     """A request's tokens and its hold on a KV cache.
 
     While it decodes, every token but the last is computed:
-    `view.num_computed_tokens == len(token_ids) - 1`.
+    `view.num_computed_tokens == len(token_ids) - 1`. A prefill computes the last one too, and its
+    logits choose the next; under a cascade they cannot, for the small model's are not there yet,
+    so the last token is left to a decode.
     """
 
     request: EngineRequest
@@ -37,6 +40,8 @@ class Sequence:
     token_ids: list[int]
     # What changes the logits before a token is chosen: penalties, biases, a grammar.
     rules: list[LogitRule] = field(default_factory=list)
+    # The last of the rules, where the answer must conform to a grammar.
+    grammar: GrammarState | None = None
     status: SequenceStatus = SequenceStatus.WAITING
     finish_reason: FinishReason | None = None
     # An earlier answer, offered as a draft: what a hand-off from the other tier leaves behind.
@@ -47,6 +52,7 @@ class Sequence:
     num_cached_tokens: int | None = None  # when it first started on its tier
     num_drafted_tokens: int = 0
     num_accepted_tokens: int = 0
+    num_unratified_tokens: int = 0
     num_steps: int = 0
     num_preemptions: int = 0
     arrival_number: int = field(default_factory=lambda: next(_arrival_numbers))
@@ -82,9 +88,26 @@ class Sequence:
         return len(self.token_ids) - self.view.num_computed_tokens
 
     @property
+    def cascade(self) -> CascadeParams | None:
+        """How far the small model's tokens may stand in this answer; None on the small tier."""
+        return self.request.cascade if self.tier == "large" else None
+
+    @property
+    def num_prefill_tokens(self) -> int:
+        """Tokens that are prefilled before decoding begins, or begins again."""
+        return self.num_uncomputed_tokens - (self.cascade is not None)
+
+    @property
     def is_decoding(self) -> bool:
-        """Whether only the last token is uncomputed and an answer has begun."""
-        return self.num_output_tokens > 0 and self.num_uncomputed_tokens == 1
+        """Whether only the last token is uncomputed and an answer has begun, or may begin so."""
+        has_begun = self.num_output_tokens > 0 or self.cascade is not None
+        return has_begun and self.num_uncomputed_tokens == 1
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """Tokens that end the answer: the request's, and its grammar's."""
+        own = self.request.sampling.stop_token_ids
+        return own if self.grammar is None else own + self.grammar.stop_token_ids
 
     @property
     def arrival_s(self) -> float:
@@ -111,6 +134,7 @@ class Sequence:
         self.first_token_s = None
         self.num_cached_tokens = None
         self.num_drafted_tokens = self.num_accepted_tokens = self.num_steps = 0
+        self.num_unratified_tokens = 0
 
     def stats(self) -> RequestStats:
         """What the request has used until now."""
@@ -121,6 +145,7 @@ class Sequence:
             num_output_tokens=self.num_output_tokens,
             num_drafted_tokens=self.num_drafted_tokens,
             num_accepted_tokens=self.num_accepted_tokens,
+            num_unratified_tokens=self.num_unratified_tokens,
             num_steps=self.num_steps,
             num_preemptions=self.num_preemptions,
             queue_s=self.queue_s,

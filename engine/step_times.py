@@ -7,8 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
+from engine.kv_view import KVView
 from engine.runner import ForwardSlice, ModelRunner
 
 _PROFILED_ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
@@ -21,7 +23,12 @@ _SCALE_WEIGHT = 0.02
 _RESIDUAL_WEIGHT = 0.1
 _RESIDUAL_KEPT = 0.998
 _MAX_SURPRISE = math.log(4.0)
-_TABLE_ROWS = 512
+_TABLE_ROWS = 8192
+
+# The price of context is measured with so many rows, between the usual context and a long one.
+_CONTEXT_ROWS = 16
+_LONG_CONTEXT = 1024
+_LEAST_CONTEXT_RATIO = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,26 +36,43 @@ class StepTimeCurve:
     """Seconds of a pass by its number of rows: measured points, straight lines between them.
 
     `num_rows` ascends and `seconds` never falls: a smaller pass cannot cost more than a larger
-    one, whatever a noisy measurement says.
+    one, whatever a noisy measurement says. The points hold for rows that see `context` tokens;
+    every row costs `row_context_s` more for each token beyond.
     """
 
     num_rows: tuple[int, ...]
     seconds: tuple[float, ...]
+    context: float = 0.0
+    row_context_s: float = 0.0
 
     @classmethod
-    def from_points(cls, num_rows: Sequence[int], seconds: Sequence[float]) -> "StepTimeCurve":
+    def from_points(
+        cls,
+        num_rows: Sequence[int],
+        seconds: Sequence[float],
+        *,
+        context: float = 0.0,
+        row_context_s: float = 0.0,
+    ) -> "StepTimeCurve":
         """Smooth measured points to a curve that never falls (running minimum from the right)."""
         smoothed = list(seconds)
         for index in range(len(smoothed) - 2, -1, -1):
             smoothed[index] = min(smoothed[index], smoothed[index + 1])
-        return cls(num_rows=tuple(num_rows), seconds=tuple(smoothed))
+        return cls(
+            num_rows=tuple(num_rows),
+            seconds=tuple(smoothed),
+            context=context,
+            row_context_s=row_context_s,
+        )
 
-    def __call__(self, num_rows: int) -> float:
+    def __call__(self, num_rows: int, context: float | None = None) -> float:
         """Expected seconds; beyond the last point the last slope goes on."""
+        beyond = 0.0 if context is None else (context - self.context) * self.row_context_s
         index = min(max(bisect_left(self.num_rows, num_rows), 1), len(self.num_rows) - 1)
         left, right = self.num_rows[index - 1], self.num_rows[index]
         low, high = self.seconds[index - 1], self.seconds[index]
-        return low + (high - low) * (max(num_rows, self.num_rows[0]) - left) / (right - left)
+        shown = max(num_rows, self.num_rows[0])
+        return low + (high - low) * (shown - left) / (right - left) + num_rows * beyond
 
 
 class RunningStepTimes:
@@ -64,32 +88,58 @@ class RunningStepTimes:
         self._log_scale = 0.0
         self._log_residuals = np.zeros(len(curve.num_rows))
         # A budget asks for thousands of row counts a step, so the answers stand in a table.
+        self._rows = np.arange(_TABLE_ROWS, dtype=np.float64)
         self._base = np.array([curve(rows) for rows in range(_TABLE_ROWS)])
-        self._nearest_of = np.array([self._nearest(rows) for rows in range(_TABLE_ROWS)])
-        self._table: list[float] = self._base.tolist()
+        self._nearest_of = np.searchsorted(curve.num_rows, self._rows).clip(
+            max=len(curve.num_rows) - 1
+        )
+        self._factors = np.ones(_TABLE_ROWS)
         self._table_is_stale = False
 
-    def __call__(self, num_rows: int) -> float:
-        """Expected seconds of a pass with so many rows."""
-        if num_rows >= _TABLE_ROWS:
-            residual = float(self._log_residuals[-1])
-            return self._curve(num_rows) * math.exp(self._log_scale + residual)
-        if self._table_is_stale:
-            residuals = self._log_residuals[self._nearest_of]
-            self._table = (self._base * np.exp(self._log_scale + residuals)).tolist()
-            self._table_is_stale = False
-        return self._table[num_rows]
+    def __call__(self, num_rows: int, context: float = 0.0) -> float:
+        """Expected seconds of a pass with so many rows that see `context` tokens on average.
 
-    def observe(self, num_rows: int, seconds: float) -> None:
+        A context of 0 stands for the one at which the curve was measured.
+        """
+        seconds = self._curve(num_rows, context or None)
+        return max(seconds, self._curve.seconds[0] / 2) * float(self._factor(num_rows))
+
+    def upto(self, num_rows: int, context: float = 0.0) -> npt.NDArray[np.float64]:
+        """Expected seconds of passes with 0 to `num_rows` rows, [num_rows + 1]."""
+        if num_rows >= _TABLE_ROWS:
+            return np.array([self(rows, context) for rows in range(num_rows + 1)])
+        self._refresh()
+        seconds = self._base[: num_rows + 1]
+        if context and self._curve.row_context_s:
+            price_s = (context - self._curve.context) * self._curve.row_context_s
+            seconds = np.maximum(
+                seconds + self._rows[: num_rows + 1] * price_s, self._curve.seconds[0] / 2
+            )
+        factors: npt.NDArray[np.float64] = self._factors[: num_rows + 1]
+        return seconds * factors
+
+    def observe(self, num_rows: int, seconds: float, context: float = 0.0) -> None:
         """Learn from one pass; sizes beyond the curve (prompts) say nothing about it."""
         if num_rows > self._curve.num_rows[-1]:
             return
-        surprise = math.log(max(seconds, 1e-9) / self(num_rows))
+        surprise = math.log(max(seconds, 1e-9) / self(num_rows, context))
         surprise = min(max(surprise, -_MAX_SURPRISE), _MAX_SURPRISE)
         self._log_scale += _SCALE_WEIGHT * surprise
         self._log_residuals *= _RESIDUAL_KEPT
         self._log_residuals[self._nearest(num_rows)] += _RESIDUAL_WEIGHT * surprise
         self._table_is_stale = True
+
+    def _factor(self, num_rows: int) -> float:
+        """What the curve is multiplied by at this size."""
+        if num_rows >= _TABLE_ROWS:
+            return math.exp(self._log_scale + float(self._log_residuals[-1]))
+        self._refresh()
+        return float(self._factors[num_rows])
+
+    def _refresh(self) -> None:
+        if self._table_is_stale:
+            self._factors = np.exp(self._log_scale + self._log_residuals[self._nearest_of])
+            self._table_is_stale = False
 
     def _nearest(self, num_rows: int) -> int:
         """The measured size that stands for `num_rows`: the smallest that is not below it."""
@@ -107,30 +157,51 @@ def profile_step_times(
     assert runner.max_context is not None  # at most what the cache holds
     sizes = [rows for rows in _PROFILED_ROWS if rows <= max(runner.max_context // 2, 2)]
     context = min(num_context_tokens, runner.max_context - max(sizes))
+    long_context = min(_LONG_CONTEXT, runner.max_context - max(sizes))
+    # (rows, context) of every timed pass; the last one tells the price of context
+    kinds = [(rows, context) for rows in sizes]
+    if long_context >= _LEAST_CONTEXT_RATIO * context and _CONTEXT_ROWS in sizes:
+        kinds.append((_CONTEXT_ROWS, long_context))
     view = runner.new_view("step-times")
-    samples: dict[int, list[float]] = {rows: [] for rows in sizes}
+    samples: dict[tuple[int, int], list[float]] = {kind: [] for kind in kinds}
     try:
-        view.reserve(context + max(sizes))
+        view.reserve(kinds[-1][1] + max(sizes))
         # All sizes in turn, so that a busy moment of the machine does not fall on one of them; the
         # first round warms up (kernels are chosen and packed by size).
         begun_s = time.perf_counter()
         for turn in range(_NUM_REPEATS + 1):
             if turn > 1 and time.perf_counter() - begun_s > _ENOUGH_S:
                 break
-            for done, rows in enumerate(sizes):
-                piece = ForwardSlice(
-                    view=view, token_ids=[0] * rows, start_slot=context, num_logit_rows=rows
-                )
-                started_s = time.perf_counter()
-                runner.forward([piece]).logits[0, 0].item()  # waits for the device
+            for done, (rows, start) in enumerate(kinds):
+                elapsed_s = _time_pass(runner, view, rows, start)
                 if turn:
-                    samples[rows].append(time.perf_counter() - started_s)
+                    samples[rows, start].append(elapsed_s)
                 if on_progress is not None:
-                    on_progress(turn * len(sizes) + done + 1, (_NUM_REPEATS + 1) * len(sizes))
+                    on_progress(turn * len(kinds) + done + 1, (_NUM_REPEATS + 1) * len(kinds))
     finally:
         view.release()
     # Whatever disturbs a pass makes it longer, so the shortest one says most about its size.
-    return StepTimeCurve.from_points(sizes, [min(samples[rows]) for rows in sizes])
+    best = {kind: min(found) for kind, found in samples.items()}
+    row_context_s = 0.0
+    if kinds[-1][1] > context:
+        dearer_s = best[kinds[-1]] - best[_CONTEXT_ROWS, context]
+        row_context_s = max(dearer_s, 0.0) / (_CONTEXT_ROWS * (long_context - context))
+    return StepTimeCurve.from_points(
+        sizes,
+        [best[rows, context] for rows in sizes],
+        context=context,
+        row_context_s=row_context_s,
+    )
+
+
+def _time_pass(runner: ModelRunner, view: KVView, num_rows: int, start: int) -> float:
+    """Seconds of one pass over rows that see `start` tokens and each other."""
+    piece = ForwardSlice(
+        view=view, token_ids=[0] * num_rows, start_slot=start, num_logit_rows=num_rows
+    )
+    started_s = time.perf_counter()
+    runner.forward([piece]).logits[0, 0].item()  # waits for the device
+    return time.perf_counter() - started_s
 
 
 def follow_step_times(

@@ -21,8 +21,11 @@ from gateway.detokenizer import (
     build_table,
 )
 from gateway.errors import BadRequestError
-from gateway.schema.chat import AssistantMessage, InputMessage, join_parts
+from gateway.schema.chat import AssistantMessage, InputMessage, Message, ToolMessage, join_parts
+from gateway.schema.tools import Tool
 from gateway.thinking import OPEN_TAG
+from gateway.tool_formats import ToolDialect, ToolFormatName, find_dialect
+from gateway.tool_prompt import template_call_id, template_calls, template_tools, write_out
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -52,13 +55,20 @@ class ChatTokenizer:
     """Renders, encodes and decodes for one tier. Safe to use from several threads.
 
     `stop_token_ids` end an answer: the tokenizer's end-of-sequence token and those that
-    generation_config.json names.
+    generation_config.json names. `dialect`: how the model speaks of tools. `may_think`: the
+    template knows thinking blocks.
     """
 
     def __init__(
-        self, tokenizer: "PreTrainedTokenizerBase", stop_token_ids: Sequence[int] = ()
+        self,
+        tokenizer: "PreTrainedTokenizerBase",
+        stop_token_ids: Sequence[int] = (),
+        tool_format: ToolFormatName | None = None,
     ) -> None:
-        """Take over a loaded fast tokenizer. Raises UnsupportedModelError for a slow one."""
+        """Take over a loaded fast tokenizer. `tool_format` None: as its template says.
+
+        Raises UnsupportedModelError for a slow one.
+        """
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None:
             raise UnsupportedModelError(
@@ -79,12 +89,15 @@ class ChatTokenizer:
             json.dumps(sorted(vocabulary.items())).encode()
         ).hexdigest()
         self.max_token_bytes = max(len(token.encode()) for token in vocabulary)
-        self._special = _special_pattern(backend)
+        special = _special_ids(backend)
+        self._special = re.compile("|".join(map(re.escape, special))) if special else None
+        self.dialect: ToolDialect = find_dialect(tokenizer.chat_template, special, tool_format)
+        self.may_think = OPEN_TAG in str(tokenizer.chat_template)
         signature = inspect.signature(tokenizer.apply_chat_template).parameters
         self._reserved = frozenset(signature) - {"kwargs"}
 
     @classmethod
-    def load(cls, path: str | Path) -> Self:
+    def load(cls, path: str | Path, tool_format: ToolFormatName | None = None) -> Self:
         """Read tokenizer, chat template and generation config of a folder or hub id.
 
         Raises UnsupportedModelError when there is no fast tokenizer, OSError when there is nothing.
@@ -97,19 +110,21 @@ class ChatTokenizer:
         except OSError:
             ends = None
         ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
-        return cls(tokenizer, ends)
+        return cls(tokenizer, ends, tool_format)
 
     async def render_chat(
         self,
-        messages: Sequence[InputMessage | AssistantMessage],
+        messages: Sequence[Message],
         template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Tool] = (),
     ) -> Prompt:
         """The conversation up to the answer's start, through the chat template.
 
+        Tools, calls and results go through the template as well, or where it knows none, as text.
         Raises BadRequestError with the template's own words when it refuses the messages.
         """
-        conversation = [self._message(message) for message in messages]
-        num_chars = sum(len(message["content"]) for message in conversation)
+        conversation = self._conversation(messages)
+        described = template_tools(tools)
         variables = dict(template_kwargs or {})
         if reserved := self._reserved & variables.keys():
             name = min(reserved)
@@ -117,7 +132,11 @@ class ChatTokenizer:
                 f"chat_template_kwargs.{name}: this name is reserved.",
                 param=f"chat_template_kwargs.{name}",
             )
-        if num_chars + len(str(variables)) < _INLINE_CHARS:
+        if not self.dialect.is_native:
+            conversation, described = write_out(conversation, described), []
+        if described:
+            variables["tools"] = described
+        if len(str(conversation)) + len(str(variables)) < _INLINE_CHARS:
             return self._render(conversation, variables)
         return await asyncio.to_thread(self._render, conversation, variables)
 
@@ -129,6 +148,15 @@ class ChatTokenizer:
             encoding = await asyncio.to_thread(self._backend.encode, text)
         return Prompt(token_ids=tuple(encoding.ids))
 
+    async def encode_answer(self, text: str, max_tokens: int) -> tuple[int, ...]:
+        """At most `max_tokens` tokens of a text as an answer would have them: without BOS."""
+        text = text[: max_tokens * self.max_token_bytes]  # no token is longer
+        if len(text) < _INLINE_CHARS:
+            encoding = self._backend.encode(text, add_special_tokens=False)
+        else:
+            encoding = await asyncio.to_thread(self._backend.encode, text, add_special_tokens=False)
+        return tuple(encoding.ids[:max_tokens])
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of a whole sequence."""
         return str(self._backend.decode(list(token_ids)))
@@ -139,13 +167,36 @@ class ChatTokenizer:
             return WindowDetokenizer(self._backend)
         return TableDetokenizer(self._table)
 
+    @property
+    def token_texts(self) -> tuple[bytes, ...] | None:
+        """Each token's bytes, none for special ones; None where they depend on the neighbours."""
+        return self._table.token_bytes if self._table else None
+
     def token_bytes(self, token_id: int) -> bytes:
         """A single token's bytes, for log-probabilities; a special token's are its name."""
         found = self._table.bytes_of(token_id) if self._table else b""
         return found or self._backend.decode([token_id], skip_special_tokens=False).encode()
 
-    def _message(self, message: InputMessage | AssistantMessage) -> dict[str, str]:
-        """As templates expect it; most know no developer role."""
+    def _conversation(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        """As templates expect it; a result is told the name of the function that gave it."""
+        conversation = []
+        names: dict[str, str] = {}
+        for index, message in enumerate(messages):
+            fields = self._message(message)
+            if isinstance(message, AssistantMessage):
+                if calls := template_calls(message, f"messages.{index}", self.dialect.format):
+                    fields["tool_calls"] = calls
+                names |= {call["id"]: call["function"]["name"] for call in calls}
+            elif isinstance(message, ToolMessage):
+                call_id = template_call_id(message.tool_call_id, self.dialect.format)
+                fields["tool_call_id"] = call_id
+                if call_id in names:
+                    fields.setdefault("name", names[call_id])
+            conversation.append(fields)
+        return conversation
+
+    def _message(self, message: InputMessage | AssistantMessage | ToolMessage) -> dict[str, Any]:
+        """The fields that every message has; most templates know no developer role."""
         template = self._tokenizer.chat_template
         role: str = message.role
         if role == "developer" and "developer" not in str(template):
@@ -157,7 +208,7 @@ class ChatTokenizer:
             fields["reasoning_content"] = message.reasoning_content
         return fields
 
-    def _render(self, conversation: list[dict[str, str]], variables: dict[str, Any]) -> Prompt:
+    def _render(self, conversation: list[dict[str, Any]], variables: dict[str, Any]) -> Prompt:
         if not self._tokenizer.chat_template:
             raise BadRequestError("This model has no chat template; use /v1/completions.")
         try:
@@ -176,7 +227,7 @@ class ChatTokenizer:
         return Prompt(token_ids=tuple(encoding.ids), opens_thinking=opens_thinking)
 
     def _apply_template(
-        self, conversation: list[dict[str, str]], variables: dict[str, Any], **options: Any
+        self, conversation: list[dict[str, Any]], variables: dict[str, Any], **options: Any
     ) -> Any:
         """Text, or token ids with `tokenize=True`."""
         settings = {"tokenize": False, "return_dict": False, "add_generation_prompt": True}
@@ -184,16 +235,37 @@ class ChatTokenizer:
             conversation, **{**settings, **options, **variables}
         )
 
-    def _forges(self, conversation: list[dict[str, str]], variables: dict[str, Any]) -> bool:
-        """Whether a client's text spells a control token, which must stay plain text."""
+    def _forges(self, conversation: list[dict[str, Any]], variables: dict[str, Any]) -> bool:
+        """Whether a client's text spells a control token, which must stay plain text.
+
+        Raises BadRequestError where a field's name does: names cannot be kept plain.
+        """
         if self._special is None:
             return False
-        texts = [text for message in conversation for text in message.values()]
-        return any(map(self._special.search, [*texts, json.dumps(variables, ensure_ascii=False)]))
+        keys, texts = _strings([conversation, variables])
+        if any(map(self._special.search, keys)):
+            raise BadRequestError("A field's name contains a control token of the model.")
+        return any(map(self._special.search, texts))
 
 
-def _special_pattern(backend: Any) -> re.Pattern[str] | None:
-    """Matches any special token's text."""
-    tokens = backend.get_added_tokens_decoder().values()
-    names = [re.escape(token.content) for token in tokens if token.special and token.content]
-    return re.compile("|".join(names)) if names else None
+def _strings(value: Any) -> tuple[list[str], list[str]]:
+    """All strings in a JSON value: the names of fields, and the others."""
+    keys: list[str] = []
+    texts: list[str] = []
+    waiting = [value]
+    while waiting:
+        match waiting.pop():
+            case str(text):
+                texts.append(text)
+            case dict(fields):
+                keys += fields
+                waiting += fields.values()
+            case list(items):
+                waiting += items
+    return keys, texts
+
+
+def _special_ids(backend: Any) -> dict[str, int]:
+    """The special tokens by their text."""
+    tokens = backend.get_added_tokens_decoder().items()
+    return {token.content: i for i, token in tokens if token.special and token.content}

@@ -1,4 +1,4 @@
-"""The command line: `outrider serve | chat | doctor | config | router`."""
+"""The command line: `outrider serve | chat | doctor | config | router | draft`."""
 
 import functools
 import importlib.util
@@ -37,6 +37,10 @@ if importlib.util.find_spec("gateway.router_cli") is not None:
     from gateway.router_cli import app as router_app
 
     app.add_typer(router_app)
+if importlib.util.find_spec("gateway.draft_cli") is not None:
+    from gateway.draft_cli import app as draft_app
+
+    app.add_typer(draft_app)
 
 ConfigFile = Annotated[
     Path | None,
@@ -112,6 +116,10 @@ def serve(  # noqa: PLR0913 - a flag each
     speculation: Annotated[
         bool | None, typer.Option("--speculation/--no-speculation", help="Draft or not.")
     ] = None,
+    allow_vocab_mismatch: Annotated[
+        bool | None,
+        typer.Option("--allow-vocab-mismatch", help="Draft across different tokenizers."),
+    ] = None,
     log_level: Annotated[str | None, typer.Option(help="DEBUG, INFO, WARNING, ERROR.")] = None,
     assignments: Annotated[
         list[str] | None,
@@ -132,6 +140,7 @@ def serve(  # noqa: PLR0913 - a flag each
         "server.host": host,
         "server.port": port,
         "speculation.enabled": speculation,
+        "speculation.allow_vocab_mismatch": allow_vocab_mismatch,
         "log_level": log_level,
     }
     settings = load_settings(config_file=config, flags=flags)

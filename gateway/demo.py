@@ -41,11 +41,13 @@ HARD_PROMPTS = (
 SAMPLED_PROMPT = "Sam has 12 apples. Sam buys 9. Sam doubles the number of apples. How many now?"
 
 # float32: there equality is exact whatever shares a pass, and the pair is small enough for it.
-# Fixed trees: a machine that is busy installing packages would be measured wrong.
+# Fixed trees: a machine that is busy installing packages would be measured wrong. Guesses of the
+# small model only: the prompts are asked twice, and remembered answers would flatter the figures.
 _SERVE_ARGUMENTS = (
     *("--dtype", "float32", "--log-level", "WARNING"),
     *("--set", "speculation.adaptive=false", "--set", "speculation.max_draft_nodes=8"),
     *("--set", "speculation.max_draft_depth=6", "--set", "speculation.max_branching=2"),
+    *("--set", "speculation.sources=model"),
 )
 _START_TIMEOUT_S = 120.0
 _MAX_TOKENS = 400

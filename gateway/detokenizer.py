@@ -11,15 +11,14 @@ One difference on purpose: where byte tokens of a sentencepiece vocabulary break
 """
 
 import codecs
-import json
-import re
 import sys
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from tokenizers import Tokenizer
 
-_BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+from draft.vocabulary import decoder_steps, vocabulary_bytes
+
 _PROBE: Final = "Hello,  world!\n\tfn(x) = 'é' 漢字 🙂 don't"
 _WINDOW_TOKENS: Final = 16
 
@@ -32,15 +31,6 @@ class Detokenizer(Protocol):
 
     def flush(self) -> str:
         """What is left at the end: a replacement character for an incomplete one."""
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's table from printable characters to bytes (`Ġ` is 0x20)."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in set(printable)]
-    return {chr(byte): byte for byte in printable} | {
-        chr(256 + index): byte for index, byte in enumerate(others)
-    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,35 +119,12 @@ def build_table(tokenizer: Tokenizer) -> TokenTable | None:
 
     A table that disagrees with the tokenizer on a probe text is not used either.
     """
-    decoder: dict[str, Any] = json.loads(tokenizer.to_str())["decoder"] or {}
-    steps = decoder.get("decoders", [decoder])
-    kinds = {step.get("type") for step in steps}
-    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
-    special = {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
-    if "ByteLevel" in kinds:
-        max_leading_spaces = 0
-        alphabet = _byte_alphabet()
-
-        def encode(token: str) -> bytes:
-            if all(char in alphabet for char in token):
-                return bytes(alphabet[char] for char in token)
-            return token.encode()
-
-    elif kinds & {"ByteFallback", "Metaspace"}:
-        max_leading_spaces = _max_leading_spaces(steps)
-
-        def encode(token: str) -> bytes:
-            found = _BYTE_TOKEN.fullmatch(token) if "ByteFallback" in kinds else None
-            if found:
-                return bytes([int(found[1], 16)])
-            return token.replace("▁", " ").encode()
-
-    else:
+    token_bytes = vocabulary_bytes(tokenizer)
+    if token_bytes is None:
         return None
-    token_bytes = [b""] * (max(vocabulary.values(), default=-1) + 1)
-    for token, token_id in vocabulary.items():
-        if token_id not in special:
-            token_bytes[token_id] = encode(token)
+    steps = decoder_steps(tokenizer)
+    is_byte_level = any(step.get("type") == "ByteLevel" for step in steps)
+    max_leading_spaces = 0 if is_byte_level else _max_leading_spaces(steps)
     table = TokenTable(tuple(token_bytes), max_leading_spaces)
     probe = tokenizer.encode(_PROBE, add_special_tokens=False).ids
     return table if table.decode(probe) == tokenizer.decode(probe) else None

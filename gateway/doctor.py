@@ -48,6 +48,8 @@ def examine(settings: Settings) -> Iterator[Check]:
     for tier, path in settings.models.resolved().items():
         if path is not None:
             checks.append((f"{tier} model", partial(_model, tier, path)))
+    if all(path is not None for path in settings.models.resolved().values()):
+        checks.append(("tokenizers", lambda: _tokenizers(settings)))
     checks += [
         ("memory", lambda: _memory(settings)),
         ("router", lambda: _router(settings)),
@@ -223,6 +225,29 @@ def _model(tier: str, path: str) -> Check:
         )
     detail = f"{config.architecture}, {weights / 2**20:,.1f} MiB, {config.dtype}, at {path}"
     return Check(name=name, status="ok", detail=detail)
+
+
+def _tokenizers(settings: Settings) -> Check:
+    """Whether the small model's tokens mean the same to the large one."""
+    from gateway.wiring import MISMATCH_ADVICE, vocabulary_difference
+
+    name = "tokenizers"
+    paths = [path for path in settings.models.resolved().values() if path is not None]
+    if not all(Path(path).expanduser().is_dir() for path in paths):
+        return Check(name=name, status="ok", detail="compared at the first start")
+    difference = vocabulary_difference(settings)
+    if difference is None:
+        return Check(name=name, status="ok", detail="the two models share one vocabulary")
+    options = settings.speculation
+    if not options.enabled:
+        detail = f"they differ, which matters to nobody without speculation: {difference}"
+        return Check(name=name, status="ok", detail=detail)
+    if options.allow_vocab_mismatch:
+        advice = (
+            "Drafts go through the tokens that both have; a drafter of one's own guesses better."
+        )
+        return Check(name=name, status="warning", detail=difference, advice=advice)
+    return Check(name=name, status="failed", detail=difference, advice=MISMATCH_ADVICE)
 
 
 def _weight_bytes(folder: Path) -> int:

@@ -2,14 +2,22 @@
 
 import secrets
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Final
 
 from engine.errors import PromptTooLongError, TierUnavailableError
 from engine.events import EngineInfo, TierInfo
-from engine.request import TIERS, EngineRequest, SamplingParams, SpeculationParams, Tier
+from engine.request import (
+    TIERS,
+    CascadeParams,
+    EngineRequest,
+    GrammarSpec,
+    SamplingParams,
+    SpeculationParams,
+    Tier,
+)
 from gateway.backends.client import EngineClient
 from gateway.chat import ChatTokenizer, Prompt
 from gateway.errors import BadRequestError, ModelNotFoundError, NotReadyError
@@ -18,6 +26,10 @@ from gateway.metrics import GatewayMetrics
 from gateway.schema.chat import ChatRequest
 from gateway.schema.common import OutriderOptions
 from gateway.schema.completions import CompletionRequest
+from gateway.structured import plan_structured
+from gateway.thinking import Thinking
+from gateway.tool_parser import ToolReading
+from gateway.tools import plan_tools
 from router.policy import RoutePolicy
 
 AUTO: Final = "auto"
@@ -61,6 +73,19 @@ class _Target:
         return self.info.tier
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Expected:
+    """What is known of an answer: a guess, what it conforms to, and how calls in it are read."""
+
+    prediction: tuple[int, ...] = ()
+    grammar: GrammarSpec | None = None
+    grammar_param: str | None = None  # the field of the request that asked for it
+    tools: ToolReading | None = None
+
+
+_NOTHING_EXPECTED: Final = _Expected()
+
+
 class JobBuilder:
     """Turns requests into jobs. Holds what the engine said about itself."""
 
@@ -91,11 +116,39 @@ class JobBuilder:
 
     async def chat_job(self, request: ChatRequest, arrival_s: float) -> Job:
         """A conversation. Raises GatewayError or EngineError."""
-        target = await self._target(request.model, lambda _: request.last_user_text)
+        target = await self._target(request, lambda _: request.last_user_text)
         num_bytes = sum(len(str(message.content)) for message in request.messages)
         _refuse_hopeless(num_bytes, target, request.token_limit)
-        prompt = await target.tokenizer.render_chat(request.messages, request.chat_template_kwargs)
-        return self._job(request, "chatcmpl", target, [prompt], arrival_s)
+        plan = plan_tools(request)
+        structured = plan_structured(request.response_format, request.structured_outputs)
+        if plan is not None and structured is not None:
+            raise BadRequestError(
+                f"{structured.param}: not supported together with tools; set tool_choice to none.",
+                param=structured.param,
+            )
+        prompt = await target.tokenizer.render_chat(
+            request.messages, request.chat_template_kwargs, plan.tools if plan else ()
+        )
+        prediction: tuple[int, ...] = ()
+        if request.prediction is not None:
+            prediction = await target.tokenizer.encode_answer(
+                request.prediction.text, target.info.max_context
+            )
+        expected = _Expected(prediction=prediction)
+        thinking = _thinking(target.tokenizer, prompt)
+        if plan is not None:
+            dialect = target.tokenizer.dialect
+            expected = replace(
+                expected,
+                grammar=plan.grammar(dialect, thinking),
+                tools=plan.reading(dialect),
+                grammar_param="tools",
+            )
+        elif structured is not None:
+            expected = replace(
+                expected, grammar=structured.grammar(thinking), grammar_param=structured.param
+            )
+        return self._job(request, "chatcmpl", target, [prompt], arrival_s, expected)
 
     async def completion_job(self, request: CompletionRequest, arrival_s: float) -> Job:
         """One or several prompts. Raises GatewayError or EngineError."""
@@ -104,7 +157,7 @@ class JobBuilder:
             first = request.prompts[0]
             return first if isinstance(first, str) else tokenizer.decode(first)
 
-        target = await self._target(request.model, routed_text)
+        target = await self._target(request, routed_text)
         prompts = []
         for prompt in request.prompts:
             if isinstance(prompt, str):
@@ -113,16 +166,26 @@ class JobBuilder:
             else:
                 _check_token_ids(prompt, target)
                 prompts.append(Prompt(token_ids=prompt))
-        return self._job(request, "cmpl", target, prompts, arrival_s)
+        structured = plan_structured(None, request.structured_outputs)
+        expected = _NOTHING_EXPECTED
+        if structured is not None:
+            expected = _Expected(grammar=structured.grammar(), grammar_param=structured.param)
+        return self._job(request, "cmpl", target, prompts, arrival_s, expected)
 
-    async def _target(self, model: str, text: Callable[[ChatTokenizer], str]) -> _Target:
-        """Resolve a model name; `auto` asks the router."""
+    async def _target(
+        self, request: ChatRequest | CompletionRequest, text: Callable[[ChatTokenizer], str]
+    ) -> _Target:
+        """Resolve a model name; `auto` asks the router, unless both models are to answer."""
         names = await self.names()
+        model = request.model
         if model not in names:
             raise ModelNotFoundError(model, list(names))
         candidates = names[model]
         info, reason = candidates[0], "requested"
-        if model == AUTO:
+        if _cascade(request.outrider) is not None:
+            info = _cascade_tier(candidates, await self.engine_info())
+            reason = "cascade" if model == AUTO else reason
+        elif model == AUTO:
             info, reason = self._route(candidates, text)
         self._metrics.routed(info.tier, reason)
         tokenizer = self._context.tokenizers.get(info.tier)
@@ -147,6 +210,7 @@ class JobBuilder:
         target: _Target,
         prompts: list[Prompt],
         arrival_s: float,
+        expected: _Expected = _NOTHING_EXPECTED,
     ) -> Job:
         """One engine request for each choice of each prompt."""
         if not all(prompt.token_ids for prompt in prompts):
@@ -162,15 +226,20 @@ class JobBuilder:
             group_id = f"{job_id}-{prompt_index}"
             sampling = self._sampling(request, target, prompt, temperature, seed or 0)
             for choice_index in range(num_choices):
+                parameters = sampling(choice_index)
                 engine_request = EngineRequest(
                     request_id=f"{group_id}-{choice_index}",
                     prompt_token_ids=prompt.token_ids,
                     tier=target.tier,
-                    sampling=sampling(choice_index),
+                    sampling=parameters,
                     speculation=_speculation(request.outrider),
+                    cascade=_cascade(request.outrider),
                     group_id=group_id if num_choices > 1 else None,
                     arrival_s=arrival_s,
+                    prediction_token_ids=expected.prediction[: parameters.max_tokens],
+                    grammar=expected.grammar,
                 )
+                _check_combination(request, engine_request)
                 choices.append(
                     ChoicePlan(request=engine_request, opens_thinking=prompt.opens_thinking)
                 )
@@ -187,6 +256,8 @@ class JobBuilder:
             tokenizer=target.tokenizer,
             stops=request.stop_strings,
             splits_thinking=isinstance(request, ChatRequest),
+            tools=expected.tools,
+            grammar_param=expected.grammar_param,
         )
 
     def _sampling(
@@ -198,7 +269,12 @@ class JobBuilder:
         seed: int,
     ) -> Callable[[int], SamplingParams]:
         """The sampling parameters by choice. Raises PromptTooLongError."""
-        max_tokens = self._max_tokens(request.token_limit, len(prompt.token_ids), target)
+        min_tokens = request.min_tokens or 0
+        max_tokens = self._max_tokens(
+            request.token_limit, min_tokens, len(prompt.token_ids), target
+        )
+        stop_token_ids = _stop_token_ids(request, target)
+        logit_bias = _logit_bias(request, target)
 
         def of_choice(choice_index: int) -> SamplingParams:
             return SamplingParams(
@@ -209,23 +285,46 @@ class JobBuilder:
                 min_p=request.min_p or 0.0,
                 seed=seed % 2**64,
                 choice_index=choice_index,
-                stop_token_ids=target.tokenizer.stop_token_ids,
+                stop_token_ids=stop_token_ids,
                 num_logprobs=request.top_count,
+                presence_penalty=request.presence_penalty or 0.0,
+                frequency_penalty=request.frequency_penalty or 0.0,
+                repetition_penalty=request.repetition_penalty or 1.0,
+                logit_bias=logit_bias,
+                min_tokens=min_tokens,
             )
 
         return of_choice
 
-    def _max_tokens(self, limit: int | None, num_prompt_tokens: int, target: _Target) -> int:
-        """The request's own limit, or what is left of the context up to the default."""
+    def _max_tokens(
+        self, limit: int | None, min_tokens: int, num_prompt_tokens: int, target: _Target
+    ) -> int:
+        """The request's own limit, or what is left of the context up to the default.
+
+        Raises PromptTooLongError, and BadRequestError where less than `min_tokens` is allowed.
+        """
         max_context = target.info.max_context
         room = max_context - num_prompt_tokens
-        default = self._context.limits.default_max_tokens or room
+        default = max(self._context.limits.default_max_tokens or room, min_tokens)
         wanted = limit or max(1, min(default, room))
         if wanted > room:
             raise PromptTooLongError(
                 num_tokens=num_prompt_tokens, max_tokens=wanted, max_context=max_context
             )
+        if min_tokens > wanted:
+            limited_by = "max_tokens" if limit else f"what the context of {max_context} leaves"
+            raise BadRequestError(
+                f"min_tokens: {min_tokens} is more than {limited_by} ({wanted}).",
+                param="min_tokens",
+            )
         return wanted
+
+
+def _thinking(tokenizer: ChatTokenizer, prompt: Prompt) -> Thinking:
+    """Whether an answer begins with a thinking block."""
+    if prompt.opens_thinking:
+        return "open"
+    return "possible" if tokenizer.may_think else "none"
 
 
 def _refuse_hopeless(num_chars: int, target: _Target, limit: int | None) -> None:
@@ -238,20 +337,90 @@ def _refuse_hopeless(num_chars: int, target: _Target, limit: int | None) -> None
         )
 
 
-def _check_token_ids(token_ids: tuple[int, ...], target: _Target) -> None:
-    if max(token_ids) >= target.info.vocab_size:
+def _check_token_ids(token_ids: Iterable[int], target: _Target, *, param: str = "prompt") -> None:
+    largest = max(token_ids, default=0)
+    if largest >= target.info.vocab_size:
         raise BadRequestError(
-            f"prompt: token id {max(token_ids)} is outside the vocabulary of the {target.tier} "
+            f"{param}: token id {largest} is outside the vocabulary of the {target.tier} "
             f"tier ({target.info.vocab_size} ids).",
-            param="prompt",
+            param=param,
         )
+
+
+def _stop_token_ids(request: ChatRequest | CompletionRequest, target: _Target) -> tuple[int, ...]:
+    """The tokenizer's own and the request's. Raises BadRequestError outside the vocabulary."""
+    own = request.stop_token_ids or []
+    _check_token_ids(own, target, param="stop_token_ids")
+    ends = () if request.ignore_eos else target.tokenizer.stop_token_ids
+    return tuple(dict.fromkeys((*ends, *own)))
+
+
+def _logit_bias(
+    request: ChatRequest | CompletionRequest, target: _Target
+) -> tuple[tuple[int, float], ...]:
+    """(token id, bias). Raises BadRequestError outside the vocabulary."""
+    biases = {int(token): float(bias) for token, bias in (request.logit_bias or {}).items()}
+    _check_token_ids(biases, target, param="logit_bias")
+    return tuple(biases.items())
+
+
+def _check_combination(
+    request: ChatRequest | CompletionRequest, engine_request: EngineRequest
+) -> None:
+    """Refuse options that contradict each other: a grammar may allow nothing but the end."""
+    if engine_request.grammar is None:
+        return
+    for param, is_set in (("min_tokens", request.min_tokens), ("ignore_eos", request.ignore_eos)):
+        if is_set:
+            raise BadRequestError(
+                f"{param}: not supported together with a grammar (response_format, tools or "
+                "structured_outputs).",
+                param=param,
+            )
 
 
 def _speculation(options: OutriderOptions | None) -> SpeculationParams:
     if options is None:
         return SpeculationParams()
+    inter_token_ms = None if options.slo is None else options.slo.inter_token_ms
     return SpeculationParams(
         enabled=options.speculation != "off",
         max_draft_nodes=options.max_draft_nodes,
         max_draft_depth=options.max_draft_depth,
+        sources=None if options.sources is None else tuple(dict.fromkeys(options.sources)),
+        inter_token_s=None if inter_token_ms is None else inter_token_ms / 1000,
+    )
+
+
+def _cascade(options: OutriderOptions | None) -> CascadeParams | None:
+    """The speculative cascade that was asked for; None is lossless."""
+    quality = None if options is None else options.quality
+    if quality is None or quality == "lossless":
+        return None
+    return CascadeParams(alpha=quality.cascade, rule=quality.rule or "opt")
+
+
+def _cascade_tier(candidates: tuple[TierInfo, ...], engine: EngineInfo) -> TierInfo:
+    """The large tier, as far as the small model can follow it.
+
+    Raises BadRequestError where one of the two models has no part in the answer.
+    """
+    large = next((info for info in candidates if info.tier == "large"), None)
+    if large is None:
+        raise BadRequestError(
+            "outrider.quality: in a cascade the large model judges what the small one drafts; "
+            "the model must be auto or large.",
+            param="outrider.quality",
+        )
+    if not engine.speculation:
+        raise BadRequestError(
+            "outrider.quality: a cascade needs a small model that drafts for the large one; this "
+            "server runs without.",
+            param="outrider.quality",
+        )
+    tiers = engine.tiers.values()
+    return replace(
+        large,
+        max_context=min(info.max_context for info in tiers),
+        vocab_size=min(info.vocab_size for info in tiers),
     )

@@ -155,6 +155,10 @@ def _speculation_metrics(stats: EngineStats) -> Iterator[Metric]:
         "spec_decode_num_drafts": ("Trees verified.", stats.num_drafts),
         "spec_decode_num_draft_tokens": ("Nodes verified.", stats.num_draft_tokens),
         "spec_decode_num_accepted_tokens": ("Nodes accepted.", stats.num_accepted_tokens),
+        "spec_decode_num_unratified_tokens": (
+            "Tokens of cascades that the large model alone would not have chosen.",
+            stats.num_unratified_tokens,
+        ),
     }
     for stem, (text, total) in totals.items():
         counter = CounterMetricFamily(f"outrider_{stem}", text, labels=["tier"])
@@ -168,3 +172,18 @@ def _speculation_metrics(stats: EngineStats) -> Iterator[Metric]:
     for position, total in enumerate(stats.accepted_per_depth):
         positions.add_metric(["large", str(position)], total)
     yield positions
+    by_source = {
+        "spec_decode_num_draft_tokens_per_source": ("verified", stats.drafted_by_source),
+        "spec_decode_num_accepted_tokens_per_source": ("accepted", stats.accepted_by_source),
+    }
+    for stem, (what, counts) in by_source.items():
+        counter = CounterMetricFamily(
+            f"outrider_{stem}",
+            f"Nodes {what} by who guessed them and at which depth, from 0; with several sources a "
+            "node counts for each.",
+            labels=["source", "position"],
+        )
+        for source, totals_of_source in counts.items():
+            for position, total in enumerate(totals_of_source):
+                counter.add_metric([source, str(position)], total)
+        yield counter

@@ -175,8 +175,12 @@ def _add_limits(schemas: dict[str, Any], limits: LoadedLimits) -> None:
     for request in ("ChatRequest", "CompletionRequest"):
         properties = schemas[request]["properties"]
         properties["model"]["enum"] = list(limits.names)
-        for name in {"max_tokens", "max_completion_tokens"} & properties.keys():
-            _integer(properties[name])["maximum"] = limits.max_context - 1
+        for name in {"max_tokens", "max_completion_tokens", "min_tokens"} & properties.keys():
+            _branch(properties[name], "integer")["maximum"] = limits.max_context - 1
+        stops = _branch(properties["stop_token_ids"], "array")
+        stops["items"]["maximum"] = limits.vocab_size - 1
+        biases = _branch(properties["logit_bias"], "object")
+        biases["propertyNames"]["pattern"] = f"^({_at_most(limits.vocab_size - 1)})$"
     for branch in schemas["CompletionRequest"]["properties"]["prompt"]["anyOf"]:
         items = branch.get("items", {})
         for schema in (items, items.get("items", {})):
@@ -184,7 +188,19 @@ def _add_limits(schemas: dict[str, Any], limits: LoadedLimits) -> None:
                 schema["maximum"] = limits.vocab_size - 1
 
 
-def _integer(schema: dict[str, Any]) -> dict[str, Any]:
-    """The integer branch of a nullable field."""
+def _branch(schema: dict[str, Any], kind: str) -> dict[str, Any]:
+    """The branch of a nullable field that has this type."""
     branches: list[dict[str, Any]] = schema["anyOf"]
-    return next(branch for branch in branches if branch.get("type") == "integer")
+    return next(branch for branch in branches if branch.get("type") == kind)
+
+
+def _at_most(largest: int) -> str:
+    """A regular expression for the decimal numbers from 0 to `largest`, without leading zeros."""
+    digits = str(largest)
+    numbers = ["0", *(f"[1-9][0-9]{{{length}}}" for length in range(len(digits) - 1))]
+    for index, digit in enumerate(digits):  # the same up to here, then a smaller digit
+        least = "1" if index == 0 else "0"
+        if digit > least:
+            rest = len(digits) - 1 - index
+            numbers.append(f"{digits[:index]}[{least}-{int(digit) - 1}][0-9]{{{rest}}}")
+    return "|".join([*numbers, digits])

@@ -10,15 +10,25 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
+    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
 )
 from pydantic_settings import SettingsError as SourceError
+
+from engine.request import SOURCES, Source
 
 ENV_PREFIX = "OUTRIDER_"
 CONFIG_VARIABLE = "OUTRIDER_CONFIG"
@@ -35,6 +45,16 @@ LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
 
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0)]
+
+
+def _split(value: object) -> object:
+    """Flags and variables write a list with commas."""
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    return value
+
+
+Sources = Annotated[tuple[Source, ...], NoDecode, BeforeValidator(_split)]
 
 
 def is_missing_folder(name: str) -> bool:
@@ -79,6 +99,8 @@ class ModelSettings(_Section):
     """The same for the small model, which answers easy prompts and drafts for the large one."""
     router: Path | None = None
     """Folder of a trained router. It belongs to a pair of models."""
+    tool_format: Literal["auto", "hermes", "llama3", "mistral"] = "auto"
+    """How the models write tool calls; auto: as their chat templates say."""
 
     @model_validator(mode="after")
     def _one_is_left(self) -> "ModelSettings":
@@ -151,12 +173,20 @@ class SpeculationSettings(_Section):
     """Draft at all."""
     adaptive: bool = True
     """Size the trees by what passes cost on this machine; off: always up to the limits."""
-    max_draft_nodes: int = Field(default=32, ge=0, le=255)
+    max_draft_nodes: int = Field(default=64, ge=0, le=255)
     """Drafted tokens in one answer's tree."""
     max_draft_depth: int = Field(default=16, ge=0, le=255)
-    """Drafted tokens in a row."""
+    """Tokens in a row that the small model drafts."""
+    max_text_depth: int = Field(default=48, ge=0, le=255)
+    """Tokens in a row that earlier text, predictions and grammars draft."""
     max_branching: int = Field(default=3, ge=1, le=64)
     """Alternatives for one token."""
+    max_frontier: int = Field(default=4, ge=1, le=64)
+    """Nodes of one answer's tree that a pass of the small model continues."""
+    sources: Sources = SOURCES
+    """Where guesses may come from: the small model, text that repeats, predictions, a grammar."""
+    allow_vocab_mismatch: bool = False
+    """Draft across different tokenizers, through the tokens that both have. Off: refused."""
 
 
 class LimitSettings(_Section):
@@ -326,7 +356,8 @@ def _explain(detail: ErrorDetails, sources: Sequence[_Source]) -> str:
     name = ".".join(path)
     if detail["type"] == "value_error":  # our own, about a section as a whole
         return f"{name}: {detail['msg'].removeprefix('Value error, ')}"
-    origin = next((s.describe(path) for s in sources if _contains(s.values, path)), "default")
+    setting = path[:2]  # what is wrong may be an item of a list
+    origin = next((s.describe(setting) for s in sources if _contains(s.values, setting)), "default")
     where = f"{name} ({origin})"
     if detail["type"] == "extra_forbidden":
         return f"{where} is not a setting{_did_you_mean(path[-1], _siblings(path))}"
@@ -385,6 +416,8 @@ def _toml_value(value: object) -> str:
             return "true" if value else "false"
         case int() | float():
             return repr(value)
+        case tuple():
+            return f"[{', '.join(_toml_value(item) for item in value)}]"
         case _:
             escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
             return f'"{escaped}"'

@@ -49,6 +49,7 @@ def report(generation: Generation) -> dict[str, Any]:
         "reason": job.reason,
         "drafted_tokens": sum(usage.num_drafted_tokens for usage in used),
         "accepted_tokens": sum(usage.num_accepted_tokens for usage in used),
+        "unratified_tokens": sum(usage.num_unratified_tokens for usage in used),
         "mean_emitted_tokens": round(num_tokens / num_steps, 4) if num_steps else 0.0,
         "ttft_s": None if ttft_s is None else round(ttft_s, 6),
         "queue_s": round(max(queued), 6) if queued else None,
@@ -68,7 +69,9 @@ def usage(generation: Generation) -> dict[str, Any]:
         "total_tokens": num_prompt + num_completion,
         "prompt_tokens_details": {"cached_tokens": min(num_cached, num_prompt)},
         "completion_tokens_details": {
-            "reasoning_tokens": sum(usage.num_reasoning_tokens for usage in used)
+            "reasoning_tokens": sum(usage.num_reasoning_tokens for usage in used),
+            "accepted_prediction_tokens": sum(usage.num_predicted_tokens for usage in used),
+            "rejected_prediction_tokens": sum(usage.num_mispredicted_tokens for usage in used),
         },
     }
 
@@ -102,21 +105,58 @@ class ChatFormat:
 
     def choice_body(self, delta: Delta, *, is_first: bool) -> bytes:
         """`"delta":{…},"logprobs":…`; the first one also says the role."""
-        name = b'"reasoning_content":' if delta.kind == "reasoning" else b'"content":'
-        body = b"" if not delta.text and not is_first else name + encode_text(delta.text)
+        body = self._body(delta) if delta.text or is_first else b""
         role = b'"role":"assistant",' if is_first else b""
+        if is_first and delta.kind == "call":
+            role += b'"content":null,'
         logprobs = _encode(self._logprobs(delta.logprobs)) if delta.logprobs else b"null"
         return b'"delta":{' + role + body + b'},"logprobs":' + logprobs
 
+    def _body(self, delta: Delta) -> bytes:
+        """The one field of a delta that has text; a call begins with its name."""
+        text = encode_text(delta.text)
+        match delta.kind:
+            case "content":
+                return b'"content":' + text
+            case "reasoning":
+                return b'"reasoning_content":' + text
+            case "call":
+                function = b'{"name":' + text + b',"arguments":""}'
+                head = b'"id":' + _encode(delta.call_id) + b',"type":"function",'
+            case "arguments":
+                function = b'{"arguments":' + text + b"}"
+                head = b""
+        call = b'{"index":%d,' % delta.call_index + head + b'"function":' + function + b"}"
+        return b'"tool_calls":[' + call + b"]"
+
     def whole_choice(self, index: int, deltas: Sequence[Delta]) -> dict[str, Any]:
-        """`reasoning_content` is there only when the model thought."""
+        """`reasoning_content` is there only when the model thought, `tool_calls` when it called."""
+        calls = [
+            {
+                "id": call.call_id,
+                "type": "function",
+                "function": {
+                    "name": call.text,
+                    "arguments": "".join(
+                        delta.text
+                        for delta in deltas
+                        if delta.kind == "arguments" and delta.call_index == call.call_index
+                    ),
+                },
+            }
+            for call in deltas
+            if call.kind == "call"
+        ]
+        content = _joined(deltas, "content")
         message: dict[str, Any] = {
             "role": "assistant",
-            "content": _joined(deltas, "content"),
+            "content": None if calls and not content else content,
             "refusal": None,
         }
         if reasoning := _joined(deltas, "reasoning"):
             message["reasoning_content"] = reasoning
+        if calls:
+            message["tool_calls"] = calls
         entries = [entry for delta in deltas for entry in delta.logprobs]
         return {
             "index": index,

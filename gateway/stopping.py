@@ -45,6 +45,15 @@ class StopMatcher:
         """Characters at the end that may be the beginning of a stop string."""
         return max((needle.num_matched for needle in self._needles), default=0)
 
+    def skip(self, text: str) -> None:
+        """Text in front of all that is pushed, in which no stop string is looked for."""
+        self._num_chars += len(text)
+
+    def interrupt(self) -> None:
+        """No stop string goes on from here."""
+        for needle in self._needles:
+            needle.num_matched = 0
+
     def push(self, text: str) -> int | None:
         """Where in the whole text a stop string begins (the earliest, if several end here)."""
         starts = []

@@ -1,11 +1,31 @@
 """Splits a reasoning model's text into thinking and answer."""
 
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 OPEN_TAG: Final = "<think>"
 CLOSE_TAG: Final = "</think>"
 
 Kind = Literal["reasoning", "content"]
+# Whether a block comes before the answer: the prompt opened it, the model may open it, or neither.
+Thinking = Literal["open", "possible", "none"]
+
+# White space that models write between their thinking and the answer; it is dropped.
+_GAP: Final = r"\s{0,4}"
+
+
+def behind_thinking(answer: dict[str, Any], thinking: Thinking) -> dict[str, Any]:
+    """A structural tag's format: free text up to the closing tag, then the answer's format."""
+    if thinking == "none":
+        return answer
+    begin = "" if thinking == "open" else OPEN_TAG
+    thought = {"type": "tag", "begin": begin, "content": {"type": "any_text"}, "end": CLOSE_TAG}
+    block: dict[str, Any] = {
+        "type": "sequence",
+        "elements": [thought, {"type": "regex", "pattern": _GAP}],
+    }
+    if thinking == "possible":
+        block = {"type": "optional", "content": block}
+    return {"type": "sequence", "elements": [block, answer]}
 
 
 class ThinkingSplitter:

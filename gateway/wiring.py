@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from engine.errors import EngineError
 from engine.request import TIERS, Tier
@@ -26,8 +26,10 @@ if TYPE_CHECKING:
     import torch
 
     from draft.budget import TreeBudget
+    from draft.token_map import TokenMap
     from draft.tree_drafter import TreeDrafter
     from engine.core import Engine
+    from engine.grammar import GrammarCompiler
     from engine.model import DecoderModel
     from engine.runner import ModelRunner
     from gateway.jobs import GatewayContext
@@ -40,6 +42,12 @@ _GIB = 2**30
 _BYTES_PER_THREAD = 16 * 2**20  # about a millisecond of memory traffic
 _CPU_KV_SHARE = 0.25  # of the memory that is free: others live on the machine too
 _GPU_KV_SHARE = 0.85  # of what the weights left: the rest is for activations
+
+MISMATCH_ADVICE = (
+    "To serve both without drafting: --no-speculation (speculation.enabled = false). To draft "
+    "through the tokens that both have: --allow-vocab-mismatch (speculation.allow_vocab_mismatch "
+    "= true)."
+)
 
 
 def engine_environment(settings: Settings) -> dict[str, str]:
@@ -108,17 +116,22 @@ def check_models(settings: Settings) -> None:
 def build_context(settings: Settings, engine: EngineClient) -> "GatewayContext":
     """What the HTTP application needs besides the engine: tokenizers, router, limits.
 
-    Raises EngineError for a tokenizer or a router that cannot be used.
+    Raises EngineError for a tokenizer or a router that cannot be used, and for a drafter whose
+    tokenizer is another than the large model's.
     """
     from gateway.chat import ChatTokenizer
     from gateway.jobs import GatewayContext, GatewayLimits
 
+    wanted = settings.models.tool_format
+    tool_format = None if wanted == "auto" else wanted
     tokenizers: dict[Tier, ChatTokenizer] = {}
     for tier, path in _named_models(settings).items():
         try:
-            tokenizers[tier] = ChatTokenizer.load(path)
+            tokenizers[tier] = ChatTokenizer.load(path, tool_format)
         except (OSError, ValueError) as error:
             raise EngineError(f"{path}: the tokenizer cannot be loaded: {error}") from error
+    if len({tokenizer.fingerprint for tokenizer in tokenizers.values()}) > 1:
+        _allowed_difference(settings)  # long before the engine has loaded its weights
     try:
         router = load_policy(settings.models.resolved_router(), tiers=tuple(tokenizers))
     except (RouterFileError, OSError) as error:
@@ -141,13 +154,16 @@ def build_engine_from_json(settings_json: str, on_progress: ProgressCallback) ->
 
 def build_engine(settings: Settings, on_progress: ProgressCallback) -> "Engine":
     """Load the models and join runners, drafter and verifier. Raises EngineError."""
+    runners = load_runners(settings, on_progress)
+    return join(settings, runners, measure_budget(settings, runners, on_progress))
+
+
+def load_runners(settings: Settings, on_progress: ProgressCallback) -> "dict[Tier, ModelRunner]":
+    """Load the models, each with its KV cache. Raises EngineError."""
     import torch
 
-    from engine.config import EngineConfig
-    from engine.core import Engine
     from engine.model import DecoderModel
     from engine.runner import ModelRunner
-    from verifier.coupled import CoupledVerifier
 
     options = settings.engine
     device = _pick_device(options.device)
@@ -162,7 +178,7 @@ def build_engine(settings: Settings, on_progress: ProgressCallback) -> "Engine":
     weight_bytes = max(model.weight_bytes for model in models.values())
     torch.set_num_threads(options.num_threads or default_num_threads(weight_bytes))
     num_blocks = _num_blocks(settings, models, device)
-    runners = {
+    return {
         tier: ModelRunner(
             model=model,
             num_blocks=num_blocks,
@@ -172,16 +188,60 @@ def build_engine(settings: Settings, on_progress: ProgressCallback) -> "Engine":
         )
         for tier, model in models.items()
     }
+
+
+def join(
+    settings: Settings, runners: "Mapping[Tier, ModelRunner]", budget: "TreeBudget | None"
+) -> "Engine":
+    """An engine on loaded models. Several may share them if only one has work at a time.
+
+    Raises EngineError when the small model cannot draft for the large one.
+    """
+    from engine.config import EngineConfig
+    from engine.core import Engine
+    from verifier.coupled import CoupledVerifier
+
+    options = settings.engine
     return Engine(
         runners=runners,
         verifier=CoupledVerifier(),
-        drafter=_build_drafter(settings, runners, on_progress),
+        drafter=_build_drafter(settings, runners, budget),
+        grammars=_build_grammars(settings, runners),
         config=EngineConfig(
             max_sequences=options.max_sequences,
             max_waiting=options.max_waiting,
             max_tokens_per_step=options.max_tokens_per_step,
         ),
     )
+
+
+def _build_grammars(
+    settings: Settings, runners: "Mapping[Tier, ModelRunner]"
+) -> "dict[Tier, GrammarCompiler]":
+    """A grammar compiler for each tier; one for both where they share the tokenizer.
+
+    A tier whose tokens have no fixed text, or no end, goes without: structured output is refused.
+    """
+    from engine.xgrammar_backend import XGrammarCompiler
+    from gateway.chat import ChatTokenizer
+
+    found: dict[tuple[str, tuple[int, ...]], GrammarCompiler] = {}
+    grammars: dict[Tier, GrammarCompiler] = {}
+    for tier, path in _named_models(settings).items():
+        tokenizer = ChatTokenizer.load(path)
+        token_bytes = tokenizer.token_texts
+        if token_bytes is None or not tokenizer.stop_token_ids:
+            log.warning("no structured output tier=%s reason=tokenizer", tier)
+            continue
+        # Models pad their vocabulary differently; padding is no token.
+        vocab_size = min(len(token_bytes), runners[tier].vocab_size)
+        key = (tokenizer.fingerprint, tokenizer.stop_token_ids)
+        if key not in found:
+            found[key] = XGrammarCompiler(
+                token_bytes, vocab_size=vocab_size, stop_token_ids=tokenizer.stop_token_ids
+            )
+        grammars[tier] = found[key]
+    return grammars
 
 
 def _named_models(settings: Settings) -> dict[Tier, str]:
@@ -249,37 +309,47 @@ def _num_blocks(
 
 
 def _build_drafter(
-    settings: Settings, runners: "Mapping[Tier, ModelRunner]", on_progress: ProgressCallback
+    settings: Settings, runners: "Mapping[Tier, ModelRunner]", budget: "TreeBudget | None"
 ) -> "TreeDrafter | None":
-    """The small model as the large one's drafter, if both are there and speak the same tokens."""
+    """The small model as the large one's drafter, if both are there."""
     from draft.config import DraftConfig
     from draft.tree_drafter import TreeDrafter
 
     options = settings.speculation
     if not options.enabled or len(runners) < len(TIERS):
         return None
-    if not _share_a_tokenizer(settings):
-        log.warning(
-            "no speculation: the small and the large model have different tokenizers, so the small "
-            "one's tokens mean nothing to the large one"
-        )
-        return None
+    token_map = None
+    if _allowed_difference(settings) is not None:
+        token_map = _build_token_map(settings, runners)
+        log.warning("drafting across vocabularies: covered_share=%.3f", token_map.covered_share)
     return TreeDrafter(
         runner=runners["small"],
         config=DraftConfig(
             max_draft_nodes=options.max_draft_nodes,
             max_draft_depth=options.max_draft_depth,
+            max_text_depth=options.max_text_depth,
             max_branching=options.max_branching,
+            max_frontier=options.max_frontier,
+            sources=options.sources,
         ),
-        budget=_profile(runners, on_progress) if options.adaptive else None,
+        budget=budget,
+        token_map=token_map,
     )
 
 
-def _profile(runners: "Mapping[Tier, ModelRunner]", on_progress: ProgressCallback) -> "TreeBudget":
-    """How long passes take on this machine, from which the trees' sizes follow."""
+def measure_budget(
+    settings: Settings, runners: "Mapping[Tier, ModelRunner]", on_progress: ProgressCallback
+) -> "TreeBudget | None":
+    """How long passes take on this machine, from which the trees' sizes follow.
+
+    None where nothing is drafted, or where the trees' sizes are fixed.
+    """
     from draft.budget import TreeBudget
     from engine.step_times import follow_step_times
 
+    options = settings.speculation
+    if not (options.enabled and options.adaptive) or len(runners) < len(TIERS):
+        return None
     times = {
         tier: follow_step_times(
             runner, on_progress=partial(_report, on_progress, f"timing the {tier} model")
@@ -293,9 +363,63 @@ def _report(on_progress: ProgressCallback, stage: str, done: int, total: int) ->
     on_progress(stage, done / max(total, 1))
 
 
-def _share_a_tokenizer(settings: Settings) -> bool:
-    """Whether both tiers' tokenizers give the same ids to the same tokens."""
-    from gateway.chat import ChatTokenizer
+def _allowed_difference(settings: Settings) -> str | None:
+    """`vocabulary_difference`, unless it makes a drafter useless that the settings ask for.
 
-    loaded = [ChatTokenizer.load(path) for path in _named_models(settings).values()]
-    return len({tokenizer.fingerprint for tokenizer in loaded}) == 1
+    Raises EngineError in that case.
+    """
+    options = settings.speculation
+    difference = vocabulary_difference(settings)
+    if difference is not None and options.enabled and not options.allow_vocab_mismatch:
+        raise EngineError(
+            "The small model cannot draft for the large one: their tokenizers differ "
+            f"({difference}), so its tokens would mean something else. {MISMATCH_ADVICE}"
+        )
+    return difference
+
+
+def vocabulary_difference(settings: Settings) -> str | None:
+    """In a sentence, how the two tiers' tokenizers differ; None when they do not.
+
+    Raises EngineError for a tokenizer that cannot be loaded.
+    """
+    from draft.vocabulary import describe_difference
+
+    large, small = (
+        _load_tokenizer(path).backend_tokenizer.get_vocab(with_added_tokens=True)
+        for path in _both_models(settings)
+    )
+    return describe_difference(large, small)
+
+
+def _build_token_map(settings: Settings, runners: "Mapping[Tier, ModelRunner]") -> "TokenMap":
+    from draft.token_map import SpecialTokens, TokenMap
+
+    target, draft = (_load_tokenizer(path) for path in _both_models(settings))
+    return TokenMap(
+        target=target.backend_tokenizer,
+        draft=draft.backend_tokenizer,
+        target_vocab_size=runners["large"].vocab_size,
+        draft_vocab_size=runners["small"].vocab_size,
+        target_special=SpecialTokens(bos=target.bos_token_id, eos=target.eos_token_id),
+        draft_special=SpecialTokens(bos=draft.bos_token_id, eos=draft.eos_token_id),
+    )
+
+
+def _both_models(settings: Settings) -> tuple[str, str]:
+    """Paths or hub ids of the large and the small model, where both are named."""
+    named = _named_models(settings)
+    return named["large"], named["small"]
+
+
+def _load_tokenizer(path: str) -> Any:
+    """transformers' fast tokenizer of a folder or hub id. Raises EngineError."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        raise EngineError(f"{path}: the tokenizer cannot be loaded: {error}") from error
+    if getattr(tokenizer, "backend_tokenizer", None) is None:
+        raise EngineError(f"{path}: it has no fast tokenizer (tokenizer.json).")
+    return tokenizer

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import torch
 from transformers import (
     AutoModelForCausalLM,
@@ -30,6 +31,7 @@ from engine.events import (
     TokenLogprobs,
     TokensEmitted,
 )
+from engine.grammar import GrammarCompiler
 from engine.kv_view import KVView
 from engine.model import DecoderModel, DtypeName
 from engine.protocols import Drafter, Proposal, Verdict, Verifier
@@ -110,6 +112,19 @@ def engine_model(reference: PreTrainedModel) -> DecoderModel:
         return DecoderModel.load(folder, dtype="float32")
 
 
+@dataclass(frozen=True)
+class FixedTimes:
+    """Pass times for a budget that are what a function says."""
+
+    seconds: Callable[[int], float]
+
+    def __call__(self, num_rows: int, context: float = 0.0) -> float:
+        return self.seconds(num_rows)
+
+    def upto(self, num_rows: int, context: float = 0.0) -> np.ndarray:
+        return np.array([self.seconds(rows) for rows in range(num_rows + 1)])
+
+
 # ---- prompts --------------------------------------------------------------------------------
 
 
@@ -178,6 +193,7 @@ def make_engine(  # noqa: PLR0913 - one place that knows how the parts fit toget
     prefix_caching: bool = True,
     config: EngineConfig | None = None,
     verifier: Verifier | None = None,
+    grammars: Mapping[Tier, GrammarCompiler] | None = None,
 ) -> Engine:
     """Both tiers; drafts with the small model unless another drafter is given."""
     large = ModelRunner(
@@ -199,6 +215,7 @@ def make_engine(  # noqa: PLR0913 - one place that knows how the parts fit toget
         verifier=verifier or CoupledVerifier(),
         drafter=drafter,
         config=config,
+        grammars=grammars,
     )
 
 
@@ -314,6 +331,8 @@ def assert_idle(engine: Engine) -> None:
 
 class ScriptedDrafter:
     """Guesses without the small model. `tree_for` makes the tree of one sequence."""
+
+    gives_logits = False
 
     def __init__(self, tree_for: Callable[[Sequence], TokenTree]) -> None:
         self._tree_for = tree_for

@@ -15,9 +15,10 @@ from gateway.schema.common import (
     PositiveCount,
     RequestModel,
 )
+from gateway.schema.structured import ResponseFormat, StructuredOutputs
+from gateway.schema.tools import MAX_TOOLS, Tool, ToolCall, ToolChoice
 
-ToolChoice = Annotated[JsonValue, Harmless((None, "none", "auto"))]
-TextFormat = Annotated[JsonValue, Harmless((None, {"type": "text"}))]
+LegacyChoice = Annotated[JsonValue, Harmless((None, "none", "auto"))]
 TextModality = Annotated[JsonValue, Harmless((None, ["text"]))]
 
 
@@ -38,6 +39,18 @@ def join_parts(content: str | list[TextPart] | None) -> str:
     return content if isinstance(content, str) else "\n".join(part.text for part in content)
 
 
+class Prediction(RequestModel):
+    """What the answer is expected to be like. Where it is right, the answer comes sooner."""
+
+    type: Literal["content"]
+    content: str | Parts
+
+    @property
+    def text(self) -> str:
+        """The expected answer; empty for none."""
+        return join_parts(self.content)
+
+
 class InputMessage(RequestModel):
     """A message that instructs or asks."""
 
@@ -56,11 +69,20 @@ class AssistantMessage(RequestModel):
     refusal: NotBuilt = None
     annotations: EmptyList = None
     audio: NotBuilt = None
-    tool_calls: EmptyList = None
+    tool_calls: list[ToolCall] | None = None
     function_call: NotBuilt = None
 
 
-Message = Annotated[InputMessage | AssistantMessage, Field(discriminator="role")]
+class ToolMessage(RequestModel):
+    """What a call gave. `tool_call_id` is the call's."""
+
+    role: Literal["tool"]
+    content: str | Parts
+    tool_call_id: Label
+    name: Label | None = None
+
+
+Message = Annotated[InputMessage | AssistantMessage | ToolMessage, Field(discriminator="role")]
 
 
 class ChatRequest(GenerationFields):
@@ -75,20 +97,25 @@ class ChatRequest(GenerationFields):
         Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS), WHOLE] | None,
         Field(description="Used when `logprobs` is true."),
     ] = None
+    prediction: Prediction | None = None
     chat_template_kwargs: Annotated[
         dict[str, JsonValue] | None,
         Field(description="Variables for the model's chat template, e.g. enable_thinking."),
     ] = None
-    parallel_tool_calls: bool | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Annotated[
+        ToolChoice | None, Field(description="Absent: auto where there are tools.")
+    ] = None
+    parallel_tool_calls: Annotated[
+        bool | None, Field(description="false: at most one call in an answer.")
+    ] = None
 
-    tools: EmptyList = None
-    tool_choice: ToolChoice = None
     functions: EmptyList = None
-    function_call: ToolChoice = None
-    response_format: TextFormat = None
+    function_call: LegacyChoice = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
     modalities: TextModality = None
     audio: NotBuilt = None
-    prediction: NotBuilt = None
     reasoning_effort: NotBuilt = None
     verbosity: NotBuilt = None
     web_search_options: NotBuilt = None

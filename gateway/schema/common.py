@@ -8,16 +8,26 @@ may be null. What OpenAI has and we have not yet is declared with `Harmless`: th
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, JsonValue
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    JsonValue,
+    WithJsonSchema,
+)
 from pydantic_core import PydanticCustomError, core_schema
 
-from engine.request import Tier
+from engine.request import CascadeRule, Source, Tier
 
 MAX_CHOICES = 16
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
 MAX_TOP_LOGPROBS = 20
 MAX_LABEL_CHARS = 512
+MAX_BIASES = 1024
+MAX_STOP_TOKEN_IDS = 16
 
 
 class RequestModel(BaseModel):
@@ -58,8 +68,6 @@ class Harmless:
 
 NotBuilt = Annotated[JsonValue, Harmless()]
 EmptyList = Annotated[JsonValue, Harmless((None, []))]
-EmptyObject = Annotated[JsonValue, Harmless((None, {}))]
-Zero = Annotated[JsonValue, Harmless((None, 0))]
 One = Annotated[JsonValue, Harmless((None, 1))]
 Off = Annotated[JsonValue, Harmless((None, False))]
 EmptyString = Annotated[JsonValue, Harmless((None, ""))]
@@ -75,6 +83,24 @@ WHOLE = BeforeValidator(_whole)
 Label = Annotated[str, Field(max_length=MAX_LABEL_CHARS)]
 PositiveCount = Annotated[int, Field(ge=1, le=2**31 - 1), WHOLE]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+TokenId = Annotated[int, Field(ge=0, le=2**31 - 1), WHOLE]
+Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
+# One spelling for each id, so that no token can have two biases.
+TOKEN_ID_PATTERN = "^(0|[1-9][0-9]{0,9})$"
+Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
+LogitBias = Annotated[
+    dict[Annotated[str, Field(pattern=TOKEN_ID_PATTERN)], Bias],
+    Field(max_length=MAX_BIASES),
+    # pydantic says patternProperties, which would let other names pass.
+    WithJsonSchema(
+        {
+            "type": "object",
+            "propertyNames": {"pattern": TOKEN_ID_PATTERN},
+            "additionalProperties": {"type": "number", "minimum": -100.0, "maximum": 100.0},
+            "maxProperties": MAX_BIASES,
+        }
+    ),
+]
 
 
 class StreamOptions(RequestModel):
@@ -85,17 +111,13 @@ class StreamOptions(RequestModel):
 
 
 class CascadeQuality(RequestModel):
-    """A lossy setting: how far the small model's own tokens may stand."""
+    """A lossy setting: how far the small model's own tokens may stand.
+
+    `cascade` is alpha of the `rule` (default opt); at 1 all tokens are the small model's.
+    """
 
     cascade: Annotated[float, Field(ge=0.0, le=1.0)]
-
-
-class SloOptions(RequestModel):
-    """The latency a request asks for."""
-
-    class_: Annotated[Label | None, Field(alias="class")] = None
-    ttft_ms: Annotated[float | None, Field(gt=0)] = None
-    inter_token_ms: Annotated[float | None, Field(gt=0)] = None
+    rule: CascadeRule | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,25 +143,39 @@ class Planned:
         return {"enum": [None], "description": "Not built yet."}
 
 
+class SloOptions(RequestModel):
+    """The latency a request asks for.
+
+    `inter_token_ms` is the time between two tokens: a request that is behind it gets more of what
+    is drafted in a step.
+    """
+
+    class_: Annotated[Label | None, Planned(), Field(alias="class")] = None
+    ttft_ms: Annotated[float | None, Field(gt=0), Planned()] = None
+    inter_token_ms: Annotated[float, Field(ge=0.01, le=3_600_000)] | None = None
+
+
 class OutriderOptions(RequestModel):
     """The request's `outrider` object: how this request uses the two models.
 
-    `max_draft_nodes` and `max_draft_depth` bound the token tree of one step.
+    `max_draft_nodes` and `max_draft_depth` bound the token tree of one step; `sources` says where
+    its guesses may come from. `quality`: the large model's own distribution (lossless, the default)
+    or a speculative cascade of both models.
     """
 
     speculation: Literal["on", "off"] | None = None
     max_draft_nodes: Annotated[int, Field(ge=0, le=255), WHOLE] | None = None
     max_draft_depth: Annotated[int, Field(ge=0, le=255), WHOLE] | None = None
 
-    sources: Annotated[list[Label] | None, Planned()] = None
-    quality: Annotated[Literal["lossless"] | CascadeQuality | None, Planned()] = None
+    sources: Annotated[list[Source], Field(max_length=16)] | None = None
+    slo: SloOptions | None = None
+    quality: Literal["lossless"] | CascadeQuality | None = None
     tier: Annotated[Tier | None, Planned()] = None
     min_quality: Annotated[float | None, Planned()] = None
     max_cost_usd: Annotated[float | None, Planned()] = None
     policy: Annotated[Label | None, Planned()] = None
     privacy: Annotated[Label | None, Planned()] = None
     deadline_ms: Annotated[float | None, Planned()] = None
-    slo: Annotated[SloOptions | None, Planned()] = None
 
 
 class GenerationFields(RequestModel):
@@ -172,10 +208,26 @@ class GenerationFields(RequestModel):
     prompt_cache_retention: Label | None = None
     safety_identifier: Label | None = None
 
-    presence_penalty: Zero = None
-    frequency_penalty: Zero = None
-    repetition_penalty: One = None
-    logit_bias: EmptyObject = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[
+        Annotated[float, Field(gt=0.0, le=10.0)] | None,
+        Field(description="Over prompt and answer; 1 is off."),
+    ] = None
+    logit_bias: Annotated[
+        LogitBias | None, Field(description="Token id, as a string, to what is added to its logit.")
+    ] = None
+    min_tokens: Annotated[
+        Annotated[int, Field(ge=0, le=2**31 - 1), WHOLE] | None,
+        Field(description="Nothing ends an answer that has fewer; at most max_tokens."),
+    ] = None
+    stop_token_ids: Annotated[
+        Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS)] | None,
+        Field(description="They end an answer beside the tokenizer's own, and have no text."),
+    ] = None
+    ignore_eos: Annotated[
+        bool | None, Field(description="The tokenizer's own stop tokens do not end an answer.")
+    ] = None
 
     @property
     def wants_usage_chunk(self) -> bool:

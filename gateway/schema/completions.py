@@ -11,12 +11,13 @@ from gateway.schema.common import (
     GenerationFields,
     Off,
     One,
+    TokenId,
 )
+from gateway.schema.structured import StructuredOutputs
 
 MAX_PROMPTS = 16
 
 PromptText = Annotated[str, Field(min_length=1)]
-TokenId = Annotated[int, Field(ge=0, le=2**31 - 1), WHOLE]
 TokenIds = Annotated[list[TokenId], Field(min_length=1)]
 Prompts = (
     PromptText
@@ -31,6 +32,8 @@ class CompletionRequest(GenerationFields):
 
     prompt: Prompts
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS), WHOLE] | None = None
+
+    structured_outputs: StructuredOutputs | None = None
 
     echo: Off = None
     best_of: One = None

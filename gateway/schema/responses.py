@@ -21,13 +21,15 @@ class OutriderReport(ResponseModel):
     """How the request was served. Seconds; sums over the choices.
 
     `reason` says why this tier; `mean_emitted_tokens` is tokens per pass of the tier's model;
-    `seed` reproduces a sampled answer and is null for greedy ones.
+    `seed` reproduces a sampled answer and is null for greedy ones. `unratified_tokens` are those of
+    a cascade that the large model alone would not have chosen.
     """
 
     tier: Tier
     reason: str
     drafted_tokens: int
     accepted_tokens: int
+    unratified_tokens: int
     mean_emitted_tokens: float
     ttft_s: float | None
     queue_s: float | None
@@ -47,9 +49,16 @@ class PromptTokensDetails(ResponseModel):
 
 
 class CompletionTokensDetails(ResponseModel):
-    """`reasoning_tokens` were thinking, not answer."""
+    """`reasoning_tokens` were thinking, not answer.
+
+    `accepted_prediction_tokens` of the request's prediction came out in the answer where they were
+    expected; `rejected_prediction_tokens` are the others, which cost nothing and are not counted as
+    completion tokens.
+    """
 
     reasoning_tokens: int
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
 
 
 class Usage(ResponseModel):
@@ -84,15 +93,34 @@ class ChatLogprobs(ResponseModel):
 
 
 FinishReason = Literal["stop", "length"]
+ChatFinishReason = FinishReason | Literal["tool_calls"]
+
+
+class FunctionCall(ResponseModel):
+    """What to call. `arguments` is a JSON object as text; not a whole one where `finish_reason` is
+    length.
+    """
+
+    name: str
+    arguments: str
+
+
+class ToolCall(ResponseModel):
+    """A function that the model wants to be called."""
+
+    id: str
+    type: Literal["function"]
+    function: FunctionCall
 
 
 class ChatMessage(ResponseModel):
-    """The answer."""
+    """The answer. `content` is null where it is nothing but calls."""
 
     role: Literal["assistant"]
     content: str | None
     reasoning_content: str | None = None
     refusal: None = None
+    tool_calls: list[ToolCall] | None = None
 
 
 class ChatChoice(ResponseModel):
@@ -101,7 +129,7 @@ class ChatChoice(ResponseModel):
     index: int
     message: ChatMessage
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason
+    finish_reason: ChatFinishReason
 
 
 class ChatCompletion(ResponseModel):
@@ -116,12 +144,29 @@ class ChatCompletion(ResponseModel):
     outrider: OutriderReport
 
 
+class FunctionCallDelta(ResponseModel):
+    """The name comes first, then the arguments piece by piece."""
+
+    name: str | None = None
+    arguments: str
+
+
+class ToolCallDelta(ResponseModel):
+    """What a chunk adds to the call of this index; the first one has id, type and name."""
+
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: FunctionCallDelta
+
+
 class ChatDelta(ResponseModel):
     """What a chunk adds."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
     reasoning_content: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
 
 
 class ChatChunkChoice(ResponseModel):
@@ -130,7 +175,7 @@ class ChatChunkChoice(ResponseModel):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason | None
+    finish_reason: ChatFinishReason | None
 
 
 class ChatCompletionChunk(ResponseModel):

@@ -3,17 +3,35 @@
 import math
 from itertools import accumulate
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draft.budget import AcceptanceEstimate, TreeBudget
+from draft.budget import AcceptanceEstimate, Hope, StepBudget, TreeBudget
+from tests.engines import FixedTimes
 
 PROBS = st.lists(st.floats(0.0, 1.0), max_size=60).map(lambda probs: sorted(probs, reverse=True))
 
 
-def staircase(tile: int, step_s: float, base_s: float):
-    return lambda rows: base_s + step_s * math.ceil(rows / tile)
+def staircase(tile: int, step_s: float, base_s: float) -> FixedTimes:
+    return FixedTimes(lambda rows: base_s + step_s * math.ceil(rows / tile))
+
+
+def step_budget(
+    target: FixedTimes,
+    draft: FixedTimes,
+    *,
+    num_sequences: int,
+    base_tokens: float | None = None,
+    max_stretch: float = math.inf,
+) -> StepBudget:
+    budget = TreeBudget(target_pass_s=target, draft_pass_s=draft, max_stretch=max_stretch)
+    return budget.of_step(
+        num_sequences=num_sequences,
+        context=0.0,
+        base_tokens=num_sequences if base_tokens is None else base_tokens,
+    )
 
 
 @given(
@@ -22,48 +40,76 @@ def staircase(tile: int, step_s: float, base_s: float):
     tile=st.sampled_from([1, 4, 16, 64]),
     base_s=st.floats(0.0, 1.0),
     spent_s=st.floats(0.0, 1.0),
+    urgency=st.floats(0.5, 4.0),
 )
 def test_no_size_gives_more_tokens_per_second(
-    probs: list[float], num_sequences: int, tile: int, base_s: float, spent_s: float
+    probs: list[float],
+    num_sequences: int,
+    tile: int,
+    base_s: float,
+    spent_s: float,
+    urgency: float,
 ) -> None:
     target = staircase(tile, 0.3, base_s)
-    budget = TreeBudget(target_pass_s=target, draft_pass_s=staircase(1, 0.1, 0.0))
-    nodes, expected, step_s = budget.num_nodes(probs, num_sequences=num_sequences, spent_s=spent_s)
+    base = num_sequences * urgency
+    step = step_budget(
+        target, staircase(1, 0.1, 0.0), num_sequences=num_sequences, base_tokens=base
+    )
+    nodes, expected, step_s = step.num_nodes(np.array(probs), spent_s=spent_s)
     rates = [
-        (num_sequences + gained) / (spent_s + target(num_sequences + number))
+        (base + gained) / (spent_s + target(num_sequences + number))
         for number, gained in enumerate(accumulate(probs, initial=0.0))
     ]
     assert 0 <= nodes <= len(probs)
-    assert expected == pytest.approx(num_sequences + sum(probs[:nodes]))
+    assert expected == pytest.approx(base + sum(probs[:nodes]))
     assert step_s == pytest.approx(spent_s + target(num_sequences + nodes))
     assert expected / step_s == pytest.approx(max(rates))
     assert rates[nodes] == pytest.approx(max(rates))
 
 
 def test_free_rows_are_filled_and_dear_ones_are_not() -> None:
-    probs = [0.5] * 40
-    free = TreeBudget(target_pass_s=lambda rows: 1.0, draft_pass_s=lambda rows: 0.1)
-    assert free.num_nodes(probs, num_sequences=1, spent_s=0.0)[0] == 40
-    dear = TreeBudget(target_pass_s=lambda rows: float(rows), draft_pass_s=lambda rows: 0.1)
-    assert dear.num_nodes(probs, num_sequences=1, spent_s=0.0)[0] == 0
-    tiles = TreeBudget(target_pass_s=staircase(16, 1.0, 0.0), draft_pass_s=lambda rows: 0.1)
-    assert tiles.num_nodes(probs, num_sequences=1, spent_s=0.0)[0] == 15  # up to the tile's edge
+    probs = np.full(40, 0.5)
+    draft = FixedTimes(lambda rows: 0.1)
+
+    def num_nodes(target: FixedTimes) -> int:
+        return step_budget(target, draft, num_sequences=1).num_nodes(probs, spent_s=0.0)[0]
+
+    assert num_nodes(FixedTimes(lambda rows: 1.0)) == 40
+    assert num_nodes(FixedTimes(lambda rows: float(rows))) == 0
+    assert num_nodes(staircase(16, 1.0, 0.0)) == 15  # up to the tile's edge
+
+
+def num_worth(step: StepBudget, acceptances: list[float], max_depth: int) -> int:
+    hopes = [Hope(acceptance=value) for value in acceptances]
+    return step.num_worth_drafting(hopes, np.empty(0), max_depth)
+
+
+def knee(num_sequences: int) -> StepBudget:
+    """Sixteen rows are free, every further one costs a sixteenth."""
+    return step_budget(
+        FixedTimes(lambda rows: 1.0 if rows <= 16 else rows / 16),
+        FixedTimes(lambda rows: 0.1),
+        num_sequences=num_sequences,
+    )
 
 
 def test_drafting_stops_paying_under_load() -> None:
-    budget = TreeBudget(
-        target_pass_s=lambda rows: 1.0 if rows <= 16 else rows / 16,
-        draft_pass_s=lambda rows: 0.1,
-    )
-    assert budget.is_worth_drafting(1, acceptance=0.6, max_depth=4)
-    assert not budget.is_worth_drafting(16, acceptance=0.6, max_depth=4)
-    assert not budget.is_worth_drafting(1, acceptance=0.05, max_depth=4)
-    assert not budget.is_worth_drafting(1, acceptance=0.9, max_depth=0)
+    assert num_worth(knee(1), [0.6], 4) == 1
+    assert num_worth(knee(16), [0.6] * 16, 4) == 0
+    assert num_worth(knee(1), [0.05], 4) == 0
+    assert num_worth(knee(1), [0.9], 0) == 0
+    assert num_worth(knee(1), [], 4) == 0
+
+
+def test_only_the_sequences_that_agree_are_drafted_for() -> None:
+    """Eight rows are free: two sequences that agree use them better than eight that may not."""
+    assert num_worth(knee(8), [0.95, 0.95, *[0.05] * 6], 4) == 2
+    assert num_worth(knee(8), [0.9] * 8, 1) == 8
 
 
 def test_a_dear_drafter_is_worth_it_for_nobody() -> None:
-    budget = TreeBudget(target_pass_s=lambda rows: 1.0, draft_pass_s=lambda rows: 2.0)
-    assert not budget.is_worth_drafting(1, acceptance=1.0, max_depth=8)
+    step = step_budget(FixedTimes(lambda r: 1.0), FixedTimes(lambda r: 2.0), num_sequences=1)
+    assert num_worth(step, [1.0], 8) == 0
 
 
 @given(
@@ -75,12 +121,15 @@ def test_a_dear_drafter_is_worth_it_for_nobody() -> None:
 def test_a_pass_is_worth_it_when_the_rate_rises(
     gained: float, expected: float, step_s: float, pass_s: float
 ) -> None:
-    budget = TreeBudget(target_pass_s=lambda rows: 1.0, draft_pass_s=lambda rows: pass_s)
+    step = step_budget(
+        FixedTimes(lambda rows: 1.0), FixedTimes(lambda rows: pass_s), num_sequences=1
+    )
     before, after = expected / step_s, (expected + gained) / (step_s + pass_s)
     if not math.isclose(before, after, rel_tol=1e-9):
-        assert (after > before) == budget.is_worth_a_pass(
-            tokens_gained=gained, num_rows=3, expected_tokens=expected, step_s=step_s
+        worth_it = step.is_worth_a_pass(
+            tokens_gained=gained, num_rows=1, expected_tokens=expected, step_s=step_s
         )
+        assert worth_it == (after > before)
 
 
 def test_the_estimate_follows_what_is_seen() -> None:
@@ -91,3 +140,32 @@ def test_the_estimate_follows_what_is_seen() -> None:
     for number in range(400):
         estimate.observe(number % 4 > 0)
     assert 0.55 < estimate.value < 0.95
+
+
+def test_a_step_with_guesses_does_not_keep_a_stream_waiting() -> None:
+    """Half as long again and no longer, however many tokens that would give."""
+    target, draft = FixedTimes(lambda rows: 1.0 + 0.1 * (rows - 1)), FixedTimes(lambda rows: 0.01)
+    free = step_budget(target, draft, num_sequences=1)
+    bound = step_budget(target, draft, num_sequences=1, max_stretch=1.5)
+    probs = np.full(30, 0.99)
+    assert free.num_nodes(probs, spent_s=0.1)[0] == 30
+    assert bound.num_nodes(probs, spent_s=0.1)[0] == 4  # 0.1 s is spent, four rows take 0.4 s
+    assert bound.num_nodes(probs, spent_s=0.9)[0] == 0
+    worth = {"tokens_gained": 1.0, "num_rows": 1, "expected_tokens": 2.0}
+    assert bound.is_worth_a_pass(step_s=1.48, **worth)
+    assert not bound.is_worth_a_pass(step_s=1.495, **worth)
+    assert num_worth(bound, [0.99], 16) == 1
+    slow = FixedTimes(lambda rows: 1.0)
+    step = step_budget(target, slow, num_sequences=1, max_stretch=1.5)
+    assert num_worth(step, [0.99], 16) == 0
+
+
+def test_text_that_says_it_already_leaves_the_model_less_to_add() -> None:
+    step = step_budget(FixedTimes(lambda r: 1.0), FixedTimes(lambda r: 0.3), num_sequences=1)
+    probs = np.array([0.95**depth for depth in range(1, 12)])
+    text = [Hope(acceptance=0.7, text_tokens=float(probs.sum()))]
+    assert step.num_worth_drafting([Hope(acceptance=0.7)], np.empty(0), 8) == 1
+    assert step.num_worth_drafting(text, probs, 8) == 0
+    # Text of which little is expected does not keep a good model from being asked.
+    weak = np.array([0.4, 0.2, 0.1])
+    assert step.num_worth_drafting([Hope(acceptance=0.95, text_tokens=0.7)], weak, 8) == 1

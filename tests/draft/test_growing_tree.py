@@ -3,12 +3,14 @@
 import random
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from draft.growing_tree import GrowingTree
 from engine.block_pool import BlockPool, root_hash
 from engine.kv_view import KVView
+from engine.token_tree import SOURCE_BIT
 
 Path = tuple[int, ...]
 
@@ -64,8 +66,11 @@ def grow(
     while tree.choose_frontier(max_frontier=max_frontier, min_path_prob=min_path_prob):
         piece = tree.frontier_slice(view)
         paths = [path_of(tree, node) for node in tree.frontier]
-        assert piece.token_ids == [path[-1] for path in paths]
-        assert piece.positions == [tree.root_slot + len(path) for path in paths]
+        # Ancestors that had to be computed first stand in front of the frontier.
+        assert piece.token_ids[-len(paths) :] == [path[-1] for path in paths]
+        assert piece.positions is not None
+        assert piece.positions[-len(paths) :] == [tree.root_slot + len(path) for path in paths]
+        assert piece.num_logit_rows == len(paths)
         assert tree.frontier_depths() == [len(path) for path in paths]
         assert tree.frontier_paths() == [list(path) for path in paths]
         rows.append(piece.num_logit_rows)
@@ -116,8 +121,9 @@ def test_growth_is_bounded_and_always_a_tree(
     ranked = tree.ranked()
     assert len(ranked) <= max_nodes
     nodes = [node for _, node in ranked]
-    harvested, offsets = tree.harvest(nodes)
-    assert harvested.num_draft_nodes == len(nodes) == len(offsets) - 1
+    harvested = tree.harvest(nodes)
+    assert harvested.num_draft_nodes == len(nodes)
+    assert [tree.candidates[node].token_id for node in nodes] == harvested.token_ids[1:]
     assert max(harvested.depth) <= max_depth
     assert harvested.parent_index[0] == -1
     assert all(0 <= parent < node for node, parent in enumerate(harvested.parent_index) if node)
@@ -143,15 +149,15 @@ def test_masks_show_a_node_exactly_its_path(seed: int, max_frontier: int) -> Non
         assert candidate.mask == expected
 
 
-def test_offsets_tell_where_the_small_model_computed_a_node() -> None:
+def test_a_text_is_followed_as_far_as_it_was_guessed() -> None:
     tree = make_tree(max_nodes=8, max_depth=3)
     grow(tree, Guesser(3, 2), max_frontier=2)
-    nodes = [node for _, node in tree.ranked()]
-    harvested, offsets = tree.harvest(nodes)
-    assert offsets[0] == 0
-    assert offsets[1:] == [tree.candidates[node].offset for node in nodes]
-    assert harvested.token_ids[1:] == [tree.candidates[node].token_id for node in nodes]
-    assert None in offsets  # leaves
+    leaf = max(range(len(tree.candidates)), key=lambda node: tree.candidates[node].depth)
+    path = tree.path(leaf)
+    nodes = tree.follow([*path, 99, 98])
+    assert [tree.candidates[node].token_id for node in nodes] == path
+    assert nodes[-1] == leaf
+    assert tree.follow([1234, *path]) == []
 
 
 def test_no_pass_is_spent_on_nodes_that_cannot_get_children() -> None:
@@ -172,8 +178,8 @@ def test_a_root_without_guesses_is_plain_decoding() -> None:
     tree = make_tree(max_nodes=8, max_depth=3)
     tree.grow([[]])
     assert tree.choose_frontier(max_frontier=4, min_path_prob=0.0) == []
-    harvested, offsets = tree.harvest([node for _, node in tree.ranked()])
-    assert (harvested.token_ids, harvested.parent_index, offsets) == ([7], [-1], [0])
+    harvested = tree.harvest([node for _, node in tree.ranked()])
+    assert (harvested.token_ids, harvested.parent_index) == ([7], [-1])
 
 
 def test_the_widest_and_deepest_tree_fits_the_attention_mask() -> None:
@@ -181,3 +187,104 @@ def test_the_widest_and_deepest_tree_fits_the_attention_mask() -> None:
     rows = grow(tree, Guesser(5, 64), max_frontier=64)
     assert tree.num_slots == 1 + sum(rows) == 256
     assert max(c.mask for c in tree.candidates).bit_length() <= 256
+
+
+# ---- several sources -------------------------------------------------------------------------
+
+MODEL, SUFFIX = SOURCE_BIT["model"], SOURCE_BIT["suffix"]
+PREDICTION = SOURCE_BIT["prediction"]
+
+
+def test_a_token_that_two_sources_guess_is_one_node() -> None:
+    tree = make_tree(max_nodes=10, max_depth=4)
+    tree.add_chain(SUFFIX, [5, 6, 8], [0.5, 0.5, 0.5])
+    tree.add_chain(PREDICTION, [5, 9], [0.8, 0.8])
+    new = tree.grow([[(5, 0.6), (4, 0.1)]])
+    assert [tree.candidates[node].token_id for node in new] == [4]
+    (five,) = tree.follow([5])
+    assert tree.candidates[five].sources == SUFFIX | PREDICTION | MODEL
+    assert tree.candidates[five].confidence == 0.8
+    harvested = tree.harvest([node for _, node in tree.ranked()])
+    by_path = {
+        tuple(path): sources
+        for path, sources in zip(harvested.paths, harvested.sources, strict=True)
+    }
+    assert by_path == {
+        (): 0,
+        (5,): SUFFIX | PREDICTION | MODEL,
+        (5, 6): SUFFIX,
+        (5, 9): PREDICTION,
+        (5, 6, 8): SUFFIX,
+        (4,): MODEL,
+    }
+
+
+@given(
+    chains=st.lists(
+        st.tuples(
+            st.lists(st.integers(0, 3), min_size=1, max_size=6),
+            st.sampled_from([SUFFIX, PREDICTION]),
+        ),
+        max_size=8,
+    ),
+    confidence=st.floats(0.05, 1.0),
+    seed=st.integers(0, 100),
+)
+def test_siblings_share_at_most_certainty_and_paths_multiply(
+    chains: list[tuple[list[int], int]], confidence: float, seed: int
+) -> None:
+    tree = make_tree(max_nodes=255, max_depth=8)
+    for tokens, source in chains:
+        tree.add_chain(source, tokens, [confidence] * len(tokens))
+    grow(tree, Guesser(seed, 3), max_frontier=4)
+    for node, candidate in enumerate(tree.candidates):
+        children = [tree.candidates[child] for child in candidate.children.values()]
+        assert sum(child.edge_prob for child in children) <= 1.0 + 1e-9
+        for child in children:
+            assert child.path_prob == pytest.approx(candidate.path_prob * child.edge_prob)
+            assert child.parent == node
+    ranked = [node for _, node in tree.ranked()]
+    harvested = tree.harvest(ranked)
+    assert all(0 <= parent < node for node, parent in enumerate(harvested.parent_index) if node)
+
+
+def test_the_model_goes_on_behind_a_text_and_computes_it_on_the_way() -> None:
+    tree = make_tree(max_nodes=20, max_depth=8)
+    tree.add_chain(SUFFIX, [5, 6, 8], [0.9, 0.9, 0.9])
+    tree.grow([[(5, 0.9)]])
+    gains = tree.choose_frontier(max_frontier=1, min_path_prob=0.1)
+    assert gains == [pytest.approx(0.9**3)]  # the end of the text: nobody has guessed behind it
+    assert tree.num_frontier_rows == 3
+    piece = tree.frontier_slice(make_view())
+    assert (piece.token_ids, piece.num_logit_rows) == ([5, 6, 8], 1)
+    assert piece.positions == [21, 22, 23]
+    assert piece.ancestor_masks == [0b11, 0b111, 0b1111]
+    assert tree.frontier_paths() == [[5, 6, 8]]
+
+
+def test_what_must_follow_is_not_asked_about() -> None:
+    tree = make_tree(max_nodes=20, max_depth=8)
+    tree.grow([[(5, 0.7), (4, 0.2)]])
+    (five,) = tree.follow([5])
+    tree.add_chain(SOURCE_BIT["grammar"], [6, 7], [1.0, 1.0], five)
+    tree.choose_frontier(max_frontier=3, min_path_prob=0.01)
+    asked = tree.frontier_paths()
+    assert [5, 6, 7] in asked
+    assert [4] in asked
+    assert [5] not in asked
+    assert [5, 6] not in asked
+
+
+def test_a_cascade_keeps_every_computed_nodes_logits() -> None:
+    tree = make_tree(max_nodes=20, max_depth=8)
+    tree.keeps_logits = True
+    tree.add_chain(SUFFIX, [5, 6], [0.9, 0.9])
+    tree.keep_logits(torch.zeros(1, 4))
+    tree.grow([[(5, 0.9)]])
+    tree.choose_frontier(max_frontier=1, min_path_prob=0.1)
+    piece = tree.frontier_slice(make_view())
+    assert piece.num_logit_rows == len(piece.token_ids) == 2
+    tree.keep_logits(torch.ones(2, 4))
+    tree.grow([[], []])
+    harvested = tree.harvest([node for _, node in tree.ranked()])
+    assert [logits is not None for logits in harvested.draft_logits] == [True, True, True]

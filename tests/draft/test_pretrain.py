@@ -14,17 +14,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import draft
 from draft.corpus import SPECIAL_TOKENS, Packer, conversation, train_tokenizer
 from draft.pair_training import (
-    ModelShape,
-    Progress,
-    Trainer,
-    TrainingPlan,
     build_model,
     distillation_loss,
     folder_size_bytes,
     label_loss,
-    learning_rate,
+    packed_batches,
 )
 from draft.pretrain import main
+from draft.training import ModelShape, Progress, Trainer, TrainingPlan, learning_rate
 
 PAIR = Path(draft.__file__).parent / "pair"
 TINY = ModelShape(
@@ -121,7 +118,8 @@ def test_a_resumed_run_ends_where_an_unbroken_one_does(tokenizer: Any, tmp_path:
         )
         trainer = Trainer(build_model(TINY, tokenizer, 0), plan, run_dir, CPU)
         trainer.resume()
-        trainer.run(label_loss(trainer.model, CPU), Packer(tokenizer, 0), lambda: None)
+        draw = packed_batches(Packer(tokenizer, 0))
+        trainer.run(label_loss(trainer.model, CPU), draw, lambda: None)
         return trainer
 
     whole = train(tmp_path / "whole", 2048)
@@ -139,7 +137,7 @@ def test_training_lowers_the_loss(tokenizer: Any, tmp_path: Path) -> None:
     trainer = Trainer(build_model(TINY, tokenizer, 0), plan, tmp_path, CPU)
     loss = label_loss(trainer.model, CPU)
     before = loss(unseen.input_ids, unseen.weights).item()
-    trainer.run(loss, packer, lambda: None)
+    trainer.run(loss, packed_batches(packer), lambda: None)
     assert loss(unseen.input_ids, unseen.weights).item() < before - 1.0
 
 

@@ -1,17 +1,22 @@
 """The drafter inside an engine: what it asks of the small model, and when it holds back."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from draft.budget import TreeBudget
 from draft.config import DraftConfig
 from draft.tree_drafter import TreeDrafter
 from engine.core import Engine
-from engine.request import SpeculationParams
-from engine.runner import ModelRunner
+from engine.noise import SequenceNoise
+from engine.request import CascadeParams, Source, SpeculationParams
+from engine.runner import ForwardSlice, ModelRunner
+from engine.sequence import Sequence
 from tests.engines import (
     Answer,
+    FixedTimes,
     Pair,
     assert_idle,
     engine_model,
@@ -26,6 +31,8 @@ from tests.engines import (
 )
 from tests.models import make_hf_model
 from verifier.coupled import CoupledVerifier
+
+MODEL: tuple[Source, ...] = ("model",)
 
 
 def drafter_of(engine: Engine) -> TreeDrafter:
@@ -57,7 +64,9 @@ def twins() -> Pair:
 )
 def test_a_drafter_as_good_as_the_target_is_always_right(sampling: dict[str, float]) -> None:
     """Same weights, same noise, same positions, same truncation: every first guess is accepted."""
-    chain = DraftConfig(max_branching=1, max_frontier=1, max_draft_depth=5, min_path_prob=0.0)
+    chain = DraftConfig(
+        sources=MODEL, max_branching=1, max_frontier=1, max_draft_depth=5, min_path_prob=0.0
+    )
     engine = make_engine(twins(), draft=chain)
     requests = [
         make_request(str(n), random_prompt(7 * n + 1, seed=n), max_tokens=37, seed=n, **sampling)
@@ -69,7 +78,9 @@ def test_a_drafter_as_good_as_the_target_is_always_right(sampling: dict[str, flo
 
 
 def test_the_likeliest_paths_fill_the_nodes() -> None:
-    config = DraftConfig(max_draft_nodes=11, max_branching=5, max_frontier=5, min_path_prob=0.0)
+    config = DraftConfig(
+        sources=MODEL, max_draft_nodes=11, max_branching=5, max_frontier=5, min_path_prob=0.0
+    )
     engine = make_engine(tiny_pair(), draft=config)
     answer = serve(engine, [make_request("r", random_prompt(9), max_tokens=40)])["r"]
     drafted = [event.num_drafted_tokens for event in answer.emitted]
@@ -79,7 +90,7 @@ def test_the_likeliest_paths_fill_the_nodes() -> None:
 
 @pytest.mark.parametrize("depth", [1, 2, 4])
 def test_a_step_has_at_most_as_many_draft_passes_as_levels(depth: int) -> None:
-    config = DraftConfig(max_draft_depth=depth, max_frontier=1, min_path_prob=0.0)
+    config = DraftConfig(sources=MODEL, max_draft_depth=depth, max_frontier=1, min_path_prob=0.0)
     engine = make_engine(tiny_pair(), draft=config)
     passes, target = engine._runners["small"].times, engine._runners["large"].times
     serve(engine, [make_request("r", random_prompt(9), max_tokens=40)])
@@ -107,7 +118,10 @@ def test_a_request_without_drafts_costs_no_small_pass(speculation: SpeculationPa
     assert rows == []
 
 
-@pytest.mark.parametrize("config", [DraftConfig(max_draft_nodes=0), DraftConfig(max_draft_depth=0)])
+@pytest.mark.parametrize(
+    "config",
+    [DraftConfig(sources=MODEL, max_draft_nodes=0), DraftConfig(sources=MODEL, max_draft_depth=0)],
+)
 def test_a_drafter_can_be_set_to_nothing(config: DraftConfig) -> None:
     engine = make_engine(tiny_pair(), draft=config)
     rows = watch_small_rows(engine)
@@ -131,7 +145,7 @@ def test_a_config_out_of_range_names_the_field(name: str, value: float) -> None:
 
 
 def test_a_long_prompt_is_taken_in_by_chunks() -> None:
-    engine = make_engine(tiny_pair(), draft=DraftConfig(max_catch_up_tokens=20))
+    engine = make_engine(tiny_pair(), draft=DraftConfig(sources=MODEL, max_catch_up_tokens=20))
     rows = watch_small_rows(engine)
     request = make_request("r", random_prompt(90), max_tokens=60, temperature=0.8)
     answer = serve(engine, [request])["r"]
@@ -145,7 +159,9 @@ def test_a_long_prompt_is_taken_in_by_chunks() -> None:
 
 def test_the_small_model_computes_nothing_twice() -> None:
     """Rows of small passes: the prompt, then per step the root and what the tree expanded."""
-    chain = DraftConfig(max_branching=1, max_frontier=1, max_draft_depth=3, min_path_prob=0.0)
+    chain = DraftConfig(
+        sources=MODEL, max_branching=1, max_frontier=1, max_draft_depth=3, min_path_prob=0.0
+    )
     engine = make_engine(twins(), draft=chain)
     rows = watch_small_rows(engine)
     serve(engine, [make_request("r", random_prompt(30), max_tokens=41)])
@@ -217,7 +233,7 @@ def mismatched(**small: Any) -> Pair:
 def test_beyond_the_small_models_context_nothing_is_drafted(num_prompt: int) -> None:
     pair = mismatched(max_position_embeddings=64)
     request = make_request("r", random_prompt(num_prompt), max_tokens=80, temperature=0.8)
-    answer = serve(make_engine(pair), [request])["r"]
+    answer = serve(make_engine(pair, draft=DraftConfig(sources=MODEL)), [request])["r"]
     assert answer.token_ids == texts(serve(make_engine(pair, speculates=False), [request]))["r"]
     place = num_prompt
     for event in answer.emitted:
@@ -265,7 +281,10 @@ def test_a_spell_of_bad_guesses_does_not_end_drafting_for_good() -> None:
     """The estimate of acceptance is learnt from drafts, so some have to be made."""
     pair = mismatched()  # a stranger's guesses are wrong at temperature 0
     runner = ModelRunner(model=pair.small, num_blocks=128)
-    budget = TreeBudget(target_pass_s=lambda rows: 1.0 + 0.01 * rows, draft_pass_s=lambda r: 0.2)
+    budget = TreeBudget(
+        target_pass_s=FixedTimes(lambda rows: 1.0 + 0.01 * rows),
+        draft_pass_s=FixedTimes(lambda r: 0.2),
+    )
     engine = Engine(
         runners={"large": ModelRunner(model=pair.large, num_blocks=128), "small": runner},
         verifier=CoupledVerifier(),
@@ -279,3 +298,112 @@ def test_a_spell_of_bad_guesses_does_not_end_drafting_for_good() -> None:
     ]
     last = drafted[-100:]
     assert 0 < sum(last) < 30  # now and then, and seldom
+
+
+# ---- urgency --------------------------------------------------------------------------------
+
+
+def test_a_request_behind_its_pace_gets_more_of_the_nodes() -> None:
+    """Two like sequences, rows for few nodes: the one in a hurry has most of them."""
+    pair = tiny_pair()
+    runner = ModelRunner(model=pair.small, num_blocks=128)
+    budget = TreeBudget(
+        target_pass_s=FixedTimes(lambda rows: 1.0 if rows <= 8 else float(rows)),
+        draft_pass_s=FixedTimes(lambda rows: 0.01),
+    )
+    engine = Engine(
+        runners={"large": ModelRunner(model=pair.large, num_blocks=128), "small": runner},
+        verifier=CoupledVerifier(),
+        drafter=TreeDrafter(runner=runner, budget=budget, config=DraftConfig(sources=MODEL)),
+    )
+    requests = [
+        make_request(
+            name,
+            random_prompt(20, seed=seed),
+            max_tokens=80,
+            speculation=SpeculationParams(inter_token_s=inter_token_s),
+        )
+        for name, seed, inter_token_s in (("hurried", 1, 1e-9), ("patient", 2, 1e9))
+    ]
+    answers = serve(engine, requests)
+    assert texts(answers) == texts(serve(make_engine(pair, speculates=False), requests))
+    steps = {name: answer.stats.num_steps for name, answer in answers.items()}
+    hurried = answers["hurried"].emitted[1 : steps["hurried"] - 1]
+    patient = answers["patient"].emitted[1 : len(hurried) + 1]
+    drafted = [sum(event.num_drafted_tokens for event in own) for own in (hurried, patient)]
+    assert drafted[0] > 2 * drafted[1]
+
+
+# ---- cascades -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_cascade_always_knows_the_small_models_view_of_the_root(enabled: bool) -> None:
+    """Whatever the budget and the request say about drafting."""
+    pair = tiny_pair()
+    runner = ModelRunner(model=pair.small, num_blocks=128)
+    never = TreeBudget(
+        target_pass_s=FixedTimes(lambda rows: float(rows)),
+        draft_pass_s=FixedTimes(lambda rows: 100.0),
+    )
+    drafter = TreeDrafter(runner=runner, budget=never)
+    large = ModelRunner(model=pair.large, num_blocks=128)
+    prompt = random_prompt(20)
+    request = replace(
+        make_request("r", prompt, speculation=SpeculationParams(enabled=enabled)),
+        cascade=CascadeParams(alpha=0.1),
+    )
+    sequence = Sequence(
+        request=request,
+        tier="large",
+        view=large.new_view(""),
+        noise=SequenceNoise(request.sampling, "large", vocab_size=131),
+        submitted_s=0.0,
+        token_ids=[*prompt, 5, 6],
+    )
+    proposal = drafter.propose([sequence])
+    slices = next(proposal)
+    assert sum(len(piece.token_ids) for piece in slices) == 22
+    output = runner.forward(slices)
+    with pytest.raises(StopIteration) as stopped:
+        proposal.send(output.logits)
+    (tree,) = stopped.value.value
+    assert torch.equal(tree.draft_logits[0], output.logits[0])
+    assert len(tree.draft_logits) == tree.num_nodes
+    assert tree.num_draft_nodes == 0 or enabled
+
+
+def test_every_node_that_the_small_model_computed_keeps_its_logits() -> None:
+    pair = tiny_pair()
+    runner = ModelRunner(model=pair.small, num_blocks=128)
+    drafter = TreeDrafter(runner=runner)
+    prompt = random_prompt(20)
+    request = replace(make_request("r", prompt), cascade=CascadeParams(alpha=0.1))
+    sequence = Sequence(
+        request=request,
+        tier="large",
+        view=ModelRunner(model=pair.large, num_blocks=8).new_view(""),
+        noise=SequenceNoise(request.sampling, "large", vocab_size=131),
+        submitted_s=0.0,
+        token_ids=[*prompt, 5],
+    )
+    proposal = drafter.propose([sequence])
+    slices = next(proposal)
+    try:
+        while True:
+            slices = proposal.send(runner.forward(slices).logits)
+    except StopIteration as stopped:
+        (tree,) = stopped.value
+    known = [logits is not None for logits in tree.draft_logits]
+    assert known[0]
+    assert 5 < sum(known) < tree.num_nodes
+    for node, path in enumerate(tree.paths):
+        kept = tree.draft_logits[node]
+        if kept is not None:
+            view = runner.new_view("alone")
+            tokens = [*prompt, 5, *path]
+            view.reserve(len(tokens))
+            alone = ForwardSlice(view=view, token_ids=tokens, start_slot=0, num_logit_rows=1)
+            expected = runner.forward([alone]).logits[0]
+            torch.testing.assert_close(kept, expected, atol=1e-4, rtol=1e-4)
+            view.release()

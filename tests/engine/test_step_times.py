@@ -52,7 +52,7 @@ def test_profiling_fits_the_cache_and_leaves_it_empty(
     assert all(seconds > 0 for seconds in curve.seconds)
     assert list(curve.seconds) == sorted(curve.seconds)
     assert progress == [(done, len(progress)) for done in range(1, len(progress) + 1)]
-    assert len(progress) % len(curve.num_rows) == 0
+    assert len(progress) % 6 == 0  # one round to warm up and five to measure
     assert curve(1) <= curve(64)
 
 
@@ -85,3 +85,26 @@ def test_a_followed_runner_reports_its_passes() -> None:
     assert runner.on_pass is not None
     runner.on_pass(1, 100 * before)
     assert times(1) > before
+
+
+def test_long_contexts_cost_more_by_row() -> None:
+    curve = StepTimeCurve.from_points((1, 8), (1.0, 1.5), context=100.0, row_context_s=0.001)
+    assert curve(8, 100.0) == curve(8) == pytest.approx(1.5)
+    assert curve(8, 600.0) == pytest.approx(1.5 + 8 * 0.5)
+    times = RunningStepTimes(curve)
+    assert times(8, 600.0) == pytest.approx(5.5)
+    assert times.upto(8, 600.0)[8] == pytest.approx(5.5)
+    assert times.upto(8)[[1, 8]].tolist() == pytest.approx([1.0, 1.5])
+    # A slow pass at a long context is no news about the machine.
+    for _ in range(50):
+        times.observe(8, 5.5, 600.0)
+    assert times(8) == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize("num_rows", [0, 1, 700, 8191, 8200])
+def test_the_table_says_what_the_single_times_say(num_rows: int) -> None:
+    curve = StepTimeCurve.from_points((1, 8), (1.0, 1.5), context=10.0, row_context_s=0.001)
+    times = RunningStepTimes(curve)
+    times.observe(8, 3.0)
+    expected = [times(rows, 50.0) for rows in range(num_rows + 1)]
+    assert times.upto(num_rows, 50.0).tolist() == pytest.approx(expected)

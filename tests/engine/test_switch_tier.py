@@ -104,7 +104,8 @@ def test_equal_answers_are_accepted_as_written() -> None:
     assert answer.token_ids == own_answer(pair, "large")
     # Prefill; 31 proposed tokens were written, the first is the prefill's; then 30 at once.
     assert [len(event.token_ids) for event in answer.emitted[31:33]] == [1, 31]
-    assert answer.emitted[32].num_accepted_tokens == answer.emitted[32].num_drafted_tokens == 30
+    assert answer.emitted[32].num_accepted_tokens == 30
+    assert answer.emitted[32].num_predicted_tokens == 0  # the client predicted nothing
     assert answer.stats.num_steps <= 5
 
 

@@ -23,11 +23,16 @@ from engine.request import EngineRequest, Tier
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """Tokens of one engine step; the first `num_accepted` had been drafted, of `num_drafted`."""
+    """Tokens of one engine step; the first `num_accepted` had been drafted, of `num_drafted`.
+
+    `num_unratified` of them the large model alone would not have chosen.
+    """
 
     token_ids: tuple[int, ...]
     num_drafted: int = 0
     num_accepted: int = 0
+    num_unratified: int = 0
+    num_predicted: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +128,8 @@ class ScriptedClient:
                 token_ids=step.token_ids,
                 num_drafted_tokens=step.num_drafted,
                 num_accepted_tokens=step.num_accepted,
+                num_unratified_tokens=step.num_unratified,
+                num_predicted_tokens=step.num_predicted,
                 logprobs=self._logprobs(request, script, step),
             )
         if script.hangs:
@@ -183,4 +190,7 @@ def some_stats() -> EngineStats:
         num_draft_tokens=130,
         num_accepted_tokens=70,
         accepted_per_depth=(40, 30),
+        drafted_by_source={"model": (50, 45), "suffix": (20,), "prediction": (16, 15)},
+        accepted_by_source={"model": (33, 22), "suffix": (9,), "prediction": (14, 12)},
+        num_unratified_tokens=6,
     )

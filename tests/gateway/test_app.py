@@ -248,6 +248,72 @@ def test_sampling_parameters(server: Server, http: httpx.Client) -> None:
     assert request.speculation.max_draft_depth == 2
 
 
+def test_options_that_change_logits(
+    server: Server, http: httpx.Client, tokenizer: ChatTokenizer
+) -> None:
+    http.post("/v1/chat/completions", json=HI)
+    default = submitted(server).sampling
+    assert (default.presence_penalty, default.frequency_penalty) == (0.0, 0.0)
+    assert (default.repetition_penalty, default.logit_bias, default.min_tokens) == (1.0, (), 0)
+    assert default.stop_token_ids == tokenizer.stop_token_ids
+    extra = {
+        "presence_penalty": 1.5,
+        "frequency_penalty": -1,
+        "repetition_penalty": 1.3,
+        "logit_bias": {"5": -100, "419": 2.5},
+        "min_tokens": 4,
+        "stop_token_ids": [7, tokenizer.stop_token_ids[0], 7],
+        "model": "small",
+    }
+    bodies = {"/v1/chat/completions": HI, "/v1/completions": {"prompt": "Hi"}}
+    for path, body in bodies.items():
+        assert http.post(path, json={**body, **extra}).status_code == 200
+        sampling = submitted(server).sampling
+        assert (sampling.presence_penalty, sampling.frequency_penalty) == (1.5, -1.0)
+        assert sampling.repetition_penalty == 1.3
+        assert sampling.logit_bias == ((5, -100.0), (419, 2.5))
+        assert sampling.min_tokens == 4
+        assert sampling.stop_token_ids == (*tokenizer.stop_token_ids, 7)
+        http.post(path, json={**body, **extra, "ignore_eos": True, "stop_token_ids": [7]})
+        assert submitted(server).sampling.stop_token_ids == (7,)
+
+
+def test_min_tokens_beyond_max_tokens(server: Server, http: httpx.Client) -> None:
+    body = {**HI, "min_tokens": 9, "max_tokens": 8}
+    error = error_of(http.post("/v1/chat/completions", json=body), 400)
+    assert error.param == "min_tokens"
+    assert "9" in error.message
+    assert "max_tokens" in error.message
+    assert "8" in error.message
+    # more than the server's default of 32 is what the client wants
+    http.post("/v1/chat/completions", json={**HI, "min_tokens": 40})
+    assert submitted(server).sampling.max_tokens == 40
+    full = {"model": "large", "prompt": [5] * 250, "min_tokens": 7}
+    error = error_of(http.post("/v1/completions", json=full), 400)
+    assert error.param == "min_tokens"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("logit_bias", {"420": 1}), ("stop_token_ids", [5, 420])]
+)
+def test_option_ids_outside_the_vocabulary(http: httpx.Client, field: str, value: object) -> None:
+    error = error_of(http.post("/v1/chat/completions", json={**HI, field: value}), 400)
+    assert error.param == field
+    assert "420" in error.message
+
+
+@pytest.mark.parametrize(("field", "value"), [("min_tokens", 3), ("ignore_eos", True)])
+def test_a_grammar_decides_alone_where_the_answer_ends(
+    server: Server, http: httpx.Client, field: str, value: object
+) -> None:
+    body = {**HI, "response_format": {"type": "json_object"}}
+    assert http.post("/v1/chat/completions", json={**body, "min_tokens": 0}).status_code == 200
+    assert submitted(server).grammar is not None
+    error = error_of(http.post("/v1/chat/completions", json={**body, field: value}), 400)
+    assert error.param == field
+    assert "grammar" in error.message
+
+
 def test_greedy_has_no_seed(server: Server, http: httpx.Client) -> None:
     response = http.post("/v1/chat/completions", json={**HI, "temperature": 0})
     assert response.json()["outrider"]["seed"] is None

@@ -200,3 +200,25 @@ def test_a_containers_memory_limit_counts(tmp_path: Path) -> None:
     assert available_memory_bytes(tmp_path) == 600_000
     (tmp_path / "memory.max").write_text("max\n")
     assert available_memory_bytes(tmp_path) > 600_000
+
+
+def test_tokenizers_that_differ_are_told(checkpoint: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(checkpoint, other)
+    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    first, second = list(vocabulary)[10:12]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+
+    pair = {"models__large": str(checkpoint), "models__small": str(other)}
+    found = checks(**pair)["tokenizers"]
+    assert found.status == "failed"
+    assert "has the id" in found.detail
+    assert "--allow-vocab-mismatch" in found.advice
+    assert checks(**pair, speculation__enabled=False)["tokenizers"].status == "ok"
+    mapped = checks(**pair, speculation__allow_vocab_mismatch=True)["tokenizers"]
+    assert mapped.status == "warning"
+    same = {"models__large": str(checkpoint), "models__small": str(checkpoint)}
+    assert "share one vocabulary" in checks(**same)["tokenizers"].detail
+    assert "tokenizers" not in checks(models__large=str(checkpoint))

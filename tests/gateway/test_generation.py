@@ -19,7 +19,13 @@ from tests.gateway.scripted_client import Script, ScriptedClient, Step
 
 
 def job_of(
-    tokenizer: ChatTokenizer, *, stops: tuple[str, ...] = (), thinks: bool = False, n: int = 1
+    tokenizer: ChatTokenizer,
+    *,
+    stops: tuple[str, ...] = (),
+    stop_ids: tuple[int, ...] | None = None,
+    min_tokens: int = 0,
+    thinks: bool = False,
+    n: int = 1,
 ) -> Job:
     plans = [
         ChoicePlan(
@@ -27,7 +33,12 @@ def job_of(
                 request_id=f"r-{index}",
                 prompt_token_ids=(5, 6),
                 tier="large",
-                sampling=SamplingParams(max_tokens=100, choice_index=index),
+                sampling=SamplingParams(
+                    max_tokens=100,
+                    choice_index=index,
+                    stop_token_ids=tokenizer.stop_token_ids if stop_ids is None else stop_ids,
+                    min_tokens=min_tokens,
+                ),
             )
         )
         for index in range(n)
@@ -162,6 +173,39 @@ def test_the_end_of_sequence_token_has_no_text_and_no_logprob(
     assert "".join(delta.text for delta in deltas) == "ab"
     assert choice.usage.num_tokens == len(ids)
     assert sum(len(delta.logprobs) for delta in deltas) == len(ids) - 1
+
+
+def test_a_requests_own_stop_token_has_no_text(
+    tokenizer: ChatTokenizer, encode: Callable[[str], list[int]]
+) -> None:
+    """And with `ignore_eos` an end-of-sequence token is a token like others: counted, no text."""
+    *text, last = encode("ab STOP x")
+    (eos,) = tokenizer.stop_token_ids
+    choice = Choice(0, job_of(tokenizer, stop_ids=(last,)))
+    deltas = run_choice(choice, events_of([*text, eos, *text, last], [2]))
+    spelled = b"".join(map(tokenizer.token_bytes, text)).decode()
+    assert "".join(delta.text for delta in deltas) == spelled * 2
+    assert choice.usage.num_tokens == 2 * len(text) + 2
+    assert sum(len(delta.logprobs) for delta in deltas) == 2 * len(text) + 1
+
+
+@pytest.mark.parametrize("size", [1, 3, 20])
+def test_before_min_tokens_no_stop_string_ends_the_answer(
+    tokenizer: ChatTokenizer, encode: Callable[[str], list[int]], size: int
+) -> None:
+    first, second = encode("one STOP two"), encode(" three STOP four")
+    for min_tokens, expected in (
+        (0, "one "),
+        (len(first), "one STOP two three "),
+        (len(first + second), "one STOP two three STOP four"),
+    ):
+        choice = Choice(0, job_of(tokenizer, stops=("STOP",), min_tokens=min_tokens))
+        deltas = run_choice(choice, events_of([*first, *second], [size]))
+        assert "".join(delta.text for delta in deltas) == expected
+        spelled = b"".join(
+            tokenizer.token_bytes(entry.token_id) for delta in deltas for entry in delta.logprobs
+        )
+        assert spelled.decode().startswith(expected.rstrip())
 
 
 def test_stop_strings_do_not_look_into_thinking(

@@ -35,6 +35,28 @@ def test_the_engines_numbers() -> None:
     per_position = "outrider_spec_decode_num_accepted_tokens_per_pos_total"
     assert found[per_position, ("0", "large")] == 40
     assert found[per_position, ("1", "large")] == 30
+    assert found["outrider_spec_decode_num_unratified_tokens_total", ("large",)] == 6
+    per_source = "outrider_spec_decode_num_{}_tokens_per_source_total"
+    by_source = {
+        name: {labels: value for (other, labels), value in found.items() if other == name}
+        for name in (per_source.format("draft"), per_source.format("accepted"))
+    }
+    assert list(by_source.values()) == [
+        {
+            ("0", "model"): 50,
+            ("1", "model"): 45,
+            ("0", "suffix"): 20,
+            ("0", "prediction"): 16,
+            ("1", "prediction"): 15,
+        },
+        {
+            ("0", "model"): 33,
+            ("1", "model"): 22,
+            ("0", "suffix"): 9,
+            ("0", "prediction"): 14,
+            ("1", "prediction"): 12,
+        },
+    ]
 
 
 def test_no_engine_no_numbers() -> None:

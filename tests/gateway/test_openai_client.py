@@ -144,9 +144,9 @@ def test_errors_have_the_right_class(server: Server, client: openai.OpenAI) -> N
         client.chat.completions.create(
             model="auto",
             messages=HELLO,
-            tools=[{"type": "function", "function": {"name": "f"}}],
+            functions=[{"name": "f"}],
         )
-    assert tools.value.param == "tools"
+    assert tools.value.param == "functions"
     assert "not supported" in tools.value.message
 
     with pytest.raises(openai.BadRequestError) as context:

@@ -28,9 +28,13 @@ HARMLESS = {
     "tool_choice": ["none", "auto", None],
     "functions": [[]],
     "response_format": [None, {"type": "text"}],
-    "presence_penalty": [0, 0.0, None],
-    "frequency_penalty": [0],
-    "logit_bias": [{}, None],
+    "presence_penalty": [0, 0.5, -2, 2.0, None],
+    "frequency_penalty": [0, 1.5],
+    "repetition_penalty": [1, 0.5, 10, None],
+    "logit_bias": [{}, None, {"0": 1, "5": -100, "2147483647": 100.0}],
+    "min_tokens": [0, 5, None],
+    "stop_token_ids": [[], None, [0, 5.0], list(range(16))],
+    "ignore_eos": [True, False, None],
     "modalities": [["text"]],
     "audio": [None],
     "parallel_tool_calls": [True],
@@ -57,17 +61,10 @@ def test_accepted(field: str) -> None:
 
 
 NOT_SUPPORTED = {
-    "tools": [{"type": "function"}],
-    "tool_choice": "required",
     "functions": [{}],
     "function_call": {"name": "f"},
-    "response_format": {"type": "json_object"},
-    "presence_penalty": 0.5,
-    "frequency_penalty": False,  # JSON's false is not 0
-    "logit_bias": {"5": 1},
     "audio": {},
     "modalities": ["text", "audio"],
-    "prediction": {"type": "content", "content": "x"},
     "reasoning_effort": "high",
     "web_search_options": {},
 }
@@ -81,15 +78,12 @@ def test_what_is_not_supported_is_named(field: str) -> None:
 
 
 NOT_BUILT = {
-    "sources": ["ngram"],
-    "quality": {"cascade": 0.1},
     "tier": "small",
     "min_quality": 0.5,
     "max_cost_usd": 0.1,
     "policy": "cheap",
     "privacy": "local",
     "deadline_ms": 100,
-    "slo": {"class": "batch"},
 }
 
 
@@ -115,6 +109,22 @@ def test_outrider_options_that_are_not_built(
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": 1.5}, "max_tokens"),
         ({"n": 17}, "n"),
+        ({"presence_penalty": 2.1}, "presence_penalty"),
+        ({"frequency_penalty": False}, "frequency_penalty"),  # JSON's false is not 0
+        ({"frequency_penalty": "1"}, "frequency_penalty"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"repetition_penalty": 10.5}, "repetition_penalty"),
+        ({"logit_bias": []}, "logit_bias"),
+        ({"logit_bias": {"05": 1}}, "logit_bias.05"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias.-1"),
+        ({"logit_bias": {"cat": 1}}, "logit_bias.cat"),
+        ({"logit_bias": {"5": 101}}, "logit_bias.5"),
+        ({"logit_bias": {"5": None}}, "logit_bias.5"),
+        ({"logit_bias": {str(token): 1 for token in range(1025)}}, "logit_bias"),
+        ({"min_tokens": -1}, "min_tokens"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids.0"),
+        ({"stop_token_ids": list(range(17))}, "stop_token_ids"),
+        ({"ignore_eos": 1}, "ignore_eos"),
         ({"seed": 2**64}, "seed"),
         ({"top_logprobs": 21}, "top_logprobs"),
         ({"stop": [""]}, "stop.0"),
@@ -128,7 +138,8 @@ def test_outrider_options_that_are_not_built(
         ({"outrider": {"sources": 5}}, "outrider.sources"),
         ({"messages": []}, "messages"),
         ({"messages": "Hi"}, "messages"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.tool_call_id"),
+        ({"messages": [{"role": "function", "content": "x"}]}, "messages.0.role"),
         ({"messages": [{"content": "x"}]}, "messages.0.role"),
         ({"messages": [{"role": "user"}]}, "messages.0.content"),
         ({"messages": [{"role": "user", "content": None}]}, "messages.0.content"),
@@ -138,7 +149,16 @@ def test_outrider_options_that_are_not_built(
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
             "messages.0.content.0.type",
         ),
-        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages.0.tool_calls"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"type": "function"}]}]},
+            "messages.0.tool_calls.0.id",
+        ),
+        ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
+        ({"tools": [{"type": "function", "function": {}}]}, "tools.0.function.name"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}] * 129}, "tools"),
+        ({"tool_choice": "always"}, "tool_choice"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice.function"),
     ],
 )
 def test_wrong_values_are_named(extra: dict[str, object], param: str) -> None:

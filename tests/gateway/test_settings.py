@@ -87,11 +87,11 @@ def test_every_setting_can_come_from_the_environment(path: tuple[str, ...]) -> N
     value: object = Settings()
     for part in path:
         value = getattr(value, part)
-    text = "1" if value is None else str(value)
+    text = "1" if value is None else ",".join(value) if isinstance(value, tuple) else str(value)
     settings: object = load_settings(environ={f"OUTRIDER_{'__'.join(path).upper()}": text})
     for part in path:
         settings = getattr(settings, part)
-    assert str(settings) in (text, "1.0")
+    assert str(settings) in (str(value), text, "1.0")
 
 
 def test_a_wrong_value_names_itself_its_source_and_what_it_may_be(empty_folder: Path) -> None:
@@ -106,6 +106,20 @@ def test_a_wrong_value_names_itself_its_source_and_what_it_may_be(empty_folder: 
     path = write(empty_folder, "[engine]\nblock_size = 0")
     assert complaint(config_file=path) == (
         f"engine.block_size (file {path}) = 0: input should be greater than or equal to 1"
+    )
+
+
+def test_a_list_in_a_file_a_variable_and_a_flag(empty_folder: Path) -> None:
+    write(empty_folder, "[speculation]\nsources = ['suffix', 'model']")
+    assert load_settings(environ={}).speculation.sources == ("suffix", "model")
+    environ = {"OUTRIDER_SPECULATION__SOURCES": "model, prediction"}
+    assert load_settings(environ=environ).speculation.sources == ("model", "prediction")
+    flags = {"speculation.sources": "grammar"}
+    assert load_settings(environ=environ, flags=flags).speculation.sources == ("grammar",)
+    message = complaint(environ={"OUTRIDER_SPECULATION__SOURCES": "model,ngram"})
+    assert message == (
+        "speculation.sources.1 (environment variable OUTRIDER_SPECULATION__SOURCES) = 'ngram': "
+        "input should be 'model', 'suffix', 'prediction' or 'grammar'"
     )
 
 
@@ -239,4 +253,7 @@ def test_defaults_are_those_of_the_parts() -> None:
     assert engine.max_tokens_per_step == EngineConfig().max_tokens_per_step
     assert speculation.max_draft_nodes == DraftConfig().max_draft_nodes
     assert speculation.max_draft_depth == DraftConfig().max_draft_depth
+    assert speculation.max_text_depth == DraftConfig().max_text_depth
+    assert speculation.max_frontier == DraftConfig().max_frontier
     assert speculation.max_branching == DraftConfig().max_branching
+    assert speculation.sources == DraftConfig().sources

@@ -26,7 +26,7 @@ from engine.events import (
     TokenLogprobs,
     TokensEmitted,
 )
-from engine.request import TIERS, EngineRequest, SamplingParams, SpeculationParams
+from engine.request import SOURCES, TIERS, EngineRequest, SamplingParams, SpeculationParams
 from gateway.backends import wire
 
 counts = st.integers(0, 2**40)
@@ -34,6 +34,7 @@ token_ids = st.integers(0, 2**31)
 floats = st.floats(allow_nan=False)
 ids = st.text(max_size=40)
 tiers = st.sampled_from(TIERS)
+sources = st.sampled_from(SOURCES)
 
 logprobs = st.builds(
     TokenLogprobs,
@@ -70,6 +71,8 @@ events: st.SearchStrategy[EngineEvent] = st.one_of(
         num_drafted_tokens=counts,
         num_accepted_tokens=counts,
         logprobs=st.lists(logprobs, max_size=3).map(tuple),
+        num_predicted_tokens=counts,
+        num_unratified_tokens=counts,
     ),
     st.builds(TierSwitched, request_id=ids, tier=tiers),
     st.builds(
@@ -97,17 +100,25 @@ requests = st.builds(
         choice_index=st.integers(0, 100),
         stop_token_ids=st.lists(token_ids, max_size=3).map(tuple),
         num_logprobs=st.none() | st.integers(0, 20),
+        presence_penalty=st.floats(-2, 2),
+        frequency_penalty=st.floats(-2, 2),
+        repetition_penalty=st.floats(0, 10, exclude_min=True),
+        logit_bias=st.lists(st.tuples(token_ids, floats), max_size=3).map(tuple),
+        min_tokens=st.integers(0, 1),
     ),
     speculation=st.builds(
         SpeculationParams,
         enabled=st.booleans(),
         max_draft_nodes=st.none() | st.integers(0, 255),
         max_draft_depth=st.none() | st.integers(0, 255),
+        sources=st.none() | st.lists(sources, max_size=4).map(tuple),
+        inter_token_s=st.none() | st.floats(1e-5, 1e3),
     ),
     group_id=st.none() | ids,
     cache_salt=ids,
     arrival_s=st.none() | floats,
     return_hidden_state=st.booleans(),
+    prediction_token_ids=st.lists(token_ids, max_size=4).map(tuple),
 )
 tier_stats = st.builds(TierStats, num_running=counts, num_blocks=counts, num_used_blocks=counts)
 engine_stats = st.builds(
@@ -115,6 +126,9 @@ engine_stats = st.builds(
     tiers=st.dictionaries(tiers, tier_stats),
     num_steps=counts,
     accepted_per_depth=st.lists(counts, max_size=4).map(tuple),
+    drafted_by_source=st.dictionaries(sources, st.lists(counts, max_size=3).map(tuple)),
+    accepted_by_source=st.dictionaries(sources, st.lists(counts, max_size=3).map(tuple)),
+    num_unratified_tokens=counts,
     step_host_s=floats,
 )
 tier_infos = st.builds(

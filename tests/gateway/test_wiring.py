@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from engine.core import Engine
 from engine.errors import EngineError
@@ -97,9 +98,9 @@ def test_one_tier_alone(pair: dict[str, str]) -> None:
     assert len(answer(engine, "small")[0]) > 0
 
 
-def test_other_tokenizers_do_not_draft(
-    pair: dict[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.fixture
+def mismatched(pair: dict[str, str], tmp_path: Path) -> dict[str, str]:
+    """The pair with two tokens swapped in the small model's vocabulary."""
     other = tmp_path / "other"
     shutil.copytree(pair["models.small"], other)
     tokenizer = json.loads((other / "tokenizer.json").read_text())
@@ -107,9 +108,62 @@ def test_other_tokenizers_do_not_draft(
     first, second = list(vocabulary)[10:12]
     vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
     (other / "tokenizer.json").write_text(json.dumps(tokenizer))
-    engine = build({**pair, "models.small": str(other)})
+    return {**pair, "models.small": str(other)}
+
+
+def test_a_drafter_with_another_tokenizer_is_refused_with_two_ways_out(
+    mismatched: dict[str, str],
+) -> None:
+    wanted = r"(?s)tokenizers differ .*has the id .*--no-speculation.*--allow-vocab-mismatch"
+    with pytest.raises(EngineError, match=wanted):
+        build(mismatched)
+    settings = load_settings(environ={}, flags=mismatched)
+    with pytest.raises(EngineError, match=wanted):  # before the engine has loaded anything
+        wiring.build_context(settings, wiring.build_client(settings))
+
+
+def test_without_speculation_two_tokenizers_are_served(mismatched: dict[str, str]) -> None:
+    engine = build(mismatched, speculation__enabled=False)
     assert not engine.info().speculation
-    assert "different tokenizers" in caplog.text
+    settings = load_settings(environ={}, flags={**mismatched, "speculation.enabled": False})
+    context = wiring.build_context(settings, wiring.build_client(settings))
+    assert len({tokenizer.fingerprint for tokenizer in context.tokenizers.values()}) == 2
+
+
+def test_a_mapped_drafter_drafts_and_says_the_same(mismatched: dict[str, str]) -> None:
+    engine = build(mismatched, speculation__allow_vocab_mismatch=True)
+    assert engine.info().speculation
+    drafted = answer(engine)
+    assert drafted[1].stats.num_drafted_tokens > 0
+    assert answer(build(mismatched, speculation__enabled=False))[0] == drafted[0]
+
+
+def test_a_turned_round_vocabulary_costs_no_guess(pair: dict[str, str], tmp_path: Path) -> None:
+    """The large model drafts for itself, once with its vocabulary turned round."""
+    turned = tmp_path / "turned"
+    shutil.copytree(pair["models.large"], turned)
+    weights = load_file(turned / "model.safetensors")
+    size = len(weights["model.embed_tokens.weight"])
+    tokenizer = json.loads((turned / "tokenizer.json").read_text())
+    special = {token["id"] for token in tokenizer["added_tokens"]}
+    known = sorted(tokenizer["model"]["vocab"].values())
+    plain = [token_id for token_id in known if token_id not in special]
+    new_id = list(range(size))
+    for token_id, other in zip(plain, reversed(plain), strict=True):
+        new_id[token_id] = other
+    for name, token_id in tokenizer["model"]["vocab"].items():
+        tokenizer["model"]["vocab"][name] = new_id[token_id]
+    (turned / "tokenizer.json").write_text(json.dumps(tokenizer))
+    order = torch.tensor(new_id).argsort()
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        weights[name] = weights[name][order].contiguous()
+    save_file(weights, turned / "model.safetensors", metadata={"format": "pt"})
+    both = {"speculation.allow_vocab_mismatch": True, "models.large": pair["models.large"]}
+    told = answer(build({**both, "models.small": str(turned)}))
+    own = answer(build({**both, "models.small": pair["models.large"]}))
+    assert own[1].stats.num_accepted_tokens > 5
+    assert told[0] == own[0]
+    assert told[1].stats.num_accepted_tokens == own[1].stats.num_accepted_tokens
 
 
 def test_the_limits_reach_the_engine(pair: dict[str, str]) -> None:

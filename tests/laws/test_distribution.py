@@ -144,7 +144,7 @@ class _Lenient(CoupledVerifier):
         row = 0
         for tree in trees:
             for node, parent in enumerate(tree.parent_index[1:], start=1):
-                favoured[row + parent, tree.token_ids[node]] += 0.5
+                favoured[row + parent, tree.token_ids[node]] += 1.0
             row += tree.num_nodes
         return super().verify(sequences, trees, favoured)
 

@@ -1,12 +1,15 @@
 """Where other servers have corrupted text: the cases of ARCHITECTURE.md's "KV cache", by name."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from draft.budget import TreeBudget
+from draft.calibration import EdgeCalibration
 from draft.config import DraftConfig
 from draft.tree_drafter import TreeDrafter
 from engine.config import EngineConfig
@@ -16,6 +19,7 @@ from engine.model import DecoderModel
 from engine.runner import ForwardSlice, ModelRunner
 from tests.engines import (
     Answer,
+    FixedTimes,
     assert_idle,
     make_engine,
     make_request,
@@ -182,14 +186,21 @@ def test_compaction_of_branching_trees_in_both_caches(temperature: float) -> Non
 # ---- draft views that fall behind ---------------------------------------------------------
 
 
+class Unlearning(EdgeCalibration):
+    """What was drafted before does not change what is drafted next."""
+
+    def observe(self, confidence: float, was_right: bool, **kind: Any) -> None:
+        pass
+
+
 class Switchable:
     """A budget that finds drafting worth its time only while `is_on`."""
 
     def __init__(self) -> None:
         self.is_on = True
         self.budget = TreeBudget(
-            target_pass_s=lambda rows: 1.0,
-            draft_pass_s=lambda rows: 1e-6 if self.is_on else 1e6,
+            target_pass_s=FixedTimes(lambda rows: 1.0),
+            draft_pass_s=FixedTimes(lambda rows: 1e-6 if self.is_on else 1e6),
         )
 
 
@@ -197,7 +208,12 @@ def switchable_engine(switch: Switchable) -> Engine:
     pair = tiny_pair()
     small = ModelRunner(model=pair.small, num_blocks=128, block_size=4)
     large = ModelRunner(model=pair.large, num_blocks=128, block_size=4)
-    drafter = TreeDrafter(runner=small, config=BUSHY, budget=switch.budget)
+    drafter = TreeDrafter(
+        runner=small,
+        config=replace(BUSHY, sources=("model",)),
+        budget=switch.budget,
+        calibration=Unlearning(),
+    )
     return Engine(
         runners={"large": large, "small": small}, verifier=CoupledVerifier(), drafter=drafter
     )

@@ -85,7 +85,7 @@ def test_both_tiers_under_pressure(right: dict[str, list[int]]) -> None:
     ]  # fmt: skip
     expected = right | plainly(tiny_pair(), small)
     engine = make_engine(
-        tiny_pair(), block_size=BLOCK_SIZE, large_blocks=FEWEST + 10, small_blocks=36
+        tiny_pair(), block_size=BLOCK_SIZE, large_blocks=FEWEST + 4, small_blocks=36
     )
     requests = [request for pair in zip(small, mixed_requests(), strict=False) for request in pair]
     requests += mixed_requests()[len(small) :]

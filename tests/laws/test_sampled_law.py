@@ -14,6 +14,7 @@ from engine.core import Engine
 from engine.request import EngineRequest, SpeculationParams
 from engine.runner import ModelRunner
 from tests.engines import (
+    FixedTimes,
     assert_idle,
     heldout_prompts,
     make_engine,
@@ -104,7 +105,7 @@ def test_a_requests_own_limits_hold_and_do_not_matter(
     if not speculation.enabled or limit == 0:
         assert max(drafted) == 0
     else:
-        assert 0 < max(drafted) <= min(limit or 32, 32)
+        assert 0 < max(drafted) <= min(limit or 64, 64)
         assert max(accepted) <= (speculation.max_draft_depth or 255)
 
 
@@ -117,13 +118,13 @@ def test_the_budget_does_not_matter(
     pair = tiny_pair()
     small = ModelRunner(model=pair.small, num_blocks=256)
     budget = TreeBudget(
-        target_pass_s=lambda rows: 1.0 + target_row_s * rows,
-        draft_pass_s=lambda rows: draft_pass_s,
+        target_pass_s=FixedTimes(lambda rows: 1.0 + target_row_s * rows),
+        draft_pass_s=FixedTimes(lambda rows: draft_pass_s),
     )
     engine = Engine(
         runners={"large": ModelRunner(model=pair.large, num_blocks=256), "small": small},
         verifier=CoupledVerifier(),
-        drafter=TreeDrafter(runner=small, budget=budget),
+        drafter=TreeDrafter(runner=small, budget=budget, config=DraftConfig(sources=("model",))),
     )
     answers = serve(engine, mixed_requests())
     assert texts(answers) == right

@@ -1,0 +1,132 @@
+"""From a source's confidence to the chance that its guess is accepted, learnt while serving.
+
+A guess is judged only when the target reaches its parent, so every verdict gives one outcome for
+each child along the accepted path. Confidences are cut into bins; each bin counts its outcomes with
+decay and begins at the confidence itself; a running isotonic fit (pool adjacent violators: Ayer et
+al., 1955; as a calibration: Zadrozny, Elkan, 2002) keeps the result in the confidences' order.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from engine.request import SOURCES
+
+# Beside the sources' bits: the small model was asked at this place and did not name the token.
+MODEL_SILENT: Final = 1 << len(SOURCES)
+
+_BIN_EDGES: Final = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.995)
+_NUM_BINS: Final = len(_BIN_EDGES) + 1
+_MAX_DEPTH: Final = 64
+# Depths 1, 2, 3-4, 5-8, 9-16 and deeper behave alike within themselves.
+_DEPTH_CLASS: Final = tuple(min(max(depth - 1, 0).bit_length(), 5) for depth in range(_MAX_DEPTH))
+_NUM_DEPTH_CLASSES: Final = 6
+# As many outcomes as the confidence itself is worth at first, and as a bin remembers.
+_PRIOR_WEIGHT: Final = 6.0
+_MEMORY: Final = 400.0
+_REFIT_EVERY: Final = 32
+_LEAST_LIKELY: Final = 0.001
+_MOST_LIKELY: Final = 0.999
+
+
+def pool_adjacent_violators(values: list[float], weights: list[float]) -> list[float]:
+    """The nearest sequence that never falls (weighted least squares)."""
+    level: list[tuple[float, float, int]] = []  # (mean, weight, how many values)
+    for value, weight in zip(values, weights, strict=True):
+        mean, total, count = value, weight, 1
+        while level and level[-1][0] > mean:
+            left_mean, left_total, left_count = level.pop()
+            mean = (left_mean * left_total + mean * total) / (left_total + total)
+            total, count = total + left_total, count + left_count
+        level.append((mean, total, count))
+    return [mean for mean, _, count in level for _ in range(count)]
+
+
+@dataclass(slots=True)
+class _Curve:
+    """Outcomes of one kind of guess. What it has not seen yet it takes from a wider kind's."""
+
+    wider: "_Curve | None" = None
+    num_right: list[float] = field(default_factory=lambda: [0.0] * _NUM_BINS)
+    num_judged: list[float] = field(default_factory=lambda: [0.0] * _NUM_BINS)
+    sum_confidence: list[float] = field(default_factory=lambda: [0.0] * _NUM_BINS)
+    # What a bin adds to a confidence: 0 until something is known.
+    shift: list[float] = field(default_factory=lambda: [0.0] * _NUM_BINS)
+    is_fitted: bool = False
+    num_unfitted: int = 0
+
+    def shifts(self) -> list[float]:
+        """By bin, the own ones or the wider kind's."""
+        return self.shift if self.is_fitted or self.wider is None else self.wider.shift
+
+    def observe(self, confidence: float, was_right: bool) -> None:
+        index = bisect_right(_BIN_EDGES, confidence)
+        kept = 1.0 - 1.0 / _MEMORY
+        self.num_right[index] = kept * self.num_right[index] + was_right
+        self.num_judged[index] = kept * self.num_judged[index] + 1.0
+        self.sum_confidence[index] = kept * self.sum_confidence[index] + confidence
+        self.num_unfitted += 1
+        if self.num_unfitted >= _REFIT_EVERY:
+            self._fit()
+
+    def _fit(self) -> None:
+        self.num_unfitted, self.is_fitted = 0, True
+        believed = [0.0] * _NUM_BINS if self.wider is None else self.wider.shift
+        lows, highs = (0.0, *_BIN_EDGES), (*_BIN_EDGES, 1.0)
+        means, values, weights = [], [], []
+        for index in range(_NUM_BINS):
+            judged = self.num_judged[index]
+            middle = (lows[index] + highs[index]) / 2
+            mean = self.sum_confidence[index] / judged if judged else middle
+            means.append(mean)
+            prior = min(max(mean + believed[index], 0.0), 1.0)
+            right = self.num_right[index] + _PRIOR_WEIGHT * prior
+            values.append(right / (judged + _PRIOR_WEIGHT))
+            weights.append(judged + _PRIOR_WEIGHT)
+        fitted = pool_adjacent_violators(values, weights)
+        self.shift = [value - mean for value, mean in zip(fitted, means, strict=True)]
+
+
+class EdgeCalibration:
+    """Calibrated edge probabilities by sources, depth, and whether the request samples.
+
+    A token that several sources guessed has a curve of its own: their agreement says more than
+    each of them, and so does the small model's silence where it was asked. `sources` are bits
+    (`engine.token_tree.SOURCE_BIT`, `MODEL_SILENT`). A kind that was never seen at a depth is taken
+    to be what it is elsewhere.
+    """
+
+    def __init__(self) -> None:
+        num_kinds = 2 << len(SOURCES)  # of evidence
+        self._wide = [_Curve() for _ in range(num_kinds)]
+        self._curves = [
+            _Curve(wider=wide) for wide in self._wide for _ in range(2 * _NUM_DEPTH_CLASSES)
+        ]
+
+    def of_requests(self, *, is_greedy: bool) -> Callable[[float, int, int], float]:
+        """(confidence, sources, depth) -> the chance that such a guess is right.
+
+        Depth 1 is below the root. It follows what is learnt later.
+        """
+        curves, depth_class, edges = self._curves, _DEPTH_CLASS, _BIN_EDGES
+
+        def probability(confidence: float, sources: int, depth: int) -> float:
+            # This runs for every guess of every sequence.
+            place = depth_class[depth if depth < _MAX_DEPTH else -1]
+            curve = curves[(sources * _NUM_DEPTH_CLASSES + place) * 2 + is_greedy]
+            shifted = confidence + curve.shifts()[bisect_right(edges, confidence)]
+            if shifted > _MOST_LIKELY:
+                return _MOST_LIKELY
+            return shifted if shifted > _LEAST_LIKELY else _LEAST_LIKELY
+
+        return probability
+
+    def observe(
+        self, confidence: float, was_right: bool, *, sources: int, depth: int, is_greedy: bool
+    ) -> None:
+        """Learn from a guess whose parent was accepted."""
+        place = _DEPTH_CLASS[min(depth, _MAX_DEPTH - 1)]
+        curve = self._curves[(sources * _NUM_DEPTH_CLASSES + place) * 2 + is_greedy]
+        self._wide[sources].observe(confidence, was_right)
+        curve.observe(confidence, was_right)

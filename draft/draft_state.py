@@ -1,0 +1,142 @@
+"""What a drafter knows of one sequence: between steps, and within one."""
+
+from dataclasses import dataclass, field
+
+from draft.budget import AcceptanceEstimate
+from draft.growing_tree import GrowingTree
+from draft.token_map import TokenMap
+from engine.kv_view import KVView
+from engine.protocols import Verdict
+from engine.request import Source
+from engine.runner import ForwardSlice
+from engine.sequence import Sequence
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class DraftState:
+    """A sequence's draft view and, from its proposal until its verdict, its tree.
+
+    view: None before the first draft pass and after its blocks were reclaimed. partial_tokens: the
+    end of a catch-up chunk in flight that does not reach the root, else 0. was_asked: whether the
+    small model has made guesses in this step.
+    """
+
+    sequence: Sequence
+    token_map: TokenMap | None = None
+    view: KVView | None = None
+    tree: GrowingTree | None = None
+    acceptance: AcceptanceEstimate = field(default_factory=AcceptanceEstimate)
+    partial_tokens: int = 0
+    was_asked: bool = False
+    _draft_ids: list[int] = field(default_factory=list)
+
+    @property
+    def num_missing_tokens(self) -> int:
+        """Tokens that the small model has to take in before it can draft, the last one included."""
+        known = 0 if self.view is None else self.view.num_computed_tokens
+        return len(self.sequence.token_ids) - known
+
+    def draft_ids(self) -> list[int]:
+        """The sequence's tokens as the small model knows them."""
+        tokens = self.sequence.token_ids
+        if self.token_map is None:
+            return tokens
+        if len(self._draft_ids) > len(tokens):  # the answer began anew
+            self._draft_ids.clear()
+        for token in tokens[len(self._draft_ids) :]:
+            self._draft_ids.append(self.token_map.to_draft[token])
+        return self._draft_ids
+
+    def can_be_read(self, vocab_size: int) -> bool:
+        """Whether the small model knows every token that it has to catch up with.
+
+        Models of a family share a tokenizer, but pad their vocabularies differently.
+        """
+        start = 0 if self.view is None else self.view.num_computed_tokens
+        return max(self.draft_ids()[start:]) < vocab_size
+
+    def catch_up_slice(self, num_tokens: int) -> ForwardSlice:
+        """Rows for the next tokens that the small model lacks; their slots must be reserved.
+
+        Only if they reach the root, which is the last of them, logits are wanted.
+        """
+        assert self.view is not None
+        tokens = self.draft_ids()
+        start = self.view.num_computed_tokens
+        end = start + num_tokens
+        is_complete = end == len(tokens)
+        self.partial_tokens = 0 if is_complete else end
+        return ForwardSlice(
+            view=self.view,
+            token_ids=tokens[start:end],
+            start_slot=start,
+            num_logit_rows=int(is_complete),
+        )
+
+    def caught_up(self) -> bool:
+        """Note that a catch-up slice was computed; whether it reached the root."""
+        assert self.view is not None
+        if self.partial_tokens:
+            self.view.advance(self.partial_tokens, self.draft_ids())
+            return False
+        num_tokens = len(self.sequence.token_ids)
+        if self.view.num_computed_tokens < num_tokens:
+            self.view.advance(num_tokens, self.draft_ids())
+        return True
+
+    def keep_accepted(self, tree: GrowingTree, verdict: Verdict) -> tuple[list[int], list[int]]:
+        """Keep the accepted path in the view; returns (source, destination) slots to move.
+
+        Called before the emitted tokens join the sequence.
+        """
+        view = self.view
+        if view is None or view.num_computed_tokens != tree.root_slot + 1:
+            return [], []  # the small model did not take part in this step
+        sources, destinations = [], []
+        num_valid = 1  # the root
+        for node in tree.follow(verdict.token_ids[: verdict.num_accepted_tokens]):
+            offset = tree.candidates[node].offset
+            if offset is None:  # a guess that the small model never computed
+                break
+            if offset != num_valid:
+                sources.append(view.slot(tree.root_slot + offset))
+                destinations.append(view.slot(tree.root_slot + num_valid))
+            num_valid += 1
+        # The text's last token stays to be computed: its logits will be wanted. What is valid is
+        # published with the next catch-up, when the sequence has these tokens.
+        view.num_computed_tokens = tree.root_slot + min(num_valid, len(verdict.token_ids))
+        view.trim()
+        return sources, destinations
+
+    def let_go(self) -> None:
+        """Give the view back."""
+        if self.view is not None:
+            self.view.release()
+            self.view = None
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Draft:
+    """A sequence's part in one step: its tree and the limits on it.
+
+    urgency: how much a token of it counts. max_text_depth: levels that guesses other than the small
+    model's may have. needs_root: a cascade, which judges no position whose small distribution is
+    unknown.
+    """
+
+    state: DraftState
+    tree: GrowingTree
+    sources: frozenset[Source]
+    urgency: float
+    max_text_depth: int
+    needs_root: bool
+
+    @property
+    def sequence(self) -> Sequence:
+        """Whose part it is."""
+        return self.state.sequence
+
+    @property
+    def may_ask_model(self) -> bool:
+        """Whether the small model may add to the tree."""
+        return "model" in self.sources and min(self.tree.max_nodes, self.tree.max_depth) > 0

@@ -1,0 +1,144 @@
+"""The small model's share of a proposal: catching up, a level a pass, children from logits."""
+
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
+
+from torch import Tensor
+
+from draft.config import DraftConfig
+from draft.draft_state import Draft
+from draft.token_map import TokenMap
+from engine.block_pool import OutOfBlocksError
+from engine.runner import ForwardSlice, ModelRunner
+from engine.sampling import RowGroup, perturbed_scores
+
+Slices = list[tuple[Draft, ForwardSlice]]
+
+
+class ModelGuesses:
+    """Makes the slices of draft passes and turns their logits into guesses.
+
+    make_room: lets the drafts of later arrivals go until so many blocks are free, for a sequence
+    that cannot go on without its root. on_new: told of a draft's new candidates.
+    """
+
+    def __init__(
+        self,
+        *,
+        runner: ModelRunner,
+        config: DraftConfig,
+        token_map: TokenMap | None,
+        make_room: Callable[[Draft, int], None],
+        on_new: Callable[[Draft, list[int]], None],
+    ) -> None:
+        self._runner = runner
+        self._config = config
+        self._token_map = token_map
+        self._make_room = make_room
+        self._on_new = on_new
+
+    def catch_up_slices(self, growers: SequenceOf[Draft]) -> Slices:
+        """The first pass: all tokens that the small model lacks, the root last.
+
+        Together at most `max_catch_up_tokens` rows, and each sequence at least one: what does not
+        fit is taken in by the next steps.
+        """
+        slices = []
+        budget = self._config.max_catch_up_tokens
+        for draft in growers:
+            state = draft.state
+            if state.view is None:
+                state.view = self._runner.new_view(draft.sequence.request.cache_salt)
+                state.view.match_prefix(state.draft_ids())
+            num_tokens = min(state.num_missing_tokens, max(budget, 1))
+            num_slots = state.view.num_computed_tokens + num_tokens
+            if self._reserve(draft, num_slots):
+                budget -= num_tokens
+                slices.append((draft, state.catch_up_slice(num_tokens)))
+            else:
+                draft.tree.stop()
+        # A cascade's root may have taken the place of a draft whose slice was there already.
+        return [(draft, piece) for draft, piece in slices if draft.state.view is piece.view]
+
+    def next_slices(self, growing: SequenceOf[Draft]) -> Slices:
+        """The chosen frontiers of these trees."""
+        slices = []
+        for draft in growing:
+            tree, view = draft.tree, draft.state.view
+            assert view is not None
+            num_slots = tree.root_slot + tree.num_slots + tree.num_frontier_rows
+            if self._reserve(draft, num_slots):
+                piece = tree.frontier_slice(view)
+                if self._token_map is not None:
+                    piece.token_ids = self._token_map.ids_to_draft(piece.token_ids)
+                slices.append((draft, piece))
+            else:
+                tree.stop()
+        return slices
+
+    def _reserve(self, draft: Draft, num_slots: int) -> bool:
+        """Make room in the small cache; guesses never push anybody out.
+
+        A cascade cannot go on without its root, so the drafts of later arrivals give way to it.
+        """
+        view = draft.state.view
+        assert view is not None
+        needed = view.num_blocks_needed(num_slots)
+        is_root_missing = draft.needs_root and num_slots <= draft.tree.root_slot + 1
+        if is_root_missing and needed > self._runner.pool.num_available:
+            self._make_room(draft, needed)
+        try:
+            self._runner.copy_blocks(view.reserve(num_slots))
+        except OutOfBlocksError:
+            return False
+        return True
+
+    def receive(self, slices: SequenceOf[tuple[Draft, ForwardSlice]], logits: Tensor) -> None:
+        """Turn a pass's logits into children of the frontiers."""
+        growing: list[Draft] = []
+        keep: list[int] = []
+        row = 0
+        for draft, piece in slices:
+            num_rows = piece.num_logit_rows
+            # A view may have been reclaimed while the pass was planned.
+            if draft.state.view is not None and draft.state.caught_up():
+                growing.append(draft)
+                keep.extend(range(row, row + num_rows))
+            else:
+                draft.tree.stop()
+            row += num_rows
+        if not growing:
+            return
+        rows = logits if len(keep) == row else logits[keep]
+        if self._token_map is not None:
+            rows = self._token_map.logits_to_target(rows)
+        self._add_children(growing, rows)
+
+    def _add_children(self, growing: SequenceOf[Draft], logits: Tensor) -> None:
+        """Name the frontiers' best children, ranked as the target will rank; logits in order."""
+        groups = [
+            RowGroup(
+                sequence=draft.sequence,
+                depths=draft.tree.frontier_depths(),
+                paths=draft.tree.frontier_paths,
+            )
+            for draft in growing
+        ]
+        scores = perturbed_scores(logits, groups)
+        # Given the shared noise, the chance that the target agrees follows from a token's lead.
+        best = scores.softmax(-1).topk(min(self._config.max_branching, scores.shape[1]))
+        floor = self._config.min_path_prob
+        children = [
+            [(token, prob) for token, prob in zip(tokens, probs, strict=True) if prob >= floor]
+            for tokens, probs in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        ]
+        first = 0
+        for draft in growing:
+            tree = draft.tree
+            last = first + len(tree.frontier)
+            if tree.keeps_logits:
+                tree.keep_logits(logits[first:last])
+            may_add = draft.state.was_asked = draft.may_ask_model
+            new = tree.grow(children[first:last] if may_add else [[]] * (last - first))
+            self._on_new(draft, new)
+            first = last

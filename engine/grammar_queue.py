@@ -1,0 +1,108 @@
+"""Requests whose grammar is being compiled: they wait here, the step loop goes on."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass
+from typing import Final
+
+from engine.errors import InvalidRequestError
+from engine.grammar import GrammarCompiler, GrammarState, InvalidGrammarError, TokenGrammar
+from engine.request import EngineRequest, Tier
+from engine.sequence import Sequence
+
+COMPILE_TIMEOUT_S: Final = 20.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Waiting:
+    """A sequence that is not in the scheduler's queue yet."""
+
+    sequence: Sequence
+    future: "Future[TokenGrammar]"
+    started_s: float
+
+
+class GrammarQueue:
+    """Compiles each request's grammar and gives its sequence a `GrammarState`.
+
+    A tier without a compiler has no structured output.
+    """
+
+    def __init__(
+        self,
+        compilers: Mapping[Tier, GrammarCompiler],
+        *,
+        timeout_s: float = COMPILE_TIMEOUT_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._compilers = dict(compilers)
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._waiting: dict[str, _Waiting] = {}
+
+    def __len__(self) -> int:
+        """How many sequences wait."""
+        return len(self._waiting)
+
+    def __contains__(self, request_id: str) -> bool:
+        """Whether a request waits for its grammar."""
+        return request_id in self._waiting
+
+    def count(self, tier: Tier) -> int:
+        """How many sequences of a tier wait."""
+        return sum(item.sequence.tier == tier for item in self._waiting.values())
+
+    def check(self, request: EngineRequest) -> None:
+        """Raise InvalidRequestError where a grammar is not possible."""
+        if request.tier not in self._compilers:
+            raise InvalidRequestError(
+                f"structured output is not available: the {request.tier} tier's engine has no "
+                "grammar compiler for its tokenizer"
+            )
+        if request.sampling.min_tokens:  # a grammar may allow nothing but the end
+            raise InvalidRequestError("min_tokens is not supported together with a grammar")
+
+    def add(self, sequence: Sequence) -> None:
+        """Start compiling the sequence's grammar."""
+        spec = sequence.request.grammar
+        assert spec is not None
+        self._waiting[sequence.request_id] = _Waiting(
+            sequence=sequence,
+            future=self._compilers[sequence.tier].compile(spec),
+            started_s=self._clock(),
+        )
+
+    def discard(self, request_id: str) -> bool:
+        """Forget a request that ended; False if it did not wait. Others may share its grammar."""
+        return self._waiting.pop(request_id, None) is not None
+
+    def take_ready(self) -> Iterator[tuple[Sequence, InvalidGrammarError | None]]:
+        """Sequences whose grammar is there, or with the reason why there will be none."""
+        now_s = self._clock()
+        for request_id, item in list(self._waiting.items()):
+            error: InvalidGrammarError | None = None
+            if item.future.done():
+                try:
+                    _attach(item.sequence, item.future.result())
+                except InvalidGrammarError as invalid:
+                    error = invalid
+            elif now_s - item.started_s > self._timeout_s:
+                error = InvalidGrammarError(
+                    f"compiling the grammar took more than {self._timeout_s:g} s; simplify it"
+                )
+            else:
+                continue
+            del self._waiting[request_id]
+            yield item.sequence, error
+
+    def pause(self, timeout_s: float) -> None:
+        """Wait until a grammar is there, but not for long: to be called by an idle engine."""
+        futures = [item.future for item in self._waiting.values()]
+        wait(futures, timeout=timeout_s, return_when=FIRST_COMPLETED)
+
+
+def _attach(sequence: Sequence, grammar: TokenGrammar) -> None:
+    """Make the grammar the last rule, so that nothing allows again what it forbids."""
+    sequence.grammar = GrammarState(grammar, num_prompt_tokens=sequence.num_prompt_tokens)
+    sequence.rules.append(sequence.grammar)

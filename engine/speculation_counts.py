@@ -1,0 +1,64 @@
+"""What became of the guesses: how many were verified and accepted, by depth and by source."""
+
+from dataclasses import dataclass, field
+
+from engine.request import SOURCES, Source
+from engine.token_tree import SOURCE_BIT, TokenTree
+
+
+@dataclass(slots=True)
+class SpeculationCounts:
+    """Cumulative counts; index 0 of the lists is depth 1.
+
+    A node that several sources guessed counts for each of them.
+    """
+
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_unratified_tokens: int = 0
+    accepted_per_depth: list[int] = field(default_factory=list)
+    _drafted: dict[Source, list[int]] = field(default_factory=lambda: {s: [] for s in SOURCES})
+    _accepted: dict[Source, list[int]] = field(default_factory=lambda: {s: [] for s in SOURCES})
+
+    def count(self, tree: TokenTree, accepted_nodes: list[int]) -> None:
+        """Add one verified tree; one that names no sources is left out by source."""
+        if not tree.num_draft_nodes:
+            return
+        self.num_drafts += 1
+        self.num_draft_tokens += tree.num_draft_nodes
+        self.num_accepted_tokens += len(accepted_nodes)
+        missing = len(accepted_nodes) - len(self.accepted_per_depth)
+        self.accepted_per_depth.extend([0] * missing)
+        for depth in range(len(accepted_nodes)):
+            self.accepted_per_depth[depth] += 1
+        if tree.sources:
+            for node in range(1, tree.num_nodes):
+                _add(self._drafted, tree, node)
+            for node in accepted_nodes:
+                _add(self._accepted, tree, node)
+
+    def drafted_by_source(self) -> dict[Source, tuple[int, ...]]:
+        """Verified nodes of the sources that have any."""
+        return {source: tuple(counts) for source, counts in self._drafted.items() if counts}
+
+    def accepted_by_source(self) -> dict[Source, tuple[int, ...]]:
+        """Accepted nodes of the sources that have any."""
+        return {source: tuple(counts) for source, counts in self._accepted.items() if counts}
+
+
+def _add(counts: dict[Source, list[int]], tree: TokenTree, node: int) -> None:
+    depth = tree.depth[node]
+    for source, bit in SOURCE_BIT.items():
+        if tree.sources[node] & bit:
+            own = counts[source]
+            own.extend([0] * (depth - len(own)))
+            own[depth - 1] += 1
+
+
+def num_predicted(tree: TokenTree, accepted_nodes: list[int]) -> int:
+    """How many of the accepted nodes a prediction had named."""
+    if not tree.sources:
+        return 0
+    bit = SOURCE_BIT["prediction"]
+    return sum(bool(tree.sources[node] & bit) for node in accepted_nodes)

@@ -1,0 +1,391 @@
+"""`outrider draft train | tune`: make a drafter for a large model, and find its best settings."""
+
+import contextlib
+import importlib.util
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from engine.errors import EngineError
+from gateway.draft_tables import print_training, print_tuning
+from gateway.settings import NONE, Settings, SettingsError, load_settings
+
+if TYPE_CHECKING:
+    from draft.tune import Limit, Traffic, TuneReport
+    from engine.core import Engine
+    from engine.runner import ModelRunner
+
+app = typer.Typer(
+    name="draft",
+    help="Train a drafter for a large model and tune how it drafts.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+
+DATA_VARIABLE = "OUTRIDER_DATA"
+DEFAULT_OUT = "outrider-draft.toml"
+_EXIT_FAILED = 1
+_DEFAULT_STEPS = 1000
+
+Large = Annotated[str, typer.Option(help="Folder or Hugging Face id of the large model.")]
+Data = Annotated[
+    Path,
+    typer.Option(
+        help="JSONL or CSV with prompt, messages or text, or a .txt of a prompt a line. A relative "
+        f"path is also looked up under ${DATA_VARIABLE}."
+    ),
+]
+ConfigFile = Annotated[Path | None, typer.Option("--config", help="Settings file (engine).")]
+Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
+Dtype = Annotated[str | None, typer.Option(help="auto, bfloat16, float16 or float32.")]
+NumThreads = Annotated[int | None, typer.Option(min=1, help="CPU threads.")]
+Seed = Annotated[int, typer.Option(help="Seed of weights, batches and sampled answers.")]
+
+
+@contextlib.contextmanager
+def _user_errors(after_interruption: str) -> Iterator[None]:
+    """Errors that the user can mend become a message and an exit status, without a traceback."""
+    from draft.distill import DistillError
+    from draft.prompt_file import PromptDataError
+
+    try:
+        yield
+    except (DistillError, PromptDataError, EngineError, SettingsError) as error:
+        for line in str(error).splitlines():
+            typer.secho(f"outrider: {line}", fg=typer.colors.RED, err=True)
+        raise typer.Exit(_EXIT_FAILED) from None
+    except KeyboardInterrupt:
+        typer.secho(f"outrider: interrupted; {after_interruption}", fg=typer.colors.RED, err=True)
+        raise typer.Exit(_EXIT_FAILED) from None
+
+
+_TRAIN_HELP = """
+Distil a small drafter for a large model.
+
+The large model answers the prompts (or the data's answers are taken: --from-data), its next-token
+distributions are stored, and a small Llama learns them. All steps can be interrupted and go on
+with --resume. OUT is what `outrider serve --small OUT` and transformers load.
+
+[bold]Examples[/bold]
+
+  outrider draft train --large Qwen/Qwen3-8B --data prompts.jsonl --out my-drafter
+
+  outrider draft train --large ./large --data chats.jsonl --out my-drafter --layers 2 --width 256
+  --minutes 60
+
+  outrider draft train --large ./large --small ./small --data prompts.txt --out better-small
+"""
+
+
+@app.command(help=_TRAIN_HELP)
+def train(  # noqa: PLR0913 - a flag each
+    large: Large,
+    data: Data,
+    out: Annotated[Path, typer.Option(help="Folder for the drafter; made if it is missing.")],
+    small: Annotated[
+        str | None, typer.Option(help="Start from this checkpoint (same tokenizer).")
+    ] = None,
+    layers: Annotated[
+        int | None, typer.Option(min=1, help="Layers of a new drafter; a quarter of the large's.")
+    ] = None,
+    width: Annotated[
+        int | None, typer.Option(min=16, help="Hidden size of a new drafter; a quarter, too.")
+    ] = None,
+    on_policy: Annotated[
+        bool,
+        typer.Option(
+            "--on-policy/--from-data", help="Learn from the large model's answers or the data's."
+        ),
+    ] = True,
+    temperature: Annotated[
+        float, typer.Option(min=0.0, help="Of the large model's answers; 0 is greedy.")
+    ] = 0.0,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Of an answer.")] = 256,
+    max_length: Annotated[int, typer.Option(min=2, help="Of prompt and answer together.")] = 1024,
+    steps: Annotated[
+        int | None,
+        typer.Option(min=1, help=f"Training steps; {_DEFAULT_STEPS} if no time is given either."),
+    ] = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0.01, help="Training time, without the answers.")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Sequences a step.")] = 16,
+    learning_rate: Annotated[
+        float | None, typer.Option(min=1e-7, help="Peak; by default by size and start.")
+    ] = None,
+    seed: Seed = 0,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with what was begun in OUT.")
+    ] = False,
+    config: ConfigFile = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    num_threads: NumThreads = None,
+) -> None:
+    """Distil a drafter; the help is `_TRAIN_HELP`."""
+    _need("tqdm", "the training's progress bars")
+    with _user_errors("go on with --resume"):
+        from draft.distill import DistillPlan
+        from draft.drafter_job import DrafterJob, train_drafter
+        from draft.own_answers import AnswerPlan
+        from engine.model_config import ModelConfig
+        from gateway import wiring
+
+        settings = _settings(
+            config,
+            {
+                "models.large": large,
+                "models.small": NONE,
+                "engine.device": device,
+                "engine.dtype": dtype,
+                "engine.num_threads": num_threads,
+            },
+        )
+        wiring.check_models(settings)
+        if small is not None:
+            wiring.check_models(_settings(config, {"models.large": large, "models.small": small}))
+        job = DrafterJob(
+            large=large,
+            data=_found(data),
+            out=out,
+            small=small,
+            num_layers=layers,
+            hidden_size=width,
+            on_policy=on_policy,
+            answers=AnswerPlan(
+                temperature=temperature,
+                max_tokens=max_tokens,
+                max_length=max_length,
+                seed=seed,
+                stop_token_ids=ModelConfig.from_hf(large).eos_token_ids,
+            ),
+            distill=DistillPlan(
+                steps=_DEFAULT_STEPS if steps is None and minutes is None else steps,
+                minutes=minutes,
+                batch_size=batch_size,
+                learning_rate=learning_rate,
+                seed=seed,
+            ),
+        )
+
+        def load() -> "tuple[Engine, ModelRunner]":
+            runners = wiring.load_runners(settings, _say_stage())
+            return wiring.join(settings, runners, None), runners["large"]
+
+        _quiet_transformers()
+        report = train_drafter(job, load, resume=resume, num_threads=num_threads)
+    print_training(report, out, large)
+
+
+_TUNE_HELP = """
+Find the limits of the trees that give the most tokens per second here, on sample traffic.
+
+[bold]Examples[/bold]
+
+  outrider draft tune --large ./large --small my-drafter --data prompts.jsonl --plots plots
+
+  outrider serve --large ./large --small my-drafter --config outrider-draft.toml
+"""
+
+
+@app.command(help=_TUNE_HELP)
+def tune(  # noqa: PLR0913 - a flag each
+    large: Large,
+    small: Annotated[str, typer.Option(help="Folder or Hugging Face id of the drafter.")],
+    data: Data,
+    out: Annotated[Path, typer.Option(help="Settings file to write.")] = Path(DEFAULT_OUT),
+    plots: Annotated[Path | None, typer.Option(help="Folder for two PNG files.")] = None,
+    prompts: Annotated[int, typer.Option(min=1, help="How many prompts of the data.")] = 16,
+    concurrency: Annotated[int, typer.Option(min=1, help="Answers under way at once.")] = 1,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Of an answer.")] = 128,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds in which all values run.")] = 5,
+    depths: Annotated[str | None, typer.Option(help="Depths to try, as in 4,8,16.")] = None,
+    nodes: Annotated[str | None, typer.Option(help="Tree sizes to try.")] = None,
+    branching: Annotated[str | None, typer.Option(help="Alternatives to try.")] = None,
+    frontier: Annotated[str | None, typer.Option(help="Frontiers to try.")] = None,
+    seed: Seed = 0,
+    allow_vocab_mismatch: Annotated[
+        bool, typer.Option("--allow-vocab-mismatch", help="Draft across different tokenizers.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the settings file.")] = False,
+    config: ConfigFile = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    num_threads: NumThreads = None,
+) -> None:
+    """Measure and choose; the help is `_TUNE_HELP`."""
+    if plots is not None:
+        _need("matplotlib", "--plots")
+    if out.exists() and not force:
+        raise typer.BadParameter(f"{out} exists already; name another with --out, or --force")
+    with _user_errors("nothing was written"):
+        from transformers import AutoTokenizer
+
+        from draft.prompt_file import read_prompts
+        from draft.tune import DEFAULT_GRID, sample_traffic, speculation_toml
+        from engine.model_config import ModelConfig
+        from engine.request import SamplingParams
+        from gateway import wiring
+
+        given = {
+            "max_draft_depth": depths,
+            "max_draft_nodes": nodes,
+            "max_branching": branching,
+            "max_frontier": frontier,
+        }
+        grid = {limit: _values(given[limit], limit, DEFAULT_GRID[limit]) for limit in DEFAULT_GRID}
+        settings = _settings(
+            config,
+            {
+                "models.large": large,
+                "models.small": small,
+                "engine.device": device,
+                "engine.dtype": dtype,
+                "engine.num_threads": num_threads,
+                "speculation.enabled": True,
+                "speculation.adaptive": True,
+                "speculation.allow_vocab_mismatch": allow_vocab_mismatch or None,
+            },
+        )
+        wiring.check_models(settings)
+        _quiet_transformers()
+        model = ModelConfig.from_hf(large)
+        traffic = sample_traffic(
+            read_prompts(_found(data))[:prompts],
+            AutoTokenizer.from_pretrained(large),
+            SamplingParams(
+                max_tokens=max_tokens,
+                temperature=temperature,
+                seed=seed,
+                stop_token_ids=model.eos_token_ids,
+            ),
+            max_context=model.max_position_embeddings,
+            concurrency=concurrency,
+        )
+        report = _tune(settings, traffic, grid, rounds)
+        conditions = (
+            f"large {Path(large).name}, small {Path(small).name}, {len(traffic.prompts)} prompts "
+            f"of {data.name}, concurrency {concurrency}, temperature {temperature:g}, "
+            f"{rounds} rounds"
+        )
+        out.write_text(speculation_toml(report, conditions=conditions), encoding="utf-8")
+    print_tuning(report)
+    typer.echo(f"Wrote {out}: outrider serve --large ... --small ... --config {out}")
+    if plots is not None:
+        from gateway.draft_plots import draw_plots
+
+        for path in draw_plots(report, plots):
+            typer.echo(f"Drew {path}")
+
+
+def _tune(
+    settings: Settings, traffic: "Traffic", grid: "dict[Limit, tuple[int, ...]]", rounds: int
+) -> "TuneReport":
+    from rich.progress import Progress
+
+    from draft.tune import Choice, Tuner
+    from gateway import wiring
+    from gateway.terminal import make_console
+
+    runners = wiring.load_runners(settings, _say_stage())
+    budget = wiring.measure_budget(settings, runners, _say_stage())
+
+    def build(choice: Choice) -> "Engine":
+        limits = {
+            "adaptive": choice.adaptive,
+            "max_draft_nodes": choice.max_draft_nodes,
+            "max_draft_depth": choice.max_draft_depth,
+            "max_branching": choice.max_branching,
+            "max_frontier": choice.max_frontier,
+        }
+        speculation = settings.speculation.model_copy(update=limits)
+        chosen = settings.model_copy(update={"speculation": speculation})
+        return wiring.join(chosen, runners, budget if choice.adaptive else None)
+
+    console, said = make_console(stderr=True), set[str]()
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
+        task = bars.add_task("measuring", total=None)
+
+        def on_run(done: int, total: int, label: str) -> None:
+            bars.update(task, completed=done, total=total, description=label)
+            if not console.is_terminal and label not in said:  # a log gets a line a round
+                said.add(label)
+                typer.echo(f"{label} ...", err=True)
+
+        tuner = Tuner(build=build, runners=runners, traffic=traffic, rounds=rounds, on_run=on_run)
+        in_use = settings.speculation
+        start = Choice(
+            adaptive=True,
+            max_draft_nodes=in_use.max_draft_nodes,
+            max_draft_depth=in_use.max_draft_depth,
+            max_branching=in_use.max_branching,
+            max_frontier=in_use.max_frontier,
+        )
+        return tuner.tune(grid, start=start)
+
+
+def _need(package: str, purpose: str) -> None:
+    """Exit with what to install if an optional package is not there."""
+    if importlib.util.find_spec(package) is None:
+        extra = "bench" if package == "matplotlib" else "train"
+        typer.secho(
+            f"outrider: {purpose} need {package}, which is not installed: "
+            f'pip install "outrider[{extra}]" or pip install {package}',
+            fg=typer.colors.RED,
+            err=True,
+        )
+        raise typer.Exit(_EXIT_FAILED)
+
+
+def _settings(config: Path | None, flags: dict[str, Any]) -> Settings:
+    return load_settings(config_file=config, flags=flags)
+
+
+def _found(path: Path) -> Path:
+    root = os.environ.get(DATA_VARIABLE)
+    if root and not path.is_absolute() and not path.exists():
+        return Path(root) / path
+    return path
+
+
+def _values(text: str | None, limit: "Limit", default: tuple[int, ...]) -> tuple[int, ...]:
+    """`4,8,16` as numbers. Raises SettingsError for anything else and what no tree can have."""
+    from draft.config import DraftConfig
+
+    if text is None:
+        return default
+    try:
+        values = tuple(dict.fromkeys(int(part) for part in text.split(",")))
+        for value in values:
+            fields: dict[str, Any] = {limit: value}
+            DraftConfig(**fields)
+    except ValueError as error:
+        raise SettingsError(f"{text!r} is not a list of values for {limit}: {error}") from None
+    if min(values) < 1:
+        raise SettingsError(f"{text!r}: 0 means no drafting, which is measured anyway")
+    return values
+
+
+def _quiet_transformers() -> None:
+    """Its bars for loading and saving a handful of tensors would bury ours."""
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()  # type: ignore[no-untyped-call]
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s %(message)s")
+
+
+def _say_stage() -> Any:
+    """A progress callback that writes a line for each stage."""
+    seen: set[str] = set()
+
+    def report(stage: str, _: float) -> None:
+        if stage not in seen:
+            seen.add(stage)
+            typer.echo(f"{stage} ...", err=True)
+
+    return report

@@ -1,0 +1,66 @@
+"""What `outrider draft` says at its end."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from gateway.terminal import make_console
+
+if TYPE_CHECKING:
+    from draft.distill import DistillReport
+    from draft.tune import TuneReport
+
+
+def print_training(report: "DistillReport", out: Path, large: str) -> None:
+    """What was made, how well it agrees, how to try it."""
+    typer.echo(f"Wrote {out}: {report.num_parameters:,} parameters, {report.steps:,} steps")
+    typer.echo(
+        f"On {report.num_held_out:,} held-out sequences ({report.after.num_tokens:,} tokens), the "
+        "large model's first choice is"
+    )
+    for name, found in (("before", report.before), ("after", report.after)):
+        typer.echo(
+            f"  {name:<7} the drafter's first {found.first:6.1%}, among its first three "
+            f"{found.top3:6.1%}"
+        )
+    typer.echo(f"Try it: outrider serve --large {large} --small {out}")
+
+
+def print_tuning(report: "TuneReport") -> None:
+    """A row for everything that was tried, the best ones in green."""
+    console = make_console()
+    table = Table(
+        title="Limits of a tree (≤: sized by what passes cost)",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
+    for name in ("depth", "nodes", "branch", "front", "tok/s", "x plain"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("nodes used", "hits", "large ms", "small ms"):
+        table.add_column(name, justify="right")
+    limit = report.tried[0].limit
+    for tried in report.tried:
+        if tried.limit != limit:
+            table.add_section()
+            limit = tried.limit
+        choice, run = tried.choice, tried.runs[-1]
+        table.add_row(
+            str(choice.max_draft_depth),
+            f"≤ {choice.max_draft_nodes}" if choice.adaptive else str(choice.max_draft_nodes),
+            str(choice.max_branching),
+            str(choice.max_frontier),
+            f"{tried.ratio * report.plain_tokens_per_s:.1f}",
+            f"{tried.ratio:.2f}",
+            f"{run.mean_nodes:.1f}",
+            f"{run.acceptance_rate:.1%}",
+            f"{1e3 * run.pass_s['large']:.2f}",
+            f"{1e3 * run.pass_s['small']:.2f}",
+            style="bold green" if choice == report.best else None,
+        )
+    console.print(table)
+    if report.gain <= 1.0:
+        console.print("Drafting does not pay here: the settings file turns it off.")

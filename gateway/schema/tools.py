@@ -1,0 +1,63 @@
+"""Tools in chat requests: functions to offer, which one to call, calls in earlier answers."""
+
+import re
+from typing import Annotated, Final, Literal
+
+from pydantic import Field, JsonValue
+
+from gateway.schema.common import Label, RequestModel
+
+MAX_TOOLS = 128
+FUNCTION_NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+
+FunctionName = Annotated[str, Field(pattern=f"^{FUNCTION_NAME.pattern}$")]
+
+
+class FunctionDefinition(RequestModel):
+    """A function that the model may call. `parameters` is a JSON schema; absent: it takes none.
+
+    Arguments always conform to the schema; `strict` false is accepted and changes nothing.
+    """
+
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, JsonValue] | None = None
+    strict: bool | None = None
+
+
+class Tool(RequestModel):
+    """Something to call. There are functions only."""
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class FunctionReference(RequestModel):
+    """A function of `tools`."""
+
+    name: FunctionName
+
+
+class NamedToolChoice(RequestModel):
+    """Call this function."""
+
+    type: Literal["function"]
+    function: FunctionReference
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice
+
+
+class FunctionCall(RequestModel):
+    """What was called. `arguments` is a JSON object as text; empty for none."""
+
+    name: FunctionName
+    arguments: str
+
+
+class ToolCall(RequestModel):
+    """A call in an earlier answer."""
+
+    id: Label
+    type: Literal["function"]
+    function: FunctionCall

@@ -1,0 +1,108 @@
+"""What an answer must conform to: from `response_format` and `structured_outputs` to a grammar.
+
+Pure: the grammar itself is compiled by the engine, which may refuse it.
+"""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from engine.request import GrammarKind, GrammarSpec
+from gateway.errors import BadRequestError
+from gateway.schema.structured import (
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    ResponseFormat,
+    StructuredOutputs,
+)
+from gateway.thinking import Thinking, behind_thinking
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StructuredPlan:
+    """The whole answer conforms to a grammar. `param`: the field of the request that says so."""
+
+    kind: GrammarKind
+    text: str
+    param: str
+
+    def grammar(self, thinking: Thinking = "none") -> GrammarSpec:
+        """What the engine is to enforce. `thinking`: a block that comes, or may come, before it.
+
+        Raises BadRequestError for a text over the engine's limit.
+        """
+        kind, text = self.kind, self.text
+        if thinking != "none":
+            tag = {"type": "structural_tag", "format": behind_thinking(self._format(), thinking)}
+            kind, text = "structural_tag", _dumps(tag)
+        try:
+            return GrammarSpec(kind=kind, text=text)
+        except ValueError as error:
+            raise BadRequestError(f"{self.param}: {error}.", param=self.param) from error
+
+    def _format(self) -> dict[str, Any]:
+        """The same as a part of a structural tag."""
+        match self.kind:
+            case "json":
+                return {"type": "json_schema", "json_schema": {"type": "object"}}
+            case "json_schema":
+                return {"type": "json_schema", "json_schema": self._parsed()}
+            case "regex":
+                return {"type": "regex", "pattern": self.text}
+            case "choice":
+                choices = [{"type": "const_string", "value": text} for text in self._parsed()]
+                return {"type": "or", "elements": choices}
+            case _:
+                return {"type": "grammar", "grammar": self.text}
+
+    def _parsed(self) -> Any:
+        try:
+            return json.loads(self.text)
+        except (ValueError, RecursionError) as error:
+            raise BadRequestError(
+                f"{self.param}: not valid JSON: {error}.", param=self.param
+            ) from error
+
+
+def plan_structured(
+    response_format: ResponseFormat | None, structured_outputs: StructuredOutputs | None
+) -> StructuredPlan | None:
+    """What the two fields ask for; None for free text. Raises BadRequestError for both at once."""
+    plan = _of_response_format(response_format)
+    if structured_outputs is None:
+        return plan
+    if plan is not None:
+        raise BadRequestError(
+            "structured_outputs: not together with a response_format; give one of them.",
+            param="structured_outputs",
+        )
+    return _of_structured_outputs(structured_outputs)
+
+
+def _of_response_format(response_format: ResponseFormat | None) -> StructuredPlan | None:
+    param = "response_format"
+    if isinstance(response_format, JsonObjectFormat):
+        return StructuredPlan(kind="json", text="", param=param)
+    if isinstance(response_format, JsonSchemaFormat):
+        schema = response_format.json_schema.schema_
+        if schema is None:  # OpenAI's default: any object
+            return StructuredPlan(kind="json", text="", param=param)
+        return StructuredPlan(kind="json_schema", text=_dumps(schema), param=param)
+    return None
+
+
+def _of_structured_outputs(asked: StructuredOutputs) -> StructuredPlan:
+    param = "structured_outputs"
+    if asked.regex is not None:
+        return StructuredPlan(kind="regex", text=asked.regex, param=param)
+    if asked.choice is not None:
+        return StructuredPlan(kind="choice", text=_dumps(asked.choice), param=param)
+    if asked.grammar is not None:
+        return StructuredPlan(kind="ebnf", text=asked.grammar, param=param)
+    schema = asked.json_
+    text = schema if isinstance(schema, str) else _dumps(schema)
+    return StructuredPlan(kind="json_schema", text=text, param=param)
+
+
+def _dumps(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

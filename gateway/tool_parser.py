@@ -1,0 +1,242 @@
+"""Finds tool calls in an answer while it is written.
+
+The grammar of the request (gateway/tools.py) lets the model write calls in the format's way only,
+so the parser reads just that, with any white space between the parts. What does not fit is content.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from gateway.schema.tools import FUNCTION_NAME
+from gateway.thinking import overlap
+from gateway.tool_formats import ToolFormat
+
+_NAME_BEGINS: Final = '{"name":"'
+
+PieceKind = Literal["content", "call", "arguments"]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolPiece:
+    """A piece of an answer. `call` begins a call; its text is the function's name.
+
+    `end`: the position in the whole text behind what the piece was made of.
+    """
+
+    kind: PieceKind
+    text: str
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolReading:
+    """How a job's answers are read.
+
+    `only_calls`: there is no content. `is_named`: the client chose the function, so that the end of
+    the call is a plain stop (as OpenAI has it). `special_texts`: the texts of special tokens, by
+    id, which are part of the format.
+    """
+
+    format: ToolFormat
+    only_calls: bool = False
+    is_named: bool = False
+    special_texts: Mapping[int, str] = field(default_factory=dict)
+
+
+class ToolParser:
+    """Takes the answer piece by piece, cut anywhere; gives content, calls and their arguments.
+
+    Arguments come as they are written. White space around calls belongs to nothing; so does a call
+    that breaks off before its name is complete.
+    """
+
+    def __init__(self, reading: ToolReading) -> None:
+        self._format = reading.format
+        self._only_calls = reading.only_calls
+        self._state: Literal["text", "head", "arguments", "tail", "rest"] = "text"
+        self._is_next = False  # behind a separator: the head has no marker
+        self._held = ""
+        self._num_seen = 0
+        self._pieces: list[ToolPiece] = []
+        self._json = _JsonScanner()
+        self.num_calls = 0
+
+    @property
+    def num_decided(self) -> int:
+        """Characters of the text that nothing is waiting for."""
+        return self._num_seen - len(self._held)
+
+    def push(self, text: str) -> list[ToolPiece]:
+        """What can be released now, in order; no empty pieces."""
+        self._held += text
+        self._num_seen += len(text)
+        while self._held and self._advance():
+            pass
+        return self._take()
+
+    def flush(self) -> list[ToolPiece]:
+        """The answer is over: what was held for a call that never came."""
+        held_for_text = self._state in ("text", "rest") and not self._only_calls
+        if held_for_text and (self._held.strip() or not self.num_calls):
+            self._emit("content", len(self._held))
+        self._held = ""
+        return self._take()
+
+    def _take(self) -> list[ToolPiece]:
+        pieces, self._pieces = self._pieces, []
+        return pieces
+
+    def _advance(self) -> bool:
+        """One change of state; False when more text is needed."""
+        match self._state:
+            case "text":
+                return self._text() if self._format.marker else self._start()
+            case "head":
+                return self._head()
+            case "arguments":
+                return self._arguments()
+            case "tail":
+                return self._tail()
+            case "rest":
+                return self._release(len(self._held))
+
+    def _text(self) -> bool:
+        """Content up to the next marker."""
+        marker = self._format.marker
+        position = self._held.find(marker)
+        if position < 0:
+            return self._release(len(self._held) - overlap(self._held, marker))
+        self._release(position)
+        self._held = self._held.lstrip()
+        self._state = "head"
+        return True
+
+    def _start(self) -> bool:
+        """Without a marker the answer is a call from its first character, or never."""
+        trigger = self._format.trigger
+        if self._held.startswith(trigger):
+            self._state = "head"
+        elif trigger.startswith(self._held):
+            return False
+        else:
+            self._state = "rest"
+        return True
+
+    def _head(self) -> bool:
+        """From the marker to the arguments."""
+        form = self._format
+        begins = _NAME_BEGINS if self._is_next else form.marker + form.lead + _NAME_BEGINS
+        name_at = _match(self._held, 0, begins)
+        if name_at is None:
+            return False
+        name, quote, _ = self._held[name_at:].partition('"')
+        is_name = FUNCTION_NAME.fullmatch(name) or not (name or quote)
+        if name_at == 0 or not is_name:
+            return self._refuse_head()
+        behind = _match(self._held, name_at + len(name), f'","{form.arguments_key}":')
+        if behind is None:
+            return False
+        if behind == 0:
+            return self._refuse_head()
+        self._held = self._held[behind:]
+        self._pieces.append(ToolPiece("call", name, self.num_decided))
+        self.num_calls += 1
+        self._json = _JsonScanner()
+        self._state = "arguments"
+        return True
+
+    def _refuse_head(self) -> bool:
+        """What looked like a call is content."""
+        self._emit("content", len(self._format.trigger) if not self._is_next else 1)
+        self._state = "text" if self._format.repeats else "rest"
+        return True
+
+    def _arguments(self) -> bool:
+        """Up to the brace that closes the call."""
+        if self._json.is_new:
+            self._held = self._held.lstrip()
+        end = self._json.scan(self._held)
+        self._emit("arguments", len(self._held) if end is None else end)
+        if end is None:
+            return False
+        self._held = self._held[1:]
+        self._state = "tail" if self._format.end else "rest"
+        return True
+
+    def _tail(self) -> bool:
+        """Behind a call: the next one of a list, or the end."""
+        form = self._format
+        held = self._held.lstrip()
+        if form.separator is not None and held.startswith(form.separator.strip()):
+            self._held = held[len(form.separator.strip()) :]
+            self._is_next = True
+            self._state = "head"
+            return True
+        behind = _match(self._held, 0, form.end)
+        if behind is None:
+            return False
+        self._held = self._held[behind:]
+        self._state = "text" if form.repeats else "rest"
+        return True
+
+    def _release(self, length: int) -> bool:
+        """Content of this length, but for white space at its end: a call may follow."""
+        if not self._only_calls:
+            self._emit("content", len(self._held[:length].rstrip()))
+        return False
+
+    def _emit(self, kind: PieceKind, length: int) -> None:
+        text, self._held = self._held[:length], self._held[length:]
+        if text:
+            self._pieces.append(ToolPiece(kind, text, self.num_decided))
+
+
+class _JsonScanner:
+    """Finds where a JSON value ends that stands last in an object: at that object's brace."""
+
+    __slots__ = ("depth", "in_string", "is_escaped", "is_new")
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self.in_string = False
+        self.is_escaped = False
+        self.is_new = True
+
+    def scan(self, text: str) -> int | None:
+        """The position of the brace; None when the value goes on behind `text`."""
+        for position, char in enumerate(text):
+            self.is_new = False
+            if self.is_escaped:
+                self.is_escaped = False
+            elif self.in_string:
+                self.is_escaped = char == "\\"
+                self.in_string = char != '"'
+            elif char == '"':
+                self.in_string = True
+            elif char in "{[":
+                self.depth += 1
+            elif char in "}]":
+                if self.depth == 0:
+                    return position
+                self.depth -= 1
+        return None
+
+
+def _match(text: str, start: int, pattern: str) -> int | None:
+    """The position behind `pattern` in `text` from `start` on, white space in either left out.
+
+    0 where it does not match; None where the text ends too soon to say.
+    """
+    position = start
+    for char in pattern:
+        if char.isspace():
+            continue
+        while position < len(text) and text[position].isspace():
+            position += 1
+        if position == len(text):
+            return None
+        if text[position] != char:
+            return 0
+        position += 1
+    return position

@@ -1,0 +1,203 @@
+"""Under a grammar every finished answer conforms; speculation, batch and blocks change nothing.
+
+The shipped pair answers under random schemas. Most prompts have nothing to do with the schema, so
+the grammar has to steer nearly every token.
+"""
+
+import json
+import random
+from dataclasses import replace
+from functools import cache
+
+import jsonschema_rs
+import pytest
+
+from engine.request import EngineRequest, GrammarSpec
+from tests.engines import (
+    Answer,
+    assert_idle,
+    heldout_prompts,
+    make_engine,
+    make_request,
+    scripted_drafter,
+    serve,
+    shipped_pair,
+    shipped_tokenizer,
+    texts,
+)
+from tests.grammars import random_schema, schema_spec, shipped_compiler, text_of
+
+COMPILERS = {"large": shipped_compiler(), "small": shipped_compiler()}
+SAMPLINGS: tuple[dict[str, float], ...] = (
+    {"temperature": 0.0},
+    {"temperature": 0.8},
+    {"temperature": 1.5, "top_k": 30},
+    {"temperature": 1.0, "top_p": 0.9},
+    {"temperature": 1.0, "min_p": 0.02, "presence_penalty": 1.0},
+    {"temperature": 0.0, "frequency_penalty": 0.7},
+)
+BATCH = 10
+
+
+def answer_text(answer: Answer) -> str:
+    stop = shipped_tokenizer().eos_token_id
+    assert answer.token_ids[-1] == stop
+    return text_of(answer.token_ids[:-1])
+
+
+# ---- conformance ----------------------------------------------------------------------------
+
+
+def conforming_share(count: int, seed: int) -> float:
+    """Runs `count` schemas in batches; returns the share that ended within their tokens."""
+    rng = random.Random(seed)
+    prompts = heldout_prompts(40)
+    schemas = [random_schema(rng) for _ in range(count)]
+    num_finished = num_drafted = num_accepted = 0
+    for start in range(0, count, BATCH):
+        engine = make_engine(shipped_pair(), grammars=COMPILERS)
+        requests = [
+            replace(
+                make_request(
+                    str(number),
+                    prompts[number % len(prompts)],
+                    max_tokens=140,
+                    seed=number,
+                    tier="small" if number % 7 == 3 else "large",
+                    **SAMPLINGS[number % len(SAMPLINGS)],
+                ),
+                grammar=schema_spec(schemas[number]),
+            )
+            for number in range(start, min(start + BATCH, count))
+        ]
+        answers = serve(engine, requests)
+        assert_idle(engine)
+        for request_id, answer in answers.items():
+            num_drafted += answer.stats.num_drafted_tokens
+            num_accepted += answer.stats.num_accepted_tokens
+            if answer.finish_reason != "stop":
+                continue
+            num_finished += 1
+            schema, text = schemas[int(request_id)], answer_text(answer)
+            found = list(jsonschema_rs.validator_for(schema).iter_errors(json.loads(text)))
+            assert not found, (schema, text, found[0].message)
+    assert 0 < num_accepted <= num_drafted  # speculation stayed on
+    return num_finished / count
+
+
+def test_answers_conform_to_random_schemas() -> None:
+    assert conforming_share(30, seed=11) > 0.6
+
+
+@pytest.mark.long
+def test_answers_conform_to_300_random_schemas() -> None:
+    assert conforming_share(300, seed=12) > 0.6
+
+
+# ---- the same text --------------------------------------------------------------------------
+
+
+SPECS = (
+    GrammarSpec(kind="json"),
+    schema_spec(
+        {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string", "maxLength": 12},
+                "tags": {"type": "array", "items": {"enum": ["red", "größe"]}, "maxItems": 2},
+                "age": {"anyOf": [{"type": "integer", "maximum": 99}, {"type": "null"}]},
+            },
+            "required": ["name", "tags", "age"],
+        }
+    ),
+    GrammarSpec(kind="regex", text=r"The answer is -?\d{1,4}( or \d{1,4}){0,2}\."),
+    GrammarSpec(kind="choice", text='["yes", "no", "I do not know."]'),
+    GrammarSpec(kind="ebnf", text='root ::= item ("; " item){0,4}\nitem ::= [A-Z] [a-z ]{3,12}'),
+)
+
+
+def requests_under_grammars(*, speculation: bool = True) -> list[EngineRequest]:
+    prompts = heldout_prompts(len(SPECS) * 3)
+    return [
+        replace(
+            make_request(
+                f"g{number}",
+                prompt,
+                max_tokens=30,
+                seed=number,
+                speculation=speculation,
+                **SAMPLINGS[number % len(SAMPLINGS)],
+            ),
+            grammar=SPECS[number % len(SPECS)],
+        )
+        for number, prompt in enumerate(prompts)
+    ]
+
+
+@cache
+def plain_answers() -> dict[str, list[int]]:
+    """Each request alone, token by token."""
+    answers: dict[str, list[int]] = {}
+    for request in requests_under_grammars(speculation=False):
+        engine = make_engine(
+            shipped_pair(), speculates=False, prefix_caching=False, grammars=COMPILERS
+        )
+        answers |= texts(serve(engine, [request]))
+    return answers
+
+
+@pytest.fixture
+def right() -> dict[str, list[int]]:
+    answers = plain_answers()
+    assert len({tuple(tokens) for tokens in answers.values()}) > 10
+    return answers
+
+
+def test_speculation_and_the_batch_change_nothing(right: dict[str, list[int]]) -> None:
+    engine = make_engine(shipped_pair(), grammars=COMPILERS)
+    answers = serve(engine, requests_under_grammars())
+    assert texts(answers) == right
+    assert sum(a.stats.num_accepted_tokens for a in answers.values()) > 0
+    assert sum(a.stats.num_steps for a in answers.values()) < sum(map(len, right.values()))
+    assert_idle(engine)
+
+
+def test_pre_emption_changes_nothing(right: dict[str, list[int]]) -> None:
+    engine = make_engine(
+        shipped_pair(),
+        grammars=COMPILERS,
+        block_size=4,
+        large_blocks=32,
+        small_blocks=32,
+    )
+    answers = serve(engine, requests_under_grammars())
+    assert sum(a.stats.num_preemptions for a in answers.values()) > 0
+    assert texts(answers) == right
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize("chance_right", [0.0, 0.6])
+def test_trees_of_any_tokens_change_nothing(
+    chance_right: float, right: dict[str, list[int]]
+) -> None:
+    """Nodes that the grammar refuses are in these trees too."""
+    drafter = scripted_drafter(right, chance_right=chance_right, vocab_size=2048, num_levels=5)
+    engine = make_engine(shipped_pair(), drafter=drafter, grammars=COMPILERS)
+    answers = serve(engine, requests_under_grammars())
+    assert texts(answers) == right
+    accepted = sum(a.stats.num_accepted_tokens for a in answers.values())
+    assert accepted > 0 if chance_right else accepted < 20
+
+
+def test_a_switch_of_tiers_starts_the_grammar_over(right: dict[str, list[int]]) -> None:
+    engine = make_engine(shipped_pair(), grammars=COMPILERS)
+    (request,) = [r for r in requests_under_grammars() if r.request_id == "g0"]  # greedy
+
+    def switch(number: int, answers: dict[str, Answer]) -> None:
+        if number == 6:
+            assert answers["g0"].token_ids
+            engine.switch_tier("g0", "large")
+
+    answers = serve(engine, [replace(request, tier="small")], on_step=switch)
+    assert answers["g0"].switches
+    assert answers["g0"].token_ids == right["g0"]
