@@ -14,6 +14,9 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+# How far text is believed where the small model could be asked as well.
+MOST_BELIEVED = 0.7
+
 Floats = npt.NDArray[np.float64]
 
 _EMA_WEIGHT = 0.1
@@ -48,7 +51,7 @@ class Hope:
         """Tokens that a chain of this depth adds, weighted."""
         ratio = min(self.acceptance, 0.999)
         chain = ratio * (1.0 - ratio**max_depth) / (1.0 - ratio)
-        return self.urgency * max(chain - self.text_tokens, 0.0)
+        return self.urgency * (chain - MOST_BELIEVED * min(self.text_tokens, chain))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,9 +99,10 @@ class StepBudget:
         acceptance = np.array([hope.acceptance for hope in hopes])
         chains = (acceptance[:, None] ** depths).cumsum(1)  # [number, max_depth], tokens
         # What the text says already would be said twice.
-        added = chains - np.array([hope.text_tokens for hope in hopes])[:, None]
+        believed = np.array([hope.text_tokens for hope in hopes])[:, None]
+        added = chains - MOST_BELIEVED * np.minimum(believed, chains)
         weights = np.array([hope.urgency for hope in hopes])
-        gained = text_tokens + weights @ added.clip(min=0.0)  # [max_depth]
+        gained = text_tokens + weights @ added  # [max_depth]
         num_nodes = np.maximum(number * depths, num_text_nodes)
         target_s = self.target_pass_s.upto(self.num_sequences + int(num_nodes[-1]), self.context)
         step_s = depths * self.draft_pass_s(number, self.context)

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from draft.budget import MOST_BELIEVED
 from draft.calibration import MODEL_SILENT
 from engine.kv_view import KVView
 from engine.runner import ForwardSlice
@@ -17,7 +18,7 @@ MAX_TREE_SLOTS = 256
 # A text's chain may have to be computed before the model can go on behind it.
 _ROWS_PER_TARGET = 4
 
-_MODEL = SOURCE_BIT["model"]
+_MODEL, _GRAMMAR = SOURCE_BIT["model"], SOURCE_BIT["grammar"]
 
 # (confidence, sources, depth) -> the chance that the guess is right where its parent was.
 Calibrate = Callable[[float, int, int], float]
@@ -28,13 +29,20 @@ def as_confident(confidence: float, sources: int, depth: int) -> float:
     return confidence
 
 
+def _agreed(first: float, second: float) -> float:
+    """What two independent opinions of one event come to (the odds are multiplied)."""
+    both, neither = first * second, (1.0 - first) * (1.0 - second)
+    return both / (both + neither) if both + neither > 0.0 else 0.5
+
+
 @dataclass(slots=True, kw_only=True)
 class Candidate:
     """A guess.
 
-    sources: who made it (`SOURCE_BIT`); confidence: the highest of theirs. edge_prob: the chance
-    that it is right where its parent was; path_prob: that its whole path is accepted. `covered` is
-    the sum of its children's edge probabilities.
+    sources: who made it (`SOURCE_BIT`). model_confidence is the small model's, text_confidence the
+    highest of the others'; `confidence` is what they come to together, and `evidence` the sources
+    and `MODEL_SILENT`. edge_prob: the chance that it is right where its parent was; path_prob: that
+    its whole path is accepted. `covered` is the sum of its children's edge probabilities.
     `offset` and `mask`: its place behind the root's slot in the draft view and the slots it sees
     (bit 0 is the root); None and 0 until the small model has computed it.
     """
@@ -43,12 +51,16 @@ class Candidate:
     parent: int
     depth: int
     sources: int = 0
+    model_confidence: float = 0.0
+    text_confidence: float = 0.0
     confidence: float = 1.0
+    evidence: int = 0
     edge_prob: float = 1.0
     path_prob: float = 1.0
     children: dict[int, int] = field(default_factory=dict)  # token id -> candidate
     covered: float = 0.0
     is_expanded: bool = False  # the small model has named its children
+    is_forced: bool = False  # a grammar leaves one child only
     offset: int | None = None
     mask: int = 0
 
@@ -115,6 +127,7 @@ class GrowingTree:
         self._ranking = None
         for token_id, confidence in zip(token_ids, confidences, strict=True):
             child = self._add_child(node, token_id, confidence, source_bit)
+            self.candidates[node].is_forced |= source_bit == _GRAMMAR
             self._share_out(node)
             if self.candidates[child].path_prob < min_path_prob:
                 break
@@ -146,18 +159,14 @@ class GrowingTree:
         if child is None:
             child = parent.children[token_id] = len(self.candidates)
             self.candidates.append(
-                Candidate(
-                    token_id=token_id,
-                    parent=node,
-                    depth=parent.depth + 1,
-                    sources=source_bit,
-                    confidence=confidence,
-                )
+                Candidate(token_id=token_id, parent=node, depth=parent.depth + 1)
             )
+        found = self.candidates[child]
+        found.sources |= source_bit
+        if source_bit == _MODEL:
+            found.model_confidence = confidence
         else:
-            found = self.candidates[child]
-            found.sources |= source_bit
-            found.confidence = max(found.confidence, confidence)
+            found.text_confidence = max(found.text_confidence, confidence)
         return child
 
     def _share_out(self, node: int) -> None:
@@ -167,11 +176,18 @@ class GrowingTree:
         path_prob = parent.path_prob
         children = [candidates[child] for child in parent.children.values()]
         total = 0.0
+        named = sum(child.model_confidence for child in children) if parent.is_expanded else 0.0
         for child in children:
-            evidence = child.sources
-            if parent.is_expanded and not evidence & _MODEL:
-                evidence |= MODEL_SILENT
-            child.edge_prob = calibrate(child.confidence, evidence, child.depth)
+            child.evidence = child.sources
+            child.confidence = child.text_confidence or child.model_confidence
+            if parent.is_expanded and child.text_confidence:
+                if child.model_confidence:
+                    of_model = child.model_confidence
+                else:
+                    of_model = max(1.0 - named, 0.0)
+                    child.evidence |= MODEL_SILENT
+                child.confidence = _agreed(child.text_confidence, of_model)
+            child.edge_prob = calibrate(child.confidence, child.evidence, child.depth)
             total += child.edge_prob
         parent.covered = min(total, 1.0)
         has_grandchildren = False
@@ -211,9 +227,11 @@ class GrowingTree:
             if path_prob < min_path_prob:
                 break
             candidate = candidates[node]
-            if candidate.is_expanded or candidate.depth >= self.max_depth:
+            is_closed = candidate.is_expanded or candidate.is_forced
+            if is_closed or candidate.depth >= self.max_depth:
                 continue
-            gain = path_prob * (1.0 - candidate.covered)
+            # What only text says is worth a look of the model, however sure it seems.
+            gain = path_prob * (1.0 - min(candidate.covered, MOST_BELIEVED))
             if gain >= min_path_prob and gain > 0.0:
                 worthy.append((-gain, node))
         worthy.sort()
@@ -328,19 +346,12 @@ class GrowingTree:
             kept = [self.kept_logits.get(node) for node in place]
         return TokenTree(token_ids=tokens, parent_index=parents, sources=sources, draft_logits=kept)
 
-    def judged(self, token_ids: list[int]) -> Iterator[tuple[Candidate, int, bool]]:
-        """Every guess whose parent these tokens reach: (guess, its evidence, whether it was right).
-
-        The evidence is the sources, and `MODEL_SILENT`.
-        """
+    def judged(self, token_ids: list[int]) -> Iterator[tuple[Candidate, bool]]:
+        """Every guess whose parent these tokens reach, and whether it was right."""
         for parent, token_id in zip([0, *self.follow(token_ids)], token_ids, strict=False):
             candidate = self.candidates[parent]
             for child_token, child in candidate.children.items():
-                guess = self.candidates[child]
-                evidence = guess.sources
-                if candidate.is_expanded and not evidence & _MODEL:
-                    evidence |= MODEL_SILENT
-                yield guess, evidence, child_token == token_id
+                yield self.candidates[child], child_token == token_id
 
     def follow(self, token_ids: list[int]) -> list[int]:
         """The candidates that spell these tokens from the root on, as far as there are any."""

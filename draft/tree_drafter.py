@@ -341,15 +341,15 @@ class TreeDrafter:
                 for child in tree.candidates[0].children.values()
                 if tree.candidates[child].sources & SOURCE_BIT["model"]
             ]
-            best = max(named, key=lambda guess: guess.edge_prob, default=None)
+            best = max(named, key=lambda guess: guess.model_confidence, default=None)
             was_right = best is not None and best.token_id == emitted[0]
             state.acceptance.observe(was_right)
             self._acceptance.observe(was_right)
-        for guess, evidence, was_right in tree.judged(emitted):
+        for guess, was_right in tree.judged(emitted):
             self._calibration.observe(
                 guess.confidence,
                 was_right,
-                sources=evidence,
+                sources=guess.evidence,
                 depth=guess.depth,
                 is_greedy=is_greedy,
             )

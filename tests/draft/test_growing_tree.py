@@ -203,7 +203,9 @@ def test_a_token_that_two_sources_guess_is_one_node() -> None:
     assert [tree.candidates[node].token_id for node in new] == [4]
     (five,) = tree.follow([5])
     assert tree.candidates[five].sources == SUFFIX | PREDICTION | MODEL
-    assert tree.candidates[five].confidence == 0.8
+    assert tree.candidates[five].text_confidence == 0.8
+    # The odds of two that agree are multiplied.
+    assert tree.candidates[five].confidence == pytest.approx(0.48 / (0.48 + 0.08))
     harvested = tree.harvest([node for _, node in tree.ranked()])
     by_path = {
         tuple(path): sources
@@ -253,7 +255,8 @@ def test_the_model_goes_on_behind_a_text_and_computes_it_on_the_way() -> None:
     tree.add_chain(SUFFIX, [5, 6, 8], [0.9, 0.9, 0.9])
     tree.grow([[(5, 0.9)]])
     gains = tree.choose_frontier(max_frontier=1, min_path_prob=0.1)
-    assert gains == [pytest.approx(0.9**3)]  # the end of the text: nobody has guessed behind it
+    # The end of the text: nobody has guessed behind it. Model and text agree on how it begins.
+    assert gains == [pytest.approx(0.81 / 0.82 * 0.9**2)]
     assert tree.num_frontier_rows == 3
     piece = tree.frontier_slice(make_view())
     assert (piece.token_ids, piece.num_logit_rows) == ([5, 6, 8], 1)
