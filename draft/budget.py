@@ -17,6 +17,8 @@ import numpy.typing as npt
 # How far text is believed where the small model could be asked as well.
 MOST_BELIEVED = 0.7
 
+_FEW = 2
+
 Floats = npt.NDArray[np.float64]
 
 _EMA_WEIGHT = 0.1
@@ -142,12 +144,14 @@ class TreeBudget:
     """Decides from the two models' pass times.
 
     A step with guesses takes longer than a plain one, and a stream stands still meanwhile. It may
-    take `max_stretch` times as long, and `unseen_s` in any case: nobody sees so short a pause.
+    take `max_stretch` times as long: in company a stream whose own guesses fail waits for the
+    others' and gains nothing. A stream alone, or two, may wait `unseen_s` in any case: they get the
+    tokens that they wait for, and nobody sees so short a pause.
     """
 
     target_pass_s: PassTimes
     draft_pass_s: PassTimes
-    max_stretch: float = 1.6
+    max_stretch: float = 1.3
     unseen_s: float = 0.08
 
     def of_step(self, *, num_sequences: int, context: float, base_tokens: float) -> StepBudget:
@@ -159,7 +163,9 @@ class TreeBudget:
             num_sequences=num_sequences,
             context=context,
             base_tokens=base_tokens,
-            longest_s=max(self.max_stretch * plain_s, self.unseen_s),
+            longest_s=max(
+                self.max_stretch * plain_s, self.unseen_s if num_sequences <= _FEW else 0.0
+            ),
         )
 
 

@@ -209,7 +209,13 @@ class Engine:
         self, large: PassPlan, on_events: Callable[[list[EngineEvent]], None] | None
     ) -> dict[str, TokenTree]:
         """Advance small answers and drafts together; returns the trees by request id."""
-        drafting = [sequence for sequence in large.decodes if _wants_tree(sequence)]
+        is_rushed = len(large.prefills) > 1
+        drafting = [
+            sequence
+            for sequence in large.decodes
+            # Many prompts at once come first: guesses would make each of them wait longer.
+            if _wants_tree(sequence) and (not is_rushed or sequence.cascade is not None)
+        ]
         proposal: Proposal | None = None
         if self._drafter is not None and drafting:
             proposal = self._drafter.propose(drafting)

@@ -9,6 +9,7 @@ import torch
 from draft.budget import TreeBudget
 from draft.config import DraftConfig
 from draft.tree_drafter import TreeDrafter
+from engine.config import EngineConfig
 from engine.core import Engine
 from engine.noise import SequenceNoise
 from engine.request import CascadeParams, Source, SpeculationParams
@@ -407,3 +408,26 @@ def test_every_node_that_the_small_model_computed_keeps_its_logits() -> None:
             expected = runner.forward([alone]).logits[0]
             torch.testing.assert_close(kept, expected, atol=1e-4, rtol=1e-4)
             view.release()
+
+
+def test_nothing_is_drafted_while_several_prompts_are_read() -> None:
+    """Guesses would make every one of them wait longer for its first token."""
+    engine = make_engine(tiny_pair(), config=EngineConfig(max_tokens_per_step=24))
+    first = make_request("first", random_prompt(12), max_tokens=200)
+    crowd = [make_request(f"c{n}", random_prompt(11, seed=n), max_tokens=2) for n in range(8)]
+    rushed: list[int] = []
+
+    def watch(number: int, answers: dict[str, Answer]) -> None:
+        busy = [answers[r.request_id] for r in crowd if r.request_id in answers]
+        if number > 6 and 0 < sum(bool(answer.emitted) for answer in busy) < 8:
+            rushed.append(answers["first"].emitted[-1].num_drafted_tokens)
+
+    answers = serve(
+        engine, [first, *crowd], arrivals={r.request_id: 6 for r in crowd}, on_step=watch
+    )
+    assert texts(answers) == texts(
+        serve(make_engine(tiny_pair(), speculates=False), [first, *crowd])
+    )
+    assert rushed
+    assert sum(rushed) == 0
+    assert answers["first"].emitted[-2].num_drafted_tokens > 0
