@@ -23,8 +23,9 @@ from gateway.schema.chat import ChatRequest
 from gateway.schema.responses import ChatCompletion, ChatCompletionChunk
 from gateway.serving import background_gateway
 from gateway.settings import load_settings
+from gateway.thinking import Thinking
 from gateway.tool_formats import HERMES, LLAMA3, MISTRAL, ToolDialect, find_dialect
-from gateway.tools import Thinking, ToolPlan, plan_tools
+from gateway.tools import ToolPlan, plan_tools
 from gateway.wiring import build_client, build_context
 from tests.engines import shipped_tokenizer
 from tests.gateway.conftest import LengthPolicy, Server, serve
