@@ -2,6 +2,7 @@
 
 import pytest
 
+from draft.config import DraftConfig
 from draft.tree_drafter import TreeDrafter
 from engine.config import EngineConfig
 from engine.core import Engine
@@ -99,12 +100,13 @@ def test_equal_answers_are_accepted_as_written() -> None:
         large_reference=pair.large_reference,
         small_reference=pair.large_reference,
     )
-    engine = make_engine(twins)
+    chains = DraftConfig(max_branching=1, max_frontier=1, sources=("model", "prediction"))
+    engine = make_engine(twins, draft=chains)
     answer = serve_and_switch(engine, escalating(), {31: "large"})
     assert answer.token_ids == own_answer(pair, "large")
     # Prefill; 31 proposed tokens were written, the first is the prefill's; then 30 at once.
     assert [len(event.token_ids) for event in answer.emitted[31:33]] == [1, 31]
-    assert answer.emitted[32].num_accepted_tokens == 30
+    assert answer.emitted[32].num_accepted_tokens == answer.emitted[32].num_drafted_tokens == 30
     assert answer.emitted[32].num_predicted_tokens == 0  # the client predicted nothing
     assert answer.stats.num_steps <= 5
 
