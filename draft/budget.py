@@ -17,6 +17,7 @@ import numpy.typing as npt
 # How far text is believed where the small model could be asked as well.
 MOST_BELIEVED = 0.7
 
+# Streams that may wait for their own tokens' sake (`TreeBudget`).
 _FEW = 2
 
 Floats = npt.NDArray[np.float64]
