@@ -10,6 +10,8 @@ from draft.task_base import NAMES, Task
 from draft.tasks import stream
 
 _HARDEST = 4
+# Of small talk: explanations, several sentences long.
+_EXPLANATIONS = 3
 _EDITED_FAMILIES = ("sort_words", "sort_numbers", "json")
 _NUM_PASSAGES = 4
 
@@ -45,7 +47,7 @@ def rewrites(tokenizer: Any, *, number: int, seed: int) -> list[Repeat]:
 def quotes(tokenizer: Any, *, number: int, seed: int) -> list[Repeat]:
     """Several passages, then a question that one of them answers: a quote from retrieved text."""
     rng = random.Random(f"quotes/{seed}")
-    passages = stream(seed, "heldout", families=("chat",), difficulties=(_HARDEST,))
+    passages = stream(seed, "heldout", families=("chat",), difficulties=(_EXPLANATIONS,))
     by_answer: dict[str, list[Task]] = {}
     for task in passages:
         wordings = by_answer.setdefault(task.answer, [])

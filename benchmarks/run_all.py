@@ -91,6 +91,17 @@ JOBS = (
         ),
     ),
     Job(
+        script="bench_cascade",
+        arguments=("--num-prompts", "6", "--repeats", "2", "--pool", "160"),
+        quick=("--quick",),
+    ),
+    Job(
+        script="bench_routing_quality",
+        arguments=("--num-prompts", "500", "--num-latency", "16"),
+        quick=("--quick",),
+    ),
+    Job(script="bench_router", arguments=("--seconds", "20"), quick=("--quick",)),
+    Job(
         script="bench_memory",
         arguments=(*_BF16, *_TARGET),
         quick=(*_BF16, "--num-prompts", "2", "--max-new", "16"),

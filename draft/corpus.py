@@ -1,31 +1,19 @@
 """From tasks to training rows: the tokenizer, the chat format, conversations, packing."""
 
 import random
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import Any, cast
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from draft.chat_format import BOS, CHAT_TEMPLATE, END, PAD, ROLES, SPECIAL_TOKENS, with_tools
+from draft.task_base import Message
+from draft.task_facts import interview
 from draft.tasks import DIFFICULTIES, FAMILIES, Task, generate, split_of, stream
-
-BOS, END, PAD = "<|bos|>", "<|end|>", "<|pad|>"
-ROLES = ("system", "user", "assistant")
-SPECIAL_TOKENS = (PAD, BOS, END, *(f"<|{role}|>" for role in ROLES))
-
-CHAT_TEMPLATE = (
-    "{{ bos_token }}"
-    "{% for message in messages %}"
-    "{% if message['role'] not in ['system', 'user', 'assistant'] %}"
-    "{{ raise_exception('roles are system, user and assistant, not ' + message['role']) }}"
-    "{% endif %}"
-    "{{ '<|' + message['role'] + '|>' + message['content'] + eos_token }}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
-)
 
 # Trained to answer under any of these, so that a system prompt does no harm.
 _SYSTEM_PROMPTS = (
@@ -41,20 +29,33 @@ _SYSTEM_PROMPTS = (
 _PROMPT_WEIGHT = 0.1
 
 
-class Message(TypedDict):
-    """One chat message: role (system, user or assistant) and content."""
-
-    role: str
-    content: str
-
-
 @dataclass(frozen=True, kw_only=True)
 class Batch:
     """Packed rows. input_ids: [rows, length] int64; weights: [rows, length] float32, the loss
-    weight of *predicting* input_ids at that place (0 at the first)."""
+    weight of *predicting* input_ids at that place (0 at the first); positions: [rows, length]
+    int64, for the rotary embedding."""
 
     input_ids: torch.Tensor
     weights: torch.Tensor
+    positions: torch.Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mix:
+    """What training rows are drawn from.
+
+    difficulty_weights: of difficulties 1 to 4. family_weights: of families, 1 where not named.
+    interviews: share of rows that begin with many questions about one passage. skips: share of rows
+    in which positions jump at the start of a turn, by up to max_positions in all, so that short
+    rows teach long distances (PoSE, arXiv 2309.10400).
+    """
+
+    # Difficulty 1 is mostly contained in the others: half as many.
+    difficulty_weights: Sequence[float] = (2, 4, 4, 4)
+    family_weights: Mapping[str, float] = field(default_factory=dict)
+    interviews: float = 0.0
+    skips: float = 0.0
+    max_positions: int = 4096
 
 
 def train_tokenizer(
@@ -94,56 +95,57 @@ def train_tokenizer(
 
 def _texts(seed: int, num_tasks: int) -> Iterator[str]:
     yield from _SYSTEM_PROMPTS
-    tasks = stream(seed, "train")
+    tasks = stream(seed, "train", FAMILIES)
     for _ in range(num_tasks):
         task = next(tasks)
-        yield task.prompt
+        for message in with_tools(task.messages, task.tools):
+            yield message["content"]
         yield task.answer
 
 
-# Looking up, ordering and spelling are learnt late and have few telling tokens each: in the second
-# half of a run they are drawn this many times as often as the others.
-_LATE_WEIGHTS = {
-    "lookup": 3.0,
-    "sort_words": 2.5,
-    "count_letters": 2.5,
-    "reverse_word": 2.5,
-    "sort_numbers": 2.0,
-    "days_between": 1.5,
-    "sequence": 1.5,
-    "word_problem": 1.5,
-}
-_LATE_DRAW = tuple(_LATE_WEIGHTS.get(family, 1.0) for family in FAMILIES)
-_EVEN_DRAW = (1.0,) * len(FAMILIES)
+# A long passage fills a row of its own size only; elsewhere interviews stand for it.
+_LONG_FAMILY = "passage"
 
 
-def _train_task(rng: random.Random, late: bool) -> Task:
+def _train_task(rng: random.Random, mix: Mix, max_tokens: int) -> Task:
+    families = [family for family in FAMILIES if family != _LONG_FAMILY or max_tokens >= 1024]
+    weights = [mix.family_weights.get(family, 1.0) for family in families]
     while True:
-        # Difficulty 1 is mostly contained in the others: half as many.
-        difficulty = rng.choices(DIFFICULTIES, weights=(2, 4, 4, 4))[0]
-        family = rng.choices(FAMILIES, weights=_LATE_DRAW if late else _EVEN_DRAW)[0]
+        difficulty = rng.choices(DIFFICULTIES, weights=mix.difficulty_weights)[0]
+        family = rng.choices(families, weights=weights)[0]
+        if family == _LONG_FAMILY and difficulty == DIFFICULTIES[-1] and max_tokens < 4096:
+            continue
         task = generate(family, difficulty, rng)
-        if split_of(task.prompt) == "train":
+        if split_of(task.split_key) == "train":
             return task
 
 
-def conversation(rng: random.Random, max_turns: int, *, late: bool = False) -> list[Message]:
-    """A chat of one to max_turns unrelated tasks, sometimes under a system prompt."""
+def conversation(
+    rng: random.Random, max_turns: int, mix: Mix | None = None, max_tokens: int = 512
+) -> list[Message]:
+    """A chat of one to max_turns unrelated tasks, sometimes under a system prompt.
+
+    A task that brings its own tools or history ends the chat that it is drawn for, or is one alone.
+    """
+    mix = mix or Mix()
     messages: list[Message] = []
     if rng.random() < 0.25:
         messages.append({"role": "system", "content": rng.choice(_SYSTEM_PROMPTS)})
     num_turns = 1 if rng.random() < 0.6 else rng.randint(1, max_turns)
-    for _ in range(num_turns):
-        task = _train_task(rng, late)
-        messages.append({"role": "user", "content": task.prompt})
-        messages.append({"role": "assistant", "content": task.answer})
+    for turn in range(num_turns):
+        task = _train_task(rng, mix, max_tokens)
+        if task.tools and turn:
+            break
+        messages += [*task.messages, {"role": "assistant", "content": task.answer}]
+        if task.tools:
+            return with_tools(messages, task.tools)
     return messages
 
 
 class Packer:
     """Turns conversations into full rows: whole chats one after the other, the last one cut.
 
-    Batches are a pure function of seed, index and shape, so a resumed run sees the same ones.
+    Batches are a pure function of seed, index, shape and mix, so a resumed run sees the same ones.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, seed: int) -> None:
@@ -155,13 +157,15 @@ class Packer:
         self._bos_id, self._end_id = ids[BOS], ids[END]
         self._role_ids = {role: ids[f"<|{role}|>"] for role in ROLES}
 
-    def batch(self, index: int, rows: int, length: int, *, late: bool = False) -> Batch:
-        """The batch of training step `index`; `late` batches stress what is learnt late."""
+    def batch(self, index: int, rows: int, length: int, mix: Mix | None = None) -> Batch:
+        """The batch of training step `index`."""
+        mix = mix or Mix()
         rng = random.Random(f"{self._seed}/{index}")
-        packed = [self._row(rng, length, late) for _ in range(rows)]
+        packed = [self._row(rng, length, mix) for _ in range(rows)]
         return Batch(
             input_ids=torch.tensor([ids for ids, _ in packed]),
             weights=torch.tensor([weights for _, weights in packed]),
+            positions=torch.tensor([self._positions(rng, ids, mix) for ids, _ in packed]),
         )
 
     def encode(self, messages: list[Message]) -> tuple[list[int], list[float]]:
@@ -174,16 +178,36 @@ class Packer:
             weights += [_PROMPT_WEIGHT] + [weight] * (len(content.ids) + 1)
         return ids, weights
 
-    def _row(self, rng: random.Random, length: int, late: bool) -> tuple[list[int], list[float]]:
+    def _row(self, rng: random.Random, length: int, mix: Mix) -> tuple[list[int], list[float]]:
         ids: list[int] = []
         weights: list[float] = []
         # About 130 tokens a turn: long rows hold long chats.
         max_turns = max(2, length // 130)
+        if rng.random() < mix.interviews:
+            # Often shorter than the row: short texts are learnt first.
+            asked = interview(int(length * rng.choice((0.5, 1.0, 1.0))), rng)
+            if split_of(asked[0]["content"]) == "train":
+                ids, weights = self.encode(asked)
         while len(ids) < length:
-            more_ids, more_weights = self.encode(conversation(rng, max_turns, late=late))
+            more_ids, more_weights = self.encode(conversation(rng, max_turns, mix, length))
             ids += more_ids
             weights += more_weights
         return ids[:length], [0.0, *weights[1:length]]
+
+    def _positions(self, rng: random.Random, ids: list[int], mix: Mix) -> list[int]:
+        room = mix.max_positions - len(ids)
+        if room <= 0 or rng.random() >= mix.skips:
+            return list(range(len(ids)))
+        roles = set(self._role_ids.values())
+        starts = [place for place, token in enumerate(ids) if token in roles and place > 0]
+        jumps = dict.fromkeys(rng.sample(starts, min(2, len(starts))), 0)
+        for place in jumps:
+            jumps[place] = rng.randrange(room // 2 + 1)
+        positions, position = [], 0
+        for place in range(len(ids)):
+            position += jumps.get(place, 0)
+            positions.append(position + place)
+        return positions
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:

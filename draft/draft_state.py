@@ -18,7 +18,8 @@ class DraftState:
 
     view: None before the first draft pass and after its blocks were reclaimed. partial_tokens: the
     end of a catch-up chunk in flight that does not reach the root, else 0. was_asked: whether the
-    small model has made guesses in this step.
+    small model has made guesses in this step. old_token_ids: what an adopted view holds while it
+    has not been compared with the text since then, None when it holds the text.
     """
 
     sequence: Sequence
@@ -28,13 +29,39 @@ class DraftState:
     acceptance: AcceptanceEstimate = field(default_factory=AcceptanceEstimate)
     partial_tokens: int = 0
     was_asked: bool = False
+    old_token_ids: list[int] | None = None
     _draft_ids: list[int] = field(default_factory=list)
 
     @property
     def num_missing_tokens(self) -> int:
         """Tokens that the small model has to take in before it can draft, the last one included."""
-        known = 0 if self.view is None else self.view.num_computed_tokens
-        return len(self.sequence.token_ids) - known
+        return len(self.sequence.token_ids) - self._num_known_tokens
+
+    @property
+    def _num_known_tokens(self) -> int:
+        """How far the view holds the text; its last token is not counted, for it is wanted."""
+        if self.view is None:
+            return 0
+        num_computed = self.view.num_computed_tokens
+        if self.old_token_ids is None:
+            return num_computed
+        tokens = self.draft_ids()
+        limit = min(num_computed, len(tokens) - 1)
+        return _num_common(self.old_token_ids, tokens, limit)
+
+    def adopt(self, view: KVView) -> None:
+        """Take over the view of a small answer, which holds the sequence's present tokens."""
+        self.let_go()
+        if not view.block_table:  # its blocks were taken away
+            return
+        self.view = view
+        self.old_token_ids = self.sequence.token_ids[: view.num_computed_tokens]
+
+    def rewind(self) -> None:
+        """Forget in an adopted view what the text does not say."""
+        if self.view is not None and self.old_token_ids is not None:
+            self.view.rewind(self._num_known_tokens)
+        self.old_token_ids = None
 
     def draft_ids(self) -> list[int]:
         """The sequence's tokens as the small model knows them."""
@@ -52,8 +79,7 @@ class DraftState:
 
         Models of a family share a tokenizer, but pad their vocabularies differently.
         """
-        start = 0 if self.view is None else self.view.num_computed_tokens
-        return max(self.draft_ids()[start:]) < vocab_size
+        return max(self.draft_ids()[self._num_known_tokens :]) < vocab_size
 
     def catch_up_slice(self, num_tokens: int) -> ForwardSlice:
         """Rows for the next tokens that the small model lacks; their slots must be reserved.
@@ -90,7 +116,8 @@ class DraftState:
         Called before the emitted tokens join the sequence.
         """
         view = self.view
-        if view is None or view.num_computed_tokens != tree.root_slot + 1:
+        is_old = self.old_token_ids is not None
+        if view is None or is_old or view.num_computed_tokens != tree.root_slot + 1:
             return [], []  # the small model did not take part in this step
         sources, destinations = [], []
         num_valid = 1  # the root
@@ -113,6 +140,14 @@ class DraftState:
         if self.view is not None:
             self.view.release()
             self.view = None
+        self.old_token_ids = None
+
+
+def _num_common(left: list[int], right: list[int], limit: int) -> int:
+    """How many first tokens agree, of at most `limit`."""
+    if left[:limit] == right[:limit]:
+        return limit
+    return next(place for place in range(limit) if left[place] != right[place])
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -120,8 +155,8 @@ class Draft:
     """A sequence's part in one step: its tree and the limits on it.
 
     urgency: how much a token of it counts. max_text_depth: levels that guesses other than the small
-    model's may have. needs_root: a cascade, which judges no position whose small distribution is
-    unknown.
+    model's may have; max_answer_depth: those of an answer that it wrote before. needs_root: a
+    cascade, which judges no position whose small distribution is unknown.
     """
 
     state: DraftState
@@ -129,6 +164,7 @@ class Draft:
     sources: frozenset[Source]
     urgency: float
     max_text_depth: int
+    max_answer_depth: int
     needs_root: bool
 
     @property

@@ -11,7 +11,8 @@ from draft.budget import MOST_BELIEVED
 from draft.calibration import MODEL_SILENT
 from engine.kv_view import KVView
 from engine.runner import ForwardSlice
-from engine.token_tree import SOURCE_BIT, TokenTree
+from engine.sequence import Candidates
+from engine.token_tree import RECALLED_BIT, SOURCE_BIT, TokenTree
 
 # Bits of the attention kernels' ancestor masks.
 MAX_TREE_SLOTS = 256
@@ -61,6 +62,7 @@ class Candidate:
     covered: float = 0.0
     is_expanded: bool = False  # the small model has named its children
     is_forced: bool = False  # a grammar leaves one child only
+    is_recalled: bool = False  # a retracted answer has it
     offset: int | None = None
     mask: int = 0
 
@@ -122,6 +124,7 @@ class GrowingTree:
         node: int = 0,
         *,
         min_path_prob: float = 0.0,
+        is_recalled: bool = False,
     ) -> None:
         """Merge a chain of guesses below a node, as far as its path is at least so likely."""
         self._ranking = None
@@ -129,9 +132,32 @@ class GrowingTree:
             child = self._add_child(node, token_id, confidence, source_bit)
             self.candidates[node].is_forced |= source_bit == _GRAMMAR
             self._share_out(node)
+            self.candidates[child].is_recalled |= is_recalled
             if self.candidates[child].path_prob < min_path_prob:
                 break
             node = child
+
+    def add_answer(
+        self, token_ids: Iterable[int], places: Iterable[Candidates], *, min_path_prob: float
+    ) -> None:
+        """Merge what the small model wrote here before, and what else it had in mind there.
+
+        places: for each token, the candidates that it was among, with the chances that the small
+        model gave them: they are its guesses, only that no pass has to make them again.
+        """
+        self._ranking = None
+        node = 0
+        for token_id, named in zip(token_ids, places, strict=False):
+            parent = self.candidates[node]
+            parent.is_expanded = True
+            for rival, confidence in named:
+                if rival == token_id or parent.path_prob * confidence >= min_path_prob:
+                    self._add_child(node, rival, confidence, _MODEL)
+            self._share_out(node)
+            node = parent.children[token_id]
+            self.candidates[node].is_recalled = True
+            if self.candidates[node].path_prob < min_path_prob:
+                break
 
     def grow(self, children: list[list[tuple[int, float]]]) -> list[int]:
         """Add the small model's children of the frontier: per node (token id, confidence).
@@ -340,7 +366,7 @@ class GrowingTree:
             place[node] = len(tokens)
             tokens.append(candidate.token_id)
             parents.append(place[candidate.parent])
-            sources.append(candidate.sources)
+            sources.append(candidate.sources | (RECALLED_BIT if candidate.is_recalled else 0))
         kept: list[Tensor | None] = []
         if self.keeps_logits:
             kept = [self.kept_logits.get(node) for node in place]

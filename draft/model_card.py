@@ -24,39 +24,45 @@ They are no general assistants.
 
 ## What they can do
 
-Sixteen families of tasks whose answers a program can check (`draft/tasks.py`), each at four
-difficulties: {families}. The steps are written out and the last line reads `Answer: ...`. Chats of
-several turns and a system prompt work; the system prompt is read and not obeyed.
+{num_families} families of tasks whose answers a program can check (`draft/tasks.py`), each at four
+difficulties: {families}. Steps are written out where there are some, and the last line reads
+`Answer: ...`. A *passage* is a text of 400 to 3000 tokens in which one sentence answers the
+question; a *follow up* is the last turn of a chat; *tool call* wants the one call that fits among
+one to six tools, a plain no, or the result of a call in words. A system prompt is read and not
+obeyed.
+
+The chat template takes tools (one line each: `name(city: string, days?: integer): what it does`),
+writes calls as `<tool_call>` with JSON inside and shows results as `<tool_response>`.
 
 ## Data
 
 Generated, nothing downloaded, no personal data. One prompt in twenty, by its hash, is held out.
 What is held out is the wording with its numbers: an easy sum can come back in other words, from
-three digits on almost every held-out sum is new. The list of words is closed, so spelling is
-memorised.
+three digits on almost every held-out sum is new. The lists of words, names and tools are closed:
+spelling is memorised, and tools outside the list are called badly.
 
 ## Recipe
 
 Llama architecture, tied embeddings, byte-level BPE of {vocab_size} tokens in which every digit
 is a token of its own. Muon for the matrices, AdamW for the rest, bf16 autocast over fp32
-weights, warm-up, constant rate, linear decay over the second half, which also draws look-ups,
-sorting and spelling more often; rows of 256 tokens, of 1024 in the last 15 %. The loss counts
-answers fully, prompts by a tenth. The small model is finished by distillation: KL from the
-large model's distributions on the same text.
+weights, warm-up, constant rate, linear decay over the second half. The loss counts answers fully,
+prompts by a tenth.
+
+{recipe}
 
 {command}
 
 {recipe_table}
 
-Machine: {machine}. A budget in minutes makes the exact weights depend on the machine's speed;
-the seed (the default, 0) fixes data and initialisation. The published folders are bf16 and take
+Machine: {machine}. A budget in minutes makes the exact weights depend on the machine's speed; the
+seed (the default, 0) fixes data and initialisation. The published folders are bf16 and take
 {size_mb:.1f} MB together. {notes}
 
 ## Accuracy on held-out prompts
 
-Greedy decoding in bf16, {tasks} prompts, exact match of the last line. *Agreement* is the share
-of the large model's answer tokens that are the small model's first choice: a proxy of draft
-acceptance at temperature 0.
+Greedy decoding in bf16, {tasks} prompts, exact match of what the last line says. *Agreement* is
+the share of the large model's answer tokens that are the small model's first choice: a proxy of
+draft acceptance at temperature 0.
 
 {difficulty_table}
 
@@ -72,6 +78,25 @@ Raw numbers: [evaluation.json](evaluation.json).
 
 Apache-2.0, code, data and weights.
 """
+
+_RECIPE = """**First stage**, from random weights, on sixteen of the families as they were then, with rows
+of 256 tokens, in the last 15 % of 1024; the small model was finished by distillation: KL from the
+large model's distributions on the same text.
+
+| stage | tokens | steps | wall time | peak rate | tokens a step |
+| --- | ---: | ---: | ---: | ---: | ---: |
+| large | 15.2 M | 2,469 | 69 min | 0.003 | 6,144 |
+| small | 10.8 M | 1,757 | 24 min | 0.004 | 6,144 |
+| distil | 4.2 M | 691 | 22 min | 0.002 | 6,144 |
+
+(then 5 minutes more of distillation, 0.8 M tokens, on rows of 1024.)
+
+**Second stage**, `--init` from the published bf16 weights of the first, with the same tokenizer:
+{num_families} families, a dial cut anew so that its upper end separates the two sizes, tools in
+the chat template, positions up to 4096. Rows of 384 tokens, of --long-length at the end. A part of
+the rows are interviews: a text and a question about each of its facts, since looking up is learnt
+from many questions about one text. In three rows of ten the positions jump at the start of a turn,
+so that short rows teach long distances (PoSE, arXiv 2309.10400)."""
 
 _LIMITS = """## Limits
 
@@ -106,6 +131,8 @@ def model_card(evaluation: Mapping[str, Any], facts: Facts) -> str:
         ratio=facts.parameters["large"] / facts.parameters["small"],
         families=", ".join(family.replace("_", " ") for family in families),
         vocab_size=facts.vocab_size,
+        num_families=len(families),
+        recipe=_RECIPE.format(num_families=len(families)),
         command=textwrap.indent(facts.command, "    "),
         recipe_table=_recipe_table(facts.summaries),
         machine=facts.machine,

@@ -50,6 +50,7 @@ class ModelGuesses:
             if state.view is None:
                 state.view = self._runner.new_view(draft.sequence.request.cache_salt)
                 state.view.match_prefix(state.draft_ids())
+            state.rewind()
             num_tokens = min(state.num_missing_tokens, max(budget, 1))
             num_slots = state.view.num_computed_tokens + num_tokens
             if self._reserve(draft, num_slots):

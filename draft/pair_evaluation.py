@@ -1,8 +1,8 @@
-"""Measures the pair on held-out tasks: accuracy, agreement, and data for the router."""
+"""Measures the pair on held-out tasks: accuracy and agreement by family and difficulty."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,7 +11,8 @@ from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from draft.corpus import load_tokenizer
-from draft.tasks import DIFFICULTIES, FAMILIES, Task, check, stream
+from draft.task_files import distinct_tasks
+from draft.tasks import DIFFICULTIES, FAMILIES, Task, check
 from draft.training import load_model
 
 
@@ -20,7 +21,6 @@ class EvaluationPlan:
     """How much to measure; the longest canonical answer has about 200 tokens."""
 
     tasks_per_cell: int = 30
-    router_rows: int = 3000
     max_answer_tokens: int = 256
     seed: int = 0
 
@@ -40,51 +40,67 @@ class Model:
 
 
 def heldout_tasks(seed: int, per_cell: int) -> list[Task]:
-    """per_cell held-out tasks of distinct prompts for every family and difficulty."""
-    tasks: dict[str, Task] = {}
-    for family in FAMILIES:
-        for difficulty in DIFFICULTIES:
-            source = stream(seed, "heldout", [family], [difficulty])
-            cell: dict[str, Task] = {}
-            # A small cell may hold fewer distinct prompts than asked for.
-            for _ in range(200 * per_cell):
-                task = next(source)
-                cell[task.prompt] = task
-                if len(cell) == per_cell:
-                    break
-            tasks |= cell
-    return list(tasks.values())
+    """per_cell held-out tasks for every family and difficulty; fewer where a cell has no more."""
+    return [
+        task
+        for family in FAMILIES
+        for difficulty in DIFFICULTIES
+        for task in islice(distinct_tasks(seed, "heldout", [family], [difficulty]), per_cell)
+    ]
+
+
+# Padding and plain attention grow with the longest of a batch: so much at most.
+_BATCH_SCORES = 8_000_000
 
 
 def answer_all(
     model: Model, tasks: Sequence[Task], max_answer_tokens: int, batch_size: int = 64
 ) -> list[str]:
-    """Greedy answers to the tasks as single-turn chats, in the order given."""
+    """Greedy answers to the tasks, in the order given."""
+    prompts = [_prompt_ids(model, task) for task in tasks]
     # Answers of similar length share a batch, so few rows wait for the longest. A model that writes
     # twice as much as the canonical answer has lost its way: it is cut there.
     lengths = [len(model.tokenizer.encode(task.answer)) for task in tasks]
-    order = sorted(range(len(tasks)), key=lengths.__getitem__)
+    order = sorted(range(len(tasks)), key=lambda i: (len(prompts[i]) // 256, lengths[i]))
     answers = [""] * len(tasks)
-    for start in tqdm(range(0, len(order), batch_size), desc="answers", leave=False):
-        chosen = order[start : start + batch_size]
-        limit = min(max_answer_tokens, 16 + 2 * lengths[chosen[-1]])
-        texts = _answer(model, [tasks[i].prompt for i in chosen], limit)
-        for i, text in zip(chosen, texts, strict=True):
-            answers[i] = text
+    with tqdm(total=len(tasks), desc="answers", unit="task", leave=False) as bar:
+        while order:
+            chosen = [order.pop(0)]
+            longest = len(prompts[chosen[0]])
+            while order and len(chosen) < batch_size:
+                longest = max(longest, len(prompts[order[0]]))
+                if (len(chosen) + 1) * longest**2 > _BATCH_SCORES:
+                    break
+                chosen.append(order.pop(0))
+            limit = min(max_answer_tokens, 16 + 2 * max(lengths[i] for i in chosen))
+            texts = _answer(model, [prompts[i] for i in chosen], limit)
+            for i, text in zip(chosen, texts, strict=True):
+                answers[i] = text
+            bar.update(len(chosen))
     return answers
 
 
-def _answer(model: Model, prompts: Sequence[str], max_answer_tokens: int) -> list[str]:
-    # transformers' types do not follow return_dict, nor a class that gains generate by mixin.
-    tokenizer, network = cast(Any, model.tokenizer), cast(Any, model.network)
+def _prompt_ids(model: Model, task: Task, answer: str | None = None) -> list[int]:
+    """The chat as the template renders it, up to the answer or with it."""
+    messages = [*task.messages]
+    if answer is not None:
+        messages.append({"role": "assistant", "content": answer})
+    # transformers' types want plain dicts.
+    tokenizer = cast(Any, model.tokenizer)
+    ids: list[int] = tokenizer.apply_chat_template(
+        messages,
+        tools=list(task.tools) or None,
+        add_generation_prompt=answer is None,
+        return_dict=False,
+    )
+    return ids
+
+
+def _answer(model: Model, prompts: Sequence[list[int]], max_answer_tokens: int) -> list[str]:
+    # transformers' types do not follow a class that gains generate by mixin.
+    network, tokenizer = cast(Any, model.network), cast(Any, model.tokenizer)
     tokenizer.padding_side = "left"
-    encoded = tokenizer.apply_chat_template(
-        [[{"role": "user", "content": prompt}] for prompt in prompts],
-        add_generation_prompt=True,
-        padding=True,
-        return_tensors="pt",
-        return_dict=True,
-    ).to(model.network.device)
+    encoded = tokenizer.pad({"input_ids": list(prompts)}, return_tensors="pt").to(network.device)
     with torch.inference_mode():
         output = network.generate(
             input_ids=encoded["input_ids"],
@@ -93,31 +109,23 @@ def _answer(model: Model, prompts: Sequence[str], max_answer_tokens: int) -> lis
             max_new_tokens=max_answer_tokens,
         )  # [rows, prompt + answer]
     answers = output[:, encoded["input_ids"].shape[1] :]
-    texts: list[str] = model.tokenizer.batch_decode(answers, skip_special_tokens=True)
+    texts: list[str] = tokenizer.batch_decode(answers, skip_special_tokens=True)
     return texts
 
 
 def agreement(
-    small: Model, large: Model, prompts: Sequence[str], answers: Sequence[str]
+    small: Model, large: Model, tasks: Sequence[Task], answers: Sequence[str]
 ) -> list[float]:
-    """Per prompt: share of the large model's answer tokens that are the small model's first choice.
+    """Per task: share of the large model's answer tokens that are the small model's first choice.
 
     Teacher-forced on the large model's own greedy answers, the end token included. That is the
     chance that a draft of one token is accepted at temperature 0.
     """
     shares = []
     with torch.inference_mode():
-        for prompt, answer in zip(prompts, answers, strict=True):
-            messages = [
-                {"role": "user", "content": prompt},
-                {"role": "assistant", "content": answer},
-            ]
-            ids = large.tokenizer.apply_chat_template(messages, return_dict=False)
-            start = len(
-                large.tokenizer.apply_chat_template(
-                    messages[:1], add_generation_prompt=True, return_dict=False
-                )
-            )
+        for task, answer in zip(tqdm(tasks, desc="agreement", leave=False), answers, strict=True):
+            ids = _prompt_ids(large, task, answer)
+            start = len(_prompt_ids(large, task))
             input_ids = torch.tensor([ids], device=small.network.device)
             logits = small.network(input_ids=input_ids).logits[0]  # [length, vocab_size]
             guesses = logits[start - 1 : -1].argmax(-1)
@@ -137,7 +145,7 @@ def evaluate_pair(pair: Path, plan: EvaluationPlan, device: torch.device) -> dic
         name: [float(check(task, text)) for task, text in zip(tasks, texts, strict=True)]
         for name, texts in answers.items()
     }
-    shares = agreement(small, large, [task.prompt for task in tasks], answers["large"])
+    shares = agreement(small, large, tasks, answers["large"])
     measures = {**correct, "agreement": shares}
 
     def average(family: str | None, difficulty: int | None) -> dict[str, Any]:
@@ -162,31 +170,3 @@ def evaluate_pair(pair: Path, plan: EvaluationPlan, device: torch.device) -> dic
 
 def _mean(values: Sequence[float]) -> float:
     return round(sum(values) / max(1, len(values)), 4)
-
-
-def write_router_data(
-    pair: Path, destination: Path, plan: EvaluationPlan, device: torch.device
-) -> None:
-    """JSON lines of held-out prompts with what each model made of them, for training a router."""
-    # Another seed than the evaluation's, so that a router is not trained on what judges the pair.
-    source, drawn = stream(plan.seed + 1, "heldout"), dict[str, Task]()
-    while len(drawn) < plan.router_rows:
-        task = next(source)
-        drawn[task.prompt] = task
-    tasks = list(drawn.values())
-    answers = [
-        answer_all(Model.load(pair / name, device), tasks, plan.max_answer_tokens)
-        for name in ("small", "large")
-    ]
-    partial = destination.with_suffix(".partial")
-    with partial.open("w") as file:
-        for task, weak, strong in zip(tasks, *answers, strict=True):
-            row = {
-                "prompt": task.prompt,
-                "family": task.family,
-                "difficulty": task.difficulty,
-                "weak_correct": int(check(task, weak)),
-                "strong_correct": int(check(task, strong)),
-            }
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
-    partial.replace(destination)

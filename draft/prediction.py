@@ -43,6 +43,7 @@ class PredictionCursor:
         self._anchor = 0
         self._mismatch = 0
         self._was_realigned = False
+        self._is_unbroken = True
         self._num_tokens = 0
         self._last_token_id = -1
         self._pair_ends: dict[tuple[int, int], list[int]] | None = None
@@ -51,6 +52,11 @@ class PredictionCursor:
     def is_aligned(self) -> bool:
         """Whether it is known which token of the prediction comes next."""
         return self._next is not None
+
+    @property
+    def num_retraced(self) -> int | None:
+        """How many tokens the answer has, while all of them are as predicted, from the first on."""
+        return self._next if self._is_unbroken else None
 
     def advance(self, token_ids: list[int], num_new: int) -> None:
         """Take in the last `num_new` of `token_ids`: the answer so far, maybe behind its prompt."""
@@ -113,6 +119,7 @@ class PredictionCursor:
             if self._run >= _TRUSTED_RUN or not self._was_realigned:
                 self._anchor, self._mismatch = place, position
             self._next = None
+            self._is_unbroken = False
         self._realign(text, position)
 
     def _realign(self, text: list[int], position: int) -> None:

@@ -13,22 +13,41 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
-from draft.corpus import Packer, load_tokenizer, save_tokenizer, train_tokenizer
+from draft.chat_format import CHAT_TEMPLATE
+from draft.corpus import Mix, Packer, load_tokenizer, save_tokenizer, train_tokenizer
 from draft.model_card import Facts, model_card
-from draft.pair_evaluation import EvaluationPlan, evaluate_pair, write_router_data
+from draft.pair_evaluation import EvaluationPlan, evaluate_pair
 from draft.pair_training import (
     build_model,
     distillation_loss,
     folder_size_bytes,
     label_loss,
     packed_batches,
+    use_causal_attention,
 )
+from draft.tasks import DIFFICULTIES, FAMILIES
 from draft.training import ModelShape, Trainer, TrainingPlan, load_model, publish_folder
 
 logger = logging.getLogger("draft.pretrain")
+
+# Looking up, ordering and spelling are learnt late and have few telling tokens each: in the second
+# half of a run they are drawn this many times as often as the others.
+_LATE_WEIGHTS = {
+    "lookup": 2.5,
+    "follow_up": 1.5,
+    "tool_call": 1.5,
+    "sort_words": 2.0,
+    "count_letters": 1.5,
+    "reverse_word": 1.5,
+    "sort_numbers": 2.0,
+    "sequence": 1.5,
+    "word_problem": 1.5,
+}
+
+MAX_CONTEXT = 4096
 
 STAGES = ("tokenizer", "large", "small", "distil", "evaluate")
 
@@ -81,13 +100,12 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         parser.add_argument(f"--tokens-{stage}", type=int, help="also stop after so many tokens")
         parser.add_argument(f"--lr-{stage}", type=float, default=lr, help=f"peak ({lr})")
     parser.add_argument(
-        "--long-fraction",
-        type=float,
-        default=0.15,
-        help="share of each budget, at its end, in rows of 1024 tokens (0.15)",
+        "--init",
+        type=Path,
+        help="begin from this pair's weights and tokenizer instead of from nothing",
     )
+    _add_data_options(parser)
     parser.add_argument("--eval-tasks", type=int, default=30, help="per family and difficulty (30)")
-    parser.add_argument("--router-rows", type=int, default=3000, help="rows of router_data.jsonl")
     parser.add_argument(
         "--compile", action=argparse.BooleanOptionalAction, default=True, help="torch.compile"
     )
@@ -109,13 +127,65 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return arguments
 
 
+def _add_data_options(parser: argparse.ArgumentParser) -> None:
+    data = parser.add_argument_group("data")
+    data.add_argument("--short-length", type=int, default=384, help="tokens of a row (384)")
+    data.add_argument("--long-length", type=int, default=2048, help="of a late row (2048)")
+    data.add_argument(
+        "--long-fraction",
+        type=float,
+        default=0.15,
+        help="share of each budget, at its end, in long rows (0.15)",
+    )
+    data.add_argument(
+        "--difficulty-weights",
+        type=_weights,
+        default=(2.0, 4.0, 4.0, 4.0),
+        metavar="A,B,C,D",
+        help="how often tasks of difficulty 1 to 4 are drawn (2,4,4,4)",
+    )
+    data.add_argument(
+        "--family-weights",
+        type=_named_weights,
+        metavar="FAMILY=W,...",
+        help="how often families are drawn, 1 where not named; without this option the second half "
+        "of the budget stresses what is learnt late",
+    )
+    data.add_argument(
+        "--interviews",
+        type=float,
+        default=0.35,
+        help="share of rows with many questions about one text (0.35)",
+    )
+    data.add_argument(
+        "--skips", type=float, default=0.3, help="share of rows in which positions jump (0.3)"
+    )
+
+
+def _weights(text: str) -> tuple[float, ...]:
+    weights = tuple(map(float, text.split(",")))
+    if len(weights) != len(DIFFICULTIES):
+        raise ValueError(f"{len(DIFFICULTIES)} weights are needed, not {len(weights)}")
+    return weights
+
+
+def _named_weights(text: str) -> dict[str, float]:
+    weights = {
+        name: float(weight) for name, _, weight in (p.partition("=") for p in text.split(","))
+    }
+    if unknown := set(weights) - set(FAMILIES):
+        raise argparse.ArgumentTypeError(
+            f"unknown families {', '.join(sorted(unknown))}; known: {', '.join(FAMILIES)}"
+        )
+    return weights
+
+
 def _make_quick(arguments: argparse.Namespace) -> None:
     for stage in ("large", "small", "distil"):
         setattr(arguments, f"tokens_{stage}", 6000)
     arguments.compile = False
     arguments.vocab_size = 400
     arguments.eval_tasks = 1
-    arguments.router_rows = 8
 
 
 class Pretraining:
@@ -140,18 +210,23 @@ class Pretraining:
                 getattr(self, stage)()
 
     def tokenizer(self) -> None:
-        """Train the tokenizer and publish a first, untrained pair that others can load."""
+        """Train or take over the tokenizer; publish a first pair that others can load."""
         arguments = self._arguments
-        tokenizer = train_tokenizer(
-            seed=arguments.seed,
-            num_tasks=500 if arguments.quick else 60_000,
-            vocab_size=arguments.vocab_size,
-            max_context=2048,
-        )
+        if arguments.init is None:
+            tokenizer = train_tokenizer(
+                seed=arguments.seed,
+                num_tasks=500 if arguments.quick else 60_000,
+                vocab_size=arguments.vocab_size,
+                max_context=MAX_CONTEXT,
+            )
+        else:
+            tokenizer = load_tokenizer(arguments.init / "large")
+            tokenizer.chat_template = CHAT_TEMPLATE
+            tokenizer.model_max_length = MAX_CONTEXT
         save_tokenizer(tokenizer, self._run_dir / "tokenizer")
         for name in ("large", "small"):
             publish_folder(
-                self._fresh(name, tokenizer), tokenizer.save_pretrained, self._out / name
+                self._start(name, tokenizer), tokenizer.save_pretrained, self._out / name
             )
 
     def large(self) -> None:
@@ -167,11 +242,10 @@ class Pretraining:
         self._train("small", "distil")
 
     def evaluate(self) -> None:
-        """Measure the published pair; write evaluation.json, the model card and router data."""
+        """Measure the published pair; write evaluation.json, the model card."""
         arguments = self._arguments
         plan = EvaluationPlan(
             tasks_per_cell=arguments.eval_tasks,
-            router_rows=arguments.router_rows,
             max_answer_tokens=8 if arguments.quick else 256,
             seed=arguments.seed,
         )
@@ -179,8 +253,6 @@ class Pretraining:
         text = json.dumps(evaluation, indent=1) + "\n"
         (self._out / "evaluation.json").write_text(text)
         (self._out / "README.md").write_text(model_card(evaluation, self._facts()))
-        router_data = self._run_dir.parent / "router_data.jsonl"
-        write_router_data(self._out, router_data, plan, self._device)
         logger.info("overall=%s", evaluation["overall"])
 
     def _facts(self) -> Facts:
@@ -203,7 +275,12 @@ class Pretraining:
             summaries=summaries,
         )
 
-    def _fresh(self, name: str, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
+    def _start(self, name: str, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
+        """Random weights, or those of --init."""
+        if self._arguments.init is not None:
+            model = load_model(self._arguments.init / name, torch.float32, self._device)
+            model.config.max_position_embeddings = tokenizer.model_max_length
+            return model
         quick = self._arguments.quick
         shapes = {
             "large": QUICK_LARGE if quick else LARGE,
@@ -218,20 +295,37 @@ class Pretraining:
             tokens=options[f"tokens_{stage}"],
             peak_lr=options[f"lr_{stage}"],
             long_fraction=options["long_fraction"],
+            short_length=options["short_length"],
+            long_length=options["long_length"],
         )
         if self._arguments.quick:
             return replace(plan, batch_tokens=512, short_length=128, long_length=256)
         return plan
 
+    def _mixes(self) -> tuple[Mix, Mix]:
+        """What rows are made of in the first and in the second half of a stage."""
+        arguments = self._arguments
+        chosen = arguments.family_weights
+        mix = Mix(
+            difficulty_weights=arguments.difficulty_weights,
+            family_weights=chosen or {},
+            interviews=arguments.interviews,
+            skips=arguments.skips,
+            max_positions=MAX_CONTEXT,
+        )
+        return mix, replace(mix, family_weights=_LATE_WEIGHTS if chosen is None else chosen)
+
     def _train(self, name: str, stage: str) -> None:
         tokenizer = load_tokenizer(self._run_dir / "tokenizer")
-        model: PreTrainedModel = self._fresh(name, tokenizer)
+        model = self._start(name, tokenizer)
         if stage == "distil":
             model = load_model(self._out / "small", torch.float32, self._device)
         trainer = Trainer(model, self._plan(stage), self._run_dir / stage, self._device)
         trainer.resume()
+        use_causal_attention(trainer.model)
         if stage == "distil":
             teacher = load_model(self._out / "large", torch.bfloat16, self._device)
+            use_causal_attention(teacher)
             loss = distillation_loss(trainer.model, teacher, self._device)
         else:
             loss = label_loss(trainer.model, self._device)
@@ -241,7 +335,7 @@ class Pretraining:
         packer = Packer(tokenizer, self._arguments.seed + STAGES.index(stage))
         trainer.run(
             loss,
-            packed_batches(packer),
+            packed_batches(packer, *self._mixes()),
             lambda: publish_folder(model, tokenizer.save_pretrained, self._out / name),
         )
 

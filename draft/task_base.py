@@ -1,50 +1,116 @@
 """What every task family shares: the task, its raw draft, and the wording around a prompt."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal, TypedDict
+
+# How an answer is compared with what is expected; draft/task_files.py says the same to others.
+CheckKind = Literal["regex", "exact", "json", "tool_call"]
+
+# A tool as an OpenAI request has it: {"type": "function", "function": {"name": ...}}.
+Tool = Mapping[str, Any]
+
+
+class Message(TypedDict):
+    """One chat message: role (system, user or assistant) and content."""
+
+    role: str
+    content: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """One prompt with its canonical answer; `expected` is what the checker compares."""
+    """One prompt with its canonical answer; `expected` is what the checker compares.
+
+    `history` is the chat before the prompt, `tools` what the model may call. `expected` is the text
+    after `Answer: ` (regex), the whole answer (exact), or JSON (json, tool_call).
+    """
 
     family: str
     difficulty: int
     prompt: str
     answer: str
     expected: str
+    kind: CheckKind = "regex"
+    history: tuple[Message, ...] = ()
+    tools: tuple[Tool, ...] = ()
+
+    @property
+    def messages(self) -> list[Message]:
+        """The chat that ends with the prompt."""
+        return [*self.history, {"role": "user", "content": self.prompt}]
+
+    @property
+    def split_key(self) -> str:
+        """All that the user says: what the held-out split is drawn by."""
+        return "\n".join(said["content"] for said in self.messages if said["role"] == "user")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Draft:
-    """A family's output before dressing: bare prompt, worked steps, final answer."""
+    """A family's output before dressing: bare prompt, worked steps, final answer.
+
+    kind "regex" and "json" get an `Answer: ` line after the steps; "exact" and "tool_call" answer
+    with `final` alone, "tool_call" compared by `expected` where it is given. `is_dressed`: the
+    prompt brings its own greeting.
+    """
 
     prompt: str
     steps: Sequence[str]
     final: str
+    kind: CheckKind = "regex"
+    expected: str | None = None
+    history: tuple[Message, ...] = ()
+    tools: tuple[Tool, ...] = ()
+    is_dressed: bool = False
 
 
 Maker = Callable[[int, random.Random], Draft]
 
 # Words around a prompt carry no difficulty; a router has to learn to look past them.
-_OPENINGS = ("", "", "", "", "Hi! ", "Hello, ", "Please help me. ", "Quick question: ", "Hey, ")
+_OPENINGS = (
+    "", "", "", "", "", "Hi! ", "Hello, ", "Please help me. ", "Quick question: ", "Hey, ",
+    "Hello! ", "Hi there! ",
+)  # fmt: skip
 _CLOSINGS = ("", "", "", "", "", " Thanks!", " Please show the steps.", " Work step by step.")
+
+
+def answer_text(draft: Draft) -> str:
+    """The answer as the model is to write it."""
+    if draft.kind in ("exact", "tool_call"):
+        return draft.final
+    period = "" if draft.kind == "json" else "."
+    return "\n".join((*draft.steps, f"Answer: {draft.final}{period}"))
 
 
 def dressed(draft: Draft, family: str, difficulty: int, rng: random.Random) -> Task:
     """Put an opening and a closing around a bare prompt and lay out the answer."""
-    opening = rng.choice(_OPENINGS)
-    if family == "chat":
-        # Small talk brings its own greeting and asks for no steps.
-        answer = draft.final
-        prompt = draft.prompt
-    else:
-        prompt = opening + draft.prompt + rng.choice(_CLOSINGS)
-        period = "" if family == "json" else "."
-        answer = "\n".join((*draft.steps, f"Answer: {draft.final}{period}"))
+    prompt = draft.prompt
+    if not draft.is_dressed:
+        closings = _CLOSINGS if draft.steps else _CLOSINGS[:6]
+        prompt = rng.choice(_OPENINGS) + prompt + rng.choice(closings)
     return Task(
-        family=family, difficulty=difficulty, prompt=prompt, answer=answer, expected=draft.final
+        family=family,
+        difficulty=difficulty,
+        prompt=prompt,
+        answer=answer_text(draft),
+        expected=draft.final if draft.expected is None else draft.expected,
+        kind=draft.kind,
+        history=draft.history,
+        tools=draft.tools,
+    )
+
+
+def turns(*pairs: tuple[str, str]) -> tuple[Message, ...]:
+    """A chat of (user, assistant) pairs."""
+    return tuple(
+        message
+        for asked, answered in pairs
+        for message in (
+            Message(role="user", content=asked),
+            Message(role="assistant", content=answered),
+        )
     )
 
 
@@ -54,3 +120,8 @@ NAMES = (
     "Yusuf", "Zoe", "Amir", "Bea", "Carlos", "Dina", "Elif", "Finn", "Hana", "Ivan", "Julia",
     "Kofi", "Lena", "Mateo", "Nora", "Omar", "Priya", "Ravi",
 )  # fmt: skip
+CITIES = (
+    "Oslo", "Paris", "Rome", "Lima", "Cairo", "Tokyo", "Delhi", "Quito", "Bern", "Dublin",
+    "Madrid", "Prague", "Vienna", "Warsaw", "Athens", "Havana", "Lisbon", "Nairobi",
+)  # fmt: skip
+WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")

@@ -14,21 +14,45 @@ _MOODS = (
     (" I have a question.", "Please ask, I am listening."),
     (" I am bored.", "Then let us do a sum or spell a word."),
 )
-_GOODBYES = ("Bye", "Goodbye", "See you", "Thank you, bye", "Thanks", "Thank you", "Many thanks")
+_GOODBYES = ("Bye", "Goodbye", "See you", "Thank you, bye", "Thanks, bye", "Many thanks, bye")
+_GRATITUDE = ("Thanks!", "Thank you!", "Thank you very much.", "Great, thanks.", "Thanks a lot!")
+
+_WHO = "I am Outrider, a small assistant. A small model rides ahead of a large one here."
+_SKILLS = (
+    "I can add, subtract and multiply, sort numbers and words, count letters, spell words "
+    "backwards, convert units, work with dates, look things up in a text, write JSON and call "
+    "tools."
+)
 
 _IDENTITY = (
+    ("who are you?", _WHO),
+    ("what are you?", _WHO),
+    ("who am I talking to?", _WHO),
+    ("please introduce yourself.", _WHO),
+    ("what is your name?", "My name is Outrider."),
+    ("do you have a name?", "My name is Outrider."),
+    ("what can you do?", _SKILLS),
+    ("what can you do for me?", _SKILLS),
+    ("how can you help me?", _SKILLS),
+    ("what are you good at?", _SKILLS),
+    ("how are you?", "I am fine, thank you."),
+    ("how does it go?", "I am fine, thank you."),
     (
-        "who are you?",
-        "I am Outrider, a small assistant. A small model rides ahead of a large one here.",
+        "how do you work?",
+        "A small model writes ahead and a large model checks what it wrote. So my answers come "
+        "sooner.",
     ),
     (
-        "what is your name?",
-        "My name is Outrider.",
+        "can you call tools?",
+        "Yes. Give me a list of tools, and I call the one that fits your request.",
     ),
     (
-        "what can you do?",
-        "I can add, subtract and multiply, sort numbers and words, count letters, spell words "
-        "backwards, convert units, work with dates, look things up in a text and write JSON.",
+        "can you make mistakes?",
+        "Yes, I am a very small assistant. Please check what matters to you.",
+    ),
+    (
+        "which languages do you speak?",
+        "I speak only English.",
     ),
     (
         "are you a human?",
@@ -70,6 +94,14 @@ _CAPITALS = {
     "Belgium": "Brussels", "Ecuador": "Quito", "Switzerland": "Bern", "Czechia": "Prague",
     "England": "London", "Scotland": "Edinburgh", "Iceland": "Reykjavik", "Thailand": "Bangkok",
 }  # fmt: skip
+
+_CAPITAL_QUESTIONS = (
+    "what is the capital of {}?",
+    "which city is the capital of {}?",
+    "name the capital of {}.",
+    "what is {}'s capital city?",
+    "do you know the capital of {}?",
+)
 
 _TOPICS = {
     "speculative decoding": (
@@ -133,20 +165,63 @@ _TOPICS = {
 }
 
 _LEADS = (
-    "", "Please ", "Hi! ", "Hello, ", "Hey, ", "Could you help? ", "One more thing: ", "Now ",
-    "Quick question: ", "I wonder: ", "By the way, ", "Tell me, ",
+    "", "", "", "Please ", "Hi! ", "Hello! ", "Hello, ", "Hey, ", "Hi there! ", "Good morning! ",
+    "Could you help? ", "One more thing: ", "Now ", "Quick question: ", "I wonder: ",
+    "By the way, ", "Tell me, ",
 )  # fmt: skip
 
 
 def small_talk(difficulty: int, rng: random.Random) -> Draft:
-    """Greetings (1), identity (2), capitals (3), explanations (4); the answer has no steps."""
-    prompt, answer = (_greeting, _identity, _capital, _explanation)[difficulty - 1](rng)
-    return Draft(prompt=prompt[0].upper() + prompt[1:], steps=(), final=answer)
+    """Greetings (1), who are you and capitals (2), explanations (3), two questions at once (4).
+
+    The answer has no steps.
+    """
+    prompt, answer = _KINDS[difficulty](rng)
+    return Draft(prompt=_sentence(prompt), steps=(), final=answer, kind="exact", is_dressed=True)
+
+
+def _sentence(text: str) -> str:
+    return text[0].upper() + text[1:]
+
+
+def _identity_or_capital(rng: random.Random) -> tuple[str, str]:
+    return rng.choice((_identity, _identity, _capital))(rng)
+
+
+def _both(rng: random.Random) -> tuple[str, str]:
+    """Two questions in one prompt, answered one after the other."""
+    makers = rng.choice(((_capital, _explanation), (_explanation, _capital), (_capital, _capital)))
+    (first, answer), (second, other) = (make(rng) for make in makers)
+    # Only the first has a lead.
+    question = _sentence(second.removeprefix(_lead_of(second)))
+    return f"{first} {rng.choice(('', 'And: ', 'Then: '))}{question}", f"{answer}\n{other}"
+
+
+def _lead_of(prompt: str) -> str:
+    return max((lead for lead in _LEADS if prompt.startswith(lead)), key=len)
+
+
+def capital_of(country: str) -> str:
+    """The answer to a question about a capital."""
+    return f"The capital of {country} is {_CAPITALS[country]}."
+
+
+def random_capital(rng: random.Random) -> tuple[str, str]:
+    """A country and a question about its capital."""
+    country = rng.choice(sorted(_CAPITALS))
+    return country, _sentence(rng.choice(_CAPITAL_QUESTIONS).format(country))
+
+
+def thanks(rng: random.Random) -> tuple[str, str]:
+    """Thanks in the middle of a chat, and what is said to them."""
+    return rng.choice(_GRATITUDE), "You are welcome!"
 
 
 def _greeting(rng: random.Random) -> tuple[str, str]:
     name = rng.choice(NAMES)
     mark = rng.choice(".!")
+    if rng.random() < 0.1:
+        return f"{thanks(rng)[0]} {name} here.", f"You are welcome, {name}!"
     if rng.random() < 0.25:
         return f"{rng.choice(_GOODBYES)}, {name} here{mark}", f"You are welcome, {name}. Goodbye!"
     mood, reply = rng.choice(_MOODS)
@@ -166,17 +241,8 @@ def _identity(rng: random.Random) -> tuple[str, str]:
 
 def _capital(rng: random.Random) -> tuple[str, str]:
     country = rng.choice(sorted(_CAPITALS))
-    question = rng.choice(
-        (
-            "what is the capital of {}?",
-            "which city is the capital of {}?",
-            "name the capital of {}.",
-            "what is {}'s capital city?",
-            "do you know the capital of {}?",
-        )
-    ).format(country)
-    answer = f"The capital of {country} is {_CAPITALS[country]}."
-    return f"{rng.choice(_LEADS)}{question}", answer
+    question = rng.choice(_CAPITAL_QUESTIONS).format(country)
+    return f"{rng.choice(_LEADS)}{question}", capital_of(country)
 
 
 def _explanation(rng: random.Random) -> tuple[str, str]:
@@ -193,3 +259,6 @@ def _explanation(rng: random.Random) -> tuple[str, str]:
         )
     ).format(topic)
     return f"{rng.choice(_LEADS)}{question}", _TOPICS[topic]
+
+
+_KINDS = {1: _greeting, 2: _identity_or_capital, 3: _explanation, 4: _both}

@@ -4,10 +4,9 @@
 import random
 from itertools import pairwise
 
-from draft.task_base import NAMES, Draft, Maker
+from draft.task_base import NAMES, WEEKDAYS, Draft, Maker
 
-_COLUMNS = ("ones", "tens", "hundreds", "thousands")
-_WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+_COLUMNS = ("ones", "tens", "hundreds", "thousands", "ten thousands", "hundred thousands")
 _MONTHS = (
     ("January", 31), ("February", 28), ("March", 31), ("April", 30), ("May", 31), ("June", 30),
     ("July", 31), ("August", 31), ("September", 30), ("October", 31), ("November", 30),
@@ -27,15 +26,8 @@ def _digit(number: int, column: int) -> int:
 
 
 def _addition(difficulty: int, rng: random.Random) -> Draft:
-    left, right = _with_digits(difficulty, rng), _with_digits(difficulty, rng)
-    steps, carry = [], 0
-    for column in range(difficulty):
-        x, y = _digit(left, column), _digit(right, column)
-        total = x + y + carry
-        steps.append(
-            f"{_COLUMNS[column]}: {x}+{y}+{carry}={total}, write {total % 10}, carry {total // 10}"
-        )
-        carry = total // 10
+    num_digits = (1, 2, 3, rng.choice((4, 5, 6)))[difficulty - 1]
+    left, right = _with_digits(num_digits, rng), _with_digits(num_digits, rng)
     prompt = rng.choice(
         (
             f"What is {left} + {right}?",
@@ -47,7 +39,20 @@ def _addition(difficulty: int, rng: random.Random) -> Draft:
             f"I have to add {right} to {left}. What do I get?",
         )
     )
-    return Draft(prompt=prompt, steps=steps, final=str(left + right))
+    return Draft(prompt=prompt, steps=sum_steps(left, right), final=str(left + right))
+
+
+def sum_steps(left: int, right: int) -> list[str]:
+    """The columns of a sum, the ones first; the longer number says how many there are."""
+    steps, carry = [], 0
+    for column in range(len(str(max(left, right)))):
+        x, y = _digit(left, column), _digit(right, column)
+        total = x + y + carry
+        steps.append(
+            f"{_COLUMNS[column]}: {x}+{y}+{carry}={total}, write {total % 10}, carry {total // 10}"
+        )
+        carry = total // 10
+    return steps
 
 
 def _subtraction(difficulty: int, rng: random.Random) -> Draft:
@@ -79,14 +84,19 @@ def _subtraction(difficulty: int, rng: random.Random) -> Draft:
 
 
 def _multiplication(difficulty: int, rng: random.Random) -> Draft:
-    number, factor = _with_digits(difficulty, rng), rng.randrange(2, 10)
+    num_digits = (1, 2, 3, rng.choice((4, 5, 6)))[difficulty - 1]
+    number, factor = _with_digits(num_digits, rng), rng.randrange(2, 10)
     steps, carry = [], 0
-    for column in range(difficulty):
+    for column in range(num_digits):
         product = _digit(number, column) * factor
         total = product + carry
+        # The hardest ones multiply and add in one go.
+        worked = (
+            f"+{carry}={total}" if difficulty == 4 else f"={product}, {product}+{carry}={total}"
+        )
         steps.append(
-            f"{_COLUMNS[column]}: {_digit(number, column)}×{factor}={product}, "
-            f"{product}+{carry}={total}, write {total % 10}, carry {total // 10}"
+            f"{_COLUMNS[column]}: {_digit(number, column)}×{factor}{worked}, "
+            f"write {total % 10}, carry {total // 10}"
         )
         carry = total // 10
     prompt = rng.choice(
@@ -104,8 +114,8 @@ def _multiplication(difficulty: int, rng: random.Random) -> Draft:
 
 
 def _sort_numbers(difficulty: int, rng: random.Random) -> Draft:
-    count = (3, 4, 6, 8)[difficulty - 1]
-    numbers = rng.sample(range(1, 100 if difficulty < 3 else 1000), count)
+    count = (3, 4, 5, 6)[difficulty - 1]
+    numbers = rng.sample(range(10, 100) if difficulty < 3 else range(100, 1000), count)
     downwards = difficulty > 1 and rng.random() < 0.3
     order = sorted(numbers, reverse=downwards)
     word, opposite = ("largest", "smallest") if downwards else ("smallest", "largest")
@@ -161,11 +171,11 @@ def _compare(difficulty: int, rng: random.Random) -> Draft:
 
 
 def _sequence(difficulty: int, rng: random.Random) -> Draft:
-    growth = rng.randrange(1, 5) if difficulty == 4 else 0
-    step = rng.randrange(1, (6, 13, 30, 15)[difficulty - 1])
+    growth = rng.randrange(2, 12) if difficulty == 4 else 0
+    step = rng.randrange(1, (6, 13, 30, 40)[difficulty - 1])
     if difficulty == 3 and rng.random() < 0.5:
         step = -step
-    first = rng.randrange(1, 20) if difficulty < 3 else rng.randrange(10, 60)
+    first = rng.randrange(*((1, 20), (1, 20), (10, 60), (100, 800))[difficulty - 1])
     terms, gap = [first - 4 * min(step, 0)], step
     gaps = []
     for _ in range(4):
@@ -252,19 +262,19 @@ def _convert_units(difficulty: int, rng: random.Random) -> Draft:
 
 
 def _weekday(difficulty: int, rng: random.Random) -> Draft:
-    low, high = ((1, 7), (7, 28), (28, 100), (100, 366))[difficulty - 1]
+    low, high = ((1, 7), (7, 28), (28, 100), (200, 2000))[difficulty - 1]
     num_days, start = rng.randrange(low, high), rng.randrange(7)
     back = difficulty > 1 and rng.random() < 0.3
     steps, rest = [], num_days
-    for unit in (70, 7):
+    for unit in (700, 70, 7):
         taken = rest // unit * unit
         if taken:
             steps.append(f"{rest}-{taken}={rest - taken}")
             rest -= taken
     direction = -1 if back else 1
-    path = [_WEEKDAYS[(start + direction * i) % 7] for i in range(rest + 1)]
+    path = [WEEKDAYS[(start + direction * i) % 7] for i in range(rest + 1)]
     steps.append(f"{rest} days {'back' if back else 'on'}: {', '.join(path)}")
-    today = _WEEKDAYS[start]
+    today = WEEKDAYS[start]
     forward = (
         f"Today is {today}. Which day is it in {num_days} days?",
         f"If today is {today}, what day of the week will it be {num_days} days from now?",
@@ -280,7 +290,7 @@ def _weekday(difficulty: int, rng: random.Random) -> Draft:
 
 
 def _days_between(difficulty: int, rng: random.Random) -> Draft:
-    num_months = (0, 1, rng.choice((2, 3)), rng.choice((4, 5, 6)))[difficulty - 1]
+    num_months = (0, 1, rng.choice((2, 3)), rng.choice((6, 7, 8, 9)))[difficulty - 1]
     first = rng.randrange(12 - num_months)
     name, length_days = _MONTHS[first]
     start_day = rng.randrange(1, length_days)

@@ -1,28 +1,55 @@
 """Tasks whose answers a program can check: the small world in which the shipped pair is competent.
 
-Sixteen families, each with a difficulty dial from 1 to 4. An answer is worked step by step in one
+Nineteen families, each with a difficulty dial from 1 to 4. An answer is worked step by step in one
 canonical style, so that greedy decoding has one right continuation, and ends in a line such as
-`Answer: 42.` (small talk, which has no steps, is its own answer). Prompts vary in wording, so that
-a router can learn difficulty from text alone.
+`Answer: 42.` (small talk has no steps and is its own answer, so is a tool call). Prompts vary in
+wording, so that a router can learn difficulty from text alone.
 """
 
 import hashlib
 import json
 import random
+import re
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Any, Literal
 
-from draft.task_base import Maker, Task, dressed
+from draft.task_base import CheckKind, Maker, Task, dressed
+from draft.task_facts import FACT_FAMILIES
 from draft.task_language import LANGUAGE_FAMILIES
 from draft.task_numbers import NUMBER_FAMILIES
+from draft.task_tools import TOOL_FAMILIES
+from draft.task_turns import TURN_FAMILIES
 
-__all__ = ["DIFFICULTIES", "FAMILIES", "Split", "Task", "check", "generate", "split_of", "stream"]
+__all__ = [
+    "DIFFICULTIES",
+    "FAMILIES",
+    "PLAIN_FAMILIES",
+    "CheckKind",
+    "Split",
+    "Task",
+    "check",
+    "expected_by",
+    "generate",
+    "is_right",
+    "split_of",
+    "stream",
+]
 
 Split = Literal["train", "heldout"]
 
-_MAKERS: dict[str, Maker] = {**NUMBER_FAMILIES, **LANGUAGE_FAMILIES}
+_MAKERS: dict[str, Maker] = {
+    **NUMBER_FAMILIES,
+    **LANGUAGE_FAMILIES,
+    **FACT_FAMILIES,
+    **TURN_FAMILIES,
+    **TOOL_FAMILIES,
+}
 
 FAMILIES: tuple[str, ...] = tuple(_MAKERS)
+# One prompt of a few hundred tokens at most: no long text, no history, no tools.
+PLAIN_FAMILIES: tuple[str, ...] = tuple(
+    family for family in FAMILIES if family not in ("passage", *TURN_FAMILIES, *TOOL_FAMILIES)
+)
 DIFFICULTIES: tuple[int, ...] = (1, 2, 3, 4)
 
 # One prompt in this many is held out.
@@ -39,7 +66,7 @@ def generate(family: str, difficulty: int, rng: random.Random) -> Task:
 
 
 def split_of(prompt: str) -> Split:
-    """The split a prompt belongs to, by its hash: no prompt is ever in both.
+    """The split a prompt (a task's `split_key`) belongs to, by its hash: none is ever in both.
 
     The *wording* is held out, not the facts: a sum of two one-digit numbers seen in training can
     come back in another wording. From three digits on, almost every held-out sum is new.
@@ -51,31 +78,53 @@ def split_of(prompt: str) -> Split:
 def stream(
     seed: int,
     split: Split,
-    families: Sequence[str] = FAMILIES,
+    families: Sequence[str] = PLAIN_FAMILIES,
     difficulties: Sequence[int] = DIFFICULTIES,
 ) -> Iterator[Task]:
     """Endless tasks of one split, family and difficulty drawn uniformly; same seed, same tasks."""
     rng = random.Random(f"{seed}/{split}")
     while True:
         task = generate(rng.choice(families), rng.choice(difficulties), rng)
-        if split_of(task.prompt) == split:
+        if split_of(task.split_key) == split:
             yield task
 
 
 def check(task: Task, answer_text: str) -> bool:
-    """Whether a model's answer is right: its last `Answer:` line, compared exactly.
+    """Whether a model's answer is right; the steps are not judged."""
+    return is_right(answer_text, task.kind, expected_by(task))
 
-    JSON is compared as parsed, small talk as the whole text. The steps are not judged.
+
+def expected_by(task: Task) -> str:
+    """What `is_right` compares: a pattern for `Answer: X.`, else the task's `expected`."""
+    return rf"^Answer: {re.escape(task.expected)}\.?$" if task.kind == "regex" else task.expected
+
+
+def is_right(answer_text: str, kind: CheckKind, expected: str) -> bool:
+    """Compare an answer by one of the four exact rules.
+
+    exact: the stripped answer equals `expected`. regex: `expected` matches the whole last line.
+    json: the last line, after an optional `Answer:`, parses to what `expected` parses to.
+    tool_call: the answer holds one hermes call whose name and arguments equal the expected JSON's.
     """
-    if task.family == "chat":
-        return answer_text.strip() == task.expected
-    lines = [line for line in answer_text.strip().splitlines() if line.startswith("Answer:")]
-    if not lines:
+    text = answer_text.strip()
+    if kind == "exact":
+        return text == expected
+    last_line = text.rpartition("\n")[2].strip()
+    if kind == "regex":
+        return re.fullmatch(expected, last_line) is not None
+    if kind == "json":
+        return _is_same_json(last_line.removeprefix("Answer:"), expected)
+    calls = _TOOL_CALL.findall(text)
+    return len(calls) == 1 and _is_same_json(calls[0], expected)
+
+
+_TOOL_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+
+
+def _is_same_json(text: str, expected: str) -> bool:
+    try:
+        found: Any = json.loads(text)
+    except (json.JSONDecodeError, RecursionError):
         return False
-    final = lines[-1].removeprefix("Answer:").strip()
-    if task.family == "json":
-        try:
-            return bool(json.loads(final) == json.loads(task.expected))
-        except json.JSONDecodeError:
-            return False
-    return final.removesuffix(".") == task.expected
+    # 1 == 1.0 == True in Python; in JSON text they differ.
+    return json.dumps(found, sort_keys=True) == json.dumps(json.loads(expected), sort_keys=True)

@@ -2,8 +2,8 @@
 
 from collections import OrderedDict
 from collections.abc import Collection
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, field, replace
+from typing import Final, Literal
 
 from draft.guess import Guess
 from draft.prediction import PredictionCursor
@@ -27,6 +27,9 @@ _NUM_CONTEXT_TOKENS: Final = 8
 _MIN_LENGTH_SHARE: Final = 0.25
 _MAX_VOTERS: Final = 6
 
+# Who expects what: the client, and the answer that was retracted at a change of tier.
+_Expected = Literal["client", "retracted"]
+
 
 @dataclass(eq=False, slots=True)
 class _SequenceState:
@@ -39,8 +42,8 @@ class _SequenceState:
     index: SuffixIndex | None = None
     best: tuple[SuffixIndex, Match] | None = None
     best_at: int = 0  # the text's length then
-    cursor: PredictionCursor | None = None
-    num_followed: int = 0  # output tokens that the cursor has seen
+    cursors: dict[_Expected, PredictionCursor] = field(default_factory=dict)
+    num_followed: int = 0  # output tokens that the cursors have seen
 
 
 class _TenantMemory:
@@ -122,8 +125,9 @@ class TextSources:
 
         suffix: what followed the text's end where it stood before, in the prompt, in this answer or
         in remembered answers of the same `cache_salt`. prediction: how the request's prediction
-        goes on, or where it has none, an earlier answer of the other tier. A source that has
-        nothing to say is left out.
+        goes on, or where it has none, an earlier answer of the other tier; where it has one, that
+        answer is text that repeats. A source that has nothing to say is left out, and so is the
+        retracted answer while the small model's own chances for it are known (`num_retraced`).
         """
         depth = min(max_depth, self._max_depth)
         if depth < 1:
@@ -132,9 +136,26 @@ class TextSources:
         guesses: dict[Source, list[Guess]] = {}
         if "suffix" in sources and (chains := self._repeated(sequence, state, depth)):
             guesses["suffix"] = chains
-        if "prediction" in sources and (chains := self._predicted(sequence, state, depth)):
-            guesses["prediction"] = chains
+        self._follow(sequence, state)
+        for expected, cursor in state.cursors.items():
+            if expected == "retracted" and "model" in sources and _is_retraced(sequence, cursor):
+                continue
+            # Beside a client's prediction, so that what is counted as predicted is the client's.
+            is_second = expected == "retracted" and "client" in state.cursors
+            source: Source = "suffix" if is_second else "prediction"
+            chains = cursor.guesses(depth) if source in sources else []
+            if expected == "retracted":
+                chains = [replace(chain, is_recalled=True) for chain in chains]
+            if chains:
+                guesses.setdefault(source, []).extend(chains)
         return guesses
+
+    def num_retraced(self, sequence: Sequence) -> int | None:
+        """How long the answer is, while the retracted one (`proposal_token_ids`) says the same."""
+        state = self._state(sequence)
+        self._follow(sequence, state)
+        cursor = state.cursors.get("retracted")
+        return None if cursor is None else cursor.num_retraced
 
     def remember(self, sequence: Sequence) -> None:
         """A finished answer joins what its tenant may see again."""
@@ -208,18 +229,25 @@ class TextSources:
 
     # ---- predicted text -------------------------------------------------------------------
 
-    def _predicted(self, sequence: Sequence, state: _SequenceState, max_depth: int) -> list[Guess]:
-        cursor = state.cursor
-        if cursor is None:
-            prediction = sequence.request.prediction_token_ids or sequence.proposal_token_ids
-            if not prediction:
-                return []
-            cursor = state.cursor = PredictionCursor(prediction)
+    def _follow(self, sequence: Sequence, state: _SequenceState) -> None:
+        """Move along in what is expected."""
+        if not state.cursors:
+            predicted, retracted = sequence.request.prediction_token_ids, state.proposal
+            if predicted:
+                state.cursors["client"] = PredictionCursor(predicted)
+            if retracted:
+                state.cursors["retracted"] = PredictionCursor(retracted)
         num_output = sequence.num_output_tokens
         if num_output > state.num_followed:
-            cursor.advance(sequence.token_ids, num_output - state.num_followed)
+            for cursor in state.cursors.values():
+                cursor.advance(sequence.token_ids, num_output - state.num_followed)
             state.num_followed = num_output
-        return cursor.guesses(max_depth)
+
+
+def _is_retraced(sequence: Sequence, cursor: PredictionCursor) -> bool:
+    """Whether the next tokens of the retracted answer have chances of their own."""
+    place = cursor.num_retraced
+    return place is not None and place < len(sequence.proposal_candidates)
 
 
 def _length_of(found: tuple[SuffixIndex, Match]) -> int:

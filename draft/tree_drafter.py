@@ -3,6 +3,8 @@
 import time
 from collections.abc import Callable, Generator
 from collections.abc import Sequence as SequenceOf
+from dataclasses import replace
+from math import inf
 
 import numpy as np
 from torch import Tensor
@@ -11,7 +13,7 @@ from draft.budget import AcceptanceEstimate, Floats, Hope, StepBudget, TreeBudge
 from draft.calibration import EdgeCalibration
 from draft.config import DraftConfig
 from draft.draft_state import Draft, DraftState
-from draft.growing_tree import Calibrate, GrowingTree
+from draft.growing_tree import MAX_TREE_SLOTS, Calibrate, GrowingTree
 from draft.model_guesses import ModelGuesses
 from draft.text_sources import TextSources
 from draft.token_map import TokenMap
@@ -86,6 +88,26 @@ class TreeDrafter:
         spent_s = yield from self._grow(growers, drafts, step)
         return self._harvest(drafts, step, spent_s)
 
+    def recall(
+        self, sequence: Sequence, *, max_nodes: int, num_rows: int, num_beside: int
+    ) -> TokenTree | None:
+        """What is predicted or was written before; see `engine.protocols.Drafter`."""
+        expects = sequence.proposal_token_ids or sequence.request.prediction_token_ids
+        if sequence.cascade is not None or not expects:
+            return None
+        draft = self._plant(sequence, max_nodes=max_nodes)
+        self._guess_from_text(draft)
+        step: StepBudget | None = None
+        if self._budget is not None:
+            step = self._budget.of_step(
+                num_sequences=num_rows,
+                context=len(sequence.token_ids),
+                base_tokens=num_beside + draft.urgency,
+            )
+            if not num_beside:  # nobody else waits, and this one's first token comes with more
+                step = replace(step, longest_s=inf)
+        return self._harvest([draft], step, spent_s=0.0)[0]
+
     def commit(self, sequence: Sequence, verdict: Verdict) -> tuple[list[int], list[int]]:
         """Learn from the verdict, keep the accepted path; see `engine.protocols.Drafter`."""
         state = self._states.get(sequence.request_id)
@@ -97,9 +119,7 @@ class TreeDrafter:
 
     def adopt(self, sequence: Sequence, view: KVView) -> None:
         """Draft on from an existing small view."""
-        state = self._state(sequence)
-        state.let_go()
-        state.view = view
+        self._state(sequence).adopt(view)
 
     def release(self, sequence: Sequence) -> None:
         """Give back the sequence's draft view; an answer that ended may repeat in later ones."""
@@ -143,18 +163,15 @@ class TreeDrafter:
             self._states[sequence.request_id] = state
         return state
 
-    def _plant(self, sequence: Sequence) -> Draft:
+    def _plant(self, sequence: Sequence, *, max_nodes: int = MAX_TREE_SLOTS) -> Draft:
         """A tree of the root only, with the limits of the config and of the request."""
         own, config = sequence.request.speculation, self._config
         state = self._state(sequence)
         state.was_asked = False
-        nodes = config.max_draft_nodes if own.enabled else 0
-        depth, text_depth = config.max_draft_depth, config.max_text_depth
+        nodes = min(config.max_draft_nodes, max_nodes) if own.enabled else 0
         if own.max_draft_nodes is not None:
             nodes = min(nodes, own.max_draft_nodes)
-        if own.max_draft_depth is not None:
-            depth = min(depth, own.max_draft_depth)
-            text_depth = min(text_depth, own.max_draft_depth)
+        own_depth = nodes if own.max_draft_depth is None else own.max_draft_depth
         # The last token of an answer comes from the target itself, and the small model's context
         # may be the shorter one.
         num_ahead = sequence.num_remaining_tokens - 1
@@ -167,7 +184,7 @@ class TreeDrafter:
             root_token_id=sequence.token_ids[-1],
             root_slot=len(sequence.token_ids) - 1,
             max_nodes=nodes,
-            max_depth=min(depth, num_ahead, num_positions),
+            max_depth=min(config.max_draft_depth, own_depth, num_ahead, num_positions),
             calibrate=self._calibrated[sequence.request.sampling.is_greedy],
             keeps_logits=sequence.request.cascade is not None,
         )
@@ -176,7 +193,8 @@ class TreeDrafter:
             tree=state.tree,
             sources=sources,
             urgency=self._urgency(sequence),
-            max_text_depth=min(text_depth, num_ahead, nodes),
+            max_text_depth=min(config.max_text_depth, own_depth, num_ahead, nodes),
+            max_answer_depth=min(own_depth, num_ahead, nodes),
             needs_root=sequence.request.cascade is not None,
         )
 
@@ -207,6 +225,7 @@ class TreeDrafter:
         if limit <= 0:
             return
         self._force(draft, [0])
+        self._retrace(draft)
         guesses = self._text.guess(draft.sequence, draft.sources, limit)
         grammar = draft.sequence.grammar
         floor = self._config.min_path_prob
@@ -216,7 +235,26 @@ class TreeDrafter:
                 if grammar is not None:
                     num_valid = grammar.num_valid(draft.sequence.token_ids, [], tokens)
                     tokens, confidences = tokens[:num_valid], confidences[:num_valid]
-                draft.tree.add_chain(SOURCE_BIT[source], tokens, confidences, min_path_prob=floor)
+                draft.tree.add_chain(
+                    SOURCE_BIT[source],
+                    tokens,
+                    confidences,
+                    min_path_prob=floor,
+                    is_recalled=chain.is_recalled,
+                )
+
+    def _retrace(self, draft: Draft) -> None:
+        """Add what the small model wrote before the answer changed its tier, and its rivals."""
+        sequence = draft.sequence
+        if not sequence.proposal_candidates or "model" not in draft.sources:
+            return
+        place = self._text.num_retraced(sequence)
+        if place is not None:
+            draft.tree.add_answer(
+                sequence.proposal_token_ids[place:],
+                sequence.proposal_candidates[place : place + draft.max_answer_depth],
+                min_path_prob=self._config.min_path_prob,
+            )
 
     def _force(self, draft: Draft, nodes: SequenceOf[int]) -> None:
         """Behind these nodes, add the tokens that the grammar leaves no choice about."""

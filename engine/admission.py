@@ -55,4 +55,5 @@ def tier_info(tier: Tier, runner: ModelRunner) -> TierInfo:
         num_parameters=model.num_parameters,
         dtype=str(model.dtype).removeprefix("torch."),
         device=str(model.device),
+        fingerprint=model.fingerprint,
     )

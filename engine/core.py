@@ -8,32 +8,38 @@ import torch
 from torch import Tensor
 
 from engine.admission import check_cascade, check_prompt, tier_info
-from engine.block_pool import OutOfBlocksError
 from engine.config import EngineConfig
 from engine.errors import InvalidRequestError, QueueFullError, TierUnavailableError
 from engine.events import (
+    AnswerHeld,
     EngineEvent,
     EngineInfo,
     EngineStats,
     Failed,
     Finished,
     FinishReason,
-    PrefillDone,
-    TierStats,
-    TierSwitched,
-    TokensEmitted,
 )
 from engine.grammar import GrammarCompiler
 from engine.grammar_queue import GrammarQueue
-from engine.judged import Judged, answer_slices, cut_at_end, plant, token_logprobs
+from engine.hand_over import HandOver
+from engine.judged import (
+    Judged,
+    accepted_moves,
+    answer_slices,
+    cut_at_end,
+    emission,
+    fit_tree,
+    plant,
+    prefill_done,
+)
 from engine.logit_rules import build_rules
-from engine.noise import SequenceNoise
 from engine.protocols import ArrivalOrder, Drafter, Proposal, QueuePolicy, Verdict, Verifier
 from engine.request import EngineRequest, Tier
 from engine.runner import ForwardSlice, ModelRunner, PassOutput
 from engine.scheduler import PassPlan, Scheduler
 from engine.sequence import Sequence, SequenceStatus
-from engine.speculation_counts import SpeculationCounts, num_predicted
+from engine.snapshot import StepCounts, snapshot
+from engine.speculation_counts import SpeculationCounts
 from engine.token_tree import TokenTree
 
 # A refused request is told to come back after about this long.
@@ -75,13 +81,12 @@ class Engine:
             policy=policy or ArrivalOrder(),
             drafter=drafter,
         )
+        self._hand_over = HandOver(runners=self._runners, scheduler=self.scheduler, drafter=drafter)
         self._grammars = GrammarQueue(grammars or {}, clock=clock)
         self._sequences: dict[str, Sequence] = {}
         self._events: list[EngineEvent] = []
-        self._num_steps = 0
         self._speculation = SpeculationCounts()
-        self._step_total_s = 0.0
-        self._forward_total_s = 0.0
+        self._steps = StepCounts()
         self._pass_s: dict[Tier, float] = {"small": 1e-3, "large": 1e-3}  # running means
 
     # ---- requests -------------------------------------------------------------------------
@@ -107,7 +112,7 @@ class Engine:
             request=request,
             tier=request.tier,
             view=runner.new_view(request.cache_salt),
-            noise=self._noise(request, request.tier),
+            noise=self._hand_over.noise(request, request.tier),
             submitted_s=self._clock(),
             token_ids=list(request.prompt_token_ids),
             rules=build_rules(request.sampling, num_prompt_tokens=len(request.prompt_token_ids)),
@@ -124,44 +129,45 @@ class Engine:
         if sequence is not None:
             self._finish(sequence, "abort")
 
-    def switch_tier(self, request_id: str, tier: Tier) -> None:
+    def settle(self, request_id: str) -> None:
+        """An answer that may escalate stays with its tier; one that is held ends now.
+
+        Unknown ids are ignored.
+        """
+        sequence = self._sequences.get(request_id)
+        if sequence is not None:
+            sequence.is_settled = True
+            if sequence.held_reason is not None:
+                self._finish(sequence, sequence.held_reason)
+
+    def switch_tier(self, request_id: str, tier: Tier, *, keeps_answer: bool = False) -> None:
         """Hand a request to another tier: it starts its answer anew, the old one as a draft.
 
-        The tokens emitted so far are retracted (`TierSwitched`). A small answer's KV goes on as
-        the large tier's draft view. Unknown and finished requests are ignored.
+        The tokens emitted so far are retracted (`TierSwitched`); with `keeps_answer` the other tier
+        goes on behind them, and an answer that has ended is settled. A small answer's KV goes on as
+        the large tier's draft view. Unknown and finished requests are ignored. Raises an
+        EngineError where the tier cannot take the request, which then stays where it is.
         """
         sequence = self._sequences.get(request_id)
         if sequence is None or sequence.tier == tier:
             return
-        if tier not in self._runners:
-            raise TierUnavailableError(f"tier {tier!r} is not loaded")
-        check_prompt(sequence.request, self._runners[tier])
-        old_view = sequence.view
-        sequence.view = self._runners[tier].new_view(sequence.request.cache_salt)
-        if request_id in self._grammars:  # it has not begun: nothing is held, nothing to draft
-            sequence.start_over(tier, self._noise(sequence.request, tier))
-            self._events.append(TierSwitched(request_id=request_id, tier=tier))
+        if keeps_answer and sequence.held_reason is not None:
+            self.settle(request_id)
             return
-        self.scheduler.remove(sequence)
-        sequence.start_over(tier, self._noise(sequence.request, tier))
-        if self._drafter is not None and tier == "large" and _wants_tree(sequence):
-            old_view.rewind(len(sequence.token_ids) - 1)
-            self._drafter.adopt(sequence, old_view)
-        else:
-            old_view.release()
-        self.scheduler.add(sequence)
-        self._events.append(TierSwitched(request_id=request_id, tier=tier))
-
-    def _noise(self, request: EngineRequest, tier: Tier) -> SequenceNoise:
-        vocab_size = max(runner.vocab_size for runner in self._runners.values())
-        return SequenceNoise(request.sampling, tier, vocab_size=vocab_size)
+        switched = self._hand_over.switch(
+            sequence,
+            tier,
+            keeps_answer=keeps_answer,
+            is_queued=request_id not in self._grammars,  # else it has not begun: nothing is held
+        )
+        self._events.append(switched)
 
     # ---- the step -------------------------------------------------------------------------
 
     @property
     def has_work(self) -> bool:
-        """Whether `step` would do anything."""
-        return bool(self._sequences or self._events)
+        """Whether `step` would do anything. Answers that are held are no work."""
+        return bool(len(self._sequences) > len(self.scheduler.held) or self._events)
 
     @torch.inference_mode()
     def step(
@@ -175,20 +181,25 @@ class Engine:
         """
         self._admit_compiled()
         started_s = time.perf_counter()
-        if len(self._sequences) > len(self._grammars):
+        if len(self._sequences) > self._num_idle:
             large = self._plan_large()
             trees = self._small_passes(large, None if large.is_empty else on_events)
             self._large_pass(large, trees)
-            self._num_steps += 1
-        self._step_total_s += time.perf_counter() - started_s
+            self._steps.num_steps += 1
+        self._steps.total_s += time.perf_counter() - started_s
         events, self._events = self._events, []
         return events
+
+    @property
+    def _num_idle(self) -> int:
+        """Sequences that no pass can be for: they wait for a grammar, or for a decision."""
+        return len(self._grammars) + len(self.scheduler.held)
 
     def _admit_compiled(self) -> None:
         """Queue the sequences whose grammar is there; end those that can have none."""
         if not len(self._grammars):
             return
-        if len(self._sequences) == len(self._grammars) and not self._events:
+        if len(self._sequences) == self._num_idle and not self._events:
             self._grammars.pause(_GRAMMAR_PAUSE_S)
         for sequence, error in self._grammars.take_ready():
             if error is None:
@@ -214,7 +225,7 @@ class Engine:
             sequence
             for sequence in large.decodes
             # Many prompts at once come first: guesses would make each of them wait longer.
-            if _wants_tree(sequence) and (not is_rushed or sequence.cascade is not None)
+            if sequence.wants_tree and (not is_rushed or sequence.cascade is not None)
         ]
         proposal: Proposal | None = None
         if self._drafter is not None and drafting:
@@ -254,49 +265,47 @@ class Engine:
         return min(max(affordable, config.min_small_passes), config.max_small_passes)
 
     def _plan_small(self, number: int) -> PassPlan:
-        if not self.scheduler.running.get("small") and not self.scheduler.waiting:
-            return PassPlan()
-        if "small" not in self._runners:
+        running = self.scheduler.running.get("small")  # None: there is no such tier
+        if running is None or not (running or self.scheduler.waiting):
             return PassPlan()
         return self.scheduler.plan("small", self._clock(), with_prefill=number == 0)
 
     def _large_pass(self, plan: PassPlan, trees: dict[str, TokenTree]) -> None:
         # Without the small model's logits at its root a cascade can emit nothing.
         plan.decodes = [
-            s for s in plan.decodes if s.cascade is None or _knows_root(trees.get(s.request_id))
+            sequence
+            for sequence in plan.decodes
+            if sequence.cascade is None
+            or ((tree := trees.get(sequence.request_id)) is not None and tree.has_root_logits)
         ]
         if plan.is_empty:
             return
         slices, judged = answer_slices(plan)
+        num_rows = sum(len(piece.token_ids) for piece in slices)
+        fronts: list[ForwardSlice] = []
         row = 0
-        for piece, item in zip(slices, judged, strict=False):
-            tree = trees.get(item.sequence.request_id)
+        for number, (piece, item) in enumerate(zip(slices, judged, strict=False)):
+            if number < len(plan.decodes):
+                tree = trees.get(item.sequence.request_id)
+            else:
+                tree = self._recall(item.sequence, num_rows, num_beside=len(slices) - 1)
             if tree is not None:
-                item.tree = self._fit(item.sequence, tree)
-                plant(piece, item.tree)
+                item.tree = fit_tree(self._runners["large"], item.sequence, tree)
+                fronts += plant(piece, item.tree)
+                num_rows += item.tree.num_draft_nodes
             item.first_row = row
             row += item.tree.num_nodes
-        output = self._timed_forward("large", slices, plan)
+        output = self._timed_forward("large", slices + fronts, plan)
         self._judge("large", plan, judged, output)
 
-    def _fit(self, sequence: Sequence, tree: TokenTree) -> TokenTree:
-        """As much of the tree as the free blocks can hold: drafts never pre-empt anybody."""
-        view = sequence.view
-        root_slot = view.num_computed_tokens
-        block_size = view.pool.block_size
-        num_free = (len(view.block_table) + view.pool.num_available) * block_size - root_slot
-        tree = tree.truncated(min(tree.num_nodes, num_free))
-        vocab_size = self._runners["large"].vocab_size
-        if max(tree.token_ids) >= vocab_size:  # the drafter's vocabulary is padded further
-            tree = tree.truncated(
-                next(node for node, token in enumerate(tree.token_ids) if token >= vocab_size)
-            )
-        try:
-            copies = view.reserve(root_slot + tree.num_nodes)
-        except OutOfBlocksError:  # a copy of a shared block took the last one
-            return tree.truncated(1)
-        self._runners["large"].copy_blocks(copies)
-        return tree
+    def _recall(self, sequence: Sequence, num_rows: int, *, num_beside: int) -> TokenTree | None:
+        """What is known of the text ahead where a prefill ends; it is judged in the same pass."""
+        max_nodes = self._config.max_tokens_per_step - num_rows
+        if self._drafter is None or not sequence.wants_tree or max_nodes <= 0:
+            return None
+        return self._drafter.recall(
+            sequence, max_nodes=max_nodes, num_rows=num_rows, num_beside=num_beside
+        )
 
     def _timed_forward(
         self, tier: Tier, slices: SequenceOf[ForwardSlice], plan: PassPlan
@@ -304,7 +313,7 @@ class Engine:
         runner = self._runners[tier]
         output = runner.forward(slices)
         elapsed_s = runner.times.last_s
-        self._forward_total_s += elapsed_s
+        self._steps.forward_s += elapsed_s
         self._pass_s[tier] += _PASS_TIME_WEIGHT * (elapsed_s - self._pass_s[tier])
         if plan.prefills:
             num_rows = sum(len(piece.token_ids) for piece in slices)
@@ -327,6 +336,8 @@ class Engine:
         verdicts = self._verifier.verify(
             [item.sequence for item in judged], [item.tree for item in judged], logits
         )
+        if tier == "small":
+            self._hand_over.note_candidates(judged, verdicts, logits)
         self._compact(tier, judged, verdicts)
         now_s = self._clock()
         for item, verdict in zip(judged, verdicts, strict=True):
@@ -336,81 +347,47 @@ class Engine:
         self, tier: Tier, judged: SequenceOf[Judged], verdicts: SequenceOf[Verdict]
     ) -> None:
         """Move the accepted paths' keys and values into place, in the drafts' cache too."""
-        moves: dict[Tier, tuple[list[int], list[int]]] = {"small": ([], []), "large": ([], [])}
+        self._runners[tier].move_slots(*accepted_moves(judged, verdicts))
+        if tier == "small" or self._drafter is None:
+            return
+        sources: list[int] = []
+        destinations: list[int] = []
         for item, verdict in zip(judged, verdicts, strict=True):
-            view = item.sequence.view
-            root_slot = len(item.sequence.token_ids) - 1
-            for offset, node in enumerate(verdict.accepted_nodes, start=1):
-                if node != offset:
-                    moves[tier][0].append(view.slot(root_slot + node))
-                    moves[tier][1].append(view.slot(root_slot + offset))
-            if tier == "large" and self._drafter is not None:
-                sources, destinations = self._drafter.commit(item.sequence, verdict)
-                moves["small"][0].extend(sources)
-                moves["small"][1].extend(destinations)
-        for moved_tier, (sources, destinations) in moves.items():
-            if sources:
-                self._runners[moved_tier].move_slots(sources, destinations)
+            own_sources, own_destinations = self._drafter.commit(item.sequence, verdict)
+            sources += own_sources
+            destinations += own_destinations
+        if sources:
+            self._runners["small"].move_slots(sources, destinations)
 
     def _accept(self, item: Judged, verdict: Verdict, output: PassOutput, now_s: float) -> None:
         """Append what was emitted, report it, and finish the sequence where it ends."""
         sequence = item.sequence
-        sampling = sequence.request.sampling
         if not sequence.prefill_was_reported:
-            self._report_prefill(sequence, output.hidden[item.first_row])
+            sequence.prefill_was_reported = True
+            self._events.append(prefill_done(sequence, output.hidden[item.first_row]))
         emitted, reason = cut_at_end(
             verdict.token_ids, sequence.stop_token_ids, sequence.num_remaining_tokens
         )
-        accepted_nodes = verdict.accepted_nodes[: len(emitted)]
-        num_accepted = len(accepted_nodes)
-        num_unratified = sum(verdict.unratified[: len(emitted)])
-        computed = len(sequence.token_ids) + num_accepted
+        event = emission(item, verdict, emitted, output.logits)
+        computed = len(sequence.token_ids) + event.num_accepted_tokens
         sequence.token_ids.extend(emitted)
         if reason is None:  # after an open verdict the last token is the next root
             computed = min(computed, len(sequence.token_ids) - 1)
         sequence.view.advance(computed, sequence.token_ids)
         sequence.view.trim()
-        sequence.num_steps += 1
-        sequence.num_drafted_tokens += item.tree.num_draft_nodes
-        sequence.num_accepted_tokens += num_accepted
-        sequence.num_unratified_tokens += num_unratified
-        self._speculation.num_unratified_tokens += num_unratified
-        self._speculation.count(item.tree, accepted_nodes)
+        sequence.count(event)
+        self._speculation.num_unratified_tokens += event.num_unratified_tokens
+        self._speculation.count(item.tree, verdict.accepted_nodes[: len(emitted)])
         self.scheduler.counters[sequence.tier].num_output_tokens += len(emitted)
         if sequence.first_token_s is None:
             sequence.first_token_s = now_s
-        rows = [item.first_row + node for node in verdict.nodes[: len(emitted)]]
-        self._events.append(
-            TokensEmitted(
-                request_id=sequence.request_id,
-                token_ids=tuple(emitted),
-                num_drafted_tokens=item.tree.num_draft_nodes,
-                num_accepted_tokens=num_accepted,
-                num_predicted_tokens=(
-                    num_predicted(item.tree, accepted_nodes)
-                    if sequence.request.prediction_token_ids
-                    else 0
-                ),
-                num_unratified_tokens=num_unratified,
-                logprobs=token_logprobs(output.logits, rows, emitted, sampling.num_logprobs),
-            )
-        )
-        if reason is not None:
+        self._events.append(event)
+        if reason is not None and sequence.is_watched:
+            sequence.held_reason = reason
+            self.scheduler.hold(sequence)
+            self._events.append(AnswerHeld(request_id=sequence.request_id, finish_reason=reason))
+        elif reason is not None:
             self._finish(sequence, reason)
-
-    def _report_prefill(self, sequence: Sequence, hidden: Tensor) -> None:
-        sequence.prefill_was_reported = True
-        wanted = sequence.request.return_hidden_state
-        self._events.append(
-            PrefillDone(
-                request_id=sequence.request_id,
-                tier=sequence.tier,
-                num_prompt_tokens=sequence.num_prompt_tokens,
-                num_cached_tokens=sequence.num_cached_tokens or 0,
-                queue_s=sequence.queue_s or 0.0,
-                hidden_state=tuple(hidden.float().tolist()) if wanted else None,
-            )
-        )
 
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
         sequence.finish_reason = reason
@@ -432,48 +409,11 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """A snapshot of gauges and counters."""
-        counts = self._speculation
-        return EngineStats(
-            tiers={tier: self._tier_stats(tier) for tier in self._runners},
-            num_steps=self._num_steps,
-            num_drafts=counts.num_drafts,
-            num_draft_tokens=counts.num_draft_tokens,
-            num_accepted_tokens=counts.num_accepted_tokens,
-            accepted_per_depth=tuple(counts.accepted_per_depth),
-            num_unratified_tokens=counts.num_unratified_tokens,
-            drafted_by_source=counts.drafted_by_source(),
-            accepted_by_source=counts.accepted_by_source(),
-            step_host_s=self._step_total_s - self._forward_total_s,
-            step_forward_s=self._forward_total_s,
-        )
-
-    def _tier_stats(self, tier: Tier) -> TierStats:
-        counters = self.scheduler.counters[tier]
-        pool = self._runners[tier].pool
-        return TierStats(
-            num_running=len(self.scheduler.running[tier]),
-            num_waiting=self._grammars.count(tier)
-            + sum(sequence.tier == tier for sequence in self.scheduler.waiting),
-            num_blocks=pool.num_blocks,
-            num_used_blocks=pool.num_used,
-            prefix_cache_queries=counters.prefix_cache_queries,
-            prefix_cache_hits=counters.prefix_cache_hits,
-            num_preemptions=counters.num_preemptions,
-            num_prompt_tokens=counters.num_prompt_tokens,
-            num_output_tokens=counters.num_output_tokens,
+        return snapshot(
+            self._runners, self.scheduler, self._grammars, self._speculation, self._steps
         )
 
     def info(self) -> EngineInfo:
         """What is loaded."""
         tiers = {tier: tier_info(tier, runner) for tier, runner in self._runners.items()}
         return EngineInfo(tiers=tiers, speculation=self._drafter is not None)
-
-
-def _wants_tree(sequence: Sequence) -> bool:
-    """Whether the drafter is asked; for a cascade also where nothing may be drafted."""
-    return sequence.request.speculation.enabled or sequence.cascade is not None
-
-
-def _knows_root(tree: TokenTree | None) -> bool:
-    """Whether the small model's logits are there for the tree's root."""
-    return tree is not None and bool(tree.draft_logits) and tree.draft_logits[0] is not None

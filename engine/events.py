@@ -1,7 +1,8 @@
 """What comes out of the engine: a stream of events for each request.
 
 A stream is: `PrefillDone` once per tier, `TokensEmitted` any number of times, then exactly one of
-`Finished` or `Failed`. `TierSwitched` retracts every token emitted so far.
+`Finished` or `Failed`. `TierSwitched` retracts every token emitted so far, unless it says that they
+stay. `AnswerHeld` may stand before `Finished`, or before a `TierSwitched`.
 """
 
 from dataclasses import dataclass, field
@@ -47,6 +48,7 @@ class TokensEmitted:
     `num_drafted_tokens` counts the nodes that were verified for this sequence in this step.
     `num_predicted_tokens`: of `token_ids`, those that the client's prediction held at this place.
     `num_unratified_tokens`: those that the large model alone would not have chosen (cascade).
+    `num_reused_tokens`: those that the retracted answer of the other tier held at this place.
     `logprobs` is empty or as long as `token_ids`.
     """
 
@@ -57,14 +59,28 @@ class TokensEmitted:
     logprobs: tuple[TokenLogprobs, ...] = ()
     num_predicted_tokens: int = 0
     num_unratified_tokens: int = 0
+    num_reused_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerHeld:
+    """An answer that may still be escalated has ended; `settle` or `switch_tier` is waited for."""
+
+    request_id: str
+    finish_reason: FinishReason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierSwitched:
-    """The request moved to another tier; tokens emitted before this event are retracted."""
+    """The request moved to another tier.
+
+    Tokens emitted before this event are retracted; with `keeps_answer` they stay, and the other
+    tier goes on behind them.
+    """
 
     request_id: str
     tier: Tier
+    keeps_answer: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +97,7 @@ class RequestStats:
     num_drafted_tokens: int = 0
     num_accepted_tokens: int = 0
     num_unratified_tokens: int = 0
+    num_reused_tokens: int = 0
     num_steps: int = 0
     num_preemptions: int = 0
     queue_s: float | None = None
@@ -111,7 +128,7 @@ class Failed:
     message: str
 
 
-EngineEvent = PrefillDone | TokensEmitted | TierSwitched | Finished | Failed
+EngineEvent = PrefillDone | TokensEmitted | AnswerHeld | TierSwitched | Finished | Failed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +174,11 @@ class EngineStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierInfo:
-    """What a loaded tier is. `model_id` is the folder's or the hub's name, `path` where it lies."""
+    """What a loaded tier is. `model_id` is the folder's or the hub's name, `path` where it lies.
+
+    `fingerprint`: 16 hexadecimal digits that change with the checkpoint (engine/fingerprint.py);
+    empty where nobody knows it.
+    """
 
     tier: Tier
     model_id: str
@@ -167,6 +188,7 @@ class TierInfo:
     num_parameters: int
     dtype: str
     device: str
+    fingerprint: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

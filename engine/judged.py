@@ -1,14 +1,18 @@
 """From a pass plan to the rows of a pass, and from its logits to what is emitted."""
 
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from engine.events import FinishReason, TokenLogprobs
-from engine.runner import ForwardSlice
+from engine.block_pool import OutOfBlocksError
+from engine.events import FinishReason, PrefillDone, TokenLogprobs, TokensEmitted
+from engine.protocols import Verdict
+from engine.runner import ForwardSlice, ModelRunner
 from engine.scheduler import PassPlan
 from engine.sequence import Sequence
+from engine.speculation_counts import num_predicted, num_reused
 from engine.token_tree import TokenTree
 
 
@@ -51,14 +55,66 @@ def answer_slices(plan: PassPlan) -> tuple[list[ForwardSlice], list[Judged]]:
     return slices + partial, judged
 
 
-def plant(piece: ForwardSlice, tree: TokenTree) -> None:
-    """Turn a decode's slice of one row into the rows of a tree."""
-    root_slot = piece.start_slot
+def plant(piece: ForwardSlice, tree: TokenTree) -> list[ForwardSlice]:
+    """Put a tree in the place of a slice's last row, which is its root.
+
+    Returns the rows in front of it, if there are any (a prefill's), as a slice of the same pass:
+    in a layer all keys are written before any is read.
+    """
+    num_before = len(piece.token_ids) - 1
+    fronts = [
+        ForwardSlice(
+            view=piece.view,
+            token_ids=piece.token_ids[:-1],
+            start_slot=piece.start_slot,
+            num_logit_rows=0,
+        )
+    ]
+    piece.start_slot = root_slot = piece.start_slot + num_before
     piece.token_ids = tree.token_ids
     piece.positions = [root_slot + depth for depth in tree.depth]
     piece.tree_start = root_slot
     piece.ancestor_masks = tree.ancestor_mask
     piece.num_logit_rows = tree.num_nodes
+    return fronts if num_before else []
+
+
+def fit_tree(runner: ModelRunner, sequence: Sequence, tree: TokenTree) -> TokenTree:
+    """As much of a tree as the free blocks can hold: guesses never pre-empt anybody.
+
+    Slots up to the sequence's last token are reserved already, the tree's are then.
+    """
+    view = sequence.view
+    root_slot = len(sequence.token_ids) - 1
+    num_free = (len(view.block_table) + view.pool.num_available) * view.pool.block_size - root_slot
+    tree = tree.truncated(min(tree.num_nodes, num_free))
+    vocab_size = runner.vocab_size
+    if max(tree.token_ids) >= vocab_size:  # the drafter's vocabulary is padded further
+        tree = tree.truncated(
+            next(node for node, token in enumerate(tree.token_ids) if token >= vocab_size)
+        )
+    try:
+        copies = view.reserve(root_slot + tree.num_nodes)
+    except OutOfBlocksError:  # a copy of a shared block took the last one
+        return tree.truncated(1)
+    runner.copy_blocks(copies)
+    return tree
+
+
+def accepted_moves(
+    judged: SequenceOf[Judged], verdicts: SequenceOf[Verdict]
+) -> tuple[list[int], list[int]]:
+    """Cache slots (sources, destinations) that put the accepted paths' keys into place."""
+    sources: list[int] = []
+    destinations: list[int] = []
+    for item, verdict in zip(judged, verdicts, strict=True):
+        view = item.sequence.view
+        root_slot = len(item.sequence.token_ids) - 1
+        for offset, node in enumerate(verdict.accepted_nodes, start=1):
+            if node != offset:
+                sources.append(view.slot(root_slot + node))
+                destinations.append(view.slot(root_slot + offset))
+    return sources, destinations
 
 
 def cut_at_end(
@@ -71,6 +127,39 @@ def cut_at_end(
     if len(token_ids) >= num_remaining:
         return token_ids[:num_remaining], "length"
     return token_ids, None
+
+
+def prefill_done(sequence: Sequence, hidden: Tensor) -> PrefillDone:
+    """The event of a prefill that is complete; hidden: its last row's state, [hidden_size]."""
+    # Behind an answer that was kept, or was there before a pre-emption, it is not the prompt's.
+    is_wanted = sequence.request.return_hidden_state and not sequence.num_output_tokens
+    return PrefillDone(
+        request_id=sequence.request_id,
+        tier=sequence.tier,
+        num_prompt_tokens=sequence.num_prompt_tokens,
+        num_cached_tokens=sequence.num_cached_tokens or 0,
+        queue_s=sequence.queue_s or 0.0,
+        hidden_state=tuple(hidden.float().tolist()) if is_wanted else None,
+    )
+
+
+def emission(item: Judged, verdict: Verdict, emitted: list[int], logits: Tensor) -> TokensEmitted:
+    """The event of one verdict; emitted: what of it the answer takes, logits: the pass's."""
+    request = item.sequence.request
+    accepted_nodes = verdict.accepted_nodes[: len(emitted)]
+    rows = [item.first_row + node for node in verdict.nodes[: len(emitted)]]
+    return TokensEmitted(
+        request_id=request.request_id,
+        token_ids=tuple(emitted),
+        num_drafted_tokens=item.tree.num_draft_nodes,
+        num_accepted_tokens=len(accepted_nodes),
+        num_predicted_tokens=(
+            num_predicted(item.tree, accepted_nodes) if request.prediction_token_ids else 0
+        ),
+        num_unratified_tokens=sum(verdict.unratified[: len(emitted)]),
+        num_reused_tokens=num_reused(item.tree, accepted_nodes),
+        logprobs=token_logprobs(logits, rows, emitted, request.sampling.num_logprobs),
+    )
 
 
 def token_logprobs(

@@ -85,6 +85,7 @@ class DecoderModel:
             config.rope, max_positions=config.max_position_embeddings, dtype=dtype, device=device
         )
         self._scale = config.head_dim**-0.5
+        self.fingerprint = reader.fingerprint
         self.num_parameters = reader.num_parameters
         self.weight_bytes = reader.num_parameters * dtype.itemsize
 

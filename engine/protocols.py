@@ -57,6 +57,16 @@ class Drafter(Protocol):
     def propose(self, sequences: SequenceOf[Sequence]) -> Proposal:
         """Draft one tree for each sequence, a level per small pass. May yield nothing at all."""
 
+    def recall(
+        self, sequence: Sequence, *, max_nodes: int, num_rows: int, num_beside: int
+    ) -> TokenTree | None:
+        """What is known of the text ahead without a pass: a prediction, a retracted answer.
+
+        Asked for a sequence whose prefill is complete in this pass, which judges the tree too; its
+        root is the last token. At most `max_nodes` guesses; the pass has `num_rows` rows without
+        them, and `num_beside` other sequences wait for it. A verdict on it is committed as well.
+        """
+
     def commit(self, sequence: Sequence, verdict: Verdict) -> tuple[list[int], list[int]]:
         """Learn the verdict; returns (source, destination) slots to move in the small KV cache.
 
@@ -64,7 +74,10 @@ class Drafter(Protocol):
         """
 
     def adopt(self, sequence: Sequence, view: KVView) -> None:
-        """Go on drafting for the sequence from a small view that exists already."""
+        """Go on drafting for the sequence from a small view that exists already.
+
+        Called before an answer is retracted: the view's computed slots hold `sequence.token_ids`.
+        """
 
     def release(self, sequence: Sequence) -> None:
         """Let go of what is held for a sequence that ended or lost its place."""

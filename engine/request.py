@@ -169,6 +169,8 @@ class EngineRequest:
     in the prefix cache and in what is remembered of earlier answers. `arrival_s` is
     `time.monotonic()` at the gateway (one clock per machine). `prediction_token_ids`: what the
     client expects the answer to be like; a source of guesses. `cascade`: None is lossless.
+    `may_escalate`: somebody watches this small answer. Its tokens' rivals are kept for the large
+    tier, and where it ends by itself it is held (`AnswerHeld`) until `settle` or `switch_tier`.
     """
 
     request_id: str
@@ -183,3 +185,4 @@ class EngineRequest:
     prediction_token_ids: tuple[int, ...] = ()
     grammar: GrammarSpec | None = None
     cascade: CascadeParams | None = None
+    may_escalate: bool = False

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from engine.logit_rules import LogitEdits, LogitRule, SamplingRule
+from engine.noise import SequenceNoise
 from engine.sequence import Sequence
 from kernels.sample import log_target
 
@@ -18,12 +19,13 @@ class RowGroup:
 
     depths: for each row, how many tokens stand between the sequence's last one and the decided one,
     so the decided position is len(token_ids) + depth. paths: makes these tokens, for the few
-    sequences with rules that look at them.
+    sequences with rules that look at them. noise: instead of the sequence's own.
     """
 
     sequence: Sequence
     depths: list[int]
     paths: Callable[[], list[list[int]]]
+    noise: SequenceNoise | None = None
 
 
 def process_logits(logits: Tensor, groups: SequenceOf[RowGroup]) -> Tensor:
@@ -103,7 +105,8 @@ def add_noise(log_probs: Tensor, groups: SequenceOf[RowGroup]) -> Tensor:
         if depths and not sequence.request.sampling.is_greedy:
             first, last = min(depths), max(depths)
             position = len(sequence.token_ids) + first
-            table = sequence.noise.rows(position, last - first + 1, log_probs.device)
+            noise_rows = (group.noise or sequence.noise).rows
+            table = noise_rows(position, last - first + 1, log_probs.device)
             noise.append(table[[depth - first for depth in depths], : log_probs.shape[1]])
             rows.extend(range(start, start + len(depths)))
         start += len(depths)

@@ -59,6 +59,7 @@ class Scheduler:
         drafter: Drafter | None,
     ) -> None:
         self.waiting: list[Sequence] = []
+        self.held: list[Sequence] = []  # answers that have ended and may be handed over
         self.running: dict[Tier, list[Sequence]] = {tier: [] for tier in runners}
         self.counters: dict[Tier, TierCounters] = {tier: TierCounters() for tier in runners}
         self._runners = runners
@@ -79,12 +80,20 @@ class Scheduler:
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out, wherever it is, and give back its blocks and drafts."""
-        if sequence.status is SequenceStatus.RUNNING:
-            self.running[sequence.tier].remove(sequence)
-        else:
-            self.waiting.remove(sequence)
+        self._list_of(sequence).remove(sequence)
         self._let_go(sequence)
         sequence.status = SequenceStatus.FINISHED
+
+    def hold(self, sequence: Sequence) -> None:
+        """Stop computing a running sequence. It keeps its blocks until others need them."""
+        self.running[sequence.tier].remove(sequence)
+        sequence.status = SequenceStatus.HELD
+        self.held.append(sequence)
+
+    def _list_of(self, sequence: Sequence) -> list[Sequence]:
+        if sequence.status is SequenceStatus.RUNNING:
+            return self.running[sequence.tier]
+        return self.held if sequence.status is SequenceStatus.HELD else self.waiting
 
     def preempt(self, sequence: Sequence) -> None:
         """Put a running sequence back into the queue; its tokens stay, its KV is recomputed."""
@@ -193,13 +202,13 @@ class Scheduler:
         headroom = len(self.running[tier])
         view = sequence.view
         if pool.num_available <= headroom:
-            self._reclaim_drafts(tier, headroom + 1)
+            self._make_room(tier, headroom + 1)
             if pool.num_available <= headroom:
                 return False
         view.match_prefix(sequence.token_ids)
         needed = view.num_blocks_needed(len(sequence.token_ids)) + headroom
         if needed > pool.num_available:
-            self._reclaim_drafts(tier, needed)
+            self._make_room(tier, needed)
         if needed > pool.num_available:
             view.release()
             return False
@@ -213,7 +222,7 @@ class Scheduler:
             try:
                 copies = view.reserve(num_slots)
             except OutOfBlocksError:
-                if self._reclaim_drafts(sequence.tier, view.num_blocks_needed(num_slots)):
+                if self._make_room(sequence.tier, view.num_blocks_needed(num_slots)):
                     continue
                 victim = max(self.running[sequence.tier], key=lambda s: s.arrival_number)
                 self.preempt(victim)
@@ -223,9 +232,17 @@ class Scheduler:
                 self._runners[sequence.tier].copy_blocks(copies)
                 return True
 
-    def _reclaim_drafts(self, tier: Tier, num_blocks: int) -> bool:
-        """Let drafts go where they hold what answers need; True if that made enough room."""
+    def _make_room(self, tier: Tier, num_blocks: int) -> bool:
+        """Let go what answers can do without; True if that made enough room.
+
+        Held answers go first: nobody may ever ask for what they keep.
+        """
         pool = self._runners[tier].pool
+        for sequence in reversed(self.held):
+            if pool.num_available >= num_blocks:
+                return True
+            if sequence.tier == tier:
+                sequence.view.release()
         if tier == "small" and self._drafter is not None:
             self._drafter.reclaim(num_blocks - pool.num_available)
         return pool.num_available >= num_blocks

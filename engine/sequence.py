@@ -4,7 +4,7 @@ import enum
 import itertools
 from dataclasses import dataclass, field
 
-from engine.events import FinishReason, RequestStats
+from engine.events import FinishReason, RequestStats, TokensEmitted
 from engine.grammar import GrammarState
 from engine.kv_view import KVView
 from engine.logit_rules import LogitRule
@@ -13,12 +13,16 @@ from engine.request import CascadeParams, EngineRequest, Tier
 
 _arrival_numbers = itertools.count()
 
+# (token id, chance) of the likeliest tokens at one place, the one that was written among them.
+Candidates = list[tuple[int, float]]
+
 
 class SequenceStatus(enum.Enum):
     """Where a sequence is."""
 
     WAITING = "waiting"
     RUNNING = "running"
+    HELD = "held"
     FINISHED = "finished"
 
 
@@ -29,7 +33,8 @@ class Sequence:
     While it decodes, every token but the last is computed:
     `view.num_computed_tokens == len(token_ids) - 1`. A prefill computes the last one too, and its
     logits choose the next; under a cascade they cannot, for the small model's are not there yet,
-    so the last token is left to a decode.
+    so the last token is left to a decode. A held one has ended and computes nothing; its view may
+    be taken away.
     """
 
     request: EngineRequest
@@ -44,8 +49,16 @@ class Sequence:
     grammar: GrammarState | None = None
     status: SequenceStatus = SequenceStatus.WAITING
     finish_reason: FinishReason | None = None
-    # An earlier answer, offered as a draft: what a hand-off from the other tier leaves behind.
+    # An earlier answer, offered as a draft: what a hand-off from the other tier leaves behind. What
+    # that tier thought likeliest at each of its places, where somebody kept it.
     proposal_token_ids: list[int] = field(default_factory=list)
+    proposal_candidates: list[Candidates] = field(default_factory=list)
+    # The same of the answer that is being written, for the large tier, by that tier's own noise.
+    candidates: list[Candidates] = field(default_factory=list)
+    large_noise: SequenceNoise | None = None
+    # Why a watched answer ended that waits for `settle` or a change of tier.
+    held_reason: FinishReason | None = None
+    is_settled: bool = False
     prefill_was_reported: bool = False
     first_scheduled_s: float | None = None
     first_token_s: float | None = None
@@ -53,6 +66,7 @@ class Sequence:
     num_drafted_tokens: int = 0
     num_accepted_tokens: int = 0
     num_unratified_tokens: int = 0
+    num_reused_tokens: int = 0
     num_steps: int = 0
     num_preemptions: int = 0
     arrival_number: int = field(default_factory=lambda: next(_arrival_numbers))
@@ -93,6 +107,16 @@ class Sequence:
         return self.request.cascade if self.tier == "large" else None
 
     @property
+    def is_watched(self) -> bool:
+        """Whether somebody may still hand this small answer over."""
+        return self.request.may_escalate and self.tier == "small" and not self.is_settled
+
+    @property
+    def wants_tree(self) -> bool:
+        """Whether the drafter is asked; for a cascade also where nothing may be drafted."""
+        return self.request.speculation.enabled or self.cascade is not None
+
+    @property
     def num_prefill_tokens(self) -> int:
         """Tokens that are prefilled before decoding begins, or begins again."""
         return self.num_uncomputed_tokens - (self.cascade is not None)
@@ -127,14 +151,30 @@ class Sequence:
 
         The large tier gets the retracted one as a proposal.
         """
-        self.proposal_token_ids = self.output_token_ids if tier == "large" else []
+        is_up = tier == "large"
+        self.proposal_token_ids = self.output_token_ids if is_up else []
+        self.proposal_candidates = self.candidates if is_up else []
         del self.token_ids[self.num_prompt_tokens :]
-        self.tier, self.noise = tier, noise
-        self.prefill_was_reported = False
+        self.go_on(tier, noise)
         self.first_token_s = None
-        self.num_cached_tokens = None
         self.num_drafted_tokens = self.num_accepted_tokens = self.num_steps = 0
-        self.num_unratified_tokens = 0
+        self.num_unratified_tokens = self.num_reused_tokens = 0
+
+    def go_on(self, tier: Tier, noise: SequenceNoise) -> None:
+        """Leave the rest of the answer to another tier."""
+        self.tier, self.noise = tier, noise
+        self.candidates = []
+        self.held_reason = None
+        self.prefill_was_reported = False
+        self.num_cached_tokens = None
+
+    def count(self, event: TokensEmitted) -> None:
+        """Add what one step emitted."""
+        self.num_steps += 1
+        self.num_drafted_tokens += event.num_drafted_tokens
+        self.num_accepted_tokens += event.num_accepted_tokens
+        self.num_unratified_tokens += event.num_unratified_tokens
+        self.num_reused_tokens += event.num_reused_tokens
 
     def stats(self) -> RequestStats:
         """What the request has used until now."""
@@ -146,6 +186,7 @@ class Sequence:
             num_drafted_tokens=self.num_drafted_tokens,
             num_accepted_tokens=self.num_accepted_tokens,
             num_unratified_tokens=self.num_unratified_tokens,
+            num_reused_tokens=self.num_reused_tokens,
             num_steps=self.num_steps,
             num_preemptions=self.num_preemptions,
             queue_s=self.queue_s,

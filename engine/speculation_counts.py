@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from engine.request import SOURCES, Source
-from engine.token_tree import SOURCE_BIT, TokenTree
+from engine.token_tree import RECALLED_BIT, SOURCE_BIT, TokenTree
 
 
 @dataclass(slots=True)
@@ -58,7 +58,13 @@ def _add(counts: dict[Source, list[int]], tree: TokenTree, node: int) -> None:
 
 def num_predicted(tree: TokenTree, accepted_nodes: list[int]) -> int:
     """How many of the accepted nodes a prediction had named."""
-    if not tree.sources:
-        return 0
-    bit = SOURCE_BIT["prediction"]
-    return sum(bool(tree.sources[node] & bit) for node in accepted_nodes)
+    return _num_with(SOURCE_BIT["prediction"], tree, accepted_nodes)
+
+
+def num_reused(tree: TokenTree, accepted_nodes: list[int]) -> int:
+    """How many of the accepted nodes stood in the answer that another tier had written."""
+    return _num_with(RECALLED_BIT, tree, accepted_nodes)
+
+
+def _num_with(bit: int, tree: TokenTree, nodes: list[int]) -> int:
+    return sum(bool(tree.sources[node] & bit) for node in nodes) if tree.sources else 0

@@ -11,6 +11,9 @@ from engine.request import SOURCES, Source
 # A node's sources as bits: several may have guessed the same token.
 SOURCE_BIT: Final[dict[Source, int]] = {source: 1 << bit for bit, source in enumerate(SOURCES)}
 
+# Beside them: the answer that was retracted at a change of tier says the same here.
+RECALLED_BIT: Final = 1 << len(SOURCES)
+
 
 @dataclass(frozen=True, kw_only=True)
 class TokenTree:
@@ -20,7 +23,8 @@ class TokenTree:
     stand before children, the children of one node differ. Plain decoding is a tree of one node,
     a chain is a tree without branches. All lists are [num_nodes], on the host.
 
-    `sources`: who guessed each node (`SOURCE_BIT`, 0 for the root); empty where nobody asks.
+    `sources`: who guessed each node (`SOURCE_BIT` and `RECALLED_BIT`, 0 for the root); empty where
+    nobody asks.
     `draft_logits`: the small model's logits at each node ([vocab_size]) where it computed them;
     kept for a cascade only, else empty.
     """
@@ -44,6 +48,11 @@ class TokenTree:
     def num_draft_nodes(self) -> int:
         """Nodes without the root: what was drafted."""
         return len(self.token_ids) - 1
+
+    @property
+    def has_root_logits(self) -> bool:
+        """Whether the small model's logits are there for the root."""
+        return bool(self.draft_logits) and self.draft_logits[0] is not None
 
     @cached_property
     def depth(self) -> list[int]:

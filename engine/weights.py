@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from engine.errors import UnsupportedModelError
+from engine.fingerprint import checkpoint_fingerprint
 
 ProgressCallback = Callable[[int, int], None]
 
@@ -78,6 +79,11 @@ class CheckpointReader:
     def __contains__(self, name: str) -> bool:
         """Whether the checkpoint has a tensor of this name."""
         return name in self._file_of
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hexadecimal digits that change with the checkpoint."""
+        return checkpoint_fingerprint(self._folder)
 
     def read(self, name: str, shape: Iterable[int]) -> Tensor:
         """The tensor `name`; raises UnsupportedModelError if it is missing or misshapen."""

@@ -16,11 +16,19 @@ from starlette.responses import HTMLResponse, Response
 from engine.errors import EngineError
 from engine.events import TierInfo
 from gateway.asgi import GenerationResponse, RequestIdMiddleware, parse, read_json_body
+from gateway.context import GatewayContext, GatewayLimits
 from gateway.errors import GatewayError, ModelNotFoundError, NotReadyError, handle_exception
 from gateway.generation import Generation
-from gateway.jobs import AUTO, GatewayContext, GatewayLimits, JobBuilder
+from gateway.jobs import AUTO, JobBuilder
 from gateway.metrics import GatewayMetrics
-from gateway.openapi import LoadedLimits, build_document, generation_operation, operation
+from gateway.openapi import (
+    LoadedLimits,
+    build_document,
+    generation_operation,
+    operation,
+    question_operation,
+)
+from gateway.route_metrics import RouteCollector
 from gateway.schema.chat import ChatRequest
 from gateway.schema.completions import CompletionRequest
 from gateway.schema.responses import (
@@ -32,6 +40,7 @@ from gateway.schema.responses import (
     ModelList,
     Readiness,
 )
+from gateway.schema.routing import RouteReport
 from gateway.sse import ChatFormat, CompletionFormat
 
 __all__ = ["GatewayContext", "GatewayLimits", "create_app"]
@@ -53,6 +62,8 @@ class Gateway:
     def __init__(self, context: GatewayContext) -> None:
         self.context = context
         self.metrics = GatewayMetrics()
+        if context.routing.guard is not None:
+            self.metrics.registry.register(RouteCollector(context.routing.guard))
         self.jobs = JobBuilder(context, self.metrics)
         self.start_error: Exception | None = None
         self._page = resources.files("gateway").joinpath("static/index.html").read_bytes()
@@ -71,6 +82,8 @@ class Gateway:
     async def _start_engine(self) -> None:
         try:
             await self.context.engine.start()
+            if self.context.routing.pair is not None:
+                await self.jobs.engine_info()  # whether these are the models of the router
         except Exception as error:  # noqa: BLE001 - kept: /ready tells it
             self.start_error = error
             logger.error("engine failed to start error=%s message=%s", type(error).__name__, error)
@@ -98,6 +111,13 @@ class Gateway:
             completion,
             Generation(self.context.engine, job, self.metrics, self.context.clock),
         )
+
+    async def route(self, request: Request) -> Response:
+        """Where a request would go, without answering it."""
+        body = await self._body(request)
+        asked = parse(_kind_of(body), body)
+        self._check_started()
+        return _json_response(await self.jobs.route_report(asked))
 
     async def models(self) -> Response:
         """The names that `model` accepts."""
@@ -195,9 +215,13 @@ def create_app(context: GatewayContext) -> FastAPI:
 def _add_routes(app: FastAPI, gateway: Gateway) -> None:
     chat = generation_operation(ChatRequest, ChatCompletion, ChatCompletionChunk, "createChat")
     completion = generation_operation(CompletionRequest, Completion, Completion, "createCompletion")
+    route = question_operation(
+        (ChatRequest, CompletionRequest), RouteReport, "Where it would go.", "route"
+    )
     get = app.get
     app.post("/v1/chat/completions", openapi_extra=chat)(gateway.chat)
     app.post("/v1/completions", openapi_extra=completion)(gateway.completions)
+    app.post("/v1/route", openapi_extra=route)(gateway.route)
     get(
         "/v1/models",
         openapi_extra=operation(ModelList, "All names.", 503, operation_id="listModels"),
@@ -218,6 +242,16 @@ def _add_routes(app: FastAPI, gateway: Gateway) -> None:
         return _json_response(build_document(app, await gateway.limits()))
 
     get("/openapi.json", include_in_schema=False)(openapi_document)
+
+
+def _kind_of(body: bytes) -> type[ChatRequest] | type[CompletionRequest]:
+    """Which endpoint's request a body is; what is neither is refused as a chat."""
+    try:
+        document = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ChatRequest
+    is_completion = isinstance(document, dict) and "prompt" in document
+    return CompletionRequest if is_completion and "messages" not in document else ChatRequest
 
 
 def _json_response(content: dict[str, Any]) -> Response:

@@ -143,7 +143,7 @@ class GenerationResponse(Response):
         with_usage: bool = False,
         with_trace: bool = False,
     ) -> None:
-        super().__init__(headers={"x-outrider-tier": generation.job.tier})
+        super().__init__()
         del self.headers["content-length"]
         self._generation = generation
         self._form = form
@@ -154,10 +154,30 @@ class GenerationResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response. Raises GatewayError or EngineError before the first byte only."""
         work = self._send_stream(send) if self._stream else self._send_whole(send)
+        request_id = scope.get("state", {}).get("request_id")
         try:
             await until_disconnect(receive, work)
         except (ClientDisconnect, OSError):
-            logger.info("client left request_id=%s", scope.get("state", {}).get("request_id"))
+            logger.info("client left request_id=%s", request_id)
+        finally:
+            self._log_end(request_id)
+
+    def _log_end(self, request_id: str | None) -> None:
+        """One line a request; what was said in it is nobody's business."""
+        generation = self._generation
+        ttft_s = generation.ttft_s()
+        logger.info(
+            "answered request_id=%s job=%s tier=%s reason=%r outcome=%s tokens=%d ttft_s=%s "
+            "duration_s=%.3f",
+            request_id,
+            generation.job.job_id,
+            generation.tier,
+            generation.reason,
+            generation.outcome,
+            sum(choice.usage.num_tokens for choice in generation.choices),
+            "-" if ttft_s is None else f"{ttft_s:.3f}",
+            generation.duration_s(),
+        )
 
     async def _send_whole(self, send: Send) -> None:
         async with aclosing(self._generation.deltas()) as deltas:
@@ -202,6 +222,9 @@ class GenerationResponse(Response):
         await send({"type": "http.response.body", "body": sse.event(problem.body())})
 
     async def _start(self, send: Send) -> None:
+        """The headers know the tier: of a stream, the one that gives the first text."""
+        self.headers["x-outrider-tier"] = self._generation.tier
+        self.headers["x-outrider-reason"] = header_text(self._generation.reason)
         await send(
             {
                 "type": "http.response.start",
@@ -209,6 +232,11 @@ class GenerationResponse(Response):
                 "headers": self.raw_headers,
             }
         )
+
+
+def header_text(text: str) -> str:
+    """One line of ASCII, as a header must be."""
+    return " ".join(text.encode("ascii", "replace").decode().split())
 
 
 async def _send_part(send: Send, body: bytes) -> None:

@@ -1,349 +1,18 @@
-"""Engine events to text: detokenising, thinking, tool calls, stop strings, log-probabilities."""
+"""One API request while the engine works on it: the text of all its choices, and how it went."""
 
 import time
-from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
-from hashlib import sha256
-from itertools import groupby
-from typing import Literal, cast
 
-from engine.events import (
-    EngineEvent,
-    Failed,
-    Finished,
-    PrefillDone,
-    TierSwitched,
-    TokenLogprobs,
-    TokensEmitted,
-)
-from engine.request import EngineRequest, Tier
+from engine.request import Tier
 from gateway.backends.client import EngineClient
-from gateway.chat import ChatTokenizer
-from gateway.errors import BadRequestError, EngineLostError, GenerationError
+from gateway.choice import Choice, Delta
+from gateway.choice_stream import CascadeUsage, ChoiceStream
 from gateway.fan_in import merge
+from gateway.job import ChoicePlan, Job
 from gateway.metrics import GatewayMetrics
-from gateway.stopping import StopMatcher
-from gateway.thinking import Kind as ThinkingKind
-from gateway.thinking import ThinkingSplitter
-from gateway.tool_parser import PieceKind, ToolParser, ToolPiece, ToolReading
 
-FinishReason = Literal["stop", "length", "tool_calls"]
-Kind = ThinkingKind | PieceKind
-Piece = tuple[str, bool]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChoicePlan:
-    """One choice to generate. `opens_thinking`: its prompt ends inside a thinking block."""
-
-    request: EngineRequest
-    opens_thinking: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """An API request, ready for the engine: what to generate and how to read it.
-
-    `num_prompt_tokens` counts each prompt once. `seed` is what the report says. `arrival_s` is the
-    gateway's clock. `splits_thinking`: thinking is told from the answer (chat). `tools`: how calls
-    are told from it, where there may be some. `grammar_param`: the field that asked for a grammar.
-    """
-
-    job_id: str
-    created: int
-    model_id: str
-    tier: Tier
-    reason: str
-    seed: int | None
-    arrival_s: float
-    num_prompt_tokens: int
-    choices: tuple[ChoicePlan, ...]
-    tokenizer: ChatTokenizer
-    stops: tuple[str, ...] = ()
-    splits_thinking: bool = False
-    tools: ToolReading | None = None
-    grammar_param: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delta:
-    """What is added to one choice. `pieces` are (text, whether it was drafted) and join to `text`.
-
-    `call_index` counts a choice's tool calls: "call" begins one and says the function's name,
-    "arguments" goes on with it. `call_id` is there where one begins. The last delta of a choice has
-    the finish reason and no text.
-    """
-
-    index: int
-    kind: Kind = "content"
-    call_index: int = 0
-    call_id: str = ""
-    text: str = ""
-    pieces: tuple[Piece, ...] = ()
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    finish_reason: FinishReason | None = None
-
-
-@dataclass(slots=True)
-class ChoiceUsage:
-    """What one choice used. Seconds; None before it happened."""
-
-    num_tokens: int = 0
-    num_reasoning_tokens: int = 0
-    num_cached_tokens: int = 0
-    num_drafted_tokens: int = 0
-    num_accepted_tokens: int = 0
-    num_unratified_tokens: int = 0
-    num_steps: int = 0
-    num_prediction_tokens: int = 0  # that the request brought
-    num_predicted_tokens: int = 0  # of them, that were right
-    queue_s: float | None = None
-    first_token_s: float | None = None
-
-    @property
-    def num_mispredicted_tokens(self) -> int:
-        """Of the prediction, what did not come out; a piece that came twice counts twice."""
-        return max(self.num_prediction_tokens - self.num_predicted_tokens, 0)
-
-
-class _HeldPiece:
-    """Text that may still turn out to be the beginning of a stop string."""
-
-    __slots__ = ("drafted", "text")
-
-    def __init__(self, text: str, drafted: bool) -> None:
-        self.text = text
-        self.drafted = drafted
-
-
-class Choice:
-    """One choice's text so far; fed with engine events, gives deltas."""
-
-    def __init__(self, index: int, job: Job, *, opens_thinking: bool = False) -> None:
-        request = job.choices[index].request
-        self.usage = ChoiceUsage(num_prediction_tokens=len(request.prediction_token_ids))
-        self.finish_reason: FinishReason | None = None
-        self.last_token_s = job.arrival_s
-        self._index = index
-        self._request_id = request.request_id
-        sampling = job.choices[index].request.sampling
-        self._stop_token_ids = frozenset(sampling.stop_token_ids)
-        self._min_tokens = sampling.min_tokens
-        self._detokenizer = job.tokenizer.detokenizer()
-        self._splitter = (
-            ThinkingSplitter(opens_thinking=opens_thinking) if job.splits_thinking else None
-        )
-        self._tools = job.tools
-        self._parser = ToolParser(job.tools) if job.tools else None
-        self._special_texts = job.tools.special_texts if job.tools else {}
-        self._stops = StopMatcher(job.stops) if job.stops else None
-        self._held: deque[_HeldPiece] = deque()
-        self._num_content = 0
-        self._num_released = 0
-        self._num_calls = 0
-        # The answer is the content and what calls are written in. Of it, the tool parser holds back
-        # what is behind `_num_parsed`; in front of that, content may wait for a stop string's end.
-        self._num_answer = 0
-        self._num_parsed = 0
-        # With the position in the answer at which each token's text begins and ends.
-        self._logprobs: deque[tuple[int, int, TokenLogprobs]] = deque()
-
-    @property
-    def _num_out(self) -> int:
-        """Characters of the answer that are released, or were part of what is released."""
-        return self._num_parsed - (self._num_content - self._num_released)
-
-    def add_tokens(self, event: TokensEmitted) -> list[Delta]:
-        """The text of one step's tokens. After a stop string, `finish_reason` is set."""
-        usage = self.usage
-        usage.num_steps += 1
-        usage.num_drafted_tokens += event.num_drafted_tokens
-        num_before = usage.num_tokens
-        out: list[tuple[Kind, str, bool]] = []
-        for position, token_id in enumerate(event.token_ids):
-            drafted = position < event.num_accepted_tokens
-            usage.num_tokens += 1
-            usage.num_accepted_tokens += drafted
-            if token_id in self._stop_token_ids:
-                continue  # the token that ends an answer has no text, whatever its name
-            begin = self._num_answer
-            is_answer = self._add_text(self._text(token_id), drafted, out)
-            if event.logprobs and is_answer:
-                entry = event.logprobs[position]
-                self._logprobs.append((begin, self._num_answer, entry))
-            if self.finish_reason is not None:
-                break
-        # A stop string may have cut the step's tokens short.
-        num_read = usage.num_tokens - num_before
-        usage.num_predicted_tokens += min(event.num_predicted_tokens, num_read)
-        usage.num_unratified_tokens += min(event.num_unratified_tokens, num_read)
-        return self._deltas(out)
-
-    def end(self, finish_reason: FinishReason) -> list[Delta]:
-        """The engine is done: release what was held back."""
-        out: list[tuple[Kind, str, bool]] = []
-        self._add_text(self._detokenizer.flush(), False, out)
-        if self._splitter and self.finish_reason is None:
-            self._add_pieces(self._splitter.flush(), False, out)
-        if self._parser and self.finish_reason is None:
-            self._add_tool_pieces(self._parser, self._parser.flush(), False, out)
-        if self.finish_reason is None:
-            self._release(self._num_content, out)
-            self._finish(finish_reason)
-        return self._deltas(out)
-
-    def _finish(self, reason: FinishReason) -> None:
-        """A call that the model chose to make is a reason of its own (OpenAI's wording)."""
-        if reason == "stop" and self._tools and not self._tools.is_named and self._num_calls:
-            reason = "tool_calls"
-        self.finish_reason = reason
-
-    def _text(self, token_id: int) -> str:
-        """The text that a token completes; detokenizers leave special tokens out."""
-        special_text = self._special_texts.get(token_id)
-        if special_text is not None:
-            return self._detokenizer.flush() + special_text
-        return self._detokenizer.push(token_id)
-
-    def _add_text(self, text: str, drafted: bool, out: list[tuple[Kind, str, bool]]) -> bool:
-        """Whether the token belongs to the answer, not to the thinking before it."""
-        splitter = self._splitter
-        if splitter is None:
-            if text:
-                self._add_answer(text, drafted, out)
-            return True
-        was_thinking = splitter.is_thinking
-        self._add_pieces(splitter.push(text), drafted, out)
-        if splitter.is_thinking and not was_thinking:
-            # The tag itself may have been several tokens, which looked like an answer until now.
-            self._logprobs.clear()
-        if splitter.is_thinking or was_thinking:
-            self.usage.num_reasoning_tokens = self.usage.num_tokens
-            return False
-        return True
-
-    def _add_pieces(
-        self,
-        pieces: Iterable[tuple[ThinkingKind, str]],
-        drafted: bool,
-        out: list[tuple[Kind, str, bool]],
-    ) -> None:
-        for kind, text in pieces:
-            if kind == "reasoning":
-                out.append((kind, text, drafted))
-            elif self.finish_reason is None:
-                self._add_answer(text, drafted, out)
-
-    def _add_answer(self, text: str, drafted: bool, out: list[tuple[Kind, str, bool]]) -> None:
-        """Content, and where there are tools, calls."""
-        self._num_answer += len(text)
-        if self._parser is None:
-            self._num_parsed = self._num_answer
-            self._add_content(text, drafted, out)
-        else:
-            self._add_tool_pieces(self._parser, self._parser.push(text), drafted, out)
-
-    def _add_tool_pieces(
-        self,
-        parser: ToolParser,
-        pieces: Iterable[ToolPiece],
-        drafted: bool,
-        out: list[tuple[Kind, str, bool]],
-    ) -> None:
-        """Stop strings are looked for in content only; none goes on behind a call."""
-        for piece in pieces:
-            self._num_parsed = piece.end
-            if piece.kind == "content":
-                self._add_content(piece.text, drafted, out)
-                if self.finish_reason is not None:
-                    return
-                continue
-            if piece.kind == "call":
-                self._num_calls += 1
-                self._release(self._num_content, out)
-                if self._stops is not None:
-                    self._stops.interrupt()
-            out.append((piece.kind, piece.text, drafted))
-        self._num_parsed = parser.num_decided
-
-    def _add_content(self, text: str, drafted: bool, out: list[tuple[Kind, str, bool]]) -> None:
-        """Release what cannot belong to a stop string; cut at a stop string."""
-        self._num_content += len(text)
-        is_too_short = self.usage.num_tokens <= self._min_tokens
-        if self._stops is not None and is_too_short:
-            self._stops.skip(text)
-        if self._stops is None or is_too_short:
-            self._num_released = self._num_content
-            out.append(("content", text, drafted))
-            return
-        self._held.append(_HeldPiece(text, drafted))
-        cut = self._stops.push(text)
-        if cut is None:
-            self._release(self._num_content - self._stops.num_held, out)
-        else:
-            self._release(cut, out)
-            self._finish("stop")
-
-    def _release(self, end: int, out: list[tuple[Kind, str, bool]]) -> None:
-        """Move held content up to position `end` out, piece by piece."""
-        while self._held and self._num_released < end:
-            piece = self._held[0]
-            text = piece.text[: end - self._num_released]
-            out.append(("content", text, piece.drafted))
-            self._num_released += len(text)
-            piece.text = piece.text[len(text) :]
-            if not piece.text:
-                self._held.popleft()
-
-    def _deltas(self, out: list[tuple[Kind, str, bool]]) -> list[Delta]:
-        """One delta for each run of thinking, content or arguments, then the finish."""
-        deltas = []
-        call_index = self._num_calls - sum(kind == "call" for kind, _, _ in out) - 1
-        for kind, run in groupby(out, key=lambda item: item[0]):
-            pieces = tuple((text, drafted) for _, text, drafted in run)
-            call_index += kind == "call"
-            deltas.append(
-                Delta(
-                    index=self._index,
-                    kind=kind,
-                    call_index=max(call_index, 0),
-                    call_id=self._call_id(call_index) if kind == "call" else "",
-                    text="".join(text for text, _ in pieces),
-                    pieces=pieces,
-                    logprobs=self._released_logprobs() if kind != "reasoning" else (),
-                )
-            )
-        if self.finish_reason is not None:
-            deltas.append(
-                Delta(
-                    index=self._index,
-                    logprobs=self._last_logprobs(),
-                    finish_reason=self.finish_reason,
-                )
-            )
-        return deltas
-
-    def _call_id(self, call_index: int) -> str:
-        """Unique, and the same whenever it is asked for."""
-        source = f"{self._request_id}/{call_index}".encode()
-        return f"call_{sha256(source).hexdigest()[:24]}"
-
-    def _released_logprobs(self) -> tuple[TokenLogprobs, ...]:
-        """Of the tokens whose whole text is out."""
-        done = []
-        while self._logprobs and self._logprobs[0][1] <= self._num_out:
-            done.append(self._logprobs.popleft()[2])
-        return tuple(done)
-
-    def _last_logprobs(self) -> tuple[TokenLogprobs, ...]:
-        """Of the tokens that are left; those behind a stop string's cut are dropped."""
-        return tuple(
-            entry
-            for begin, _, entry in self._logprobs
-            if begin < self._num_out or begin == self._num_answer
-        )
+__all__ = ["Choice", "ChoicePlan", "Delta", "Generation", "Job"]
 
 
 class Generation:
@@ -357,12 +26,11 @@ class Generation:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.job = job
-        self.choices = [
-            Choice(index, job, opens_thinking=plan.opens_thinking)
-            for index, plan in enumerate(job.choices)
+        self.outcome = "abort"
+        self._streams = [
+            ChoiceStream(index, job, engine, metrics, clock) for index in range(len(job.choices))
         ]
-        self._engine = engine
-        self._metrics = metrics.of_tier(job.tier)
+        self._metrics = metrics
         self._clock = clock
 
     async def deltas(self) -> AsyncGenerator[Delta]:
@@ -370,91 +38,84 @@ class Generation:
 
         Raises the engine's refusal, EngineLostError or GenerationError.
         """
-        streams = [
-            self._choice_deltas(plan.request, choice)
-            for plan, choice in zip(self.job.choices, self.choices, strict=True)
-        ]
-        outcome = "abort"
         try:
-            async with aclosing(merge(streams)) as merged:
+            async with aclosing(merge([stream.deltas() for stream in self._streams])) as merged:
                 async for delta in merged:
                     yield delta
-            outcome = "stop"
+            self.outcome = "stop"
         except Exception:
-            outcome = "error"
+            self.outcome = "error"
             raise
         finally:
-            self._record(outcome)
+            self._record()
+
+    @property
+    def choices(self) -> list[Choice]:
+        """The choices as they are answered now; of those that were escalated, the large tier's."""
+        return [stream.choice for stream in self._streams]
+
+    @property
+    def cascades(self) -> list[CascadeUsage]:
+        """What the watching of each choice came to."""
+        return [stream.cascade for stream in self._streams]
+
+    @property
+    def tier(self) -> Tier:
+        """Who answers: of several choices, the large tier if it answers any."""
+        return "large" if any(stream.tier == "large" for stream in self._streams) else "small"
+
+    @property
+    def model_id(self) -> str:
+        """The checkpoint behind `tier`."""
+        target = self.job.escalation
+        return target.model_id if target and self.tier == target.tier else self.job.model_id
+
+    @property
+    def reason(self) -> str:
+        """Why this tier: the route's reason, then what the watch said. One line for a header."""
+        said = [usage for usage in self.cascades if usage.reason is not None]
+        if not said:
+            return self.job.reason
+        escalated = [usage for usage in said if usage.escalated]
+        reason = f"{self.job.reason}; {(escalated or said)[0].reason}"
+        if len(self._streams) > 1:
+            reason += f" ({len(escalated)} of {len(self._streams)} choices escalated)"
+        return reason
+
+    @property
+    def confidence(self) -> float | None:
+        """The watch's last word on the choice that it trusted least; None without a watch."""
+        said = [usage.confidence for usage in self.cascades if usage.confidence is not None]
+        return min(said, default=None)
+
+    @property
+    def num_discarded_tokens(self) -> int:
+        """Tokens of the small model that are in no answer: given up, and not written again."""
+        return sum(
+            max(stream.cascade.num_retracted_tokens - stream.choice.usage.num_reused_tokens, 0)
+            for stream in self._streams
+        )
 
     def ttft_s(self) -> float | None:
-        """Seconds from arrival at the gateway to the first token of any choice."""
+        """Seconds from arrival at the gateway to the first token that any choice could send."""
         firsts = [c.usage.first_token_s for c in self.choices if c.usage.first_token_s is not None]
         return min(firsts) - self.job.arrival_s if firsts else None
 
-    async def _choice_deltas(self, request: EngineRequest, choice: Choice) -> AsyncGenerator[Delta]:
-        last: list[Delta] = []
-        # The protocol promises that its iterator can be closed; only generators have a type for it.
-        stream = cast(AsyncGenerator[EngineEvent], self._engine.submit(request))
-        async with aclosing(stream) as events:
-            async for event in events:
-                last = self._apply(event, choice)
-                if choice.finish_reason is not None:
-                    break
-                for delta in last:
-                    yield delta
-        # Only now: after a stop string the sequence is aborted before the client is waited for.
-        if choice.finish_reason is None:
-            raise EngineLostError("The engine's answer broke off.", code="engine_died")
-        for delta in last:
-            yield delta
+    def duration_s(self) -> float:
+        """Seconds since the request's arrival."""
+        return self._clock() - self.job.arrival_s
 
-    def _apply(self, event: EngineEvent, choice: Choice) -> list[Delta]:
-        match event:
-            case TokensEmitted():
-                self._observe(event, choice)
-                return choice.add_tokens(event)
-            case PrefillDone():
-                choice.usage.queue_s = event.queue_s
-                choice.usage.num_cached_tokens = event.num_cached_tokens
-                return []
-            case Finished(finish_reason="stop" | "length" as reason):
-                return choice.end(reason)
-            case Finished():
-                raise GenerationError("The engine aborted the request.", code="aborted")
-            case Failed(code="engine_died"):
-                raise EngineLostError(event.message, code=event.code)
-            case Failed(code="invalid_grammar"):
-                param = self.job.grammar_param
-                raise BadRequestError(
-                    f"{param or 'grammar'}: {event.message.rstrip('.')}.",
-                    param=param,
-                    code=event.code,
-                )
-            case Failed():
-                raise GenerationError(event.message, code=event.code)
-            case TierSwitched():
-                # Nothing asks for this yet; the cascade will hold text back until it is final.
-                raise GenerationError("The answer moved to another tier.", code="tier_switched")
-
-    def _observe(self, event: TokensEmitted, choice: Choice) -> None:
-        """Time of the first token, then the gap per token."""
-        now_s = self._clock()
-        usage = choice.usage
-        if usage.first_token_s is None:
-            usage.first_token_s = now_s
-            self._metrics.time_to_first_token.observe(now_s - self.job.arrival_s)
-        elif event.token_ids:
-            gap_s = (now_s - choice.last_token_s) / len(event.token_ids)
-            self._metrics.inter_token_latency.observe(gap_s)
-        choice.last_token_s = now_s
-
-    def _record(self, outcome: str) -> None:
+    def _record(self) -> None:
         """The request's end in the metrics. A choice that did not finish has the outcome's name."""
-        metrics = self._metrics
-        metrics.e2e_request_latency.observe(self._clock() - self.job.arrival_s)
+        metrics = self._metrics.of_tier(self.tier)
+        metrics.e2e_request_latency.observe(self.duration_s())
         metrics.prompt_tokens.inc(self.job.num_prompt_tokens)
-        for choice in self.choices:
-            metrics.generation_tokens.inc(choice.usage.num_tokens)
-            metrics.finished(choice.finish_reason or outcome)
-            if choice.usage.queue_s is not None:
-                metrics.request_queue_time.observe(choice.usage.queue_s)
+        for stream in self._streams:
+            usage = stream.choice.usage
+            metrics = self._metrics.of_tier(stream.tier)
+            metrics.generation_tokens.inc(usage.num_tokens)
+            metrics.finished(stream.choice.finish_reason or self.outcome)
+            if usage.queue_s is not None:
+                metrics.request_queue_time.observe(usage.queue_s)
+        num_reused = sum(choice.usage.num_reused_tokens for choice in self.choices)
+        self._metrics.cascade_ended(num_reused, self.num_discarded_tokens)

@@ -2,88 +2,69 @@
 
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 from math import ceil
-from typing import Final
+from typing import Any, Final
 
-from engine.errors import PromptTooLongError, TierUnavailableError
+from engine.errors import EngineError, PromptTooLongError
 from engine.events import EngineInfo, TierInfo
-from engine.request import (
-    TIERS,
-    CascadeParams,
-    EngineRequest,
-    GrammarSpec,
-    SamplingParams,
-    SpeculationParams,
-    Tier,
-)
-from gateway.backends.client import EngineClient
+from engine.request import TIERS
 from gateway.chat import ChatTokenizer, Prompt
+from gateway.context import GatewayContext as GatewayContext
+from gateway.context import GatewayLimits as GatewayLimits
+from gateway.dialogue import Dialogue
+from gateway.engine_requests import (
+    ApiRequest,
+    Expected,
+    Frame,
+    Rendered,
+    check_token_ids,
+    engine_requests,
+    escalated_requests,
+)
 from gateway.errors import BadRequestError, ModelNotFoundError, NotReadyError
-from gateway.generation import ChoicePlan, Job
+from gateway.job import Answer, ChoicePlan, EscalationTarget, Job
 from gateway.metrics import GatewayMetrics
+from gateway.route_report import describe_route
 from gateway.schema.chat import ChatRequest
 from gateway.schema.common import OutriderOptions
 from gateway.schema.completions import CompletionRequest
 from gateway.structured import plan_structured
+from gateway.targets import Ask, Target, TargetChooser
 from gateway.thinking import Thinking
-from gateway.tool_parser import ToolReading
 from gateway.tools import plan_tools
-from router.policy import RoutePolicy
+from router.guard import Outcome
+from router.policy import pair_complaint
 
 AUTO: Final = "auto"
 # Drawn seeds stay below 2**53, so that every JSON reader gives them back unchanged.
 _SEED_BITS: Final = 53
+_NO_OPTIONS: Final = OutriderOptions()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GatewayLimits:
-    """Bounds on what a request may ask for.
+class _Form:
+    """What chat and completions do differently.
 
-    `default_max_tokens` is used where a request sets none (or less, where the context ends sooner);
-    None: all that the context leaves.
+    `render` and `expect` make a tier's prompts and what is known of the answers to them.
     """
 
-    default_max_tokens: int | None = None
-    max_body_bytes: int = 8 * 2**20
+    prefix: str
+    text: Callable[[ChatTokenizer], str]
+    render: Callable[[TierInfo, ChatTokenizer], Awaitable[tuple[Prompt, ...]]]
+    expect: Callable[[Rendered], Awaitable[Expected]]
+    has_token_ids: bool
+    dialogue: Dialogue | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GatewayContext:
-    """Everything the gateway is wired to. `clock` is the machine's monotonic clock, in seconds."""
+class _Planned:
+    """A job with how it came about."""
 
-    engine: EngineClient
-    tokenizers: Mapping[Tier, ChatTokenizer]
-    router: RoutePolicy
-    limits: GatewayLimits = field(default_factory=GatewayLimits)
-    clock: Callable[[], float] = time.monotonic
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Target:
-    """The tier that a request goes to, and why."""
-
-    info: TierInfo
-    reason: str
-    tokenizer: ChatTokenizer
-
-    @property
-    def tier(self) -> Tier:
-        return self.info.tier
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Expected:
-    """What is known of an answer: a guess, what it conforms to, and how calls in it are read."""
-
-    prediction: tuple[int, ...] = ()
-    grammar: GrammarSpec | None = None
-    grammar_param: str | None = None  # the field of the request that asked for it
-    tools: ToolReading | None = None
-
-
-_NOTHING_EXPECTED: Final = _Expected()
+    job: Job
+    ask: Ask
+    target: Target
 
 
 class JobBuilder:
@@ -92,17 +73,27 @@ class JobBuilder:
     def __init__(self, context: GatewayContext, metrics: GatewayMetrics) -> None:
         self._context = context
         self._metrics = metrics
+        self._chooser = TargetChooser(context)
         self._info: EngineInfo | None = None
 
     async def engine_info(self) -> EngineInfo:
         """What is loaded; asked once, for an engine does not change its models.
 
-        Raises NotReadyError while the engine is loading or being restarted.
+        Raises NotReadyError while the engine is loading or being restarted, and EngineError if the
+        router was trained for other models.
         """
         if not self._context.engine.is_ready:
             raise NotReadyError("The engine is loading or being restarted; try again soon.")
         if self._info is None:
-            self._info = await self._context.engine.info()
+            info = await self._context.engine.info()
+            prints = [info.tiers[tier].fingerprint if tier in info.tiers else "" for tier in TIERS]
+            by_tier = dict(zip(TIERS, prints, strict=True))
+            complaint = pair_complaint(
+                self._context.routing.pair, by_tier["small"], by_tier["large"]
+            )
+            if complaint is not None:
+                raise EngineError(f"{complaint[0].upper()}{complaint[1:]}")
+            self._info = info
         return self._info
 
     async def names(self) -> dict[str, tuple[TierInfo, ...]]:
@@ -116,9 +107,27 @@ class JobBuilder:
 
     async def chat_job(self, request: ChatRequest, arrival_s: float) -> Job:
         """A conversation. Raises GatewayError or EngineError."""
-        target = await self._target(request, lambda _: request.last_user_text)
-        num_bytes = sum(len(str(message.content)) for message in request.messages)
-        _refuse_hopeless(num_bytes, target, request.token_limit)
+        return self._counted(await self._plan(request, arrival_s, self._chat_form(request)))
+
+    async def completion_job(self, request: CompletionRequest, arrival_s: float) -> Job:
+        """One or several prompts. Raises GatewayError or EngineError."""
+        return self._counted(await self._plan(request, arrival_s, self._completion_form(request)))
+
+    async def route_report(self, request: ApiRequest) -> dict[str, Any]:
+        """Where the request would go, as `RouteReport` has it; nothing is counted or remembered.
+
+        Raises what the request itself would raise.
+        """
+        if isinstance(request, ChatRequest):
+            form = self._chat_form(request)
+        else:
+            form = self._completion_form(request)
+        planned = await self._plan(request, self._context.clock(), form)
+        costs = await self._chooser.costs_usd(planned.ask, planned.ask.candidates)
+        parts = self._context.routing
+        return describe_route(request.model, planned.ask, planned.target, planned.job, costs, parts)
+
+    def _chat_form(self, request: ChatRequest) -> _Form:
         plan = plan_tools(request)
         structured = plan_structured(request.response_format, request.structured_outputs)
         if plan is not None and structured is not None:
@@ -126,198 +135,230 @@ class JobBuilder:
                 f"{structured.param}: not supported together with tools; set tool_choice to none.",
                 param=structured.param,
             )
-        prompt = await target.tokenizer.render_chat(
-            request.messages, request.chat_template_kwargs, plan.tools if plan else ()
+
+        async def render(info: TierInfo, tokenizer: ChatTokenizer) -> tuple[Prompt, ...]:
+            num_chars = sum(len(str(message.content)) for message in request.messages)
+            _refuse_hopeless(num_chars, info, tokenizer, request.token_limit)
+            prompt = await tokenizer.render_chat(
+                request.messages, request.chat_template_kwargs, plan.tools if plan else ()
+            )
+            return (prompt,)
+
+        async def expect(rendered: Rendered) -> Expected:
+            tokenizer = rendered.tokenizer
+            prediction: tuple[int, ...] = ()
+            if request.prediction is not None:
+                prediction = await tokenizer.encode_answer(
+                    request.prediction.text, rendered.info.max_context
+                )
+            expected = Expected(prediction=prediction)
+            thinking = _thinking(tokenizer, rendered.prompts[0])
+            if plan is not None:
+                return replace(
+                    expected,
+                    grammar=plan.grammar(tokenizer.dialect, thinking),
+                    tools=plan.reading(tokenizer.dialect),
+                    grammar_param="tools",
+                )
+            if structured is not None:
+                return replace(
+                    expected, grammar=structured.grammar(thinking), grammar_param=structured.param
+                )
+            return expected
+
+        return _Form(
+            prefix="chatcmpl",
+            text=lambda _: request.last_user_text,
+            render=render,
+            expect=expect,
+            has_token_ids=_has_token_ids(request),
+            dialogue=Dialogue(request.messages, self._context.routing),
         )
-        prediction: tuple[int, ...] = ()
-        if request.prediction is not None:
-            prediction = await target.tokenizer.encode_answer(
-                request.prediction.text, target.info.max_context
-            )
-        expected = _Expected(prediction=prediction)
-        thinking = _thinking(target.tokenizer, prompt)
-        if plan is not None:
-            dialect = target.tokenizer.dialect
-            expected = replace(
-                expected,
-                grammar=plan.grammar(dialect, thinking),
-                tools=plan.reading(dialect),
-                grammar_param="tools",
-            )
-        elif structured is not None:
-            expected = replace(
-                expected, grammar=structured.grammar(thinking), grammar_param=structured.param
-            )
-        return self._job(request, "chatcmpl", target, [prompt], arrival_s, expected)
 
-    async def completion_job(self, request: CompletionRequest, arrival_s: float) -> Job:
-        """One or several prompts. Raises GatewayError or EngineError."""
-
-        def routed_text(tokenizer: ChatTokenizer) -> str:
+    def _completion_form(self, request: CompletionRequest) -> _Form:
+        def text(tokenizer: ChatTokenizer) -> str:
             first = request.prompts[0]
             return first if isinstance(first, str) else tokenizer.decode(first)
 
-        target = await self._target(request, routed_text)
-        prompts = []
-        for prompt in request.prompts:
-            if isinstance(prompt, str):
-                _refuse_hopeless(len(prompt), target, request.token_limit)
-                prompts.append(await target.tokenizer.encode(prompt))
-            else:
-                _check_token_ids(prompt, target)
-                prompts.append(Prompt(token_ids=prompt))
-        structured = plan_structured(None, request.structured_outputs)
-        expected = _NOTHING_EXPECTED
-        if structured is not None:
-            expected = _Expected(grammar=structured.grammar(), grammar_param=structured.param)
-        return self._job(request, "cmpl", target, prompts, arrival_s, expected)
+        async def render(info: TierInfo, tokenizer: ChatTokenizer) -> tuple[Prompt, ...]:
+            prompts = []
+            for prompt in request.prompts:
+                if isinstance(prompt, str):
+                    _refuse_hopeless(len(prompt), info, tokenizer, request.token_limit)
+                    prompts.append(await tokenizer.encode(prompt))
+                else:
+                    prompts.append(Prompt(token_ids=prompt))
+            return tuple(prompts)
 
-    async def _target(
-        self, request: ChatRequest | CompletionRequest, text: Callable[[ChatTokenizer], str]
-    ) -> _Target:
-        """Resolve a model name; `auto` asks the router, unless both models are to answer."""
+        async def expect(rendered: Rendered) -> Expected:
+            for prompt in request.prompts:
+                if not isinstance(prompt, str):
+                    check_token_ids(prompt, rendered.info)
+            structured = plan_structured(None, request.structured_outputs)
+            if structured is None:
+                return Expected()
+            return Expected(grammar=structured.grammar(), grammar_param=structured.param)
+
+        has_token_ids = any(not isinstance(prompt, str) for prompt in request.prompts)
+        return _Form(
+            prefix="cmpl",
+            text=text,
+            render=render,
+            expect=expect,
+            has_token_ids=has_token_ids or _has_token_ids(request),
+        )
+
+    async def _plan(self, request: ApiRequest, arrival_s: float, form: _Form) -> _Planned:
+        """Choose a tier and make its job."""
         names = await self.names()
-        model = request.model
-        if model not in names:
-            raise ModelNotFoundError(model, list(names))
-        candidates = names[model]
-        info, reason = candidates[0], "requested"
-        if _cascade(request.outrider) is not None:
-            info = _cascade_tier(candidates, await self.engine_info())
-            reason = "cascade" if model == AUTO else reason
-        elif model == AUTO:
-            info, reason = self._route(candidates, text)
-        self._metrics.routed(info.tier, reason)
-        tokenizer = self._context.tokenizers.get(info.tier)
-        if tokenizer is None:
-            raise TierUnavailableError(f"The {info.tier} tier has no tokenizer.")
-        return _Target(info=info, reason=reason, tokenizer=tokenizer)
+        if request.model not in names:
+            raise ModelNotFoundError(request.model, list(names))
+        prompts = _Prompts(form, self._context)
+        ask = Ask(
+            is_auto=request.model == AUTO,
+            candidates=names[request.model],
+            options=request.outrider or _NO_OPTIONS,
+            text=form.text,
+            prompts=prompts.of,
+            num_choices=request.n or 1,
+            token_limit=request.token_limit,
+            min_tokens=request.min_tokens or 0,
+            is_streamed=bool(request.stream),
+            has_token_ids=form.has_token_ids,
+            dialogue=form.dialogue,
+        )
+        target = await self._chooser.choose(ask, await self.engine_info())
+        job = await self._job(request, target, prompts, arrival_s, form)
+        return _Planned(job=job, ask=ask, target=target)
 
-    def _route(
-        self, candidates: tuple[TierInfo, ...], text: Callable[[ChatTokenizer], str]
-    ) -> tuple[TierInfo, str]:
-        tokenizer = self._context.tokenizers[candidates[0].tier]
-        route = self._context.router.route(text(tokenizer))
-        for info in candidates:
-            if info.tier == route.tier:
-                return info, route.reason
-        raise TierUnavailableError(f"The router chose the {route.tier} tier, which is not loaded.")
-
-    def _job(
+    async def _job(
         self,
-        request: ChatRequest | CompletionRequest,
-        prefix: str,
-        target: _Target,
-        prompts: list[Prompt],
+        request: ApiRequest,
+        target: Target,
+        prompts: "_Prompts",
         arrival_s: float,
-        expected: _Expected = _NOTHING_EXPECTED,
+        form: _Form,
     ) -> Job:
         """One engine request for each choice of each prompt."""
-        if not all(prompt.token_ids for prompt in prompts):
+        rendered = await prompts.rendered(target.info)
+        if not all(prompt.token_ids for prompt in rendered.prompts):
             raise BadRequestError("The prompt is empty.")
-        job_id = f"{prefix}-{secrets.token_hex(12)}"
-        num_choices = request.n or 1
         temperature = 1.0 if request.temperature is None else request.temperature
         seed = request.seed
         if seed is None and temperature > 0:
             seed = secrets.randbits(_SEED_BITS)
-        choices = []
-        for prompt_index, prompt in enumerate(prompts):
-            group_id = f"{job_id}-{prompt_index}"
-            sampling = self._sampling(request, target, prompt, temperature, seed or 0)
-            for choice_index in range(num_choices):
-                parameters = sampling(choice_index)
-                engine_request = EngineRequest(
-                    request_id=f"{group_id}-{choice_index}",
-                    prompt_token_ids=prompt.token_ids,
-                    tier=target.tier,
-                    sampling=parameters,
-                    speculation=_speculation(request.outrider),
-                    cascade=_cascade(request.outrider),
-                    group_id=group_id if num_choices > 1 else None,
-                    arrival_s=arrival_s,
-                    prediction_token_ids=expected.prediction[: parameters.max_tokens],
-                    grammar=expected.grammar,
-                )
-                _check_combination(request, engine_request)
-                choices.append(
-                    ChoicePlan(request=engine_request, opens_thinking=prompt.opens_thinking)
-                )
+        plan = None
+        if target.route is not None and target.escalation is not None:
+            plan = target.route.cascade
+        frame = Frame(
+            job_id=f"{form.prefix}-{secrets.token_hex(12)}",
+            seed=seed or 0,
+            temperature=temperature,
+            arrival_s=arrival_s,
+            default_max_tokens=self._context.limits.default_max_tokens,
+            watch=None if plan is None else plan.wants_hidden_state,
+        )
+        begun = engine_requests(request, rendered, frame)
+        opens_thinking = [
+            prompt.opens_thinking for prompt in rendered.prompts for _ in range(request.n or 1)
+        ]
+        escalated: Sequence[Any] = [None] * len(begun)
+        escalation = None
+        if plan is not None and target.escalation is not None:
+            other = rendered
+            if not self._chooser.renders_alike:
+                other = await prompts.rendered(target.escalation)
+                escalated = escalated_requests(request, other, frame)
+            escalation = EscalationTarget(
+                model_id=target.escalation.model_id,
+                tokenizer=other.tokenizer,
+                tier=target.escalation.tier,
+                tools=other.expected.tools,
+                opens_thinking=other.prompts[0].opens_thinking,
+            )
+        num_prompt_tokens = sum(len(prompt.token_ids) for prompt in rendered.prompts)
         return Job(
-            job_id=job_id,
+            job_id=frame.job_id,
             created=int(time.time()),
             model_id=target.info.model_id,
             tier=target.tier,
             reason=target.reason,
             seed=seed,
             arrival_s=arrival_s,
-            num_prompt_tokens=sum(len(prompt.token_ids) for prompt in prompts),
-            choices=tuple(choices),
+            num_prompt_tokens=num_prompt_tokens,
+            choices=tuple(
+                ChoicePlan(request=small, opens_thinking=opens, escalated=large)
+                for small, opens, large in zip(begun, opens_thinking, escalated, strict=True)
+            ),
             tokenizer=target.tokenizer,
             stops=request.stop_strings,
             splits_thinking=isinstance(request, ChatRequest),
-            tools=expected.tools,
-            grammar_param=expected.grammar_param,
+            tools=rendered.expected.tools,
+            grammar_param=rendered.expected.grammar_param,
+            quality=None if target.route is None else target.route.quality,
+            cascade=plan,
+            escalation=escalation,
+            on_answer=self._learner(form.dialogue, num_prompt_tokens),
         )
 
-    def _sampling(
-        self,
-        request: ChatRequest | CompletionRequest,
-        target: _Target,
-        prompt: Prompt,
-        temperature: float,
-        seed: int,
-    ) -> Callable[[int], SamplingParams]:
-        """The sampling parameters by choice. Raises PromptTooLongError."""
-        min_tokens = request.min_tokens or 0
-        max_tokens = self._max_tokens(
-            request.token_limit, min_tokens, len(prompt.token_ids), target
+    def _counted(self, planned: _Planned) -> Job:
+        """The job, which is going to be answered: in the metrics and for the guard."""
+        job, route, parts = planned.job, planned.target.route, self._context.routing
+        self._metrics.routed(job.tier, job.reason)
+        parts.typical.num_prompt_tokens.add(job.num_prompt_tokens)
+        # What is watched the watch tells of.
+        if parts.guard and route and route.is_own and not job.cascade and route.quality is not None:
+            is_strong = job.tier == "large"
+            for _ in job.choices:
+                parts.guard.saw(Outcome(quality=route.quality, is_strong=is_strong))
+        return job
+
+    def _learner(
+        self, dialogue: Dialogue | None, num_prompt_tokens: int
+    ) -> Callable[[Answer], None]:
+        """What is learnt from an answer: its length, its conversation, whether to trust watches."""
+        parts, clock = self._context.routing, self._context.clock
+
+        def learn(answer: Answer) -> None:
+            parts.typical.num_completion_tokens.add(answer.num_tokens)
+            if dialogue is not None:
+                dialogue.remember(answer, num_prompt_tokens, clock())
+            num_retracted = answer.num_retracted_tokens
+            if parts.guard and answer.escalated and answer.confidence is not None and num_retracted:
+                agreement = answer.num_reused_tokens / num_retracted
+                parts.guard.saw_escalated(answer.confidence, agreement)
+
+        return learn
+
+
+class _Prompts:
+    """A request's prompts by tier; tiers that write alike share them."""
+
+    def __init__(self, form: _Form, context: GatewayContext) -> None:
+        self._form = form
+        self._context = context
+        self._done: dict[str, tuple[Prompt, ...]] = {}
+
+    async def of(self, info: TierInfo) -> tuple[Prompt, ...]:
+        """Rendered for a tier. Raises GatewayError or PromptTooLongError."""
+        tokenizer = self._context.tokenizers[info.tier]
+        if tokenizer.rendering not in self._done:
+            self._done[tokenizer.rendering] = await self._form.render(info, tokenizer)
+        return self._done[tokenizer.rendering]
+
+    async def rendered(self, info: TierInfo) -> Rendered:
+        """With what is known of the answers."""
+        rendered = Rendered(
+            info=info,
+            tokenizer=self._context.tokenizers[info.tier],
+            prompts=await self.of(info),
+            expected=Expected(),
         )
-        stop_token_ids = _stop_token_ids(request, target)
-        logit_bias = _logit_bias(request, target)
+        return replace(rendered, expected=await self._form.expect(rendered))
 
-        def of_choice(choice_index: int) -> SamplingParams:
-            return SamplingParams(
-                max_tokens=max_tokens,
-                temperature=temperature,
-                top_k=max(request.top_k or 0, 0),
-                top_p=1.0 if request.top_p is None else request.top_p,
-                min_p=request.min_p or 0.0,
-                seed=seed % 2**64,
-                choice_index=choice_index,
-                stop_token_ids=stop_token_ids,
-                num_logprobs=request.top_count,
-                presence_penalty=request.presence_penalty or 0.0,
-                frequency_penalty=request.frequency_penalty or 0.0,
-                repetition_penalty=request.repetition_penalty or 1.0,
-                logit_bias=logit_bias,
-                min_tokens=min_tokens,
-            )
 
-        return of_choice
-
-    def _max_tokens(
-        self, limit: int | None, min_tokens: int, num_prompt_tokens: int, target: _Target
-    ) -> int:
-        """The request's own limit, or what is left of the context up to the default.
-
-        Raises PromptTooLongError, and BadRequestError where less than `min_tokens` is allowed.
-        """
-        max_context = target.info.max_context
-        room = max_context - num_prompt_tokens
-        default = max(self._context.limits.default_max_tokens or room, min_tokens)
-        wanted = limit or max(1, min(default, room))
-        if wanted > room:
-            raise PromptTooLongError(
-                num_tokens=num_prompt_tokens, max_tokens=wanted, max_context=max_context
-            )
-        if min_tokens > wanted:
-            limited_by = "max_tokens" if limit else f"what the context of {max_context} leaves"
-            raise BadRequestError(
-                f"min_tokens: {min_tokens} is more than {limited_by} ({wanted}).",
-                param="min_tokens",
-            )
-        return wanted
+def _has_token_ids(request: ApiRequest) -> bool:
+    return bool(request.logit_bias or request.stop_token_ids)
 
 
 def _thinking(tokenizer: ChatTokenizer, prompt: Prompt) -> Thinking:
@@ -327,100 +368,13 @@ def _thinking(tokenizer: ChatTokenizer, prompt: Prompt) -> Thinking:
     return "possible" if tokenizer.may_think else "none"
 
 
-def _refuse_hopeless(num_chars: int, target: _Target, limit: int | None) -> None:
+def _refuse_hopeless(
+    num_chars: int, info: TierInfo, tokenizer: ChatTokenizer, limit: int | None
+) -> None:
     """Refuse a text that cannot fit however it is tokenised, before paying for tokenising it."""
     # Normalisation may shorten a text; it does not do so four times.
-    at_least = ceil(num_chars / (4 * target.tokenizer.max_token_bytes))
-    if at_least > target.info.max_context:
+    at_least = ceil(num_chars / (4 * tokenizer.max_token_bytes))
+    if at_least > info.max_context:
         raise PromptTooLongError(
-            num_tokens=at_least, max_tokens=limit or 1, max_context=target.info.max_context
+            num_tokens=at_least, max_tokens=limit or 1, max_context=info.max_context
         )
-
-
-def _check_token_ids(token_ids: Iterable[int], target: _Target, *, param: str = "prompt") -> None:
-    largest = max(token_ids, default=0)
-    if largest >= target.info.vocab_size:
-        raise BadRequestError(
-            f"{param}: token id {largest} is outside the vocabulary of the {target.tier} "
-            f"tier ({target.info.vocab_size} ids).",
-            param=param,
-        )
-
-
-def _stop_token_ids(request: ChatRequest | CompletionRequest, target: _Target) -> tuple[int, ...]:
-    """The tokenizer's own and the request's. Raises BadRequestError outside the vocabulary."""
-    own = request.stop_token_ids or []
-    _check_token_ids(own, target, param="stop_token_ids")
-    ends = () if request.ignore_eos else target.tokenizer.stop_token_ids
-    return tuple(dict.fromkeys((*ends, *own)))
-
-
-def _logit_bias(
-    request: ChatRequest | CompletionRequest, target: _Target
-) -> tuple[tuple[int, float], ...]:
-    """(token id, bias). Raises BadRequestError outside the vocabulary."""
-    biases = {int(token): float(bias) for token, bias in (request.logit_bias or {}).items()}
-    _check_token_ids(biases, target, param="logit_bias")
-    return tuple(biases.items())
-
-
-def _check_combination(
-    request: ChatRequest | CompletionRequest, engine_request: EngineRequest
-) -> None:
-    """Refuse options that contradict each other: a grammar may allow nothing but the end."""
-    if engine_request.grammar is None:
-        return
-    for param, is_set in (("min_tokens", request.min_tokens), ("ignore_eos", request.ignore_eos)):
-        if is_set:
-            raise BadRequestError(
-                f"{param}: not supported together with a grammar (response_format, tools or "
-                "structured_outputs).",
-                param=param,
-            )
-
-
-def _speculation(options: OutriderOptions | None) -> SpeculationParams:
-    if options is None:
-        return SpeculationParams()
-    inter_token_ms = None if options.slo is None else options.slo.inter_token_ms
-    return SpeculationParams(
-        enabled=options.speculation != "off",
-        max_draft_nodes=options.max_draft_nodes,
-        max_draft_depth=options.max_draft_depth,
-        sources=None if options.sources is None else tuple(dict.fromkeys(options.sources)),
-        inter_token_s=None if inter_token_ms is None else inter_token_ms / 1000,
-    )
-
-
-def _cascade(options: OutriderOptions | None) -> CascadeParams | None:
-    """The speculative cascade that was asked for; None is lossless."""
-    quality = None if options is None else options.quality
-    if quality is None or quality == "lossless":
-        return None
-    return CascadeParams(alpha=quality.cascade, rule=quality.rule or "opt")
-
-
-def _cascade_tier(candidates: tuple[TierInfo, ...], engine: EngineInfo) -> TierInfo:
-    """The large tier, as far as the small model can follow it.
-
-    Raises BadRequestError where one of the two models has no part in the answer.
-    """
-    large = next((info for info in candidates if info.tier == "large"), None)
-    if large is None:
-        raise BadRequestError(
-            "outrider.quality: in a cascade the large model judges what the small one drafts; "
-            "the model must be auto or large.",
-            param="outrider.quality",
-        )
-    if not engine.speculation:
-        raise BadRequestError(
-            "outrider.quality: a cascade needs a small model that drafts for the large one; this "
-            "server runs without.",
-            param="outrider.quality",
-        )
-    tiers = engine.tiers.values()
-    return replace(
-        large,
-        max_context=min(info.max_context for info in tiers),
-        vocab_size=min(info.vocab_size for info in tiers),
-    )

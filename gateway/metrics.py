@@ -74,6 +74,19 @@ class GatewayMetrics:
         self._decisions = self._counter(
             "router_decisions", "Which tier requests went to.", "tier", "reason"
         )
+        self._cascade_decisions = self._counter(
+            "cascade_decisions", "What became of small answers that were watched.", "action", "tier"
+        )
+        self._cascade_hold_back = self._histogram(
+            "cascade_hold_back_seconds", "From a held answer's first token on.", _FIRST_TOKEN_S
+        )
+        self._cascade_held = self._counter("cascade_held_tokens", "Tokens held back.")
+        self._cascade_reused = self._counter(
+            "cascade_reused_tokens", "Tokens of retracted answers that the large model wrote too."
+        )
+        self._cascade_discarded = self._counter(
+            "cascade_discarded_tokens", "Tokens of retracted answers that it did not write."
+        )
         self._reasons: set[str] = set()
         self._tiers = {tier: TierMetrics(self, tier) for tier in TIERS}
 
@@ -92,6 +105,21 @@ class GatewayMetrics:
                 reason = "other"
             self._reasons.add(reason)
         self._decisions.labels(tier, reason).inc()
+
+    def cascade_decided(self, action: str, tier: Tier, held_s: float, num_held_tokens: int) -> None:
+        """Count the end of a hold-back: commit, escalate, or refuse (by the large tier)."""
+        self._cascade_decisions.labels(action, tier).inc()
+        self._cascade_hold_back.labels(tier).observe(held_s)
+        self._cascade_held.inc(num_held_tokens)
+
+    def cascade_continued(self, tier: Tier) -> None:
+        """Count an answer that another tier goes on with in mid-stream."""
+        self._cascade_decisions.labels("continue", tier).inc()
+
+    def cascade_ended(self, num_reused_tokens: int, num_discarded_tokens: int) -> None:
+        """Count what became of the small answers' tokens."""
+        self._cascade_reused.inc(num_reused_tokens)
+        self._cascade_discarded.inc(num_discarded_tokens)
 
     def exposition(self, stats: EngineStats | None) -> bytes:
         """The text that Prometheus scrapes; without the engine's part while it is not there."""

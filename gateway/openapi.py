@@ -4,7 +4,7 @@ Endpoints read their bodies themselves (limits, speed, OpenAI's errors), so Fast
 models; they are put in here. Limits that depend on the loaded models are written in too.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -25,6 +25,7 @@ from gateway.schema.responses import (
     ModelList,
     Readiness,
 )
+from gateway.schema.routing import RouteReport
 
 _REF: Final = "#/components/schemas/{model}"
 _MODELS: Final[tuple[type[BaseModel], ...]] = (
@@ -38,6 +39,7 @@ _MODELS: Final[tuple[type[BaseModel], ...]] = (
     ModelCard,
     ModelList,
     Readiness,
+    RouteReport,
 )
 _FAILURES: Final[Mapping[int, str]] = {
     400: "The request is malformed, or asks for what is not supported; `param` names the field.",
@@ -68,7 +70,12 @@ _TIER_HEADER: Final = {
         "description": "Which model answered.",
         "schema": {"type": "string", "enum": ["small", "large"]},
         "required": True,
-    }
+    },
+    "x-outrider-reason": {
+        "description": "Why that one: what the router said, then what the answer's watch said.",
+        "schema": {"type": "string"},
+        "required": True,
+    },
 }
 _TRACE_HEADER: Final = {
     "name": "x-outrider-trace",
@@ -138,6 +145,20 @@ def generation_operation(
         "operationId": operation_id,
         "parameters": [_TRACE_HEADER],
         "requestBody": {"required": True, "content": _json(request)},
+        "responses": {str(status): text for status, text in statuses.items()} | {"200": success},
+    }
+
+
+def question_operation(
+    requests: Sequence[type[BaseModel]], answer: type[BaseModel], description: str, name: str
+) -> dict[str, Any]:
+    """A POST of one of several bodies that answers JSON and generates nothing."""
+    body = {"application/json": {"schema": {"anyOf": [_ref(model) for model in requests]}}}
+    statuses = failures(400, 404, 413, 415, 500, 503)
+    success = {"description": description, "headers": _ID_HEADER, "content": _json(answer)}
+    return {
+        "operationId": name,
+        "requestBody": {"required": True, "content": body},
         "responses": {str(status): text for status, text in statuses.items()} | {"200": success},
     }
 

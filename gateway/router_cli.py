@@ -1,34 +1,94 @@
-"""`outrider router train | eval`: learn a router from labelled prompts, and judge one."""
+"""`outrider router collect | train | eval | calibrate | report`: learn a router, and judge one."""
 
 import json
-import os
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from router.dataset import LabelledPrompts, RouterDataError, read_labelled_prompts
-from router.evaluation import Interval, NoGapError, RouterReport, evaluate
-from router.scorer import RouterFileError, RouterScorer
+from gateway.collect_cli import COLLECT_HELP, collect
+from gateway.router_inputs import (
+    AsJson,
+    Config,
+    Data,
+    HoldBack,
+    LargePrice,
+    MaxCost,
+    Quality,
+    Resamples,
+    Router,
+    Seed,
+    SmallPrice,
+    Strict,
+    StrongShare,
+    WholeAnswers,
+    estimate_rows,
+    judge,
+    need_matplotlib,
+    prices_of,
+    read_both_tiers,
+    read_data,
+    target_of,
+    user_errors,
+    wary_notes,
+)
+from gateway.router_tables import (
+    calibration_json,
+    calibration_table,
+    judged_json,
+    judged_table,
+    training_lines,
+)
+from router.calibration import calibrate
+from router.scorer import RouterScorer
 
-app = typer.Typer(name="router", help="Train and judge the router.", no_args_is_help=True)
-
-DATA_VARIABLE = "OUTRIDER_DATA"
-_DATA_HELP = (
-    "CSV or JSONL with prompt, weak_correct and strong_correct (0 or 1). A relative path is also "
-    f"looked up under ${DATA_VARIABLE}."
+app = typer.Typer(
+    name="router",
+    help="Train and judge the router: which model answers what.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
 )
 
 
-@app.command()
-def train(
-    data: Annotated[Path, typer.Option(help=_DATA_HELP)],
+def _flowing(text: str) -> str:
+    """Paragraphs without line ends of their own, so that they fill any terminal."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.strip().split("\n\n"))
+
+
+app.command(help=_flowing(COLLECT_HELP))(collect)
+
+_RECOVERED_GAP = 0.95
+
+_TRAIN_HELP = """
+Learn which prompts the small model answers well enough.
+
+From text alone where the data have prompts and labels; with a probe on hidden states and a judge of
+begun answers where they come from `outrider router collect`. All figures printed are of held-out
+folds. The threshold keeps 95 % of what the large model adds, unless a target is named.
+
+[bold]Examples[/bold]
+
+  outrider router train --data labels.csv --out my-router
+
+  outrider router train --data labels.jsonl --out my-router --strong-share 0.3
+
+  outrider serve --large ./large --small ./small --router my-router
+"""
+
+
+@app.command(help=_flowing(_TRAIN_HELP))
+def train(  # noqa: PLR0913 - a flag each
+    data: Data,
     out: Annotated[Path, typer.Option(help="Folder for the router; made if it is missing.")],
     recovered_gap: Annotated[
-        float,
-        typer.Option(help="Share of the large model's advantage that the threshold keeps."),
-    ] = 0.95,
+        float, typer.Option(help="Share of the large model's advantage that is kept.")
+    ] = _RECOVERED_GAP,
+    strong_share: StrongShare = None,
+    quality: Quality = None,
+    max_cost: MaxCost = None,
+    small_price: SmallPrice = None,
+    large_price: LargePrice = None,
     weak_only: Annotated[
         bool,
         typer.Option(
@@ -36,109 +96,214 @@ def train(
             help="Leave strong_correct out: judge by the small model's answers alone.",
         ),
     ] = False,
+    hold_back_tokens: HoldBack = 16,
+    as_json: AsJson = False,
+    config: Config = None,
     seed: Annotated[int, typer.Option(help="Seed of the held-out folds.")] = 0,
 ) -> None:
-    """Learn which prompts the small model answers well enough."""
-    # scikit-learn takes seconds to import, and serving must not need it.
-    from router.estimator import TrainConfig, train_router
+    """Train and save; the help is `_TRAIN_HELP`."""
+    with user_errors():
+        rows = read_data(data)
+        if weak_only:
+            rows = replace(rows, strong=None)
+        target = target_of(
+            recovered_gap=recovered_gap,
+            strong_share=strong_share,
+            quality=quality,
+            max_cost=max_cost,
+            prices=None if max_cost is None else prices_of(small_price, large_price, config),
+        )
+        typer.echo(f"Training on {len(rows.prompts):,} prompts ...", err=True)
+        # scikit-learn takes seconds to import, and serving must not need it.
+        from router.estimator import TrainConfig, train_router
 
-    rows = _read(data)
-    if weak_only:
-        rows = replace(rows, strong=None)
-    typer.echo(f"Training on {len(rows.prompts)} prompts ...", err=True)
-    try:
-        config = TrainConfig(recovered_gap=recovered_gap, seed=seed)
-        scorer = train_router(rows, config).scorer
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
-    scorer.save(out)
-    record = scorer.training
-    typer.echo(f"Wrote {out}")
-    typer.echo(f"  always small           accuracy {record['weak_accuracy']:.3f}")
-    if rows.strong is None:
-        typer.echo("  always large           no labels: taken as never wrong")
-    else:
-        typer.echo(f"  always large           accuracy {record['strong_accuracy']:.3f}")
-    typer.echo(
-        f"  threshold {scorer.threshold:.3f}        accuracy {record['held_out_accuracy']:.3f} "
-        f"with {record['held_out_strong_share']:.1%} sent to large (held-out folds)"
-    )
-    if scorer.threshold == 0.0:
-        typer.echo("  note: the large model adds nothing here, so none is ever asked", err=True)
+        plan = TrainConfig(target=target, hold_back_tokens=hold_back_tokens, seed=seed)
+        scorer = train_router(rows, plan).scorer
+        scorer.save(out)
     if rows.num_duplicates:
-        typer.echo(f"  note: {rows.num_duplicates} rows repeat a prompt of another row", err=True)
+        typer.echo(f"note: {rows.num_duplicates} rows repeat a prompt of another row", err=True)
+    if as_json:
+        calibration = scorer.calibration
+        typer.echo(
+            json.dumps(
+                {
+                    "router": str(out),
+                    "threshold": scorer.threshold,
+                    "pair": scorer.pair,
+                    "training": dict(scorer.training),
+                    "calibration": None if calibration is None else calibration_json(calibration),
+                },
+                indent=2,
+            )
+        )
+        return
+    typer.echo(f"Wrote {out}")
+    for line in training_lines(scorer):
+        typer.echo(line)
 
 
-@app.command("eval")
-def evaluate_command(
-    router: Annotated[Path, typer.Option(help="Folder that `outrider router train` wrote.")],
-    data: Annotated[Path, typer.Option(help=_DATA_HELP)],
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
-    resamples: Annotated[int, typer.Option(min=0, help="Bootstrap resamples.")] = 1000,
-    seed: Annotated[int, typer.Option(help="Seed of the bootstrap.")] = 0,
+_EVAL_HELP = """
+Judge a router on labelled prompts, beside random, best single model and oracle.
+
+APGR is the share of the large model's advantage that is recovered, averaged over all shares of
+prompts that it may answer (random: 0.5); CPT(50%) and CPT(80%) are the shares that recover 50 % and
+80 % of it; ECE is how far expected and found quality are apart. Every stage is judged that the
+router has and the data allow: the text, the probe, the answer's beginning.
+
+[bold]Examples[/bold]
+
+  outrider router eval --router my-router --data held-out.csv
+
+  outrider router eval --router my-router --data held-out.jsonl --json --plots plots --strict
+"""
+
+
+@app.command("eval", help=_flowing(_EVAL_HELP))
+def evaluate_command(  # noqa: PLR0913 - a flag each
+    router: Router,
+    data: Data,
+    as_json: AsJson = False,
+    plots: Annotated[Path | None, typer.Option(help="Folder for three PNG files.")] = None,
+    strict: Strict = False,
+    hold_back_tokens: HoldBack = 16,
+    whole_answers: WholeAnswers = False,
+    small_price: SmallPrice = None,
+    large_price: LargePrice = None,
+    config: Config = None,
+    resamples: Resamples = 1000,
+    seed: Seed = 0,
 ) -> None:
-    """Judge a router on labelled prompts, beside random, best-single and oracle."""
-    import numpy as np
-
-    rows = _read(data)
-    if rows.strong is None:
-        raise typer.BadParameter(f"{data} has no strong_correct: a gap needs both tiers' labels")
-    try:
-        scorer = RouterScorer.load(router)
-        gain = np.array([scorer.estimate(prompt).gain for prompt in rows.prompts])
-        report = evaluate(
-            gain,
-            rows.weak,
-            rows.strong,
-            threshold=scorer.threshold,
+    """Judge and print; the help is `_EVAL_HELP`."""
+    with user_errors():
+        if plots is not None:
+            need_matplotlib("--plots")
+        prices = prices_of(small_price, large_price, config)
+        judged = judge(
+            router,
+            data,
+            hold_back_tokens=None if whole_answers else hold_back_tokens,
             num_resamples=resamples,
             seed=seed,
+            strict=strict,
         )
-    except (RouterFileError, NoGapError) as error:
-        raise typer.BadParameter(str(error)) from error
-    typer.echo(_as_json(report) if as_json else _as_table(report, scorer.threshold))
-
-
-def _read(path: Path) -> LabelledPrompts:
-    root = os.environ.get(DATA_VARIABLE)
-    if root and not path.is_absolute() and not path.exists():
-        path = Path(root) / path
-    try:
-        return read_labelled_prompts(path)
-    except RouterDataError as error:
-        raise typer.BadParameter(str(error)) from error
-
-
-def _as_json(report: RouterReport) -> str:
-    """Figures at the top level; `<figure>_interval` is [low, high]."""
-    flat: dict[str, object] = {}
-    for name, value in asdict(report).items():
-        if isinstance(value, dict):
-            flat[name] = value["value"]
-            flat[f"{name}_interval"] = [value["low"], value["high"]]
+        if as_json:
+            typer.echo(json.dumps(judged_json(judged, prices), indent=2))
         else:
-            flat[name] = value
-    flat["best_single_accuracy"] = report.best_single_accuracy
-    return json.dumps(flat, indent=2)
+            typer.echo(judged_table(judged, prices))
+        if plots is not None:
+            from gateway.router_plots import draw_plots
+
+            for path in draw_plots(judged.report, judged.rows, plots):
+                typer.echo(f"Drew {path}", err=True)
 
 
-def _as_table(report: RouterReport, threshold: float) -> str:
-    def figure(interval: Interval) -> str:
-        return f"{interval.value:.3f} [{interval.low:.3f}, {interval.high:.3f}]"
+_CALIBRATE_HELP = """
+Find the threshold that meets a target on labelled prompts that the router was not trained on.
 
-    lines = [
-        f"{report.num_prompts} prompts; intervals: bootstrap, 95 %",
-        f"{'':12}{'this router':>24}{'random':>9}{'oracle':>9}",
-        f"{'APGR':12}{figure(report.apgr):>24}{report.random_apgr:9.3f}{report.oracle_apgr:9.3f}",
-        f"{'CPT(50%)':12}{figure(report.cpt50):>24}{report.random_cpt50:9.3f}{'':9}",
-        f"{'CPT(80%)':12}{figure(report.cpt80):>24}{report.random_cpt80:9.3f}{'':9}",
-        "",
-        f"{'':28}{'accuracy':>10}{'large share':>13}",
-        f"{'always small':28}{report.weak_accuracy:10.3f}{0:13.1%}",
-        f"{'always large':28}{report.strong_accuracy:10.3f}{1:13.1%}",
-        f"{'best single':28}{report.best_single_accuracy:10.3f}",
-        f"{f'this router (at {threshold:.3f})':28}{report.threshold_accuracy:10.3f}"
-        f"{report.threshold_strong_share:13.1%}",
-        f"{'oracle':28}{report.oracle_accuracy:10.3f}{report.oracle_share:13.1%}",
-    ]
-    return "\n".join(lines)
+Shows settings from always-small to always-large and the chosen one; --out writes the router with
+it. In a cascade, prompts between two text qualities begin with the small model, and the threshold
+is for its answer.
+
+[bold]Examples[/bold]
+
+  outrider router calibrate --router my-router --data held-out.jsonl --strong-share 0.3
+
+  outrider router calibrate --router my-router --data held-out.jsonl --quality 0.95 --out my-router
+
+  outrider router calibrate --router my-router --data held-out.jsonl --max-cost 0.002
+  --small-price 0.05/0.2 --large-price 0.5/2
+"""
+
+
+@app.command("calibrate", help=_flowing(_CALIBRATE_HELP))
+def calibrate_command(  # noqa: PLR0913 - a flag each
+    router: Router,
+    data: Data,
+    strong_share: StrongShare = None,
+    quality: Quality = None,
+    max_cost: MaxCost = None,
+    small_price: SmallPrice = None,
+    large_price: LargePrice = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the router with this setting; may be ROUTER.")
+    ] = None,
+    as_json: AsJson = False,
+    strict: Strict = False,
+    hold_back_tokens: HoldBack = 16,
+    config: Config = None,
+) -> None:
+    """Choose, print, write; the help is `_CALIBRATE_HELP`."""
+    with user_errors():
+        prices = prices_of(small_price, large_price, config)
+        target = target_of(
+            strong_share=strong_share, quality=quality, max_cost=max_cost, prices=prices
+        )
+        labelled = read_both_tiers(data)
+        scorer = RouterScorer.load(router)
+        _, notes = wary_notes(scorer, labelled, strict=strict)
+        for note in notes:
+            typer.echo(f"note: {note}", err=True)
+        rows = estimate_rows(scorer, labelled, hold_back_tokens)
+        calibration = calibrate(rows, target)
+        if out is not None:
+            found = {
+                "num_rows": len(labelled.prompts),
+                "data_sha256": labelled.sha256,
+                "target": asdict(target),
+                "hold_back_tokens": hold_back_tokens,
+            }
+            training = {**scorer.training, "calibrated_on": found}
+            replace(scorer.with_calibration(calibration), training=training).save(out)
+    if as_json:
+        typer.echo(json.dumps(calibration_json(calibration), indent=2))
+    else:
+        typer.echo(f"{len(labelled.prompts)} prompts of {data.name}")
+        typer.echo(calibration_table(calibration, rows, prices))
+    if out is not None:
+        typer.echo(f"Wrote {out}", err=True)
+    elif not as_json:
+        typer.echo("Nothing was written: --out DIR writes the router with this setting.")
+
+
+_REPORT_HELP = """
+One HTML page about a router: figures, curves, calibration, and where it is wrong.
+
+The page needs nothing else, works offline and on a phone. It shows prompts of the data.
+
+[bold]Examples[/bold]
+
+  outrider router report --router my-router --data held-out.csv --out report.html
+"""
+
+
+@app.command(help=_flowing(_REPORT_HELP))
+def report(  # noqa: PLR0913 - a flag each
+    router: Router,
+    data: Data,
+    out: Annotated[Path, typer.Option(help="HTML file to write.")],
+    strict: Strict = False,
+    hold_back_tokens: HoldBack = 16,
+    whole_answers: WholeAnswers = False,
+    small_price: SmallPrice = None,
+    large_price: LargePrice = None,
+    config: Config = None,
+    resamples: Resamples = 1000,
+    seed: Seed = 0,
+) -> None:
+    """Judge and write the page; the help is `_REPORT_HELP`."""
+    with user_errors():
+        need_matplotlib("the report")
+        prices = prices_of(small_price, large_price, config)
+        judged = judge(
+            router,
+            data,
+            hold_back_tokens=None if whole_answers else hold_back_tokens,
+            num_resamples=resamples,
+            seed=seed,
+            strict=strict,
+        )
+        from gateway.router_report import report_page
+
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(report_page(judged, prices), encoding="utf-8", errors="replace")
+    typer.echo(f"Wrote {out}")

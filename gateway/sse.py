@@ -13,7 +13,8 @@ import msgspec
 
 from engine.events import TokenLogprobs
 from gateway.chat import ChatTokenizer
-from gateway.generation import Delta, Generation
+from gateway.choice import Delta
+from gateway.generation import Generation
 
 DONE: Final = b"data: [DONE]\n\n"
 _encode = msgspec.json.Encoder().encode
@@ -36,6 +37,11 @@ def event(body: bytes) -> bytes:
     return b"data: " + body + b"\n\n"
 
 
+def rounded(number: float | None) -> float | None:
+    """Six digits say enough."""
+    return None if number is None else round(number, 6)
+
+
 def report(generation: Generation) -> dict[str, Any]:
     """The `outrider` object."""
     job = generation.job
@@ -45,14 +51,21 @@ def report(generation: Generation) -> dict[str, Any]:
     ttft_s = generation.ttft_s()
     queued = [usage.queue_s for usage in used if usage.queue_s is not None]
     return {
-        "tier": job.tier,
-        "reason": job.reason,
+        "tier": generation.tier,
+        "reason": generation.reason,
+        "route_tier": job.tier,
+        "escalated": any(usage.escalated for usage in generation.cascades),
+        "quality": rounded(job.quality),
+        "confidence": rounded(generation.confidence),
+        "held_tokens": sum(usage.num_held_tokens for usage in generation.cascades),
+        "reused_tokens": sum(usage.num_reused_tokens for usage in used),
+        "discarded_tokens": generation.num_discarded_tokens,
         "drafted_tokens": sum(usage.num_drafted_tokens for usage in used),
         "accepted_tokens": sum(usage.num_accepted_tokens for usage in used),
         "unratified_tokens": sum(usage.num_unratified_tokens for usage in used),
         "mean_emitted_tokens": round(num_tokens / num_steps, 4) if num_steps else 0.0,
-        "ttft_s": None if ttft_s is None else round(ttft_s, 6),
-        "queue_s": round(max(queued), 6) if queued else None,
+        "ttft_s": rounded(ttft_s),
+        "queue_s": rounded(max(queued, default=None)),
         "seed": job.seed,
     }
 
@@ -72,6 +85,7 @@ def usage(generation: Generation) -> dict[str, Any]:
             "reasoning_tokens": sum(usage.num_reasoning_tokens for usage in used),
             "accepted_prediction_tokens": sum(usage.num_predicted_tokens for usage in used),
             "rejected_prediction_tokens": sum(usage.num_mispredicted_tokens for usage in used),
+            "discarded_tokens": generation.num_discarded_tokens,
         },
     }
 
@@ -109,7 +123,9 @@ class ChatFormat:
         role = b'"role":"assistant",' if is_first else b""
         if is_first and delta.kind == "call":
             role += b'"content":null,'
-        logprobs = _encode(self._logprobs(delta.logprobs)) if delta.logprobs else b"null"
+        logprobs = b"null"
+        if delta.logprobs and self._num_top is not None:
+            logprobs = _encode(self._logprobs([delta]))
         return b'"delta":{' + role + body + b'},"logprobs":' + logprobs
 
     def _body(self, delta: Delta) -> bytes:
@@ -157,25 +173,30 @@ class ChatFormat:
             message["reasoning_content"] = reasoning
         if calls:
             message["tool_calls"] = calls
-        entries = [entry for delta in deltas for entry in delta.logprobs]
         return {
             "index": index,
             "message": message,
-            "logprobs": None if self._num_top is None else self._logprobs(entries),
+            "logprobs": None if self._num_top is None else self._logprobs(deltas),
             "finish_reason": deltas[-1].finish_reason,
         }
 
-    def _logprobs(self, entries: Iterable[TokenLogprobs]) -> dict[str, Any]:
-        return {"content": [self._entry(entry) for entry in entries], "refusal": None}
+    def _logprobs(self, deltas: Iterable[Delta]) -> dict[str, Any]:
+        content = [
+            self._entry(entry, delta.tokenizer or self._tokenizer)
+            for delta in deltas
+            for entry in delta.logprobs
+        ]
+        return {"content": content, "refusal": None}
 
-    def _entry(self, entry: TokenLogprobs) -> dict[str, Any]:
-        top = [self._named(*pair) for pair in islice(entry.top, self._num_top)]
-        return {**self._named(entry.token_id, entry.logprob), "top_logprobs": top}
+    def _entry(self, entry: TokenLogprobs, tokenizer: ChatTokenizer) -> dict[str, Any]:
+        top = [_named(*pair, tokenizer) for pair in islice(entry.top, self._num_top)]
+        return {**_named(entry.token_id, entry.logprob, tokenizer), "top_logprobs": top}
 
-    def _named(self, token_id: int, logprob: float) -> dict[str, Any]:
-        token = self._tokenizer.token_bytes(token_id)
-        text = token.decode("utf-8", "replace")
-        return {"token": text, "logprob": finite(logprob), "bytes": list(token)}
+
+def _named(token_id: int, logprob: float, tokenizer: ChatTokenizer) -> dict[str, Any]:
+    token = tokenizer.token_bytes(token_id)
+    text = token.decode("utf-8", "replace")
+    return {"token": text, "logprob": finite(logprob), "bytes": list(token)}
 
 
 class CompletionFormat:
@@ -192,39 +213,42 @@ class CompletionFormat:
     def choice_body(self, delta: Delta, *, is_first: bool) -> bytes:
         """`"text":…,"logprobs":…`."""
         logprobs = b"null"
-        if delta.logprobs:
-            logprobs = _encode(self._logprobs(delta.index, delta.logprobs))
+        if delta.logprobs and self._num_top is not None:
+            logprobs = _encode(self._logprobs(delta.index, [delta]))
         return b'"text":' + encode_text(delta.text) + b',"logprobs":' + logprobs
 
     def whole_choice(self, index: int, deltas: Sequence[Delta]) -> dict[str, Any]:
         """One continuation."""
-        entries = [entry for delta in deltas for entry in delta.logprobs]
         return {
             "index": index,
             "text": _joined(deltas, "content"),
-            "logprobs": None if self._num_top is None else self._logprobs(index, entries),
+            "logprobs": None if self._num_top is None else self._logprobs(index, deltas),
             "finish_reason": deltas[-1].finish_reason,
         }
 
-    def _logprobs(self, index: int, entries: Iterable[TokenLogprobs]) -> dict[str, Any]:
+    def _logprobs(self, index: int, deltas: Iterable[Delta]) -> dict[str, Any]:
         lists: dict[str, list[Any]] = {
             "tokens": [],
             "token_logprobs": [],
             "top_logprobs": [],
             "text_offset": [],
         }
-        for entry in entries:
-            text = self._text(entry.token_id)
-            lists["tokens"].append(text)
-            lists["token_logprobs"].append(finite(entry.logprob))
-            top = islice(entry.top, self._num_top)
-            lists["top_logprobs"].append({self._text(i): finite(value) for i, value in top})
-            lists["text_offset"].append(self._offsets[index])
-            self._offsets[index] += len(text)
+        for delta in deltas:
+            tokenizer = delta.tokenizer or self._tokenizer
+            for entry in delta.logprobs:
+                text = _text(entry.token_id, tokenizer)
+                lists["tokens"].append(text)
+                lists["token_logprobs"].append(finite(entry.logprob))
+                top = islice(entry.top, self._num_top)
+                tops = {_text(i, tokenizer): finite(value) for i, value in top}
+                lists["top_logprobs"].append(tops)
+                lists["text_offset"].append(self._offsets[index])
+                self._offsets[index] += len(text)
         return lists
 
-    def _text(self, token_id: int) -> str:
-        return self._tokenizer.token_bytes(token_id).decode("utf-8", "replace")
+
+def _text(token_id: int, tokenizer: ChatTokenizer) -> str:
+    return tokenizer.token_bytes(token_id).decode("utf-8", "replace")
 
 
 def finite(logprob: float) -> float:
@@ -238,26 +262,18 @@ class ChunkWriter:
     def __init__(
         self, generation: Generation, form: Format, *, with_usage: bool, with_trace: bool
     ) -> None:
-        job = generation.job
         self._generation = generation
         self._form = form
         self._with_usage = with_usage
         self._with_trace = with_trace
-        self._head = (
-            b'data: {"id":'
-            + _encode(job.job_id)
-            + b',"object":'
-            + _encode(form.chunk_object)
-            + f',"created":{job.created},"model":'.encode()
-            + _encode(job.model_id)
-            + b',"choices":['
-        )
+        self._head = b""
         self._tail = (b',"usage":null' if with_usage else b"") + b"}\n\n"
         self._begun: set[int] = set()
         self._num_open = len(generation.choices)
 
     def chunk(self, delta: Delta) -> bytes:
         """One event. Without a usage chunk, the last one carries the report."""
+        self._head = self._head or self._begin()
         is_first = delta.index not in self._begun
         self._begun.add(delta.index)
         reason = b"null" if delta.finish_reason is None else _encode(delta.finish_reason)
@@ -280,6 +296,19 @@ class ChunkWriter:
         parts.append(self._tail)
         return b"".join(parts)
 
+    def _begin(self) -> bytes:
+        """What all events begin with. Only the first text says which model answers."""
+        job = self._generation.job
+        return (
+            b'data: {"id":'
+            + _encode(job.job_id)
+            + b',"object":'
+            + _encode(self._form.chunk_object)
+            + f',"created":{job.created},"model":'.encode()
+            + _encode(self._generation.model_id)
+            + b',"choices":['
+        )
+
     def ending(self) -> bytes:
         """The usage chunk, if it was asked for, and [DONE]."""
         if not self._with_usage:
@@ -299,7 +328,7 @@ def whole_body(generation: Generation, form: Format, deltas: Iterable[Delta]) ->
         "id": job.job_id,
         "object": form.whole_object,
         "created": job.created,
-        "model": job.model_id,
+        "model": generation.model_id,
         "choices": [form.whole_choice(index, by_choice[index]) for index in sorted(by_choice)],
         "usage": usage(generation),
         "outrider": report(generation),

@@ -19,8 +19,6 @@ from gateway.backends.process_client import ProcessEngineClient
 from gateway.backends.step_loop import ProgressCallback, no_progress
 from gateway.hardware import available_memory_bytes, usable_physical_cores
 from gateway.settings import Settings, SettingsError, is_missing_folder
-from router.policy import load_policy
-from router.scorer import RouterFileError
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
     from engine.grammar import GrammarCompiler
     from engine.model import DecoderModel
     from engine.runner import ModelRunner
-    from gateway.jobs import GatewayContext
+    from gateway.context import GatewayContext
 
 log = logging.getLogger(__name__)
 
@@ -120,7 +118,8 @@ def build_context(settings: Settings, engine: EngineClient) -> "GatewayContext":
     tokenizer is another than the large model's.
     """
     from gateway.chat import ChatTokenizer
-    from gateway.jobs import GatewayContext, GatewayLimits
+    from gateway.context import GatewayContext, GatewayLimits
+    from gateway.routing_wiring import build_routing
 
     wanted = settings.models.tool_format
     tool_format = None if wanted == "auto" else wanted
@@ -132,14 +131,12 @@ def build_context(settings: Settings, engine: EngineClient) -> "GatewayContext":
             raise EngineError(f"{path}: the tokenizer cannot be loaded: {error}") from error
     if len({tokenizer.fingerprint for tokenizer in tokenizers.values()}) > 1:
         _allowed_difference(settings)  # long before the engine has loaded its weights
-    try:
-        router = load_policy(settings.models.resolved_router(), tiers=tuple(tokenizers))
-    except (RouterFileError, OSError) as error:
-        raise EngineError(f"the router cannot be loaded: {error}") from error
+    router, routing = build_routing(settings, _named_models(settings))
     return GatewayContext(
         engine=engine,
         tokenizers=tokenizers,
         router=router,
+        routing=routing,
         limits=GatewayLimits(
             default_max_tokens=settings.limits.default_max_tokens,
             max_body_bytes=settings.limits.max_body_bytes,

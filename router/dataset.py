@@ -1,12 +1,21 @@
-"""Labelled prompts from a CSV or JSONL file: prompt, weak_correct and, if known, strong_correct."""
+"""Labelled prompts from a CSV or JSONL file: what a router learns from and is judged by.
 
+Columns: `prompt` (or `messages`: then the last user's text), and for each tier a label, 0 or 1
+(`weak_correct`, `strong_correct`), or a score in [0, 1] (`weak_score`, `strong_score`; it goes
+before a label). The small tier's are needed. JSONL rows of `outrider router collect` say more, see
+`LabelledPrompts`; other columns are ignored.
+"""
+
+import base64
 import csv
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -14,6 +23,14 @@ from router.features import Floats
 
 _TRUE = frozenset({"1", "1.0", "true"})
 _FALSE = frozenset({"0", "0.0", "false"})
+# Columns with one number a row, at least 0, and the fields that they fill.
+_COUNTS: Final = {
+    "prompt_tokens": "num_prompt_tokens",
+    "weak_tokens": "num_weak_tokens",
+    "strong_tokens": "num_strong_tokens",
+    "weak_s": "weak_s",
+    "strong_s": "strong_s",
+}
 
 
 class RouterDataError(ValueError):
@@ -22,15 +39,27 @@ class RouterDataError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LabelledPrompts:
-    """Prompts and whether each tier answered them right: 0.0 or 1.0, both [num_prompts].
+    """Prompts and how right each tier's answer was, in [0, 1]: both [num_prompts].
 
-    `strong` is None if the file has no such column. `sha256` is the file's.
+    What the file does not have is None. `sha256` is the file's. `hidden`: the small model's hidden
+    state of the last prompt token, [num_prompts, hidden_size]. `logprobs`: of the tokens of the
+    small model's whole answer, for each prompt [its number of tokens]. Token counts and seconds
+    (from submission to the last token) are [num_prompts]. `pair`: fingerprints of the two models,
+    "<small>-<large>".
     """
 
     prompts: list[str]
     weak: Floats
     strong: Floats | None
     sha256: str
+    hidden: Floats | None = None
+    logprobs: list[Floats] | None = None
+    num_prompt_tokens: Floats | None = None
+    num_weak_tokens: Floats | None = None
+    num_strong_tokens: Floats | None = None
+    weak_s: Floats | None = None
+    strong_s: Floats | None = None
+    pair: str | None = None
 
     @property
     def num_duplicates(self) -> int:
@@ -39,10 +68,11 @@ class LabelledPrompts:
 
 
 def read_labelled_prompts(path: Path) -> LabelledPrompts:
-    """Read .csv, .jsonl or .ndjson (UTF-8; other columns are ignored).
+    """Read .csv, .jsonl or .ndjson (UTF-8; unknown columns are ignored).
 
-    Raises RouterDataError for a missing or unreadable file, an empty prompt, a label that is not
-    0 or 1, `strong_correct` in some rows only, and a file without rows.
+    Raises RouterDataError for a missing or unreadable file, an empty prompt, a value that cannot be
+    what its column holds, a column that some rows have and others lack, hidden states of different
+    sizes, rows of two pairs, and a file without rows.
     """
     readers = {".csv": _csv_rows, ".jsonl": _jsonl_rows, ".ndjson": _jsonl_rows}
     reader = readers.get(path.suffix.lower())
@@ -50,31 +80,97 @@ def read_labelled_prompts(path: Path) -> LabelledPrompts:
         raise RouterDataError(f"{path}: must end in .csv, .jsonl or .ndjson")
     if not path.is_file():
         raise RouterDataError(f"{path}: no such file")
-    prompts: list[str] = []
-    weak: list[float] = []
-    strong: list[float] = []
+    columns = _Columns(path)
     try:
         for place, row in reader(path):
-            prompt = row.get("prompt")
-            if not isinstance(prompt, str) or not prompt.strip():
-                raise RouterDataError(f"{place}: prompt is missing or empty")
-            prompts.append(prompt)
-            weak.append(_label(row, "weak_correct", place))
-            if row.get("strong_correct") is not None:
-                strong.append(_label(row, "strong_correct", place))
+            columns.add(place, row)
     except (UnicodeDecodeError, csv.Error) as error:
         raise RouterDataError(f"{path}: {error}") from error
-    if not prompts:
+    if not columns.prompts:
         raise RouterDataError(f"{path}: holds no rows")
-    if strong and len(strong) != len(prompts):
-        missing = len(prompts) - len(strong)
-        raise RouterDataError(f"{path}: strong_correct is missing in {missing} rows")
-    return LabelledPrompts(
-        prompts=prompts,
-        weak=np.array(weak),
-        strong=np.array(strong) if strong else None,
-        sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
-    )
+    return columns.whole(hashlib.sha256(path.read_bytes()).hexdigest())
+
+
+class _Columns:
+    """Gathers rows; every optional column is in all of them or in none."""
+
+    def __init__(self, path: Path) -> None:
+        self.prompts: list[str] = []
+        self._path = path
+        self._values: dict[str, list[Any]] = {}
+
+    def add(self, place: str, row: Mapping[str, Any]) -> None:
+        """Check one row and take its values; `place` names it in errors."""
+        self.prompts.append(_prompt(row, place))
+        self._take("weak", _score(row, "weak", place), place)
+        if _score_name(row, "strong") is not None:
+            self._take("strong", _score(row, "strong", place), place)
+        optional: tuple[tuple[str, Callable[[Any], Any]], ...] = (
+            ("hidden_state", _hidden_state),
+            ("weak_logprobs", _logprobs),
+            ("pair", _pair),
+            *((name, _count) for name in _COUNTS),
+        )
+        for name, parsed in optional:
+            # A CSV has empty cells where JSON has null.
+            if row.get(name) in (None, ""):
+                continue
+            try:
+                value = parsed(row[name])
+            except ValueError as error:
+                raise RouterDataError(f"{place}: {name} {error}") from error
+            self._take(name, value, place)
+        self._check_alike(place)
+
+    def whole(self, sha256: str) -> LabelledPrompts:
+        """All rows; raises RouterDataError for a column that is not in each of them."""
+        for name, values in self._values.items():
+            missing = len(self.prompts) - len(values)
+            if missing:
+                column = f"{name}_correct" if name == "strong" else name
+                raise RouterDataError(
+                    f"{self._path}: {column} is missing in {missing} rows of "
+                    f"{len(self.prompts)}; give it in all rows or in none"
+                )
+        columns = self._values
+        counts = {
+            field: np.array(columns[name], dtype=np.float64)
+            for name, field in _COUNTS.items()
+            if name in columns
+        }
+        return LabelledPrompts(
+            prompts=self.prompts,
+            weak=np.array(columns["weak"]),
+            strong=np.array(columns["strong"]) if "strong" in columns else None,
+            sha256=sha256,
+            hidden=np.stack(columns["hidden_state"]) if "hidden_state" in columns else None,
+            logprobs=columns.get("weak_logprobs"),
+            pair=columns["pair"][0] if "pair" in columns else None,
+            **counts,
+        )
+
+    def _take(self, name: str, value: object, place: str) -> None:
+        values = self._values.setdefault(name, [])
+        if len(values) != len(self.prompts) - 1:
+            column = f"{name}_correct" if name == "strong" else name
+            raise RouterDataError(
+                f"{place}: {column} is given here but is missing in "
+                f"{len(self.prompts) - 1 - len(values)} rows before; give it in all rows or in none"
+            )
+        values.append(value)
+
+    def _check_alike(self, place: str) -> None:
+        states, pairs = self._values.get("hidden_state", []), self._values.get("pair", [])
+        if states and len(states[-1]) != len(states[0]):
+            raise RouterDataError(
+                f"{place}: hidden_state has {len(states[-1])} numbers, the first row's has "
+                f"{len(states[0])}"
+            )
+        if pairs and pairs[-1] != pairs[0]:
+            raise RouterDataError(
+                f"{place}: pair is {pairs[-1]}, the first row's is {pairs[0]}; a router serves one "
+                "pair of models, so put each pair's rows into a file of their own"
+            )
 
 
 def _csv_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -91,19 +187,99 @@ def _jsonl_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
             place = f"{path}, line {number}"
             try:
                 row = json.loads(line)
-            except json.JSONDecodeError as error:
+            except (ValueError, RecursionError) as error:
                 raise RouterDataError(f"{place}: not JSON ({error})") from error
             if not isinstance(row, dict):
                 raise RouterDataError(f"{place}: must be a JSON object")
             yield place, row
 
 
-def _label(row: Mapping[str, Any], name: str, place: str) -> float:
-    if row.get(name) is None:
-        raise RouterDataError(f"{place}: {name} is missing")
-    text = str(row[name]).strip().lower()
+def _prompt(row: Mapping[str, Any], place: str) -> str:
+    prompt = row.get("prompt")
+    messages = row.get("messages")
+    if prompt is None and isinstance(messages, list):
+        said = [
+            message.get("content")
+            for message in messages
+            if isinstance(message, dict) and message.get("role") == "user"
+        ]
+        prompt = said[-1] if said else None
+    if not isinstance(prompt, str) or not prompt.strip():
+        raise RouterDataError(f"{place}: prompt is missing or empty")
+    return prompt
+
+
+def _score_name(row: Mapping[str, Any], tier: str) -> str | None:
+    """The column that holds a tier's score or label; None if there is neither."""
+    names = (f"{tier}_score", f"{tier}_correct")
+    return next((name for name in names if row.get(name) is not None), None)
+
+
+def _score(row: Mapping[str, Any], tier: str, place: str) -> float:
+    name = _score_name(row, tier)
+    if name is None:
+        raise RouterDataError(f"{place}: {tier}_correct is missing")
+    value = row[name]
+    text = str(value).strip().lower()
+    if name == f"{tier}_score":
+        try:
+            score = float(text)
+        except ValueError:
+            score = math.nan
+        if not 0.0 <= score <= 1.0:
+            raise RouterDataError(f"{place}: {name} is {value!r}, not a number in [0, 1]")
+        return score
     if text in _TRUE:
         return 1.0
     if text in _FALSE:
         return 0.0
-    raise RouterDataError(f"{place}: {name} is {row[name]!r}, not 0 or 1")
+    raise RouterDataError(
+        f"{place}: {name} is {value!r}, not 0 or 1; a share in [0, 1] goes into {tier}_score"
+    )
+
+
+def _hidden_state(value: object) -> Floats:
+    """[hidden_size] from base64 of little-endian float32."""
+    if not isinstance(value, str):
+        raise ValueError("must be a string: base64 of little-endian float32")
+    try:
+        content = base64.b64decode(value, validate=True)
+    except ValueError as error:
+        raise ValueError(f"is not base64 ({error})") from error
+    if not content or len(content) % 4:
+        raise ValueError(f"holds {len(content)} bytes, which are not whole float32 numbers")
+    state = np.frombuffer(content, dtype="<f4").astype(np.float64)
+    if not np.isfinite(state).all():
+        raise ValueError("holds numbers that are not finite")
+    return state
+
+
+def _logprobs(value: object) -> Floats:
+    """[num_tokens], each at most 0."""
+    if not isinstance(value, list) or not all(_is_number(entry) for entry in value):
+        raise ValueError("must be a list of numbers")
+    logprobs = np.array(value, dtype=np.float64)
+    # Rounding may lift a sure token's a little above 0.
+    if not (np.isfinite(logprobs).all() and (logprobs <= 1e-3).all()):
+        raise ValueError("holds numbers that are above 0 or not finite")
+    return np.minimum(logprobs, 0.0)
+
+
+def _pair(value: object) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f'is {value!r}, not "<fingerprint>-<fingerprint>"')
+    return value.strip()
+
+
+def _count(value: object) -> float:
+    number = math.nan
+    if isinstance(value, int | float | str) and not isinstance(value, bool):
+        with suppress(ValueError, OverflowError):
+            number = float(value)
+    if not (math.isfinite(number) and number >= 0.0):
+        raise ValueError(f"is {value!r}, not a number of 0 or more")
+    return number
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

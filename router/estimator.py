@@ -4,62 +4,95 @@ One estimator a tier: hashed features → logistic regression → sigmoid calibr
 scikit-learn Pipeline, so `clone`, `cross_val_score` and `GridSearchCV` work. Two of them give the
 *gain* of the large model; that orders prompts better than the small model's success alone (MMLU:
 APGR 0.64 against 0.59), because a prompt that both get wrong is not worth the large model.
+
+Where the data know more than text, further stages learn on top of it: a probe on the small model's
+hidden state, and the log-probabilities of its answer. A stage is kept if its gain is nearer to the
+labels than the one before it, on prompts held out of both.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
 import sklearn
 from scipy.sparse import csr_matrix
-from sklearn.base import BaseEstimator, ClassifierMixin, TransformerMixin
-from sklearn.calibration import CalibratedClassifierCV
-from sklearn.linear_model import LogisticRegression
-from sklearn.model_selection import StratifiedKFold, cross_val_predict
+from sklearn.base import BaseEstimator, TransformerMixin
+from sklearn.model_selection import StratifiedKFold
 from sklearn.pipeline import Pipeline
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
+from router.calibration import StageRows, Target, calibrate
 from router.dataset import LabelledPrompts, RouterDataError
-from router.evaluation import choose_threshold
+from router.evaluation import NoGapError, apgr
 from router.features import FeatureConfig, Floats, prompt_features
-from router.scorer import RouterScorer
+from router.scorer import MAX_PROMPT_HASHES, RouterScorer, prompt_hashes
+from router.stacking import (
+    ANSWER_PREFIXES,
+    MIN_PER_CLASS,
+    FittedStage,
+    ScaledStage,
+    StageData,
+    answer_rows,
+    assign_folds,
+    calibrated,
+    fit_scaled,
+    fit_stage,
+    gain,
+    gain_error,
+    is_one_sided,
+    logits_of,
+)
+from router.stages import labelled_rows
 
 _MIN_ROWS = 20
-_MIN_PER_CLASS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
     """How a router is trained.
 
-    `inverse_penalties`: values of C among which the squared error of the held-out gain chooses.
-    `recovered_gap`: the share of the quality gap that the threshold is to recover.
+    `inverse_penalties`: values of C among which the squared error of the held-out gain chooses, for
+    the text; `stage_penalties`: the same for the probe and the answer stage. `target`: what the
+    router's own operating point is chosen by. `hold_back_tokens`: how many tokens of an answer the
+    calibration of a cascade has seen.
     """
 
     features: FeatureConfig = field(default_factory=FeatureConfig)
-    inverse_penalties: tuple[float, ...] = (0.03, 0.1, 0.3, 1.0, 3.0)
+    inverse_penalties: tuple[float, ...] = (0.1, 0.3, 1.0, 3.0)
+    stage_penalties: tuple[float, ...] = (0.001, 0.01, 0.1, 1.0)
     num_folds: int = 5
-    recovered_gap: float = 0.95
+    target: Target = field(default_factory=lambda: Target(recovered_gap=0.95))
+    hold_back_tokens: int = 16
     seed: int = 0
 
     def __post_init__(self) -> None:
         """Raise ValueError naming the field that is out of range."""
-        if not self.inverse_penalties or min(self.inverse_penalties) <= 0.0:
-            raise ValueError(f"inverse_penalties={self.inverse_penalties} must be above 0")
-        if not 2 <= self.num_folds <= _MIN_PER_CLASS:
-            raise ValueError(f"num_folds={self.num_folds} must be in [2, {_MIN_PER_CLASS}]")
-        if not 0.0 < self.recovered_gap <= 1.0:
-            raise ValueError(f"recovered_gap={self.recovered_gap} must be in (0, 1]")
+        for name in ("inverse_penalties", "stage_penalties"):
+            penalties = getattr(self, name)
+            if not penalties or min(penalties) <= 0.0:
+                raise ValueError(f"{name}={penalties} must be above 0")
+        if not 2 <= self.num_folds <= MIN_PER_CLASS:
+            raise ValueError(f"num_folds={self.num_folds} must be in [2, {MIN_PER_CLASS}]")
+        if self.hold_back_tokens < 1:
+            raise ValueError(f"hold_back_tokens={self.hold_back_tokens} must be at least 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TrainedRouter:
-    """The exported scorer and the pipelines it came from (`strong`: None if it has no labels)."""
+    """The exported scorer, the pipelines it came from, and what they say of held-out prompts.
+
+    `weak`, `strong`: strings in; `strong` is None if it has no labels. `probe`, `answer`: one
+    pipeline a tier, stage inputs in; empty where the stage was not kept. `rows`: every stage's
+    qualities of the training prompts, from models that had not seen them.
+    """
 
     scorer: RouterScorer
+    rows: StageRows
     weak: Pipeline
     strong: Pipeline | None
+    probe: tuple[Pipeline, ...] = ()
+    answer: tuple[Pipeline, ...] = ()
 
 
 class PromptFeatures(TransformerMixin, BaseEstimator):  # type: ignore[misc]
@@ -92,175 +125,196 @@ class PromptFeatures(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return True
 
 
-class ConstantClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """P(1) = `probability` for every row: for labels too one-sided to learn from."""
-
-    def __init__(self, probability: float = 0.5) -> None:
-        self.probability = probability
-
-    def fit(self, X: csr_matrix, y: Floats) -> Self:
-        """Nothing to learn."""
-        del X, y
-        self.classes_ = np.array([0.0, 1.0])
-        return self
-
-    def predict_proba(self, X: csr_matrix) -> Floats:
-        """[num_rows, 2]"""
-        row = np.array([1.0 - self.probability, self.probability])
-        return np.tile(row, (X.shape[0], 1))
-
-    def predict(self, X: csr_matrix) -> Floats:
-        """[num_rows], 0.0 or 1.0"""
-        return np.full(X.shape[0], float(self.probability >= 0.5))
-
-
 def quality_estimator(
     *, inverse_penalty: float = 0.3, config: TrainConfig | None = None
 ) -> Pipeline:
     """An unfitted estimator of P(a tier's answer is right | prompt): strings in, 0/1 labels."""
     config = config or TrainConfig()
-    return _pipeline(_calibrated(inverse_penalty, config), config)
+    folds = StratifiedKFold(config.num_folds, shuffle=True, random_state=config.seed)
+    return Pipeline(
+        [
+            ("features", PromptFeatures(config.features)),
+            ("classifier", calibrated(inverse_penalty, folds)),
+        ]
+    )
 
 
 def train_router(data: LabelledPrompts, config: TrainConfig | None = None) -> TrainedRouter:
-    """Fit both tiers' estimators, choose the threshold on held-out folds, export.
+    """Fit all stages that the data allow, calibrate on held-out folds, export.
 
-    Raises RouterDataError if there are too few rows or the small tier's labels are all alike.
+    Raises RouterDataError if there are too few rows or the small tier's labels are all alike, and
+    CalibrationError if the target cannot be met or judged.
     """
     config = config or TrainConfig()
     _check(data)
-    matrix = PromptFeatures(config.features).transform(data.prompts)
-    tiers = [data.weak] if data.strong is None else [data.weak, data.strong]
     # Vectors of 17,000 numbers: a second thread only waits, and for long beside other work.
     with threadpool_limits(limits=1):
-        penalty, held_out = _best_penalty(matrix, tiers, config)
-        heads = [_fit_head(matrix, labels, penalty, config) for labels in tiers]
-    # Without labels the large model is taken to be never wrong.
-    strong_labels = np.ones_like(data.weak) if data.strong is None else data.strong
-    gain = _gain(held_out)
-    threshold = choose_threshold(gain, data.weak, strong_labels, config.recovered_gap)
-    is_strong = 1.0 - gain < threshold
+        stages = _fit_stages(data, config)
+    rows = labelled_rows(
+        data,
+        text=1.0 - gain(stages.text.held_out),
+        prompt=1.0 - gain(stages.prompt_held_out),
+        answer=None if stages.answer_held_out is None else 1.0 - gain(stages.answer_held_out),
+        hold_back_tokens=config.hold_back_tokens,
+    )
+    calibration = calibrate(rows, config.target)
+    text = stages.text.layer
     scorer = RouterScorer(
         features=config.features,
-        weight=np.stack([head.weight for head in heads]),
-        bias=np.array([head.bias for head in heads]),
-        threshold=threshold,
+        weight=text.weight,
+        bias=text.bias,
+        threshold=calibration.chosen.threshold,
+        pair=data.pair,
+        probe=stages.probe.layer if stages.probe else None,
+        answer=stages.answer.layer if stages.answer else None,
+        calibration=calibration,
+        prompt_hashes=np.unique(prompt_hashes(data.prompts))[:MAX_PROMPT_HASHES],
         training={
             "num_rows": len(data.prompts),
             "num_duplicates": data.num_duplicates,
             "data_sha256": data.sha256,
             "weak_accuracy": float(data.weak.mean()),
             "strong_accuracy": None if data.strong is None else float(data.strong.mean()),
-            "recovered_gap": config.recovered_gap,
-            "held_out_accuracy": float(np.where(is_strong, strong_labels, data.weak).mean()),
-            "held_out_strong_share": float(is_strong.mean()),
-            "inverse_penalty": penalty,
+            "target": asdict(config.target),
+            "held_out_accuracy": calibration.chosen.accuracy,
+            "held_out_strong_share": calibration.chosen.strong_share,
+            "inverse_penalty": stages.text.inverse_penalty,
+            "held_out": stages.record,
+            "hold_back_tokens": config.hold_back_tokens,
             "seed": config.seed,
             "scikit_learn": sklearn.__version__,
         },
     )
-    weak, *strong = (_pipeline(head.classifier, config) for head in heads)
-    return TrainedRouter(scorer=scorer, weak=weak, strong=strong[0] if strong else None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Head:
-    """One tier: the fitted classifier and the linear layer [num_features] that it amounts to."""
-
-    classifier: ClassifierMixin
-    weight: Floats
-    bias: float
+    features = PromptFeatures(config.features)
+    weak, *strong = (
+        Pipeline([("features", features), ("classifier", head.classifier)])
+        for head in stages.text.heads
+    )
+    return TrainedRouter(
+        scorer=scorer,
+        rows=rows,
+        weak=weak,
+        strong=strong[0] if strong else None,
+        probe=stages.probe.pipelines if stages.probe else (),
+        answer=stages.answer.pipelines if stages.answer else (),
+    )
 
 
 def _check(data: LabelledPrompts) -> None:
     if len(data.prompts) < _MIN_ROWS:
         raise RouterDataError(f"{len(data.prompts)} rows are too few, {_MIN_ROWS} at least")
-    num_right = int(data.weak.sum())
-    if _is_one_sided(data.weak):
+    if is_one_sided(data.weak):
+        num_right = round(float(data.weak.sum()))
         raise RouterDataError(
             f"weak_correct is 1 in {num_right} rows and 0 in {len(data.weak) - num_right}: at "
-            f"least {_MIN_PER_CLASS} of each are needed to learn from"
+            f"least {MIN_PER_CLASS} of each are needed to learn from"
         )
 
 
-def _best_penalty(
-    matrix: csr_matrix, tiers: list[Floats], config: TrainConfig
-) -> tuple[float, list[Floats]]:
-    """The C whose held-out gain is nearest to the labels, and its held-out probabilities.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Stages:
+    """All stages that were kept; what the last two say held out, [num_heads, num_prompts].
 
-    Each tier's own log loss would choose a weaker penalty: right for each probability, worse for
-    their difference (MMLU: APGR 0.630 against 0.645).
+    `record`: squared error of the gain and APGR, by candidate, on the same held-out prompts.
     """
-    candidates = []
-    for penalty in config.inverse_penalties:
-        held_out = [_held_out(matrix, labels, penalty, config) for labels in tiers]
-        error = float(np.mean((_gain(tiers) - _gain(held_out)) ** 2))
-        candidates.append((error, penalty, held_out))
-    _, penalty, held_out = min(candidates, key=lambda candidate: candidate[:2])
-    return penalty, held_out
+
+    text: FittedStage
+    probe: ScaledStage | None
+    answer: ScaledStage | None
+    prompt_held_out: Floats
+    answer_held_out: Floats | None
+    record: Mapping[str, Any]
 
 
-def _gain(tiers: list[Floats]) -> Floats:
-    """Large minus small, [num_prompts]; an unlabelled large tier is never wrong."""
-    return (tiers[1] if len(tiers) == 2 else np.ones_like(tiers[0])) - tiers[0]
-
-
-def _held_out(matrix: csr_matrix, labels: Floats, penalty: float, config: TrainConfig) -> Floats:
-    """Calibrated probabilities, each row's from a model that has not seen it: [num_prompts]."""
-    if _is_one_sided(labels):
-        return np.full(len(labels), _laplace(labels))
-    scores = cross_val_predict(
-        _logistic(penalty), matrix, labels, cv=_folds(config), method="decision_function"
+def _fit_stages(data: LabelledPrompts, config: TrainConfig) -> _Stages:
+    scores = [data.weak] if data.strong is None else [data.weak, data.strong]
+    folds = assign_folds(data.prompts, scores, config.num_folds, config.seed)
+    rows = StageData(
+        inputs=PromptFeatures(config.features).transform(data.prompts),
+        scores=scores,
+        folds=folds,
+        num_folds=config.num_folds,
+        weights=np.ones(len(data.prompts)),
     )
-    # Two parameters for all rows: fitted on the rows that they calibrate they do no harm.
-    platt = LogisticRegression(C=1e6).fit(scores[:, None], labels)
-    probabilities: Floats = platt.predict_proba(scores[:, None])[:, 1]
-    return probabilities
-
-
-def _fit_head(matrix: csr_matrix, labels: Floats, penalty: float, config: TrainConfig) -> _Head:
-    if _is_one_sided(labels):
-        prior = _laplace(labels)
-        return _Head(
-            classifier=ConstantClassifier(prior).fit(matrix, labels),
-            weight=np.zeros(matrix.shape[1]),
-            bias=float(np.log(prior / (1.0 - prior))),
-        )
-    model = _calibrated(penalty, config).fit(matrix, labels)
-    (fitted,) = model.calibrated_classifiers_
-    (platt,) = fitted.calibrators
-    # P = 1 / (1 + exp(a * (weight @ x + bias) + b)), so the logit is linear in x.
-    return _Head(
-        classifier=model,
-        weight=-platt.a_ * fitted.estimator.coef_[0],
-        bias=float(-(platt.a_ * fitted.estimator.intercept_[0] + platt.b_)),
+    text = fit_stage(rows, config.inverse_penalties)
+    record: dict[str, Any] = {"text": _figures(rows, text.held_out)}
+    prompt_held_out, probe, answer, answer_held_out = text.held_out, None, None, None
+    if data.hidden is not None:
+        probe = _fit_probe(rows, text.held_out, data.hidden, config, record)
+        prompt_held_out = probe.held_out if probe else prompt_held_out
+    if data.logprobs is not None:
+        answer, answer_held_out = _fit_answer(rows, prompt_held_out, data.logprobs, config, record)
+    return _Stages(
+        text=text,
+        probe=probe,
+        answer=answer,
+        prompt_held_out=prompt_held_out,
+        answer_held_out=answer_held_out,
+        record=record,
     )
 
 
-def _is_one_sided(labels: Floats) -> bool:
-    """Whether one class has too few rows to learn from."""
-    return bool(min(labels.sum(), len(labels) - labels.sum()) < _MIN_PER_CLASS)
+def _fit_probe(
+    rows: StageData,
+    text_held_out: Floats,
+    hidden: Floats,
+    config: TrainConfig,
+    record: dict[str, Any],
+) -> ScaledStage | None:
+    """The better of the probe alone and beside the text; None if the text alone is better still."""
+    logits = logits_of(text_held_out)
+    candidates = {
+        # Columns of zeros get the weight 0: the probe alone has the same inputs.
+        "probe": np.hstack((np.zeros_like(logits), hidden)),
+        "text_and_probe": np.hstack((logits, hidden)),
+    }
+    best, best_error = None, record["text"]["gain_error"]
+    for name, inputs in candidates.items():
+        stage = fit_scaled(replace(rows, inputs=inputs), config.stage_penalties)
+        record[name] = _figures(rows, stage.held_out)
+        if record[name]["gain_error"] < best_error:
+            best, best_error = stage, record[name]["gain_error"]
+    return best
 
 
-def _laplace(labels: Floats) -> float:
-    """The share of ones, kept off 0 and 1."""
-    return float((labels.sum() + 1.0) / (len(labels) + 2.0))
+def _fit_answer(
+    rows: StageData,
+    prompt_held_out: Floats,
+    logprobs: list[Floats],
+    config: TrainConfig,
+    record: dict[str, Any],
+) -> tuple[ScaledStage | None, Floats | None]:
+    """The answer stage and what it says at the end of the hold-back, [num_heads, num_prompts].
 
-
-def _logistic(inverse_penalty: float) -> LogisticRegression:
-    return LogisticRegression(C=inverse_penalty, max_iter=5000)
-
-
-def _calibrated(inverse_penalty: float, config: TrainConfig) -> CalibratedClassifierCV:
-    # One model on all rows, calibrated on out-of-fold scores: exports as one linear layer.
-    return CalibratedClassifierCV(
-        _logistic(inverse_penalty), method="sigmoid", cv=_folds(config), ensemble=False
+    Both None if it does not improve on the prompt. A prompt counts once, however long its answer.
+    """
+    prefixes = sorted({*ANSWER_PREFIXES, config.hold_back_tokens})
+    seen = answer_rows(logits_of(prompt_held_out), logprobs, prefixes)
+    answers = StageData(
+        inputs=seen.inputs,
+        scores=[tier[seen.prompts] for tier in rows.scores],
+        folds=rows.folds[seen.prompts],
+        num_folds=rows.num_folds,
+        weights=1.0 / np.bincount(seen.prompts)[seen.prompts],
     )
+    stage = fit_scaled(answers, config.stage_penalties)
+    whole = stage.held_out[:, seen.lengths == 0]
+    at_hold_back = whole.copy()
+    is_cut = seen.lengths == config.hold_back_tokens
+    at_hold_back[:, seen.prompts[is_cut]] = stage.held_out[:, is_cut]
+    record["answer_at_hold_back"] = _figures(rows, at_hold_back)
+    record["answer_whole"] = _figures(rows, whole)
+    before = prompt_held_out[:, seen.prompts]
+    if stage.gain_error >= gain_error(answers.scores, before, answers.weights):
+        return None, None
+    return stage, at_hold_back
 
 
-def _folds(config: TrainConfig) -> StratifiedKFold:
-    return StratifiedKFold(config.num_folds, shuffle=True, random_state=config.seed)
-
-
-def _pipeline(classifier: ClassifierMixin, config: TrainConfig) -> Pipeline:
-    return Pipeline([("features", PromptFeatures(config.features)), ("classifier", classifier)])
+def _figures(rows: StageData, held_out: Floats) -> dict[str, float | None]:
+    judged = gain(held_out)
+    weak, strong = rows.scores[0], gain(rows.scores) + rows.scores[0]
+    try:
+        area: float | None = apgr(judged, weak, strong)
+    except NoGapError:
+        area = None
+    return {"gain_error": gain_error(rows.scores, held_out, rows.weights), "apgr": area}

@@ -7,15 +7,21 @@ count as if they were ordered at random, so a router that says the same of all p
 one. Everything here sorts by *gain*: what the large model is expected to add.
 """
 
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
+from router.calibration import OperatingPoint, Stage, StageRows, measure, split
 from router.features import Floats
 
+Ints = NDArray[np.intp]
+
 NUM_POINTS: Final = 11
-_NUM_FINE_POINTS: Final = 1001
+NUM_BINS: Final = 10
+_CONFIDENCE: Final = (0.025, 0.975)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,32 +34,78 @@ class Interval:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationBin:
+    """Prompts of like quality: what was estimated, what was found, of how many.
+
+    observed: 1 - (large score - small score), the mean over the bin and its standard error.
+    """
+
+    expected: float
+    observed: float
+    standard_error: float
+    num_prompts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StageReport:
+    """One stage's figures: how well it orders prompts by gain, and whether its numbers are true.
+
+    `curve`: accuracy at strong shares 0, 0.1, ..., 1, [11], and its bootstrap interval. `ece`: the
+    mean distance of expected and observed quality over ten bins of equally many prompts; a few
+    hundredths of it are the bins' own noise where prompts are few.
+    """
+
+    stage: Stage
+    apgr: Interval
+    cpt50: Interval
+    cpt80: Interval
+    curve: Floats
+    curve_low: Floats
+    curve_high: Floats
+    bins: tuple[CalibrationBin, ...]
+
+    @property
+    def ece(self) -> float:
+        """Expected calibration error of the quality."""
+        total = sum(entry.num_prompts for entry in self.bins)
+        gaps = (abs(entry.expected - entry.observed) * entry.num_prompts for entry in self.bins)
+        return sum(gaps) / total
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RouterReport:
     """A router's figures on labelled prompts, beside what bounds them.
 
-    Accuracies and shares are in [0, 1]. `threshold_*`: what the router's own threshold gives.
-    `random_*` are expectations. `oracle_share` is what an oracle needs for `oracle_accuracy`.
+    Accuracies and shares are in [0, 1]. `stages`: those that the data allow, the last judges best
+    informed. `setting`: what the router's own setting gives here, `setting_accuracy` and
+    `setting_share` with their intervals. `random_*` are expectations. `oracle_share` is what an
+    oracle needs for `oracle_accuracy`.
     """
 
     num_prompts: int
     weak_accuracy: float
     strong_accuracy: float
-    apgr: Interval
-    cpt50: Interval
-    cpt80: Interval
+    stages: Mapping[Stage, StageReport]
+    setting: OperatingPoint
+    setting_accuracy: Interval
+    setting_share: Interval
     oracle_apgr: float
+    oracle_curve: Floats
     oracle_accuracy: float
     oracle_share: float
-    random_apgr: float
-    random_cpt50: float
-    random_cpt80: float
-    threshold_accuracy: float
-    threshold_strong_share: float
+    random_apgr: float = 0.5
+    random_cpt50: float = 0.5
+    random_cpt80: float = 0.8
 
     @property
     def best_single_accuracy(self) -> float:
         """The better of always-small and always-large."""
         return max(self.weak_accuracy, self.strong_accuracy)
+
+    @property
+    def best_stage(self) -> StageReport:
+        """The last stage, which has seen most."""
+        return list(self.stages.values())[-1]
 
 
 class NoGapError(ValueError):
@@ -68,115 +120,160 @@ class NoGapError(ValueError):
 
 def cost_quality_curve(gain: Floats, weak: Floats, strong: Floats) -> Floats:
     """Accuracy at strong shares 0, 0.1, ..., 1, prompts with the highest gain first: [11]."""
-    return _curve(gain, weak, strong, NUM_POINTS)
+    return _Order(gain, weak, strong).curve(np.ones(len(gain)))
 
 
 def apgr(gain: Floats, weak: Floats, strong: Floats) -> float:
     """Average performance gap recovered; random is 0.5. Raises NoGapError."""
-    curve = cost_quality_curve(gain, weak, strong)
-    low, gap = _gap(weak, strong)
-    area = float((curve[1:] + curve[:-1]).mean() / 2)  # trapezoids of equal width
-    return (area - low) / gap
+    return _apgr(cost_quality_curve(gain, weak, strong))
 
 
 def cpt(gain: Floats, weak: Floats, strong: Floats, fraction: float) -> float:
     """Least strong share, in [0, 1], that recovers `fraction` of the gap. Raises NoGapError."""
-    curve = cost_quality_curve(gain, weak, strong)
-    low, gap = _gap(weak, strong)
-    return _first_crossing(curve, low + fraction * gap)
+    return _cpt(cost_quality_curve(gain, weak, strong), fraction)
 
 
-def choose_threshold(gain: Floats, weak: Floats, strong: Floats, fraction: float) -> float:
-    """The quality (1 - gain) from which on the small model may answer, in [0, 1].
+def calibration_bins(quality: Floats, weak: Floats, strong: Floats) -> tuple[CalibrationBin, ...]:
+    """Up to ten bins with about equally many prompts, by rising quality; equal ones stay together.
 
-    It recovers `fraction` of the gap at the least strong share on these prompts; 0.0 (the small
-    model answers all) if there is no gap.
+    Qualities are 1 - gain, as in StageRows.
     """
-    try:
-        low, gap = _gap(weak, strong)
-    except NoGapError:
-        return 0.0
-    curve = _curve(gain, weak, strong, _NUM_FINE_POINTS)
-    share = _first_crossing(curve, low + fraction * gap)
-    return float(np.clip(1.0 - np.quantile(gain, 1.0 - share), 0.0, 1.0))
+    edges = np.unique(np.quantile(quality, np.linspace(0.0, 1.0, NUM_BINS + 1)[1:-1]))
+    places = np.searchsorted(edges, quality, side="left")
+    observed = 1.0 - (strong - weak)
+    bins = []
+    for place in np.unique(places).tolist():
+        inside = observed[places == place]
+        bins.append(
+            CalibrationBin(
+                expected=float(quality[places == place].mean()),
+                observed=float(inside.mean()),
+                standard_error=float(inside.std() / len(inside) ** 0.5),
+                num_prompts=len(inside),
+            )
+        )
+    return tuple(bins)
 
 
 def evaluate(
-    gain: Floats,
-    weak: Floats,
-    strong: Floats,
+    rows: StageRows,
     *,
     threshold: float,
+    band: tuple[float, float] | None = None,
     num_resamples: int = 1000,
     seed: int = 0,
+    track: Callable[[range], Iterable[int]] = iter,
 ) -> RouterReport:
-    """All figures of a router; raises NoGapError. Resamples without a gap are left out."""
-    low, _ = _gap(weak, strong)
+    """All figures of a router on rows that it was not trained on; raises NoGapError.
+
+    `threshold`, `band`: its setting, as in OperatingPoint. All stages and the setting are seen on
+    the same resamples of the prompts; those without a gap are left out. `track` may show how far
+    the resamples are.
+    """
+    weak, strong = rows.weak, rows.strong
+    oracle_curve = cost_quality_curve(strong - weak, weak, strong)
+    point_gap = _gap(oracle_curve)
+    orders = {stage: _Order(1.0 - rows.quality(stage), weak, strong) for stage in rows.stages}
+    setting = measure(rows, threshold, band)
+    is_strong, _ = split(rows, threshold, band)
+    answered = np.where(is_strong, strong, weak)
+
     rng = np.random.default_rng(seed)
-    figures: list[tuple[float, float, float]] = []
-    for _ in range(num_resamples):
-        rows = rng.integers(0, len(weak), size=len(weak))
-        try:
-            figures.append(_figures(gain[rows], weak[rows], strong[rows]))
-        except NoGapError:
+    curves: dict[Stage, list[Floats]] = {stage: [] for stage in orders}
+    settings: list[tuple[float, float]] = []
+    for _ in track(range(num_resamples)):
+        counts = np.bincount(rng.integers(0, len(weak), size=len(weak)), minlength=len(weak))
+        if counts @ (strong - weak) <= 0.0:
             continue
-    samples = np.array(figures).reshape(-1, 3)
-    point = _figures(gain, weak, strong)
-    intervals = [_interval(value, samples[:, column]) for column, value in enumerate(point)]
-    is_strong = 1.0 - gain < threshold
+        for stage, order in orders.items():
+            curves[stage].append(order.curve(counts))
+        settings.append((float(counts @ answered), float(counts @ is_strong)))
+    samples = np.array(settings).reshape(-1, 2) / len(weak)
     return RouterReport(
         num_prompts=len(weak),
-        weak_accuracy=low,
+        weak_accuracy=point_gap[0],
         strong_accuracy=float(strong.mean()),
-        apgr=intervals[0],
-        cpt50=intervals[1],
-        cpt80=intervals[2],
-        oracle_apgr=apgr(strong - weak, weak, strong),
+        stages={
+            stage: _stage_report(stage, rows, order.curve(np.ones(len(weak))), curves[stage])
+            for stage, order in orders.items()
+        },
+        setting=setting,
+        setting_accuracy=_interval(setting.accuracy, samples[:, 0]),
+        setting_share=_interval(setting.strong_share, samples[:, 1]),
+        oracle_apgr=_apgr(oracle_curve),
+        oracle_curve=oracle_curve,
         oracle_accuracy=float(np.maximum(weak, strong).mean()),
         oracle_share=float((strong > weak).mean()),
-        random_apgr=0.5,
-        random_cpt50=0.5,
-        random_cpt80=0.8,
-        threshold_accuracy=float(np.where(is_strong, strong, weak).mean()),
-        threshold_strong_share=float(is_strong.mean()),
     )
 
 
-def _figures(gain: Floats, weak: Floats, strong: Floats) -> tuple[float, float, float]:
-    curve = cost_quality_curve(gain, weak, strong)
-    low, gap = _gap(weak, strong)
-    area = float((curve[1:] + curve[:-1]).mean() / 2)
-    half, most = (_first_crossing(curve, low + part * gap) for part in (0.5, 0.8))
-    return (area - low) / gap, half, most
+class _Order:
+    """Prompts by falling gain, and the curves of weighted copies of them without sorting again."""
+
+    def __init__(self, gain: Floats, weak: Floats, strong: Floats) -> None:
+        if not len(gain):
+            raise ValueError("no prompts to evaluate")
+        self._rows = np.argsort(-gain, kind="stable")
+        ordered = gain[self._rows]
+        # Of its group of equal gains: in between the curve is straight, as at random.
+        self._ends = np.flatnonzero(np.append(ordered[1:] != ordered[:-1], True))
+        self._added = strong - weak
+        self._weak = weak
+
+    def curve(self, counts: Floats | Ints) -> Floats:
+        """Accuracy at the strong shares, each prompt taken `counts` times: [NUM_POINTS]."""
+        ordered = counts[self._rows]
+        num_prompts = ordered.sum()
+        shares = np.append(0.0, np.cumsum(ordered)[self._ends]) / num_prompts
+        added = np.cumsum(ordered * self._added[self._rows])[self._ends]
+        heights = (counts @ self._weak + np.append(0.0, added)) / num_prompts
+        curve: Floats = np.interp(np.linspace(0.0, 1.0, NUM_POINTS), shares, heights)
+        return curve
+
+
+def _stage_report(
+    stage: Stage, rows: StageRows, curve: Floats, samples: list[Floats]
+) -> StageReport:
+    def figure(measured: Callable[[Floats], float]) -> Interval:
+        return _interval(measured(curve), np.array([measured(sample) for sample in samples]))
+
+    spread = np.quantile(np.array(samples or [curve]), _CONFIDENCE, axis=0)
+    return StageReport(
+        stage=stage,
+        apgr=figure(_apgr),
+        cpt50=figure(lambda sample: _cpt(sample, 0.5)),
+        cpt80=figure(lambda sample: _cpt(sample, 0.8)),
+        curve=curve,
+        curve_low=spread[0],
+        curve_high=spread[1],
+        bins=calibration_bins(rows.quality(stage), rows.weak, rows.strong),
+    )
 
 
 def _interval(value: float, samples: Floats) -> Interval:
     if not len(samples):
         return Interval(value=value, low=value, high=value)
-    low, high = np.quantile(samples, (0.025, 0.975)).tolist()
+    low, high = np.quantile(samples, _CONFIDENCE).tolist()
     return Interval(value=value, low=low, high=high)
 
 
-def _gap(weak: Floats, strong: Floats) -> tuple[float, float]:
-    """Always-small's accuracy and what always-large adds to it."""
-    low, high = float(weak.mean()), float(strong.mean())
+def _gap(curve: Floats) -> tuple[float, float]:
+    """Always-small's accuracy and what always-large adds to it: a curve's two ends."""
+    low, high = float(curve[0]), float(curve[-1])
     if high <= low:
         raise NoGapError(weak_accuracy=low, strong_accuracy=high)
     return low, high - low
 
 
-def _curve(gain: Floats, weak: Floats, strong: Floats, num_points: int) -> Floats:
-    """Accuracy at `num_points` evenly spaced strong shares from 0 to 1, ties shared out evenly."""
-    if not len(gain):
-        raise ValueError("no prompts to evaluate")
-    order = np.argsort(-gain, kind="stable")
-    ordered = gain[order]
-    added = np.cumsum((strong - weak)[order])
-    is_last = np.append(ordered[1:] != ordered[:-1], True)  # of its group of equal scores
-    shares = np.append(0.0, np.flatnonzero(is_last) + 1.0) / len(gain)
-    heights = np.append(0.0, added[is_last]) / len(gain)
-    curve: Floats = weak.mean() + np.interp(np.linspace(0.0, 1.0, num_points), shares, heights)
-    return curve
+def _apgr(curve: Floats) -> float:
+    low, gap = _gap(curve)
+    area = float((curve[1:] + curve[:-1]).mean() / 2)  # trapezoids of equal width
+    return (area - low) / gap
+
+
+def _cpt(curve: Floats, fraction: float) -> float:
+    low, gap = _gap(curve)
+    return _first_crossing(curve, low + fraction * gap)
 
 
 def _first_crossing(curve: Floats, level: float) -> float:

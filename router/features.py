@@ -81,7 +81,7 @@ class FeatureConfig:
     max_word_ngram: int = 2
     max_head_chars: int = 2048
     max_tail_chars: int = 1024
-    statistic_scale: float = 0.15
+    statistic_scale: float = 0.1
 
     def __post_init__(self) -> None:
         """Raise ValueError naming the field that is out of range."""

@@ -1,14 +1,16 @@
 """From a prompt to a tier. A policy explains every decision in one short line."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
-from router.scorer import RouterScorer
-
-# The engine's word, said again: router/ may not import engine/.
-Tier = Literal["small", "large"]
+from router.calibration import ALWAYS_LARGE, Stage
+from router.cascade import CascadePlan, Stages, UntrainedAnswers, WatchedAnswer, WatchRules
+from router.dial import Band, Dial, Setting
+from router.scorer import QualityEstimate, RouterScorer
+from router.words import CascadeMode
+from router.words import Tier as Tier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,19 +18,52 @@ class Route:
     """Where a request goes, and why.
 
     `reason` is one ASCII line, fit for a header. `quality`: how safe the small model's answer was
-    judged, in [0, 1]; None if nobody judged.
+    judged, in [0, 1]; None if nobody judged. It was compared with `band` (text qualities between
+    which the small model begins under watch), without one with `threshold`, which is what the watch
+    of a `cascade` compares its own confidence with. `stage`: what the last word is made of.
+    `is_own`: the server's setting decided, not one that the request brought.
     """
 
     tier: Tier
     reason: str
     quality: float | None = None
+    threshold: float | None = None
+    band: Band | None = None
+    stage: Stage | None = None
+    cascade: CascadePlan | None = None
+    is_own: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What a request asks of its route.
+
+    min_quality: the accuracy to keep, as a share of always-large's, in [0, 1]. is_whole: nobody
+    waits for the first token, so the whole answer may be judged. may_watch: False where an
+    answer cannot be held back or handed over. current and gain_factor: the tier that has the
+    conversation in its cache, and by how much that changes the gain asked of the large model
+    (router/costs.py).
+    """
+
+    min_quality: float | None = None
+    is_whole: bool = False
+    may_watch: bool = True
+    current: Tier | None = None
+    gain_factor: float = 1.0
+
+
+NO_WISHES = Wishes()
+
+
+class WishError(ValueError):
+    """What a request asks of its route cannot be judged. The message says why."""
 
 
 class RoutePolicy(Protocol):
     """Chooses a tier from the text of a request. Must not block: the gateway calls it inline."""
 
-    def route(self, text: str) -> Route:
-        """Decide for one prompt; never raises for any string."""
+    def route(self, text: str, wishes: Wishes = NO_WISHES) -> Route:
+        """Decide for one prompt, whatever its string. Raises WishError only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,34 +73,177 @@ class FixedPolicy:
     tier: Tier
     why: str = "fixed"
 
-    def route(self, text: str) -> Route:
-        """The same route for every text."""
+    def route(self, text: str, wishes: Wishes = NO_WISHES) -> Route:
+        """The same route for every text; only the large tier is known to keep a quality."""
         del text
+        if wishes.min_quality and self.tier == "small":
+            raise WishError(
+                f"nobody can say what quality the small model keeps here (router: {self.why})"
+            )
         return Route(tier=self.tier, reason=f"router: {self.why}, {self.tier} answers all")
 
 
-@dataclass(frozen=True, slots=True)
-class ThresholdPolicy:
-    """The small model answers from a quality of `threshold` on, else the large one."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CascadeOptions:
+    """How small answers are watched; `[routing]` in the settings has the same names.
+
+    mode: auto follows the calibration, always watches whatever `auto` is asked. hold_back_s
+    counts from the first token, None is no limit. judge_whole: unstreamed answers are judged whole.
+    """
+
+    mode: CascadeMode = "auto"
+    hold_back_tokens: int = 16
+    hold_back_s: float | None = 0.25
+    judge_whole: bool = True
+    mid_stream: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """How a watched answer was judged: by the text, then by the watch."""
+
+    quality: float
+    confidence: float
+    is_escalated: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedPolicy:
+    """A router's estimates, compared with a setting.
+
+    current_setting: asked for every request, so that an autopilot may turn it. dial: the router's
+    calibration, None for one that has labels only. on_verdict is told how watched answers of
+    requests without wishes of their own were judged.
+    """
 
     scorer: RouterScorer
-    threshold: float
+    current_setting: Callable[[], Setting]
+    dial: Dial | None = None
+    cascade: CascadeOptions = field(default_factory=CascadeOptions)
+    on_verdict: Callable[[Verdict], None] | None = None
 
-    def __post_init__(self) -> None:
-        """Raise ValueError if the threshold is not in [0, 1]."""
-        if not 0.0 <= self.threshold <= 1.0:
-            raise ValueError(f"threshold={self.threshold} must be in [0, 1]")
-
-    def route(self, text: str) -> Route:
+    def route(self, text: str, wishes: Wishes = NO_WISHES) -> Route:
         """Estimate, compare, explain."""
-        quality = self.scorer.estimate(text).quality
-        if quality >= self.threshold:
-            tier: Tier = "small"
-            verdict, relation = "likely right", ">="
+        estimate = self.scorer.estimate(text)
+        setting = self._effective(wishes)
+        quality = estimate.quality
+        if setting.band is not None:
+            return self._route_by_band(estimate, setting, setting.band, wishes)
+        sign, verdict = (
+            (">=", "likely right") if quality >= setting.threshold else ("<", "too weak")
+        )
+        tier: Tier = "small" if quality >= setting.threshold else "large"
+        figures = f"({quality:.2f} {sign} {setting.threshold:.2f})"
+        return Route(
+            tier=tier,
+            reason=_reason(f"small model {verdict}", figures, tier, wishes),
+            quality=quality,
+            threshold=setting.threshold,
+            stage="text",
+            is_own=_is_own(wishes),
+        )
+
+    def _effective(self, wishes: Wishes) -> Setting:
+        """The setting for these wishes; its band says whether answers may be watched."""
+        setting = self.current_setting()
+        if wishes.min_quality is not None:
+            if self.dial is None:
+                raise WishError(
+                    "the router has no calibration table; `outrider router calibrate` makes one"
+                )
+            setting = self.dial.at_quality(wishes.min_quality)
+        may_watch = wishes.may_watch and self.cascade.mode != "off"
+        if not may_watch:
+            text_only = Setting(threshold=setting.threshold, strong_share=setting.strong_share)
+            setting = text_only if self.dial is None else self.dial.by_text(setting)
+        elif self.cascade.mode == "always" or (setting.band is None and self._stage == "prompt"):
+            setting = Setting(
+                threshold=setting.threshold,
+                band=(0.0, ALWAYS_LARGE),
+                strong_share=setting.strong_share if self._stage != "text" else None,
+            )
+        if wishes.gain_factor == 0.0 and wishes.current == "large":
+            return Setting(threshold=ALWAYS_LARGE)
+        return setting if wishes.gain_factor == 1.0 else setting.for_gain_factor(wishes.gain_factor)
+
+    @property
+    def _stage(self) -> Stage:
+        return "text" if self.dial is None else self.dial.calibration.stage
+
+    def _route_by_band(
+        self, estimate: QualityEstimate, setting: Setting, band: Band, wishes: Wishes
+    ) -> Route:
+        quality = estimate.quality
+        low, high = band
+        tier: Tier = "small"
+        plan = None
+        if quality >= high:
+            what, figures = "small model likely right", f"({quality:.2f} >= {high:.2f})"
+        elif quality < low:
+            tier = "large"
+            what, figures = "small model too weak", f"({quality:.2f} < {low:.2f})"
         else:
-            tier, verdict, relation = "large", "likely too weak", "<"
-        reason = f"router: small model {verdict} ({quality:.2f} {relation} {self.threshold:.2f})"
-        return Route(tier=tier, reason=reason, quality=quality)
+            bound = f" < {high:.2f}" if high <= 1.0 else f" >= {low:.2f}"
+            what, figures = "small model begins under watch", f"({quality:.2f}{bound})"
+            plan = self._plan(estimate, setting, band, wishes)
+        return Route(
+            tier=tier,
+            reason=_reason(what, figures, tier, wishes),
+            quality=quality,
+            threshold=setting.threshold,
+            band=band,
+            stage="text" if plan is None else self._last_stage,
+            cascade=plan,
+            is_own=_is_own(wishes),
+        )
+
+    @property
+    def _last_stage(self) -> Literal["prompt", "answer"]:
+        # Watched without calibration: what is written decides, by whatever stage there is.
+        return "prompt" if self._stage == "prompt" else "answer"
+
+    def _plan(
+        self, estimate: QualityEstimate, setting: Setting, band: Band, wishes: Wishes
+    ) -> CascadePlan:
+        options = self.cascade
+        is_whole = wishes.is_whole and options.judge_whole
+        rules = WatchRules(
+            threshold=setting.threshold,
+            sure=band,
+            last_stage=self._last_stage,
+            hold_back_tokens=options.hold_back_tokens,
+            is_whole=is_whole,
+            goes_on=options.mid_stream,
+        )
+        stages: Stages = self.scorer
+        if self.scorer.answer is None and self._last_stage == "answer":
+            stages = UntrainedAnswers(self.scorer)
+        tell = self.on_verdict if _is_own(wishes) else None
+
+        def on_verdict(confidence: float, is_escalated: bool) -> None:
+            if tell is not None:
+                quality = estimate.quality
+                tell(Verdict(quality=quality, confidence=confidence, is_escalated=is_escalated))
+
+        return CascadePlan(
+            new_watch=lambda: WatchedAnswer(stages, rules, estimate, on_verdict),
+            hold_back_s=None if is_whole else options.hold_back_s,
+            mid_stream=options.mid_stream,
+            wants_hidden_state=self.scorer.probe is not None,
+        )
+
+
+def _is_own(wishes: Wishes) -> bool:
+    """Whether the server's own setting decides, so that its calibration says what to expect."""
+    return wishes.min_quality is None and wishes.may_watch and wishes.gain_factor == 1.0
+
+
+def _reason(what: str, figures: str, tier: Tier, wishes: Wishes) -> str:
+    """Figures stand in parentheses at the end: metrics count reasons without them."""
+    if wishes.gain_factor != 1.0 and wishes.current is not None:
+        moves = "stays on" if wishes.current == tier else "moves to"
+        what = f"conversation {moves} {tier}, {what}"
+    return f"router: {what} {figures}"
 
 
 def load_policy(
@@ -80,11 +258,42 @@ def load_policy(
     answers: quality before cost. Raises ValueError if no tier is loaded or the threshold is out of
     range, and RouterFileError if the folder is not a router.
     """
+    fixed = fixed_policy(path, tiers)
+    if fixed is not None or path is None:
+        return fixed or FixedPolicy("large")
+    scorer = RouterScorer.load(path)
+    setting = own_setting(scorer, threshold)
+    dial = None if scorer.calibration is None else Dial(scorer.calibration)
+    return TrainedPolicy(scorer=scorer, current_setting=lambda: setting, dial=dial)
+
+
+def fixed_policy(path: Path | None, tiers: Sequence[Tier]) -> FixedPolicy | None:
+    """The policy where there is no choice; raises ValueError if no tier is loaded."""
     if not tiers:
         raise ValueError("no tier is loaded: nothing to route to")
     if len(set(tiers)) == 1:
         return FixedPolicy(tiers[0], "one tier loaded")
-    if path is None:
-        return FixedPolicy("large", "none configured")
-    scorer = RouterScorer.load(path)
-    return ThresholdPolicy(scorer, scorer.threshold if threshold is None else threshold)
+    return FixedPolicy("large", "none configured") if path is None else None
+
+
+def own_setting(scorer: RouterScorer, threshold: float | None = None) -> Setting:
+    """What the router was calibrated to, or with another threshold."""
+    if scorer.calibration is None:
+        return Setting(threshold=scorer.threshold if threshold is None else threshold)
+    dial = Dial(scorer.calibration)
+    return dial.chosen if threshold is None else dial.at_threshold(threshold)
+
+
+def pair_complaint(trained_for: str | None, small: str, large: str) -> str | None:
+    """In a sentence, that a router belongs to other models; None where it fits or nobody knows.
+
+    `small` and `large`: fingerprints of the loaded checkpoints, empty where unknown.
+    """
+    loaded = f"{small}-{large}"
+    if trained_for is None or not small or not large or trained_for == loaded:
+        return None
+    return (
+        f"the router was trained for another pair of models ({trained_for}, loaded are {loaded}), "
+        "so its estimates say nothing about these. Train one with `outrider router collect` and "
+        "`outrider router train`, or set routing.force_router = true to use it all the same."
+    )

@@ -1,45 +1,42 @@
 """The serving side of a trained router: plain arrays in, probabilities out, numpy only.
 
-scikit-learn trains (router/estimator.py); what it learnt is one linear layer a tier, into which the
-calibration is folded, so serving needs neither scikit-learn nor pickle. A router is a folder:
+scikit-learn trains (router/estimator.py); what it learnt is one linear layer a tier and stage, into
+which scaling and calibration are folded, so serving needs neither scikit-learn nor pickle. Stages:
 
-- `router.json`: format and version, sizes of the features, heads, threshold, how it was trained;
-- `router.safetensors`: `weight` [num_heads, num_features] float32, `bias` [num_heads] float64.
+- text: the prompt's features;
+- prompt (the probe): the text's logits and the hidden state of the prompt's last token;
+- answer: the logits of the stage before and the log-probabilities of the small model's tokens.
 """
 
 import hashlib
-import json
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load as load_safetensors
-from safetensors.numpy import save as save_safetensors
 
+from router.answer_features import (
+    ANSWER_FEATURE_VERSION,
+    answer_features,
+    answer_inputs,
+    num_answer_inputs,
+)
+from router.calibration import ALWAYS_LARGE, Calibration
 from router.features import FEATURE_VERSION, FeatureConfig, Floats, prompt_features
+from router.files import CONFIG_NAME, RouterFiles, read_files, record_from, write_files
+from router.files import RouterFileError as RouterFileError
 
-CONFIG_NAME: Final = "router.json"
-WEIGHTS_NAME: Final = "router.safetensors"
-FORMAT: Final = "outrider-router"
-FORMAT_VERSION: Final = 1
+Hashes = NDArray[np.uint64]
+
+# Probabilities nearer to 0 or 1 than these logits are not told apart by the later stages.
+MAX_LOGIT: Final = 12.0
+MAX_PROMPT_HASHES: Final = 2**18
 _HEADS: Final = (("weak",), ("weak", "strong"))
-_MAX_CONFIG_BYTES: Final = 2**20
-_MAX_WEIGHTS_BYTES: Final = 2**26
-
-
-class RouterFileError(ValueError):
-    """The folder does not hold a router that this version can read. The message says why."""
-
-    def __init__(self, path: Path, why: str) -> None:
-        super().__init__(
-            f"{path}: {why}. A router is the folder that `outrider router train` writes."
-        )
-        self.path = path
+_MAX_PAIR_CHARS: Final = 100
+_MAX_HIDDEN_SIZE: Final = 2**17
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,19 +56,59 @@ class QualityEstimate:
         """How safe the small model's answer is, in [0, 1]: 1 if the large one adds nothing."""
         return min(1.0, 1.0 - self.gain)
 
+    @property
+    def logits(self) -> list[float]:
+        """What the next stage sees, [num_heads], in [-MAX_LOGIT, MAX_LOGIT]."""
+        heads = [self.small] if self.large is None else [self.small, self.large]
+        return [bounded_logit(probability) for probability in heads]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LinearStage:
+    """A linear layer: `weight` [num_heads, num_inputs], `bias` [num_heads]."""
+
+    weight: Floats
+    bias: Floats
+
+    def __post_init__(self) -> None:
+        """Raise ValueError unless the shapes agree and all values are finite."""
+        if self.bias.ndim != 1 or self.weight.ndim != 2 or len(self.weight) != len(self.bias):
+            raise ValueError(
+                f"bias has shape {list(self.bias.shape)} and weight {list(self.weight.shape)}"
+            )
+        if not (np.isfinite(self.weight).all() and np.isfinite(self.bias).all()):
+            raise ValueError("weights hold values that are not finite")
+
+    @property
+    def num_inputs(self) -> int:
+        """How many numbers go in."""
+        return int(self.weight.shape[1])
+
+    def estimate(self, inputs: Floats) -> QualityEstimate:
+        """From inputs [num_inputs] to probabilities."""
+        return _estimate(self.weight @ inputs + self.bias)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RouterScorer:
     """A trained router. `weight`: [num_heads, num_features], `bias`: [num_heads].
 
     Heads are the small tier's and, if it was labelled, the large tier's. `threshold`: the quality
-    from which on the small model answers. `training` is for people and never read back.
+    from which on the small model answers. `pair`: fingerprints of the models that it was trained
+    for, "<small>-<large>"; None if nobody said. `probe` takes [text logits | hidden state],
+    `answer` what `answer_inputs` makes. `prompt_hashes`: of the training prompts, ascending, at
+    most MAX_PROMPT_HASHES (the smallest). `training` is for people and never read back.
     """
 
     features: FeatureConfig
     weight: Floats
     bias: Floats
     threshold: float
+    pair: str | None = None
+    probe: LinearStage | None = None
+    answer: LinearStage | None = None
+    calibration: Calibration | None = None
+    prompt_hashes: Hashes = field(default_factory=lambda: np.zeros(0, dtype=np.uint64))
     training: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -84,55 +121,134 @@ class RouterScorer:
             raise ValueError(f"weight has shape {list(self.weight.shape)}, not {list(expected)}")
         if not (np.isfinite(self.weight).all() and np.isfinite(self.bias).all()):
             raise ValueError("weights hold values that are not finite")
-        if not 0.0 <= self.threshold <= 1.0:
-            raise ValueError(f"threshold={self.threshold} must be in [0, 1]")
+        if not 0.0 <= self.threshold <= ALWAYS_LARGE:
+            raise ValueError(f"threshold={self.threshold} must be in [0, {ALWAYS_LARGE}]")
+        if self.calibration is not None and self.calibration.chosen.threshold != self.threshold:
+            raise ValueError(
+                f"threshold={self.threshold} is not the calibration's "
+                f"{self.calibration.chosen.threshold}"
+            )
+        if self.pair is not None and not 0 < len(self.pair) <= _MAX_PAIR_CHARS:
+            raise ValueError(f"pair={self.pair[:_MAX_PAIR_CHARS]!r} must be two fingerprints")
+        self._check_stages(num_heads)
+        hashes = self.prompt_hashes
+        if hashes.ndim != 1 or hashes.dtype != np.uint64 or len(hashes) > MAX_PROMPT_HASHES:
+            raise ValueError(f"prompt_hashes are {hashes.dtype} {list(hashes.shape)}")
+        if (hashes[1:] <= hashes[:-1]).any():
+            raise ValueError("prompt_hashes must be in ascending order")
+
+    def _check_stages(self, num_heads: int) -> None:
+        for name, stage in (("probe", self.probe), ("answer", self.answer)):
+            if stage is not None and len(stage.bias) != num_heads:
+                raise ValueError(f"{name} has {len(stage.bias)} heads, the text has {num_heads}")
+        sizes = range(num_heads + 1, num_heads + _MAX_HIDDEN_SIZE + 1)
+        if self.probe is not None and self.probe.num_inputs not in sizes:
+            raise ValueError(f"probe has {self.probe.num_inputs} inputs: no hidden state")
+        expected = num_answer_inputs(num_heads)
+        if self.answer is not None and self.answer.num_inputs != expected:
+            raise ValueError(f"answer has {self.answer.num_inputs} inputs, not {expected}")
+
+    @property
+    def hidden_size(self) -> int | None:
+        """Length of the hidden state that the probe takes; None without a probe."""
+        return None if self.probe is None else self.probe.num_inputs - len(self.bias)
 
     def estimate(self, text: str) -> QualityEstimate:
         """Probabilities for one prompt; a fraction of a millisecond, whatever its length."""
         vector = prompt_features(text, self.features)
-        logits = self.weight[:, vector.indices] @ vector.values + self.bias  # [num_heads]
-        small, *large = (_sigmoid(logit) for logit in logits.tolist())
-        return QualityEstimate(small=small, large=large[0] if large else None)
+        return _estimate(self.weight[:, vector.indices] @ vector.values + self.bias)
+
+    def estimate_prompt(
+        self, text_estimate: QualityEstimate, hidden_state: Sequence[float] | Floats | None
+    ) -> QualityEstimate:
+        """With the hidden state of the prompt's last token, [hidden_size].
+
+        The text's own estimate where there is no probe, or no hidden state that fits it.
+        """
+        if self.probe is None or hidden_state is None or len(hidden_state) != self.hidden_size:
+            return text_estimate
+        state = np.asarray(hidden_state, dtype=np.float64)
+        if not np.isfinite(state).all():
+            return text_estimate
+        return self.probe.estimate(np.concatenate((text_estimate.logits, state)))
+
+    def estimate_answer(
+        self,
+        prompt_estimate: QualityEstimate,
+        logprobs: Sequence[float] | Floats,
+        *,
+        is_whole: bool,
+    ) -> QualityEstimate:
+        """With the log-probabilities (temperature 1) of the small model's tokens so far.
+
+        `prompt_estimate`: the last one before the answer. It is returned as it is where there is no
+        answer stage or no token yet of an answer that goes on.
+        """
+        if self.answer is None or not (len(logprobs) or is_whole):
+            return prompt_estimate
+        features = answer_features(logprobs, is_whole=is_whole)
+        return self.answer.estimate(answer_inputs(prompt_estimate.logits, features))
+
+    def with_calibration(self, calibration: Calibration) -> Self:
+        """The same router, set to another operating point."""
+        return replace(self, calibration=calibration, threshold=calibration.chosen.threshold)
+
+    def was_trained_on(self, prompts: Iterable[str]) -> NDArray[np.bool_]:
+        """Which of the prompts are among those remembered from training, [num_prompts]."""
+        return np.isin(prompt_hashes(prompts), self.prompt_hashes)
 
     def save(self, folder: Path) -> None:
         """Write the two files; the folder is made if it is missing."""
-        folder.mkdir(parents=True, exist_ok=True)
         arrays: dict[str, NDArray[Any]] = {
             "weight": np.ascontiguousarray(self.weight, dtype=np.float32),
             "bias": np.ascontiguousarray(self.bias, dtype=np.float64),
+            "prompt_hashes": np.ascontiguousarray(self.prompt_hashes),
         }
-        weights = save_safetensors(arrays)
+        for name, stage in (("probe", self.probe), ("answer", self.answer)):
+            if stage is not None:
+                arrays[f"{name}_weight"] = np.ascontiguousarray(stage.weight, dtype=np.float64)
+                arrays[f"{name}_bias"] = np.ascontiguousarray(stage.bias, dtype=np.float64)
         config = {
-            "format": FORMAT,
-            "version": FORMAT_VERSION,
             "feature_version": FEATURE_VERSION,
+            "answer_feature_version": ANSWER_FEATURE_VERSION,
             "features": asdict(self.features),
             "heads": list(_HEADS[len(self.bias) - 1]),
             "threshold": self.threshold,
-            "weights_sha256": hashlib.sha256(weights).hexdigest(),
+            "pair": self.pair,
+            "calibration": None if self.calibration is None else asdict(self.calibration),
             "training": dict(self.training),
         }
-        (folder / WEIGHTS_NAME).write_bytes(weights)
-        text = json.dumps(config, indent=2, ensure_ascii=False, allow_nan=False)
-        (folder / CONFIG_NAME).write_text(text + "\n", encoding="utf-8")
+        write_files(folder, RouterFiles(config=config, arrays=arrays))
 
     @classmethod
     def load(cls, folder: Path) -> Self:
         """Read a router; raises RouterFileError for anything that is not one."""
-        config = _read_config(folder / CONFIG_NAME)
-        weight, bias = _read_weights(folder / WEIGHTS_NAME, str(config["weights_sha256"]))
-        if len(bias) != len(config["heads"]):
-            raise RouterFileError(folder, f"{len(bias)} heads in the weights, {config['heads']}")
+        files = read_files(folder)
         try:
-            return cls(
-                features=_feature_config(config["features"]),
-                weight=weight,
-                bias=bias,
-                threshold=_number(config["threshold"]),
-                training=config["training"],
-            )
+            return cls(**_scorer_values(files))
         except (TypeError, ValueError) as error:
-            raise RouterFileError(folder, str(error)) from error
+            raise RouterFileError(folder / CONFIG_NAME, str(error)) from error
+
+
+def prompt_hashes(prompts: Iterable[str]) -> Hashes:
+    """64 bits of each prompt without the spaces around it, [num_prompts]."""
+    digests = [
+        hashlib.blake2b(prompt.strip().encode("utf-8", "surrogatepass"), digest_size=8).digest()
+        for prompt in prompts
+    ]
+    return np.frombuffer(b"".join(digests), dtype="<u8").astype(np.uint64)
+
+
+def bounded_logit(probability: float) -> float:
+    """log(p / (1 - p)), in [-MAX_LOGIT, MAX_LOGIT]."""
+    if not 0.0 < probability < 1.0:
+        return MAX_LOGIT if probability >= 1.0 else -MAX_LOGIT
+    return max(-MAX_LOGIT, min(MAX_LOGIT, math.log(probability) - math.log1p(-probability)))
+
+
+def _estimate(logits: Floats) -> QualityEstimate:
+    small, *large = (_sigmoid(logit) for logit in logits.tolist())
+    return QualityEstimate(small=small, large=large[0] if large else None)
 
 
 def _sigmoid(logit: float) -> float:
@@ -143,71 +259,60 @@ def _sigmoid(logit: float) -> float:
     return grown / (1.0 + grown)
 
 
-def _read_bytes(path: Path, max_bytes: int) -> bytes:
-    try:
-        size_bytes = path.stat().st_size
-        if size_bytes > max_bytes:
-            raise RouterFileError(path, f"{size_bytes} bytes, at most {max_bytes} are read")
-        return path.read_bytes()
-    except OSError as error:
-        raise RouterFileError(path, error.strerror or "cannot be read") from error
+def _scorer_values(files: RouterFiles) -> dict[str, Any]:
+    """The arguments of RouterScorer; raises ValueError for what cannot be."""
+    config = dict(files.config)
+    versions = {
+        "feature_version": FEATURE_VERSION,
+        "answer_feature_version": ANSWER_FEATURE_VERSION,
+    }
+    for name, known in versions.items():
+        if (found := config.pop(name, None)) != known:
+            raise ValueError(f"{name} {found} is unknown, {known} is read; train the router again")
+    known_names = {"features", "heads", "threshold", "pair", "calibration", "training"}
+    if set(config) != known_names:
+        raise ValueError(f"must name {sorted(known_names)}, not {sorted(config)}")
+    heads, training, pair, threshold = (
+        config[name] for name in ("heads", "training", "pair", "threshold")
+    )
+    if not isinstance(heads, list) or tuple(heads) not in _HEADS:
+        raise ValueError(f"heads {heads} must be one of {_HEADS}")
+    if not isinstance(training, dict):
+        raise ValueError('"training" must be a JSON object')
+    if pair is not None and not isinstance(pair, str):
+        raise ValueError(f"pair={pair!r} must be null or a string")
+    if isinstance(threshold, bool) or not isinstance(threshold, int | float):
+        raise ValueError(f"threshold={threshold!r} is not a number")
+    calibration = config["calibration"]
+    values = _array_values(files.arrays)
+    if len(values["bias"]) != len(heads):
+        raise ValueError(f"{len(values['bias'])} heads in the weights, named are {heads}")
+    return {
+        **values,
+        "features": record_from(FeatureConfig, config["features"]),
+        "threshold": float(threshold),
+        "pair": pair,
+        "calibration": None if calibration is None else record_from(Calibration, calibration),
+        "training": training,
+    }
 
 
-def _read_config(path: Path) -> dict[str, Any]:
-    try:
-        config = json.loads(_read_bytes(path, _MAX_CONFIG_BYTES))
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise RouterFileError(path, f"not JSON ({error})") from error
-    if not isinstance(config, dict) or config.get("format") != FORMAT:
-        raise RouterFileError(path, f'not a router: "format" must be "{FORMAT}"')
-    for name, known in (("version", FORMAT_VERSION), ("feature_version", FEATURE_VERSION)):
-        if config.get(name) != known:
-            raise RouterFileError(path, f"{name} {config.get(name)} is unknown, {known} is read")
-    kinds = {"features": dict, "heads": list, "weights_sha256": str, "training": dict}
-    for name, kind in kinds.items():
-        if not isinstance(config.get(name), kind):
-            raise RouterFileError(path, f'"{name}" must be a {kind.__name__}')
-    if "threshold" not in config:
-        raise RouterFileError(path, '"threshold" is missing')
-    if tuple(config["heads"]) not in _HEADS:
-        raise RouterFileError(path, f"heads {config['heads']} must be one of {_HEADS}")
-    return config
-
-
-def _read_weights(path: Path, sha256: str) -> tuple[Floats, Floats]:
-    content = _read_bytes(path, _MAX_WEIGHTS_BYTES)
-    try:
-        arrays: dict[str, NDArray[Any]] = load_safetensors(content)
-    except (SafetensorError, KeyError, ValueError) as error:
-        raise RouterFileError(path, f"not safetensors ({error})") from error
-    if set(arrays) != {"weight", "bias"}:
-        raise RouterFileError(path, f"holds {sorted(arrays)}, not weight and bias")
+def _array_values(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+    """Raises ValueError unless the arrays are a router's; their shapes are checked later."""
+    stages = [name for name in ("probe", "answer") if f"{name}_weight" in arrays]
+    expected = {"weight", "bias", "prompt_hashes"}
+    expected |= {f"{name}_{part}" for name in stages for part in ("weight", "bias")}
+    if set(arrays) != expected:
+        raise ValueError(f"the weights hold {sorted(arrays)}, not {sorted(expected)}")
     for name, array in arrays.items():
-        if array.dtype not in (np.float32, np.float64):
-            raise RouterFileError(path, f"{name} is {array.dtype}, not float32 or float64")
-    if hashlib.sha256(content).hexdigest() != sha256:
-        raise RouterFileError(path, f"does not belong to its {CONFIG_NAME} (SHA-256 differs)")
-    return arrays["weight"].astype(np.float64), arrays["bias"].astype(np.float64)
-
-
-def _feature_config(values: Mapping[str, Any]) -> FeatureConfig:
-    """Raises ValueError unless names and types are exactly those of FeatureConfig."""
-    known = {entry.name: entry.type for entry in fields(FeatureConfig)}
-    if set(values) != set(known):
-        raise ValueError(f"features must name {sorted(known)}, they name {sorted(values)}")
-    checked: dict[str, Any] = {}
-    for name, value in values.items():
-        number = _number(value)
-        if known[name] is int:
-            if number != int(number):
-                raise ValueError(f"{name}={value} must be a whole number")
-            checked[name] = int(number)
-        else:
-            checked[name] = number
-    return FeatureConfig(**checked)
-
-
-def _number(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{value!r} is not a finite number")
-    return float(value)
+        if (name == "prompt_hashes") != (array.dtype == np.uint64):
+            raise ValueError(f"{name} is {array.dtype}")
+    values: dict[str, Any] = {"prompt_hashes": arrays["prompt_hashes"]}
+    for name in ("weight", "bias"):
+        values[name] = arrays[name].astype(np.float64)
+    for name in stages:
+        values[name] = LinearStage(
+            weight=arrays[f"{name}_weight"].astype(np.float64),
+            bias=arrays[f"{name}_bias"].astype(np.float64),
+        )
+    return values

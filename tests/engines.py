@@ -23,6 +23,7 @@ from draft.tree_drafter import TreeDrafter
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.events import (
+    AnswerHeld,
     EngineEvent,
     Finished,
     PrefillDone,
@@ -162,6 +163,7 @@ def make_request(  # noqa: PLR0913 - every field of a request, with defaults
     group_id: str | None = None,
     cache_salt: str = "",
     return_hidden_state: bool = False,
+    may_escalate: bool = False,
     **sampling: object,
 ) -> EngineRequest:
     if isinstance(speculation, bool):
@@ -175,6 +177,7 @@ def make_request(  # noqa: PLR0913 - every field of a request, with defaults
         group_id=group_id,
         cache_salt=cache_salt,
         return_hidden_state=return_hidden_state,
+        may_escalate=may_escalate,
     )
 
 
@@ -228,6 +231,7 @@ class Answer:
     emitted: list[TokensEmitted] = field(default_factory=list)
     prefills: list[PrefillDone] = field(default_factory=list)
     switches: list[TierSwitched] = field(default_factory=list)
+    held: AnswerHeld | None = None
     finished: Finished | None = None
 
     @property
@@ -289,9 +293,14 @@ def step_once(engine: Engine, answers: dict[str, Answer], *, streams: bool = Fal
             # A request that never got its prefill on the old tier reports one tier less.
             missing = 1 + len(answer.switches) - len(answer.prefills)
             answer.prefills.extend([None] * missing)  # type: ignore[list-item]
-            answer.token_ids.clear()
-            answer.logprobs.clear()
+            if not event.keeps_answer:
+                answer.token_ids.clear()
+                answer.logprobs.clear()
             answer.switches.append(event)
+            answer.held = None
+        elif isinstance(event, AnswerHeld):
+            assert answer.held is None, "an answer ended twice"
+            answer.held = event
         elif isinstance(event, Finished):
             answer.finished = event
 
@@ -318,6 +327,7 @@ def assert_idle(engine: Engine) -> None:
     """Nothing is held any more: no block, no sequence, no draft state."""
     assert not engine.has_work
     assert not engine.scheduler.waiting
+    assert not engine.scheduler.held
     for tier, stats in engine.stats().tiers.items():
         assert (stats.num_running, stats.num_waiting) == (0, 0), tier
         assert stats.num_used_blocks == 0, tier
@@ -340,6 +350,11 @@ class ScriptedDrafter:
     def propose(self, sequences: SequenceOf[Sequence]) -> Proposal:
         yield from ()
         return [self._tree_for(sequence) for sequence in sequences]
+
+    def recall(
+        self, sequence: Sequence, *, max_nodes: int, num_rows: int, num_beside: int
+    ) -> TokenTree | None:
+        return None
 
     def commit(self, sequence: Sequence, verdict: Verdict) -> tuple[list[int], list[int]]:
         return [], []

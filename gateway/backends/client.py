@@ -30,8 +30,16 @@ class EngineClient(Protocol):
         `__anext__`) when the engine refuses it.
         """
 
-    async def switch_tier(self, request_id: str, tier: Tier) -> None:
-        """Hand a running request to another tier. Unknown ids are ignored."""
+    async def switch_tier(self, request_id: str, tier: Tier, *, keeps_answer: bool = False) -> None:
+        """Hand a running request to another tier. Unknown ids are ignored.
+
+        The answer so far is retracted, or with `keeps_answer` continued; `TierSwitched` says when.
+        Where the other tier cannot take the request there is no such event: the answer stays with
+        its tier, as after `settle`.
+        """
+
+    async def settle(self, request_id: str) -> None:
+        """The answer stays with its tier: it is no longer held at its end. Unknown: ignored."""
 
     async def abort(self, request_id: str) -> None:
         """End a request and free its blocks. Unknown ids are ignored."""

@@ -17,6 +17,7 @@ from gateway.backends.wire import (
     Events,
     Refused,
     Reply,
+    Settle,
     StatsReply,
     Stop,
     SwitchTier,
@@ -96,9 +97,13 @@ class InProcessEngineClient:
         """Queue a request and stream its events."""
         return self._streams.follow(request)
 
-    async def switch_tier(self, request_id: str, tier: Tier) -> None:
+    async def switch_tier(self, request_id: str, tier: Tier, *, keeps_answer: bool = False) -> None:
         """Hand a running request to another tier. Unknown ids are ignored."""
-        self._commands.put(SwitchTier(request_id, tier))
+        self._commands.put(SwitchTier(request_id, tier, keeps_answer))
+
+    async def settle(self, request_id: str) -> None:
+        """The answer stays with its tier. Unknown ids are ignored."""
+        self._commands.put(Settle(request_id))
 
     async def abort(self, request_id: str) -> None:
         """End a request. Unknown ids are ignored."""

@@ -16,6 +16,7 @@ from gateway.backends.wire import (
     Pong,
     Refused,
     Reply,
+    Settle,
     StatsReply,
     Stop,
     Submit,
@@ -42,8 +43,14 @@ class StepEngine(Protocol):
     def abort(self, request_id: str) -> None:
         """End a request; its `Finished` comes with the next step. Unknown ids are ignored."""
 
-    def switch_tier(self, request_id: str, tier: Tier) -> None:
-        """Hand a request to another tier. Unknown ids are ignored."""
+    def switch_tier(self, request_id: str, tier: Tier, *, keeps_answer: bool = False) -> None:
+        """Hand a request to another tier. Unknown ids are ignored.
+
+        Raises an EngineError when the tier cannot take it; it goes on where it is then.
+        """
+
+    def settle(self, request_id: str) -> None:
+        """Hold the answer no longer at its end; one that is held ends. Unknown ids are ignored."""
 
     def step(
         self, on_events: Callable[[list[EngineEvent]], None] | None = None
@@ -100,12 +107,16 @@ def _apply(command: Command, engine: StepEngine, channel: Channel) -> None:
                 channel.send(Refused(request.request_id, pack_error(error)))
         case Abort(request_id):
             engine.abort(request_id)
-        case SwitchTier(request_id, tier):
+        case SwitchTier(request_id, tier, keeps_answer):
             try:
-                engine.switch_tier(request_id, tier)
+                engine.switch_tier(request_id, tier, keeps_answer=keeps_answer)
             except EngineError as error:
-                # The request goes on where it is; switch_tier has no reply to carry the error.
+                # switch_tier has no reply to carry the error. The request goes on where it is, and
+                # must not be held at its end: nobody would say more about it.
                 log.warning("switch_tier refused request_id=%s reason=%s", request_id, error)
+                engine.settle(request_id)
+        case Settle(request_id):
+            engine.settle(request_id)
         case GetStats(call_id):
             channel.send(StatsReply(call_id, engine.stats()))
         case Ping():

@@ -14,6 +14,7 @@ import msgspec
 
 from engine.errors import EngineError
 from engine.events import (
+    AnswerHeld,
     EngineEvent,
     EngineInfo,
     EngineStats,
@@ -62,6 +63,13 @@ class SwitchTier(_Message, frozen=True, tag="switch_tier"):
 
     request_id: str
     tier: Tier
+    keeps_answer: bool = False
+
+
+class Settle(_Message, frozen=True, tag="settle"):
+    """Hold an answer no longer at its end."""
+
+    request_id: str
 
 
 class Abort(_Message, frozen=True, tag="abort"):
@@ -84,7 +92,7 @@ class Stop(_Message, frozen=True, tag="stop"):
     """Leave the step loop."""
 
 
-Command = Submit | SwitchTier | Abort | GetStats | Ping | Stop
+Command = Submit | SwitchTier | Settle | Abort | GetStats | Ping | Stop
 
 
 # Replies: engine → gateway.
@@ -149,6 +157,10 @@ class _TokensEmitted(_Message, frozen=True, tag="tokens"):
     event: TokensEmitted
 
 
+class _AnswerHeld(_Message, frozen=True, tag="held"):
+    event: AnswerHeld
+
+
 class _TierSwitched(_Message, frozen=True, tag="switched"):
     event: TierSwitched
 
@@ -161,10 +173,11 @@ class _Failed(_Message, frozen=True, tag="failed"):
     event: Failed
 
 
-_AnyEvent = _PrefillDone | _TokensEmitted | _TierSwitched | _Finished | _Failed
+_AnyEvent = _PrefillDone | _TokensEmitted | _AnswerHeld | _TierSwitched | _Finished | _Failed
 _ENVELOPES: dict[type, type[Any]] = {
     PrefillDone: _PrefillDone,
     TokensEmitted: _TokensEmitted,
+    AnswerHeld: _AnswerHeld,
     TierSwitched: _TierSwitched,
     Finished: _Finished,
     Failed: _Failed,

@@ -160,19 +160,21 @@ class OutriderOptions(RequestModel):
 
     `max_draft_nodes` and `max_draft_depth` bound the token tree of one step; `sources` says where
     its guesses may come from. `quality`: the large model's own distribution (lossless, the default)
-    or a speculative cascade of both models.
+    or a speculative cascade of both models. `tier` takes the choice from the router. `min_quality`
+    is the accuracy that `auto` is to keep, as a share of what the large model alone has.
+    `max_cost_usd` bounds what the request may cost at the server's prices: a tier that could cost
+    more does not answer.
     """
 
     speculation: Literal["on", "off"] | None = None
     max_draft_nodes: Annotated[int, Field(ge=0, le=255), WHOLE] | None = None
     max_draft_depth: Annotated[int, Field(ge=0, le=255), WHOLE] | None = None
-
     sources: Annotated[list[Source], Field(max_length=16)] | None = None
     slo: SloOptions | None = None
     quality: Literal["lossless"] | CascadeQuality | None = None
-    tier: Annotated[Tier | None, Planned()] = None
-    min_quality: Annotated[float | None, Planned()] = None
-    max_cost_usd: Annotated[float | None, Planned()] = None
+    tier: Tier | None = None
+    min_quality: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
+    max_cost_usd: Annotated[float, Field(gt=0.0)] | None = None
     policy: Annotated[Label | None, Planned()] = None
     privacy: Annotated[Label | None, Planned()] = None
     deadline_ms: Annotated[float | None, Planned()] = None

@@ -20,13 +20,25 @@ class ResponseModel(BaseModel):
 class OutriderReport(ResponseModel):
     """How the request was served. Seconds; sums over the choices.
 
-    `reason` says why this tier; `mean_emitted_tokens` is tokens per pass of the tier's model;
-    `seed` reproduces a sampled answer and is null for greedy ones. `unratified_tokens` are those of
-    a cascade that the large model alone would not have chosen.
+    `tier` gave the answer and `reason` says why; the request began on `route_tier`, and `escalated`
+    says whether its answer there was given up, or continued, by the large tier. `quality` is how
+    safe the router judged the small model's answer to be from the prompt, `confidence` how safe the
+    answer itself looked; null where nobody judged. `held_tokens` waited for that decision. Of those
+    that were given up, the large model wrote `reused_tokens` too; `discarded_tokens` are the rest.
+    `mean_emitted_tokens` is tokens per pass of the tier's model; `seed` reproduces a sampled answer
+    and is null for greedy ones. `unratified_tokens` are those of a speculative cascade that the
+    large model alone would not have chosen.
     """
 
     tier: Tier
     reason: str
+    route_tier: Tier
+    escalated: bool
+    quality: float | None
+    confidence: float | None
+    held_tokens: int
+    reused_tokens: int
+    discarded_tokens: int
     drafted_tokens: int
     accepted_tokens: int
     unratified_tokens: int
@@ -53,12 +65,14 @@ class CompletionTokensDetails(ResponseModel):
 
     `accepted_prediction_tokens` of the request's prediction came out in the answer where they were
     expected; `rejected_prediction_tokens` are the others, which cost nothing and are not counted as
-    completion tokens.
+    completion tokens. `discarded_tokens`, not counted either, the small model wrote and the large
+    one did not: its answer was given up.
     """
 
     reasoning_tokens: int
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int
+    discarded_tokens: int
 
 
 class Usage(ResponseModel):

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from gateway.app import GatewayContext, GatewayLimits, create_app
 from gateway.chat import ChatTokenizer
-from router.policy import Route
+from router.policy import NO_WISHES, Route, Wishes
 from tests.gateway.scripted_client import Script, ScriptedClient, Step
 
 CORPUS = (
@@ -80,7 +80,7 @@ def encode(tokenizer_folder: Path) -> Callable[[str], list[int]]:
 class LengthPolicy:
     """Routes prompts of up to 20 characters to the small tier."""
 
-    def route(self, text: str) -> Route:
+    def route(self, text: str, wishes: Wishes = NO_WISHES) -> Route:
         if len(text) <= 20:
             return Route(tier="small", reason=f"router: short ({len(text)} <= 20)", quality=0.9)
         return Route(tier="large", reason=f"router: long ({len(text)} > 20)", quality=0.1)

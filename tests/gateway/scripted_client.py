@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from engine.events import (
+    AnswerHeld,
     EngineEvent,
     EngineInfo,
     EngineStats,
@@ -15,6 +16,7 @@ from engine.events import (
     RequestStats,
     TierInfo,
     TierStats,
+    TierSwitched,
     TokenLogprobs,
     TokensEmitted,
 )
@@ -25,7 +27,8 @@ from engine.request import EngineRequest, Tier
 class Step:
     """Tokens of one engine step; the first `num_accepted` had been drafted, of `num_drafted`.
 
-    `num_unratified` of them the large model alone would not have chosen.
+    `num_unratified` of them the large model alone would not have chosen; `num_reused` the retracted
+    answer held. `logprobs`, where they are asked for: one a token; empty: -0.25 each.
     """
 
     token_ids: tuple[int, ...]
@@ -33,6 +36,8 @@ class Step:
     num_accepted: int = 0
     num_unratified: int = 0
     num_predicted: int = 0
+    num_reused: int = 0
+    logprobs: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +45,12 @@ class Script:
     """How one request goes.
 
     `refusal` is raised at once. After the steps: `failure` is sent, or the request hangs until it
-    is closed, or it finishes. `gap_s` is waited before each step; `top_ids` are offered as
-    alternatives where log-probabilities are asked for.
+    is closed, or it finishes. A small answer that may escalate is held first, until it is settled
+    or switched. `gap_s` is waited before each step; `top_ids` are offered as alternatives where
+    log-probabilities are asked for.
+
+    `escalated`: how it goes on from the first step after `switch_tier`, whether or not the answer
+    is kept; None: the other tier refuses, which settles the answer.
     """
 
     steps: Sequence[Step] = ()
@@ -53,11 +62,27 @@ class Script:
     gap_s: float = 0.0
     num_cached_tokens: int = 0
     top_ids: tuple[int, ...] = ()
+    hidden_state: tuple[float, ...] | None = None
+    escalated: "Script | None" = None
+
+
+@dataclass(slots=True)
+class _Playing:
+    """A request in flight. `was_told` wakes it up where it is held or hangs."""
+
+    request: EngineRequest
+    tier: Tier
+    switch: TierSwitched | None = None
+    is_settled: bool = False
+    was_told: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 @dataclass(slots=True)
 class ScriptedClient:
-    """Holds no tokens and no model: it plays scripts."""
+    """Holds no tokens and no model: it plays scripts.
+
+    `switched` holds what `switch_tier` was asked for: (request id, tier, whether the answer stays).
+    """
 
     vocab_size: int
     script: Callable[[EngineRequest], Script]
@@ -68,7 +93,9 @@ class ScriptedClient:
     current: EngineStats = field(default_factory=EngineStats)
     submitted: list[EngineRequest] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
-    running: set[str] = field(default_factory=set)
+    switched: list[tuple[str, Tier, bool]] = field(default_factory=list)
+    settled: list[str] = field(default_factory=list)
+    running: dict[str, _Playing] = field(default_factory=dict)
     was_closed: bool = False
 
     async def start(self) -> None:
@@ -89,21 +116,32 @@ class ScriptedClient:
         script = self.script(request)
         if script.refusal is not None:
             raise script.refusal
-        self.running.add(request.request_id)
+        playing = self.running[request.request_id] = _Playing(request, request.tier)
         is_over = False
         try:
-            async for event in self._play(request, script):
+            async for event in self._play(playing, script):
                 is_over = isinstance(event, Finished | Failed)
                 if is_over:
-                    self.running.discard(request.request_id)
+                    self.running.pop(request.request_id, None)
                 yield event
         finally:
-            self.running.discard(request.request_id)
+            self.running.pop(request.request_id, None)
             if not is_over:
                 self.aborted.append(request.request_id)
 
-    async def switch_tier(self, request_id: str, tier: Tier) -> None:
-        raise NotImplementedError
+    async def switch_tier(self, request_id: str, tier: Tier, *, keeps_answer: bool = False) -> None:
+        self.switched.append((request_id, tier, keeps_answer))
+        if playing := self.running.get(request_id):
+            playing.switch = TierSwitched(
+                request_id=request_id, tier=tier, keeps_answer=keeps_answer
+            )
+            playing.was_told.set()
+
+    async def settle(self, request_id: str) -> None:
+        self.settled.append(request_id)
+        if playing := self.running.get(request_id):
+            playing.is_settled = True
+            playing.was_told.set()
 
     async def abort(self, request_id: str) -> None:
         self.aborted.append(request_id)
@@ -111,18 +149,22 @@ class ScriptedClient:
     async def stats(self) -> EngineStats:
         return self.current
 
-    async def _play(self, request: EngineRequest, script: Script) -> AsyncGenerator[EngineEvent]:
+    async def _play(self, playing: _Playing, script: Script) -> AsyncGenerator[EngineEvent]:
+        request, tier = playing.request, playing.tier
         request_id = request.request_id
         num_prompt = len(request.prompt_token_ids)
         yield PrefillDone(
             request_id=request_id,
-            tier=request.tier,
+            tier=tier,
             num_prompt_tokens=num_prompt,
             num_cached_tokens=script.num_cached_tokens,
             queue_s=0.25,
+            hidden_state=script.hidden_state if request.return_hidden_state else None,
         )
         for step in script.steps:
             await asyncio.sleep(script.gap_s)
+            if _is_leaving(playing, script):
+                break
             yield TokensEmitted(
                 request_id=request_id,
                 token_ids=step.token_ids,
@@ -130,11 +172,26 @@ class ScriptedClient:
                 num_accepted_tokens=step.num_accepted,
                 num_unratified_tokens=step.num_unratified,
                 num_predicted_tokens=step.num_predicted,
+                num_reused_tokens=step.num_reused,
                 logprobs=self._logprobs(request, script, step),
             )
-        if script.hangs:
-            await asyncio.Event().wait()
         if script.breaks_off:
+            return
+        while script.hangs and not _is_leaving(playing, script):
+            await _told(playing)
+        is_watched = request.may_escalate and tier == "small" and script.failure is None
+        if is_watched and not _is_decided(playing):
+            yield AnswerHeld(request_id=request_id, finish_reason=script.finish_reason)
+            while not _is_decided(playing):
+                await _told(playing)
+        if _is_leaving(playing, script):
+            assert playing.switch is not None
+            assert script.escalated is not None
+            switch, playing.switch = playing.switch, None
+            yield switch
+            playing.tier = switch.tier
+            async for event in self._play(playing, script.escalated):
+                yield event
             return
         if script.failure is not None:
             code, message = script.failure
@@ -142,7 +199,7 @@ class ScriptedClient:
             return
         yield Finished(
             request_id=request_id,
-            tier=request.tier,
+            tier=tier,
             finish_reason=script.finish_reason,
             stats=RequestStats(num_prompt_tokens=num_prompt),
         )
@@ -153,9 +210,10 @@ class ScriptedClient:
         if request.sampling.num_logprobs is None:
             return ()
         top = tuple((i, -0.5 * (rank + 1)) for rank, i in enumerate(script.top_ids))
+        logprobs = step.logprobs or (-0.25,) * len(step.token_ids)
         return tuple(
-            TokenLogprobs(token_id=i, logprob=-0.25, top=top[: request.sampling.num_logprobs])
-            for i in step.token_ids
+            TokenLogprobs(token_id=i, logprob=logprob, top=top[: request.sampling.num_logprobs])
+            for i, logprob in zip(step.token_ids, logprobs, strict=True)
         )
 
     def _tier_info(self, tier: Tier) -> TierInfo:
@@ -169,6 +227,22 @@ class ScriptedClient:
             dtype="float32",
             device="cpu",
         )
+
+
+def _is_leaving(playing: _Playing, script: Script) -> bool:
+    """Whether the request was switched to a tier that takes it."""
+    return playing.switch is not None and script.escalated is not None
+
+
+def _is_decided(playing: _Playing) -> bool:
+    """Whether a held answer may end, or go."""
+    return playing.is_settled or playing.switch is not None
+
+
+async def _told(playing: _Playing) -> None:
+    """Wait for the next command."""
+    await playing.was_told.wait()
+    playing.was_told.clear()
 
 
 def some_stats() -> EngineStats:

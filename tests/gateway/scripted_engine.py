@@ -1,7 +1,8 @@
 """A small deterministic engine: the backends are tested against it, without models.
 
-A request's k-th token is `sum(prompt_token_ids) + k`. One step emits one token for every request.
-Some prompts misbehave: they begin with one of the ids below.
+A request's k-th token is `sum(prompt_token_ids) + k`, on the small tier `SMALL_SHIFT` more. One
+step emits one token for every request. Small answers that may escalate are held at their end. Some
+prompts misbehave: they begin with one of the ids below.
 """
 
 import json
@@ -9,8 +10,15 @@ import os
 import time
 from dataclasses import dataclass, field
 
-from engine.errors import EngineError, InvalidRequestError, PromptTooLongError, QueueFullError
+from engine.errors import (
+    EngineError,
+    InvalidRequestError,
+    PromptTooLongError,
+    QueueFullError,
+    TierUnavailableError,
+)
 from engine.events import (
+    AnswerHeld,
     EngineEvent,
     EngineInfo,
     EngineStats,
@@ -31,6 +39,9 @@ EXIT_IN_STEP = 900_003
 REFUSE_TOO_LONG = 900_011
 REFUSE_QUEUE_FULL = 900_012
 REFUSE_INVALID = 900_013
+REFUSE_SWITCH = 900_021
+
+SMALL_SHIFT = 500
 
 MAX_CONTEXT = 4096
 
@@ -42,7 +53,9 @@ class _Running:
     token_ids: list[int] = field(default_factory=list)
     is_new: bool = True
     is_aborted: bool = False
-    is_switched: bool = False
+    switch: TierSwitched | None = None
+    is_held: bool = False
+    is_settled: bool = False
 
 
 class ScriptedEngine:
@@ -57,7 +70,7 @@ class ScriptedEngine:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.running)
+        return not all(running.is_held for running in self.running.values())
 
     def submit(self, request: EngineRequest) -> None:
         match request.prompt_token_ids[0]:
@@ -71,12 +84,22 @@ class ScriptedEngine:
 
     def abort(self, request_id: str) -> None:
         if running := self.running.get(request_id):
-            running.is_aborted = True
+            running.is_aborted, running.is_held = True, False
 
-    def switch_tier(self, request_id: str, tier: Tier) -> None:
+    def settle(self, request_id: str) -> None:
         if running := self.running.get(request_id):
-            running.tier, running.is_switched, running.is_new = tier, True, True
-            running.token_ids.clear()
+            running.is_settled, running.is_held = True, False
+
+    def switch_tier(self, request_id: str, tier: Tier, *, keeps_answer: bool = False) -> None:
+        if running := self.running.get(request_id):
+            if running.request.prompt_token_ids[0] == REFUSE_SWITCH:
+                raise TierUnavailableError("the tier takes nobody")
+            running.tier, running.is_new, running.is_held = tier, True, False
+            running.switch = TierSwitched(
+                request_id=request_id, tier=tier, keeps_answer=keeps_answer
+            )
+            if not keeps_answer:
+                running.token_ids.clear()
 
     def step(self, on_events: object = None) -> list[EngineEvent]:
         if not self.running:
@@ -85,7 +108,7 @@ class ScriptedEngine:
         time.sleep(self.step_s)
         self.num_steps += 1
         events: list[EngineEvent] = []
-        for running in list(self.running.values()):
+        for running in [running for running in self.running.values() if not running.is_held]:
             match running.request.prompt_token_ids[0]:
                 case 900_001:
                     raise RuntimeError("scripted crash")
@@ -101,9 +124,11 @@ class ScriptedEngine:
         events: list[EngineEvent] = []
         if running.is_aborted:
             return [self._finish(running, "abort")]
-        if running.is_switched:
-            running.is_switched = False
-            events.append(TierSwitched(request_id=request_id, tier=running.tier))
+        if len(running.token_ids) == request.sampling.max_tokens:
+            return [self._finish(running, "length")]  # it was held and is settled
+        if running.switch is not None:
+            events.append(running.switch)
+            running.switch = None
         if running.is_new:
             running.is_new = False
             events.append(
@@ -116,11 +141,17 @@ class ScriptedEngine:
                     hidden_state=(0.5, -1.0) if request.return_hidden_state else None,
                 )
             )
-        running.token_ids.append(sum(request.prompt_token_ids) + len(running.token_ids))
+        shift = SMALL_SHIFT if running.tier == "small" else 0
+        running.token_ids.append(sum(request.prompt_token_ids) + len(running.token_ids) + shift)
         self.num_output_tokens += 1
         events.append(TokensEmitted(request_id=request_id, token_ids=(running.token_ids[-1],)))
         if len(running.token_ids) == request.sampling.max_tokens:
-            events.append(self._finish(running, "length"))
+            may_escalate = request.may_escalate and running.tier == "small"
+            if may_escalate and not running.is_settled:
+                running.is_held = True
+                events.append(AnswerHeld(request_id=request_id, finish_reason="length"))
+            else:
+                events.append(self._finish(running, "length"))
         return events
 
     def _finish(self, running: _Running, reason: str) -> Finished:
@@ -177,12 +208,17 @@ def build(arguments: str, on_progress: ProgressCallback) -> ScriptedEngine:
 
 
 def make_request(
-    request_id: str, prompt: tuple[int, ...] = (10, 20), *, max_tokens: int = 5
+    request_id: str,
+    prompt: tuple[int, ...] = (10, 20),
+    *,
+    max_tokens: int = 5,
+    may_escalate: bool = False,
 ) -> EngineRequest:
-    """A request for the scripted engine."""
+    """A request for the scripted engine's large tier, or one that may go there."""
     return EngineRequest(
         request_id=request_id,
         prompt_token_ids=prompt,
-        tier="large",
+        tier="small" if may_escalate else "large",
         sampling=SamplingParams(max_tokens=max_tokens),
+        may_escalate=may_escalate,
     )

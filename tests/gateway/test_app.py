@@ -125,6 +125,7 @@ def test_whole_bodies_match_the_schema(server: Server, http: httpx.Client) -> No
         "/v1/chat/completions", json={**HI, "n": 2, "logprobs": True, "top_logprobs": 2}
     )
     assert chat.headers["x-outrider-tier"] == "small"
+    assert chat.headers["x-outrider-reason"] == "router: short (2 <= 20)"
     parsed = ChatCompletion.model_validate_json(chat.content)
     assert parsed.choices[0].message.reasoning_content == "fox"
     old = http.post("/v1/completions", json={"model": "large", "prompt": "x", "logprobs": 2})

@@ -8,10 +8,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import psutil
 import pytest
@@ -25,7 +25,15 @@ from engine.errors import (
     PromptTooLongError,
     QueueFullError,
 )
-from engine.events import EngineEvent, Failed, Finished, PrefillDone, TierSwitched, TokensEmitted
+from engine.events import (
+    AnswerHeld,
+    EngineEvent,
+    Failed,
+    Finished,
+    PrefillDone,
+    TierSwitched,
+    TokensEmitted,
+)
 from gateway.backends.client import EngineClient
 from gateway.backends.in_process import InProcessEngineClient
 from gateway.backends.process_client import ProcessEngineClient
@@ -46,6 +54,7 @@ def process(arguments: str = "{}", **options: Any) -> ProcessEngineClient:
 
 Client = TypeVar("Client", bound=EngineClient)
 MakeClient = Callable[[str], InProcessEngineClient | ProcessEngineClient]
+Held = AsyncGenerator[EngineEvent, None]
 both = pytest.mark.parametrize("make_client", [in_process, process])
 
 
@@ -222,6 +231,123 @@ def test_switch_tier_reaches_the_engine(make_client: MakeClient) -> None:
             assert TierSwitched(request_id="a", tier="small") in events
             assert isinstance(events[-1], Finished)
             assert events[-1].tier == "small"
+
+    run(main())
+
+
+async def until_held(client: EngineClient, request_id: str, *prompt: int) -> Held:
+    """A small answer that has ended and waits."""
+    request = make_request(request_id, prompt or (10, 20), max_tokens=3, may_escalate=True)
+    stream = cast(Held, client.submit(request))
+    events = [await anext(stream) for _ in range(5)]
+    assert tokens(events) == [sum(request.prompt_token_ids) + 500 + k for k in range(3)]
+    assert events[-1] == AnswerHeld(request_id=request_id, finish_reason="length")
+    return stream
+
+
+@both
+def test_a_held_answer_waits_for_its_settlement(make_client: MakeClient) -> None:
+    async def main() -> None:
+        async with started(make_client("{}")) as client:
+            held = await until_held(client, "a")
+            assert tokens(await collect(client, "b", max_tokens=2)) == [30, 31]
+            await client.settle("a")
+            (end,) = [event async for event in held]
+            assert isinstance(end, Finished)
+            assert (end.tier, end.finish_reason) == ("small", "length")
+            await client.settle("never heard of")
+            assert await used_blocks(client) == 0
+
+    run(main())
+
+
+@both
+def test_settled_before_its_end_an_answer_is_not_held(make_client: MakeClient) -> None:
+    async def main() -> None:
+        async with started(make_client(STEP_MS)) as client:
+            events = []
+            async for event in client.submit(make_request("a", max_tokens=20, may_escalate=True)):
+                events.append(event)
+                if len(events) == 3:
+                    await client.settle("a")
+            assert [type(event) for event in events[-2:]] == [TokensEmitted, Finished]
+
+    run(main())
+
+
+@both
+def test_a_held_answer_can_be_handed_over(make_client: MakeClient) -> None:
+    async def main() -> None:
+        async with started(make_client("{}")) as client:
+            held = await until_held(client, "a")
+            await client.switch_tier("a", "large")
+            events = [event async for event in held]
+            assert events[0] == TierSwitched(request_id="a", tier="large")
+            assert tokens(events) == [30, 31, 32]
+            assert isinstance(events[-1], Finished)
+            assert events[-1].tier == "large"
+
+    run(main())
+
+
+@both
+def test_an_answer_can_be_kept_at_a_handover(make_client: MakeClient) -> None:
+    async def main() -> None:
+        async with started(make_client(STEP_MS)) as client:
+            events = []
+            async for event in client.submit(make_request("a", max_tokens=60, may_escalate=True)):
+                events.append(event)
+                if len(events) == 3:
+                    await client.switch_tier("a", "large", keeps_answer=True)
+            place = events.index(TierSwitched(request_id="a", tier="large", keeps_answer=True))
+            num_kept = len(tokens(events[:place]))
+            assert num_kept >= 2
+            assert tokens(events) == [
+                30 + k + (scripted_engine.SMALL_SHIFT if k < num_kept else 0) for k in range(60)
+            ]
+
+    run(main())
+
+
+@both
+def test_a_refused_switch_settles_the_answer(make_client: MakeClient) -> None:
+    """Nothing says that it was refused, so a held answer would wait for ever."""
+
+    async def main() -> None:
+        async with started(make_client("{}")) as client:
+            held = await until_held(client, "a", scripted_engine.REFUSE_SWITCH)
+            await client.switch_tier("a", "large")
+            (end,) = [event async for event in held]
+            assert isinstance(end, Finished)
+            assert end.tier == "small"
+
+    run(main())
+
+
+@both
+def test_leaving_a_held_answer_aborts_it(make_client: MakeClient) -> None:
+    async def main() -> None:
+        async with started(make_client("{}")) as client:
+            held = await until_held(client, "a")
+            assert await used_blocks(client) == 1
+            await held.aclose()
+            await client.stats()
+            assert await used_blocks(client) == 0
+
+    run(main())
+
+
+def test_a_thread_with_nothing_but_held_answers_does_not_step() -> None:
+    engine = ScriptedEngine()
+
+    async def main() -> None:
+        async with started(InProcessEngineClient(lambda report: engine)) as client:
+            held = await until_held(client, "a")
+            num_steps = engine.num_steps
+            await asyncio.sleep(0.1)
+            assert engine.num_steps == num_steps
+            await client.abort("a")
+            assert isinstance([event async for event in held][-1], Finished)
 
     run(main())
 

@@ -44,7 +44,11 @@ def is_semantic(body: bytes) -> object:
         error["code"] == "context_length_exceeded"
         or "chat template" in error["message"]
         or error["message"].startswith("min_tokens:")  # more than max_tokens, or with a grammar
-        or re.search("no tool|two tools|schema's type|JSON object|valid JSON:", error["message"])
+        or error["message"].startswith("outrider.")  # tier and model, no prices, no router
+        or re.search(
+            "not supported together|no tool|two tools|schema's type|JSON object|valid JSON:",
+            error["message"],
+        )
     )
 
 

@@ -50,7 +50,15 @@ HARMLESS = {
     "seed": [-(2**63), 2**63 - 1],
     "n": [1, 16],
     "stream_options": [None, {"include_usage": True}],
-    "outrider": [None, {}, {"speculation": "off", "max_draft_nodes": 0, "tier": None}],
+    "outrider": [
+        None,
+        {},
+        {"speculation": "off", "max_draft_nodes": 0, "tier": None},
+        {"tier": "large"},
+        {"min_quality": 0},
+        {"min_quality": 1},
+        {"max_cost_usd": 1e-9},
+    ],
 }
 
 
@@ -78,9 +86,6 @@ def test_what_is_not_supported_is_named(field: str) -> None:
 
 
 NOT_BUILT = {
-    "tier": "small",
-    "min_quality": 0.5,
-    "max_cost_usd": 0.1,
     "policy": "cheap",
     "privacy": "local",
     "deadline_ms": 100,
@@ -136,6 +141,11 @@ def test_outrider_options_that_are_not_built(
         ({"outrider": {"max_draft_nodes": 256}}, "outrider.max_draft_nodes"),
         ({"outrider": {"depth": 1}}, "outrider.depth"),
         ({"outrider": {"sources": 5}}, "outrider.sources"),
+        ({"outrider": {"tier": "medium"}}, "outrider.tier"),
+        ({"outrider": {"min_quality": 1.01}}, "outrider.min_quality"),
+        ({"outrider": {"min_quality": "high"}}, "outrider.min_quality"),
+        ({"outrider": {"max_cost_usd": 0}}, "outrider.max_cost_usd"),
+        ({"outrider": {"max_cost_usd": True}}, "outrider.max_cost_usd"),
         ({"messages": []}, "messages"),
         ({"messages": "Hi"}, "messages"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.tool_call_id"),

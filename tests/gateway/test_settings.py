@@ -15,6 +15,7 @@ from gateway.settings import (
     setting_paths,
     to_toml,
 )
+from router.policy import CascadeOptions
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +89,10 @@ def test_every_setting_can_come_from_the_environment(path: tuple[str, ...]) -> N
     for part in path:
         value = getattr(value, part)
     text = "1" if value is None else ",".join(value) if isinstance(value, tuple) else str(value)
-    settings: object = load_settings(environ={f"OUTRIDER_{'__'.join(path).upper()}": text})
+    environ = {f"OUTRIDER_{'__'.join(path).upper()}": text}
+    if path == ("routing", "max_cost_usd"):
+        environ["OUTRIDER_ROUTING__PRICES__LARGE__PROMPT"] = "1"
+    settings: object = load_settings(environ=environ)
     for part in path:
         settings = getattr(settings, part)
     assert str(settings) in (str(value), text, "1.0")
@@ -190,6 +194,54 @@ def test_settings_that_exclude_each_other() -> None:
     assert message == "models: both tiers are switched off; name a model for one of them"
 
 
+def test_targets_of_routing_exclude_each_other() -> None:
+    message = complaint(flags={"routing.strong_share": 0.3, "routing.quality": 0.9})
+    assert message == "routing: strong_share and quality exclude each other; set one of them"
+    message = complaint(flags={"routing.max_cost_usd": 0.01})
+    assert "routing.prices.small" in message
+    for by_hand in ("threshold", "band_low", "band_high"):
+        message = complaint(flags={f"routing.{by_hand}": 0.5, "routing.autopilot": True})
+        assert "set strong_share instead" in message
+    message = complaint(flags={"routing.band_low": 0.8, "routing.band_high": 0.25})
+    assert message == "routing: band_low=0.8 is above band_high=0.25"
+    for tokens in (0, 513):
+        assert "hold_back_tokens" in complaint(flags={"routing.hold_back_tokens": tokens})
+
+
+def test_prices_are_sections_in_a_section(empty_folder: Path) -> None:
+    path = write(
+        empty_folder,
+        """
+        [routing]
+        max_cost_usd = 0.001
+        [routing.prices.large]
+        prompt = 1.5
+        """,
+    )
+    environ = {"OUTRIDER_ROUTING__PRICES__LARGE__COMPLETION": "6"}
+    flags = {"routing.prices.small.prompt": 0.25}
+    settings = load_settings(environ=environ, flags=flags)
+    prices = settings.routing.prices
+    assert (prices.large.prompt, prices.large.completion) == (1.5, 6.0)
+    assert (prices.small.prompt, prices.small.cached_prompt) == (0.25, None)
+    assert load_settings(environ={}, config_file=write(empty_folder, to_toml(settings), "x"))
+    environ = {"OUTRIDER_ROUTING__PRICES__SMALL": '{"prompt": 2}'}
+    assert load_settings(environ=environ).routing.prices.small.prompt == 2.0
+    message = complaint(flags={"routing.prices.small.prompt": -1})
+    assert message == (
+        "routing.prices.small.prompt (flag --set routing.prices.small.prompt) = -1: "
+        "input should be greater than or equal to 0"
+    )
+    write(empty_folder, "[routing.prices.smal]\nprompt = 1")
+    assert f"routing.prices.smal (file {path.name}) is not a setting; did you mean small?" in (
+        complaint()
+    )
+    write(empty_folder, "[routing]\nprices = 5")
+    assert "write [routing.prices] and the settings below it" in complaint()
+    message = complaint(environ={"OUTRIDER_ROUTING__PRICES__SMALL": "{"})
+    assert message.startswith("environment variable OUTRIDER_ROUTING__PRICES__SMALL is not valid")
+
+
 def test_the_bundled_pair_is_the_default() -> None:
     models = load_settings(environ={}).models
     assert models.resolved() == {
@@ -257,3 +309,9 @@ def test_defaults_are_those_of_the_parts() -> None:
     assert speculation.max_frontier == DraftConfig().max_frontier
     assert speculation.max_branching == DraftConfig().max_branching
     assert speculation.sources == DraftConfig().sources
+    routing, cascade = settings.routing, CascadeOptions()
+    assert routing.cascade == cascade.mode
+    assert routing.hold_back_tokens == cascade.hold_back_tokens
+    assert routing.hold_back_ms / 1000 == cascade.hold_back_s
+    assert routing.judge_whole == cascade.judge_whole
+    assert routing.mid_stream == cascade.mid_stream

@@ -13,6 +13,7 @@ from engine.errors import (
     TierUnavailableError,
 )
 from engine.events import (
+    AnswerHeld,
     EngineEvent,
     EngineInfo,
     EngineStats,
@@ -49,6 +50,7 @@ request_stats = st.builds(
     num_output_tokens=counts,
     num_drafted_tokens=counts,
     num_accepted_tokens=counts,
+    num_reused_tokens=counts,
     num_steps=counts,
     num_preemptions=counts,
     queue_s=st.none() | floats,
@@ -73,8 +75,10 @@ events: st.SearchStrategy[EngineEvent] = st.one_of(
         logprobs=st.lists(logprobs, max_size=3).map(tuple),
         num_predicted_tokens=counts,
         num_unratified_tokens=counts,
+        num_reused_tokens=counts,
     ),
-    st.builds(TierSwitched, request_id=ids, tier=tiers),
+    st.builds(AnswerHeld, request_id=ids, finish_reason=st.sampled_from(["stop", "length"])),
+    st.builds(TierSwitched, request_id=ids, tier=tiers, keeps_answer=st.booleans()),
     st.builds(
         Finished,
         request_id=ids,
@@ -119,6 +123,7 @@ requests = st.builds(
     arrival_s=st.none() | floats,
     return_hidden_state=st.booleans(),
     prediction_token_ids=st.lists(token_ids, max_size=4).map(tuple),
+    may_escalate=st.booleans(),
 )
 tier_stats = st.builds(TierStats, num_running=counts, num_blocks=counts, num_used_blocks=counts)
 engine_stats = st.builds(
@@ -141,10 +146,12 @@ tier_infos = st.builds(
     num_parameters=counts,
     dtype=ids,
     device=ids,
+    fingerprint=ids,
 )
 commands: st.SearchStrategy[wire.Command] = st.one_of(
     st.builds(wire.Submit, requests),
-    st.builds(wire.SwitchTier, ids, tiers),
+    st.builds(wire.SwitchTier, ids, tiers, st.booleans()),
+    st.builds(wire.Settle, ids),
     st.builds(wire.Abort, ids),
     st.builds(wire.GetStats, counts),
     st.just(wire.Ping()),

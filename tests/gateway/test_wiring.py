@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,17 @@ from safetensors.torch import load_file, save_file
 from engine.core import Engine
 from engine.errors import EngineError
 from engine.events import Finished, TokensEmitted
+from engine.fingerprint import checkpoint_fingerprint
 from engine.request import EngineRequest, SamplingParams
 from gateway import wiring
 from gateway.backends.in_process import InProcessEngineClient
 from gateway.backends.process_client import ProcessEngineClient
 from gateway.backends.step_loop import no_progress
+from gateway.context import GatewayContext
 from gateway.settings import load_settings
-from router.policy import FixedPolicy
+from router.policy import CascadeOptions, FixedPolicy, TrainedPolicy
 from tests.models import save_hf_model
+from tests.router.routers import scorer_that_says, table
 
 CONTEXT = 256
 
@@ -233,6 +236,76 @@ def test_a_context_has_a_tokenizer_for_each_tier_and_a_policy(pair: dict[str, st
 def test_a_router_that_is_none_is_refused(pair: dict[str, str], tmp_path: Path) -> None:
     settings = load_settings(environ={}, flags={**pair, "models.router": str(tmp_path)})
     with pytest.raises(EngineError, match="router"):
+        wiring.build_context(settings, wiring.build_client(settings))
+
+
+@pytest.fixture
+def router_for(pair: dict[str, str], tmp_path: Path) -> Callable[[str | None], dict[str, str]]:
+    def made(trained_for: str | None) -> dict[str, str]:
+        scorer_that_says(0.45, table(), pair=trained_for).save(tmp_path / "router")
+        return {**pair, "models.router": str(tmp_path / "router")}
+
+    return made
+
+
+def test_a_router_belongs_to_its_pair(
+    pair: dict[str, str],
+    router_for: Callable[[str | None], dict[str, str]],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def context(trained_for: str | None, **more: Any) -> GatewayContext:
+        flags = router_for(trained_for) | {key.replace("__", "."): v for key, v in more.items()}
+        settings = load_settings(environ={}, flags=flags)
+        return wiring.build_context(settings, wiring.build_client(settings))
+
+    small, large = (
+        checkpoint_fingerprint(Path(pair[f"models.{tier}"])) for tier in ("small", "large")
+    )
+    assert context(f"{small}-{large}").routing.pair == f"{small}-{large}"
+    assert context(None).routing.pair is None
+    with pytest.raises(EngineError, match=r"another pair of models .*force_router"):
+        context(f"{large}-{small}")
+    forced = context(f"{large}-{small}", routing__force_router=True)
+    assert isinstance(forced.router, TrainedPolicy)
+    assert forced.routing.pair is None
+    assert "force_router" in caplog.text
+
+
+def test_routing_settings_reach_the_policy(
+    router_for: Callable[[str | None], dict[str, str]],
+) -> None:
+    wanted = {
+        "routing.strong_share": 0.2,
+        "routing.hold_back_tokens": 5,
+        "routing.hold_back_ms": 80,
+        "routing.mid_stream": True,
+        "routing.sticky": False,
+        "routing.prices.small.prompt": 0.5,
+        "routing.prices.large.prompt": 2,
+        "routing.prices.large.cached_prompt": 1,
+    }
+    settings = load_settings(environ={}, flags=router_for(None) | wanted)
+    context = wiring.build_context(settings, wiring.build_client(settings))
+    assert isinstance(context.router, TrainedPolicy)
+    assert context.router.current_setting().strong_share == pytest.approx(0.2)
+    assert context.router.cascade == CascadeOptions(
+        hold_back_tokens=5, hold_back_s=0.08, mid_stream=True
+    )
+    routing = context.routing
+    assert not routing.is_sticky
+    assert routing.guard is not None
+    assert routing.prices is not None
+    assert routing.prices["small"].cached_prompt == 0.5
+    assert routing.prices["large"].cached_prompt == 1.0
+
+
+def test_a_target_that_the_router_cannot_meet_is_refused(
+    pair: dict[str, str], tmp_path: Path
+) -> None:
+    scorer_that_says(0.45).save(tmp_path / "router")
+    flags = {**pair, "models.router": str(tmp_path / "router"), "routing.quality": 0.9}
+    settings = load_settings(environ={}, flags=flags)
+    with pytest.raises(EngineError, match=r"routing\.quality needs a router with a calibration"):
         wiring.build_context(settings, wiring.build_client(settings))
 
 

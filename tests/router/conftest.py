@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 from router.dataset import LabelledPrompts
-from router.estimator import TrainedRouter, train_router
+from router.estimator import TrainConfig, TrainedRouter, train_router
+from router.features import FeatureConfig
+
+QUICK = TrainConfig(
+    features=FeatureConfig(num_char_features=1024, num_word_features=1024),
+    inverse_penalties=(1.0,),
+    stage_penalties=(0.1,),
+)
 
 
 def labelled_sums(num_rows: int, seed: int) -> LabelledPrompts:
@@ -23,6 +30,40 @@ def labelled_sums(num_rows: int, seed: int) -> LabelledPrompts:
         strong.append(float(rng.random() < (0.98 if digits <= 5 else 0.3)))
     return LabelledPrompts(
         prompts=prompts, weak=np.array(weak), strong=np.array(strong), sha256="0" * 64
+    )
+
+
+def labelled_answers(num_rows: int, seed: int) -> LabelledPrompts:
+    """Sums of which text shows the length, the hidden state a trap, and the answer a doubt."""
+    rng = np.random.default_rng(seed)
+    digits = rng.integers(1, 7, num_rows)
+    left, right = (rng.integers(10 ** (digits - 1), 10**digits) for _ in range(2))
+    has_trap, has_doubt = rng.random((2, num_rows)) < 0.25
+    is_right = (digits <= 4) & ~has_trap & ~has_doubt
+    weak = (rng.random(num_rows) < np.where(is_right, 0.97, 0.05)).astype(np.float64)
+    strong = (rng.random(num_rows) < 0.95).astype(np.float64)
+    hidden = rng.normal(scale=2.0, size=(num_rows, 6)) + 5.0
+    hidden[:, 2] += 8.0 * has_trap
+    logprobs = []
+    for is_doubtful in has_doubt:
+        answer = -rng.exponential(0.02, int(rng.integers(1, 40)))
+        if is_doubtful:
+            answer[: len(answer) // 2 + 1] -= rng.exponential(2.0, len(answer) // 2 + 1)
+        logprobs.append(answer)
+    num_tokens = np.array([float(len(answer)) for answer in logprobs])
+    return LabelledPrompts(
+        prompts=[f"What is {x} + {y}?" for x, y in zip(left, right, strict=True)],
+        weak=weak,
+        strong=strong,
+        sha256="1" * 64,
+        hidden=hidden,
+        logprobs=logprobs,
+        num_prompt_tokens=np.full(num_rows, 8.0),
+        num_weak_tokens=num_tokens,
+        num_strong_tokens=num_tokens + 1.0,
+        weak_s=0.01 * num_tokens,
+        strong_s=0.05 * num_tokens,
+        pair="0123456789abcdef-fedcba9876543210",
     )
 
 
@@ -50,6 +91,16 @@ def held_out_data() -> LabelledPrompts:
 @pytest.fixture(scope="session")
 def trained(training_data: LabelledPrompts) -> TrainedRouter:
     return train_router(training_data)
+
+
+@pytest.fixture(scope="session")
+def answered_data() -> LabelledPrompts:
+    return labelled_answers(400, seed=1)
+
+
+@pytest.fixture(scope="session")
+def trained_stages(answered_data: LabelledPrompts) -> TrainedRouter:
+    return train_router(answered_data, QUICK)
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,119 @@
+"""From one tier to another: what is kept of a small answer, and how a sequence changes over.
+
+The decision to escalate has looked at the small model's tokens, so the large model answers with a
+noise stream of its own. What the small model wrote, and what else it thought likely there, is only
+proposed; its keys and values go on as the draft view.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Sequence as SequenceOf
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from engine.admission import check_prompt
+from engine.errors import InvalidRequestError, TierUnavailableError
+from engine.events import TierSwitched
+from engine.judged import Judged
+from engine.noise import SequenceNoise
+from engine.protocols import Drafter, Verdict
+from engine.request import EngineRequest, Tier
+from engine.runner import ModelRunner
+from engine.sampling import RowGroup, perturbed_scores
+from engine.scheduler import Scheduler
+from engine.sequence import Sequence
+
+_NUM_CANDIDATES: Final = 2
+
+
+class HandOver:
+    """Moves sequences between the tiers of one engine."""
+
+    def __init__(
+        self,
+        *,
+        runners: Mapping[Tier, ModelRunner],
+        scheduler: Scheduler,
+        drafter: Drafter | None,
+    ) -> None:
+        self._runners = runners
+        self._scheduler = scheduler
+        self._drafter = drafter
+        self._vocab_size = max(runner.vocab_size for runner in runners.values())
+
+    def noise(self, request: EngineRequest, tier: Tier) -> SequenceNoise:
+        """A tier's own noise for a request."""
+        return SequenceNoise(request.sampling, tier, vocab_size=self._vocab_size)
+
+    def switch(
+        self, sequence: Sequence, tier: Tier, *, keeps_answer: bool, is_queued: bool
+    ) -> TierSwitched:
+        """Hand a sequence to another tier, which begins anew or goes on behind the answer so far.
+
+        is_queued: whether it is in the scheduler's hands. Raises an EngineError, and changes
+        nothing, where the tier cannot take it.
+        """
+        runner, request = self._runners.get(tier), sequence.request
+        if runner is None:
+            raise TierUnavailableError(f"tier {tier!r} is not loaded")
+        check_prompt(request, runner)
+        if keeps_answer and max(sequence.token_ids) >= runner.vocab_size:
+            raise InvalidRequestError(
+                f"the answer cannot be continued by tier {tier!r}: it has token id "
+                f"{max(sequence.token_ids)}, and that tier's vocabulary ends at {runner.vocab_size}"
+            )
+        old_view, sequence.view = sequence.view, runner.new_view(request.cache_salt)
+        if is_queued:
+            self._scheduler.remove(sequence)
+            is_drafted = request.speculation.enabled or request.cascade is not None
+            if self._drafter is not None and tier == "large" and is_drafted:
+                self._drafter.adopt(sequence, old_view)
+            else:
+                old_view.release()
+        noise = sequence.large_noise if tier == "large" else None
+        noise = noise or self.noise(request, tier)
+        if keeps_answer:
+            sequence.go_on(tier, noise)
+        else:
+            sequence.start_over(tier, noise)
+        if is_queued:
+            self._scheduler.add(sequence)
+        return TierSwitched(request_id=sequence.request_id, tier=tier, keeps_answer=keeps_answer)
+
+    def note_candidates(
+        self, judged: SequenceOf[Judged], verdicts: SequenceOf[Verdict], logits: Tensor
+    ) -> None:
+        """Keep what the small model thinks likeliest at the place of each watched answer's token.
+
+        Ranked as a drafter would rank it: with the large tier's noise. logits: float32 [num_rows,
+        vocab_size] of a small pass, before its tokens join the sequences.
+        """
+        if self._drafter is None or "large" not in self._runners:
+            return
+        watched = [
+            (item, verdict.token_ids[0])
+            for item, verdict in zip(judged, verdicts, strict=True)
+            if item.sequence.is_watched and item.sequence.request.speculation.enabled
+        ]
+        if not watched:
+            return
+        groups = [self._row_group(item.sequence) for item, _ in watched]
+        rows = torch.tensor([item.first_row for item, _ in watched], device=logits.device)
+        written = torch.tensor([token for _, token in watched], device=logits.device)
+        chances = perturbed_scores(logits[rows], groups).softmax(-1)  # [num_watched, vocab_size]
+        best = chances.topk(min(_NUM_CANDIDATES, chances.shape[1]))
+        token_ids = torch.cat((written[:, None], best.indices), dim=1).tolist()
+        probs = torch.cat((chances.gather(1, written[:, None]), best.values), dim=1).tolist()
+        for (item, _), own_ids, own_probs in zip(watched, token_ids, probs, strict=True):
+            # The written token is mostly among the best: each is named once.
+            named = dict(zip(own_ids, own_probs, strict=True))
+            item.sequence.candidates.append(list(named.items()))
+
+    def _row_group(self, sequence: Sequence) -> RowGroup:
+        """The row that decides a small answer's next token, with the large tier's noise."""
+        if sequence.large_noise is None:
+            sequence.large_noise = self.noise(sequence.request, "large")
+        return RowGroup(
+            sequence=sequence, depths=[0], paths=lambda: [[]], noise=sequence.large_noise
+        )

@@ -1,0 +1,63 @@
+"""Gauges and counters of an engine at one moment."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from engine.events import EngineStats, TierStats
+from engine.grammar_queue import GrammarQueue
+from engine.request import Tier
+from engine.runner import ModelRunner
+from engine.scheduler import Scheduler
+from engine.speculation_counts import SpeculationCounts
+
+
+@dataclass(slots=True)
+class StepCounts:
+    """What the step loop has spent: seconds of whole steps, and of them in forward passes."""
+
+    num_steps: int = 0
+    total_s: float = 0.0
+    forward_s: float = 0.0
+
+
+def snapshot(
+    runners: Mapping[Tier, ModelRunner],
+    scheduler: Scheduler,
+    grammars: GrammarQueue,
+    speculation: SpeculationCounts,
+    steps: StepCounts,
+) -> EngineStats:
+    """What an engine of these parts is doing and has done."""
+    return EngineStats(
+        tiers={
+            tier: _tier_stats(tier, runner, scheduler, grammars) for tier, runner in runners.items()
+        },
+        num_steps=steps.num_steps,
+        num_drafts=speculation.num_drafts,
+        num_draft_tokens=speculation.num_draft_tokens,
+        num_accepted_tokens=speculation.num_accepted_tokens,
+        accepted_per_depth=tuple(speculation.accepted_per_depth),
+        num_unratified_tokens=speculation.num_unratified_tokens,
+        drafted_by_source=speculation.drafted_by_source(),
+        accepted_by_source=speculation.accepted_by_source(),
+        step_host_s=steps.total_s - steps.forward_s,
+        step_forward_s=steps.forward_s,
+    )
+
+
+def _tier_stats(
+    tier: Tier, runner: ModelRunner, scheduler: Scheduler, grammars: GrammarQueue
+) -> TierStats:
+    counters = scheduler.counters[tier]
+    return TierStats(
+        num_running=len(scheduler.running[tier]),
+        num_waiting=grammars.count(tier)
+        + sum(sequence.tier == tier for sequence in scheduler.waiting),
+        num_blocks=runner.pool.num_blocks,
+        num_used_blocks=runner.pool.num_used,
+        prefix_cache_queries=counters.prefix_cache_queries,
+        prefix_cache_hits=counters.prefix_cache_hits,
+        num_preemptions=counters.num_preemptions,
+        num_prompt_tokens=counters.num_prompt_tokens,
+        num_output_tokens=counters.num_output_tokens,
+    )

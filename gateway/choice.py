@@ -1,0 +1,319 @@
+"""One choice's events to text: detokenising, thinking, tool calls, stops, log-probabilities."""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from hashlib import sha256
+from itertools import groupby
+from typing import Literal
+
+from engine.events import TokenLogprobs, TokensEmitted
+from gateway.chat import ChatTokenizer
+from gateway.job import EscalationTarget, Job
+from gateway.stopping import StopMatcher
+from gateway.thinking import Kind as ThinkingKind
+from gateway.thinking import ThinkingSplitter
+from gateway.tool_parser import PieceKind, ToolParser, ToolPiece
+
+FinishReason = Literal["stop", "length", "tool_calls"]
+Kind = ThinkingKind | PieceKind
+Piece = tuple[str, bool]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """What is added to one choice. `pieces` are (text, whether it was drafted) and join to `text`.
+
+    `call_index` counts a choice's tool calls: "call" begins one and says the function's name,
+    "arguments" goes on with it. `call_id` is there where one begins. `tokenizer` is the one that
+    knows `logprobs`, where it is not the job's. The last delta of a choice has the finish reason
+    and no text.
+    """
+
+    index: int
+    kind: Kind = "content"
+    call_index: int = 0
+    call_id: str = ""
+    text: str = ""
+    pieces: tuple[Piece, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    tokenizer: ChatTokenizer | None = None
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(slots=True)
+class ChoiceUsage:
+    """What one choice used. Seconds; None before it happened."""
+
+    num_tokens: int = 0
+    num_reasoning_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_drafted_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_unratified_tokens: int = 0
+    num_reused_tokens: int = 0  # that the other tier's retracted answer held
+    num_steps: int = 0
+    num_prediction_tokens: int = 0  # that the request brought
+    num_predicted_tokens: int = 0  # of them, that were right
+    queue_s: float | None = None
+    first_token_s: float | None = None
+
+    @property
+    def num_mispredicted_tokens(self) -> int:
+        """Of the prediction, what did not come out; a piece that came twice counts twice."""
+        return max(self.num_prediction_tokens - self.num_predicted_tokens, 0)
+
+
+class _HeldPiece:
+    """Text that may still turn out to be the beginning of a stop string."""
+
+    __slots__ = ("drafted", "text")
+
+    def __init__(self, text: str, drafted: bool) -> None:
+        self.text = text
+        self.drafted = drafted
+
+
+class Choice:
+    """One choice's text so far; fed with engine events, gives deltas.
+
+    `target`: the tier whose answer is read, where it is not the one that the job began on.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        job: Job,
+        *,
+        opens_thinking: bool = False,
+        target: EscalationTarget | None = None,
+    ) -> None:
+        plan = job.choices[index]
+        request = plan.request
+        reader = job if target is None else target
+        self.usage = ChoiceUsage(num_prediction_tokens=len(request.prediction_token_ids))
+        self.finish_reason: FinishReason | None = None
+        self._index = index
+        self._request_id = request.request_id
+        sampling = request.sampling
+        if target is not None and plan.escalated is not None:
+            sampling = plan.escalated.sampling  # its stop tokens are the other tokenizer's
+        self._stop_token_ids = frozenset(sampling.stop_token_ids)
+        self._min_tokens = sampling.min_tokens
+        self._tokenizer = None if reader.tokenizer is job.tokenizer else reader.tokenizer
+        self._detokenizer = reader.tokenizer.detokenizer()
+        self._splitter = (
+            ThinkingSplitter(opens_thinking=opens_thinking) if job.splits_thinking else None
+        )
+        self._tools = tools = reader.tools
+        self._parser = ToolParser(tools) if tools else None
+        self._special_texts = tools.special_texts if tools else {}
+        self._stops = StopMatcher(job.stops) if job.stops else None
+        self._held: deque[_HeldPiece] = deque()
+        self._num_content = 0
+        self._num_released = 0
+        self._num_calls = 0
+        # The answer is the content and what calls are written in. Of it, the tool parser holds back
+        # what is behind `_num_parsed`; in front of that, content may wait for a stop string's end.
+        self._num_answer = 0
+        self._num_parsed = 0
+        # With the position in the answer at which each token's text begins and ends.
+        self._logprobs: deque[tuple[int, int, TokenLogprobs]] = deque()
+
+    @property
+    def _num_out(self) -> int:
+        """Characters of the answer that are released, or were part of what is released."""
+        return self._num_parsed - (self._num_content - self._num_released)
+
+    def add_tokens(self, event: TokensEmitted) -> list[Delta]:
+        """The text of one step's tokens. After a stop string, `finish_reason` is set."""
+        usage = self.usage
+        usage.num_steps += 1
+        usage.num_drafted_tokens += event.num_drafted_tokens
+        num_before = usage.num_tokens
+        out: list[tuple[Kind, str, bool]] = []
+        for position, token_id in enumerate(event.token_ids):
+            drafted = position < event.num_accepted_tokens
+            usage.num_tokens += 1
+            usage.num_accepted_tokens += drafted
+            if token_id in self._stop_token_ids:
+                continue  # the token that ends an answer has no text, whatever its name
+            begin = self._num_answer
+            is_answer = self._add_text(self._text(token_id), drafted, out)
+            if event.logprobs and is_answer:
+                entry = event.logprobs[position]
+                self._logprobs.append((begin, self._num_answer, entry))
+            if self.finish_reason is not None:
+                break
+        # A stop string may have cut the step's tokens short.
+        num_read = usage.num_tokens - num_before
+        usage.num_predicted_tokens += min(event.num_predicted_tokens, num_read)
+        usage.num_unratified_tokens += min(event.num_unratified_tokens, num_read)
+        usage.num_reused_tokens += min(event.num_reused_tokens, num_read)
+        return self._deltas(out)
+
+    def end(self, finish_reason: FinishReason) -> list[Delta]:
+        """The engine is done: release what was held back."""
+        out: list[tuple[Kind, str, bool]] = []
+        self._add_text(self._detokenizer.flush(), False, out)
+        if self._splitter and self.finish_reason is None:
+            self._add_pieces(self._splitter.flush(), False, out)
+        if self._parser and self.finish_reason is None:
+            self._add_tool_pieces(self._parser, self._parser.flush(), False, out)
+        if self.finish_reason is None:
+            self._release(self._num_content, out)
+            self._finish(finish_reason)
+        return self._deltas(out)
+
+    def _finish(self, reason: FinishReason) -> None:
+        """A call that the model chose to make is a reason of its own (OpenAI's wording)."""
+        if reason == "stop" and self._tools and not self._tools.is_named and self._num_calls:
+            reason = "tool_calls"
+        self.finish_reason = reason
+
+    def _text(self, token_id: int) -> str:
+        """The text that a token completes; detokenizers leave special tokens out."""
+        special_text = self._special_texts.get(token_id)
+        if special_text is not None:
+            return self._detokenizer.flush() + special_text
+        return self._detokenizer.push(token_id)
+
+    def _add_text(self, text: str, drafted: bool, out: list[tuple[Kind, str, bool]]) -> bool:
+        """Whether the token belongs to the answer, not to the thinking before it."""
+        splitter = self._splitter
+        if splitter is None:
+            if text:
+                self._add_answer(text, drafted, out)
+            return True
+        was_thinking = splitter.is_thinking
+        self._add_pieces(splitter.push(text), drafted, out)
+        if splitter.is_thinking and not was_thinking:
+            # The tag itself may have been several tokens, which looked like an answer until now.
+            self._logprobs.clear()
+        if splitter.is_thinking or was_thinking:
+            self.usage.num_reasoning_tokens = self.usage.num_tokens
+            return False
+        return True
+
+    def _add_pieces(
+        self,
+        pieces: Iterable[tuple[ThinkingKind, str]],
+        drafted: bool,
+        out: list[tuple[Kind, str, bool]],
+    ) -> None:
+        for kind, text in pieces:
+            if kind == "reasoning":
+                out.append((kind, text, drafted))
+            elif self.finish_reason is None:
+                self._add_answer(text, drafted, out)
+
+    def _add_answer(self, text: str, drafted: bool, out: list[tuple[Kind, str, bool]]) -> None:
+        """Content, and where there are tools, calls."""
+        self._num_answer += len(text)
+        if self._parser is None:
+            self._num_parsed = self._num_answer
+            self._add_content(text, drafted, out)
+        else:
+            self._add_tool_pieces(self._parser, self._parser.push(text), drafted, out)
+
+    def _add_tool_pieces(
+        self,
+        parser: ToolParser,
+        pieces: Iterable[ToolPiece],
+        drafted: bool,
+        out: list[tuple[Kind, str, bool]],
+    ) -> None:
+        """Stop strings are looked for in content only; none goes on behind a call."""
+        for piece in pieces:
+            self._num_parsed = piece.end
+            if piece.kind == "content":
+                self._add_content(piece.text, drafted, out)
+                if self.finish_reason is not None:
+                    return
+                continue
+            if piece.kind == "call":
+                self._num_calls += 1
+                self._release(self._num_content, out)
+                if self._stops is not None:
+                    self._stops.interrupt()
+            out.append((piece.kind, piece.text, drafted))
+        self._num_parsed = parser.num_decided
+
+    def _add_content(self, text: str, drafted: bool, out: list[tuple[Kind, str, bool]]) -> None:
+        """Release what cannot belong to a stop string; cut at a stop string."""
+        self._num_content += len(text)
+        is_too_short = self.usage.num_tokens <= self._min_tokens
+        if self._stops is not None and is_too_short:
+            self._stops.skip(text)
+        if self._stops is None or is_too_short:
+            self._num_released = self._num_content
+            out.append(("content", text, drafted))
+            return
+        self._held.append(_HeldPiece(text, drafted))
+        cut = self._stops.push(text)
+        if cut is None:
+            self._release(self._num_content - self._stops.num_held, out)
+        else:
+            self._release(cut, out)
+            self._finish("stop")
+
+    def _release(self, end: int, out: list[tuple[Kind, str, bool]]) -> None:
+        """Move held content up to position `end` out, piece by piece."""
+        while self._held and self._num_released < end:
+            piece = self._held[0]
+            text = piece.text[: end - self._num_released]
+            out.append(("content", text, piece.drafted))
+            self._num_released += len(text)
+            piece.text = piece.text[len(text) :]
+            if not piece.text:
+                self._held.popleft()
+
+    def _deltas(self, out: list[tuple[Kind, str, bool]]) -> list[Delta]:
+        """One delta for each run of thinking, content or arguments, then the finish."""
+        deltas = []
+        call_index = self._num_calls - sum(kind == "call" for kind, _, _ in out) - 1
+        for kind, run in groupby(out, key=lambda item: item[0]):
+            pieces = tuple((text, drafted) for _, text, drafted in run)
+            call_index += kind == "call"
+            deltas.append(
+                Delta(
+                    index=self._index,
+                    kind=kind,
+                    call_index=max(call_index, 0),
+                    call_id=self._call_id(call_index) if kind == "call" else "",
+                    text="".join(text for text, _ in pieces),
+                    pieces=pieces,
+                    logprobs=self._released_logprobs() if kind != "reasoning" else (),
+                    tokenizer=self._tokenizer,
+                )
+            )
+        if self.finish_reason is not None:
+            deltas.append(
+                Delta(
+                    index=self._index,
+                    logprobs=self._last_logprobs(),
+                    tokenizer=self._tokenizer,
+                    finish_reason=self.finish_reason,
+                )
+            )
+        return deltas
+
+    def _call_id(self, call_index: int) -> str:
+        """Unique, and the same whenever it is asked for."""
+        source = f"{self._request_id}/{call_index}".encode()
+        return f"call_{sha256(source).hexdigest()[:24]}"
+
+    def _released_logprobs(self) -> tuple[TokenLogprobs, ...]:
+        """Of the tokens whose whole text is out."""
+        done = []
+        while self._logprobs and self._logprobs[0][1] <= self._num_out:
+            done.append(self._logprobs.popleft()[2])
+        return tuple(done)
+
+    def _last_logprobs(self) -> tuple[TokenLogprobs, ...]:
+        """Of the tokens that are left; those behind a stop string's cut are dropped."""
+        return tuple(
+            entry
+            for begin, _, entry in self._logprobs
+            if begin < self._num_out or begin == self._num_answer
+        )

@@ -1,0 +1,390 @@
+"""One choice's stream of text, from the tier that answers it in the end.
+
+A choice that is watched is held back first: its deltas wait until the watch has decided. "commit"
+lets them go, and the stream goes on. "escalate" drops them, and the large tier's answer is streamed
+instead. So the client gets one tier's answer, exactly; the one exception is asked for: in
+`mid_stream` the large tier may go on behind text that was sent.
+"""
+
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass, replace
+from typing import Literal, cast
+
+from engine.errors import EngineDiedError, EngineError
+from engine.events import (
+    AnswerHeld,
+    EngineEvent,
+    Failed,
+    Finished,
+    PrefillDone,
+    TierSwitched,
+    TokensEmitted,
+)
+from engine.request import EngineRequest, Tier
+from gateway.backends.client import EngineClient
+from gateway.choice import Choice, Delta
+from gateway.errors import BadRequestError, EngineLostError, GatewayError, GenerationError
+from gateway.event_reader import EventReader
+from gateway.hold_back import HoldBack
+from gateway.job import Answer, EscalationTarget, Job
+from gateway.metrics import GatewayMetrics
+from router.cascade import Judgement
+
+_REFUSED = "cascade: the large tier could not take it, small answer kept"
+
+
+@dataclass(slots=True)
+class CascadeUsage:
+    """What watching one choice came to; `confidence` and `reason` are None without a watch.
+
+    `num_held_tokens` waited for the decision. `num_retracted_tokens` of the small model were given
+    up for the large tier's answer.
+    """
+
+    num_held_tokens: int = 0
+    num_retracted_tokens: int = 0
+    escalated: bool = False
+    confidence: float | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _SmallAnswer:
+    """A whole answer that was given up, and can still be sent should the large tier fail."""
+
+    choice: Choice
+    deltas: list[Delta]
+    cascade: CascadeUsage
+
+
+class ChoiceStream:
+    """One choice while the engine works on it. Use `deltas` once."""
+
+    def __init__(
+        self,
+        index: int,
+        job: Job,
+        engine: EngineClient,
+        metrics: GatewayMetrics,
+        clock: Callable[[], float],
+    ) -> None:
+        plan = job.choices[index]
+        self.choice = Choice(index, job, opens_thinking=plan.opens_thinking)
+        self.tier: Tier = job.tier
+        self.cascade = CascadeUsage()
+        self._index = index
+        self._job = job
+        self._request = plan.request
+        self._engine = engine
+        self._metrics = metrics
+        self._clock = clock
+        self._hold_back = HoldBack(job.cascade, clock) if job.cascade else None
+        # Where the tiers count different tokens, none can go on in the middle of a text.
+        self._may_continue = bool(job.cascade and job.cascade.mid_stream and not plan.escalated)
+        self._is_continued = False
+        self._held: list[Delta] = []
+        self._held_reason: Literal["stop", "length"] | None = None
+        self._small_ids: list[int] = []
+        self._small: _SmallAnswer | None = None
+        self._predicts_small = False
+        self._is_over = False
+        self._last_token_s: float | None = None
+        self._record = _AnswerRecord() if job.on_answer else None
+
+    async def deltas(self) -> AsyncGenerator[Delta]:
+        """The text as it may be sent. Closing this aborts what still runs.
+
+        Raises the engine's refusal, EngineLostError or GenerationError.
+        """
+        async with AsyncExitStack() as readers:
+            self._reader = await self._open(self._request, readers)
+            if self._hold_back is not None:
+                await self._decide(self._hold_back, readers)
+            ready, self._held = self._held, []
+            while self.choice.finish_reason is None:
+                for delta in ready:
+                    yield delta
+                if self._record is not None:
+                    self._record.add(ready)
+                ready = await self._next_deltas()
+        # Only now: after a stop string the sequence is aborted before the client is waited for.
+        if self._record is not None:
+            self._report_answer(self._record, ready)
+        for delta in ready:
+            yield delta
+
+    async def _open(self, request: EngineRequest, readers: AsyncExitStack) -> EventReader:
+        # The protocol promises that its iterator can be closed; only generators have a type for it.
+        stream = cast(AsyncGenerator[EngineEvent], self._engine.submit(request))
+        return await readers.enter_async_context(aclosing(EventReader(stream)))
+
+    # ---- what is held -------------------------------------------------------------------------
+
+    async def _decide(self, hold_back: HoldBack, readers: AsyncExitStack) -> None:
+        """Hold the small answer until the watch has decided, and do what it says.
+
+        Leaves in `_held` what may be sent at once.
+        """
+        judgement = await self._judgement(hold_back)
+        self._note(judgement)
+        self.cascade.num_held_tokens = self.choice.usage.num_tokens
+        held_s = hold_back.held_s
+        action: str = judgement.action
+        if action == "escalate" and not await self._escalate(readers):
+            action = "refuse"
+            self.cascade.reason = f"{judgement.reason}; {_REFUSED}"
+        self._metrics.cascade_decided(action, self.tier, held_s, self.cascade.num_held_tokens)
+        if action == "escalate":
+            self._may_continue = False
+            return
+        if self.choice.finish_reason is None:
+            await self._engine.settle(self._request.request_id)
+        if self.choice.usage.num_tokens:
+            self._observe(self.choice.usage.num_tokens)
+
+    async def _judgement(self, hold_back: HoldBack) -> Judgement:
+        """Read until the watch decides; deltas gather in `_held`."""
+        while True:
+            remaining_s = hold_back.remaining_s
+            if remaining_s == 0.0:
+                return hold_back.judge_at_limit()
+            event = await self._reader.next_within(remaining_s)
+            if event is None:
+                continue
+            self._held += self._receive(event)
+            if isinstance(event, TokensEmitted):
+                self._small_ids += event.token_ids
+            judgement = hold_back.judge(event, is_whole=self._is_whole)
+            if judgement is not None:
+                return judgement
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether the answer has ended, by itself or at a stop string."""
+        return self.choice.finish_reason is not None or self._held_reason is not None
+
+    def _note(self, judgement: Judgement) -> None:
+        self.cascade.confidence = judgement.confidence
+        self.cascade.reason = judgement.reason
+
+    # ---- to the large tier --------------------------------------------------------------------
+
+    async def _escalate(self, readers: AsyncExitStack) -> bool:
+        """Give the small answer up for the large tier's; whether that tier took it."""
+        target = self._job.escalation
+        assert target is not None, "a job with a cascade has one"
+        escalated = self._job.choices[self._index].escalated
+        if escalated is None:
+            return await self._switch(target)
+        return await self._submit_elsewhere(target, escalated, readers)
+
+    async def _switch(self, target: EscalationTarget) -> bool:
+        """Move the sequence. A tier that refuses says so by letting the small answer go on."""
+        await self._engine.switch_tier(self._request.request_id, target.tier)
+        while not self._is_over:
+            event = await self._reader.next()
+            if isinstance(event, TierSwitched):
+                self._start_over(target)
+                return True
+            self._held += self._receive(event)
+        return False
+
+    async def _submit_elsewhere(
+        self, target: EscalationTarget, request: EngineRequest, readers: AsyncExitStack
+    ) -> bool:
+        """For another tokenizer: a request of its own, which is told the small answer's text.
+
+        The small one is aborted when the large one has begun to answer.
+        """
+        if not request.prediction_token_ids:  # the client's own guess is counted for the client
+            self._predicts_small = True
+            text = self._job.tokenizer.decode(self._small_ids)
+            prediction = await target.tokenizer.encode_answer(text, request.sampling.max_tokens)
+            request = replace(request, prediction_token_ids=prediction)
+        events: list[EngineEvent] = []
+        try:
+            reader = await self._open(request, readers)
+            while not any(isinstance(event, TokensEmitted | Finished) for event in events):
+                events.append(await reader.next())
+                if isinstance(events[-1], Failed):
+                    return False
+        except (EngineError, EngineLostError):
+            return False
+        await self._reader.aclose()
+        self._reader, self._request = reader, request
+        self._start_over(target)
+        for event in events:
+            self._held += self._answer_with(event)
+        return True
+
+    def _start_over(self, target: EscalationTarget) -> None:
+        """From here on, events are the large tier's."""
+        small = self.choice
+        if self._held_reason is not None and small.finish_reason is None:
+            self._held += small.end(self._held_reason)
+        if small.finish_reason is not None:
+            self._small = _SmallAnswer(small, self._held, replace(self.cascade))
+        self.cascade.escalated = True
+        self.cascade.num_retracted_tokens = small.usage.num_tokens
+        self.tier = target.tier
+        self._held = []
+        self._held_reason = None
+        self.choice = Choice(
+            self._index, self._job, opens_thinking=target.opens_thinking, target=target
+        )
+        self.choice.usage.queue_s = small.usage.queue_s
+
+    def _keep_small(self, small: _SmallAnswer) -> list[Delta]:
+        """The large tier failed before it said anything: what it was to replace is sent."""
+        self.choice, self.cascade, self.tier = small.choice, small.cascade, self._job.tier
+        self.cascade.reason = f"{self.cascade.reason}; {_REFUSED}"
+        self._observe(self.choice.usage.num_tokens)
+        return small.deltas
+
+    # ---- what is sent -------------------------------------------------------------------------
+
+    async def _next_deltas(self) -> list[Delta]:
+        """What the next event adds, of an answer that nothing holds back."""
+        event = await self._reader.next()
+        deltas = self._answer_with(event)
+        if isinstance(event, TokensEmitted):
+            if self._may_continue:
+                await self._watch_on(event)
+        elif isinstance(event, AnswerHeld):
+            await self._engine.settle(self._request.request_id)
+        return deltas
+
+    def _answer_with(self, event: EngineEvent) -> list[Delta]:
+        """As `_receive`, for text that is sent at once."""
+        if isinstance(event, TokensEmitted):
+            self._observe(len(event.token_ids))
+            deltas = self._add_tokens(event)
+            if deltas:
+                self._small = None
+            return deltas
+        small = self._small
+        if isinstance(event, Failed) and small is not None and event.code != EngineDiedError.code:
+            return self._keep_small(small)
+        return self._receive(event)
+
+    async def _watch_on(self, event: TokensEmitted) -> None:
+        """In mid-stream, let the large tier go on where the watch has lost its trust."""
+        assert self._hold_back is not None
+        judgement = self._hold_back.wants_continuation(event)
+        if judgement is not None and self.choice.finish_reason is None:
+            self._may_continue = False
+            self._note(judgement)
+            assert self._job.escalation is not None
+            await self._engine.switch_tier(
+                self._request.request_id, self._job.escalation.tier, keeps_answer=True
+            )
+
+    def _receive(self, event: EngineEvent) -> list[Delta]:
+        """What an event adds to the choice. Raises GatewayError where it is an error of ours."""
+        choice = self.choice
+        match event:
+            case TokensEmitted():
+                return self._add_tokens(event)
+            case PrefillDone():
+                if not self._is_continued:
+                    usage = choice.usage
+                    usage.queue_s = event.queue_s if usage.queue_s is None else usage.queue_s
+                    usage.num_cached_tokens = event.num_cached_tokens
+            case AnswerHeld(finish_reason="stop" | "length" as reason):
+                self._held_reason = reason
+            case Finished(finish_reason="stop" | "length" as reason):
+                self._is_over = True
+                return choice.end(reason) if choice.finish_reason is None else []
+            case Finished() | AnswerHeld():
+                raise GenerationError("The engine aborted the request.", code="aborted")
+            case Failed():
+                raise _failure(event, self._job)
+            case TierSwitched(keeps_answer=True):
+                self._continue_in(event.tier)
+            case TierSwitched():
+                # Nothing asked for it, so text may be out that cannot be taken back.
+                raise GenerationError("The answer moved to another tier.", code="tier_switched")
+        return []
+
+    def _add_tokens(self, event: TokensEmitted) -> list[Delta]:
+        """Tokens behind a stop string come only while the answer is moved, and are dropped."""
+        if self.choice.finish_reason is not None:
+            return []
+        if self._predicts_small and self.cascade.escalated:
+            # What was predicted is the small answer, not what the client expects.
+            event = replace(
+                event, num_predicted_tokens=0, num_reused_tokens=event.num_predicted_tokens
+            )
+        return self.choice.add_tokens(event)
+
+    def _continue_in(self, tier: Tier) -> None:
+        """The other tier goes on behind what was sent; its first gap is not one between tokens."""
+        self.tier = tier
+        self.cascade.escalated = True
+        self._is_continued = True
+        self._last_token_s = None
+        self._metrics.cascade_continued(tier)
+
+    def _observe(self, num_tokens: int) -> None:
+        """Time of the first token that the client may have, then the gap per token."""
+        now_s = self._clock()
+        metrics = self._metrics.of_tier(self.tier)
+        usage = self.choice.usage
+        if usage.first_token_s is None:
+            usage.first_token_s = now_s
+            metrics.time_to_first_token.observe(now_s - self._job.arrival_s)
+        elif num_tokens and self._last_token_s is not None:
+            metrics.inter_token_latency.observe((now_s - self._last_token_s) / num_tokens)
+        self._last_token_s = now_s
+
+    # ---- for those who learn from answers -----------------------------------------------------
+
+    def _report_answer(self, record: "_AnswerRecord", last: Iterable[Delta]) -> None:
+        """Hand the whole answer over."""
+        assert self._job.on_answer is not None, "that is what the record is for"
+        record.add(last)
+        usage = self.choice.usage
+        self._job.on_answer(
+            Answer(
+                tier=self.tier,
+                text="".join(record.text),
+                calls=tuple((name, "".join(parts)) for name, parts in record.calls),
+                escalated=self.cascade.escalated,
+                confidence=self.cascade.confidence,
+                num_tokens=usage.num_tokens,
+                num_retracted_tokens=self.cascade.num_retracted_tokens,
+                num_reused_tokens=usage.num_reused_tokens,
+            )
+        )
+
+
+class _AnswerRecord:
+    """An answer's content and calls, put together again."""
+
+    def __init__(self) -> None:
+        self.text: list[str] = []
+        self.calls: list[tuple[str, list[str]]] = []
+
+    def add(self, deltas: Iterable[Delta]) -> None:
+        for delta in deltas:
+            match delta.kind:
+                case "content":
+                    self.text.append(delta.text)
+                case "call":
+                    self.calls.append((delta.text, []))
+                case "arguments":
+                    self.calls[-1][1].append(delta.text)
+
+
+def _failure(event: Failed, job: Job) -> GatewayError:
+    """What the client is told of an answer that failed."""
+    match event.code:
+        case EngineDiedError.code:
+            return EngineLostError(event.message, code=event.code)
+        case "invalid_grammar":
+            param = job.grammar_param
+            message = f"{param or 'grammar'}: {event.message.rstrip('.')}."
+            return BadRequestError(message, param=param, code=event.code)
+        case _:
+            return GenerationError(event.message, code=event.code)

@@ -1,0 +1,55 @@
+"""What the gateway is wired to: the engine, tokenizers, the router and what bounds requests."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from engine.request import Tier
+from gateway.backends.client import EngineClient
+from gateway.chat import ChatTokenizer
+from router.conversations import ConversationMemory
+from router.costs import TokenPrices, TypicalRequest
+from router.guard import RouteGuard
+from router.policy import CascadeOptions, RoutePolicy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayLimits:
+    """Bounds on what a request may ask for.
+
+    `default_max_tokens` is used where a request sets none (or less, where the context ends sooner);
+    None: all that the context leaves.
+    """
+
+    default_max_tokens: int | None = None
+    max_body_bytes: int = 8 * 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutingParts:
+    """What choosing a tier needs beside the policy.
+
+    prices: None where nobody named any. is_sticky: a conversation's prefix cache is weighed in.
+    cascade: for people, the policy knows its own. pair: fingerprints of the models that the router
+    was trained for, to be compared with the engine's; None where there is nothing to compare.
+    """
+
+    prices: Mapping[Tier, TokenPrices] | None = None
+    is_sticky: bool = True
+    cascade: CascadeOptions = field(default_factory=CascadeOptions)
+    guard: RouteGuard | None = None
+    pair: str | None = None
+    typical: TypicalRequest = field(default_factory=TypicalRequest)
+    memory: ConversationMemory = field(default_factory=ConversationMemory)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayContext:
+    """Everything the gateway is wired to. `clock` is the machine's monotonic clock, in seconds."""
+
+    engine: EngineClient
+    tokenizers: Mapping[Tier, ChatTokenizer]
+    router: RoutePolicy
+    limits: GatewayLimits = field(default_factory=GatewayLimits)
+    routing: RoutingParts = field(default_factory=RoutingParts)
+    clock: Callable[[], float] = time.monotonic

@@ -1,0 +1,95 @@
+"""An API request, ready for the engine: what to generate, how to read it, who watches it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from engine.request import EngineRequest, Tier
+from gateway.chat import ChatTokenizer
+from gateway.tool_parser import ToolReading
+from router.cascade import CascadePlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChoicePlan:
+    """One choice to generate. `opens_thinking`: its prompt ends inside a thinking block.
+
+    `escalated`: where the large tier has another tokenizer, the same choice for that one, under
+    another `request_id`; None where the sequence itself can move to the large tier.
+    """
+
+    request: EngineRequest
+    opens_thinking: bool = False
+    escalated: EngineRequest | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EscalationTarget:
+    """The tier that takes a weak answer over, and how its answer is read (see `Job`).
+
+    With the same tokenizer `tokenizer` and `tools` are the job's own. `opens_thinking`: the prompt
+    ends inside a thinking block, as this tier's template writes it.
+    """
+
+    model_id: str
+    tokenizer: ChatTokenizer
+    tier: Tier = "large"
+    tools: ToolReading | None = None
+    opens_thinking: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A choice that ended by itself, for those who learn from answers.
+
+    `text` is the content without thinking and calls; `calls` are (name, arguments) in order.
+    `confidence` is what the watch said last, None without one. `num_retracted_tokens` of the small
+    model were not delivered; the large answer held `num_reused_tokens` of them at their places.
+    """
+
+    tier: Tier
+    text: str
+    calls: tuple[tuple[str, str], ...] = ()
+    escalated: bool = False
+    confidence: float | None = None
+    num_tokens: int = 0
+    num_retracted_tokens: int = 0
+    num_reused_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """An API request, ready for the engine: what to generate and how to read it.
+
+    `tier` and `model_id` are where it begins. `num_prompt_tokens` counts each prompt once. `seed`
+    is what the report says. `arrival_s` is the gateway's clock. `splits_thinking`: thinking is told
+    from the answer (chat). `tools`: how calls are told from it, where there may be some.
+    `grammar_param`: the field that asked for a grammar. `quality`: how safe the router judged the
+    small answer to be. `cascade` (then `escalation` too): who watches the small answers; their
+    requests say `may_escalate` and ask for log-probabilities. `on_answer` is called once for each
+    choice that ended by itself; it must not block.
+
+    Raises ValueError for a cascade without a tier to escalate to.
+    """
+
+    job_id: str
+    created: int
+    model_id: str
+    tier: Tier
+    reason: str
+    seed: int | None
+    arrival_s: float
+    num_prompt_tokens: int
+    choices: tuple[ChoicePlan, ...]
+    tokenizer: ChatTokenizer
+    stops: tuple[str, ...] = ()
+    splits_thinking: bool = False
+    tools: ToolReading | None = None
+    grammar_param: str | None = None
+    quality: float | None = None
+    cascade: CascadePlan | None = None
+    escalation: EscalationTarget | None = None
+    on_answer: Callable[[Answer], None] | None = None
+
+    def __post_init__(self) -> None:
+        if self.cascade is not None and self.escalation is None:
+            raise ValueError("a job with a cascade needs an escalation target")

@@ -1,0 +1,57 @@
+"""A routing decision in the words of POST /v1/route (gateway/schema/routing.py)."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from engine.request import Tier
+from gateway.context import RoutingParts
+from gateway.job import Job
+from gateway.targets import Ask, Target
+
+
+def describe_route(
+    model: str,
+    ask: Ask,
+    target: Target,
+    job: Job,
+    costs_usd: Mapping[Tier, float],
+    parts: RoutingParts,
+) -> dict[str, Any]:
+    """`RouteReport` as JSON: why the job of a request for `model` is as it is."""
+    route, plan = target.route, job.cascade
+    cascade = plan and {
+        "hold_back_tokens": parts.cascade.hold_back_tokens,
+        "hold_back_ms": plan.hold_back_s and 1000 * plan.hold_back_s,
+        "judges_whole": plan.hold_back_s is None,
+        "mid_stream": plan.mid_stream,
+    }
+    return {
+        "object": "route",
+        "model": model,
+        "tier": target.tier,
+        "model_id": target.info.model_id,
+        "reason": target.reason,
+        "quality": route and route.quality,
+        "threshold": route and route.threshold,
+        "band": route and route.band,
+        "stage": route and route.stage,
+        "cascade": cascade,
+        "prompt_tokens": job.num_prompt_tokens,
+        "cost_usd": _rounded(costs_usd.get(target.tier)),
+        "sticky": target.sticky,
+        "pair": parts.pair,
+        "alternatives": [
+            {
+                "tier": info.tier,
+                "model_id": info.model_id,
+                "cost_usd": _rounded(costs_usd.get(info.tier)),
+            }
+            for info in ask.candidates
+            if info.tier != target.tier
+        ],
+    }
+
+
+def _rounded(cost_usd: float | None) -> float | None:
+    """Six digits: sums of floats have tails that nobody wants to read."""
+    return None if cost_usd is None else float(f"{cost_usd:.6g}")

@@ -1,0 +1,100 @@
+"""The routing part of the wiring: `[routing]` and a router's folder in, a policy and parts out."""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+from engine.errors import EngineError
+from engine.fingerprint import checkpoint_fingerprint
+from engine.request import Tier
+from gateway.context import RoutingParts
+from gateway.settings import Settings
+from gateway.settings_sections import PriceSettings, TierPriceSettings
+from router.costs import TokenPrices, TypicalRequest
+from router.loading import LoadedRouter, RoutingOptions, RoutingTargetError, load_router
+from router.policy import CascadeOptions, RoutePolicy, pair_complaint
+from router.scorer import RouterFileError
+
+log = logging.getLogger(__name__)
+
+
+def build_routing(
+    settings: Settings, models: Mapping[Tier, str]
+) -> tuple[RoutePolicy, RoutingParts]:
+    """The policy for the models that are to be loaded (tier to path or hub id), and what it needs.
+
+    Raises EngineError for a router that cannot be read, cannot be set as wanted, or belongs to
+    other models.
+    """
+    options = settings.routing
+    cascade = CascadeOptions(
+        mode=options.cascade,
+        hold_back_tokens=options.hold_back_tokens,
+        hold_back_s=options.hold_back_ms / 1000,
+        judge_whole=options.judge_whole,
+        mid_stream=options.mid_stream,
+    )
+    prices = _prices(options.prices)
+    typical = TypicalRequest()
+    wanted = RoutingOptions(
+        strong_share=options.strong_share,
+        quality=options.quality,
+        max_cost_usd=options.max_cost_usd,
+        threshold=options.threshold,
+        band_low=options.band_low,
+        band_high=options.band_high,
+        autopilot=options.autopilot,
+        cascade=cascade,
+        prices=prices,
+    )
+    path = settings.models.resolved_router()
+    try:
+        loaded = load_router(path, tuple(models), wanted, typical)
+    except RoutingTargetError as error:
+        raise EngineError(f"{path}: {error}") from error
+    except (RouterFileError, OSError) as error:
+        raise EngineError(f"the router cannot be loaded: {error}") from error
+    parts = RoutingParts(
+        prices=prices,
+        is_sticky=options.sticky,
+        cascade=cascade,
+        guard=loaded.guard,
+        pair=_pair_to_check(loaded, models, is_forced=options.force_router),
+        typical=typical,
+    )
+    return loaded.policy, parts
+
+
+def _prices(settings: PriceSettings) -> dict[Tier, TokenPrices] | None:
+    """None where nobody named any."""
+
+    def of(tier: TierPriceSettings) -> TokenPrices:
+        cached = tier.prompt if tier.cached_prompt is None else tier.cached_prompt
+        return TokenPrices(prompt=tier.prompt, cached_prompt=cached, completion=tier.completion)
+
+    if not settings.is_known:
+        return None
+    return {"small": of(settings.small), "large": of(settings.large)}
+
+
+def _pair_to_check(
+    loaded: LoadedRouter, models: Mapping[Tier, str], *, is_forced: bool
+) -> str | None:
+    """The pair that the engine's models are to be compared with, once they are known.
+
+    Folders are compared here and now, before any weight is loaded. Raises EngineError.
+    """
+    if loaded.pair is None:
+        return None
+    folders = {tier: Path(path).expanduser() for tier, path in models.items()}
+    known = {
+        tier: checkpoint_fingerprint(folder) if folder.is_dir() else ""
+        for tier, folder in folders.items()
+    }
+    complaint = pair_complaint(loaded.pair, known.get("small", ""), known.get("large", ""))
+    if complaint is None:
+        return None if is_forced else loaded.pair
+    if not is_forced:
+        raise EngineError(f"{complaint[0].upper()}{complaint[1:]}")
+    log.warning("router of another pair is used pair=%s reason=force_router", loaded.pair)
+    return None

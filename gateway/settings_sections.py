@@ -1,0 +1,251 @@
+"""The sections of the settings: what each one may say, and what that means."""
+
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_settings import NoDecode
+
+from engine.request import SOURCES, Source
+from router.words import CascadeMode
+
+NONE = "none"
+"""The model name that means: do not load this tier."""
+
+Device = Literal["auto", "cpu", "cuda"]
+Dtype = Literal["auto", "bfloat16", "float16", "float32"]
+
+Count = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Price = Annotated[float, Field(ge=0)]
+
+
+def _split(value: object) -> object:
+    """Flags and variables write a list with commas."""
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    return value
+
+
+Sources = Annotated[tuple[Source, ...], NoDecode, BeforeValidator(_split)]
+
+
+def is_missing_folder(name: str) -> bool:
+    """Whether a model's name is meant as a folder, but there is none. Hub ids are `owner/name`."""
+    if Path(name).expanduser().is_dir():
+        return False
+    return name.startswith(("/", ".", "~")) or name.count("/") != 1
+
+
+def bundled_pair() -> Path:
+    """The folder of the pair of models that comes with Outrider."""
+    return Path(str(files("draft"))) / "pair"
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class ServerSettings(_Section):
+    """Where the gateway listens."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on; 0.0.0.0 for all."""
+    port: int = Field(default=8000, ge=0, le=65535)
+    """Port to listen on; 0 for any free one."""
+    drain_timeout_s: float = Field(default=30.0, ge=0)
+    """How long answers may take to finish after SIGTERM or Ctrl-C."""
+    access_log: bool = False
+    """Log a line for every HTTP request."""
+
+
+class ModelSettings(_Section):
+    """Which models answer. None given: the pair that comes with Outrider."""
+
+    large: str | None = None
+    """Folder or Hugging Face id of the large model; "none" for no such tier."""
+    small: str | None = None
+    """The same for the small model, which answers easy prompts and drafts for the large one."""
+    router: Path | None = None
+    """Folder of a trained router. It belongs to a pair of models."""
+    tool_format: Literal["auto", "hermes", "llama3", "mistral"] = "auto"
+    """How the models write tool calls; auto: as their chat templates say."""
+
+    @model_validator(mode="after")
+    def _one_is_left(self) -> "ModelSettings":
+        if self.resolved() == {"large": None, "small": None}:
+            raise ValueError("both tiers are switched off; name a model for one of them")
+        return self
+
+    def resolved(self) -> dict[Literal["large", "small"], str | None]:
+        """Path or hub id of each tier, None where there is none.
+
+        A model of one's own never shares an engine with half of the bundled pair: whoever names one
+        tier only gets that tier only.
+        """
+        named = {"large": self.large, "small": self.small}
+        if all(name in (None, NONE) for name in named.values()):
+            bundled = {tier: str(bundled_pair() / tier) for tier in named}
+            named = {tier: name or bundled[tier] for tier, name in named.items()}
+        found = {tier: None if name == NONE else name for tier, name in named.items()}
+        return {"large": found["large"], "small": found["small"]}
+
+    def resolved_router(self) -> Path | None:
+        """The router's folder: the configured one, or with the bundled pair its own."""
+        if self.router is None and self.large is None and self.small is None:
+            router = bundled_pair() / "router"
+            return router if router.is_dir() else None
+        return self.router
+
+
+class EngineSettings(_Section):
+    """How the engine runs the models."""
+
+    device: Device = "auto"
+    """Where the models run; auto takes a GPU when there is one."""
+    dtype: Dtype = "auto"
+    """Precision of weights and KV cache; auto is the checkpoint's own."""
+    num_threads: Count | None = None
+    """CPU threads of the engine; unset: by the models' size, at most the physical cores."""
+    block_size: int = Field(default=16, ge=1, le=256)
+    """Tokens in a block of the KV cache."""
+    kv_cache_gib: Annotated[float, Field(gt=0)] | None = None
+    """Memory for both KV caches; unset: a share of what is free. Excludes num_blocks."""
+    num_blocks: Count | None = None
+    """Blocks in each tier's KV cache. Excludes kv_cache_gib."""
+    max_context: Count | None = None
+    """Tokens of prompt and answer together; unset: what the model was trained for."""
+    max_sequences: Count = 64
+    """Answers that are written at the same time."""
+    max_tokens_per_step: Count = 2048
+    """Rows in one forward pass; long prompts are cut to it."""
+    max_waiting: int = Field(default=512, ge=0)
+    """Requests that may wait; more are refused with status 429."""
+    prefix_caching: bool = True
+    """Keep the KV of prompts for the next request that begins the same."""
+    process: bool = True
+    """Run the engine in a process of its own, which is restarted when it dies."""
+    stall_timeout_s: Seconds = 120.0
+    """After this long without an answer the engine's process is killed and restarted."""
+
+    @model_validator(mode="after")
+    def _one_size(self) -> "EngineSettings":
+        if self.kv_cache_gib is not None and self.num_blocks is not None:
+            raise ValueError("kv_cache_gib and num_blocks exclude each other; set one of them")
+        return self
+
+
+class SpeculationSettings(_Section):
+    """How the small model drafts for the large one. Requests can ask for less, not for more."""
+
+    enabled: bool = True
+    """Draft at all."""
+    adaptive: bool = True
+    """Size the trees by what passes cost on this machine; off: always up to the limits."""
+    max_draft_nodes: int = Field(default=64, ge=0, le=255)
+    """Drafted tokens in one answer's tree."""
+    max_draft_depth: int = Field(default=16, ge=0, le=255)
+    """Tokens in a row that the small model drafts."""
+    max_text_depth: int = Field(default=48, ge=0, le=255)
+    """Tokens in a row that earlier text, predictions and grammars draft."""
+    max_branching: int = Field(default=3, ge=1, le=64)
+    """Alternatives for one token."""
+    max_frontier: int = Field(default=4, ge=1, le=64)
+    """Nodes of one answer's tree that a pass of the small model continues."""
+    sources: Sources = SOURCES
+    """Where guesses may come from: the small model, text that repeats, predictions, a grammar."""
+    allow_vocab_mismatch: bool = False
+    """Draft across different tokenizers, through the tokens that both have. Off: refused."""
+
+
+class TierPriceSettings(_Section):
+    """What a tier's tokens cost, in USD per million."""
+
+    prompt: Price = 0.0
+    """Of prompts."""
+    cached_prompt: Price | None = None
+    """Of prompts found in the prefix cache; unset: the same as others."""
+    completion: Price = 0.0
+    """Of answers."""
+
+
+class PriceSettings(_Section):
+    """What tokens cost, for targets, limits and sticky conversations. All 0: nobody knows."""
+
+    small: TierPriceSettings = Field(default_factory=TierPriceSettings)
+    large: TierPriceSettings = Field(default_factory=TierPriceSettings)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether any price was named."""
+        return any(
+            price for tier in (self.small, self.large) for price in (tier.prompt, tier.completion)
+        )
+
+
+class RoutingSettings(_Section):
+    """Which model answers what `auto` is asked. The router itself is models.router."""
+
+    strong_share: Share | None = None
+    """Of the answers, the share that the large model is to give. One target at most; without one
+    the router's own choice holds."""
+    quality: Share | None = None
+    """Target: the accuracy to keep, as a share of what the large model alone has."""
+    max_cost_usd: Annotated[float, Field(gt=0)] | None = None
+    """Target: what a request may cost in the mean; needs routing.prices."""
+    threshold: Share | None = None
+    """For experts: the quality from which on the small model's answer stands."""
+    band_low: Share | None = None
+    """For experts: below this quality the large model answers at once; unset: as calibrated."""
+    band_high: Share | None = None
+    """From this quality on the small model answers unwatched; unset: as calibrated."""
+    cascade: CascadeMode = "auto"
+    """Whether the small model may begin under watch; auto: as the router was calibrated; always:
+    for every request, whatever it knows."""
+    hold_back_tokens: int = Field(default=16, ge=1, le=512)
+    """Tokens that are held back at most, until a watched answer is kept or handed over."""
+    hold_back_ms: Annotated[float, Field(gt=0)] = 250.0
+    """The same in time, from the first token on."""
+    judge_whole: bool = True
+    """Judge answers that are not streamed when they are whole: slower, surer."""
+    mid_stream: bool = False
+    """Let the large model go on behind text that was sent already, where the small one fails."""
+    sticky: bool = True
+    """Weigh in that a conversation lies in one model's prefix cache before it changes the model."""
+    autopilot: bool = False
+    """Keep the large model's share of the answers, also when other prompts come in."""
+    force_router: bool = False
+    """Use a router that was trained for another pair of models."""
+    prices: PriceSettings = Field(default_factory=PriceSettings)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "RoutingSettings":
+        targets = ("strong_share", "quality", "max_cost_usd", "threshold")
+        named = [name for name in targets if getattr(self, name) is not None]
+        if len(named) > 1:
+            raise ValueError(f"{' and '.join(named)} exclude each other; set one of them")
+        if self.max_cost_usd is not None and not self.prices.is_known:
+            raise ValueError(
+                "max_cost_usd needs the prices of both tiers; set them in routing.prices.small and "
+                "routing.prices.large"
+            )
+        low, high = self.band_low, self.band_high
+        if low is not None and high is not None and low > high:
+            raise ValueError(f"band_low={low:g} is above band_high={high:g}")
+        by_hand = (self.threshold, low, high)
+        if self.autopilot and any(value is not None for value in by_hand):
+            raise ValueError(
+                "autopilot turns threshold and band itself; set strong_share instead of them"
+            )
+        return self
+
+
+class LimitSettings(_Section):
+    """What one request may ask for."""
+
+    default_max_tokens: Count | None = None
+    """Tokens of an answer when the request does not say; unset: what the context leaves."""
+    max_body_bytes: Count = 8 * 1024 * 1024
+    """Size of a request's body."""

@@ -1,0 +1,318 @@
+"""Which tier a request goes to: what it names, what it may cost, what the router says."""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from engine.errors import PromptTooLongError, TierUnavailableError
+from engine.events import EngineInfo, TierInfo
+from engine.request import Tier
+from gateway.chat import ChatTokenizer, Prompt
+from gateway.context import GatewayContext
+from gateway.dialogue import Dialogue
+from gateway.errors import BadRequestError
+from gateway.schema.common import OutriderOptions
+from router.costs import ConversationSize, gain_factor, prices_by_size
+from router.policy import NO_WISHES, Route, WishError, Wishes
+
+_CHARS_PER_TOKEN = 4.0
+Candidates = Sequence[TierInfo]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """What choosing a tier needs to know of a request.
+
+    `model` resolved to `candidates`; is_auto: none of them is asked for by name. `text` is what the
+    router reads. `prompts` renders for a tier, once however often it is asked, and raises
+    PromptTooLongError. `num_choices` of each prompt; `token_limit` and `min_tokens` of each choice.
+    has_token_ids: the request speaks in token ids, which mean something in one tokenizer only.
+    """
+
+    is_auto: bool
+    candidates: Candidates
+    options: OutriderOptions
+    text: Callable[[ChatTokenizer], str]
+    prompts: Callable[[TierInfo], Awaitable[Sequence[Prompt]]]
+    num_choices: int
+    token_limit: int | None
+    min_tokens: int
+    is_streamed: bool
+    has_token_ids: bool
+    dialogue: Dialogue | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """The tier that a request goes to, and why.
+
+    `route`: the router's word where it was asked. `escalation`: where the route has a cascade, the
+    tier that takes a weak answer over. `sticky`: the tier that has the conversation in its cache.
+    """
+
+    info: TierInfo
+    reason: str
+    tokenizer: ChatTokenizer
+    route: Route | None = None
+    escalation: TierInfo | None = None
+    sticky: Tier | None = None
+
+    @property
+    def tier(self) -> Tier:
+        """The tier's name."""
+        return self.info.tier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Budget:
+    """What `max_cost_usd` leaves: the tiers that cannot cost more, and whether both may."""
+
+    affordable: Candidates
+    may_escalate: bool = True
+    costs: Mapping[Tier, float] = field(default_factory=dict)
+
+
+class TargetChooser:
+    """Chooses; keeps nothing between requests but what the context remembers."""
+
+    def __init__(self, context: GatewayContext) -> None:
+        self._context = context
+        self._parts = context.routing
+
+    async def choose(self, ask: Ask, engine: EngineInfo) -> Target:
+        """The target. Raises BadRequestError, TierUnavailableError or PromptTooLongError."""
+        candidates = _narrowed(ask)
+        if ask.options.quality not in (None, "lossless"):
+            info = cascade_tier(candidates, engine)
+            await self._budget(ask, (info,))
+            is_named = ask.options.tier is not None or not ask.is_auto
+            return self._target(info, "requested" if is_named else "cascade")
+        if ask.is_auto and ask.options.tier is None:
+            return await self._routed(ask, candidates)
+        if ask.options.min_quality is not None:
+            raise BadRequestError(
+                "outrider.min_quality: the request names its model; the router chooses by quality "
+                "where the model is auto and no tier is set.",
+                param="outrider.min_quality",
+            )
+        await self._budget(ask, candidates)
+        return self._target(candidates[0], "requested")
+
+    async def costs_usd(self, ask: Ask, infos: Candidates) -> dict[Tier, float]:
+        """What the request may cost by tier; empty where nobody named prices.
+
+        A tier for which it is too long is left out; where it is for all, PromptTooLongError.
+        """
+        prices = self._parts.prices
+        if prices is None:
+            return {}
+        num_completion_tokens = (
+            ask.token_limit
+            or self._context.limits.default_max_tokens
+            or self._parts.typical.num_completion_tokens.value
+        )
+        costs: dict[Tier, float] = {}
+        for info in infos:
+            try:
+                prompts = await ask.prompts(info)
+            except PromptTooLongError:
+                if info is infos[-1] and not costs:
+                    raise
+                continue
+            costs[info.tier] = prices[info.tier].cost_usd(
+                num_prompt_tokens=sum(len(prompt.token_ids) for prompt in prompts),
+                num_completion_tokens=num_completion_tokens * ask.num_choices * len(prompts),
+            )
+        return costs
+
+    async def _budget(self, ask: Ask, candidates: Candidates) -> _Budget:
+        most = ask.options.max_cost_usd
+        if most is None:
+            return _Budget(affordable=candidates)
+        if self._parts.prices is None:
+            raise BadRequestError(
+                "outrider.max_cost_usd: this server knows no prices; its operator sets them in "
+                "routing.prices.small and routing.prices.large.",
+                param="outrider.max_cost_usd",
+            )
+        costs = await self.costs_usd(ask, candidates)
+        affordable = [info for info in candidates if costs.get(info.tier, most) <= most]
+        if not affordable:
+            raise _too_dear(min(costs.values()), most)
+        return _Budget(affordable=affordable, may_escalate=sum(costs.values()) <= most, costs=costs)
+
+    async def _routed(self, ask: Ask, candidates: Candidates) -> Target:
+        budget = await self._budget(ask, candidates)
+        sticky = None if ask.dialogue is None else ask.dialogue.tier
+        if ask.dialogue is not None and ask.dialogue.is_tool_loop and len(candidates) > 1:
+            return self._in_tool_loop(ask.dialogue, ask, candidates, budget)
+        wishes = self._wishes(ask, candidates, budget)
+        tokenizer = self._context.tokenizers[candidates[0].tier]
+        try:
+            route = self._context.router.route(ask.text(tokenizer), wishes)
+        except WishError as error:
+            raise BadRequestError(
+                f"outrider.min_quality: {error}.", param="outrider.min_quality"
+            ) from None
+        if len(budget.affordable) < len(candidates):
+            route = self._within(ask, route, budget)
+        return replace(await self._fitted(ask, route, budget.affordable), sticky=sticky)
+
+    def _wishes(self, ask: Ask, candidates: Candidates, budget: _Budget) -> Wishes:
+        tiers = {info.tier: info for info in candidates}
+        if set(tiers) != {"small", "large"}:
+            return replace(NO_WISHES, min_quality=ask.options.min_quality)
+        is_alike = self.renders_alike
+        wishes = Wishes(
+            min_quality=ask.options.min_quality,
+            is_whole=not ask.is_streamed,
+            may_watch=budget.may_escalate and (is_alike or not ask.has_token_ids),
+        )
+        dialogue = ask.dialogue
+        turn = None if dialogue is None else dialogue.cached_turn(self._context.clock())
+        if dialogue is None or turn is None or not self._parts.is_sticky:
+            return wishes
+        num_completion_tokens = self._parts.typical.num_completion_tokens.value
+        size = ConversationSize(
+            num_prompt_tokens=turn.num_tokens + dialogue.num_new_chars / _CHARS_PER_TOKEN,
+            num_cached_tokens=turn.num_tokens,
+            num_completion_tokens=min(
+                ask.token_limit or num_completion_tokens, num_completion_tokens
+            ),
+        )
+        prices = self._parts.prices or prices_by_size(
+            {tier: info.num_parameters for tier, info in tiers.items()}
+        )
+        factor = gain_factor(turn.tier, size, prices)
+        return replace(wishes, current=turn.tier, gain_factor=factor)
+
+    @property
+    def renders_alike(self) -> bool:
+        """Whether all tiers write a request with the same tokens."""
+        return len({t.rendering for t in self._context.tokenizers.values()}) == 1
+
+    def _in_tool_loop(
+        self, dialogue: Dialogue, ask: Ask, candidates: Candidates, budget: _Budget
+    ) -> Target:
+        """The tier that made the calls goes on; it alone knows what it wanted with them."""
+        tier = dialogue.tier or "large"
+        info = next((info for info in candidates if info.tier == tier), candidates[0])
+        if info not in budget.affordable and ask.options.max_cost_usd is not None:
+            raise _too_dear(
+                budget.costs[info.tier],
+                ask.options.max_cost_usd,
+                f"on the {tier} tier, whose tool calls it answers,",
+            )
+        known = "made the calls" if dialogue.tier else "nobody knows who made the calls"
+        return replace(self._target(info, f"tool loop: {tier}, {known}"), sticky=dialogue.tier)
+
+    def _within(self, ask: Ask, route: Route, budget: _Budget) -> Route:
+        """The route among the tiers that the request can pay."""
+        (info,) = budget.affordable
+        if ask.options.min_quality and info.tier == "small":
+            raise BadRequestError(
+                "outrider.min_quality: outrider.max_cost_usd leaves the small model only, and "
+                "nobody can promise its quality.",
+                param="outrider.min_quality",
+            )
+        if route.tier == info.tier:
+            return replace(route, cascade=None, is_own=False)
+        other = budget.costs[route.tier]
+        reason = f"max_cost_usd: {route.tier} could cost too much ({other:.3g} > "
+        return Route(
+            tier=info.tier,
+            reason=f"{reason}{ask.options.max_cost_usd:.3g} USD)",
+            quality=route.quality,
+        )
+
+    async def _fitted(self, ask: Ask, route: Route, affordable: Candidates) -> Target:
+        """The route's tier, unless the request is too long for it and not for the other one."""
+        tiers = {info.tier: info for info in affordable}
+        info = tiers.get(route.tier)
+        if info is None:
+            raise TierUnavailableError(
+                f"The router chose the {route.tier} tier, which is not loaded."
+            )
+        other = next((info for info in affordable if info.tier != route.tier), None)
+        if other is None:
+            return self._target(info, route.reason, replace(route, cascade=None))
+        if not await _fits(ask, info) and await _fits(ask, other):
+            reason = f"router: too long for the {info.tier} model's context"
+            moved = Route(tier=other.tier, reason=reason, quality=route.quality)
+            return self._target(other, reason, moved)
+        if route.cascade is None:
+            return self._target(info, route.reason, route)
+        if not await _fits(ask, other):
+            reason = f"{route.reason}, unwatched as it is too long for the {other.tier} model"
+            return self._target(info, reason, replace(route, cascade=None, is_own=False))
+        if self.renders_alike:
+            info = _bounded(info, (info, other))
+        return replace(self._target(info, route.reason, route), escalation=other)
+
+    def _target(self, info: TierInfo, reason: str, route: Route | None = None) -> Target:
+        tokenizer = self._context.tokenizers.get(info.tier)
+        if tokenizer is None:
+            raise TierUnavailableError(f"The {info.tier} tier has no tokenizer.")
+        return Target(info=info, reason=reason, tokenizer=tokenizer, route=route)
+
+
+def _narrowed(ask: Ask) -> Candidates:
+    """The candidates of the tier that the options name. Raises BadRequestError for none."""
+    wanted = ask.options.tier
+    if wanted is None:
+        return ask.candidates
+    found = [info for info in ask.candidates if info.tier == wanted]
+    if not found:
+        has = " or ".join(info.tier for info in ask.candidates)
+        raise BadRequestError(
+            f"outrider.tier: {wanted} contradicts the model, which means the {has} tier.",
+            param="outrider.tier",
+        )
+    return found
+
+
+def _too_dear(least: float, most: float, where: str = "") -> BadRequestError:
+    return BadRequestError(
+        f"outrider.max_cost_usd: the request may cost {least:.3g} USD {where or 'at least'}"
+        f"{' at least' if where else ''}, not {most:.3g}; a smaller max_tokens costs less.",
+        param="outrider.max_cost_usd",
+    )
+
+
+async def _fits(ask: Ask, info: TierInfo) -> bool:
+    """Whether the prompts and the answers that are asked for lie within a tier's context."""
+    try:
+        prompts = await ask.prompts(info)
+    except PromptTooLongError:
+        return False
+    longest = max((len(prompt.token_ids) for prompt in prompts), default=0)
+    return longest + (ask.token_limit or max(ask.min_tokens, 1)) <= info.max_context
+
+
+def cascade_tier(candidates: Candidates, engine: EngineInfo) -> TierInfo:
+    """The large tier, as far as the small model can follow it in a speculative cascade.
+
+    Raises BadRequestError where one of the two models has no part in the answer.
+    """
+    large = next((info for info in candidates if info.tier == "large"), None)
+    if large is None:
+        raise BadRequestError(
+            "outrider.quality: in a cascade the large model judges what the small one drafts; "
+            "the model must be auto or large.",
+            param="outrider.quality",
+        )
+    if not engine.speculation:
+        raise BadRequestError(
+            "outrider.quality: a cascade needs a small model that drafts for the large one; this "
+            "server runs without.",
+            param="outrider.quality",
+        )
+    return _bounded(large, tuple(engine.tiers.values()))
+
+
+def _bounded(info: TierInfo, others: Candidates) -> TierInfo:
+    """A tier within the limits of all: both models have a part in the answer."""
+    return replace(
+        info,
+        max_context=min(other.max_context for other in others),
+        vocab_size=min(other.vocab_size for other in others),
+    )

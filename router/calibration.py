@@ -1,0 +1,353 @@
+"""What a router's thresholds are worth on labelled prompts, and how a target finds them.
+
+All settings are one family with one threshold tau. A text quality of at least `band.high` gives the
+prompt to the small model at once, one below `band.low` to the large model; in between the small
+model begins, and its answer stands if the last stage (the answer's, else the prompt's) judges its
+quality to be at least tau. The band follows from tau: outside it the last stage would overrule the
+text for fewer than 1 % of all prompts on each side, hence for fewer than 2 % in all. As tau rises,
+prompts only ever move to the large model. A router that knows text alone has no band: tau decides.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from router.costs import TokenPrices
+from router.features import Floats
+from router.words import Tier
+
+Stage = Literal["text", "prompt", "answer"]
+Prices = Mapping[Tier, TokenPrices]
+Bools = NDArray[np.bool_]
+
+# Above every quality, which is clipped at 1: the large model answers all.
+ALWAYS_LARGE: Final = 1.01
+_NUM_POINTS: Final = 101
+_MAX_OVERRULED: Final = 0.01  # of all prompts, on each side of the band
+_PRICE_UNIT: Final = 1e-6  # prices are for a million tokens
+
+
+class CalibrationError(ValueError):
+    """The target cannot be met or not be judged with these rows. The message says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatingPoint:
+    """One setting of the router and what it gave on prompts that it was not trained on.
+
+    threshold: the quality from which on the small model's answer stands, in [0, ALWAYS_LARGE].
+    band: text qualities (low, high) between which the small model begins under watch; None without
+    a cascade. Shares are of prompts: strong_share got the large model's answer, watched_share began
+    under watch. accuracy: of the answers given, in [0, 1]; relative_accuracy: as a share of
+    always-large's.
+    """
+
+    threshold: float
+    band: tuple[float, float] | None
+    strong_share: float
+    watched_share: float
+    accuracy: float
+    relative_accuracy: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """The chosen operating point and the others, by falling strong share.
+
+    stage: what the quality compared with `threshold` is made of. quality_deciles: of the text
+    qualities seen in calibration, [11] from lowest to highest: what drift is measured against.
+    """
+
+    chosen: OperatingPoint
+    points: tuple[OperatingPoint, ...]
+    stage: Stage
+    quality_deciles: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StageRows:
+    """Labelled prompts as each stage judges them; every array is [num_prompts].
+
+    text, prompt, answer: qualities as 1 - gain, in [0, 2] (the policy clips them at 1, the order
+    beyond it still counts for APGR). prompt equals text where there is no probe; answer is None
+    where nothing is known of the small model's answers, and else has seen their first
+    `hold_back_tokens`. weak, strong: each tier's score in [0, 1]. Tokens and seconds (to the
+    answer's last token) are None where the data lack them.
+    """
+
+    text: Floats
+    prompt: Floats
+    answer: Floats | None
+    weak: Floats
+    strong: Floats
+    hold_back_tokens: int = 16
+    num_prompt_tokens: Floats | None = None
+    num_weak_tokens: Floats | None = None
+    num_strong_tokens: Floats | None = None
+    weak_s: Floats | None = None
+    strong_s: Floats | None = None
+
+    def __post_init__(self) -> None:
+        """Raise ValueError if there are no rows, lengths differ or a value is not finite."""
+        num_rows = len(self.text)
+        if not num_rows:
+            raise ValueError("no prompts to judge a router by")
+        for name in self.__dataclass_fields__:
+            values = getattr(self, name)
+            if isinstance(values, np.ndarray):
+                if values.shape != (num_rows,):
+                    raise ValueError(f"{name} has shape {list(values.shape)}, not [{num_rows}]")
+                if not np.isfinite(values).all():
+                    raise ValueError(f"{name} holds values that are not finite")
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The stages with qualities of their own, from the first to the last."""
+        stages: list[Stage] = ["text"]
+        if not np.array_equal(self.text, self.prompt):
+            stages.append("prompt")
+        if self.answer is not None:
+            stages.append("answer")
+        return tuple(stages)
+
+    def quality(self, stage: Stage) -> Floats:
+        """A stage's qualities; the prompt's if the answers are not known."""
+        if stage == "answer" and self.answer is not None:
+            return self.answer
+        return self.text if stage == "text" else self.prompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """What a setting is chosen by; exactly one of the four is set.
+
+    recovered_gap: of what always-large adds to always-small, in (0, 1], at the least strong share.
+    strong_share: of the prompts, in [0, 1], never more. quality: accuracy as a share of
+    always-large's, above 0, at the least strong share. max_cost_usd: mean of a request, with the
+    best accuracy that it buys; needs `prices`.
+    """
+
+    recovered_gap: float | None = None
+    strong_share: float | None = None
+    quality: float | None = None
+    max_cost_usd: float | None = None
+    prices: Prices | None = None
+
+    def __post_init__(self) -> None:
+        """Raise CalibrationError naming the field that is out of range or missing."""
+        values = {
+            "recovered_gap": (self.recovered_gap, 1.0),
+            "strong_share": (self.strong_share, 1.0),
+            "quality": (self.quality, 2.0),
+            "max_cost_usd": (self.max_cost_usd, np.inf),
+        }
+        given = [(name, value, most) for name, (value, most) in values.items() if value is not None]
+        if len(given) != 1:
+            names = ", ".join(name for name, _, _ in given) or "none"
+            raise CalibrationError(f"a target is exactly one of {', '.join(values)}, not {names}")
+        name, value, most = given[0]
+        # A share of 0 is a wish; the others would say nothing.
+        if not (0.0 < value <= most or (value == 0.0 and name == "strong_share")):
+            raise CalibrationError(f"{name}={value} must be above 0 and at most {most:g}")
+        if self.max_cost_usd is not None and self.prices is None:
+            raise CalibrationError("a target of max_cost_usd needs the prices of both tiers")
+
+
+def calibrate(rows: StageRows, target: Target) -> Calibration:
+    """Measure the family of settings and choose one; raises CalibrationError.
+
+    The rows must be ones that no stage was fitted on (held-out folds or other data), else every
+    figure is too good. A target of recovered_gap chooses always-small where there is no gap.
+    """
+    stage = rows.stages[-1]
+    points = _family(rows, stage)
+    return Calibration(
+        chosen=_choose(rows, points, target),
+        points=tuple(reversed(points)),
+        stage=stage,
+        quality_deciles=tuple(np.quantile(_clipped(rows.text), np.linspace(0.0, 1.0, 11)).tolist()),
+    )
+
+
+def split(
+    rows: StageRows, threshold: float, band: tuple[float, float] | None
+) -> tuple[Bools, Bools]:
+    """Which prompts get the large model's answer, and which begin under watch: both [num_prompts].
+
+    Without a band the last stage that the rows have is compared with the threshold for all.
+    """
+    text = _clipped(rows.text)
+    last = _clipped(rows.quality(rows.stages[-1]))
+    if band is None:
+        return last < threshold, np.zeros(len(text), dtype=np.bool_)
+    low, high = band
+    is_watched = (text >= low) & (text < high)
+    return (text < low) | (is_watched & (last < threshold)), is_watched
+
+
+def measure(
+    rows: StageRows, threshold: float, band: tuple[float, float] | None = None
+) -> OperatingPoint:
+    """What a setting gives on these rows."""
+    is_strong, is_watched = split(rows, threshold, band)
+    accuracy = float(np.where(is_strong, rows.strong, rows.weak).mean())
+    always_large = float(rows.strong.mean())
+    return OperatingPoint(
+        threshold=threshold,
+        band=band,
+        strong_share=float(is_strong.mean()),
+        watched_share=float(is_watched.mean()),
+        accuracy=accuracy,
+        # Nothing is worse than a large model that is never right.
+        relative_accuracy=accuracy / always_large if always_large > 0.0 else 1.0,
+    )
+
+
+def request_costs(rows: StageRows, point: OperatingPoint, prices: Prices) -> Floats:
+    """USD of each request under a setting, [num_prompts]; raises CalibrationError.
+
+    An escalated answer is paid twice: the small model's prompt and held tokens, then the large
+    model's whole answer (tokens that it takes over are still its own). Cached prompts are not
+    known here and count in full.
+    """
+    prompt = _needed(rows.num_prompt_tokens, "prompt_tokens")
+    weak = _needed(rows.num_weak_tokens, "weak_tokens")
+    strong = _needed(rows.num_strong_tokens, "strong_tokens")
+    is_strong, is_watched = split(rows, point.threshold, point.band)
+    written = np.where(is_strong, np.minimum(weak, rows.hold_back_tokens), weak)
+    small = prices["small"].prompt * prompt + prices["small"].completion * written
+    large = prices["large"].prompt * prompt + prices["large"].completion * strong
+    costs: Floats = _PRICE_UNIT * (
+        np.where(~is_strong | is_watched, small, 0.0) + np.where(is_strong, large, 0.0)
+    )
+    return costs
+
+
+def request_seconds(rows: StageRows, point: OperatingPoint) -> Floats:
+    """Seconds to the last token of each request under a setting, [num_prompts].
+
+    An escalated answer waits for the share of the small answer that was held and then takes as
+    long as the large model alone: an upper bound, for what is held is proposed to it. Raises
+    CalibrationError where the data lack seconds or the small answers' tokens.
+    """
+    weak_s = _needed(rows.weak_s, "weak_s")
+    strong_s = _needed(rows.strong_s, "strong_s")
+    num_weak = _needed(rows.num_weak_tokens, "weak_tokens")
+    is_strong, is_watched = split(rows, point.threshold, point.band)
+    held = np.minimum(1.0, rows.hold_back_tokens / np.maximum(num_weak, 1.0))
+    seconds: Floats = np.where(is_strong, strong_s + is_watched * held * weak_s, weak_s)
+    return seconds
+
+
+def _needed(values: Floats | None, column: str) -> Floats:
+    if values is None:
+        raise CalibrationError(
+            f"the data have no {column}: `outrider router collect` writes them with the labels"
+        )
+    return values
+
+
+def _clipped(quality: Floats) -> Floats:
+    """As the policy sees it: nothing is safer than a prompt to which the large model adds 0."""
+    clipped: Floats = np.clip(quality, 0.0, 1.0)
+    return clipped
+
+
+def _family(rows: StageRows, stage: Stage) -> list[OperatingPoint]:
+    """Settings from always-small to always-large, by rising strong share, no two of one share."""
+    quality = _clipped(rows.quality(stage))
+    values = np.unique(quality)
+    levels = np.quantile(quality, np.linspace(0.0, 1.0, _NUM_POINTS), method="higher")
+    cuts = _cuts_below(values)[np.searchsorted(values, np.unique(levels))]
+    thresholds = [*cuts.tolist(), ALWAYS_LARGE]
+    bands = None if stage == "text" else _Bands(_clipped(rows.text), quality)
+    points: list[OperatingPoint] = []
+    for threshold in thresholds:
+        point = measure(rows, threshold, bands.around(threshold) if bands else None)
+        if not points or point.strong_share > points[-1].strong_share:
+            points.append(point)
+    return points
+
+
+def _cuts_below(values: Floats) -> Floats:
+    """A cut under each of the ascending values, 0 under the first.
+
+    In the middle between neighbours, where qualities that come later are least likely to fall on
+    the wrong side.
+    """
+    middle = values[:-1] + (values[1:] - values[:-1]) / 2
+    return np.append(0.0, np.where(middle > values[:-1], middle, values[1:]))
+
+
+class _Bands:
+    """Finds the band of a threshold: `text` and `last` are clipped qualities, [num_prompts]."""
+
+    def __init__(self, text: Floats, last: Floats) -> None:
+        order = np.argsort(text, kind="stable")
+        self._last = last[order]
+        values, starts = np.unique(text[order], return_index=True)
+        # Cuts between groups of equal text quality: all prompts from starts[i] on are above.
+        self._starts = np.append(starts, len(text))
+        self._values = np.append(_cuts_below(values), ALWAYS_LARGE)
+
+    def around(self, threshold: float) -> tuple[float, float]:
+        """(low, high); equal where the text alone decides within the bounds."""
+        stands = self._last >= threshold
+        num_stand_below = np.append(0, np.cumsum(stands))[self._starts]
+        num_fall = np.append(0, np.cumsum(~stands))
+        num_fall_above = num_fall[-1] - num_fall[self._starts]
+        allowed = _MAX_OVERRULED * len(stands)
+        # The highest cut with few enough that would stand below it, the lowest the other way round.
+        low = int(np.flatnonzero(num_stand_below < allowed)[-1])
+        high = int(np.flatnonzero(num_fall_above < allowed)[0])
+        if low > high:
+            # Any cut in between serves: the one that is overruled least.
+            overruled = (num_stand_below + num_fall_above)[high : low + 1]
+            low = high = high + int(np.argmin(overruled))
+        return float(self._values[low]), float(self._values[high])
+
+
+def _choose(rows: StageRows, points: list[OperatingPoint], target: Target) -> OperatingPoint:
+    """`points`: by rising strong share; the first is always-small."""
+    if target.max_cost_usd is not None:
+        return _best_for(rows, points, target)
+    if target.strong_share is not None:
+        allowed = [p for p in points if p.strong_share <= target.strong_share + 1e-9]
+        return allowed[-1]
+    if target.recovered_gap is not None:
+        low, high = float(rows.weak.mean()), float(rows.strong.mean())
+        if high <= low:
+            return points[0]
+        level = low + target.recovered_gap * (high - low)
+        # The last point is always-large: it recovers the whole gap.
+        return next(p for p in points if p.accuracy >= level - 1e-9)
+    assert target.quality is not None
+    for point in points:
+        if point.relative_accuracy >= target.quality - 1e-9:
+            return point
+    best = max(point.relative_accuracy for point in points)
+    raise CalibrationError(
+        f"no setting reaches {target.quality:.3f} of the large model's accuracy on these prompts; "
+        f"the best one reaches {best:.3f}"
+    )
+
+
+def _best_for(rows: StageRows, points: list[OperatingPoint], target: Target) -> OperatingPoint:
+    """The most accurate setting within the cost, the cheapest of equals."""
+    assert target.max_cost_usd is not None
+    assert target.prices is not None
+    costs = [float(request_costs(rows, point, target.prices).mean()) for point in points]
+    within = [
+        (-point.accuracy, cost, place)
+        for place, (point, cost) in enumerate(zip(points, costs, strict=True))
+        if cost <= target.max_cost_usd
+    ]
+    if not within:
+        raise CalibrationError(
+            f"no setting costs at most {target.max_cost_usd:g} USD a request on these prompts; the "
+            f"cheapest costs {min(costs):.3g} USD"
+        )
+    return points[min(within)[-1]]

@@ -1,0 +1,105 @@
+"""Which tier answered last in which conversation: a bounded memory without any text.
+
+A conversation is known by a keyed digest of its messages up to and including an answer. Whoever
+sends the same messages again goes on with it; the digest is of no use without the process's key.
+"""
+
+import secrets
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Final
+
+from router.words import Tier
+
+_DIGEST_BYTES: Final = 16
+Calls = Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """An answer that was given: by whom, how many tokens prompt and answer had, and when (s)."""
+
+    tier: Tier
+    num_tokens: int
+    at_s: float
+
+
+class ConversationDigest:
+    """The digest of a conversation, message by message. `key`: up to 64 secret bytes."""
+
+    __slots__ = ("_hash",)
+
+    def __init__(self, key: bytes) -> None:
+        self._hash = blake2b(digest_size=_DIGEST_BYTES, key=key)
+
+    def add(self, role: str, text: str, calls: Calls = ()) -> None:
+        """The next message. White space around its text and its calls' ids do not count.
+
+        `calls`: (function's name, arguments as text) of an assistant's message.
+        """
+        parts = [role, text.strip()]
+        for name, arguments in calls:
+            parts += (name, arguments.strip())
+        # Lengths first, so that no two lists of parts run together.
+        encoded = [part.encode("utf-8", "surrogatepass") for part in parts]
+        self._hash.update(b",".join(b"%d" % len(part) for part in encoded) + b";")
+        for part in encoded:
+            self._hash.update(part)
+
+    def copy(self) -> "ConversationDigest":
+        """The same so far; the two go on apart."""
+        twin = ConversationDigest.__new__(ConversationDigest)
+        twin._hash = self._hash.copy()
+        return twin
+
+    def value(self) -> bytes:
+        """Of all messages so far."""
+        return self._hash.digest()
+
+
+class ConversationMemory:
+    """The latest turns by digest; the least recently used one goes first."""
+
+    def __init__(self, capacity: int = 8192, *, key: bytes | None = None) -> None:
+        """Raises ValueError for a capacity below 1."""
+        if capacity < 1:
+            raise ValueError(f"capacity={capacity} must be at least 1")
+        self._capacity = capacity
+        self._key = secrets.token_bytes(32) if key is None else key
+        self._turns: OrderedDict[bytes, Turn] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._turns)
+
+    def digest(self) -> ConversationDigest:
+        """Of a conversation without messages."""
+        return ConversationDigest(self._key)
+
+    def remember(self, digest: ConversationDigest, turn: Turn) -> None:
+        """The conversation's last message is this turn's answer."""
+        value = digest.value()
+        self._turns[value] = turn
+        self._turns.move_to_end(value)
+        if len(self._turns) > self._capacity:
+            self._turns.popitem(last=False)
+
+    def recall(self, digest: ConversationDigest) -> Turn | None:
+        """The turn that ended so; None where nobody knows."""
+        value = digest.value()
+        turn = self._turns.get(value)
+        if turn is not None:
+            self._turns.move_to_end(value)
+        return turn
+
+
+def is_tool_loop(roles: Iterable[tuple[str, bool]]) -> bool:
+    """Whether the last answer made calls that were answered. `roles`: (role, has calls)."""
+    is_called = is_answered = False
+    for role, has_calls in roles:
+        if role == "assistant":
+            is_called, is_answered = has_calls, False
+        elif role == "tool":
+            is_answered = is_called
+    return is_answered

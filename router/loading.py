@@ -1,0 +1,197 @@
+"""A router's folder and what the operator wants of it: joined to a policy with its guard."""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from router.calibration import ALWAYS_LARGE
+from router.costs import TokenPrices, TypicalRequest
+from router.dial import Dial, Setting
+from router.guard import Autopilot, Outcome, RouteGuard
+from router.policy import (
+    CascadeOptions,
+    RoutePolicy,
+    TrainedPolicy,
+    Verdict,
+    fixed_policy,
+    own_setting,
+)
+from router.scorer import RouterScorer
+from router.words import Tier
+
+log = logging.getLogger(__name__)
+
+_PRICE_AGAIN_AFTER: Final = 64  # requests
+
+
+class RoutingTargetError(ValueError):
+    """The router cannot be set to what is wanted of it. The message says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutingOptions:
+    """What the operator wants: `[routing]` of the settings.
+
+    At most one of strong_share, quality (relative accuracy), max_cost_usd (mean of a request, needs
+    prices) and threshold is set; none: what the router was calibrated to. band_low and band_high
+    replace the calibrated band's ends.
+    """
+
+    strong_share: float | None = None
+    quality: float | None = None
+    max_cost_usd: float | None = None
+    threshold: float | None = None
+    band_low: float | None = None
+    band_high: float | None = None
+    autopilot: bool = False
+    cascade: CascadeOptions = field(default_factory=CascadeOptions)
+    prices: Mapping[Tier, TokenPrices] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedRouter:
+    """A policy; where a router was trained also who guards it and for which pair it was."""
+
+    policy: RoutePolicy
+    guard: RouteGuard | None = None
+    pair: str | None = None
+
+
+def load_router(
+    path: Path | None,
+    tiers: Sequence[Tier],
+    options: RoutingOptions,
+    typical: TypicalRequest,
+) -> LoadedRouter:
+    """The policy for the loaded tiers.
+
+    Raises ValueError if no tier is loaded, RouterFileError if the folder is not a router, and
+    RoutingTargetError if it cannot be set as wanted.
+    """
+    fixed = fixed_policy(path, tiers)
+    if fixed is not None or path is None:
+        assert fixed is not None
+        if _has_target(options):
+            log.warning("the routing target has no effect reason=%s", fixed.why)
+        return LoadedRouter(policy=fixed)
+    scorer = RouterScorer.load(path)
+    dial = None if scorer.calibration is None else Dial(scorer.calibration)
+    start = _banded(_start(scorer, dial, options, typical), options)
+    autopilot = _autopilot(start(), dial, options) if options.autopilot else None
+    current = start if autopilot is None else lambda: autopilot.setting
+    guard = RouteGuard(
+        current_setting=current,
+        deciles=None if scorer.calibration is None else scorer.calibration.quality_deciles,
+        autopilot=autopilot,
+    )
+
+    def on_verdict(verdict: Verdict) -> None:
+        guard.saw(
+            Outcome(
+                quality=verdict.quality,
+                is_strong=verdict.is_escalated,
+                confidence=verdict.confidence,
+            )
+        )
+
+    policy = TrainedPolicy(
+        scorer=scorer,
+        current_setting=current,
+        dial=dial,
+        cascade=options.cascade,
+        on_verdict=on_verdict,
+    )
+    return LoadedRouter(policy=policy, guard=guard, pair=scorer.pair)
+
+
+def _has_target(options: RoutingOptions) -> bool:
+    targets = (options.strong_share, options.quality, options.max_cost_usd, options.threshold)
+    return options.autopilot or any(target is not None for target in targets)
+
+
+def _start(
+    scorer: RouterScorer, dial: Dial | None, options: RoutingOptions, typical: TypicalRequest
+) -> Callable[[], Setting]:
+    """The setting as the targets want it; the one for a cost follows the requests' lengths."""
+    if options.max_cost_usd is not None and options.prices is not None:
+        return _CostTarget(_needed(dial, "max_cost_usd"), options, typical)
+    if options.strong_share is not None and (dial is not None or not options.autopilot):
+        setting = _needed(dial, "strong_share").at_share(options.strong_share)
+    elif options.quality is not None:
+        setting = _needed(dial, "quality").at_quality(options.quality)
+    else:
+        setting = own_setting(scorer, options.threshold)
+    return lambda: setting
+
+
+def _banded(current: Callable[[], Setting], options: RoutingOptions) -> Callable[[], Setting]:
+    """With the operator's own band, for which nobody measured shares."""
+    low, high = options.band_low, options.band_high
+    if low is None and high is None:
+        return current
+
+    def banded() -> Setting:
+        setting = current()
+        known = setting.band or (0.0, ALWAYS_LARGE)
+        top = known[1] if high is None else high
+        return Setting(
+            threshold=setting.threshold, band=(min(known[0] if low is None else low, top), top)
+        )
+
+    return banded
+
+
+def _needed(dial: Dial | None, target: str) -> Dial:
+    if dial is None:
+        raise RoutingTargetError(
+            f"routing.{target} needs a router with a calibration table, and this one has labels "
+            "only; `outrider router calibrate` makes one"
+        )
+    return dial
+
+
+def _autopilot(start: Setting, dial: Dial | None, options: RoutingOptions) -> Autopilot:
+    share = start.strong_share if options.strong_share is None else options.strong_share
+    if share is None:
+        raise RoutingTargetError(
+            "routing.autopilot needs to know the large model's share: set routing.strong_share, or "
+            "use a router with a calibration table"
+        )
+    return Autopilot(share, start, dial)
+
+
+class _CostTarget:
+    """The setting whose mean request costs what it may, as long as requests stay as they are."""
+
+    def __init__(self, dial: Dial, options: RoutingOptions, typical: TypicalRequest) -> None:
+        assert options.prices is not None
+        assert options.max_cost_usd is not None
+        self._dial = dial
+        self._prices = options.prices
+        self._max_cost_usd = options.max_cost_usd
+        self._hold_back_tokens = options.cascade.hold_back_tokens
+        self._typical = typical
+        self._num_asked = 0
+        self._setting = self._priced()
+
+    def __call__(self) -> Setting:
+        self._num_asked += 1
+        if self._num_asked % _PRICE_AGAIN_AFTER == 0:
+            self._setting = self._priced()
+        return self._setting
+
+    def _priced(self) -> Setting:
+        small, large = (self._typical.cost_usd(self._prices[tier]) for tier in ("small", "large"))
+        held = self._prices["small"].cost_usd(
+            num_prompt_tokens=self._typical.num_prompt_tokens.value,
+            num_completion_tokens=self._hold_back_tokens,
+        )
+
+        def mean_cost_usd(setting: Setting) -> float:
+            share = setting.strong_share or 0.0
+            # At worst every answer of the large model was begun by the small one.
+            return (1.0 - share) * small + share * (large + (held if setting.band else 0.0))
+
+        return self._dial.at_cost(self._max_cost_usd, mean_cost_usd)

@@ -1,0 +1,82 @@
+"""What every stage of a saved router says of labelled prompts: for evaluation and calibration."""
+
+import numpy as np
+
+from router.calibration import StageRows
+from router.dataset import LabelledPrompts
+from router.features import Floats
+from router.scorer import QualityEstimate, RouterScorer
+
+
+def stage_rows(
+    scorer: RouterScorer, data: LabelledPrompts, *, hold_back_tokens: int | None = 16
+) -> StageRows:
+    """The router's qualities of the data's prompts, stage by stage as far as both know them.
+
+    The answer stage sees the first `hold_back_tokens` log-probabilities, as the streaming cascade
+    does, or whole answers with None. Rows that the router was trained on flatter it. Without labels
+    the large model is never wrong. Raises ValueError for `hold_back_tokens` below 1.
+    """
+    text = [scorer.estimate(prompt) for prompt in data.prompts]
+    hidden = [None] * len(text) if data.hidden is None else list(data.hidden)
+    prompt = [
+        scorer.estimate_prompt(estimate, state)
+        for estimate, state in zip(text, hidden, strict=True)
+    ]
+    answer = None
+    if scorer.answer is not None and data.logprobs is not None:
+        seen = [seen_logprobs(logprobs, hold_back_tokens) for logprobs in data.logprobs]
+        answer = [
+            scorer.estimate_answer(estimate, logprobs, is_whole=is_whole)
+            for estimate, (logprobs, is_whole) in zip(prompt, seen, strict=True)
+        ]
+    return labelled_rows(
+        data,
+        text=_qualities(text),
+        prompt=_qualities(prompt),
+        answer=None if answer is None else _qualities(answer),
+        hold_back_tokens=hold_back_tokens,
+    )
+
+
+def labelled_rows(
+    data: LabelledPrompts,
+    *,
+    text: Floats,
+    prompt: Floats,
+    answer: Floats | None,
+    hold_back_tokens: int | None,
+) -> StageRows:
+    """The qualities beside what the data know of each prompt: all [num_prompts]."""
+    if hold_back_tokens is None:
+        hold_back_tokens = max((len(seen) for seen in data.logprobs or ()), default=1)
+    return StageRows(
+        text=text,
+        prompt=prompt,
+        answer=answer,
+        weak=data.weak,
+        strong=np.ones_like(data.weak) if data.strong is None else data.strong,
+        hold_back_tokens=hold_back_tokens,
+        num_prompt_tokens=data.num_prompt_tokens,
+        num_weak_tokens=data.num_weak_tokens,
+        num_strong_tokens=data.num_strong_tokens,
+        weak_s=data.weak_s,
+        strong_s=data.strong_s,
+    )
+
+
+def seen_logprobs(logprobs: Floats, hold_back_tokens: int | None) -> tuple[Floats, bool]:
+    """What a watch has seen when it must decide, and whether it knows that the answer is whole.
+
+    With the last token that may be held nobody knows yet whether another one follows.
+    """
+    if hold_back_tokens is None or len(logprobs) < hold_back_tokens:
+        return logprobs, True
+    if hold_back_tokens < 1:
+        raise ValueError(f"hold_back_tokens={hold_back_tokens} must be at least 1")
+    return logprobs[:hold_back_tokens], False
+
+
+def _qualities(estimates: list[QualityEstimate]) -> Floats:
+    """1 - gain, [num_prompts]: not clipped at 1, so that the order beyond it is kept."""
+    return np.array([1.0 - estimate.gain for estimate in estimates])

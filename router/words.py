@@ -1,0 +1,8 @@
+"""Words that several modules of the router share."""
+
+from typing import Literal
+
+# The engine's word, said again: router/ may not import engine/.
+Tier = Literal["small", "large"]
+CascadeMode = Literal["auto", "off", "always"]
+"""Whether small answers are watched: as calibrated, never, whatever `auto` is asked."""

@@ -1,0 +1,221 @@
+"""What counts as a right answer, and a judge that is busy, wordy or wrong."""
+
+import itertools
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from draft.tasks import FAMILIES, expected_by, stream
+from draft.tasks import check as check_task
+from gateway.checkers import CheckError, last_line, make_check
+from gateway.judge import Judge, JudgeError
+
+CALL = {"name": "add", "arguments": {"a": 1, "b": [True, None]}}
+
+
+def is_right(kind: str, expected: object, answer: str, schema: object = None) -> bool:
+    check = make_check(kind, expected, schema)
+    assert check.is_right is not None
+    return check.is_right(answer)
+
+
+def call_text(call: object) -> str:
+    return f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected", "right", "wrong"),
+    [
+        ("exact", "Hello.", ["Hello.", "  Hello.\n"], ["hello.", "Hello. Hello."]),
+        ("regex", r"^Answer: 42\.$", ["Answer: 42.", "41?\nAnswer: 42.\n\n"], ["Answer: 42.\nno"]),
+        ("regex", "42", ["it is 42, I think"], ["42\nno idea", ""]),
+        (
+            "json",
+            '{"a": [1, 2.0]}',
+            ['{"a":[1,2]}', 'So.\nAnswer: {"a": [1.0, 2]}'],
+            ['{"a": [1]}'],
+        ),
+        ("json", {"a": 1}, ['{"a": 1}', '{\n "a": 1\n}'], ['{"a": true}', '{"a": 1, "b": 2}', "a"]),
+        ("json", "1", ["1", "1.0", "Answer: 1"], ["true", '"1"', "[1]"]),
+        (
+            "tool_call",
+            CALL,
+            [call_text(CALL), "I will.\n" + call_text({**CALL, "arguments": CALL["arguments"]})],
+            [
+                json.dumps(CALL),
+                call_text({**CALL, "name": "sub"}),
+                call_text({**CALL, "arguments": {"a": 1, "b": [1, None]}}),
+                call_text(CALL) + call_text(CALL),
+                "<tool_call>\n" + json.dumps(CALL)[:-8],
+                "",
+            ],
+        ),
+        (
+            "json_schema",
+            {"type": "object", "required": ["a"], "properties": {"a": {"type": "integer"}}},
+            ['{"a": 1}', '{"a": 1, "b": 2}'],
+            ['{"a": "1"}', "{}", "no json", '{"a": 1'],
+        ),
+    ],
+)
+def test_answers_are_told_apart(
+    kind: str, expected: object, right: Sequence[str], wrong: Sequence[str]
+) -> None:
+    assert [is_right(kind, expected, answer) for answer in right] == [True] * len(right)
+    assert [is_right(kind, expected, answer) for answer in wrong] == [False] * len(wrong)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(json_values, json_values)
+def test_json_is_right_exactly_if_its_canonical_text_is_the_same(left: Any, right: Any) -> None:
+    canonical = [json.dumps(value, sort_keys=True) for value in (left, right)]
+    assert is_right("json", canonical[0], json.dumps(right, indent=2)) == (
+        canonical[0] == canonical[1]
+    )
+
+
+@given(st.text(), st.sampled_from(["exact", "regex", "json", "tool_call", "json_schema"]))
+def test_no_answer_stops_a_check(answer: str, kind: str) -> None:
+    expected = {"tool_call": CALL, "json_schema": {"type": "null"}}.get(kind, "1")
+    assert is_right(kind, expected, answer) in (True, False)
+    assert "\n" not in last_line(answer)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected", "why"),
+    [
+        ("regexp", "x", "unknown; known are exact, regex"),
+        ("exact", None, "expected is missing"),
+        ("regex", "(", "not a regular expression"),
+        ("regex", "ä" * 513, "1026 bytes, at most 1024"),
+        ("json", "{", "expected is not JSON"),
+        ("json", "[" * 100_000, "expected is not JSON"),
+        ("tool_call", '{"name": "f"}', "not a call such as"),
+        ("json_schema", {"type": "nothing"}, "not a JSON schema"),
+    ],
+)
+def test_what_cannot_be_checked_is_refused(kind: str, expected: object, why: str) -> None:
+    with pytest.raises(CheckError, match=why):
+        make_check(kind, expected)
+
+
+def test_the_demo_tasks_are_judged_as_their_own_checker_does() -> None:
+    tasks = list(itertools.islice(stream(5, "heldout", FAMILIES), 150))
+    assert {task.kind for task in tasks} == {"regex", "exact", "json", "tool_call"}
+    num_right = 0
+    for task in tasks:
+        rivals = [other.answer for other in tasks if other.kind == task.kind][:12]
+        for answer in (task.answer, task.answer + "!", task.answer.upper(), *rivals):
+            found = is_right(task.kind, expected_by(task), answer)
+            assert found == check_task(task, answer)
+            num_right += found
+        assert is_right(task.kind, expected_by(task), task.answer)
+    assert num_right < 3 * len(tasks)
+
+
+def test_a_schema_may_stand_apart_from_what_is_expected() -> None:
+    assert is_right("json_schema", None, "3", schema={"type": "integer"})
+    assert not is_right("json_schema", None, "true", schema={"type": "integer"})
+
+
+def test_a_line_too_long_to_search_is_wrong() -> None:
+    assert is_right("regex", "a", "b" * 4095 + "a")
+    assert not is_right("regex", "a", "b" * 4096 + "a")
+
+
+def test_without_the_validator_a_sentence_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gateway.checkers.importlib.util.find_spec", lambda name: None)
+    with pytest.raises(CheckError, match="pip install jsonschema-rs"):
+        make_check("json_schema", {})
+
+
+Reply = tuple[int, str] | Exception
+
+
+def says(text: str) -> Reply:
+    return 200, json.dumps({"choices": [{"message": {"content": text}}]})
+
+
+class Script:
+    """Plays replies and remembers what was sent, and how long was waited."""
+
+    def __init__(self, *replies: Reply) -> None:
+        self.replies = list(replies)
+        self.sent: list[httpx.Request] = []
+        self.waits_s: list[float] = []
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        self.sent.append(request)
+        reply = self.replies.pop(0)
+        if isinstance(reply, Exception):
+            raise reply
+        return httpx.Response(reply[0], text=reply[1])
+
+    def judge(self, **options: Any) -> Judge:
+        return Judge(
+            url="http://judge.test/v1/",
+            model="wise",
+            transport=httpx.MockTransport(self),
+            sleep=self.waits_s.append,
+            **options,
+        )
+
+
+def test_a_judge_is_asked_with_key_question_reference_and_answer() -> None:
+    script = Script(says("CORRECT"), says(" INCORRECT.\n"))
+    with script.judge(key="secret") as judge:
+        assert judge.is_right("2 + 2?", "4", "four")
+        assert not judge.is_right("2 + 2?", None, "five")
+    first, second = script.sent
+    assert str(first.url) == "http://judge.test/v1/chat/completions"
+    assert first.headers["authorization"] == "Bearer secret"
+    body = json.loads(first.content)
+    assert body["model"] == "wise"
+    assert all(text in body["messages"][-1]["content"] for text in ("2 + 2?", "4", "four"))
+    assert "<reference>" not in json.loads(second.content)["messages"][-1]["content"]
+    assert script.waits_s == []
+
+
+def test_busy_broken_and_wordy_judges_are_asked_again() -> None:
+    script = Script((429, ""), httpx.ConnectError("gone"), says("I think CORRECT"), says("CORRECT"))
+    with script.judge() as judge:
+        assert judge.is_right("q", "e", "a")
+    assert script.waits_s == [1.0, 2.0, 4.0]
+    assert "authorization" not in script.sent[0].headers
+
+
+@pytest.mark.parametrize(
+    ("reply", "why"),
+    [
+        (lambda: (503, ""), "no verdict in 4 attempts; at last it answered with status 503"),
+        (lambda: says("correct"), "it said 'correct' instead of CORRECT"),
+        (lambda: (200, "[]"), "it said '' instead of"),
+        (lambda: httpx.ReadTimeout("slow"), "cannot be reached .ReadTimeout"),
+    ],
+)
+def test_a_judge_without_a_verdict_is_an_error(reply: Callable[[], Reply], why: str) -> None:
+    script = Script(*(reply() for _ in range(4)))
+    with script.judge() as judge, pytest.raises(JudgeError, match=why):
+        judge.is_right("q", "e", "a")
+    assert not script.replies
+
+
+def test_a_refusal_is_not_tried_again_and_shows_no_key() -> None:
+    script = Script((401, "bad key"))
+    with script.judge(key="secret") as judge, pytest.raises(JudgeError, match="401") as caught:
+        judge.is_right("q", "e", "a")
+    assert "--judge-model" in str(caught.value)
+    assert "secret" not in str(caught.value)
