@@ -116,7 +116,9 @@ def _train_task(rng: random.Random, mix: Mix, max_tokens: int) -> Task:
         if family == _LONG_FAMILY and difficulty == DIFFICULTIES[-1] and max_tokens < 4096:
             continue
         task = generate(family, difficulty, rng)
-        if split_of(task.split_key) == "train":
+        # Nor may an earlier turn be a prompt that is held out.
+        said = [message["content"] for message in task.messages if message["role"] == "user"]
+        if all(split_of(text) == "train" for text in (task.split_key, *said)):
             return task
 
 

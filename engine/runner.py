@@ -20,9 +20,10 @@ class ForwardSlice:
     """The rows that one sequence adds to a pass.
 
     Row i is written to logical slot `start_slot + i`. Without a tree the rows are consecutive
-    tokens and see everything before them. With one, slots from `tree_start` on are seen only
-    through `ancestor_masks` (bit j is slot tree_start + j; one mask a row, 0 for rows in front of
-    the tree). `num_logit_rows`: how many of the last rows get logits.
+    tokens and see everything before them. With one, all rows are its nodes, and slots from
+    `tree_start` on are seen only through `ancestor_masks` (bit j is slot tree_start + j; one mask a
+    row); rows in front of a tree are a slice of their own. `num_logit_rows`: how many of the last
+    rows get logits.
     """
 
     view: KVView

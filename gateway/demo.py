@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any
 
@@ -35,8 +35,8 @@ HARD_PROMPTS = (
     "Put 297, 322, 985, 204, 553, 898, 695, 641 in order, largest first.",
     "What weekday comes 225 days after a Sunday?",
     "How many days are there between June 17 and October 20?",
-    "Extract a JSON list of objects from the text: Maria works as a writer and likes bread. "
-    "Zoe works as a driver and lives in Lisbon.",
+    'Turn this into a JSON object that follows {"name": "string", "age": "integer", '
+    '"city": "string"}: Maria works as a writer, is 34 years old and lives in Lisbon.',
 )
 SAMPLED_PROMPT = "Sam has 12 apples. Sam buys 9. Sam doubles the number of apples. How many now?"
 
@@ -203,7 +203,7 @@ def answers_table(replies: Sequence[Reply]) -> Table:
         rate = reply.tokens_per_s
         table.add_row(
             _short(reply.prompt),
-            reply.report.get("tier", "?"),
+            _tier(reply.report),
             _short_answer(reply.text),
             f"{reply.ttft_s * 1000:.0f} ms",
             "-" if rate is None else f"{rate:.0f}",
@@ -211,6 +211,14 @@ def answers_table(replies: Sequence[Reply]) -> Table:
             str(reply.report.get("accepted_tokens", "?")),
         )
     return table
+
+
+def _tier(report: Mapping[str, Any]) -> str:
+    """Who answered; after a hand-over also how much of the small answer the large model kept."""
+    if not report.get("escalated"):
+        return str(report.get("tier", "?"))
+    written = report["reused_tokens"] + report["discarded_tokens"]
+    return f"small, then {report['tier']}\n({report['reused_tokens']} of {written} tokens kept)"
 
 
 def _table(title: str, texts: Sequence[str], numbers: Sequence[str]) -> Table:
@@ -307,6 +315,11 @@ def run(console: Console, url: str) -> int:
         for prompt in prompts:
             progress.update(task, description="asking", advance=1)
             replies.append(ask(client, prompt))
+        own_answers = [
+            ask(client, reply.prompt, model="large")
+            for reply in replies
+            if reply.report.get("escalated")
+        ]
         comparisons = []
         for prompt in HARD_PROMPTS:
             progress.update(task, description="with and without speculation", advance=1)
@@ -316,6 +329,13 @@ def run(console: Console, url: str) -> int:
         comparisons.append(compare(client, SAMPLED_PROMPT, label, temperature=0.8, seed=1234))
     console.print(answers_table(replies))
     console.print(comparison_table(comparisons))
+    escalated = [reply for reply in replies if reply.report.get("escalated")]
+    for reply, own in zip(escalated, own_answers, strict=True):
+        if reply.text != own.text:
+            console.print(f"[red]Not the large model's own answer:[/red] {reply.prompt}")
+            return 1
+    if escalated:
+        console.print("[green]Answers that were handed over are the large model's own.[/green]")
     empty = [reply.prompt for reply in replies if not reply.text.strip()]
     if empty:
         console.print(f"[red]No answer came to:[/red] {'; '.join(empty)}", soft_wrap=True)

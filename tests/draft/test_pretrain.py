@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import draft
-from draft.chat_format import SPECIAL_TOKENS, with_tools
+from draft.chat_format import CHAT_TEMPLATE, SPECIAL_TOKENS, with_tools
 from draft.corpus import Mix, Packer, conversation, train_tokenizer
 from draft.pair_evaluation import Model, agreement, answer_all, heldout_tasks
 from draft.pair_training import (
@@ -24,7 +24,7 @@ from draft.pair_training import (
     use_causal_attention,
 )
 from draft.pretrain import main, parse_arguments
-from draft.tasks import FAMILIES, generate
+from draft.tasks import FAMILIES, check, generate, split_of
 from draft.training import ModelShape, Progress, Trainer, TrainingPlan, learning_rate
 
 PAIR = Path(draft.__file__).parent / "pair"
@@ -204,6 +204,14 @@ def test_interviews_and_weights_shape_what_is_drawn(tokenizer: Any) -> None:
     assert asked.count("The text says: ") > 20
 
 
+def test_no_turn_of_a_training_chat_is_held_out() -> None:
+    rng = random.Random(4)
+    weights = dict.fromkeys(FAMILIES, 0.0) | {"follow_up": 1.0, "tool_call": 1.0, "addition": 1.0}
+    for _ in range(300):
+        for message in conversation(rng, 3, Mix(family_weights=weights)):
+            assert message["role"] != "user" or split_of(message["content"]) == "train"
+
+
 def test_block_attention_is_causal_attention(tokenizer: Any) -> None:
     model = build_model(replace(TINY, num_heads=2, num_kv_heads=1, hidden_size=64), tokenizer, 0)
     for length in (100, 300, 600):
@@ -374,3 +382,21 @@ def test_the_shipped_large_model_answers_easy_tasks(
     )
     output = shipped_models["large"].generate(**prompt, max_new_tokens=64, do_sample=False)
     assert "Answer: 12." in shipped_tokenizer.decode(output[0])
+
+
+def test_the_shipped_pair_knows_the_chat_format_and_long_chats(
+    shipped_models: dict[str, Any], shipped_tokenizer: Any
+) -> None:
+    assert shipped_tokenizer.chat_template == CHAT_TEMPLATE
+    assert shipped_tokenizer.model_max_length == 4096
+    for model in shipped_models.values():
+        assert model.config.max_position_embeddings == 4096
+
+
+def test_the_shipped_large_model_calls_a_tool(
+    shipped_models: dict[str, Any], shipped_tokenizer: Any
+) -> None:
+    large = Model(network=shipped_models["large"], tokenizer=shipped_tokenizer)
+    tasks = [generate("tool_call", 1, random.Random(seed)) for seed in range(10)]
+    answers = answer_all(large, tasks, 80)
+    assert sum(map(check, tasks, answers)) >= 8

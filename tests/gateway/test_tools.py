@@ -178,7 +178,7 @@ def test_the_shipped_template_takes_tools() -> None:
     tokenizer = ChatTokenizer(shipped_tokenizer())
     asked = request(messages=[{"role": "system", "content": "Be brief."}, HELLO, CALLED, RESULT])
     prompt = asyncio.run(tokenizer.render_chat(asked.messages, None, asked.tools or ()))
-    assert "Be brief.\n\nYou may call" in tokenizer.decode(prompt.token_ids)
+    assert "Be brief.\n\nTools:\nget_weather(" in tokenizer.decode(prompt.token_ids)
 
 
 def test_mistral_gets_the_short_ids_that_it_wants(tokenizer_folder: Path) -> None:

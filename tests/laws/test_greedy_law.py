@@ -109,8 +109,8 @@ NUM_PROMPTS = 200
 
 
 def under_pressure() -> Engine:
-    """Room for about six of sixteen sequences."""
-    return make_engine(shipped_pair(), large_blocks=40, small_blocks=40)
+    """Room for a few of sixteen sequences."""
+    return make_engine(shipped_pair(), large_blocks=32, small_blocks=32)
 
 
 def test_sixteen_at_a_time_with_preemption_equals_transformers() -> None:
