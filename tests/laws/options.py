@@ -26,7 +26,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "repetition": {"repetition_penalty": 1.3},
     "bias": {"logit_bias": BIAS},
     "stop-ids": {"stop_token_ids": STOPS},
-    "min-tokens": {"stop_token_ids": STOPS, "min_tokens": 9},
+    "min-tokens": {"stop_token_ids": STOPS, "min_tokens": 12},
     "logprobs": {"num_logprobs": 5},
     "choice": {"temperature": 0.8, "choice_index": 3},
     "sampled-penalties": {"temperature": 0.8, "presence_penalty": 1.5, "frequency_penalty": 0.8},

@@ -38,7 +38,9 @@ LOGPROB_ERROR = 1e-4
 
 def sample_prompts() -> Prompts:
     """One that leaves the pair helpless, so that sampling shows, and one that it knows well."""
-    return chat_prompt("Why is the sky blue?"), heldout_prompts(4, seed=6)[3]
+    return chat_prompt("Tell me a long story about my uncle and his boat."), heldout_prompts(
+        4, seed=6
+    )[3]
 
 
 def requests_of(prompts: Prompts, tier: Tier = "large") -> list[EngineRequest]:
@@ -207,14 +209,15 @@ def test_every_option_makes_a_difference() -> None:
     answers = texts(plainly(sample_prompts(), "large"))
     same_text = {"greedy", "logprobs"}
     for name in OPTIONS.keys() - same_text:
+        # As far as the shortest limit of requests_of goes.
         changed = [
-            answers[f"{name}/{number}"][:14] != answers[f"greedy/{number}"][:14]
+            answers[f"{name}/{number}"][:19] != answers[f"greedy/{number}"][:19]
             for number in range(2)
         ]
         assert any(changed), name
     shortened = [len(answers[f"stop-ids/{number}"]) for number in range(2)]
     lengthened = [len(answers[f"min-tokens/{number}"]) for number in range(2)]
-    assert min(shortened) < 9 <= min(lengthened)
+    assert min(shortened) < 12 <= min(lengthened)
 
 
 @pytest.mark.parametrize("name", ["everything", "everything-greedy", "min-tokens"])
