@@ -1,4 +1,4 @@
-"""Run every benchmark in about a quarter of an hour; results go to benchmarks/results.
+"""Run every benchmark in about half an hour; results go to benchmarks/results.
 
 Each script runs in a process of its own, one after the other, with counts that fit the time. For
 figures to be quoted, run the scripts by themselves on an idle machine, with their own defaults.
