@@ -46,7 +46,8 @@ def make_sequence(
 
 # ---- the mixture ----------------------------------------------------------------------------
 
-ROUNDING = 1e-6
+MARGIN = 1e-5  # opt defers only where the large model leads by more (verifier/cascade.py)
+ROUNDING = 1e-6  # of float32; the definitions below are in double precision
 
 
 def probs_of(logits: Tensor, sampling: SamplingParams) -> tuple[Floats, Floats]:
@@ -70,7 +71,8 @@ def mixture(small: Tensor, large: Tensor, sampling: SamplingParams, own: Cascade
     large_probs, large1 = probs_of(large, sampling)
     if own.rule == "opt":
         distance = sum(max(0.0, s - b) for s, b in zip(small_probs, large_probs, strict=True))
-        return large_probs if small1.max() < large1.max() - own.alpha * distance else small_probs
+        defers = small1.max() < large1.max() - own.alpha * distance - MARGIN
+        return large_probs if defers else small_probs
     rejected = [probability < (1 - own.alpha) * large1.max() for probability in large1]
     mass = sum(s for s, r in zip(small_probs, rejected, strict=True) if r)
     return np.array(
@@ -86,7 +88,8 @@ def is_clear(small: Tensor, large: Tensor, sampling: SamplingParams, own: Cascad
     )
     distance = np.maximum(small_probs - large_probs, 0.0).sum()
     if own.rule == "opt":
-        return bool(abs(large1.max() - own.alpha * distance - small1.max()) > ROUNDING)
+        lead = large1.max() - own.alpha * distance - small1.max()
+        return bool(abs(lead - MARGIN) > ROUNDING)
     below = large1[large1 < large1.max()]
     return bool((np.abs(below - (1 - own.alpha) * large1.max()) > ROUNDING).all())
 
