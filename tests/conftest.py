@@ -8,6 +8,9 @@ os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 import torch
 from hypothesis import settings
 
+if not torch.cuda.is_available():  # before any kernel is imported
+    os.environ["TRITON_INTERPRET"] = "1"
+
 # Test machines are shared and slow at times: a time limit for each example only adds noise.
 settings.register_profile("outrider", deadline=None, max_examples=50)
 settings.load_profile("outrider")

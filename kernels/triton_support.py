@@ -1,0 +1,210 @@
+"""The one door to Triton: which kernels run, how they are launched, what a device can do.
+
+Triton exists on Linux only and takes time and memory to import, so it is loaded where its kernels
+can be wanted: on a machine with a GPU, for its interpreter (TRITON_INTERPRET=1, set before this
+module is imported), or by OUTRIDER_KERNELS=triton, which also compiles ahead of time without a GPU.
+Elsewhere `triton` and `tl` are None; a kernel touches them only when it is launched.
+"""
+
+import functools
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+# Newer versions warn where nobody says whether a product and a sum may become one instruction.
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
+
+
+def _load() -> tuple[Any, Any]:
+    """(triton, triton.language) where kernels could be launched in this process, else Nones."""
+    is_wanted = (
+        torch.cuda.is_available()
+        or os.environ.get("TRITON_INTERPRET") == "1"
+        or os.environ.get("OUTRIDER_KERNELS") == "triton"
+    )
+    if is_wanted:
+        with suppress(ImportError):  # no wheels for this system
+            import triton
+            import triton.language
+
+            return triton, triton.language
+    return None, None
+
+
+triton, tl = _load()
+
+__all__ = [
+    "INTERPRETED",
+    "Launch",
+    "architecture",
+    "dot",
+    "jit",
+    "launch",
+    "next_power_of_2",
+    "num_multiprocessors",
+    "record_launches",
+    "tl",
+    "triton",
+    "use_kernels",
+    "uses_triton",
+]
+
+KernelChoice = Literal["auto", "reference", "triton"]
+
+_IS_INTERPRETED = triton is not None and bool(triton.knobs.runtime.interpret)
+# A kernel may read it: the interpreter lacks a few things that every device has.
+INTERPRETED: Any = tl.constexpr(_IS_INTERPRETED) if tl is not None else _IS_INTERPRETED
+
+_choice: ContextVar[KernelChoice | None] = ContextVar("kernel_choice", default=None)
+
+
+def _chosen() -> KernelChoice:
+    """What `use_kernels` says here, else what OUTRIDER_KERNELS says everywhere."""
+    return _choice.get() or _environment_choice()
+
+
+@functools.cache
+def _environment_choice() -> KernelChoice:
+    name = os.environ.get("OUTRIDER_KERNELS", "auto")
+    if name not in ("auto", "reference", "triton"):
+        raise ValueError(f"OUTRIDER_KERNELS={name!r} must be auto, reference or triton")
+    return name  # type: ignore[return-value]
+
+
+@contextmanager
+def use_kernels(choice: KernelChoice) -> Iterator[None]:
+    """Within the block, run this kind of kernels (in this thread)."""
+    token = _choice.set(choice)
+    try:
+        yield
+    finally:
+        _choice.reset(token)
+
+
+def uses_triton(where: Tensor | torch.device) -> bool:
+    """Whether an operation on this tensor or device runs its Triton kernel.
+
+    "auto": on CUDA. "triton" also on the CPU, where only the interpreter can; "reference" nowhere.
+    """
+    choice = _chosen()
+    if choice == "auto":
+        device = where.device if isinstance(where, Tensor) else where
+        return device.type == "cuda" and triton is not None
+    if choice == "triton" and triton is None:
+        raise RuntimeError(
+            "Triton kernels are asked for, but triton is not loaded: install it, and on a CPU set "
+            "TRITON_INTERPRET=1 before the program starts"
+        )
+    return choice == "triton"
+
+
+def jit(function: Callable[..., Any]) -> Any:
+    """`triton.jit`; without Triton the function stays what it is and is never launched."""
+    return function if triton is None else triton.jit(function)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """One kernel launch as `record_launches` saw it."""
+
+    kernel: Any
+    grid: tuple[int, ...]
+    args: tuple[Any, ...]
+    constexprs: dict[str, Any]
+    num_warps: int
+    num_stages: int
+
+
+_recorder: ContextVar[list[Launch] | None] = ContextVar("launch_recorder", default=None)
+_assumed_architecture: ContextVar[int | None] = ContextVar("assumed_architecture", default=None)
+
+
+@contextmanager
+def record_launches(architecture: int) -> Iterator[list[Launch]]:
+    """Within the block, launches are noted instead of made, as for a GPU of this architecture.
+
+    So that exactly what would run can be compiled ahead of time, on a machine without a GPU.
+    """
+    launches: list[Launch] = []
+    tokens = _recorder.set(launches), _assumed_architecture.set(architecture)
+    with use_kernels("triton"):
+        try:
+            yield launches
+        finally:
+            _recorder.reset(tokens[0])
+            _assumed_architecture.reset(tokens[1])
+
+
+def launch(
+    kernel: Any,
+    grid: tuple[int, ...],
+    *args: Any,
+    num_warps: int = 4,
+    num_stages: int = 2,
+    **constexprs: Any,
+) -> None:
+    """Run `kernel[grid](*args, **constexprs)`; an empty grid is no launch.
+
+    args: in the kernel's order, tensors, None, ints and floats; constexprs: its constants by name.
+    """
+    if 0 in grid:
+        return
+    recorder = _recorder.get()
+    if recorder is not None:
+        recorder.append(
+            Launch(
+                kernel=kernel,
+                grid=grid,
+                args=args,
+                constexprs=constexprs,
+                num_warps=num_warps,
+                num_stages=num_stages,
+            )
+        )
+        return
+    kernel[grid](*args, **constexprs, num_warps=num_warps, num_stages=num_stages)
+
+
+def architecture(device: torch.device) -> int:
+    """80 for sm_80, 90 for sm_90 and so on; 90 is assumed where there is no GPU."""
+    assumed = _assumed_architecture.get()
+    if assumed is not None:
+        return assumed
+    return _architecture(device) if device.type == "cuda" else 90
+
+
+@functools.cache
+def _architecture(device: torch.device) -> int:
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
+
+
+def num_multiprocessors(device: torch.device) -> int:
+    """How many programs run side by side at least; a handful where there is no GPU."""
+    if _assumed_architecture.get() is not None:
+        return {80: 108, 90: 132}.get(architecture(device), 148)
+    return _num_multiprocessors(device) if device.type == "cuda" else 3
+
+
+@functools.cache
+def _num_multiprocessors(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def next_power_of_2(number: int) -> int:
+    """The least power of 2 that is not below `number`; 1 for 0."""
+    return 1 << max(number - 1, 0).bit_length()
+
+
+@jit
+def dot(left, right, sums):  # type: ignore[no-untyped-def]
+    """sums + left @ right with float32 sums, whatever the operands' type (tf32 is never used)."""
+    if INTERPRETED and left.dtype == tl.bfloat16:  # numpy has no bfloat16; products are exact
+        return tl.dot(left.to(tl.float32), right.to(tl.float32), sums)
+    return tl.dot(left, right, sums, input_precision="ieee")
