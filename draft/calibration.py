@@ -11,23 +11,26 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
+
 from engine.request import SOURCES
 
 # Beside the sources' bits: the small model was asked at this place and did not name the token.
 MODEL_SILENT: Final = 1 << len(SOURCES)
 
-_BIN_EDGES: Final = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.995)
-_NUM_BINS: Final = len(_BIN_EDGES) + 1
+BIN_EDGES: Final = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.995)
+_NUM_BINS: Final = len(BIN_EDGES) + 1
 _MAX_DEPTH: Final = 64
 # Depths 1, 2, 3-4, 5-8, 9-16 and deeper behave alike within themselves.
-_DEPTH_CLASS: Final = tuple(min(max(depth - 1, 0).bit_length(), 5) for depth in range(_MAX_DEPTH))
+DEPTH_CLASS: Final = tuple(min(max(depth - 1, 0).bit_length(), 5) for depth in range(_MAX_DEPTH))
 _NUM_DEPTH_CLASSES: Final = 6
 # As many outcomes as the confidence itself is worth at first, and as a bin remembers.
 _PRIOR_WEIGHT: Final = 6.0
 _MEMORY: Final = 400.0
 _REFIT_EVERY: Final = 32
-_LEAST_LIKELY: Final = 0.001
-_MOST_LIKELY: Final = 0.999
+LEAST_LIKELY: Final = 0.001
+MOST_LIKELY: Final = 0.999
 
 
 def pool_adjacent_violators(values: list[float], weights: list[float]) -> list[float]:
@@ -60,20 +63,23 @@ class _Curve:
         """By bin, the own ones or the wider kind's."""
         return self.shift if self.is_fitted or self.wider is None else self.wider.shift
 
-    def observe(self, confidence: float, was_right: bool) -> None:
-        index = bisect_right(_BIN_EDGES, confidence)
+    def observe(self, confidence: float, was_right: bool) -> bool:
+        """Learn one outcome; returns whether the shifts are new."""
+        index = bisect_right(BIN_EDGES, confidence)
         kept = 1.0 - 1.0 / _MEMORY
         self.num_right[index] = kept * self.num_right[index] + was_right
         self.num_judged[index] = kept * self.num_judged[index] + 1.0
         self.sum_confidence[index] = kept * self.sum_confidence[index] + confidence
         self.num_unfitted += 1
-        if self.num_unfitted >= _REFIT_EVERY:
-            self._fit()
+        if self.num_unfitted < _REFIT_EVERY:
+            return False
+        self._fit()
+        return True
 
     def _fit(self) -> None:
         self.num_unfitted, self.is_fitted = 0, True
         believed = [0.0] * _NUM_BINS if self.wider is None else self.wider.shift
-        lows, highs = (0.0, *_BIN_EDGES), (*_BIN_EDGES, 1.0)
+        lows, highs = (0.0, *BIN_EDGES), (*BIN_EDGES, 1.0)
         means, values, weights = [], [], []
         for index in range(_NUM_BINS):
             judged = self.num_judged[index]
@@ -103,22 +109,37 @@ class EdgeCalibration:
         self._curves = [
             _Curve(wider=wide) for wide in self._wide for _ in range(2 * _NUM_DEPTH_CLASSES)
         ]
+        # All shifts again, for whoever calibrates elsewhere than here: kept up to date.
+        self._shifts = np.zeros((num_kinds, _NUM_DEPTH_CLASSES, 2, _NUM_BINS), dtype=np.float32)
+        self._version = 0
+
+    @property
+    def version(self) -> int:
+        """Grows whenever a shift changes."""
+        return self._version
+
+    def shifts(self) -> npt.NDArray[np.float32]:
+        """What is added to a confidence: [is_greedy, kind of evidence, depth class, bin], a copy.
+
+        Bins and depth classes are those of `BIN_EDGES` and `DEPTH_CLASS`.
+        """
+        return np.ascontiguousarray(self._shifts.transpose(2, 0, 1, 3))
 
     def of_requests(self, *, is_greedy: bool) -> Callable[[float, int, int], float]:
         """(confidence, sources, depth) -> the chance that such a guess is right.
 
         Depth 1 is below the root. It follows what is learnt later.
         """
-        curves, depth_class, edges = self._curves, _DEPTH_CLASS, _BIN_EDGES
+        curves, depth_class, edges = self._curves, DEPTH_CLASS, BIN_EDGES
 
         def probability(confidence: float, sources: int, depth: int) -> float:
             # This runs for every guess of every sequence.
             place = depth_class[depth if depth < _MAX_DEPTH else -1]
             curve = curves[(sources * _NUM_DEPTH_CLASSES + place) * 2 + is_greedy]
             shifted = confidence + curve.shifts()[bisect_right(edges, confidence)]
-            if shifted > _MOST_LIKELY:
-                return _MOST_LIKELY
-            return shifted if shifted > _LEAST_LIKELY else _LEAST_LIKELY
+            if shifted > MOST_LIKELY:
+                return MOST_LIKELY
+            return shifted if shifted > LEAST_LIKELY else LEAST_LIKELY
 
         return probability
 
@@ -126,7 +147,19 @@ class EdgeCalibration:
         self, confidence: float, was_right: bool, *, sources: int, depth: int, is_greedy: bool
     ) -> None:
         """Learn from a guess whose parent was accepted."""
-        place = _DEPTH_CLASS[min(depth, _MAX_DEPTH - 1)]
+        place = DEPTH_CLASS[min(depth, _MAX_DEPTH - 1)]
         curve = self._curves[(sources * _NUM_DEPTH_CLASSES + place) * 2 + is_greedy]
-        self._wide[sources].observe(confidence, was_right)
-        curve.observe(confidence, was_right)
+        if self._wide[sources].observe(confidence, was_right):
+            self._note_kind(sources)
+        if curve.observe(confidence, was_right):
+            self._shifts[sources, place, int(is_greedy)] = curve.shift
+            self._version += 1
+
+    def _note_kind(self, sources: int) -> None:
+        """A kind's wide curve is new: all of its curves follow that have seen too little."""
+        first = sources * _NUM_DEPTH_CLASSES * 2
+        own = self._curves[first : first + _NUM_DEPTH_CLASSES * 2]
+        table = self._shifts[sources].reshape(-1, _NUM_BINS)  # a view: [depth class * 2, bins]
+        for number, curve in enumerate(own):
+            table[number] = curve.shifts()
+        self._version += 1

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from draft.budget import AcceptanceEstimate
+from draft.forecast import TreeForecast
 from draft.growing_tree import GrowingTree
 from draft.token_map import TokenMap
 from engine.kv_view import KVView
@@ -27,6 +28,7 @@ class DraftState:
     view: KVView | None = None
     tree: GrowingTree | None = None
     acceptance: AcceptanceEstimate = field(default_factory=AcceptanceEstimate)
+    forecast: TreeForecast | None = None
     partial_tokens: int = 0
     was_asked: bool = False
     old_token_ids: list[int] | None = None
@@ -134,6 +136,20 @@ class DraftState:
         view.num_computed_tokens = tree.root_slot + min(num_valid, len(verdict.token_ids))
         view.trim()
         return sources, destinations
+
+    def keep_computed(self, root_slot: int, offsets: list[int]) -> None:
+        """Note that the keys of an accepted path were moved right behind its root's.
+
+        offsets: where each of its guesses lay; from the first below 0 on nothing was computed.
+        """
+        view = self.view
+        assert view is not None
+        assert view.num_computed_tokens == root_slot + 1
+        num_valid = next(
+            (place for place, offset in enumerate(offsets) if offset < 0), len(offsets)
+        )
+        view.num_computed_tokens = root_slot + 1 + num_valid
+        view.trim()
 
     def let_go(self) -> None:
         """Give the view back."""

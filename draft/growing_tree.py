@@ -176,7 +176,8 @@ class GrowingTree:
 
     def keep_logits(self, logits: Tensor) -> None:
         """Keep the frontier's logits, [len(frontier), vocab_size]."""
-        for node, row in zip(self.frontier, logits, strict=True):
+        # The tensor may be the runner's own, which its next pass fills anew.
+        for node, row in zip(self.frontier, logits.clone(), strict=True):
             self.kept_logits[node] = row
 
     def _add_child(self, node: int, token_id: int, confidence: float, source_bit: int) -> int:

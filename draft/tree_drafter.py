@@ -6,20 +6,19 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 from math import inf
 
-import numpy as np
-from torch import Tensor
-
-from draft.budget import AcceptanceEstimate, Floats, Hope, StepBudget, TreeBudget
+from draft.budget import AcceptanceEstimate, Hope, StepBudget, TreeBudget
 from draft.calibration import EdgeCalibration
 from draft.config import DraftConfig
 from draft.draft_state import Draft, DraftState
 from draft.growing_tree import MAX_TREE_SLOTS, Calibrate, GrowingTree
+from draft.harvest import harvest, least_chance, weighted_probs
 from draft.model_guesses import ModelGuesses
 from draft.text_sources import TextSources
 from draft.token_map import TokenMap
+from engine.forest import Forest, ForestVerdicts, HostForest
 from engine.kv_view import KVView
-from engine.protocols import Proposal, Verdict
-from engine.runner import ForwardSlice, ModelRunner
+from engine.protocols import DraftLogits, DraftPass, Proposal, Trees, Verdict
+from engine.runner import ModelRunner
 from engine.sequence import Sequence
 from engine.token_tree import SOURCE_BIT, TokenTree
 
@@ -86,7 +85,7 @@ class TreeDrafter:
             self._guess_from_text(draft)
         growers = self._choose_growers(drafts, step)
         spent_s = yield from self._grow(growers, drafts, step)
-        return self._harvest(drafts, step, spent_s)
+        return Trees(host=harvest(drafts, least_chance(drafts, step, spent_s=spent_s)))
 
     def recall(
         self, sequence: Sequence, *, max_nodes: int, num_rows: int, num_beside: int
@@ -106,7 +105,8 @@ class TreeDrafter:
             )
             if not num_beside:  # nobody else waits, and this one's first token comes with more
                 step = replace(step, longest_s=inf)
-        return self._harvest([draft], step, spent_s=0.0)[0]
+        floor = least_chance([draft], step, spent_s=0.0)
+        return harvest([draft], floor)[sequence.request_id]
 
     def commit(self, sequence: Sequence, verdict: Verdict) -> tuple[list[int], list[int]]:
         """Learn from the verdict, keep the accepted path; see `engine.protocols.Drafter`."""
@@ -116,6 +116,13 @@ class TreeDrafter:
         tree, state.tree = state.tree, None
         self._learn(state, tree, verdict.token_ids)
         return state.keep_accepted(tree, verdict)
+
+    def keep(self, forest: Forest, verdicts: ForestVerdicts) -> None:
+        """Nothing: all trees of this drafter grow on the host."""
+
+    def commit_forest(self, forest: Forest, known: HostForest) -> Callable[[], None]:
+        """No lesson, likewise."""
+        return lambda: None
 
     def adopt(self, sequence: Sequence, view: KVView) -> None:
         """Draft on from an existing small view."""
@@ -284,7 +291,7 @@ class TreeDrafter:
         hopes = [(self._hope(draft), draft) for draft in able if draft.may_ask_model]
         hopes.sort(key=lambda item: -item[0].gain(max_depth))
         number = step.num_worth_drafting(
-            [hope for hope, _ in hopes], _weighted_probs(drafts), max_depth
+            [hope for hope, _ in hopes], weighted_probs(drafts), max_depth
         )
         chosen = {id(draft) for _, draft in hopes[:number]}
         for draft in able:
@@ -305,7 +312,7 @@ class TreeDrafter:
 
     def _grow(
         self, growers: SequenceOf[Draft], drafts: SequenceOf[Draft], step: StepBudget | None
-    ) -> Generator[list[ForwardSlice], Tensor, float]:
+    ) -> Generator[DraftPass, DraftLogits, float]:
         """Run draft passes while one is worth its time; returns their expected seconds."""
         spent_s = 0.0
         slices = self._model.catch_up_slices(growers)
@@ -313,8 +320,8 @@ class TreeDrafter:
             num_rows = sum(len(piece.token_ids) for _, piece in slices)
             if step is not None:
                 spent_s += step.draft_pass_s(num_rows, step.context)
-            logits = yield [piece for _, piece in slices]
-            self._model.receive(slices, logits)
+            logits = yield DraftPass(slices=[piece for _, piece in slices])
+            self._model.receive(slices, logits.of_slices)
             slices = self._model.next_slices(self._next_level(growers, drafts, step, spent_s))
         return spent_s
 
@@ -343,46 +350,25 @@ class TreeDrafter:
                 growing.append(draft)
         if step is None or not growing:
             return growing
-        _, expected, step_s = step.num_nodes(_weighted_probs(drafts), spent_s=spent_s)
+        _, expected, step_s = step.num_nodes(weighted_probs(drafts), spent_s=spent_s)
         is_worth_it = step.is_worth_a_pass(
             tokens_gained=gained, num_rows=num_rows, expected_tokens=expected, step_s=step_s
         )
         return growing if is_worth_it else []
 
-    # ---- the trees ------------------------------------------------------------------------
-
-    def _harvest(
-        self, drafts: SequenceOf[Draft], step: StepBudget | None, spent_s: float
-    ) -> list[TokenTree]:
-        """Share the step's nodes out over all trees: the likeliest ones, wherever they are."""
-        ranked = [draft.tree.verifiable() for draft in drafts]
-        if step is not None:
-            weighted = _weighted_probs(drafts)
-            number, _, _ = step.num_nodes(weighted, spent_s=spent_s)
-            # Each tree's part is the head of its own ranking, so a threshold shares them out.
-            floor = weighted[number - 1] if number else np.inf
-            ranked = [
-                [(prob, node) for prob, node in own if prob * draft.urgency >= floor]
-                for draft, own in zip(drafts, ranked, strict=True)
-            ]
-        return [
-            draft.tree.harvest([node for _, node in own])
-            for draft, own in zip(drafts, ranked, strict=True)
-        ]
+    # ---- the verdicts ----------------------------------------------------------------------
 
     def _learn(self, state: DraftState, tree: GrowingTree, emitted: list[int]) -> None:
         """Every guess whose parent was accepted turned out right or wrong, verified or not."""
         is_greedy = state.sequence.request.sampling.is_greedy
-        if state.was_asked and emitted:
+        if state.was_asked:
             named = [
                 tree.candidates[child]
                 for child in tree.candidates[0].children.values()
                 if tree.candidates[child].sources & SOURCE_BIT["model"]
             ]
             best = max(named, key=lambda guess: guess.model_confidence, default=None)
-            was_right = best is not None and best.token_id == emitted[0]
-            state.acceptance.observe(was_right)
-            self._acceptance.observe(was_right)
+            self._learn_first(state, None if best is None else best.token_id, emitted)
         for guess, was_right in tree.judged(emitted):
             self._calibration.observe(
                 guess.confidence,
@@ -392,9 +378,9 @@ class TreeDrafter:
                 is_greedy=is_greedy,
             )
 
-
-def _weighted_probs(drafts: SequenceOf[Draft]) -> Floats:
-    """Path probabilities of all candidates of all trees, weighted by urgency, descending."""
-    probs = np.concatenate([draft.tree.ranked_probs() * draft.urgency for draft in drafts])
-    probs[::-1].sort()
-    return probs
+    def _learn_first(self, state: DraftState, best: int | None, emitted: list[int]) -> None:
+        """Note whether the small model's best guess behind the root was right."""
+        if emitted:
+            was_right = best == emitted[0]
+            state.acceptance.observe(was_right)
+            self._acceptance.observe(was_right)

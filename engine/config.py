@@ -12,7 +12,9 @@ class EngineConfig:
     stall the answers beside it (measured while running; at least `min_prefill_tokens` anyway).
     small_pass_share: while small-tier answers are written beside a large pass, small passes go on
     until they have taken this share of the large pass's time, so that a small answer runs at a pace
-    of its own; `min_small_passes` and `max_small_passes` bound their number.
+    of its own; `min_small_passes` and `max_small_passes` bound their number. overlap: host work
+    that a step leaves behind (events to send, verdicts to learn from) is done while a GPU is busy
+    with the next step; off, for debugging, before it.
     """
 
     max_sequences: int = 64
@@ -23,3 +25,4 @@ class EngineConfig:
     small_pass_share: float = 0.4
     min_small_passes: int = 4
     max_small_passes: int = 32
+    overlap: bool = True

@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceOf
 
 import torch
-from torch import Tensor
 
 from engine.admission import check_cascade, check_prompt, tier_info
 from engine.config import EngineConfig
+from engine.device_rows import DeviceRows
 from engine.errors import InvalidRequestError, QueueFullError, TierUnavailableError
 from engine.events import (
     AnswerHeld,
@@ -22,25 +22,27 @@ from engine.events import (
 from engine.grammar import GrammarCompiler
 from engine.grammar_queue import GrammarQueue
 from engine.hand_over import HandOver
-from engine.judged import (
-    Judged,
-    accepted_moves,
-    answer_slices,
-    cut_at_end,
-    emission,
-    fit_tree,
-    plant,
-    prefill_done,
-)
+from engine.host_work import HostWork
+from engine.judged import Judged, answer_slices, cut_at_end, emission, prefill_done
+from engine.large_pass import LargePass, LaunchedPass
 from engine.logit_rules import build_rules
-from engine.protocols import ArrivalOrder, Drafter, Proposal, QueuePolicy, Verdict, Verifier
+from engine.protocols import (
+    ArrivalOrder,
+    Drafter,
+    DraftLogits,
+    DraftPass,
+    Proposal,
+    QueuePolicy,
+    Trees,
+    Verdict,
+    Verifier,
+)
 from engine.request import EngineRequest, Tier
 from engine.runner import ForwardSlice, ModelRunner, PassOutput
 from engine.scheduler import PassPlan, Scheduler
 from engine.sequence import Sequence, SequenceStatus
 from engine.snapshot import StepCounts, snapshot
 from engine.speculation_counts import SpeculationCounts
-from engine.token_tree import TokenTree
 
 # A refused request is told to come back after about this long.
 _RETRY_AFTER_S = 1.0
@@ -80,6 +82,16 @@ class Engine:
             config=self._config,
             policy=policy or ArrivalOrder(),
             drafter=drafter,
+        )
+        has_device = any(runner.device.type != "cpu" for runner in self._runners.values())
+        self._beside = HostWork(overlaps=self._config.overlap and has_device)
+        self._large = LargePass(
+            runners=self._runners,
+            verifier=verifier,
+            drafter=drafter,
+            config=self._config,
+            forward=self._timed_forward,
+            beside=self._beside,
         )
         self._hand_over = HandOver(runners=self._runners, scheduler=self.scheduler, drafter=drafter)
         self._grammars = GrammarQueue(grammars or {}, clock=clock)
@@ -169,16 +181,28 @@ class Engine:
         """Whether `step` would do anything. Answers that are held are no work."""
         return bool(len(self._sequences) > len(self.scheduler.held) or self._events)
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether host work is done beside the device's, and `step` calls `while_busy`."""
+        return self._beside.overlaps
+
     @torch.inference_mode()
     def step(
-        self, on_events: Callable[[list[EngineEvent]], None] | None = None
+        self,
+        on_events: Callable[[list[EngineEvent]], None] | None = None,
+        while_busy: Callable[[], None] | None = None,
     ) -> list[EngineEvent]:
         """Run one step and return what happened since the last one, in order.
 
         With `on_events`, what small passes emit beside a large one is handed over at once and is
         not returned again: a small answer does not wait for the large pass. The callback must not
         call back into the engine, whose large pass is planned by then.
+
+        `while_busy` is called once: beside the step's first pass where the engine `overlaps`, else
+        at once. It must not call back into the engine either.
         """
+        if while_busy is not None:
+            self._beside.put_off(while_busy)
         self._admit_compiled()
         started_s = time.perf_counter()
         if len(self._sequences) > self._num_idle:
@@ -186,6 +210,8 @@ class Engine:
             trees = self._small_passes(large, None if large.is_empty else on_events)
             self._large_pass(large, trees)
             self._steps.num_steps += 1
+        if len(self._sequences) == self._num_idle:  # there may be no next pass to wait beside
+            self._beside.run()
         self._steps.total_s += time.perf_counter() - started_s
         events, self._events = self._events, []
         return events
@@ -218,8 +244,8 @@ class Engine:
 
     def _small_passes(
         self, large: PassPlan, on_events: Callable[[list[EngineEvent]], None] | None
-    ) -> dict[str, TokenTree]:
-        """Advance small answers and drafts together; returns the trees by request id."""
+    ) -> Trees:
+        """Advance small answers and drafts together; returns the trees."""
         is_rushed = len(large.prefills) > 1
         drafting = [
             sequence
@@ -230,14 +256,14 @@ class Engine:
         proposal: Proposal | None = None
         if self._drafter is not None and drafting:
             proposal = self._drafter.propose(drafting)
-        trees: list[TokenTree] = []
+        trees = Trees(host={})
         num_wanted = 1 if large.is_empty else self._num_small_passes()
-        logits: Tensor | None = None
+        logits: DraftLogits | None = None
         number = 0
         while proposal is not None or number < num_wanted:
             # Answers are planned before drafts: where blocks are short they take them.
             plan = self._plan_small(number)
-            wanted: list[ForwardSlice] = []
+            wanted: DraftPass | None = None
             if proposal is not None:
                 try:
                     wanted = next(proposal) if logits is None else proposal.send(logits)
@@ -245,18 +271,28 @@ class Engine:
                     proposal, trees = None, stop.value
                     if number >= num_wanted:
                         break
-            if plan.is_empty and not wanted:
+            if plan.is_empty and wanted is None:
                 break
-            answers, judged = answer_slices(plan)
-            output = self._timed_forward("small", answers + wanted, plan)
-            num_answer_rows = sum(piece.num_logit_rows for piece in answers)
-            logits = output.logits[num_answer_rows:]
-            self._judge("small", plan, judged, output)
+            logits = self._small_pass(plan, wanted or DraftPass(slices=[]))
             if on_events is not None and self._events:
                 events, self._events = self._events, []
                 on_events(events)
             number += 1
-        return {s.request_id: tree for s, tree in zip(drafting, trees, strict=bool(trees))}
+        return trees
+
+    def _small_pass(self, plan: PassPlan, wanted: DraftPass) -> DraftLogits:
+        """One pass for answers and drafts: device rows, then answers, then the draft slices."""
+        answers, judged = answer_slices(plan.decodes, plan.prefills)
+        num_front = 0 if wanted.device_rows is None else wanted.device_rows.total_rows
+        for item in judged:
+            item.first_row += num_front
+        output = self._timed_forward("small", answers + wanted.slices, wanted.device_rows)
+        num_answer_rows = sum(piece.num_logit_rows for piece in answers)
+        self._judge_small(plan, judged, output)
+        return DraftLogits(
+            of_slices=output.logits[num_front + num_answer_rows :],
+            of_device_rows=output.logits[:num_front],
+        )
 
     def _num_small_passes(self) -> int:
         """How many passes small answers get beside a large one, by the passes' recent times."""
@@ -270,94 +306,56 @@ class Engine:
             return PassPlan()
         return self.scheduler.plan("small", self._clock(), with_prefill=number == 0)
 
-    def _large_pass(self, plan: PassPlan, trees: dict[str, TokenTree]) -> None:
-        # Without the small model's logits at its root a cascade can emit nothing.
-        plan.decodes = [
-            sequence
-            for sequence in plan.decodes
-            if sequence.cascade is None
-            or ((tree := trees.get(sequence.request_id)) is not None and tree.has_root_logits)
-        ]
-        if plan.is_empty:
-            return
-        slices, judged = answer_slices(plan)
-        num_rows = sum(len(piece.token_ids) for piece in slices)
-        fronts: list[ForwardSlice] = []
-        row = 0
-        for number, (piece, item) in enumerate(zip(slices, judged, strict=False)):
-            if number < len(plan.decodes):
-                tree = trees.get(item.sequence.request_id)
-            else:
-                tree = self._recall(item.sequence, num_rows, num_beside=len(slices) - 1)
-            if tree is not None:
-                item.tree = fit_tree(self._runners["large"], item.sequence, tree)
-                fronts += plant(piece, item.tree)
-                num_rows += item.tree.num_draft_nodes
-            item.first_row = row
-            row += item.tree.num_nodes
-        output = self._timed_forward("large", slices + fronts, plan)
-        self._judge("large", plan, judged, output)
+    def _large_pass(self, plan: PassPlan, trees: Trees) -> None:
+        launched = self._large.launch(plan, trees)
+        if launched is not None:
+            self._settle(launched)
 
-    def _recall(self, sequence: Sequence, num_rows: int, *, num_beside: int) -> TokenTree | None:
-        """What is known of the text ahead where a prefill ends; it is judged in the same pass."""
-        max_nodes = self._config.max_tokens_per_step - num_rows
-        if self._drafter is None or not sequence.wants_tree or max_nodes <= 0:
-            return None
-        return self._drafter.recall(
-            sequence, max_nodes=max_nodes, num_rows=num_rows, num_beside=num_beside
-        )
+    def _settle(self, launched: LaunchedPass) -> None:
+        """Take what a large pass has come to into the sequences."""
+        settled = self._large.settle(launched)
+        self._note_prefills(launched.plan)
+        now_s = self._clock()
+        for item, verdict in settled:
+            self._accept(item, verdict, launched.output, now_s)
 
     def _timed_forward(
-        self, tier: Tier, slices: SequenceOf[ForwardSlice], plan: PassPlan
+        self,
+        tier: Tier,
+        slices: list[ForwardSlice],
+        device_rows: DeviceRows | None = None,
     ) -> PassOutput:
         runner = self._runners[tier]
-        output = runner.forward(slices)
-        elapsed_s = runner.times.last_s
-        self._steps.forward_s += elapsed_s
-        self._pass_s[tier] += _PASS_TIME_WEIGHT * (elapsed_s - self._pass_s[tier])
-        if plan.prefills:
-            num_rows = sum(len(piece.token_ids) for piece in slices)
-            self.scheduler.note_pass(tier, num_rows=num_rows, elapsed_s=elapsed_s)
+        output = runner.forward(slices, device_rows)
+        self._beside.run()
+        for done in runner.take_finished():  # on a GPU earlier ones than this
+            self._steps.forward_s += done.seconds
+            self._pass_s[tier] += _PASS_TIME_WEIGHT * (done.seconds - self._pass_s[tier])
+            if done.num_logit_rows < done.num_rows:
+                self.scheduler.note_pass(tier, num_rows=done.num_rows, elapsed_s=done.seconds)
         return output
 
     # ---- after a pass ---------------------------------------------------------------------
 
-    def _judge(
-        self, tier: Tier, plan: PassPlan, judged: SequenceOf[Judged], output: PassOutput
-    ) -> None:
-        """Apply the acceptance rule to every tree of the pass, keep what was accepted."""
+    def _note_prefills(self, plan: PassPlan) -> None:
         for sequence, num_tokens in plan.prefills:
             computed = sequence.view.num_computed_tokens + num_tokens
             sequence.view.advance(computed, sequence.token_ids)
+
+    def _judge_small(self, plan: PassPlan, judged: SequenceOf[Judged], output: PassOutput) -> None:
+        """Choose the next tokens of small answers."""
+        self._note_prefills(plan)
         if not judged:
             return
-        last = judged[-1]
-        logits = output.logits[: last.first_row + last.tree.num_nodes]
+        first = judged[0].first_row
+        logits = output.logits[first : first + len(judged)]  # one row each
         verdicts = self._verifier.verify(
             [item.sequence for item in judged], [item.tree for item in judged], logits
         )
-        if tier == "small":
-            self._hand_over.note_candidates(judged, verdicts, logits)
-        self._compact(tier, judged, verdicts)
+        self._hand_over.note_candidates(judged, verdicts, output.logits)
         now_s = self._clock()
         for item, verdict in zip(judged, verdicts, strict=True):
             self._accept(item, verdict, output, now_s)
-
-    def _compact(
-        self, tier: Tier, judged: SequenceOf[Judged], verdicts: SequenceOf[Verdict]
-    ) -> None:
-        """Move the accepted paths' keys and values into place, in the drafts' cache too."""
-        self._runners[tier].move_slots(*accepted_moves(judged, verdicts))
-        if tier == "small" or self._drafter is None:
-            return
-        sources: list[int] = []
-        destinations: list[int] = []
-        for item, verdict in zip(judged, verdicts, strict=True):
-            own_sources, own_destinations = self._drafter.commit(item.sequence, verdict)
-            sources += own_sources
-            destinations += own_destinations
-        if sources:
-            self._runners["small"].move_slots(sources, destinations)
 
     def _accept(self, item: Judged, verdict: Verdict, output: PassOutput, now_s: float) -> None:
         """Append what was emitted, report it, and finish the sequence where it ends."""

@@ -8,12 +8,11 @@ from torch import Tensor
 
 from engine.block_pool import OutOfBlocksError
 from engine.events import FinishReason, PrefillDone, TokenLogprobs, TokensEmitted
-from engine.protocols import Verdict
 from engine.runner import ForwardSlice, ModelRunner
-from engine.scheduler import PassPlan
 from engine.sequence import Sequence
 from engine.speculation_counts import num_predicted, num_reused
 from engine.token_tree import TokenTree
+from engine.verdict import Verdict
 
 
 @dataclass(slots=True, kw_only=True)
@@ -25,8 +24,10 @@ class Judged:
     first_row: int  # of its tree's logits
 
 
-def answer_slices(plan: PassPlan) -> tuple[list[ForwardSlice], list[Judged]]:
-    """Slices of the plan's own sequences, and those of them that get a next token.
+def answer_slices(
+    decodes: list[Sequence], prefills: list[tuple[Sequence, int]]
+) -> tuple[list[ForwardSlice], list[Judged]]:
+    """Slices of a plan's sequences, and those of them that get a next token.
 
     Every decode is judged and so is every prefill that is complete with this pass; all slices that
     are judged stand in the same order as the judged.
@@ -35,7 +36,7 @@ def answer_slices(plan: PassPlan) -> tuple[list[ForwardSlice], list[Judged]]:
     judged: list[Judged] = []
     partial: list[ForwardSlice] = []
     row = 0
-    for sequence, num_tokens in [(s, 1) for s in plan.decodes] + plan.prefills:
+    for sequence, num_tokens in [(s, 1) for s in decodes] + prefills:
         start = sequence.view.num_computed_tokens
         end = start + num_tokens
         is_complete = end == len(sequence.token_ids)

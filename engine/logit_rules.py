@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.request import SamplingParams
 from kernels.penalties import apply_penalties
+from kernels.upload import upload
 
 _FIRST_CAPACITY = 64
 # Below this, logits divided by it overflow float32; it already outweighs every other difference.
@@ -128,9 +128,9 @@ class LogitEdits:
         device = logits.device
         apply_penalties(
             logits,
-            torch.from_numpy(cells).to(device),
-            torch.from_numpy(shifts).to(device),
-            None if factors is None else torch.from_numpy(factors).to(device),
+            upload(cells, device),
+            upload(shifts, device),
+            None if factors is None else upload(factors, device),
             num_overrides=len(self._cells),
         )
 

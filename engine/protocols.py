@@ -1,46 +1,67 @@
 """What the engine needs from others and receives at construction."""
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
+from engine.device_rows import DeviceRows
+from engine.forest import Forest, ForestVerdicts, HostForest
 from engine.kv_view import KVView
 from engine.runner import ForwardSlice
 from engine.sequence import Sequence
 from engine.token_tree import TokenTree
+from engine.verdict import Verdict
+from kernels.sampling_rows import SamplingTable
 
-# Slices wanted in the next small pass go out, the logits of their rows come in
-# ([num_rows, vocab_size], in the slices' order), the trees are returned.
-Proposal = Generator[list[ForwardSlice], Tensor, list[TokenTree]]
+__all__ = [
+    "ArrivalOrder",
+    "DraftLogits",
+    "DraftPass",
+    "Drafter",
+    "Proposal",
+    "QueuePolicy",
+    "Trees",
+    "Verdict",
+    "Verifier",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """What the target made of one tree.
+class DraftPass:
+    """What a proposal wants computed in the next small pass.
 
-    accepted_nodes: the accepted path without the root. token_ids: the accepted tokens and the next
-    one. The verdict on a cascade is open where the path ends at a node whose small distribution is
-    not known: token_ids are the accepted ones then, and the last of them is the next step's root,
-    to be computed again. Where not even the root's is known, both lists are empty. unratified: for
-    each emitted token, whether the large model alone would have chosen another; empty: for none.
+    device_rows: tree nodes that only the device knows, in front of the slices' rows.
     """
 
-    accepted_nodes: list[int]
-    token_ids: list[int]
-    unratified: list[bool] = field(default_factory=list)
+    slices: list[ForwardSlice]
+    device_rows: DeviceRows | None = None
 
-    @property
-    def num_accepted_tokens(self) -> int:
-        """Drafted tokens that were right; the next token is not counted."""
-        return len(self.accepted_nodes)
 
-    @property
-    def nodes(self) -> list[int]:
-        """For each emitted token, the node whose logits chose it."""
-        return [0, *self.accepted_nodes][: len(self.token_ids)]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftLogits:
+    """Logits of a draft pass, float32, valid until the small model's next pass.
+
+    of_slices: [num_logit_rows, vocab_size], in the slices' order. of_device_rows: [total_rows,
+    vocab_size], where such rows were wanted.
+    """
+
+    of_slices: Tensor
+    of_device_rows: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trees:
+    """A step's trees: by request id those that the host knows, and those that the device grew."""
+
+    host: dict[str, TokenTree]
+    forest: Forest | None = None
+
+
+# Rows wanted in the next small pass go out, their logits come in, the trees are returned.
+Proposal = Generator[DraftPass, DraftLogits, Trees]
 
 
 class Drafter(Protocol):
@@ -55,7 +76,10 @@ class Drafter(Protocol):
         """
 
     def propose(self, sequences: SequenceOf[Sequence]) -> Proposal:
-        """Draft one tree for each sequence, a level per small pass. May yield nothing at all."""
+        """Draft one tree for each sequence, a level per small pass. May yield nothing at all.
+
+        A forest's slots are reserved in its sequences' views when it is returned.
+        """
 
     def recall(
         self, sequence: Sequence, *, max_nodes: int, num_rows: int, num_beside: int
@@ -71,6 +95,19 @@ class Drafter(Protocol):
         """Learn the verdict; returns (source, destination) slots to move in the small KV cache.
 
         Called before the emitted tokens are appended to the sequence.
+        """
+
+    def keep(self, forest: Forest, verdicts: ForestVerdicts) -> None:
+        """Move the accepted paths of a forest together in the small KV cache, on the device.
+
+        Only launched; called once, when the verdicts have been, too.
+        """
+
+    def commit_forest(self, forest: Forest, known: HostForest) -> Callable[[], None]:
+        """Note what a forest's verdicts left in the draft views; returns what is to be learnt.
+
+        Called before the emitted tokens join the sequences. The lesson may be put off until the
+        device is busy with the next step.
         """
 
     def adopt(self, sequence: Sequence, view: KVView) -> None:
@@ -93,6 +130,15 @@ class Verifier(Protocol):
         self, sequences: SequenceOf[Sequence], trees: SequenceOf[TokenTree], logits: Tensor
     ) -> list[Verdict]:
         """One verdict a sequence; logits float32 [total nodes, vocab_size], trees in order."""
+
+    def judge_forest(
+        self, forest: Forest, logits: Tensor, table: SamplingTable | None = None
+    ) -> ForestVerdicts:
+        """The same rule for trees on the device: nothing is waited for.
+
+        logits: float32 [forest.total_rows, vocab_size]. Its sequences have no rules and no cascade;
+        table: how they choose their tokens, where that is on the device already.
+        """
 
 
 class QueuePolicy(Protocol):

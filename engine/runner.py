@@ -1,6 +1,5 @@
-"""Runs one model on slices of many sequences, flattened into one forward pass."""
+"""Runs one model on rows of many sequences, flattened into one forward pass."""
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -8,83 +7,87 @@ import torch
 from torch import Tensor
 
 from engine.block_pool import BlockPool, root_hash
+from engine.device_rows import DeviceRows
+from engine.flat_rows import FlatRows, ForwardSlice
 from engine.kv_cache import KVCache
 from engine.kv_view import KVView
 from engine.model import DecoderModel
+from engine.pass_clock import PassClock, PassTime, PassTimes
+from engine.pass_graphs import BUCKETS, Capture, CudaCapture, PassGraphs
+from engine.step_buffers import StagedPass, StepBuffers, tree_rows, upload
+from engine.tile_plans import TilePlanner, prepare_plan
+from kernels.attention_tiles import MAX_SEQUENCES
 from kernels.compact_kv import compact_kv
-from kernels.paged_attention import AttentionBatch
+from kernels.stage_rows import stage_rows
+from kernels.triton_support import uses_triton
 
-
-@dataclass(slots=True, kw_only=True)
-class ForwardSlice:
-    """The rows that one sequence adds to a pass.
-
-    Row i is written to logical slot `start_slot + i`. Without a tree the rows are consecutive
-    tokens and see everything before them. With one, all rows are its nodes, and slots from
-    `tree_start` on are seen only through `ancestor_masks` (bit j is slot tree_start + j; one mask a
-    row); rows in front of a tree are a slice of their own. `num_logit_rows`: how many of the last
-    rows get logits.
-    """
-
-    view: KVView
-    token_ids: list[int]
-    start_slot: int
-    num_logit_rows: int
-    positions: list[int] | None = None
-    tree_start: int | None = None
-    ancestor_masks: list[int] | None = None
+__all__ = ["ForwardSlice", "ModelRunner", "PassOutput", "PassTime", "PassTimes"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassOutput:
-    """Logits (float32) and final hidden states of the asked rows, in the order of the slices.
+    """Logits (float32) and final hidden states: of all device rows, then of the slices' asked ones.
 
-    logits: [num_logit_rows, vocab_size]; hidden: [num_logit_rows, hidden_size].
+    logits: [num_logit_rows, vocab_size]; hidden: [num_logit_rows, hidden_size]. Valid until the
+    runner's next pass, which may write its own into the same memory: keep copies. (What the device
+    is told to read before that pass is read in time.)
     """
 
     logits: Tensor
     hidden: Tensor
 
 
-@dataclass(slots=True)
-class PassTimes:
-    """How long the forward passes of a runner took, in seconds."""
-
-    total_s: float = 0.0
-    last_s: float = 0.0
-    num_passes: int = 0
-
-
 @dataclass(kw_only=True)
 class ModelRunner:
-    """A model, its KV cache and the pool of the cache's blocks."""
+    """A model, its KV cache and the pool of the cache's blocks.
+
+    kv_dtype: of the cache, the model's where it is None. cuda_graphs: whether `capture_graphs`
+    records passes; before it is called, and for passes that are none of the recorded ones, kernels
+    are launched one by one.
+    """
 
     model: DecoderModel
     num_blocks: int
     block_size: int = 16
     max_context: int | None = None
     prefix_caching: bool = True
+    kv_dtype: torch.dtype | None = None
+    cuda_graphs: bool = True
     pool: BlockPool = field(init=False)
     kv_cache: KVCache = field(init=False)
-    times: PassTimes = field(init=False, default_factory=PassTimes)
-    # Told the rows, the seconds and the rows' mean context of every pass where passes are
-    # synchronous, that is on the CPU.
+    # Told the rows, the seconds and the rows' mean context of every pass, once it is over.
     on_pass: Callable[[int, float, float], None] | None = field(init=False, default=None)
+    _clock: PassClock = field(init=False)
+    _buffers: StepBuffers = field(init=False)
+    _planner: TilePlanner | None = field(init=False, default=None)
+    _graphs: PassGraphs | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        """Allocate the cache."""
+        """Allocate the cache. Raises ValueError for a cache that the model cannot use."""
         model = self.model
+        if self.kv_dtype not in (None, model.dtype, torch.float8_e4m3fn):
+            raise ValueError(
+                f"kv_dtype={self.kv_dtype} must be the model's ({model.dtype}) or "
+                "torch.float8_e4m3fn, the one with scales"
+            )
         self.pool = BlockPool(num_blocks=self.num_blocks, block_size=self.block_size)
         self.kv_cache = KVCache(
             model.config,
             num_blocks=self.num_blocks,
             block_size=self.block_size,
-            dtype=model.dtype,
+            dtype=self.kv_dtype or model.dtype,
             device=model.device,
         )
         trained = model.config.max_position_embeddings
         self.max_context = min(
             self.max_context or trained, trained, self.num_blocks * self.block_size
+        )
+        self._clock = PassClock(device=model.device, listener=self._tell)
+        self._buffers = StepBuffers(
+            device=model.device,
+            block_size=self.block_size,
+            window=model.config.sliding_window,
+            has_full=model.config.has_mixed_windows,
         )
 
     @property
@@ -101,9 +104,11 @@ class ModelRunner:
         """An empty view whose prefix cache is shared only under the same salt."""
         return KVView(
             self.pool,
-            root=root_hash(str(self.model.dtype), cache_salt),
+            root=root_hash(str(self.kv_cache.tensor.dtype), cache_salt),
             prefix_caching=self.prefix_caching,
         )
+
+    # ---- keys and values that move --------------------------------------------------------
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks, all layers: (source, destination) pairs."""
@@ -116,85 +121,194 @@ class ModelRunner:
 
     def move_slots(self, source_slots: list[int], destination_slots: list[int]) -> None:
         """Move keys and values between cache slots, safe under overlap."""
-        if source_slots:
-            compact_kv(
-                self.kv_cache.tensor,
-                torch.tensor(source_slots, dtype=torch.int64, device=self.device),
-                torch.tensor(destination_slots, dtype=torch.int64, device=self.device),
-            )
+        number = len(source_slots)
+        if number:
+            padding = [0] * (number % 2)  # the second half is to begin at a multiple of 16 bytes
+            both = upload(source_slots + padding + destination_slots, self.device)
+            self._move(both[:number], both[number + len(padding) :])
 
-    def forward(self, slices: Sequence[ForwardSlice]) -> PassOutput:
-        """One pass over all rows of all slices."""
-        begun_s = time.perf_counter()
-        rows = _FlatRows()
+    def compact(self, src_slots: Tensor, dst_slots: Tensor) -> None:
+        """`move_slots` for slots that only the device knows: int64 [n] each, -1 for no move."""
+        if src_slots.numel():
+            self._move(src_slots.where(dst_slots >= 0, -1), dst_slots)
+
+    @torch.inference_mode()
+    def _move(self, src_slots: Tensor, dst_slots: Tensor) -> None:
+        cache = self.kv_cache
+        compact_kv(cache.tensor, src_slots, dst_slots, cache.scales)
+
+    # ---- passes ---------------------------------------------------------------------------
+
+    def forward(
+        self, slices: Sequence[ForwardSlice], device_rows: DeviceRows | None = None
+    ) -> PassOutput:
+        """One pass over the device's rows, all of which get logits, and all rows of all slices.
+
+        With Triton's kernels the host does not wait for the device, neither for what the rows hold
+        nor for the result. Without them, device rows are read by the host first.
+        """
+        self._clock.start()
+        if self._graphs is not None or uses_triton(self.device):
+            staged = self._buffers.stage(slices, device_rows)
+            output = self._run_staged(staged)
+            self._clock.stop(
+                staged.num_rows, len(output.logits), staged.mean_context(self.block_size)
+            )
+            return output
+        rows = FlatRows()
+        real = rows.add_device_rows(device_rows) if device_rows is not None else []
         for piece in slices:
             rows.add(piece, self.block_size)
+        output = self._run_flat(rows)
+        if device_rows is not None and len(real) < device_rows.total_rows:
+            output = _with_padding(output, real, device_rows.total_rows)
+        self._clock.stop(len(rows.token_ids), len(rows.logit_rows), rows.mean_context())
+        return output
+
+    def _run_flat(self, rows: FlatRows) -> PassOutput:
+        """A pass that is planned on the host."""
+        if not rows.token_ids:
+            self._clock.start_work()
+            return self._nothing()
         plan = self.model.plan_attention(rows.attention_batch(), block_size=self.block_size)
         integers = torch.tensor(
             [rows.token_ids, rows.positions, rows.slots], dtype=torch.int64, device=self.device
         )  # [3, num_rows]
         logit_rows = torch.tensor(rows.logit_rows, dtype=torch.int64, device=self.device)
-        started_s = time.perf_counter()
+        self._clock.start_work()
         output = self.model.forward(
             integers[0], integers[1], integers[2], plan, self.kv_cache, logit_rows
         )
-        self.times.last_s = time.perf_counter() - started_s
-        self.times.total_s += self.times.last_s
-        self.times.num_passes += 1
-        if self.on_pass is not None and self.device.type == "cpu":
-            self.on_pass(len(rows.token_ids), time.perf_counter() - begun_s, rows.mean_context())
         return PassOutput(logits=output.logits, hidden=output.hidden)
 
-
-@dataclass(slots=True)
-class _FlatRows:
-    """The rows of a pass, as host lists."""
-
-    token_ids: list[int] = field(default_factory=list)
-    positions: list[int] = field(default_factory=list)
-    slots: list[int] = field(default_factory=list)
-    logit_rows: list[int] = field(default_factory=list)
-    query_indptr: list[int] = field(default_factory=lambda: [0])
-    kv_lens: list[int] = field(default_factory=list)
-    block_tables: list[list[int]] = field(default_factory=list)
-    tree_starts: list[int] = field(default_factory=list)
-    ancestor_masks: list[list[int] | None] = field(default_factory=list)
-
-    def add(self, piece: ForwardSlice, block_size: int) -> None:
-        """Append one slice."""
-        num_rows = len(piece.token_ids)
-        start, end = piece.start_slot, piece.start_slot + num_rows
-        table = piece.view.block_table
-        assert len(table) * block_size >= end, "slots were not reserved"
-        self.token_ids.extend(piece.token_ids)
-        self.positions.extend(range(start, end) if piece.positions is None else piece.positions)
-        self.slots.extend(
-            table[slot // block_size] * block_size + slot % block_size for slot in range(start, end)
-        )
-        total = len(self.token_ids)
-        self.logit_rows.extend(range(total - piece.num_logit_rows, total))
-        self.query_indptr.append(total)
-        self.kv_lens.append(end)
-        self.block_tables.append(table)
-        self.tree_starts.append(end if piece.tree_start is None else piece.tree_start)
-        self.ancestor_masks.append(piece.ancestor_masks)
-
-    def mean_context(self) -> float:
-        """How many tokens a row sees, on average."""
-        total = sum(
-            (end - start) * kv_len
-            for start, end, kv_len in zip(
-                self.query_indptr, self.query_indptr[1:], self.kv_lens, strict=False
+    @torch.inference_mode()
+    def _run_staged(self, staged: StagedPass) -> PassOutput:
+        """A pass whose plan lies on the device: a recorded one, or kernel by kernel."""
+        if not staged.num_rows:
+            self._clock.start_work()
+            return self._nothing()
+        shape = self._plans().shape(staged.rows_per_sequence)
+        captured = None if self._graphs is None else self._graphs.find(staged, shape)
+        if captured is not None:
+            assert self._graphs is not None
+            packed = self._buffers.pack(staged, captured.layout)
+            self._clock.start_work()
+            logits, hidden = self._graphs.run(captured, staged, packed)
+            return PassOutput(logits=logits, hidden=hidden)
+        assert staged.num_sequences <= MAX_SEQUENCES, "more sequences than attention can search"
+        layout = self._buffers.layout(num_rows=staged.num_rows, num_sequences=staged.num_sequences)
+        packed = self._buffers.pack(staged, layout)
+        self._clock.start_work()
+        words = packed.to(self.device, non_blocking=True)
+        inputs = layout.inputs(words)
+        if staged.device_rows is not None:
+            stage_rows(
+                tree_rows(staged.device_rows),
+                inputs,
+                block_size=self.block_size,
+                window=self._buffers.window,
             )
+        plan = self._plans().plan(
+            inputs,
+            shape=shape,
+            max_keys=staged.max_keys(self.block_size),
+            zeros=layout.tensor(words, "zeros") if layout.has_full else None,
+            paths=self._plans().paths(staged.num_rows),
         )
-        return total / max(len(self.token_ids), 1)
+        prepare_plan(plan, inputs)
+        logit_rows = None
+        if not staged.wants_all_logits:
+            logit_rows = layout.tensor(words, "logit_rows")[: len(staged.logit_rows)]
+        output = self.model.forward(
+            inputs.token_ids, inputs.positions, inputs.slots, plan, self.kv_cache, logit_rows
+        )
+        return PassOutput(logits=output.logits, hidden=output.hidden)
 
-    def attention_batch(self) -> AttentionBatch:
-        """What the attention kernel needs to know."""
-        return AttentionBatch(
-            query_indptr=self.query_indptr,
-            kv_lens=self.kv_lens,
-            block_tables=self.block_tables,
-            tree_starts=self.tree_starts,
-            ancestor_masks=self.ancestor_masks,
+    def _nothing(self) -> PassOutput:
+        """The output of a pass without rows."""
+        return PassOutput(
+            logits=torch.zeros((0, self.vocab_size), dtype=torch.float32, device=self.device),
+            hidden=torch.zeros(
+                (0, self.model.config.hidden_size), dtype=self.model.dtype, device=self.device
+            ),
         )
+
+    def _plans(self) -> TilePlanner:
+        """Made when first wanted: it allocates the attention's workspace."""
+        if self._planner is None:
+            assert self.max_context is not None  # set when this was made
+            self._planner = TilePlanner(
+                self.model.config,
+                dtype=self.model.dtype,
+                device=self.device,
+                is_deterministic=self.model.deterministic,
+                max_rows=BUCKETS[-1],
+                max_context=self.max_context,
+            )
+        return self._planner
+
+    # ---- graphs ---------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def capture_graphs(
+        self,
+        on_progress: Callable[[int, int], None] | None = None,
+        *,
+        capture: Capture | None = None,
+        max_rows: int = BUCKETS[-1],
+    ) -> int:
+        """Record the passes of up to `max_rows` rows; returns how many were.
+
+        Nothing is recorded where `cuda_graphs` is off, or where no Triton kernels run on CUDA.
+        `capture`: how to record, where it is not to be a CUDA graph. The cache may hold anything,
+        and nothing is written to it.
+        """
+        if capture is None:
+            on_cuda = self.device.type == "cuda" and uses_triton(self.device)
+            if not (self.cuda_graphs and on_cuda):
+                return 0
+            capture = CudaCapture(self.device)
+        assert self.max_context is not None  # set when this was made
+        graphs = PassGraphs(
+            model=self.model,
+            kv_cache=self.kv_cache,
+            buffers=self._buffers,
+            planner=self._plans(),
+            max_context=self.max_context,
+            max_rows=max_rows,
+        )
+        graphs.capture(capture, on_progress)
+        self._graphs = graphs
+        return graphs.num_captured
+
+    # ---- times ----------------------------------------------------------------------------
+
+    @property
+    def times(self) -> PassTimes:
+        """How long the passes took that are known to be over."""
+        return self._clock.times
+
+    def take_finished(self) -> list[PassTime]:
+        """The passes that have ended since this was last asked, oldest first; never waits."""
+        return self._clock.take_finished()
+
+    def wait(self) -> float:
+        """Wait for all passes; returns the seconds of the last one."""
+        return self._clock.wait()
+
+    def _tell(self, num_rows: int, seconds: float, mean_context: float) -> None:
+        if self.on_pass is not None:
+            self.on_pass(num_rows, seconds, mean_context)
+
+
+def _with_padding(output: PassOutput, real: list[int], total_rows: int) -> PassOutput:
+    """Device rows at their places, zeros where there is padding; the slices' rows behind them."""
+    num_behind = len(output.logits) - len(real)
+    places = [*real, *range(total_rows, total_rows + num_behind)]
+    index = torch.tensor(places, dtype=torch.int64, device=output.logits.device)
+
+    def spread(rows: Tensor) -> Tensor:
+        wide = rows.new_zeros((total_rows + num_behind, rows.shape[1]))
+        return wide.index_copy_(0, index, rows)
+
+    return PassOutput(logits=spread(output.logits), hidden=spread(output.hidden))

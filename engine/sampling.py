@@ -1,16 +1,30 @@
-"""The scores whose argmax is the emitted token, for rows of many sequences at once."""
+"""The scores whose argmax is the emitted token, for rows of many sequences at once.
+
+On a CPU a sequence's noise is computed once for drafter and verifier and kept; Triton kernels make
+it anew wherever they need it, from keys and parameters that go to the device in one copy.
+"""
 
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from engine.logit_rules import LogitEdits, LogitRule, SamplingRule
 from engine.noise import SequenceNoise
+from engine.request import SamplingParams
 from engine.sequence import Sequence
-from kernels.sample import log_target
+from kernels.gumbel_noise import row_keys
+from kernels.sample import log_target, perturb, top_tokens
+from kernels.sampling_rows import SamplingRows, SamplingTable, field_stride
+from kernels.triton_support import uses_triton
+from kernels.upload import upload
+
+# Beyond every vocabulary, and still exact in float32.
+_MOST_TOP_K = 2**24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +76,20 @@ def perturbed_scores(logits: Tensor, groups: SequenceOf[RowGroup]) -> Tensor:
     logits: float32 [num_rows, vocab_size], the groups' rows one after the other. The target and the
     drafter rank with the same function, which is what makes them agree.
     """
-    return add_noise(log_targets(process_logits(logits, groups), groups), groups)
+    processed = process_logits(logits, groups)
+    if uses_triton(logits):
+        return perturb(processed, sampling_rows(groups, logits.device))
+    return add_noise(log_targets(processed, groups), groups)
+
+
+def choose_tokens(processed: Tensor, groups: SequenceOf[RowGroup]) -> Tensor:
+    """argmax(log target + Gumbel noise) of each row, int64 [num_rows]; only launched on CUDA.
+
+    processed: float32 [num_rows, vocab_size], after `process_logits`.
+    """
+    if uses_triton(processed):
+        return top_tokens(processed, sampling_rows(groups, processed.device), 1).token_ids[:, 0]
+    return add_noise(log_targets(processed, groups), groups).argmax(-1)
 
 
 def log_targets(processed: Tensor, groups: SequenceOf[RowGroup]) -> Tensor:
@@ -70,6 +97,8 @@ def log_targets(processed: Tensor, groups: SequenceOf[RowGroup]) -> Tensor:
 
     processed: float32 [num_rows, vocab_size], after `process_logits`.
     """
+    if uses_triton(processed):
+        return perturb(processed, sampling_rows(groups, processed.device), with_noise=False)
     rows: list[int] = []
     parameters: list[tuple[float, float, float, float]] = []
     start = 0
@@ -97,6 +126,9 @@ def add_noise(log_probs: Tensor, groups: SequenceOf[RowGroup]) -> Tensor:
 
     log_probs: float32 [num_rows, vocab_size]; changed nowhere, returned where nothing is sampled.
     """
+    if uses_triton(log_probs):
+        rows_to_draw = sampling_rows(groups, log_probs.device, has_noise_only=True)
+        return perturb(log_probs, rows_to_draw)
     noise: list[Tensor] = []
     rows: list[int] = []
     start = 0
@@ -116,3 +148,82 @@ def add_noise(log_probs: Tensor, groups: SequenceOf[RowGroup]) -> Tensor:
         return log_probs + torch.cat(noise)
     index = torch.tensor(rows, device=log_probs.device)
     return log_probs.index_add(0, index, torch.cat(noise))
+
+
+# ---- for the kernels ------------------------------------------------------------------------
+
+
+def sampling_rows(
+    groups: SequenceOf[RowGroup], device: torch.device, *, has_noise_only: bool = False
+) -> SamplingRows:
+    """Parameters and noise keys of the groups' rows, in one copy that nobody waits for.
+
+    has_noise_only: sampled rows keep their scores as they are, but for the noise.
+    """
+    samplings = [group.sequence.request.sampling for group in groups]
+    counts = [len(group.depths) for group in groups]
+    num_rows = sum(counts)
+    if has_noise_only:
+        own = np.array([[not sampling.is_greedy, 0, 1, 0] for sampling in samplings], np.float32)
+    else:
+        own = np.array([_parameters(sampling) for sampling in samplings], np.float32)
+    positions = [
+        len(group.sequence.token_ids) + depth for group in groups for depth in group.depths
+    ]
+    streams = [(group.noise or group.sequence.noise).stream_key for group in groups]
+    keys = row_keys(
+        np.repeat(np.array(streams, np.uint64), counts), np.array(positions, np.int64)
+    )  # [num_rows, 2]
+    stride = field_stride(num_rows)
+    words = np.zeros(6 * stride, dtype=np.int32)
+    fields = words[: 4 * stride].reshape(4, stride)
+    fields[:, :num_rows] = np.repeat(_bits(own), counts, axis=1)
+    words[4 * stride : 4 * stride + 2 * num_rows] = keys.reshape(-1)
+    return SamplingRows.of_words(
+        upload(words, device),
+        num_rows,
+        has_sampled=any(not sampling.is_greedy for sampling in samplings),
+        has_truncation=not has_noise_only and any(_truncates(s) for s in samplings),
+    )
+
+
+def forest_sampling_rows(
+    sequences: SequenceOf[Sequence], max_depth: int, device: torch.device
+) -> SamplingTable:
+    """What all rows of these sequences' trees may need, in one copy that nobody waits for.
+
+    Row (b, d) decides the token behind a node of sequence b at depth d, at most `max_depth`.
+    """
+    samplings = [sequence.request.sampling for sequence in sequences]
+    own = np.array([_parameters(sampling) for sampling in samplings], np.float32)
+    streams = np.array([sequence.noise.stream_key for sequence in sequences], np.uint64)
+    lengths = np.array([len(sequence.token_ids) for sequence in sequences], np.int64)
+    keys = row_keys(streams[:, None], lengths[:, None] + np.arange(max_depth + 1))
+    num_sequences = len(sequences)
+    words = upload(np.concatenate((_bits(own).reshape(-1), keys.reshape(-1))), device)
+    return SamplingTable(
+        parameters=words[: 4 * num_sequences].view(4, num_sequences),
+        noise_keys=words[4 * num_sequences :].view(num_sequences, max_depth + 1, 2),
+        has_sampled=any(not sampling.is_greedy for sampling in samplings),
+        has_truncation=any(_truncates(sampling) for sampling in samplings),
+    )
+
+
+def _parameters(sampling: SamplingParams) -> tuple[float, int, float, float]:
+    if sampling.is_greedy:
+        return 0.0, 0, 1.0, 0.0
+    top_k = min(sampling.top_k, _MOST_TOP_K)
+    return sampling.temperature, top_k, sampling.top_p, sampling.min_p
+
+
+def _truncates(sampling: SamplingParams) -> bool:
+    is_off = sampling.top_k == 0 and sampling.top_p >= 1.0 and sampling.min_p <= 0.0
+    return not (sampling.is_greedy or is_off)
+
+
+def _bits(parameters: npt.NDArray[np.float32]) -> npt.NDArray[np.int32]:
+    """The bits of temperature, top-k (as an integer), top-p and min-p, [4, num_sequences]."""
+    fields = np.ascontiguousarray(parameters.reshape(-1, 4).T)
+    bits = fields.view(np.int32).copy()
+    bits[1] = fields[1].astype(np.int32)
+    return bits

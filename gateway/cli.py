@@ -120,6 +120,25 @@ def serve(  # noqa: PLR0913 - a flag each
         bool | None,
         typer.Option("--allow-vocab-mismatch", help="Draft across different tokenizers."),
     ] = None,
+    kv_cache_dtype: Annotated[
+        str | None, typer.Option(help="auto or fp8, which holds twice as many tokens.")
+    ] = None,
+    deterministic: Annotated[
+        bool | None,
+        typer.Option(
+            "--deterministic/--no-deterministic", help="The same tokens whatever runs beside them."
+        ),
+    ] = None,
+    cuda_graphs: Annotated[
+        bool | None,
+        typer.Option("--cuda-graphs/--no-cuda-graphs", help="Replay recorded passes on a GPU."),
+    ] = None,
+    overlap: Annotated[
+        bool | None,
+        typer.Option(
+            "--overlap/--no-overlap", help="Do what is left of a step while the GPU runs the next."
+        ),
+    ] = None,
     log_level: Annotated[str | None, typer.Option(help="DEBUG, INFO, WARNING, ERROR.")] = None,
     assignments: Annotated[
         list[str] | None,
@@ -130,20 +149,25 @@ def serve(  # noqa: PLR0913 - a flag each
     from gateway.doctor import refuse_conflicts
 
     refuse_conflicts()
-    flags = _assigned(assignments or []) | {
+    flags = {
         "models.large": large,
         "models.small": small,
         "models.router": router,
         "engine.device": device,
         "engine.dtype": dtype,
         "engine.num_threads": num_threads,
+        "engine.kv_cache_dtype": kv_cache_dtype,
+        "engine.deterministic": deterministic,
+        "engine.cuda_graphs": cuda_graphs,
+        "engine.overlap": overlap,
         "server.host": host,
         "server.port": port,
         "speculation.enabled": speculation,
         "speculation.allow_vocab_mismatch": allow_vocab_mismatch,
         "log_level": log_level,
     }
-    settings = load_settings(config_file=config, flags=flags)
+    given = {key: value for key, value in flags.items() if value is not None}
+    settings = load_settings(config_file=config, flags=_assigned(assignments or []) | given)
     _serve(settings)
 
 

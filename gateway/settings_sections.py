@@ -15,6 +15,8 @@ NONE = "none"
 
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
+KVCacheDtype = Literal["auto", "fp8"]
+OnDevice = Literal["auto", "on", "off"]
 
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0)]
@@ -129,6 +131,14 @@ class EngineSettings(_Section):
     """Run the engine in a process of its own, which is restarted when it dies."""
     stall_timeout_s: Seconds = 120.0
     """After this long without an answer the engine's process is killed and restarted."""
+    kv_cache_dtype: KVCacheDtype = "auto"
+    """Precision of the KV cache; auto is the weights', fp8 holds almost twice what 16 bits do."""
+    deterministic: bool = False
+    """The same tokens whatever runs beside an answer, also in 16 bits; passes take longer."""
+    cuda_graphs: bool = True
+    """On a GPU, replay recorded passes; off, for debugging, launches their kernels one by one."""
+    overlap: bool = True
+    """On a GPU, send and learn from a step while the next one runs; off, for debugging: before."""
 
     @model_validator(mode="after")
     def _one_size(self) -> "EngineSettings":
@@ -156,6 +166,8 @@ class SpeculationSettings(_Section):
     """Nodes of one answer's tree that a pass of the small model continues."""
     sources: Sources = SOURCES
     """Where guesses may come from: the small model, text that repeats, predictions, a grammar."""
+    on_device: OnDevice = "auto"
+    """Grow trees on the device, without the host between passes; auto: on a GPU."""
     allow_vocab_mismatch: bool = False
     """Draft across different tokenizers, through the tokens that both have. Off: refused."""
 

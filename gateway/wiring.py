@@ -164,27 +164,52 @@ def load_runners(settings: Settings, on_progress: ProgressCallback) -> "dict[Tie
 
     options = settings.engine
     device = _pick_device(options.device)
+    _check_modes(settings, device)
     models: dict[Tier, DecoderModel] = {}
     for tier, path in _named_models(settings).items():
         models[tier] = DecoderModel.load(
             path,
             dtype=options.dtype,
             device=device,
+            deterministic=options.deterministic,
             on_progress=partial(_report, on_progress, f"loading the {tier} model"),
         )
     weight_bytes = max(model.weight_bytes for model in models.values())
     torch.set_num_threads(options.num_threads or default_num_threads(weight_bytes))
     num_blocks = _num_blocks(settings, models, device)
-    return {
+    runners = {
         tier: ModelRunner(
             model=model,
             num_blocks=num_blocks,
             block_size=options.block_size,
             max_context=options.max_context,
             prefix_caching=options.prefix_caching,
+            kv_dtype=_kv_dtype(settings, model),
+            cuda_graphs=options.cuda_graphs,
         )
         for tier, model in models.items()
     }
+    capture_graphs(runners, on_progress)
+    return runners
+
+
+def capture_graphs(runners: "Mapping[Tier, ModelRunner]", on_progress: ProgressCallback) -> None:
+    """Record the runners' passes as CUDA graphs, where they run on CUDA and are to.
+
+    Raises EngineError.
+    """
+    import torch
+
+    for tier, runner in runners.items():
+        stage = f"capturing graphs of the {tier} model"
+        try:
+            runner.capture_graphs(partial(_report, on_progress, stage))
+        except torch.OutOfMemoryError as error:
+            raise EngineError(
+                f"The GPU's memory does not suffice for the CUDA graphs of the {tier} model beside "
+                "the weights and the KV cache. Lower engine.kv_cache_gib or engine.num_blocks, or "
+                "do without graphs: --no-cuda-graphs (engine.cuda_graphs = false)."
+            ) from error
 
 
 def join(
@@ -208,6 +233,7 @@ def join(
             max_sequences=options.max_sequences,
             max_waiting=options.max_waiting,
             max_tokens_per_step=options.max_tokens_per_step,
+            overlap=options.overlap,
         ),
     )
 
@@ -261,6 +287,24 @@ def _pick_device(name: str) -> "torch.device":
     return torch.device(name)
 
 
+def _check_modes(settings: Settings, device: "torch.device") -> None:
+    """Raise EngineError for a mode that this device cannot run."""
+    from kernels.triton_support import triton
+
+    if settings.engine.deterministic and device.type == "cuda" and triton is None:
+        raise EngineError(
+            "engine.deterministic on a GPU needs Triton, which is not installed here (it exists on "
+            "Linux only). Install triton, use --device cpu, or leave engine.deterministic off."
+        )
+
+
+def _kv_dtype(settings: Settings, model: "DecoderModel") -> "torch.dtype":
+    """Of a model's KV cache."""
+    import torch
+
+    return torch.float8_e4m3fn if settings.engine.kv_cache_dtype == "fp8" else model.dtype
+
+
 def _num_blocks(
     settings: Settings, models: "Mapping[Tier, DecoderModel]", device: "torch.device"
 ) -> int:
@@ -278,11 +322,14 @@ def _num_blocks(
     if options.kv_cache_gib is not None:
         budget_bytes = options.kv_cache_gib * _GIB
     elif device.type == "cuda":
-        budget_bytes = torch.cuda.mem_get_info(device)[0] * _GPU_KV_SHARE
+        free_bytes = torch.cuda.mem_get_info(device)[0] - _graph_bytes(settings, models)
+        budget_bytes = max(free_bytes, 0) * _GPU_KV_SHARE
     else:
         budget_bytes = available_memory_bytes() * _CPU_KV_SHARE
     bytes_per_block = sum(
-        KVCache.bytes_per_block(model.config, block_size=options.block_size, dtype=model.dtype)
+        KVCache.bytes_per_block(
+            model.config, block_size=options.block_size, dtype=_kv_dtype(settings, model)
+        )
         for model in models.values()
     )
     longest = max(model.config.max_position_embeddings for model in models.values())
@@ -305,33 +352,43 @@ def _num_blocks(
     return num_blocks
 
 
+def _graph_bytes(settings: Settings, models: "Mapping[Tier, DecoderModel]") -> int:
+    """Device memory to leave to CUDA graphs, which are recorded after the cache is there."""
+    from engine.pass_graphs import estimate_bytes
+
+    if not settings.engine.cuda_graphs:
+        return 0
+    return sum(estimate_bytes(model.config, model.dtype) for model in models.values())
+
+
 def _build_drafter(
     settings: Settings, runners: "Mapping[Tier, ModelRunner]", budget: "TreeBudget | None"
 ) -> "TreeDrafter | None":
     """The small model as the large one's drafter, if both are there."""
     from draft.config import DraftConfig
+    from draft.device_drafter import DeviceDrafter
     from draft.tree_drafter import TreeDrafter
 
     options = settings.speculation
     if not options.enabled or len(runners) < len(TIERS):
         return None
-    token_map = None
+    small, large = runners["small"], runners["large"]
+    config = DraftConfig(
+        max_draft_nodes=options.max_draft_nodes,
+        max_draft_depth=options.max_draft_depth,
+        max_text_depth=options.max_text_depth,
+        max_branching=options.max_branching,
+        max_frontier=options.max_frontier,
+        sources=options.sources,
+    )
     if _allowed_difference(settings) is not None:
         token_map = _build_token_map(settings, runners)
         log.warning("drafting across vocabularies: covered_share=%.3f", token_map.covered_share)
-    return TreeDrafter(
-        runner=runners["small"],
-        config=DraftConfig(
-            max_draft_nodes=options.max_draft_nodes,
-            max_draft_depth=options.max_draft_depth,
-            max_text_depth=options.max_text_depth,
-            max_branching=options.max_branching,
-            max_frontier=options.max_frontier,
-            sources=options.sources,
-        ),
-        budget=budget,
-        token_map=token_map,
-    )
+        return TreeDrafter(runner=small, config=config, budget=budget, token_map=token_map)
+    has_gpu = small.device.type == "cuda"
+    if options.on_device == "on" or (options.on_device == "auto" and has_gpu):
+        return DeviceDrafter(runner=small, target=large, config=config, budget=budget)
+    return TreeDrafter(runner=small, config=config, budget=budget)
 
 
 def measure_budget(

@@ -1,4 +1,7 @@
-"""What attention needs to know about a step, made once on the host and used by every layer."""
+"""Which keys a step's rows see, and how attention on the CPU groups them.
+
+Made once on the host, used by every layer.
+"""
 
 import functools
 from dataclasses import dataclass
@@ -111,7 +114,7 @@ class AttentionPlan:
     full: "AttentionPlan | None" = None
 
 
-def plan_attention(  # noqa: PLR0913 - a step's plan depends on the model's shape
+def plan_spans(  # noqa: PLR0913 - a step's plan depends on the model's shape
     batch: AttentionBatch,
     *,
     block_size: int,
@@ -124,9 +127,7 @@ def plan_attention(  # noqa: PLR0913 - a step's plan depends on the model's shap
 ) -> AttentionPlan:
     """Locate keys, build masks, and decide which sequences are computed together.
 
-    `sliding_window`: a key is hidden from rows `sliding_window` or more positions after it; a
-    tree node's position is tree_start + depth, its depth the number of its ancestors in the
-    mask. `has_full_layers`: the model also has layers without the window, so plan both.
+    The arguments are those of `kernels.paged_attention.plan_attention`.
     """
     planner = _Planner(
         batch=batch,
@@ -140,7 +141,7 @@ def plan_attention(  # noqa: PLR0913 - a step's plan depends on the model's shap
     spans, groups = planner.plan()
     full = None
     if sliding_window is not None and has_full_layers:
-        full = plan_attention(
+        full = plan_spans(
             batch,
             block_size=block_size,
             num_query_heads=num_query_heads,

@@ -7,8 +7,12 @@ needs only shifts, exclusive-ors and 32-bit products and so reads the same in to
 in its interpreter.
 """
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
+
+from kernels.triton_support import jit, launch, tl, uses_triton
 
 _MASK_64 = (1 << 64) - 1
 _MASK_32 = (1 << 32) - 1
@@ -16,6 +20,7 @@ _MULTIPLIER_1 = 0x7FEB352D
 _MULTIPLIER_2 = 0x846CA68B - (1 << 32)  # as a signed 32-bit number
 # The largest 32-bit fraction that float32 can tell from 1.
 _MAX_FRACTION = 1.0 - 2.0**-24
+_BLOCK = 1024
 
 
 def _splitmix64(state: int) -> int:
@@ -26,11 +31,29 @@ def _splitmix64(state: int) -> int:
     return state ^ (state >> 31)
 
 
+def stream_key(seed: int, stream: int) -> int:
+    """What the positions of one stream have in common: 64 bits (host integers)."""
+    return _splitmix64(_splitmix64(seed & _MASK_64) ^ stream)
+
+
 def row_key(seed: int, stream: int, position: int) -> tuple[int, int]:
     """The two signed 32-bit words that key one row of noise (host integers)."""
-    key = _splitmix64(_splitmix64(_splitmix64(seed & _MASK_64) ^ stream) ^ position)
+    key = _splitmix64(stream_key(seed, stream) ^ position)
     low, high = key & _MASK_32, key >> 32
     return (low ^ (1 << 31)) - (1 << 31), (high ^ (1 << 31)) - (1 << 31)
+
+
+def row_keys(
+    stream_keys: npt.NDArray[np.uint64], positions: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int32]:
+    """`row_key` of many rows, int32 [..., 2], from their `stream_key`s and positions [...]."""
+    state = stream_keys ^ positions.astype(np.uint64)
+    state = state + np.uint64(0x9E3779B97F4A7C15)  # products and sums wrap
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    state = np.ascontiguousarray(state ^ (state >> np.uint64(31)))
+    words = np.stack((state & np.uint64(_MASK_32), state >> np.uint64(32)), axis=-1)
+    return words.astype(np.uint32).view(np.int32)
 
 
 def _mix(bits: Tensor) -> Tensor:
@@ -53,13 +76,65 @@ def gumbel_bits(keys: Tensor, vocab_size: int) -> Tensor:
     return _mix(bits ^ keys[:, 1:])
 
 
-def gumbel_noise(keys: Tensor, vocab_size: int) -> Tensor:
-    """Standard Gumbel noise, float32 [num_rows, vocab_size], for int32 keys [num_rows, 2].
-
-    With w uniform in (0, 1), G = -log(-log(1 - w)): small w, where float32 is finest, make the
-    large values that decide an argmax. Values lie in [-2.9, 22.9].
-    """
+def _reference_noise(keys: Tensor, vocab_size: int) -> Tensor:
+    """The specification of the noise, from that of its bits."""
     unsigned = gumbel_bits(keys, vocab_size).to(torch.int64) & _MASK_32
     # [num_rows, vocab_size]; adding a half before scaling keeps float32's resolution near 0
     fraction = unsigned.to(torch.float32).add_(0.5).mul_(2.0**-32).clamp_(max=_MAX_FRACTION)
     return fraction.neg_().log1p_().neg_().log_().neg_()
+
+
+@jit
+def _mix_words(bits):  # type: ignore[no-untyped-def]
+    """The 32-bit finaliser on uint32."""
+    bits ^= bits >> 16
+    bits *= 0x7FEB352D
+    bits ^= bits >> 15
+    bits *= 0x846CA68B
+    bits ^= bits >> 16
+    return bits
+
+
+@jit
+def gumbel_bits_of(key_low, key_high, token_ids):  # type: ignore[no-untyped-def]
+    """`gumbel_bits` inside a kernel: uint32 for int32 words of the row's key and token ids."""
+    low = key_low.to(tl.uint32, bitcast=True)
+    high = key_high.to(tl.uint32, bitcast=True)
+    return _mix_words(_mix_words(token_ids.to(tl.uint32, bitcast=True) ^ low) ^ high)
+
+
+@jit
+def gumbel_of(key_low, key_high, token_ids):  # type: ignore[no-untyped-def]
+    """Standard Gumbel noise inside a kernel: float32, from the bits of `gumbel_bits_of`."""
+    bits = gumbel_bits_of(key_low, key_high, token_ids)
+    fraction = tl.minimum((bits.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 0.99999994039535522)
+    # log1p(-w) by logarithms alone (W. Kahan): what rounding took from 1 - w is known exactly.
+    rest = 1.0 - fraction
+    taken = 1.0 - rest
+    is_tiny = taken == 0.0
+    corrected = tl.log(rest) * (fraction / tl.where(is_tiny, 1.0, taken))
+    return -tl.log(-tl.where(is_tiny, -fraction, corrected))
+
+
+@jit
+def _gumbel_noise_kernel(noise_ptr, keys_ptr, vocab_size, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    row = tl.program_id(0).to(tl.int64)
+    token_ids = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    key_low, key_high = tl.load(keys_ptr + 2 * row), tl.load(keys_ptr + 2 * row + 1)
+    noise = gumbel_of(key_low, key_high, token_ids)
+    tl.store(noise_ptr + row * vocab_size + token_ids, noise, mask=token_ids < vocab_size)
+
+
+def gumbel_noise(keys: Tensor, vocab_size: int) -> Tensor:
+    """Standard Gumbel noise, float32 [num_rows, vocab_size], for int32 keys [num_rows, 2].
+
+    With w uniform in (0, 1), G = -log(-log(1 - w)): small w, where float32 is finest, make the
+    large values that decide an argmax. Values lie in [-2.9, 22.9]. The bits below are the same on
+    every device, the values to rounding.
+    """
+    if not uses_triton(keys):
+        return _reference_noise(keys, vocab_size)
+    noise = torch.empty(keys.shape[0], vocab_size, device=keys.device)
+    grid = (keys.shape[0], -(-vocab_size // _BLOCK))
+    launch(_gumbel_noise_kernel, grid, noise, keys.contiguous(), vocab_size, BLOCK=_BLOCK)
+    return noise

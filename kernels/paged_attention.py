@@ -1,123 +1,146 @@
 """Attention over a paged cache, for causal rows and token trees in one batch.
 
-A step's plan is made once on the host (`plan_attention`), then every layer runs it.
+A step's plan is made once (`plan_attention`), then every layer runs it. What runs depends on the
+plan: on CUDA the Triton kernels of attend_tiles.py, on the CPU torch's kernels
+(attention_spans.py) or, in deterministic mode, ordered_attention.py.
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.attention_plan import AttentionBatch, AttentionPlan, Group, Span, plan_attention
+from kernels.attend_tiles import attend_tiles
+from kernels.attention_plan import AttentionBatch, AttentionPlan, plan_spans
+from kernels.attention_rows import plan_tiles
+from kernels.attention_spans import attend_spans
+from kernels.attention_tiles import TilePlan
+from kernels.ordered_attention import OrderedPlan, attend_in_order, plan_in_order
+from kernels.triton_support import uses_triton
 
-__all__ = ["AttentionBatch", "AttentionPlan", "paged_attention", "plan_attention"]
+__all__ = [
+    "AttentionBatch",
+    "AttentionPlan",
+    "OrderedPlan",
+    "Plan",
+    "TilePlan",
+    "paged_attention",
+    "plan_attention",
+]
+
+Plan = AttentionPlan | TilePlan | OrderedPlan
 
 
-def paged_attention(
-    query: Tensor, k_cache: Tensor, v_cache: Tensor, plan: AttentionPlan, *, scale: float
+def plan_attention(  # noqa: PLR0913 - a step's plan depends on the model's shape
+    batch: AttentionBatch,
+    *,
+    block_size: int,
+    num_query_heads: int,
+    num_kv_heads: int,
+    head_dim: int | None = None,
+    sliding_window: int | None = None,
+    has_full_layers: bool = False,
+    deterministic: bool = False,
+    dtype: torch.dtype,
+    device: torch.device | str,
+) -> Plan:
+    """Locate keys, decide what is computed together, and cut it into pieces of work.
+
+    `sliding_window`: a key is hidden from rows `sliding_window` or more positions after it; a
+    tree node's position is tree_start + depth, its depth the number of its ancestors in the
+    mask. `has_full_layers`: the model also has layers without the window, so plan both.
+    `deterministic`: a row's result is the same bits whatever else is in the batch. `head_dim` is
+    needed for it and for Triton's kernels. Raises ValueError for trees of more than 256 nodes
+    and batches of more than 1024 sequences there.
+    """
+    device = torch.device(device)
+    if deterministic or uses_triton(device):
+        if head_dim is None:
+            raise ValueError("plan_attention needs head_dim here")
+        if uses_triton(device):
+            tiles = plan_tiles(
+                batch,
+                num_query_heads=num_query_heads,
+                num_kv_heads=num_kv_heads,
+                head_dim=head_dim,
+                sliding_window=sliding_window,
+                has_full_layers=has_full_layers,
+                deterministic=deterministic,
+                dtype=dtype,
+                device=device,
+            )
+            tiles.prepare()
+            return tiles
+        return plan_in_order(
+            batch,
+            block_size=block_size,
+            num_query_heads=num_query_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            sliding_window=sliding_window,
+            has_full_layers=has_full_layers,
+            dtype=dtype,
+            device=device,
+        )
+    return plan_spans(
+        batch,
+        block_size=block_size,
+        num_query_heads=num_query_heads,
+        num_kv_heads=num_kv_heads,
+        sliding_window=sliding_window,
+        has_full_layers=has_full_layers,
+        dtype=dtype,
+        device=device,
+    )
+
+
+def paged_attention(  # noqa: PLR0913 - a cache with scales is two tensors more
+    query: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    plan: Plan,
+    *,
+    scale: float,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    softcap: float | None = None,
 ) -> Tensor:
     """Softmax attention of each query row over the keys that the plan shows it.
 
     query: [n, num_query_heads, head_dim]; k_cache, v_cache: [num_blocks, block_size,
-    num_kv_heads, head_dim], this step's rows already written. Query head h reads key-value head
-    h // (num_query_heads / num_kv_heads). Returns [n, num_query_heads, head_dim].
+    num_kv_heads, head_dim], this step's rows already written, all numbers finite. Query head h
+    reads key-value head h // (num_query_heads / num_kv_heads). Scores are query * key * scale,
+    and with `softcap` softcap * tanh(score / softcap). A cache of float8_e4m3fn holds numbers to
+    be multiplied by k_scale, v_scale: float32 [num_blocks, block_size, num_kv_heads]. Returns
+    [n, num_query_heads, head_dim]; rows of no sequence are left unwritten.
     """
-    if len(plan.spans) + len(plan.groups) == 1:
-        if plan.spans:
-            return _attend_span(query, k_cache, v_cache, plan.spans[0], scale)
-        if plan.groups[0].rows is None:
-            return _attend_group(query, k_cache, v_cache, plan.groups[0], scale)
-    output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-    for span in plan.spans:
-        rows = query[span.start : span.end]
-        output[span.start : span.end] = _attend_span(rows, k_cache, v_cache, span, scale)
-    for group in plan.groups:
-        if group.rows is None:
-            return _attend_group(query, k_cache, v_cache, group, scale)
-        attended = _attend_group(query.index_select(0, group.rows), k_cache, v_cache, group, scale)
-        output.index_copy_(0, group.targets, attended.index_select(0, group.sources))
-    return output
-
-
-def _attend_span(
-    query: Tensor, k_cache: Tensor, v_cache: Tensor, span: Span, scale: float
-) -> Tensor:
-    """One sequence. query: [nq, num_query_heads, head_dim], the result as well.
-
-    Heads that share keys are packed into one tile, so keys and values are never repeated:
-    [num_kv_heads, nq * group_size, head_dim]. For many rows the group is a head dimension with
-    keys of stride 0, which can use the causal kernel: half the work.
-    """
-    num_rows, num_query_heads, head_dim = query.shape
-    num_kv_heads = k_cache.shape[2]
-    group_size = num_query_heads // num_kv_heads
-    key, value = _heads_of(k_cache, span.slots), _heads_of(v_cache, span.slots)
-    if span.has_scores:
-        assert span.mask is not None
-        packed = _pack(query, 1, num_kv_heads).squeeze(0)  # [kv heads, nq * group_size, dim]
-        scores = torch.bmm(packed, key.squeeze(0).transpose(1, 2))
-        weights = torch.softmax(torch.add(span.mask, scores, alpha=scale), -1)
-        attended = torch.bmm(weights, value.squeeze(0)).unsqueeze(0)
-        return _unpack(attended, num_rows, num_query_heads)
-    if span.is_packed:
-        attended = F.scaled_dot_product_attention(
-            _pack(query, 1, num_kv_heads), key, value, attn_mask=span.mask, scale=scale
+    if isinstance(plan, AttentionPlan):
+        return attend_spans(
+            query,
+            k_cache,
+            v_cache,
+            plan,
+            scale=scale,
+            k_scale=k_scale,
+            v_scale=v_scale,
+            softcap=softcap,
         )
-        return _unpack(attended, num_rows, num_query_heads)
-    shape = (num_kv_heads, group_size, key.shape[2], head_dim)
-    attended = F.scaled_dot_product_attention(
-        query.view(num_rows, num_kv_heads, group_size, head_dim).permute(1, 2, 0, 3),
-        key.transpose(0, 1).expand(shape),
-        value.transpose(0, 1).expand(shape),
-        attn_mask=span.mask,
-        is_causal=span.is_causal,
+    if isinstance(plan, TilePlan):
+        return attend_tiles(
+            query,
+            k_cache,
+            v_cache,
+            plan,
+            scale=scale,
+            k_scale=k_scale,
+            v_scale=v_scale,
+            softcap=softcap,
+        )
+    return attend_in_order(
+        query,
+        k_cache,
+        v_cache,
+        plan,
         scale=scale,
-    )  # [num_kv_heads, group_size, nq, head_dim]
-    return attended.permute(2, 0, 1, 3).reshape(num_rows, num_query_heads, head_dim)
-
-
-def _attend_group(
-    query: Tensor, k_cache: Tensor, v_cache: Tensor, group: Group, scale: float
-) -> Tensor:
-    """Several sequences. query: [batch * max_rows, num_query_heads, head_dim], as the result."""
-    num_rows, num_query_heads, head_dim = query.shape
-    num_kv_heads, batch_size = k_cache.shape[2], group.batch_size
-    shape = (batch_size, -1, num_kv_heads, head_dim)
-    key = k_cache.flatten(0, 1).index_select(0, group.slots).view(shape).transpose(1, 2)
-    value = v_cache.flatten(0, 1).index_select(0, group.slots).view(shape).transpose(1, 2)
-    attended = F.scaled_dot_product_attention(
-        _pack(query, batch_size, num_kv_heads), key, value, attn_mask=group.mask, scale=scale
+        softcap=softcap,
+        k_scale=k_scale,
+        v_scale=v_scale,
     )
-    return _unpack(attended, num_rows, num_query_heads)
-
-
-def _heads_of(cache: Tensor, slots: range | Tensor) -> Tensor:
-    """[1, num_kv_heads, num_keys, head_dim] of the slots, without a copy for a range."""
-    if isinstance(slots, range):
-        _, _, num_heads, head_dim = cache.shape
-        _, slot_stride, head_stride, _ = cache.stride()
-        return cache.as_strided(  # one call where slicing and transposing take four
-            (1, num_heads, len(slots), head_dim),
-            (0, head_stride, slot_stride, 1),
-            cache.storage_offset() + slots.start * slot_stride,
-        )
-    return cache.flatten(0, 1).index_select(0, slots).transpose(0, 1).unsqueeze(0)
-
-
-def _pack(query: Tensor, batch_size: int, num_kv_heads: int) -> Tensor:
-    """[batch * rows, query heads, dim] -> [batch, kv heads, rows * group_size, dim]."""
-    num_rows, num_query_heads, head_dim = query.shape
-    group_size = num_query_heads // num_kv_heads
-    if num_rows == batch_size:
-        return query.view(batch_size, num_kv_heads, group_size, head_dim)
-    tiles = query.view(batch_size, -1, num_kv_heads, group_size, head_dim).transpose(1, 2)
-    return tiles.reshape(batch_size, num_kv_heads, -1, head_dim)
-
-
-def _unpack(attended: Tensor, num_rows: int, num_query_heads: int) -> Tensor:
-    """[batch, kv heads, rows * group_size, dim] -> [batch * rows, query heads, dim]."""
-    batch_size, num_kv_heads, _, head_dim = attended.shape
-    if num_rows == batch_size:
-        return attended.reshape(num_rows, num_query_heads, head_dim)
-    group_size = num_query_heads // num_kv_heads
-    tiles = attended.view(batch_size, num_kv_heads, -1, group_size, head_dim).transpose(1, 2)
-    return tiles.reshape(num_rows, num_query_heads, head_dim)

@@ -6,6 +6,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels.rms_norm import RmsNorm
+from kernels.triton_support import jit, launch, next_power_of_2, rounded, tl, triton, uses_triton
+
+# Elements of the heads that a program rotates.
+_TILE = 1024
+
 ROPE_TYPES = ("default", "linear", "llama3")
 
 
@@ -73,6 +79,11 @@ class RotaryTable:
         self._head_dim = config.head_dim
 
     @property
+    def table(self) -> Tensor:
+        """[max_positions, 2 * head_dim]: a row is (cos, cos, -sin, sin) of half a head each."""
+        return self._table
+
+    @property
     def size_bytes(self) -> int:
         """Memory of the table."""
         return self._table.nbytes
@@ -95,3 +106,135 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def apply_rope(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """Rotate query [n, num_query_heads, head_dim] and key [n, num_kv_heads, head_dim]."""
     return rotate(query, cos, sin), rotate(key, cos, sin)
+
+
+def norm_and_rotate_reference(
+    heads: Tensor, positions: Tensor, rotary: RotaryTable, *, norm: RmsNorm | None = None
+) -> Tensor:
+    """`norm_and_rotate` in torch; in half precision it rounds between the norm and the rotation."""
+    return rotate(heads if norm is None else norm(heads), *rotary.gather(positions))
+
+
+@jit
+def rotated_halves(  # type: ignore[no-untyped-def] # noqa: PLR0913
+    row_heads,
+    head,
+    weight,
+    table,
+    position,
+    max_positions,
+    eps,
+    HAS_NORM: tl.constexpr,
+    NUM_HEADS: tl.constexpr,
+    NUM_ROTATED: tl.constexpr,
+    HALF: tl.constexpr,
+    HALF_BLOCK: tl.constexpr,
+):
+    """The halves of heads of a row, float32 [heads, HALF_BLOCK] each, 0 beyond HALF.
+
+    The first NUM_ROTATED of the row's heads are normalised and rotated, others are as they were.
+    Rows that only fill up a CUDA graph may be at any position; they get one of the table.
+    """
+    columns = tl.arange(0, HALF_BLOCK)
+    is_inside = (head < NUM_HEADS)[:, None] & (columns < HALF)[None, :]
+    at = head[:, None] * (2 * HALF) + columns[None, :]
+    first = tl.load(row_heads + at, mask=is_inside, other=0.0).to(tl.float32)
+    second = tl.load(row_heads + at + HALF, mask=is_inside, other=0.0).to(tl.float32)
+    is_rotated = (head < NUM_ROTATED)[:, None]
+    normed_first, normed_second = first, second
+    if HAS_NORM:
+        squares = tl.sum(first * first + second * second, axis=1)  # [heads]
+        inverse = tl.rsqrt(squares / (2 * HALF) + eps)[:, None]
+        weighted = is_inside & is_rotated
+        normed_first *= inverse * tl.load(weight + at, mask=weighted, other=0.0).to(tl.float32)
+        normed_second *= inverse * tl.load(weight + at + HALF, mask=weighted, other=0.0).to(
+            tl.float32
+        )
+    place = tl.minimum(tl.maximum(position, 0), max_positions - 1).to(tl.int64)
+    angles = table + place * (4 * HALF) + columns
+    cos = tl.load(angles, mask=columns < HALF, other=0.0).to(tl.float32)[None, :]
+    sin = tl.load(angles + 3 * HALF, mask=columns < HALF, other=0.0).to(tl.float32)[None, :]
+    turned_first = normed_first * cos - normed_second * sin
+    turned_second = normed_second * cos + normed_first * sin
+    return tl.where(is_rotated, turned_first, first), tl.where(is_rotated, turned_second, second)
+
+
+@jit
+def _norm_and_rotate_kernel(  # type: ignore[no-untyped-def] # noqa: PLR0913
+    heads,
+    positions,
+    table,
+    weight,
+    result,
+    row_stride,
+    max_positions,
+    eps,
+    HAS_NORM: tl.constexpr,
+    NUM_HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    HEADS: tl.constexpr,
+    HALF_BLOCK: tl.constexpr,
+):
+    """Program (i, j): heads j * HEADS and so on of row i."""
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    columns = tl.arange(0, HALF_BLOCK)
+    first, second = rotated_halves(
+        heads + row * row_stride,
+        head,
+        weight,
+        table,
+        tl.load(positions + row),
+        max_positions,
+        eps,
+        HAS_NORM,
+        NUM_HEADS,
+        NUM_HEADS,
+        HALF,
+        HALF_BLOCK,
+    )
+    is_inside = (head < NUM_HEADS)[:, None] & (columns < HALF)[None, :]
+    at = head[:, None] * (2 * HALF) + columns[None, :]
+    target = result + row * (2 * HALF * NUM_HEADS) + at
+    tl.store(target, rounded(first, result.dtype.element_ty), mask=is_inside)
+    tl.store(target + HALF, rounded(second, result.dtype.element_ty), mask=is_inside)
+
+
+def heads_per_program(num_heads: int, head_dim: int) -> int:
+    """How many heads make a tile of a row; a power of 2, whatever the number of rows."""
+    return min(max(_TILE // next_power_of_2(head_dim), 1), next_power_of_2(num_heads))
+
+
+def norm_and_rotate(
+    heads: Tensor, positions: Tensor, rotary: RotaryTable, *, norm: RmsNorm | None = None
+) -> Tensor:
+    """Query and key heads as attention wants them: each normalised (QK-norm) and then rotated.
+
+    heads: [n, num_heads, head_dim], a row's heads contiguous; positions: [n] int64; norm: with a
+    weight of [num_heads, head_dim]. Returns [n, num_heads, head_dim]. A position outside the table
+    is an IndexError on the CPU; a GPU takes the nearest one. Su et al., 2021; Henry et al., 2020.
+    """
+    if not uses_triton(heads):
+        return norm_and_rotate_reference(heads, positions, rotary, norm=norm)
+    num_rows, num_heads, head_dim = heads.shape
+    result = torch.empty(heads.shape, dtype=heads.dtype, device=heads.device)
+    tile = heads_per_program(num_heads, head_dim)
+    launch(
+        _norm_and_rotate_kernel,
+        (num_rows, triton.cdiv(num_heads, tile)),
+        heads,
+        positions,
+        rotary.table,
+        None if norm is None else norm.weight,
+        result,
+        heads.stride(0),
+        rotary.table.shape[0],
+        0.0 if norm is None else norm.eps,
+        num_warps=4,
+        HAS_NORM=norm is not None,
+        NUM_HEADS=num_heads,
+        HALF=head_dim // 2,
+        HEADS=tile,
+        HALF_BLOCK=next_power_of_2(head_dim // 2),
+    )
+    return result

@@ -1,11 +1,47 @@
-"""The target distribution of a request: temperature, top-k, top-p and min-p, row by row."""
+"""What a request samples from, and its likeliest or drawn tokens, row by row.
+
+A token is drawn as argmax(log target + Gumbel noise), so drawing is ranking; the noise is a
+function of its key (kernels/gumbel_noise.py) and never stored.
+"""
+
+from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor
 
-# Truncations are worked out on the likeliest tokens; the whole vocabulary is sorted only where a
-# nucleus reaches beyond them.
-_NUM_LIKELIEST = 256
+from kernels.floor_search import scaled
+from kernels.gumbel_noise import gumbel_noise, gumbel_of
+from kernels.sampling_rows import SamplingRows, SamplingTable
+from kernels.triton_support import jit, launch, next_power_of_2, tl, uses_triton
+from kernels.truncation_floor import floor_of_scores, truncation_floor
+
+__all__ = [
+    "MAX_TOP_TOKENS",
+    "SamplingRows",
+    "SamplingTable",
+    "TopTokens",
+    "log_target",
+    "perturb",
+    "top_tokens",
+]
+
+MAX_TOP_TOKENS: Final = 8
+_CHUNK: Final = 2048  # tokens that one program reads
+_NUM_WARPS: Final = 8
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class TopTokens:
+    """The best tokens of each row, the best first.
+
+    token_ids: int64 [num_rows, num_tokens]. scores: float32 [num_rows, num_tokens]. log_totals:
+    float32 [num_rows], the log of the sum of exp(score) over the row, where it was asked for.
+    """
+
+    token_ids: Tensor
+    scores: Tensor
+    log_totals: Tensor | None
 
 
 def log_target(
@@ -15,7 +51,8 @@ def log_target(
 
     logits: float32 [num_rows, vocab_size]; the parameters: [num_rows] (float32, top_k int64), with
     temperature > 0; top_k 0, top_p 1 and min_p 0 are off. Tokens that are cut have -inf; of equal
-    logits at the border all stay. The likeliest token always stays.
+    logits at the border all stay. The likeliest token always stays. In torch, on every device;
+    waits for the device.
     """
     scores = logits / temperature[:, None]  # [num_rows, vocab_size]
     vocab_size = scores.shape[1]
@@ -23,38 +60,288 @@ def log_target(
     cuts_p = top_p < 1.0
     if not bool((cuts_k | cuts_p | (min_p > 0)).any()):
         return scores
-    floor = _truncation_floor(scores, top_k.where(cuts_k, vocab_size), top_p, min_p)
+    floor = floor_of_scores(scores, top_k.where(cuts_k, vocab_size), top_p, min_p)
     return scores.masked_fill(scores < floor, float("-inf"))
 
 
-def _truncation_floor(scores: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
-    """The least score that stays in each row, [num_rows, 1]."""
-    vocab_size = scores.shape[1]
-    largest_k = int(top_k.where(top_k < vocab_size, 0).max())
-    num_sorted = min(vocab_size, max(_NUM_LIKELIEST, largest_k))
-    ordered = scores.topk(num_sorted).values  # [num_rows, num_sorted], descending
-    log_total = scores.logsumexp(-1, keepdim=True)
-    if num_sorted < vocab_size:
-        covered = ordered.logsumexp(-1, keepdim=True) - log_total
-        rows_need_more = (top_k >= vocab_size) & (covered[:, 0].exp() < top_p)
-        if bool((rows_need_more & (top_p < 1.0)).any()):
-            ordered = scores.sort(-1, descending=True).values
-            num_sorted = vocab_size
-    ranks = torch.arange(num_sorted, device=scores.device)
-    in_top_k = ranks < top_k[:, None]
-    # Whoever keeps the whole vocabulary at this stage is normalised over all of it.
-    kept = ordered.masked_fill(~in_top_k, float("-inf"))
-    keeps_all = (top_k >= vocab_size)[:, None]
-    log_kept = torch.where(keeps_all, log_total, kept.logsumexp(-1, keepdim=True))
-    probs = (kept - log_kept).exp()
-    mass_before = probs.cumsum(-1) - probs
-    # Rounded sums reach 1 too early, so a top-p of 1 must not be compared with them.
-    nucleus = torch.where(top_p < 1.0, top_p, float("inf"))[:, None]
-    stays = in_top_k & ((mass_before < nucleus) | (ranks == 0))
-    # min-p compares with the likeliest token, so renormalising would not change it.
-    stays &= ordered >= ordered[:, :1] + min_p.log()[:, None]
-    stays[:, 0] = True
-    floor = ordered.masked_fill(~stays, float("inf")).amin(-1, keepdim=True)
-    # A row without top-k and top-p keeps what min-p leaves, also beyond the sorted part.
-    only_min_p = keeps_all & (top_p >= 1.0)[:, None]
-    return torch.where(only_min_p, ordered[:, :1] + min_p.log()[:, None], floor)
+# ---- the specification ----------------------------------------------------------------------
+
+
+def _reference_scores(logits: Tensor, rows: SamplingRows, *, with_noise: bool) -> Tensor:
+    if not rows.has_sampled:
+        return logits
+    is_sampled = (rows.temperature > 0)[:, None]
+    scores = logits / rows.temperature[:, None].where(is_sampled, 1.0)  # [num_rows, vocab_size]
+    if rows.has_truncation:
+        floor = truncation_floor(logits, rows)[:, None]
+        scores.masked_fill_(scores < floor, -torch.inf)
+    if with_noise:
+        scores += gumbel_noise(rows.noise_keys, logits.shape[1]).where(is_sampled, 0.0)
+    return scores
+
+
+def _order(scores: Tensor) -> Tensor:
+    """int64 numbers in the order of the scores, equal ones by descending token id."""
+    bits = (scores + 0.0).view(torch.int32)  # the two zeros are one
+    ascending = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(torch.int64)
+    token_ids = torch.arange(scores.shape[1], device=scores.device)
+    return (ascending << 32) + (0xFFFFFFFF - token_ids)
+
+
+def _reference_top(
+    logits: Tensor, rows: SamplingRows, num_tokens: int, *, with_totals: bool
+) -> TopTokens:
+    scores = _reference_scores(logits, rows, with_noise=True)
+    if num_tokens == 1:
+        token_ids = scores.argmax(-1, keepdim=True)
+    else:
+        token_ids = _order(scores).topk(num_tokens).indices
+    return TopTokens(
+        token_ids=token_ids,
+        scores=scores.gather(1, token_ids),
+        log_totals=scores.logsumexp(-1) if with_totals else None,
+    )
+
+
+# ---- in Triton ------------------------------------------------------------------------------
+
+
+@jit
+def _scores_of(  # type: ignore[no-untyped-def]  # noqa: PLR0913
+    logits,
+    token_ids,
+    row,
+    temperature_ptr,
+    floor_ptr,
+    keys_ptr,
+    IS_SAMPLED: tl.constexpr,
+    IS_CUT: tl.constexpr,
+    HAS_NOISE: tl.constexpr,
+):
+    """log target + noise of some of a row's tokens; their logits where it is greedy."""
+    scores = logits
+    if IS_SAMPLED:
+        temperature = tl.load(temperature_ptr + row)
+        if temperature > 0:
+            scores = scaled(logits, temperature)
+            if IS_CUT:
+                floor = tl.load(floor_ptr + row)
+                scores = tl.where(scores < floor, float("-inf"), scores)
+            if HAS_NOISE:
+                key_low, key_high = tl.load(keys_ptr + 2 * row), tl.load(keys_ptr + 2 * row + 1)
+                scores += gumbel_of(key_low, key_high, token_ids)
+    return scores
+
+
+@jit
+def _perturb_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0913
+    scores_ptr,
+    logits_ptr,
+    temperature_ptr,
+    floor_ptr,
+    keys_ptr,
+    logits_stride,
+    vocab_size,
+    IS_CUT: tl.constexpr,
+    HAS_NOISE: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    token_ids = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
+    is_token = token_ids < vocab_size
+    logits = tl.load(logits_ptr + row * logits_stride + token_ids, mask=is_token)
+    scores = _scores_of(
+        logits, token_ids, row, temperature_ptr, floor_ptr, keys_ptr, True, IS_CUT, HAS_NOISE
+    )
+    tl.store(scores_ptr + row * vocab_size + token_ids, scores, mask=is_token)
+
+
+@jit
+def _chunk_top_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0913
+    best_ptr,
+    peaks_ptr,
+    sums_ptr,
+    logits_ptr,
+    temperature_ptr,
+    floor_ptr,
+    keys_ptr,
+    logits_stride,
+    vocab_size,
+    IS_SAMPLED: tl.constexpr,
+    IS_CUT: tl.constexpr,
+    HAS_TOTALS: tl.constexpr,
+    NUM_TOKENS: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """The best tokens of one chunk of a row, as numbers in `_order`, and its share of the total."""
+    row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    token_ids = chunk * CHUNK + tl.arange(0, CHUNK)
+    is_token = token_ids < vocab_size
+    logits = tl.load(
+        logits_ptr + row * logits_stride + token_ids, mask=is_token, other=float("-inf")
+    )
+    scores = _scores_of(
+        logits, token_ids, row, temperature_ptr, floor_ptr, keys_ptr, IS_SAMPLED, IS_CUT, True
+    )
+    place = row * tl.num_programs(1) + chunk
+    if HAS_TOTALS:
+        peak = tl.max(scores, axis=0)
+        tl.store(peaks_ptr + place, peak)
+        weights = tl.exp(scores - tl.where(peak == float("-inf"), 0.0, peak))
+        tl.store(sums_ptr + place, tl.sum(weights, axis=0))
+    bits = tl.where(scores == 0.0, 0.0, scores).to(tl.int32, bitcast=True)  # the two zeros are one
+    ascending = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)
+    order = (ascending << 32) + (0xFFFFFFFF - token_ids.to(tl.int64))
+    order = tl.where(is_token, order, -0x8000000000000000)
+    for rank in tl.static_range(NUM_TOKENS):
+        best = tl.max(order, axis=0)
+        tl.store(best_ptr + place * NUM_TOKENS + rank, best)
+        if rank + 1 < NUM_TOKENS:
+            order = tl.where(order == best, -0x8000000000000000, order)
+
+
+@jit
+def _merge_top_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0913
+    token_ids_ptr,
+    scores_ptr,
+    log_totals_ptr,
+    best_ptr,
+    peaks_ptr,
+    sums_ptr,
+    num_chunks,
+    HAS_TOTALS: tl.constexpr,
+    NUM_TOKENS: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    PLACES: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    num_places = num_chunks * NUM_TOKENS
+    places = tl.arange(0, PLACES)
+    order = tl.load(
+        best_ptr + row * num_places + places, mask=places < num_places, other=-0x8000000000000000
+    )
+    for rank in tl.static_range(NUM_TOKENS):
+        best = tl.max(order, axis=0)
+        order = tl.where(order == best, -0x8000000000000000, order)
+        bits = (best >> 32).to(tl.int32)
+        score = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+        tl.store(token_ids_ptr + row * NUM_TOKENS + rank, 0xFFFFFFFF - (best & 0xFFFFFFFF))
+        tl.store(scores_ptr + row * NUM_TOKENS + rank, score)
+    if HAS_TOTALS:
+        chunks = tl.arange(0, CHUNKS)
+        is_chunk = chunks < num_chunks
+        peaks = tl.load(peaks_ptr + row * num_chunks + chunks, mask=is_chunk, other=float("-inf"))
+        sums = tl.load(sums_ptr + row * num_chunks + chunks, mask=is_chunk, other=0.0)
+        peak = tl.max(peaks, axis=0)
+        total = tl.sum(sums * tl.exp(peaks - tl.where(peak == float("-inf"), 0.0, peak)), axis=0)
+        tl.store(log_totals_ptr + row, peak + tl.log(total))
+
+
+def _floor_if_cut(logits: Tensor, rows: SamplingRows) -> Tensor | None:
+    is_cut = rows.has_sampled and rows.has_truncation
+    return truncation_floor(logits, rows) if is_cut else None
+
+
+def _launch_perturb(logits: Tensor, rows: SamplingRows, *, with_noise: bool) -> Tensor:
+    num_rows, vocab_size = logits.shape
+    scores = torch.empty(num_rows, vocab_size, device=logits.device)
+    launch(
+        _perturb_kernel,
+        (num_rows, -(-vocab_size // _CHUNK)),
+        scores,
+        logits,
+        rows.temperature,
+        _floor_if_cut(logits, rows),
+        rows.noise_keys,
+        logits.stride(0),
+        vocab_size,
+        num_warps=_NUM_WARPS,
+        IS_CUT=rows.has_truncation,
+        HAS_NOISE=with_noise,
+        CHUNK=_CHUNK,
+    )
+    return scores
+
+
+def _launch_top(
+    logits: Tensor, rows: SamplingRows, num_tokens: int, *, with_totals: bool
+) -> TopTokens:
+    num_rows, vocab_size = logits.shape
+    num_chunks = -(-vocab_size // _CHUNK)
+    device = logits.device
+    best = torch.empty(num_rows, num_chunks, num_tokens, dtype=torch.int64, device=device)
+    peaks, sums, log_totals = None, None, None
+    if with_totals:
+        peaks = torch.empty(num_rows, num_chunks, device=device)
+        sums = torch.empty_like(peaks)
+        log_totals = torch.empty(num_rows, device=device)
+    token_ids = torch.empty(num_rows, num_tokens, dtype=torch.int64, device=device)
+    scores = torch.empty(num_rows, num_tokens, device=device)
+    launch(
+        _chunk_top_kernel,
+        (num_rows, num_chunks),
+        best,
+        peaks,
+        sums,
+        logits,
+        rows.temperature,
+        _floor_if_cut(logits, rows),
+        rows.noise_keys,
+        logits.stride(0),
+        vocab_size,
+        num_warps=_NUM_WARPS,
+        IS_SAMPLED=rows.has_sampled,
+        IS_CUT=rows.has_sampled and rows.has_truncation,
+        HAS_TOTALS=with_totals,
+        NUM_TOKENS=num_tokens,
+        CHUNK=_CHUNK,
+    )
+    launch(
+        _merge_top_kernel,
+        (num_rows,),
+        token_ids,
+        scores,
+        log_totals,
+        best,
+        peaks,
+        sums,
+        num_chunks,
+        num_warps=_NUM_WARPS,
+        HAS_TOTALS=with_totals,
+        NUM_TOKENS=num_tokens,
+        CHUNKS=next_power_of_2(num_chunks),
+        PLACES=next_power_of_2(num_chunks * num_tokens),
+    )
+    return TopTokens(token_ids=token_ids, scores=scores, log_totals=log_totals)
+
+
+# ---- the launchers --------------------------------------------------------------------------
+
+
+def perturb(logits: Tensor, rows: SamplingRows, *, with_noise: bool = True) -> Tensor:
+    """log target + Gumbel noise of sampled rows, float32 [num_rows, vocab_size].
+
+    logits: float32 [num_rows, vocab_size]; greedy rows keep them. Without noise: the unnormalised
+    log target. Where no row is sampled, `logits` itself.
+    """
+    if rows.has_sampled and uses_triton(logits):
+        return _launch_perturb(logits, rows, with_noise=with_noise)
+    return _reference_scores(logits, rows, with_noise=with_noise)
+
+
+def top_tokens(
+    logits: Tensor, rows: SamplingRows, num_tokens: int, *, with_totals: bool = False
+) -> TopTokens:
+    """Each row's best tokens by log target + Gumbel noise; by logits where a row is greedy.
+
+    logits: float32 [num_rows, vocab_size]. Equal scores: the lowest token id first. With totals,
+    exp(score - log total) is the chance that a model which shares the noise agrees. Raises
+    ValueError for `num_tokens` outside [1, 8] or above the vocabulary.
+    """
+    if not 1 <= num_tokens <= min(MAX_TOP_TOKENS, logits.shape[1]):
+        raise ValueError(
+            f"num_tokens={num_tokens} must be in [1, {min(MAX_TOP_TOKENS, logits.shape[1])}]"
+        )
+    if uses_triton(logits):
+        return _launch_top(logits, rows, num_tokens, with_totals=with_totals)
+    return _reference_top(logits, rows, num_tokens, with_totals=with_totals)

@@ -3,7 +3,8 @@
 Triton exists on Linux only and takes time and memory to import, so it is loaded where its kernels
 can be wanted: on a machine with a GPU, for its interpreter (TRITON_INTERPRET=1, set before this
 module is imported), or by OUTRIDER_KERNELS=triton, which also compiles ahead of time without a GPU.
-Elsewhere `triton` and `tl` are None; a kernel touches them only when it is launched.
+Elsewhere `triton` is None, and of `tl` there is only the `constexpr` that kernels' definitions
+name: they touch the rest only when they are launched.
 """
 
 import functools
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import torch
@@ -22,7 +24,7 @@ os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 
 def _load() -> tuple[Any, Any]:
-    """(triton, triton.language) where kernels could be launched in this process, else Nones."""
+    """(triton, triton.language) where kernels could be launched in this process, else stand-ins."""
     is_wanted = (
         torch.cuda.is_available()
         or os.environ.get("TRITON_INTERPRET") == "1"
@@ -34,7 +36,7 @@ def _load() -> tuple[Any, Any]:
             import triton.language
 
             return triton, triton.language
-    return None, None
+    return None, SimpleNamespace(constexpr=lambda value: value)
 
 
 triton, tl = _load()
@@ -49,6 +51,7 @@ __all__ = [
     "next_power_of_2",
     "num_multiprocessors",
     "record_launches",
+    "rounded",
     "tl",
     "triton",
     "use_kernels",
@@ -59,7 +62,7 @@ KernelChoice = Literal["auto", "reference", "triton"]
 
 _IS_INTERPRETED = triton is not None and bool(triton.knobs.runtime.interpret)
 # A kernel may read it: the interpreter lacks a few things that every device has.
-INTERPRETED: Any = tl.constexpr(_IS_INTERPRETED) if tl is not None else _IS_INTERPRETED
+INTERPRETED: Any = tl.constexpr(_IS_INTERPRETED)
 
 _choice: ContextVar[KernelChoice | None] = ContextVar("kernel_choice", default=None)
 
@@ -208,3 +211,16 @@ def dot(left, right, sums):  # type: ignore[no-untyped-def]
     if INTERPRETED and left.dtype == tl.bfloat16:  # numpy has no bfloat16; products are exact
         return tl.dot(left.to(tl.float32), right.to(tl.float32), sums)
     return tl.dot(left, right, sums, input_precision="ieee")
+
+
+@jit
+def rounded(values, dtype):  # type: ignore[no-untyped-def]
+    """float32 values in another type, to nearest, ties to even, as every GPU's cast does.
+
+    The interpreter's own cast to bfloat16 cuts the last bits off.
+    """
+    if INTERPRETED and dtype == tl.bfloat16:
+        bits = values.to(tl.int32, bitcast=True)
+        nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) & -65536
+        values = tl.where(values == values, nearest.to(tl.float32, bitcast=True), values)
+    return values.to(dtype)

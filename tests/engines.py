@@ -17,11 +17,14 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from draft.budget import TreeBudget
 from draft.config import DraftConfig
+from draft.device_drafter import DeviceDrafter
 from draft.tasks import stream
 from draft.tree_drafter import TreeDrafter
 from engine.config import EngineConfig
 from engine.core import Engine
+from engine.device_rows import DeviceRows
 from engine.events import (
     AnswerHeld,
     EngineEvent,
@@ -32,10 +35,11 @@ from engine.events import (
     TokenLogprobs,
     TokensEmitted,
 )
+from engine.forest import Forest, ForestVerdicts, HostForest
 from engine.grammar import GrammarCompiler
 from engine.kv_view import KVView
 from engine.model import DecoderModel, DtypeName
-from engine.protocols import Drafter, Proposal, Verdict, Verifier
+from engine.protocols import Drafter, Proposal, Trees, Verdict, Verifier
 from engine.request import EngineRequest, SamplingParams, SpeculationParams, Tier
 from engine.runner import ForwardSlice, ModelRunner, PassOutput
 from engine.sequence import Sequence
@@ -106,11 +110,11 @@ def tiny_pair(
     )
 
 
-def engine_model(reference: PreTrainedModel) -> DecoderModel:
+def engine_model(reference: PreTrainedModel, device: torch.device | str = "cpu") -> DecoderModel:
     """The engine's model with the weights of a transformers one."""
     with tempfile.TemporaryDirectory() as folder:
         reference.save_pretrained(folder)
-        return DecoderModel.load(folder, dtype="float32")
+        return DecoderModel.load(folder, dtype="float32", device=device)
 
 
 @dataclass(frozen=True)
@@ -190,6 +194,8 @@ def make_engine(  # noqa: PLR0913 - one place that knows how the parts fit toget
     draft: DraftConfig | None = None,
     drafter: Drafter | None = None,
     speculates: bool = True,
+    on_device: bool = False,
+    budget: TreeBudget | None = None,
     large_blocks: int = 256,
     small_blocks: int = 256,
     block_size: int = 16,
@@ -198,7 +204,10 @@ def make_engine(  # noqa: PLR0913 - one place that knows how the parts fit toget
     verifier: Verifier | None = None,
     grammars: Mapping[Tier, GrammarCompiler] | None = None,
 ) -> Engine:
-    """Both tiers; drafts with the small model unless another drafter is given."""
+    """Both tiers; drafts with the small model unless another drafter is given.
+
+    `on_device`: trees grow without the host where they can.
+    """
     large = ModelRunner(
         model=pair.large,
         num_blocks=large_blocks,
@@ -211,8 +220,10 @@ def make_engine(  # noqa: PLR0913 - one place that knows how the parts fit toget
         block_size=block_size,
         prefix_caching=prefix_caching,
     )
-    if drafter is None and speculates:
-        drafter = TreeDrafter(runner=small, config=draft)
+    if drafter is None and speculates and on_device:
+        drafter = DeviceDrafter(runner=small, target=large, config=draft, budget=budget)
+    elif drafter is None and speculates:
+        drafter = TreeDrafter(runner=small, config=draft, budget=budget)
     return Engine(
         runners={"large": large, "small": small},
         verifier=verifier or CoupledVerifier(),
@@ -311,9 +322,12 @@ def watch_small_rows(engine: Engine) -> list[int]:
     forward = runner.forward
     rows: list[int] = []
 
-    def counted(slices: SequenceOf[ForwardSlice]) -> PassOutput:
-        rows.append(sum(len(piece.token_ids) for piece in slices))
-        return forward(slices)
+    def counted(
+        slices: SequenceOf[ForwardSlice], device_rows: DeviceRows | None = None
+    ) -> PassOutput:
+        num_rows = 0 if device_rows is None else device_rows.total_rows
+        rows.append(num_rows + sum(len(piece.token_ids) for piece in slices))
+        return forward(slices) if device_rows is None else forward(slices, device_rows)
 
     runner.forward = counted  # type: ignore[method-assign]
     return rows
@@ -349,7 +363,7 @@ class ScriptedDrafter:
 
     def propose(self, sequences: SequenceOf[Sequence]) -> Proposal:
         yield from ()
-        return [self._tree_for(sequence) for sequence in sequences]
+        return Trees(host={sequence.request_id: self._tree_for(sequence) for sequence in sequences})
 
     def recall(
         self, sequence: Sequence, *, max_nodes: int, num_rows: int, num_beside: int
@@ -358,6 +372,12 @@ class ScriptedDrafter:
 
     def commit(self, sequence: Sequence, verdict: Verdict) -> tuple[list[int], list[int]]:
         return [], []
+
+    def keep(self, forest: Forest, verdicts: ForestVerdicts) -> None:
+        raise AssertionError("no forest was proposed")
+
+    def commit_forest(self, forest: Forest, known: HostForest) -> Callable[[], None]:
+        raise AssertionError("no forest was proposed")
 
     def adopt(self, sequence: Sequence, view: KVView) -> None:
         view.release()

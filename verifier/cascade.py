@@ -31,12 +31,14 @@ token_specific keeps the large model's likeliest token only, so neither is lossl
 
 from collections.abc import Sequence as SequenceOf
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from engine.sampling import RowGroup, add_noise, log_targets, process_logits
 from engine.sequence import Sequence
 from engine.token_tree import TokenTree
+from kernels.upload import upload
 
 # The sides of eq. 10 are equal by themselves where the models agree (alpha 0) or where two tokens
 # have all the mass (alpha 1): rounding must not decide there, it differs from tree to tree.
@@ -71,10 +73,10 @@ def cascade_choices(
             groups.append(_row_group(sequence, tree, known))
         start += tree.num_nodes
     device = chosen.device
-    chosen = chosen.index_fill(0, torch.tensor(undecided, device=device), UNDECIDED)
+    chosen = chosen.index_fill(0, upload(np.array(undecided, np.int64), device), UNDECIDED)
     if not rows:
         return chosen
-    index = torch.tensor(rows, device=device)
+    index = upload(np.array(rows, np.int64), device)
     small_logits = process_logits(torch.stack(small).to(processed), groups)  # [num_rows, …]
     num_common = min(small_logits.shape[1], processed.shape[1])
     log_pi = log_mixture(small_logits[:, :num_common], processed[index, :num_common], groups)
@@ -101,7 +103,7 @@ def log_mixture(small: Tensor, large: Tensor, groups: SequenceOf[RowGroup]) -> T
         assert cascade is not None
         own = (cascade.alpha, float(cascade.rule == "opt"), float(sampling.is_greedy))
         parameters.extend([own] * len(group.depths))
-    columns = torch.tensor(parameters, dtype=torch.float32, device=small.device)  # [num_rows, 3]
+    columns = upload(np.array(parameters, np.float32), small.device)  # [num_rows, 3]
     alpha, is_opt, is_greedy = columns[:, :1], columns[:, 1:2] > 0, columns[:, 2:] > 0
     log_small = _concentrate(log_targets(small, groups), is_greedy)
     log_large = _concentrate(log_targets(large, groups), is_greedy)

@@ -11,14 +11,20 @@ from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine.protocols import Verdict
-from engine.sampling import RowGroup, add_noise, log_targets, process_logits
+from engine.forest import Forest, ForestVerdicts
+from engine.sampling import RowGroup, choose_tokens, process_logits
 from engine.sequence import Sequence
 from engine.token_tree import TokenTree
-from kernels.verify_tree import verify_tree
+from engine.verdict import Verdict
+from kernels.sample import SamplingTable, top_tokens
+from kernels.triton_support import uses_triton
+from kernels.upload import upload
+from kernels.verify_tree import verify_forest, verify_tree
 from verifier.cascade import UNDECIDED, cascade_choices
 
 
@@ -34,37 +40,47 @@ class CoupledVerifier:
             for sequence, tree in zip(sequences, trees, strict=True)
         ]
         processed = process_logits(logits, groups)
-        scores = add_noise(log_targets(processed, groups), groups)
-        chosen = by_target = scores.argmax(-1)  # [num_nodes]
+        chosen = by_target = choose_tokens(processed, groups)  # [num_nodes]
         if any(sequence.cascade is not None for sequence in sequences):
             chosen = cascade_choices(by_target, processed, sequences, trees)
-            return _with_unratified(trees, _walk(trees, chosen), by_target.tolist())
+            return _walk(trees, chosen, by_target)
         if all(tree.num_nodes == 1 for tree in trees):
             return [Verdict(accepted_nodes=[], token_ids=[token]) for token in chosen.tolist()]
         return _walk(trees, chosen)
 
+    def judge_forest(
+        self, forest: Forest, logits: Tensor, table: SamplingTable | None = None
+    ) -> ForestVerdicts:
+        """The same rule for trees on the device; only launched.
 
-def _with_unratified(
-    trees: SequenceOf[TokenTree], verdicts: SequenceOf[Verdict], by_target: list[int]
-) -> list[Verdict]:
-    """Verdicts that say which tokens the target alone would not have chosen at their nodes."""
-    starts = accumulate((tree.num_nodes for tree in trees), initial=0)
-    return [
-        replace(
-            verdict,
-            unratified=[
-                token != by_target[start + node]
-                for node, token in zip(verdict.nodes, verdict.token_ids, strict=True)
-            ],
+        logits: float32 [forest.total_rows, vocab_size]; the sequences have no rules and no cascade.
+        table: how they choose their tokens, where that is not what the forest says.
+        """
+        rows = (table or forest.sampling).rows(forest.tree_index, forest.depth)
+        paths = verify_forest(
+            top_tokens(logits, rows, 1).token_ids[:, 0],
+            forest.token_ids,
+            forest.parent_index,
+            forest.depth,
+            forest.tree_index,
+            num_trees=forest.num_trees,
+            max_depth=forest.max_depth,
         )
-        for start, verdict in zip(starts, verdicts, strict=False)
-    ]
+        return ForestVerdicts(
+            accepted_path=paths.accepted_path, emitted_tokens=paths.emitted_tokens
+        )
 
 
-def _walk(trees: SequenceOf[TokenTree], chosen: Tensor) -> list[Verdict]:
-    """Accepted paths of all trees."""
+def _walk(
+    trees: SequenceOf[TokenTree], chosen: Tensor, by_target: Tensor | None = None
+) -> list[Verdict]:
+    """Accepted paths of all trees.
+
+    by_target: what the target alone would have chosen at each node, where the verdicts are to say
+    which tokens it did not ratify.
+    """
     starts = list(accumulate((tree.num_nodes for tree in trees), initial=0))
-    flat = torch.tensor(
+    flat = np.array(
         [
             [token for tree in trees for token in tree.token_ids],
             [
@@ -75,26 +91,72 @@ def _walk(trees: SequenceOf[TokenTree], chosen: Tensor) -> list[Verdict]:
             [depth for tree in trees for depth in tree.depth],
             [index for index, tree in enumerate(trees) for _ in tree.token_ids],
         ],
-        dtype=torch.int64,
-        device=chosen.device,
+        dtype=np.int64,
     )  # [4, num_nodes]
-    verdicts = verify_tree(
-        chosen,
-        flat[0],
-        flat[1],
-        flat[2],
-        flat[3],
-        num_trees=len(trees),
-        max_depth=max(max(tree.depth) for tree in trees),
-    )
-    accepted = verdicts.is_accepted.tolist()
-    next_tokens = verdicts.next_token.tolist()
+    max_depth = max(max(tree.depth) for tree in trees)
+    follow = _follow_on_device if uses_triton(chosen) else _follow
+    paths, next_tokens, targets = follow(trees, chosen, by_target, flat, max_depth)
     result = []
-    for tree, start, next_token in zip(trees, starts, next_tokens, strict=False):
-        # Parents stand before children, so the accepted nodes stand in path order.
-        path = [node for node in range(1, tree.num_nodes) if accepted[start + node]]
+    for number, (tree, next_token) in enumerate(zip(trees, next_tokens, strict=True)):
+        path = [node - starts[number] for node in paths[number]]
         tokens = [tree.token_ids[node] for node in path]
         if next_token != UNDECIDED:
             tokens.append(next_token)
-        result.append(Verdict(accepted_nodes=path, token_ids=tokens))
+        verdict = Verdict(accepted_nodes=path, token_ids=tokens)
+        if targets:
+            own = targets[starts[number] :]
+            unratified = [t != own[n] for n, t in zip(verdict.nodes, tokens, strict=True)]
+            verdict = replace(verdict, unratified=unratified)
+        result.append(verdict)
     return result
+
+
+# Accepted flat nodes of each tree without its root; next tokens; what `by_target` says.
+_Found = tuple[list[list[int]], list[int], list[int]]
+
+
+def _follow(
+    trees: SequenceOf[TokenTree],
+    chosen: Tensor,
+    by_target: Tensor | None,
+    flat: npt.NDArray[np.int64],
+    max_depth: int,
+) -> _Found:
+    """The walk where reading a tensor costs nothing."""
+    verdicts = verify_tree(
+        chosen, *torch.from_numpy(flat).to(chosen.device), num_trees=len(trees), max_depth=max_depth
+    )
+    accepted = verdicts.is_accepted.tolist()
+    paths = []
+    start = 0
+    for tree in trees:
+        # Parents stand before children, so the accepted nodes stand in path order.
+        end = start + tree.num_nodes
+        paths.append([node for node in range(start + 1, end) if accepted[node]])
+        start = end
+    return paths, verdicts.next_token.tolist(), [] if by_target is None else by_target.tolist()
+
+
+def _follow_on_device(
+    trees: SequenceOf[TokenTree],
+    chosen: Tensor,
+    by_target: Tensor | None,
+    flat: npt.NDArray[np.int64],
+    max_depth: int,
+) -> _Found:
+    """The same with one copy to the host."""
+    num_trees = len(trees)
+    found = verify_forest(
+        chosen, *upload(flat, chosen.device), num_trees=num_trees, max_depth=max_depth
+    )
+    parts = [found.accepted_path.reshape(-1), found.next_token]
+    if by_target is not None:
+        parts.append(by_target)
+    numbers = torch.cat(parts).tolist()
+    num_places = num_trees * max_depth
+    paths = [
+        [node for node in numbers[tree * max_depth : (tree + 1) * max_depth] if node >= 0]
+        for tree in range(num_trees)
+    ]
+    end = num_places + num_trees
+    return paths, numbers[num_places:end], numbers[end:]

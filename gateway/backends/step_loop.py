@@ -52,12 +52,19 @@ class StepEngine(Protocol):
     def settle(self, request_id: str) -> None:
         """Hold the answer no longer at its end; one that is held ends. Unknown ids are ignored."""
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether `step` calls `while_busy` beside the device's work, not before it."""
+
     def step(
-        self, on_events: Callable[[list[EngineEvent]], None] | None = None
+        self,
+        on_events: Callable[[list[EngineEvent]], None] | None = None,
+        while_busy: Callable[[], None] | None = None,
     ) -> list[EngineEvent]:
         """Run one step. An empty list when there was nothing to do.
 
-        What is handed to `on_events` in the middle of the step is not returned again.
+        What is handed to `on_events` in the middle of the step is not returned again. `while_busy`
+        is called once, if possible while the device computes.
         """
 
     @property
@@ -82,19 +89,38 @@ class Channel(Protocol):
 
 
 def run_step_loop(engine: StepEngine, channel: Channel) -> None:
-    """Serve until `Stop`. What `Engine.step` raises is not caught here."""
+    """Serve until `Stop`. What `Engine.step` raises is not caught here.
+
+    Where the engine overlaps, a step's events are packed and sent, and new commands taken in, while
+    the device is busy with the next step.
+    """
+    unsent: list[EngineEvent] = []
+    arrived: list[Command] = []
+
+    def send_unsent() -> None:
+        if unsent:
+            channel.send(Events.pack(unsent))
+            unsent.clear()
 
     def send_events(events: list[EngineEvent]) -> None:
+        send_unsent()  # they came first
         channel.send(Events.pack(events))
 
+    def while_busy() -> None:
+        send_unsent()
+        arrived.extend(channel.receive(wait=False))
+
     while True:
-        commands = channel.receive(wait=not engine.has_work)
+        commands = arrived + channel.receive(wait=not (arrived or engine.has_work))
+        arrived.clear()
         for command in commands:
             if isinstance(command, Stop):
+                send_unsent()
                 return
             _apply(command, engine, channel)
-        if events := engine.step(send_events):
-            send_events(events)
+        unsent += engine.step(send_events, while_busy)
+        if not (engine.overlaps and engine.has_work):
+            send_unsent()
 
 
 def _apply(command: Command, engine: StepEngine, channel: Channel) -> None:

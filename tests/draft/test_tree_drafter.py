@@ -12,6 +12,7 @@ from draft.tree_drafter import TreeDrafter
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.noise import SequenceNoise
+from engine.protocols import DraftLogits
 from engine.request import CascadeParams, Source, SpeculationParams
 from engine.runner import ForwardSlice, ModelRunner
 from engine.sequence import Sequence
@@ -363,12 +364,12 @@ def test_a_cascade_always_knows_the_small_models_view_of_the_root(enabled: bool)
         token_ids=[*prompt, 5, 6],
     )
     proposal = drafter.propose([sequence])
-    slices = next(proposal)
+    slices = next(proposal).slices
     assert sum(len(piece.token_ids) for piece in slices) == 22
     output = runner.forward(slices)
     with pytest.raises(StopIteration) as stopped:
-        proposal.send(output.logits)
-    (tree,) = stopped.value.value
+        proposal.send(DraftLogits(of_slices=output.logits))
+    (tree,) = stopped.value.value.host.values()
     assert torch.equal(tree.draft_logits[0], output.logits[0])
     assert len(tree.draft_logits) == tree.num_nodes
     assert tree.num_draft_nodes == 0 or enabled
@@ -389,12 +390,13 @@ def test_every_node_that_the_small_model_computed_keeps_its_logits() -> None:
         token_ids=[*prompt, 5],
     )
     proposal = drafter.propose([sequence])
-    slices = next(proposal)
+    wanted = next(proposal)
     try:
         while True:
-            slices = proposal.send(runner.forward(slices).logits)
+            logits = runner.forward(wanted.slices).logits
+            wanted = proposal.send(DraftLogits(of_slices=logits))
     except StopIteration as stopped:
-        (tree,) = stopped.value
+        (tree,) = stopped.value.host.values()
     known = [logits is not None for logits in tree.draft_logits]
     assert known[0]
     assert 5 < sum(known) < tree.num_nodes

@@ -1,6 +1,5 @@
 """Our decoder against transformers' own, on the same random weights."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -10,77 +9,22 @@ from transformers import PreTrainedModel
 
 from engine.errors import UnsupportedModelError
 from engine.kv_cache import KVCache
-from engine.model import DecoderModel, ForwardOutput
+from engine.model import DecoderModel
 from kernels.compact_kv import compact_kv
-from kernels.paged_attention import AttentionBatch
+from tests.engine.passes import (
+    BLOCK_SIZE,
+    NUM_BLOCKS,
+    NUM_TOKENS,
+    PARENTS,
+    Rows,
+    ancestors_of,
+    make_table,
+    make_tokens,
+    new_cache,
+    run,
+    tree_rows,
+)
 from tests.models import HF_CONFIGS, save_hf_model
-
-BLOCK_SIZE = 4
-NUM_BLOCKS = 64
-NUM_TOKENS = 41
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rows:
-    """One sequence's part of a pass."""
-
-    token_ids: Tensor
-    num_computed: int  # keys in the cache before these rows
-    block_table: list[int]
-    tree_start: int | None = None
-    masks: list[int] | None = None
-    depths: list[int] | None = None
-
-
-def run(
-    model: DecoderModel, cache: KVCache, *sequences: Rows, rows: Tensor | None = None
-) -> ForwardOutput:
-    indptr, kv_lens, positions, slots = [0], [], [], []
-    for sequence in sequences:
-        count = len(sequence.token_ids)
-        first = sequence.num_computed
-        indptr.append(indptr[-1] + count)
-        kv_lens.append(first + count)
-        logical = range(first, first + count)
-        table = sequence.block_table
-        slots += [table[s // BLOCK_SIZE] * BLOCK_SIZE + s % BLOCK_SIZE for s in logical]
-        if sequence.depths is None:
-            positions += list(logical)
-        else:
-            assert sequence.tree_start is not None
-            positions += [sequence.tree_start + depth for depth in sequence.depths]
-    batch = AttentionBatch(
-        query_indptr=indptr,
-        kv_lens=kv_lens,
-        block_tables=[sequence.block_table for sequence in sequences],
-        tree_starts=[
-            kv_len if sequence.tree_start is None else sequence.tree_start
-            for kv_len, sequence in zip(kv_lens, sequences, strict=True)
-        ],
-        ancestor_masks=[sequence.masks for sequence in sequences],
-    )
-    return model.forward(
-        torch.cat([sequence.token_ids for sequence in sequences]),
-        torch.tensor(positions),
-        torch.tensor(slots),
-        model.plan_attention(batch, block_size=BLOCK_SIZE),
-        cache,
-        torch.arange(indptr[-1]) if rows is None else rows,
-    )
-
-
-def new_cache(model: DecoderModel) -> KVCache:
-    return KVCache(model.config, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, dtype=model.dtype)
-
-
-def make_table(seed: int) -> list[int]:
-    """Blocks in no order, disjoint for seeds 0 to 3."""
-    order = torch.randperm(16, generator=torch.Generator().manual_seed(seed)) + 16 * seed
-    return [int(block) for block in order]
-
-
-def make_tokens(count: int, seed: int = 0) -> Tensor:
-    return torch.randint(3, 131, (count,), generator=torch.Generator().manual_seed(seed))
 
 
 def hf_logits(hf: PreTrainedModel, token_ids: Tensor) -> Tensor:
@@ -154,17 +98,6 @@ def test_only_the_wanted_rows_come_back(pair: Pair, wanted: list[int]) -> None:
     assert_equal_logits(run(model, cache, following).logits, hf_logits(hf, longer)[-1:])
 
 
-PARENTS = [-1, 0, 0, 1, 1, 2, 3, 6, 0, 7, 9, 10, 11, 12]  # depth up to 9
-
-
-def ancestors_of(node: int) -> list[int]:
-    """The path from the root to the node."""
-    path = [node]
-    while PARENTS[path[0]] >= 0:
-        path.insert(0, PARENTS[path[0]])
-    return path
-
-
 @pytest.mark.parametrize("pieces", [[14], [1, 2, 5, 6]])
 def test_each_branch_of_a_tree_equals_its_plain_sequence(pair: Pair, pieces: list[int]) -> None:
     """In one pass, and level by level as a drafter grows a tree."""
@@ -174,15 +107,7 @@ def test_each_branch_of_a_tree_equals_its_plain_sequence(pair: Pair, pieces: lis
     run(model, cache, Rows(token_ids=prompt, num_computed=0, block_table=table))
     logits, done = [], 0
     for count in pieces:
-        paths = [ancestors_of(node) for node in range(done, done + count)]
-        rows = Rows(
-            token_ids=nodes[done : done + count],
-            num_computed=19 + done,
-            block_table=table,
-            tree_start=19,
-            masks=[sum(1 << node for node in path) for path in paths],
-            depths=[len(path) - 1 for path in paths],
-        )
+        rows = tree_rows(nodes[done : done + count], table, start=19, first=done)
         logits.append(run(model, cache, rows).logits)
         done += count
     ours = torch.cat(logits)
@@ -197,16 +122,7 @@ def test_after_compaction_the_accepted_path_continues(pair: Pair) -> None:
     prompt, nodes = make_tokens(19), make_tokens(len(PARENTS), seed=1)
     cache, table = new_cache(model), make_table(2)
     run(model, cache, Rows(token_ids=prompt, num_computed=0, block_table=table))
-    paths = [ancestors_of(node) for node in range(len(PARENTS))]
-    tree = Rows(
-        token_ids=nodes,
-        num_computed=19,
-        block_table=table,
-        tree_start=19,
-        masks=[sum(1 << node for node in path) for path in paths],
-        depths=[len(path) - 1 for path in paths],
-    )
-    run(model, cache, tree)
+    run(model, cache, tree_rows(nodes, table, start=19))
     path = ancestors_of(13)
     slots = [table[s // BLOCK_SIZE] * BLOCK_SIZE + s % BLOCK_SIZE for s in range(19, 40)]
     compact_kv(
@@ -238,14 +154,7 @@ def test_sequences_of_every_kind_share_a_pass(pair: Pair) -> None:
         cache,
         Rows(token_ids=prompts[0], num_computed=0, block_table=tables[0]),
         Rows(token_ids=one, num_computed=30, block_table=tables[1]),
-        Rows(
-            token_ids=nodes,
-            num_computed=19,
-            block_table=tables[2],
-            tree_start=19,
-            masks=[sum(1 << node for node in path) for path in paths],
-            depths=[len(path) - 1 for path in paths],
-        ),
+        tree_rows(nodes, tables[2], start=19),
         Rows(token_ids=chunk, num_computed=8, block_table=tables[3]),
     ).logits
     assert_equal_logits(output[:11], hf_logits(hf, prompts[0]))

@@ -8,6 +8,7 @@ prompts misbehave: they begin with one of the ids below.
 import json
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from engine.errors import (
@@ -61,8 +62,9 @@ class _Running:
 class ScriptedEngine:
     """See the module's docstring. `step_s` is how long a step takes."""
 
-    def __init__(self, *, step_s: float = 0.0) -> None:
+    def __init__(self, *, step_s: float = 0.0, overlaps: bool = False) -> None:
         self.running: dict[str, _Running] = {}
+        self.overlaps = overlaps
         self.step_s = step_s
         self.num_steps = 0
         self.num_idle_steps = 0
@@ -101,7 +103,11 @@ class ScriptedEngine:
             if not keeps_answer:
                 running.token_ids.clear()
 
-    def step(self, on_events: object = None) -> list[EngineEvent]:
+    def step(
+        self, on_events: object = None, while_busy: Callable[[], None] | None = None
+    ) -> list[EngineEvent]:
+        if while_busy is not None:
+            while_busy()
         if not self.running:
             self.num_idle_steps += 1
             return []

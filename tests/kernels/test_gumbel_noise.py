@@ -3,12 +3,20 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import chi2, gumbel_r, kstest
 
 from kernels import gumbel_noise as module
-from kernels.gumbel_noise import gumbel_bits, gumbel_noise, row_key
+from kernels.gumbel_noise import (
+    gumbel_bits,
+    gumbel_bits_of,
+    gumbel_noise,
+    gumbel_of,
+    row_key,
+    row_keys,
+    stream_key,
+)
+from kernels.triton_support import jit, launch, tl, triton, use_kernels
 
 SEEDS = st.integers(0, 2**64 - 1)
 ALPHA = 1e-4
@@ -34,7 +42,8 @@ def chi_square_p(observed: np.ndarray, probs: np.ndarray) -> float:
     expected = probs * observed.sum()
     assert expected.min() > 5
     statistic = float(((observed - expected) ** 2 / expected).sum())
-    return float(chi2.sf(statistic, len(probs) - 1))
+    stats = pytest.importorskip("scipy.stats")
+    return float(stats.chi2.sf(statistic, len(probs) - 1))
 
 
 def test_bits_of_known_keys_never_change() -> None:
@@ -47,16 +56,24 @@ def test_bits_of_known_keys_never_change() -> None:
     )
 
 
+def mix(bits: int) -> int:
+    bits ^= bits >> 16
+    bits = bits * 0x7FEB352D % 2**32
+    bits ^= bits >> 15
+    bits = bits * 0x846CA68B % 2**32
+    return bits ^ bits >> 16
+
+
+def unmix(bits: int) -> int:
+    bits ^= bits >> 16
+    bits = bits * pow(0x846CA68B, -1, 2**32) % 2**32
+    bits ^= bits >> 15 ^ bits >> 30
+    bits = bits * pow(0x7FEB352D, -1, 2**32) % 2**32
+    return bits ^ bits >> 16
+
+
 def reference_bits(key: tuple[int, int], token_id: int) -> int:
     """The generator in plain integers, from its description."""
-
-    def mix(bits: int) -> int:
-        bits ^= bits >> 16
-        bits = bits * 0x7FEB352D % 2**32
-        bits ^= bits >> 15
-        bits = bits * 0x846CA68B % 2**32
-        return bits ^ bits >> 16
-
     low, high = (word % 2**32 for word in key)
     return mix(mix(token_id ^ low) ^ high)
 
@@ -69,6 +86,21 @@ def test_bits_equal_the_description(seed: int, stream: int, position: int, vocab
     expected = [reference_bits(key, token_id) for token_id in range(vocab)]
     bits = gumbel_bits(torch.tensor([key], dtype=torch.int32), vocab)[0]
     assert [word % 2**32 for word in bits.tolist()] == expected
+
+
+@given(
+    rows=st.lists(st.tuples(SEEDS, st.integers(0, 64), st.integers(0, 2**20)), max_size=9),
+)
+def test_many_keys_at_once_are_the_same(rows: list[tuple[int, int, int]]) -> None:
+    streams = np.array([stream_key(seed, stream) for seed, stream, _ in rows], np.uint64)
+    positions = np.array([position for _, _, position in rows], np.int64)
+    expected = [list(row_key(*row)) for row in rows]
+    keys = row_keys(streams, positions)
+    assert keys.dtype == np.int32
+    assert keys.tolist() == expected
+    square = row_keys(streams[:, None], positions[None, :])
+    assert square.shape == (len(rows), len(rows), 2)
+    assert [square[i, i].tolist() for i in range(len(rows))] == expected
 
 
 @given(
@@ -93,6 +125,7 @@ def test_keys_tell_seed_stream_and_position_apart() -> None:
 
 
 def test_the_noise_is_standard_gumbel() -> None:
+    stats = pytest.importorskip("scipy.stats")
     keys = keys_of(*((3, 1, position) for position in range(500)))
     noise = gumbel_noise(keys, 2000).double()
     count = noise.numel()
@@ -100,7 +133,7 @@ def test_the_noise_is_standard_gumbel() -> None:
     assert abs(noise.mean() - 0.5772156649) < 5 * math.sqrt(variance / count)
     # The fourth central moment of a Gumbel variable is 5.4 variances squared.
     assert abs(noise.var() - variance) < 5 * variance * math.sqrt(4.4 / count)
-    assert kstest(noise.flatten()[::5].numpy(), gumbel_r.cdf).pvalue > ALPHA
+    assert stats.kstest(noise.flatten()[::5].numpy(), stats.gumbel_r.cdf).pvalue > ALPHA
     per_token = noise.mean(0)
     assert (per_token - 0.5772).abs().max() < 6 * math.sqrt(variance / 500)
 
@@ -150,3 +183,75 @@ def test_extreme_bits_give_finite_noise(monkeypatch: pytest.MonkeyPatch) -> None
     unsigned = extremes[0].to(torch.int64) % 2**32
     in_order = noise[unsigned.argsort()]
     assert (in_order.diff() <= 0).all()  # larger fractions never give larger noise
+
+
+# ---- the kernel -----------------------------------------------------------------------------
+
+needs_triton = pytest.mark.skipif(triton is None, reason="there is no triton for this system")
+
+
+@jit
+def _bits_kernel(bits_ptr, keys_ptr, vocab_size, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    row = tl.program_id(0)
+    tokens = tl.arange(0, BLOCK)
+    bits = gumbel_bits_of(tl.load(keys_ptr + 2 * row), tl.load(keys_ptr + 2 * row + 1), tokens)
+    places = bits_ptr + row * vocab_size + tokens
+    tl.store(places, bits.to(tl.int32, bitcast=True), mask=tokens < vocab_size)
+
+
+@jit
+def _noise_of_words_kernel(noise_ptr, words_ptr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    places = tl.arange(0, BLOCK)
+    words = tl.load(words_ptr + places)
+    tl.store(noise_ptr + places, gumbel_of(words ^ words, words, places))
+
+
+@needs_triton
+@settings(max_examples=15)
+@given(
+    rows=st.lists(st.tuples(SEEDS, st.integers(0, 9), st.integers(0, 2**20)), max_size=4),
+    vocab_size=st.integers(1, 1000),
+)
+def test_the_kernels_bits_are_the_same(
+    device: torch.device, rows: list[tuple[int, int, int]], vocab_size: int
+) -> None:
+    keys = keys_of(*rows).reshape(-1, 2).to(device)
+    bits = torch.full((len(rows), vocab_size), 77, dtype=torch.int32, device=device)
+    launch(_bits_kernel, (len(rows),), bits, keys, vocab_size, BLOCK=1024)
+    assert torch.equal(bits.cpu(), gumbel_bits(keys.cpu(), vocab_size))
+
+
+@needs_triton
+@settings(max_examples=15)
+@given(
+    rows=st.lists(st.tuples(SEEDS, st.integers(0, 9), st.integers(0, 2**20)), max_size=4),
+    vocab_size=st.sampled_from([1, 7, 1023, 1024, 1025, 3001]),
+)
+def test_the_kernels_noise_is_the_same_to_rounding(
+    device: torch.device, rows: list[tuple[int, int, int]], vocab_size: int
+) -> None:
+    keys = keys_of(*rows).reshape(-1, 2).to(device)
+    torch.use_deterministic_algorithms(True)  # what is allocated is poisoned
+    try:
+        with use_kernels("triton"):
+            noise = gumbel_noise(keys, vocab_size)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    torch.testing.assert_close(
+        noise.cpu(), gumbel_noise(keys.cpu(), vocab_size), rtol=1e-6, atol=2e-6
+    )
+
+
+@needs_triton
+def test_extreme_bits_are_the_same_to_rounding(device: torch.device) -> None:
+    # All sizes of 1 - w, also those that float32 cannot tell from 1, found by undoing the hash.
+    wanted = [0, 1, 2, 3, 100, 2**7, 2**8, 2**9, 2**12, 2**16, 2**20, 2**24, 2**28, 2**31]
+    wanted += [2**32 - 1 - number for number in wanted]
+    words = torch.tensor([unmix(bits) ^ mix(place) for place, bits in enumerate(wanted)])
+    words = torch.cat((words, torch.zeros(32 - len(wanted), dtype=torch.int64)))
+    words = ((words + 2**31) % 2**32 - 2**31).to(torch.int32)
+    noise = torch.full((32,), torch.nan, device=device)
+    launch(_noise_of_words_kernel, (1,), noise, words.to(device), BLOCK=32)
+    fractions = np.minimum((np.array(wanted, np.float32) + np.float32(0.5)) / 2**32, 1 - 2**-24)
+    expected = torch.from_numpy(-np.log(-np.log1p(-fractions.astype(np.float64))))
+    torch.testing.assert_close(noise.cpu().double()[: len(wanted)], expected, rtol=1e-6, atol=1e-6)

@@ -20,6 +20,7 @@ def naive_attention(
     *,
     scale: float,
     window: int | None,
+    softcap: float | None = None,
 ) -> Tensor:
     """The definition, one row at a time, in float64."""
     block_size, num_kv_heads = k_cache.shape[1:3]
@@ -45,16 +46,18 @@ def naive_attention(
                 for cache in (k_cache, v_cache)
             )  # [keys, num_query_heads, head_dim] each
             scores = torch.einsum("hd,khd->hk", query[start + i].double(), keys) * scale
+            if softcap is not None:
+                scores = softcap * torch.tanh(scores / softcap)
             result[start + i] = torch.einsum("hk,khd->hd", scores.softmax(-1), values)
     return result
 
 
 @st.composite
-def batches(draw: st.DrawFn) -> tuple[AttentionBatch, int, int]:
+def batches(draw: st.DrawFn, max_sequences: int = 5) -> tuple[AttentionBatch, int, int]:
     """(batch, block_size, num_blocks): causal and tree sequences over scattered blocks."""
     block_size = draw(st.sampled_from([1, 3, 4, 16]))
     indptr, kv_lens, tree_starts, masks = [0], [], [], []
-    for _ in range(draw(st.integers(0, 5))):
+    for _ in range(draw(st.integers(0, max_sequences))):
         num_rows = draw(st.sampled_from([0, 1, 1, 2, 5, 13, PACKED_MAX_ROWS + 3]))
         prefix = draw(st.integers(0, 40))
         if num_rows and num_rows < 20 and draw(st.booleans()):

@@ -1,8 +1,11 @@
-"""Truncation against transformers' own logits processors."""
+"""Truncation against transformers' own logits processors; the best tokens against the scores."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from transformers import (
@@ -13,7 +16,11 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from kernels.sample import log_target
+from kernels import sample as module
+from kernels import truncation_floor
+from kernels.gumbel_noise import gumbel_noise, row_key
+from kernels.sample import SamplingRows, log_target, perturb, top_tokens
+from kernels.triton_support import triton, use_kernels
 
 Row = tuple[float, int, float, float]  # temperature, top_k, top_p, min_p
 
@@ -123,3 +130,179 @@ def test_a_low_temperature_is_greedy(
     scores = ours(logits, [(temperature, *truncation)] * 3)
     assert not scores.isnan().any()
     assert torch.equal(scores.argmax(-1), logits.argmax(-1))
+
+
+# ---- the best tokens --------------------------------------------------------------------------
+
+SIZES = st.sampled_from([1, 2, 7, 255, 257, 700])
+CHOICES = [
+    "reference",
+    pytest.param("triton", marks=pytest.mark.skipif(triton is None, reason="there is no triton")),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_chunks(device: torch.device) -> Iterator[None]:
+    """The interpreter takes a vocabulary of hundreds for one of many chunks."""
+    with pytest.MonkeyPatch.context() as patch:
+        if device.type == "cpu":
+            patch.setattr(module, "_CHUNK", 128)
+            patch.setattr(truncation_floor, "_CHUNK", 256)
+            patch.setattr(truncation_floor, "_CAPACITY", 256)
+        yield
+
+
+@contextmanager
+def kernels(choice: str) -> Iterator[None]:
+    """Run these; what is allocated without a value is not a number."""
+    torch.use_deterministic_algorithms(choice == "triton")
+    try:
+        with use_kernels(choice):  # type: ignore[arg-type]
+            yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def rows_of(rows: list[Row], device: torch.device, *, seed: int = 0) -> SamplingRows:
+    temperature, top_k, top_p, min_p = torch.tensor(rows).reshape(-1, 4).T.contiguous()
+    keys = [row_key(seed, 1, position) for position in range(len(rows))]
+    return SamplingRows(
+        temperature=temperature.to(device),
+        top_k=top_k.to(torch.int32).to(device),
+        top_p=top_p.to(device),
+        min_p=min_p.to(device),
+        noise_keys=torch.tensor(keys, dtype=torch.int32).reshape(-1, 2).to(device),
+        has_sampled=any(row[0] > 0 for row in rows),
+        has_truncation=any(row[1] > 0 or row[2] < 1 or row[3] > 0 for row in rows if row[0] > 0),
+    )
+
+
+def scores_by_definition(logits: Tensor, rows: SamplingRows, floor: Tensor) -> Tensor:
+    """Row by row: the logits, or log target + noise; all on the CPU."""
+    scores = logits.clone()
+    for index, temperature in enumerate(rows.temperature.tolist()):
+        if temperature > 0:
+            scores[index] /= temperature
+            scores[index, scores[index] < floor[index]] = -torch.inf
+            keys = rows.noise_keys[index : index + 1].cpu()
+            scores[index] += gumbel_noise(keys, logits.shape[1])[0]
+    return scores
+
+
+MIXED_ROWS = st.lists(st.just((0.0, 5, 0.5, 0.5)) | ROWS, max_size=3)
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+@settings(max_examples=15)
+@given(
+    rows=MIXED_ROWS,
+    vocab_size=SIZES,
+    num_tokens=st.integers(1, 8),
+    spread=st.sampled_from([0.01, 1.0, 6.0]),
+    seed=st.integers(0, 2**32),
+)
+def test_the_best_tokens_are_those_of_the_definition(
+    device: torch.device,
+    choice: str,
+    rows: list[Row],
+    vocab_size: int,
+    num_tokens: int,
+    spread: float,
+    seed: int,
+) -> None:
+    num_tokens = min(num_tokens, vocab_size)
+    generator = torch.Generator().manual_seed(seed)
+    logits = spread * torch.randn(len(rows), vocab_size, generator=generator)
+    logits[:, 3::7] = -torch.inf
+    own = rows_of(rows, device, seed=seed)
+    with_totals = seed % 2 == 0
+    with kernels(choice):
+        top = top_tokens(logits.to(device), own, num_tokens, with_totals=with_totals)
+        # Tested by itself: whether a token on the very border stays depends on the last bit.
+        floor = truncation_floor.truncation_floor(logits.to(device), own).cpu()
+    scores = scores_by_definition(logits, own, floor)
+    best = scores.sort(descending=True, stable=True).values[:, :num_tokens]
+    torch.testing.assert_close(top.scores.cpu(), best, rtol=1e-5, atol=1e-5)
+    # Rounding may change places, but not what a token's score is.
+    torch.testing.assert_close(scores.gather(1, top.token_ids.cpu()), top.scores.cpu())
+    assert all(len(set(ids)) == num_tokens for ids in top.token_ids.tolist())
+    assert (top.log_totals is not None) == with_totals
+    if top.log_totals is not None:
+        torch.testing.assert_close(top.log_totals.cpu(), scores.logsumexp(-1))
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_of_equal_scores_the_lowest_token_is_the_best(device: torch.device, choice: str) -> None:
+    logits = torch.zeros(3, 400, device=device)
+    logits[0, [7, 130, 131, 390]] = 2.0
+    logits[1, 5] = -0.0
+    logits[1, 3:] *= -1.0
+    logits[2] = -torch.inf
+    logits[2, 399] = 1.0
+    own = rows_of([(0.0, 0, 1.0, 0.0)] * 3, device)
+    with kernels(choice):
+        top = top_tokens(logits, own, 5)
+        first = top_tokens(logits, own, 1)
+    assert top.token_ids.tolist() == [[7, 130, 131, 390, 0], [0, 1, 2, 3, 4], [399, 0, 1, 2, 3]]
+    assert first.token_ids.tolist() == [[7], [0], [399]]
+    assert first.scores.tolist() == [[2.0], [0.0], [1.0]]
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_a_row_is_the_same_in_any_company(device: torch.device, choice: str) -> None:
+    rows: list[Row] = [(0.0, 0, 1.0, 0.0), (0.7, 5, 0.9, 0.0), (1.0, 0, 1.0, 0.0)]
+    logits = torch.randn(3, 300, device=device)
+    own = rows_of(rows, device)
+    with kernels(choice):
+        together = top_tokens(logits, own, 3, with_totals=True)
+        wide = torch.cat((logits, logits), dim=1)[:, :300]  # strided rows
+        strided = top_tokens(wide, own, 3, with_totals=True)
+        for index in range(3):
+            part = slice(index, index + 1)
+            alone = SamplingRows(
+                temperature=own.temperature[part],
+                top_k=own.top_k[part],
+                top_p=own.top_p[part],
+                min_p=own.min_p[part],
+                noise_keys=own.noise_keys[part],
+                has_sampled=True,
+                has_truncation=True,
+            )
+            top = top_tokens(logits[part], alone, 3, with_totals=True)
+            for name in ("token_ids", "scores", "log_totals"):
+                assert torch.equal(getattr(top, name)[0], getattr(together, name)[index])
+                assert torch.equal(getattr(strided, name), getattr(together, name))
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("with_noise", [False, True])
+def test_whole_rows_are_those_of_the_definition(
+    device: torch.device, choice: str, with_noise: bool
+) -> None:
+    rows: list[Row] = [(0.0, 3, 0.5, 0.0), (0.7, 5, 1.0, 0.0), (1.0, 0, 1.0, 0.0), (1.3, 0, 1, 0)]
+    logits = torch.randn(4, 300)
+    own = rows_of(rows, device)
+    with kernels(choice):
+        scores = perturb(logits.to(device), own, with_noise=with_noise).cpu()
+    expected = torch.cat((logits[:1], ours(logits[1:], rows[1:])))
+    if with_noise:
+        expected[1:] += gumbel_noise(own.noise_keys[1:].cpu(), 300)
+    torch.testing.assert_close(scores, expected)
+    assert torch.equal(scores[0], logits[0])
+    assert int(scores[1].isfinite().sum()) == 5
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_greedy_rows_alone_need_no_scores(device: torch.device, choice: str) -> None:
+    logits = torch.randn(2, 50, device=device)
+    own = rows_of([(0.0, 3, 0.5, 0.0)] * 2, device)
+    with kernels(choice):
+        assert perturb(logits, own) is logits
+        assert torch.equal(top_tokens(logits, own, 1).token_ids[:, 0], logits.argmax(-1))
+
+
+def test_too_many_tokens_are_refused(device: torch.device) -> None:
+    own = rows_of([(0.0, 0, 1.0, 0.0)], device)
+    for num_tokens, vocab_size in ((0, 9), (9, 100), (4, 3)):
+        with pytest.raises(ValueError, match=f"num_tokens={num_tokens}"):
+            top_tokens(torch.randn(1, vocab_size, device=device), own, num_tokens)

@@ -1,15 +1,40 @@
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels.silu_mul import silu_mul
+from kernels.triton_support import use_kernels
 
 
-@given(rows=st.integers(0, 7), width=st.integers(1, 40))
-def test_gate_is_the_first_half(rows: int, width: int) -> None:
-    x = torch.randn(rows, 2 * width)
+@pytest.mark.parametrize("kind", ["reference", "triton"])
+@given(rows=st.integers(0, 7), width=st.sampled_from([1, 2, 7, 40, 1024, 1300]))
+def test_gate_is_the_first_half(device: torch.device, kind: str, rows: int, width: int) -> None:
+    x = torch.randn(rows, 2 * width, device=device)
     before = x.clone()
     gate, up = x[:, :width].double(), x[:, width:].double()
     expected = gate / (1 + torch.exp(-gate)) * up
-    torch.testing.assert_close(silu_mul(x).double(), expected, atol=1e-5, rtol=1e-5)
+    with use_kernels(kind):  # type: ignore[arg-type]
+        result = silu_mul(x)
+    torch.testing.assert_close(result.double(), expected, atol=1e-5, rtol=1e-5)
     assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_kernel_rounds_once(device: torch.device, dtype: torch.dtype) -> None:
+    x = (torch.randn(50, 2 * 333, device=device) * 3).to(dtype)
+    gate, up = x.double().chunk(2, -1)
+    expected = gate / (1 + torch.exp(-gate)) * up
+    with use_kernels("triton"):
+        result = silu_mul(x)
+    assert result.dtype == dtype
+    half_a_place = torch.finfo(dtype).eps / 2
+    torch.testing.assert_close(result.double(), expected, atol=1e-7, rtol=1.01 * half_a_place)
+
+
+@pytest.mark.parametrize("kind", ["reference", "triton"])
+def test_gates_at_the_ends_of_the_range(device: torch.device, kind: str) -> None:
+    gates = torch.tensor([-3e4, -100.0, -88.0, 0.0, 88.0, 100.0, 3e4], device=device)
+    with use_kernels(kind):  # type: ignore[arg-type]
+        result = silu_mul(torch.cat((gates, torch.full_like(gates, 2.0)))[None])[0]
+    torch.testing.assert_close(result, 2 * gates.clamp(min=0), atol=1e-30, rtol=1e-6)

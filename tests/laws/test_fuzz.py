@@ -64,6 +64,7 @@ def check_case(number: int) -> None:
         large_blocks=fewest + rng.choice([0, 1, 3, fewest, 10 * fewest]),
         small_blocks=fewest + rng.choice([0, 1, 3, fewest, 10 * fewest]),
         prefix_caching=rng.random() < 0.8,
+        on_device=number % 2 == 1,
         config=EngineConfig(
             max_sequences=rng.choice([2, 5, 64]),
             max_tokens_per_step=rng.choice([3, 17, 64, 2048]),

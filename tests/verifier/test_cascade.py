@@ -18,6 +18,7 @@ from engine.sampling import RowGroup
 from engine.sequence import Sequence
 from engine.token_tree import TokenTree
 from kernels.sample import log_target
+from kernels.triton_support import triton, use_kernels
 from verifier.cascade import log_mixture
 from verifier.coupled import CoupledVerifier
 
@@ -287,3 +288,37 @@ def test_ids_that_one_model_lacks_are_impossible(rule: CascadeRule, temperature:
     wider_small = replace(wider_large, draft_logits=[row(wide - 1, width=wide, size=50.0)])
     (verdict,) = CoupledVerifier().verify([sequence], [wider_small], row(3, size=50.0)[None])
     assert verdict.token_ids == [3]
+
+
+@pytest.mark.skipif(triton is None, reason="there is no triton for this system")
+def test_the_kernels_give_the_same_verdicts() -> None:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.manual_seed(0)
+    sequences = [
+        make_sequence(CascadeParams(alpha=0.3), temperature=1.0, top_k=5, seed=1),
+        make_sequence(CascadeParams(alpha=0.2, rule="token_specific"), temperature=0.8, seed=2),
+        make_sequence(CascadeParams(alpha=0.9), temperature=0.0),
+        make_sequence(None, temperature=1.0, top_p=0.8, seed=4),
+    ]
+    large = 3 * torch.randn(16, VOCAB_SIZE)
+    small = large + torch.randn(16, VOCAB_SIZE)
+    known = [True, True, True, False]
+    trees = [
+        replace(
+            CHAIN,
+            token_ids=[5, *large[4 * n : 4 * n + 3].argmax(-1).tolist()],
+            draft_logits=[
+                row.to(device) if known[node] else None
+                for node, row in enumerate(small[4 * n : 4 * n + 4])
+            ],
+        )
+        for n in range(4)
+    ]
+    verdicts = {}
+    for choice in ("reference", "triton"):
+        with use_kernels(choice):  # type: ignore[arg-type]
+            verdicts[choice] = CoupledVerifier().verify(sequences, trees, large.to(device))
+    assert verdicts["triton"] == verdicts["reference"]
+    assert sum(verdict.num_accepted_tokens for verdict in verdicts["triton"]) > 3
+    assert any(any(verdict.unratified) for verdict in verdicts["triton"])
+    assert any(len(v.token_ids) == v.num_accepted_tokens for v in verdicts["triton"])  # open

@@ -1,23 +1,46 @@
 """The acceptance rule on scripted logits, against sampling position by position."""
 
 import random
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import cast
 
+import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from engine.block_pool import BlockPool, root_hash
+from engine.forest import Forest
 from engine.kv_view import KVView
 from engine.noise import SequenceNoise
 from engine.request import EngineRequest, SamplingParams
+from engine.sampling import forest_sampling_rows
 from engine.sequence import Sequence
 from engine.token_tree import TokenTree
+from kernels import sample, truncation_floor
 from kernels.gumbel_noise import gumbel_noise, row_key
 from kernels.sample import log_target
+from kernels.triton_support import triton, use_kernels
 from verifier.coupled import CoupledVerifier
 
 VOCAB_SIZE = 12
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+needs_triton = pytest.mark.skipif(triton is None, reason="there is no triton for this system")
+CHOICES = ["reference", pytest.param("triton", marks=needs_triton)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_chunks() -> Iterator[None]:
+    """The interpreter takes a vocabulary of a dozen for one of several chunks."""
+    with pytest.MonkeyPatch.context() as patch:
+        if DEVICE.type == "cpu":
+            patch.setattr(sample, "_CHUNK", 8)
+            patch.setattr(truncation_floor, "_CHUNK", 16)
+            patch.setattr(truncation_floor, "_CAPACITY", 16)
+        yield
+
 
 SAMPLINGS = st.builds(
     SamplingParams,
@@ -92,21 +115,25 @@ def expect(sequence: Sequence, tree: TokenTree, logits: Tensor) -> tuple[list[in
         path.append(here)
 
 
-@given(
-    cases=st.lists(
-        st.tuples(SAMPLINGS, st.integers(1, 12), st.integers(1, 40)), min_size=1, max_size=4
-    ),
-    seed=st.integers(0, 2**32),
-    spread=st.sampled_from([0.1, 2.0]),
+Case = tuple[SamplingParams, int, int]  # number of nodes, of tokens in front
+
+CASES = st.lists(
+    st.tuples(SAMPLINGS, st.integers(1, 12), st.integers(1, 40)), min_size=1, max_size=4
 )
-def test_equals_sampling_one_position_after_the_other(
-    cases: list[tuple[SamplingParams, int, int]], seed: int, spread: float
-) -> None:
+FEW_CASES = st.lists(  # the interpreter is slow
+    st.tuples(SAMPLINGS, st.integers(1, 5), st.integers(1, 40)), min_size=1, max_size=2
+)
+
+
+def make_case(
+    cases: list[Case], seed: int, spread: float
+) -> tuple[list[Sequence], list[TokenTree], list[Tensor]]:
+    """Sequences, their trees, and logits under which some guesses are right."""
     rng = random.Random(seed)
     torch.manual_seed(seed)
     sequences = [make_sequence(sampling, length) for sampling, _, length in cases]
     trees, blocks = [], []
-    for sequence, (_, num_nodes, _) in zip(sequences, cases, strict=True):
+    for _, num_nodes, _ in cases:
         tree = make_tree(rng, num_nodes)
         rows = spread * torch.randn(num_nodes, VOCAB_SIZE)
         for node, parent in enumerate(tree.parent_index):
@@ -114,28 +141,120 @@ def test_equals_sampling_one_position_after_the_other(
                 rows[parent, tree.token_ids[node]] += 30.0
         trees.append(tree)
         blocks.append(rows)
-        assert sequence.num_prompt_tokens > 0
-    verdicts = CoupledVerifier().verify(sequences, trees, torch.cat(blocks))
-    for sequence, tree, rows, verdict in zip(sequences, trees, blocks, verdicts, strict=True):
-        path, emitted = expect(sequence, tree, rows)
+    return sequences, trees, blocks
+
+
+def check_verify(cases: list[Case], seed: int, spread: float) -> None:
+    sequences, trees, blocks = make_case(cases, seed, spread)
+    verdicts = CoupledVerifier().verify(sequences, trees, torch.cat(blocks).to(DEVICE))
+    with use_kernels("reference"):
+        expected = [expect(*parts) for parts in zip(sequences, trees, blocks, strict=True)]
+    for verdict, (path, emitted) in zip(verdicts, expected, strict=True):
         assert verdict.accepted_nodes == path
         assert verdict.token_ids == emitted
         assert verdict.nodes == [0, *path]
         assert verdict.num_accepted_tokens == len(path) == len(emitted) - 1
 
 
-def test_plain_decoding_is_a_tree_of_one_node() -> None:
+@given(cases=CASES, seed=st.integers(0, 2**32), spread=st.sampled_from([0.1, 2.0]))
+def test_equals_sampling_one_position_after_the_other(
+    cases: list[Case], seed: int, spread: float
+) -> None:
+    check_verify(cases, seed, spread)
+
+
+@needs_triton
+@settings(max_examples=6)
+@given(cases=FEW_CASES, seed=st.integers(0, 2**32))
+def test_the_kernels_are_that_rule(cases: list[Case], seed: int) -> None:
+    with use_kernels("triton"):
+        check_verify(cases, seed, 2.0)
+
+
+def forest_of(
+    sequences: list[Sequence], trees: list[TokenTree], *, slack: int, padding: int
+) -> Forest:
+    """The trees as a forest, with rows of nobody behind them."""
+    sizes = [tree.num_nodes for tree in trees]
+    starts = [sum(sizes[:number]) for number in range(len(sizes))]
+    flat = torch.tensor(
+        [
+            [token for tree in trees for token in tree.token_ids] + [0] * padding,
+            [
+                -1 if parent < 0 else start + parent
+                for start, tree in zip(starts, trees, strict=True)
+                for parent in tree.parent_index
+            ]
+            + [-1] * padding,
+            [depth for tree in trees for depth in tree.depth] + [0] * padding,
+            [number for number, size in enumerate(sizes) for _ in range(size)] + [-1] * padding,
+        ],
+        device=DEVICE,
+    )
+    max_depth = max(max(tree.depth) for tree in trees) + slack
+    forest = SimpleNamespace(
+        sequences=sequences,
+        num_trees=len(trees),
+        sampling=forest_sampling_rows(sequences, max_depth, DEVICE),
+        max_depth=max_depth,
+        token_ids=flat[0],
+        parent_index=flat[1],
+        depth=flat[2],
+        tree_index=flat[3],
+    )
+    return cast(Forest, forest)
+
+
+def check_forest(cases: list[Case], seed: int, slack: int, padding: int) -> None:
+    sequences, trees, blocks = make_case(cases, seed, spread=2.0)
+    forest = forest_of(sequences, trees, slack=slack, padding=padding)
+    garbage = torch.full((padding, VOCAB_SIZE), torch.nan)
+    found = CoupledVerifier().judge_forest(forest, torch.cat((*blocks, garbage)).to(DEVICE))
+    assert found.accepted_path.shape == (len(cases), forest.max_depth)
+    assert found.emitted_tokens.shape == (len(cases), forest.max_depth + 1)
+    with use_kernels("reference"):
+        expected = [expect(*parts) for parts in zip(sequences, trees, blocks, strict=True)]
+    start = 0
+    for number, (path, emitted) in enumerate(expected):
+        own = [row for row in found.accepted_path[number].tolist() if row >= 0]
+        assert own == [start + node for node in path]
+        assert [t for t in found.emitted_tokens[number].tolist() if t >= 0] == emitted
+        start += trees[number].num_nodes
+
+
+@given(cases=CASES, seed=st.integers(0, 2**32), slack=st.integers(0, 2), padding=st.integers(0, 3))
+def test_a_forest_is_judged_by_the_same_rule(
+    cases: list[Case], seed: int, slack: int, padding: int
+) -> None:
+    check_forest(cases, seed, slack, padding)
+
+
+@needs_triton
+@settings(max_examples=6)
+@given(cases=FEW_CASES, seed=st.integers(0, 2**32), padding=st.integers(0, 3))
+def test_the_kernels_judge_a_forest_so(cases: list[Case], seed: int, padding: int) -> None:
+    with use_kernels("triton"):
+        check_forest(cases, seed, 1, padding)
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_plain_decoding_is_a_tree_of_one_node(choice: str) -> None:
     sampling = SamplingParams(max_tokens=5, temperature=1.0, seed=3)
     sequence = make_sequence(sampling, 6)
     logits = torch.randn(1, VOCAB_SIZE)
-    (verdict,) = CoupledVerifier().verify([sequence], [TokenTree.root_only(5)], logits)
+    with use_kernels(choice):  # type: ignore[arg-type]
+        (verdict,) = CoupledVerifier().verify(
+            [sequence], [TokenTree.root_only(5)], logits.to(DEVICE)
+        )
     assert verdict.token_ids == [choose(logits[0], sampling, 6)]
     assert verdict.accepted_nodes == []
 
 
-def test_the_target_is_judged_on_its_own_logits_not_changed() -> None:
+@pytest.mark.parametrize("choice", CHOICES)
+def test_the_target_is_judged_on_its_own_logits_not_changed(choice: str) -> None:
     sequences = [make_sequence(SamplingParams(max_tokens=5, temperature=t), 4) for t in (0.0, 1.0)]
-    logits = torch.randn(2, VOCAB_SIZE)
+    logits = torch.randn(2, VOCAB_SIZE, device=DEVICE)
     before = logits.clone()
-    CoupledVerifier().verify(sequences, [TokenTree.root_only(1)] * 2, logits)
+    with use_kernels(choice):  # type: ignore[arg-type]
+        CoupledVerifier().verify(sequences, [TokenTree.root_only(1)] * 2, logits)
     assert torch.equal(logits, before)  # log-probabilities are reported from them afterwards

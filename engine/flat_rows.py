@@ -1,0 +1,115 @@
+"""The rows of a pass as host lists: slices laid out one behind the other."""
+
+from dataclasses import dataclass, field
+
+import torch
+
+from engine.device_rows import DeviceRows
+from engine.kv_view import KVView
+from kernels.paged_attention import AttentionBatch
+
+
+@dataclass(slots=True, kw_only=True)
+class ForwardSlice:
+    """The rows that one sequence adds to a pass.
+
+    Row i is written to logical slot `start_slot + i`. Without a tree the rows are consecutive
+    tokens and see everything before them. With one, all rows are its nodes, and slots from
+    `tree_start` on are seen only through `ancestor_masks` (bit j is slot tree_start + j; one mask a
+    row); rows in front of a tree are a slice of their own. `num_logit_rows`: how many of the last
+    rows get logits.
+    """
+
+    view: KVView
+    token_ids: list[int]
+    start_slot: int
+    num_logit_rows: int
+    positions: list[int] | None = None
+    tree_start: int | None = None
+    ancestor_masks: list[int] | None = None
+
+    @property
+    def end_slot(self) -> int:
+        """The first logical slot behind the rows."""
+        return self.start_slot + len(self.token_ids)
+
+
+@dataclass(slots=True)
+class FlatRows:
+    """The rows of a pass, as host lists."""
+
+    token_ids: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    slots: list[int] = field(default_factory=list)
+    logit_rows: list[int] = field(default_factory=list)
+    query_indptr: list[int] = field(default_factory=lambda: [0])
+    kv_lens: list[int] = field(default_factory=list)
+    block_tables: list[list[int]] = field(default_factory=list)
+    tree_starts: list[int] = field(default_factory=list)
+    ancestor_masks: list[list[int] | None] = field(default_factory=list)
+
+    def add(self, piece: ForwardSlice, block_size: int) -> None:
+        """Append one slice."""
+        start, end = piece.start_slot, piece.end_slot
+        table = piece.view.block_table
+        assert len(table) * block_size >= end, "slots were not reserved"
+        self.token_ids.extend(piece.token_ids)
+        self.positions.extend(range(start, end) if piece.positions is None else piece.positions)
+        self.slots.extend(
+            table[slot // block_size] * block_size + slot % block_size for slot in range(start, end)
+        )
+        total = len(self.token_ids)
+        self.logit_rows.extend(range(total - piece.num_logit_rows, total))
+        self.query_indptr.append(total)
+        self.kv_lens.append(end)
+        self.block_tables.append(table)
+        self.tree_starts.append(end if piece.tree_start is None else piece.tree_start)
+        self.ancestor_masks.append(piece.ancestor_masks)
+
+    def add_device_rows(self, rows: DeviceRows) -> list[int]:
+        """Append what the device holds, which is waited for: all rows that are no padding.
+
+        Returns their row numbers among the device rows; all of them get logits.
+        """
+        token_ids, positions = rows.token_ids.tolist(), rows.positions.tolist()
+        logical_slots = rows.logical_slots.tolist()
+        masks = [
+            int.from_bytes(words.numpy().tobytes(), "little") for words in rows.ancestor_words.cpu()
+        ]
+        bounds = torch.stack((rows.row_starts, rows.num_rows, rows.tree_starts, rows.kv_lens), 1)
+        found: list[int] = []
+        for view, (first, count, tree_start, kv_len) in zip(
+            rows.views, bounds.tolist(), strict=True
+        ):
+            real = [row for row in range(first, first + count) if logical_slots[row] >= 0]
+            found += real
+            self.token_ids += [token_ids[row] for row in real]
+            self.positions += [positions[row] for row in real]
+            self.slots += [view.slot(logical_slots[row]) for row in real]
+            self.query_indptr.append(len(self.token_ids))
+            self.kv_lens.append(kv_len)
+            self.block_tables.append(view.block_table)
+            self.tree_starts.append(tree_start)
+            self.ancestor_masks.append([masks[row] for row in real])
+        self.logit_rows += range(len(self.logit_rows), len(self.token_ids))
+        return found
+
+    def mean_context(self) -> float:
+        """How many tokens a row sees, on average."""
+        total = sum(
+            (end - start) * kv_len
+            for start, end, kv_len in zip(
+                self.query_indptr, self.query_indptr[1:], self.kv_lens, strict=False
+            )
+        )
+        return total / max(len(self.token_ids), 1)
+
+    def attention_batch(self) -> AttentionBatch:
+        """What the attention kernel needs to know."""
+        return AttentionBatch(
+            query_indptr=self.query_indptr,
+            kv_lens=self.kv_lens,
+            block_tables=self.block_tables,
+            tree_starts=self.tree_starts,
+            ancestor_masks=self.ancestor_masks,
+        )

@@ -1,0 +1,283 @@
+"""Trees of several sequences whose content only the device knows until they are judged.
+
+The host knows how many rows there are and whose they are. It learns the rest together with the
+verdicts, from one device-to-host copy.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from engine.block_pool import OutOfBlocksError
+from engine.device_rows import DeviceRows
+from engine.kv_view import KVView
+from engine.runner import ModelRunner
+from engine.sequence import Sequence
+from engine.token_tree import TokenTree
+from engine.verdict import Verdict
+from kernels.sampling_rows import SamplingTable
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Forest:
+    """One tree a sequence, laid out flat; each begins with its root, the sequence's last token.
+
+    Tree b has the rows `row_starts[b]` to `row_starts[b] + num_rows[b]`, parents before children;
+    a row's place in its tree is its logical slot behind the root's. Rows of nobody are padding at
+    the end. `max_depth` bounds all depths, `max_nodes` the nodes of a tree, its root included.
+
+    token_ids, depth, positions: int64 [num_rows], 0 in padding. parent_index: int64 [num_rows], a
+    flat row, -1 for roots and padding. tree_index: int64 [num_rows], -1 for padding;
+    sequence_index: the same, but 0 there. logical_slots: int64 [num_rows], -1 for padding.
+    ancestor_words: int64 [num_rows, num_words], bit j of a row's words is node j of its tree, its
+    own bit included. row_starts, num_rows, tree_starts (the root's logical slot), kv_lens (logical
+    slots up to the tree's last node): int32 [num_trees].
+
+    sources: int64 [num_rows], who guessed a node (`SOURCE_BIT`, `RECALLED_BIT`). candidates: int64
+    [num_rows], what the drafter calls the node. draft_offsets: int64 [num_rows], its slot in the
+    draft view behind the root's, -1 where the small model has not computed it; 0 for roots.
+    luggage: int32 [any], what the drafter wants to see on the host along with the verdicts.
+    sampling: how the sequences choose their tokens, by tree and depth.
+    """
+
+    sequences: list[Sequence]
+    sampling: SamplingTable
+    max_depth: int
+    max_nodes: int
+    token_ids: Tensor
+    parent_index: Tensor
+    depth: Tensor
+    tree_index: Tensor
+    sequence_index: Tensor
+    positions: Tensor
+    logical_slots: Tensor
+    ancestor_words: Tensor
+    row_starts: Tensor
+    num_rows: Tensor
+    tree_starts: Tensor
+    kv_lens: Tensor
+    sources: Tensor
+    candidates: Tensor
+    draft_offsets: Tensor
+    luggage: Tensor
+
+    @property
+    def num_trees(self) -> int:
+        """How many sequences have a tree here."""
+        return len(self.sequences)
+
+    @property
+    def total_rows(self) -> int:
+        """Rows of all trees and the padding: a number that the host knows."""
+        return self.token_ids.shape[0]
+
+    def device_rows(self) -> DeviceRows:
+        """The rows as the large model's pass takes them; their slots are reserved."""
+        return DeviceRows(
+            views=[sequence.view for sequence in self.sequences],
+            token_ids=self.token_ids,
+            positions=self.positions,
+            logical_slots=self.logical_slots,
+            sequence_index=self.sequence_index,
+            ancestor_words=self.ancestor_words,
+            row_starts=self.row_starts,
+            num_rows=self.num_rows,
+            tree_starts=self.tree_starts,
+            kv_lens=self.kv_lens,
+        )
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class ForestVerdicts:
+    """What the target made of a forest, on the device.
+
+    accepted_path: int64 [num_trees, max_depth], the flat row of the accepted node at depth d + 1,
+    -1 beyond the last. emitted_tokens: int64 [num_trees, max_depth + 1], the accepted nodes' tokens
+    and the next one, -1 beyond.
+    """
+
+    accepted_path: Tensor
+    emitted_tokens: Tensor
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class HostForest:
+    """A forest and its verdicts as the host sees them, one of each a sequence.
+
+    first_rows: each tree's first row of the pass. candidates: per tree what the drafter calls its
+    nodes. draft_offsets: per tree those of its nodes. luggage: int32, the drafter's.
+    """
+
+    trees: list[TokenTree]
+    verdicts: list[Verdict]
+    first_rows: list[int]
+    candidates: list[list[int]]
+    draft_offsets: list[list[int]]
+    luggage: npt.NDArray[np.int32]
+
+
+class ForestReadback:
+    """The copy of a forest and its verdicts to the host, on its way.
+
+    Making it starts the copy and does not wait; `wait` is the step's one synchronisation.
+    """
+
+    def __init__(self, forest: Forest, verdicts: ForestVerdicts) -> None:
+        self._forest = forest
+        self._max_depth = verdicts.accepted_path.shape[1]
+        wide = (
+            forest.token_ids,
+            forest.parent_index,
+            forest.sources,
+            forest.candidates,
+            forest.draft_offsets,
+            verdicts.accepted_path.reshape(-1),
+            verdicts.emitted_tokens.reshape(-1),
+        )
+        packed = torch.cat(
+            [
+                forest.row_starts,
+                forest.num_rows,
+                torch.cat(wide).to(torch.int32),
+                forest.luggage,
+            ]
+        )
+        self._arrived: torch.cuda.Event | None = None
+        if packed.device.type == "cuda":
+            # Pinned, or the copy would hold up the host; its memory is taken from torch's cache.
+            host = torch.empty(packed.shape, dtype=torch.int32, pin_memory=True)
+            self._packed = host.copy_(packed, non_blocking=True)
+            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._arrived.record()
+        else:
+            self._packed = packed
+
+    def wait(self) -> HostForest:
+        """The trees and their verdicts, once they are there."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        flat = self._packed.numpy()
+        num_trees, num_rows = self._forest.num_trees, self._forest.total_rows
+        depth = self._max_depth
+        sizes = [num_trees] * 2 + [num_rows] * 5 + [num_trees * depth, num_trees * (depth + 1)]
+        ends = np.cumsum(sizes)
+        starts, counts, tokens, parents, sources, candidates, offsets, path, emitted, luggage = (
+            np.split(flat, ends)
+        )
+        trees = []
+        for start, count in zip(starts.tolist(), counts.tolist(), strict=True):
+            rows = slice(start, start + count)
+            own_parents = parents[rows]
+            trees.append(
+                TokenTree(
+                    token_ids=tokens[rows].tolist(),
+                    parent_index=np.where(own_parents < 0, -1, own_parents - start).tolist(),
+                    sources=sources[rows].tolist(),
+                )
+            )
+        return HostForest(
+            trees=trees,
+            verdicts=_verdicts(
+                starts, path.reshape(num_trees, depth), emitted.reshape(num_trees, depth + 1)
+            ),
+            first_rows=starts.tolist(),
+            candidates=_by_tree(candidates, starts, counts),
+            draft_offsets=_by_tree(offsets, starts, counts),
+            luggage=luggage,
+        )
+
+
+def _verdicts(
+    starts: npt.NDArray[np.int32], path: npt.NDArray[np.int32], emitted: npt.NDArray[np.int32]
+) -> list[Verdict]:
+    """Verdicts from the accepted rows [num_trees, max_depth] and the tokens [., max_depth + 1]."""
+    num_accepted = (path >= 0).sum(1).tolist()
+    nodes = (path - starts[:, None]).tolist()
+    tokens = emitted.tolist()
+    return [
+        Verdict(accepted_nodes=nodes[tree][:number], token_ids=tokens[tree][: number + 1])
+        for tree, number in enumerate(num_accepted)
+    ]
+
+
+def _by_tree(
+    values: npt.NDArray[np.int32], starts: npt.NDArray[np.int32], counts: npt.NDArray[np.int32]
+) -> list[list[int]]:
+    return [
+        values[start : start + count].tolist()
+        for start, count in zip(starts.tolist(), counts.tolist(), strict=True)
+    ]
+
+
+# ---- keys and values ------------------------------------------------------------------------
+
+
+def reserve_trees(runner: ModelRunner, sequences: list[Sequence], caps: list[int]) -> list[int]:
+    """Reserve slots for the roots and at most so many nodes of each tree; returns what fits.
+
+    Guesses never pre-empt anybody, and where free blocks are scarce the trees share them. Slots up
+    to the sequence's last token are reserved already.
+    """
+    fitting = []
+    for number, (sequence, cap) in enumerate(zip(sequences, caps, strict=True)):
+        root_slot = len(sequence.token_ids) - 1
+        room = num_free_slots(sequence.view, root_slot + 1, num_sharing=len(sequences) - number)
+        cap = min(cap, room)
+        try:
+            copies = sequence.view.reserve(root_slot + 1 + cap)
+        except OutOfBlocksError:  # a copy of a shared block took the last one
+            copies, cap = [], 0
+        runner.copy_blocks(copies)
+        fitting.append(cap)
+    return fitting
+
+
+def num_free_slots(view: KVView, first_slot: int, *, num_sharing: int) -> int:
+    """Slots from a logical one on for which the view has blocks, or could take its share of them.
+
+    num_sharing: how many views, this one included, want some of the pool's free blocks.
+    """
+    share = -(-view.pool.num_available // num_sharing)
+    return max((len(view.block_table) + share) * view.pool.block_size - first_slot, 0)
+
+
+def slot_table(views: list[KVView | None], root_slots: list[int], width: int) -> Ints:
+    """Cache slots of the logical ones from each root's on, int64 [num_trees, width].
+
+    -1 where nothing is reserved, and all over where there is no view.
+    """
+    table = np.full((len(views), width), -1, dtype=np.int64)
+    for row, view, root_slot in zip(table, views, root_slots, strict=True):
+        if view is None:
+            continue
+        block_size = view.pool.block_size
+        first = root_slot // block_size
+        blocks = np.array(view.block_table[first:], dtype=np.int64)
+        slots = (blocks[:, None] * block_size + np.arange(block_size)).reshape(-1)
+        slots = slots[root_slot - first * block_size :][:width]
+        row[: len(slots)] = slots
+    return table
+
+
+def path_moves(offsets: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+    """Cache slots (sources, destinations) that put accepted paths right behind their roots.
+
+    offsets: int64 [num_trees, max_depth], where the node at depth d + 1 lies behind its root's
+    slot; -1 where there is none, and nothing deeper on the path is moved then. slots: int64
+    [num_trees, width] (`slot_table`). Returns int64 [num_trees * max_depth] each, -1 for no move.
+    """
+    max_depth = min(offsets.shape[1], slots.shape[1] - 1)
+    offsets = offsets[:, :max_depth]
+    is_there = (offsets >= 0).to(torch.int32).cumprod(1) > 0  # [num_trees, max_depth]
+    sources = slots.gather(1, offsets.clamp(min=0))
+    destinations = slots[:, 1 : max_depth + 1]
+    is_move = is_there & (sources >= 0) & (destinations >= 0) & (sources != destinations)
+    return (
+        sources.where(is_move, -1).reshape(-1),
+        destinations.where(is_move, -1).reshape(-1),
+    )

@@ -1,0 +1,189 @@
+"""The large model's pass of a step in two halves: launch waits for nothing, settle for one copy."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine.config import EngineConfig
+from engine.device_rows import DeviceRows
+from engine.forest import Forest, ForestReadback, path_moves, slot_table
+from engine.host_work import HostWork
+from engine.judged import Judged, accepted_moves, answer_slices, fit_tree, plant
+from engine.protocols import Drafter, Trees, Verdict, Verifier
+from engine.request import Tier
+from engine.runner import ForwardSlice, ModelRunner, PassOutput
+from engine.scheduler import PassPlan
+from engine.sequence import Sequence
+from engine.token_tree import TokenTree
+from kernels.upload import upload
+
+
+class Forward(Protocol):
+    """Runs a pass and keeps the engine's accounts of it."""
+
+    def __call__(
+        self,
+        tier: Tier,
+        slices: list[ForwardSlice],
+        device_rows: DeviceRows | None = None,
+    ) -> PassOutput:
+        """See `ModelRunner.forward`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchedPass:
+    """A large pass on its way. judged: the trees that the host knows; behind the forest's rows."""
+
+    plan: PassPlan
+    judged: list[Judged]
+    output: PassOutput
+    forest: Forest | None
+    readback: ForestReadback | None
+
+
+class LargePass:
+    """Puts trees and prompts into large passes and gets verdicts out of them."""
+
+    def __init__(
+        self,
+        *,
+        runners: Mapping[Tier, ModelRunner],
+        verifier: Verifier,
+        drafter: Drafter | None,
+        config: EngineConfig,
+        forward: Forward,
+        beside: HostWork,
+    ) -> None:
+        self._runners = runners
+        self._verifier = verifier
+        self._drafter = drafter
+        self._config = config
+        self._forward = forward
+        self._beside = beside
+
+    # ---- the first half --------------------------------------------------------------------
+
+    def launch(self, plan: PassPlan, trees: Trees) -> LaunchedPass | None:
+        """Start the pass, the judgement of its forest and the copy of that; None: nothing to do.
+
+        Does not wait for the device. Prompts and decodes of the plan that have no tree of a forest
+        are host slices; their verdicts are worked out in `settle`.
+        """
+        # Without the small model's logits at its root a cascade can emit nothing.
+        plan.decodes = [
+            sequence
+            for sequence in plan.decodes
+            if sequence.cascade is None
+            or ((tree := trees.host.get(sequence.request_id)) is not None and tree.has_root_logits)
+        ]
+        if plan.is_empty:
+            return None
+        forest = trees.forest
+        slices, judged = self._host_rows(plan, trees)
+        if forest is None:
+            output = self._forward("large", slices)
+            return LaunchedPass(plan=plan, judged=judged, output=output, forest=None, readback=None)
+        output = self._forward("large", slices, forest.device_rows())
+        return LaunchedPass(
+            plan=plan,
+            judged=judged,
+            output=output,
+            forest=forest,
+            readback=self._judge_forest(forest, output),
+        )
+
+    def _host_rows(self, plan: PassPlan, trees: Trees) -> tuple[list[ForwardSlice], list[Judged]]:
+        """The slices of all sequences without a tree on the device, and who is judged."""
+        row = num_rows = num_beside = 0
+        decodes = plan.decodes
+        if trees.forest is not None:
+            row = num_rows = trees.forest.total_rows
+            num_beside = trees.forest.num_trees
+            grown = {sequence.request_id for sequence in trees.forest.sequences}
+            decodes = [sequence for sequence in decodes if sequence.request_id not in grown]
+        slices, judged = answer_slices(decodes, plan.prefills)
+        num_rows += sum(len(piece.token_ids) for piece in slices)
+        num_beside += len(slices) - 1
+        fronts: list[ForwardSlice] = []
+        for number, (piece, item) in enumerate(zip(slices, judged, strict=False)):
+            if number < len(decodes):
+                tree = trees.host.get(item.sequence.request_id)
+            else:
+                tree = self._recall(item.sequence, num_rows, num_beside=num_beside)
+            if tree is not None:
+                item.tree = fit_tree(self._runners["large"], item.sequence, tree)
+                fronts += plant(piece, item.tree)
+                num_rows += item.tree.num_draft_nodes
+            item.first_row = row
+            row += item.tree.num_nodes
+        return slices + fronts, judged
+
+    def _recall(self, sequence: Sequence, num_rows: int, *, num_beside: int) -> TokenTree | None:
+        """What is known of the text ahead where a prefill ends; it is judged in the same pass."""
+        max_nodes = self._config.max_tokens_per_step - num_rows
+        if self._drafter is None or not sequence.wants_tree or max_nodes <= 0:
+            return None
+        return self._drafter.recall(
+            sequence, max_nodes=max_nodes, num_rows=num_rows, num_beside=num_beside
+        )
+
+    def _judge_forest(self, forest: Forest, output: PassOutput) -> ForestReadback:
+        """Judge on the device, move the accepted paths' keys and values, copy all that back."""
+        runner = self._runners["large"]
+        verdicts = self._verifier.judge_forest(
+            forest, output.logits[: forest.total_rows], forest.sampling
+        )
+        accepted = verdicts.accepted_path  # [num_trees, max_depth]
+        starts = forest.row_starts[:, None]
+        slots = slot_table(
+            [sequence.view for sequence in forest.sequences],
+            [len(sequence.token_ids) - 1 for sequence in forest.sequences],
+            forest.max_nodes,
+        )
+        offsets = (accepted - starts).where(accepted >= 0, -1)
+        runner.compact(*path_moves(offsets, upload(slots, runner.device)))
+        if self._drafter is not None:
+            self._drafter.keep(forest, verdicts)
+        return ForestReadback(forest, verdicts)
+
+    # ---- the second half -------------------------------------------------------------------
+
+    def settle(self, launched: LaunchedPass) -> list[tuple[Judged, Verdict]]:
+        """Wait for the verdicts, keep what was accepted in both caches; all trees, host's last."""
+        settled: list[tuple[Judged, Verdict]] = []
+        judged, forest = launched.judged, launched.forest
+        if judged:
+            settled += self._settle_host(judged, launched.output)
+        if forest is not None and launched.readback is not None:
+            known = launched.readback.wait()
+            if self._drafter is not None:
+                self._beside.put_off(self._drafter.commit_forest(forest, known))
+            settled[:0] = [
+                (Judged(sequence=sequence, tree=tree, first_row=row), verdict)
+                for sequence, tree, row, verdict in zip(
+                    forest.sequences, known.trees, known.first_rows, known.verdicts, strict=True
+                )
+            ]
+        return settled
+
+    def _settle_host(
+        self, judged: list[Judged], output: PassOutput
+    ) -> list[tuple[Judged, Verdict]]:
+        """Apply the acceptance rule to the trees that the host knows."""
+        first, last = judged[0].first_row, judged[-1]
+        verdicts = self._verifier.verify(
+            [item.sequence for item in judged],
+            [item.tree for item in judged],
+            output.logits[first : last.first_row + last.tree.num_nodes],
+        )
+        self._runners["large"].move_slots(*accepted_moves(judged, verdicts))
+        if self._drafter is not None:
+            sources: list[int] = []
+            destinations: list[int] = []
+            for item, verdict in zip(judged, verdicts, strict=True):
+                own_sources, own_destinations = self._drafter.commit(item.sequence, verdict)
+                sources += own_sources
+                destinations += own_destinations
+            if sources:
+                self._runners["small"].move_slots(sources, destinations)
+        return list(zip(judged, verdicts, strict=True))

@@ -1,0 +1,155 @@
+"""How long passes take, without holding up the device to find out."""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+# Finished passes that nobody has asked about; what is older is forgotten.
+_MAX_FINISHED = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassTime:
+    """One pass that is over: its rows, its seconds, and how many tokens a row saw on average.
+
+    num_logit_rows: rows that got logits; the others, of prompts, only filled the cache.
+    """
+
+    num_rows: int
+    num_logit_rows: int
+    seconds: float
+    mean_context: float
+
+
+@dataclass(slots=True)
+class PassTimes:
+    """How long the forward passes of a runner took, in seconds.
+
+    On the CPU `last_s` is the pass that was just made. In CUDA it is the last one that is known to
+    be over: the passes of a step are still on their way when the step's host work goes on.
+    """
+
+    total_s: float = 0.0
+    last_s: float = 0.0
+    num_passes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pending:
+    """A pass on its way: an event in front of it and one behind it."""
+
+    num_rows: int
+    num_logit_rows: int
+    mean_context: float
+    begin: torch.cuda.Event
+    end: torch.cuda.Event
+
+
+def _timing_event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+@dataclass(kw_only=True)
+class PassClock:
+    """Times passes: `start`, `start_work` and `stop`, in this order, for each.
+
+    On the CPU a pass is over when `stop` is called. Elsewhere events are recorded around the
+    device's part and read by later calls, once they have come to pass, so that nobody waits; the
+    host's part runs beside the device's and is not counted. `listener` is told the rows, the
+    seconds and the rows' mean context of every pass that is over; on the CPU these seconds, unlike
+    `times`, include the host's part, which nothing hides there.
+    """
+
+    device: torch.device
+    listener: Callable[[int, float, float], None]
+    make_event: Callable[[], torch.cuda.Event] = _timing_event
+    times: PassTimes = field(init=False, default_factory=PassTimes)
+    _started_s: float = field(init=False, default=0.0)
+    _work_started_s: float = field(init=False, default=0.0)
+    _begin: torch.cuda.Event | None = field(init=False, default=None)
+    _pending: deque[_Pending] = field(init=False, default_factory=deque)
+    _spare: list[torch.cuda.Event] = field(init=False, default_factory=list)
+    _finished: deque[PassTime] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Nothing is finished yet."""
+        self._finished = deque(maxlen=_MAX_FINISHED)
+
+    def start(self) -> None:
+        """The host begins to prepare a pass."""
+        self._started_s = time.perf_counter()
+
+    def start_work(self) -> None:
+        """All is prepared, the device's part begins."""
+        if self.device.type == "cpu":
+            self._work_started_s = time.perf_counter()
+            return
+        self.poll()
+        self._begin = self._event()
+        self._begin.record()
+
+    def stop(self, num_rows: int, num_logit_rows: int, mean_context: float) -> None:
+        """The pass is over, or all of it is on its way."""
+        self.times.num_passes += 1
+        if self._begin is None:
+            now_s = time.perf_counter()
+            self._note(num_rows, num_logit_rows, now_s - self._work_started_s, mean_context)
+            self.listener(num_rows, now_s - self._started_s, mean_context)
+            return
+        end = self._event()
+        end.record()
+        self._pending.append(
+            _Pending(
+                num_rows=num_rows,
+                num_logit_rows=num_logit_rows,
+                mean_context=mean_context,
+                begin=self._begin,
+                end=end,
+            )
+        )
+        self._begin = None
+
+    def poll(self) -> None:
+        """Take note of the passes that have ended meanwhile; never waits."""
+        while self._pending and self._pending[0].end.query():  # type: ignore[no-untyped-call]
+            self._take(self._pending.popleft())
+
+    def wait(self) -> float:
+        """Wait until all passes are over; returns the seconds of the last one."""
+        while self._pending:
+            self._pending[0].end.synchronize()
+            self._take(self._pending.popleft())
+        return self.times.last_s
+
+    def take_finished(self) -> list[PassTime]:
+        """The passes that have ended since this was last asked, oldest first; never waits."""
+        self.poll()
+        finished = list(self._finished)
+        self._finished.clear()
+        return finished
+
+    def _take(self, done: _Pending) -> None:
+        seconds = done.begin.elapsed_time(done.end) / 1000  # of milliseconds
+        self._spare += (done.begin, done.end)
+        self._note(done.num_rows, done.num_logit_rows, seconds, done.mean_context)
+        self.listener(done.num_rows, seconds, done.mean_context)
+
+    def _note(
+        self, num_rows: int, num_logit_rows: int, seconds: float, mean_context: float
+    ) -> None:
+        self.times.last_s = seconds
+        self.times.total_s += seconds
+        self._finished.append(
+            PassTime(
+                num_rows=num_rows,
+                num_logit_rows=num_logit_rows,
+                seconds=seconds,
+                mean_context=mean_context,
+            )
+        )
+
+    def _event(self) -> torch.cuda.Event:
+        return self._spare.pop() if self._spare else self.make_event()

@@ -1,0 +1,276 @@
+"""CUDA graphs of a model's passes: recorded at start-up, replayed with new contents.
+
+A small pass has hundreds of kernels that each run for some microseconds, less than launching them
+takes. A graph launches them all at once, but with the addresses and sizes that it was recorded
+with. So there is one for each of some numbers of rows (`BUCKETS`) and each shape of attention tile
+that passes of so many rows may have; all read the same static inputs and write the same static
+outputs, and a pass is padded to the next size. What varies beside the contents, the work of
+attention, is worked out on the device.
+
+Memory: inputs, outputs and attention's workspace are allocated before the first recording and
+belong to this object. What lies between is private to the graphs, in one pool that all of them
+share: no graph keeps anything there beyond its end, and no two run at the same time, since all are
+replayed on the stream that the engine works on. The largest is recorded first, so that the others
+fit into its memory. `estimate_bytes` says in advance what all this takes.
+"""
+
+import gc
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.kv_cache import KVCache
+from engine.model import DecoderModel
+from engine.model_config import ModelConfig
+from engine.step_buffers import PassLayout, StagedPass, StepBuffers, tree_rows
+from engine.tile_plans import MAX_WORKSPACE_BYTES, TilePlanner, prepare_plan
+from kernels.attention_tiles import MAX_SEQUENCES, TilePlan, TileShape
+from kernels.stage_rows import PassInputs, stage_rows
+
+log = logging.getLogger(__name__)
+
+BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+# Static room for block ids, 4 bytes each; a pass with more is launched kernel by kernel.
+_MAX_BLOCK_IDS = 1 << 20
+# What the driver keeps for a graph's few hundred kernels, and cuBLAS for its stream.
+_BYTES_PER_GRAPH = 2 << 20
+_CUBLAS_BYTES = 64 << 20
+
+Run = Callable[[], None]
+# Records what a function does and returns how to do it again, with the tensors' new contents.
+Capture = Callable[[Run], Run]
+
+
+class CudaCapture:
+    """Records CUDA graphs whose private memory is one pool."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool = torch.cuda.graph_pool_handle()
+        # Warmed up and recorded on one stream: cuBLAS has a workspace for each stream, which must
+        # be there before the recording, and memory is shared within a stream only.
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def __call__(self, run: Run) -> Run:
+        """Run twice, so that kernels are compiled, loaded and chosen; then record."""
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            for _ in range(2):
+                run()
+        torch.cuda.current_stream(self._device).wait_stream(self._stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(
+            graph,
+            pool=self._pool,
+            stream=self._stream,
+            capture_error_mode="thread_local",  # other threads may use CUDA meanwhile
+        ):
+            run()
+        replay: Run = graph.replay
+        return replay
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapturedPass:
+    """A recorded pass: its layout, its inputs, and how to run it again."""
+
+    layout: PassLayout
+    inputs: PassInputs
+    shape: TileShape
+    max_keys: int
+    replay: Run
+
+
+class PassGraphs:
+    """The recorded passes of one runner; see this module's docstring.
+
+    What `run` returns are views of static outputs: valid until the next `run`. Whoever keeps them
+    longer keeps a copy.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: DecoderModel,
+        kv_cache: KVCache,
+        buffers: StepBuffers,
+        planner: TilePlanner,
+        max_context: int,
+        max_rows: int = BUCKETS[-1],
+    ) -> None:
+        self._model = model
+        self._kv_cache = kv_cache
+        self._buffers = buffers
+        self._planner = planner
+        self._sizes = tuple(rows for rows in BUCKETS if rows <= max_rows)
+        self._captured: dict[tuple[int, TileShape], CapturedPass] = {}
+        largest = self._layout(self._sizes[-1])
+        blocks_per_context = -(-max_context // buffers.block_size)
+        self._max_block_ids = min(largest.num_sequences * blocks_per_context, _MAX_BLOCK_IDS)
+        device, config = model.device, model.config
+        # Inputs of all sizes begin at the same place; passes run one after the other.
+        self._words = torch.zeros(
+            largest.num_words(self._max_block_ids), dtype=torch.int64, device=device
+        )
+        self._paths = planner.paths(largest.num_rows)
+        self._logits = torch.zeros(
+            (largest.num_rows, config.vocab_size), dtype=torch.float32, device=device
+        )
+        self._hidden = torch.zeros(
+            (largest.num_rows, config.hidden_size), dtype=model.dtype, device=device
+        )
+
+    def _layout(self, num_rows: int) -> PassLayout:
+        return self._buffers.layout(num_rows=num_rows, num_sequences=min(num_rows, MAX_SEQUENCES))
+
+    @property
+    def num_captured(self) -> int:
+        """How many passes were recorded."""
+        return len(self._captured)
+
+    # ---- recording ------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def capture(
+        self, capture: Capture, on_progress: Callable[[int, int], None] | None = None
+    ) -> None:
+        """Record every size and tile shape, the largest first; `on_progress(done, total)`.
+
+        A pass for which the memory does not suffice is left out, and runs unrecorded later.
+        """
+        kinds = [
+            (rows, shape)
+            for rows in reversed(self._sizes)
+            for shape in reversed(self._planner.shapes(rows))
+        ]
+        begun_s = time.perf_counter()
+        with _no_garbage_collection():
+            for done, (rows, shape) in enumerate(kinds, start=1):
+                try:
+                    self._captured[rows, shape] = self._capture_one(capture, rows, shape)
+                except torch.OutOfMemoryError:
+                    log.warning("cuda graph left out rows=%d reason=out_of_memory", rows)
+                if on_progress is not None:
+                    on_progress(done, len(kinds))
+        log.info(
+            "cuda graphs captured=%d of=%d seconds=%.1f",
+            len(self._captured),
+            len(kinds),
+            time.perf_counter() - begun_s,
+        )
+
+    def _capture_one(self, capture: Capture, num_rows: int, shape: TileShape) -> CapturedPass:
+        layout = self._layout(num_rows)
+        inputs = layout.inputs(self._words)
+        max_keys = self._planner.max_keys(shape, num_rows)
+        plan = self._planner.plan(
+            inputs,
+            shape=shape,
+            max_keys=max_keys,
+            zeros=layout.tensor(self._words, "zeros") if layout.has_full else None,
+            paths=None if self._paths is None else self._paths[:num_rows],
+        )
+        self._write_padding(layout)
+
+        def run() -> None:
+            self._run(inputs, plan, num_rows)
+
+        return CapturedPass(
+            layout=layout, inputs=inputs, shape=shape, max_keys=max_keys, replay=capture(run)
+        )
+
+    def _write_padding(self, layout: PassLayout) -> None:
+        """A pass of padding only, so that warming up writes to nobody's cache."""
+        packed = self._buffers.pack(self._buffers.stage([], None), layout)
+        self._words[: len(packed)].copy_(packed, non_blocking=True)
+
+    def _run(self, inputs: PassInputs, plan: TilePlan, num_rows: int) -> None:
+        """What is recorded: from the static inputs to the static outputs."""
+        prepare_plan(plan, inputs)
+        output = self._model.forward(
+            inputs.token_ids,
+            inputs.positions,
+            inputs.slots,
+            plan,
+            self._kv_cache,
+            None,
+            logits_out=self._logits[:num_rows],
+        )
+        self._hidden[:num_rows].copy_(output.hidden)
+
+    # ---- replaying ------------------------------------------------------------------------
+
+    def find(self, staged: StagedPass, shape: TileShape) -> CapturedPass | None:
+        """The recorded pass that this one fits into; None where it must be launched plainly."""
+        if staged.num_block_ids > self._max_block_ids:
+            return None
+        for rows in self._sizes:
+            captured = self._captured.get((rows, shape))
+            if (
+                captured is not None
+                and staged.num_rows <= rows
+                and staged.num_sequences <= captured.layout.num_sequences
+                and staged.max_keys(self._buffers.block_size) <= captured.max_keys
+            ):
+                return captured
+        return None
+
+    @torch.inference_mode()
+    def run(
+        self, captured: CapturedPass, staged: StagedPass, packed: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """(logits, hidden) of the rows that want them; packed: in the captured pass's layout."""
+        self._words[: len(packed)].copy_(packed, non_blocking=True)
+        if staged.device_rows is not None:
+            stage_rows(
+                tree_rows(staged.device_rows),
+                captured.inputs,
+                block_size=self._buffers.block_size,
+                window=self._buffers.window,
+            )
+        captured.replay()
+        rows = staged.logit_rows
+        first, number = (rows[0], len(rows)) if rows else (0, 0)
+        if not rows or rows[-1] - first == number - 1:  # ascending, so nothing is left out
+            return self._logits[first : first + number], self._hidden[first : first + number]
+        index = captured.layout.tensor(self._words, "logit_rows")[:number]
+        return self._logits.index_select(0, index), self._hidden.index_select(0, index)
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Objects that hold CUDA memory must not be collected in the middle of a recording."""
+    gc.collect()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def estimate_bytes(config: ModelConfig, dtype: torch.dtype, max_rows: int = BUCKETS[-1]) -> int:
+    """Device memory that the graphs of a model take at most, workspaces included.
+
+    The static outputs, the widest moment of a pass (all rows' logits before and after they become
+    float32, or one layer's activations), and what driver and cuBLAS need.
+    """
+    sizes = [rows for rows in BUCKETS if rows <= max_rows]
+    outputs = config.vocab_size * 4 + config.hidden_size * dtype.itemsize
+    head = config.vocab_size * (4 + dtype.itemsize)
+    heads = (2 * config.num_query_heads + 2 * config.num_kv_heads) * config.head_dim
+    layer = (4 * config.hidden_size + 3 * config.intermediate_size + 2 * heads) * dtype.itemsize
+    num_graphs = 3 * len(sizes)
+    return (
+        sizes[-1] * (outputs + max(head, layer))
+        + num_graphs * _BYTES_PER_GRAPH
+        + _CUBLAS_BYTES
+        + MAX_WORKSPACE_BYTES
+        + _MAX_BLOCK_IDS * 4
+    )

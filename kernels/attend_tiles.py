@@ -1,0 +1,446 @@
+"""Attention over a paged cache in tiles of query rows and splits of keys: the kernels.
+
+The query heads that share a key-value head are packed with several rows into one tile, so that a
+token tree reads its prefix once or twice. Keys are read in splits by as many programs as there are
+(split-KV: Dao et al., "Flash-Decoding for long-context inference", 2023), with the recurrence of
+Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018; a second kernel combines
+the splits.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from kernels.attention_blocks import attend_in_any_order, attend_in_order
+from kernels.attention_spans import read_cache
+from kernels.attention_tiles import MAX_SEQUENCES, TilePlan
+from kernels.triton_support import (
+    jit,
+    launch,
+    next_power_of_2,
+    num_multiprocessors,
+    tl,
+    uses_triton,
+)
+
+# Programs beyond this many a multiprocessor are not launched: the others take over their work.
+_PROGRAMS_PER_MULTIPROCESSOR = 16
+_COMBINING_PROGRAMS = 32
+# Splits that a program of the combining kernel reads at once.
+_SPLITS_AT_ONCE = 32
+_LOG2_E = math.log2(math.e)
+# What the kernels read from a cache of e4m3 numbers has to be multiplied by this.
+_E4M3_FACTOR = 256.0
+
+
+def attend_tiles_reference(  # noqa: PLR0913 - a cache with scales is two tensors more
+    query: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    plan: TilePlan,
+    *,
+    scale: float,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """`attend_tiles` in plain torch, a row at a time; the specification."""
+    num_query_heads, num_kv_heads = query.shape[1], k_cache.shape[2]
+    group_size, block_size = num_query_heads // num_kv_heads, k_cache.shape[1]
+    output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    for b, num_rows in enumerate(plan.num_rows.tolist()):
+        kv_len, tree_start = int(plan.kv_lens[b]), int(plan.tree_starts[b])
+        logical = torch.arange(kv_len, device=query.device)
+        blocks = plan.block_ids[plan.block_indptr[b] + logical // block_size].long()
+        slots = blocks * block_size + logical % block_size  # [kv_len]
+        keys, values = (
+            read_cache(cache, slots, scales, torch.float32).repeat_interleave(group_size, 1)
+            for cache, scales in ((k_cache, k_scale), (v_cache, v_scale))
+        )  # [kv_len, num_query_heads, head_dim] each
+        first_row = int(plan.row_starts[b])
+        for row in range(first_row, first_row + num_rows):
+            visible = (logical >= plan.row_begins[row]) & (logical < plan.row_ends[row])
+            for node in range(kv_len - tree_start):
+                word = int(plan.ancestor_words[row, node // 64])
+                visible[tree_start + node] |= bool(word >> node % 64 & 1)
+            scores = torch.einsum("hd,khd->hk", query[row].float(), keys[visible]) * scale
+            if softcap is not None:
+                scores = softcap * torch.tanh(scores / softcap)
+            weights = torch.softmax(scores, -1)  # [num_query_heads, visible keys]
+            output[row] = torch.einsum("hk,khd->hd", weights, values[visible]).to(query.dtype)
+    return output
+
+
+@jit
+def _attend_kernel(  # type: ignore[no-untyped-def] # noqa: PLR0913 - a pass's layout
+    query,
+    k_cache,
+    v_cache,
+    k_scale,
+    v_scale,
+    output,
+    workspace,
+    row_starts,
+    num_rows,
+    kv_lens,
+    tree_starts,
+    first_keys,
+    block_indptr,
+    block_ids,
+    row_begins,
+    row_ends,
+    ancestor_words,
+    path_slots,
+    work,
+    batch,
+    num_kv_heads,
+    factor,
+    inner_factor,
+    query_stride,
+    query_head_stride,
+    cache_stride,
+    cache_head_stride,
+    scale_stride,
+    scale_head_stride,
+    max_path,
+    NUM_WORDS: tl.constexpr,
+    GROUP_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    ROWS_PER_TILE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BATCH: tl.constexpr,
+    IS_DETERMINISTIC: tl.constexpr,
+    HAS_PATHS: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
+):
+    """A program: units of work, each a tile of rows and a split of keys, of one key-value head.
+
+    Row m of a tile is the query row m // GROUP_SIZE with query head m % GROUP_SIZE of the group.
+    """
+    sequences = tl.arange(0, BATCH)
+    unit_ends = tl.load(work + 1 + sequences, mask=sequences < batch, other=0x7FFFFFFF)
+    num_works = tl.load(work + batch) * num_kv_heads
+    lines = tl.arange(0, BLOCK_M)
+    dim = tl.arange(0, BLOCK_D)
+    for index in tl.range(tl.program_id(0), num_works, tl.num_programs(0)):
+        # Heads are neighbours in memory, so they are neighbours in time.
+        head = index % num_kv_heads
+        unit = index // num_kv_heads
+        b = tl.sum((unit_ends <= unit).to(tl.int32), axis=0)
+        first_unit = tl.load(work + b)
+        num_units = tl.load(work + b + 1) - first_unit
+        partial = tl.load(work + batch + 1 + b) + unit - first_unit
+        split_size = tl.load(work + 2 * (batch + 1) + b)
+        count = tl.load(num_rows + b)
+        kv_len = tl.load(kv_lens + b)
+        tree_start = tl.load(tree_starts + b)
+        blocks = block_ids + tl.load(block_indptr + b)
+        num_tiles = (count + ROWS_PER_TILE - 1) // ROWS_PER_TILE
+        # The last rows first: a causal sequence's have the most keys.
+        tile_index = num_tiles - 1 - (unit - first_unit) % num_tiles
+        split_begin = (unit - first_unit) // num_tiles * split_size
+        if not IS_DETERMINISTIC:
+            split_begin += tl.load(first_keys + b) // BLOCK_N * BLOCK_N
+
+        place = tile_index * ROWS_PER_TILE + lines // GROUP_SIZE  # of the row in its sequence
+        is_row = (lines < ROWS_PER_TILE * GROUP_SIZE) & (place < count)
+        first_row = tl.load(row_starts + b) + tile_index * ROWS_PER_TILE
+        row = (first_row + lines // GROUP_SIZE).to(tl.int64)
+        query_head = head * GROUP_SIZE + lines % GROUP_SIZE
+        is_element = is_row[:, None] & (dim < HEAD_DIM)[None, :]
+        query_places = query + row * query_stride + query_head * query_head_stride
+        rows_of_heads = tl.load(query_places[:, None] + dim[None, :], mask=is_element, other=0.0)
+        begin = tl.load(row_begins + row, mask=is_row, other=0)
+        end = tl.load(row_ends + row, mask=is_row, other=0)
+
+        # Blocks of keys that some row of the tile sees, and those among them that every row sees.
+        some_begin = tl.min(tl.where(is_row, begin, kv_len), axis=0)
+        some_end = tl.minimum(tl.max(end, axis=0), kv_len)
+        if tree_start < kv_len:  # slots of a tree are no positions
+            some_begin = tl.minimum(some_begin, tree_start)
+            some_end = kv_len
+        some_end = tl.minimum(some_end, split_begin + split_size)
+        low = tl.maximum(some_begin, split_begin) // BLOCK_N
+        high = tl.maximum((some_end + BLOCK_N - 1) // BLOCK_N, low)
+
+        cache = (
+            k_cache + head * cache_head_stride,
+            v_cache + head * cache_head_stride,
+            k_scale + head * scale_head_stride,
+            v_scale + head * scale_head_stride,
+            cache_stride,
+            scale_stride,
+            factor,
+            inner_factor,
+        )
+        tile = (rows_of_heads, begin, end, row, is_row)
+        if IS_DETERMINISTIC:
+            sums, top, total = attend_in_order(
+                tile, cache, blocks, kv_len, low, high, split_begin + split_size, first_row,
+                tl.minimum(count - tile_index * ROWS_PER_TILE, ROWS_PER_TILE),
+                path_slots, max_path, tree_start,
+                HEAD_DIM, BLOCK_SIZE, BLOCK_M, BLOCK_N, BLOCK_D,
+                HAS_PATHS, HAS_SOFTCAP, HAS_SCALES,
+            )  # fmt: skip
+        else:
+            all_begin = tl.max(begin, axis=0)
+            all_end = tl.minimum(tl.min(tl.where(is_row, end, kv_len), axis=0), some_end)
+            free_low = tl.minimum(tl.maximum((all_begin + BLOCK_N - 1) // BLOCK_N, low), high)
+            free_high = tl.maximum(all_end // BLOCK_N, free_low)
+            sums, top, total = attend_in_any_order(
+                tile, cache, blocks, kv_len, low, high, free_low, free_high,
+                ancestor_words, tree_start, NUM_WORDS,
+                HEAD_DIM, BLOCK_SIZE, BLOCK_M, BLOCK_N, BLOCK_D, HAS_SOFTCAP, HAS_SCALES,
+            )  # fmt: skip
+
+        # Read again, so that addresses and masks need not be held in registers all the while.
+        place = tile_index * ROWS_PER_TILE + lines // GROUP_SIZE
+        is_row = (lines < ROWS_PER_TILE * GROUP_SIZE) & (place < tl.load(num_rows + b))
+        is_element = is_row[:, None] & (dim < HEAD_DIM)[None, :]
+        if num_units == num_tiles:  # all keys in one split
+            row = (tl.load(row_starts + b) + place).to(tl.int64)
+            inverse = 1.0 / tl.where(total > 0.0, total, 1.0)
+            places = (row * num_kv_heads + head) * GROUP_SIZE + lines % GROUP_SIZE
+            places = output + places[:, None] * HEAD_DIM + dim[None, :]
+            tl.store(places, (sums * inverse[:, None]).to(rows_of_heads.dtype), mask=is_element)
+        else:
+            part = (partial.to(tl.int64) * num_kv_heads + head) * (BLOCK_M * (HEAD_DIM + 2))
+            part_tops = workspace + part + BLOCK_M * HEAD_DIM + lines
+            tl.store(part_tops, top, mask=is_row)
+            tl.store(part_tops + BLOCK_M, total, mask=is_row)
+            if high > low:  # else top says that there is nothing to be read
+                places = workspace + part + lines[:, None] * HEAD_DIM + dim[None, :]
+                tl.store(places, sums, mask=is_element)
+
+
+@jit
+def _combine_kernel(  # type: ignore[no-untyped-def] # noqa: PLR0913 - a pass's layout
+    output,
+    workspace,
+    row_starts,
+    num_rows,
+    work,
+    batch,
+    num_kv_heads,
+    factor,
+    GROUP_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    ROWS_PER_TILE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BATCH: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
+    """A program: one query head of some rows; rows with one split are there already."""
+    sequences = tl.arange(0, BATCH)
+    is_sequence = sequences < batch
+    starts = tl.load(row_starts + sequences, mask=is_sequence, other=0)
+    ends = starts + tl.load(num_rows + sequences, mask=is_sequence, other=0)
+    num_partials = tl.load(work + 2 * batch + 1)
+    query_head = tl.program_id(1)
+    head = query_head // GROUP_SIZE
+    dim = tl.arange(0, BLOCK_D)
+    if num_partials > 0:
+        for row in tl.range(tl.program_id(0), tl.max(ends, axis=0), tl.num_programs(0)):
+            is_own = (starts <= row) & (row < ends)
+            b = tl.max(tl.where(is_own, sequences, -1), axis=0)
+            num_splits = 0
+            num_tiles = 1
+            if b >= 0:
+                num_tiles = (tl.load(num_rows + b) + ROWS_PER_TILE - 1) // ROWS_PER_TILE
+                num_splits = (tl.load(work + b + 1) - tl.load(work + b)) // num_tiles
+            if num_splits > 1:
+                first_row = tl.load(row_starts + b)
+                place = row - first_row
+                line = place % ROWS_PER_TILE * GROUP_SIZE + query_head % GROUP_SIZE
+                first = tl.load(work + batch + 1 + b) + num_tiles - 1 - place // ROWS_PER_TILE
+                sums = tl.zeros([BLOCK_D], tl.float32)
+                top = tl.full([], float("-inf"), tl.float32)
+                total = tl.full([], 0.0, tl.float32)
+                for start in tl.range(0, num_splits, SPLITS):
+                    splits = start + tl.arange(0, SPLITS)
+                    is_split = splits < num_splits
+                    partials = (first + splits * num_tiles).to(tl.int64) * num_kv_heads + head
+                    parts = workspace + partials * (BLOCK_M * (HEAD_DIM + 2))
+                    part_tops = parts + BLOCK_M * HEAD_DIM + line
+                    tops = tl.load(part_tops, mask=is_split, other=float("-inf"))
+                    totals = tl.load(part_tops + BLOCK_M, mask=is_split, other=0.0)
+                    part_sums = tl.load(
+                        parts[:, None] + line * HEAD_DIM + dim[None, :],
+                        mask=is_split[:, None] & (dim < HEAD_DIM)[None, :],
+                        other=0.0,
+                    )  # [SPLITS, BLOCK_D], unwritten where a split saw nothing
+                    part_sums = tl.where((tops > float("-inf"))[:, None], part_sums, 0.0)
+                    new_top = tl.maximum(top, tl.max(tops, axis=0))
+                    pivot = tl.where(new_top == float("-inf"), 0.0, new_top)
+                    weights = tl.exp2((tops - pivot) * factor)
+                    decay = tl.exp2((top - pivot) * factor)
+                    total = tl.fma(total, decay, tl.sum(totals * weights, axis=0))
+                    sums = tl.fma(sums, decay, tl.sum(part_sums * weights[:, None], axis=0))
+                    top = new_top
+                inverse = 1.0 / tl.where(total > 0.0, total, 1.0)
+                long_row = first_row.to(tl.int64) + place
+                places = (long_row * num_kv_heads * GROUP_SIZE + query_head) * HEAD_DIM
+                result = (sums * inverse).to(output.dtype.element_ty)
+                tl.store(output + places + dim, result, mask=dim < HEAD_DIM)
+
+
+def attend_tiles(  # noqa: PLR0913 - a cache with scales is two tensors more
+    query: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    plan: TilePlan,
+    *,
+    scale: float,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """`paged_attention` for a TilePlan whose `prepare` has run.
+
+    Raises ValueError for caches or scales that the kernels cannot address.
+    """
+    if not uses_triton(query):
+        return attend_tiles_reference(
+            query,
+            k_cache,
+            v_cache,
+            plan,
+            scale=scale,
+            k_scale=k_scale,
+            v_scale=v_scale,
+            softcap=softcap,
+        )
+    _check(query, k_cache, v_cache, plan, scale, k_scale, v_scale)
+    if k_scale is not None:
+        k_cache, v_cache = k_cache.view(torch.uint8), v_cache.view(torch.uint8)
+        scale *= _E4M3_FACTOR
+    # Weights are exp2(factor * x), x the product of query and key or the tangent.
+    factor = scale * _LOG2_E if softcap is None else softcap * _LOG2_E
+    inner_factor = 0.0 if softcap is None else 2 * _LOG2_E * scale / softcap
+    shape, batch_size = plan.shape, plan.row_starts.shape[0]
+    num_rows, num_query_heads, head_dim = query.shape
+    num_kv_heads = plan.num_kv_heads
+    output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    if batch_size == 0:
+        return output
+    constants = {
+        "GROUP_SIZE": num_query_heads // num_kv_heads,
+        "HEAD_DIM": head_dim,
+        "ROWS_PER_TILE": shape.rows_per_tile,
+        "BLOCK_M": shape.block_m,
+        "BLOCK_D": max(next_power_of_2(head_dim), 16),
+        # Few different numbers: each is one more kernel to compile.
+        "BATCH": 32 if batch_size <= 32 else MAX_SEQUENCES,
+    }
+    launch(
+        _attend_kernel,
+        (_num_programs(plan, head_dim),),
+        query,
+        k_cache,
+        v_cache,
+        # A tuple inside the kernel holds them, and must not hold None.
+        plan.workspace if k_scale is None else k_scale,
+        plan.workspace if v_scale is None else v_scale,
+        output,
+        plan.workspace,
+        plan.row_starts,
+        plan.num_rows,
+        plan.kv_lens,
+        plan.tree_starts,
+        plan.first_keys,
+        plan.block_indptr,
+        plan.block_ids,
+        plan.row_begins,
+        plan.row_ends,
+        plan.ancestor_words,
+        plan.path_slots,
+        plan.work,
+        batch_size,
+        num_kv_heads,
+        factor,
+        inner_factor,
+        query.stride(0),
+        query.stride(1),
+        k_cache.stride(1),
+        k_cache.stride(2),
+        0 if k_scale is None else k_scale.stride(1),
+        0 if k_scale is None else k_scale.stride(2),
+        0 if plan.path_slots is None else plan.path_slots.shape[1],
+        num_warps=shape.num_warps,
+        num_stages=shape.num_stages,
+        NUM_WORDS=plan.ancestor_words.shape[1],
+        BLOCK_SIZE=k_cache.shape[1],
+        BLOCK_N=shape.block_n,
+        IS_DETERMINISTIC=shape.is_deterministic,
+        HAS_PATHS=plan.path_slots is not None,
+        HAS_SOFTCAP=softcap is not None,
+        HAS_SCALES=k_scale is not None,
+        **constants,
+    )
+    if plan.may_split:
+        most = _COMBINING_PROGRAMS * num_multiprocessors(query.device) // num_query_heads
+        launch(
+            _combine_kernel,
+            (min(num_rows, max(most, 1)), num_query_heads),
+            output,
+            plan.workspace,
+            plan.row_starts,
+            plan.num_rows,
+            plan.work,
+            batch_size,
+            num_kv_heads,
+            factor,
+            num_warps=4,
+            num_stages=1,
+            SPLITS=_SPLITS_AT_ONCE,
+            **constants,
+        )
+    return output
+
+
+def _num_programs(plan: TilePlan, head_dim: int) -> int:
+    """As many as there can be work for, but no more than there is reason to start."""
+    multiprocessors = num_multiprocessors(plan.workspace.device)
+    num_works = plan.max_tiles * plan.num_kv_heads
+    if not plan.may_split:  # few of them are in vain, and the device balances their work
+        return min(num_works, _PROGRAMS_PER_MULTIPROCESSOR * multiprocessors)
+    num_works += plan.workspace.numel() // (plan.shape.block_m * (head_dim + 2))
+    return min(num_works, plan.shape.programs_per_multiprocessor * multiprocessors)
+
+
+def _check(
+    query: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    plan: TilePlan,
+    scale: float,
+    k_scale: Tensor | None,
+    v_scale: Tensor | None,
+) -> None:
+    """Raise ValueError for what the kernels do not address."""
+    num_kv_heads, num_query_heads = k_cache.shape[2], query.shape[1]
+    if num_kv_heads != plan.num_kv_heads or num_query_heads % num_kv_heads:
+        raise ValueError(
+            f"{num_query_heads} query and {num_kv_heads} key-value heads, but the plan is for "
+            f"{plan.num_kv_heads} key-value heads"
+        )
+    rows = plan.shape.rows_per_tile * (num_query_heads // num_kv_heads)
+    if rows > plan.shape.block_m or scale <= 0:
+        raise ValueError(f"{rows} rows in a tile of {plan.shape.block_m}, or scale={scale} <= 0")
+    pairs = [(k_cache, v_cache)]
+    if (k_cache.dtype == torch.float8_e4m3fn) != (k_scale is not None):
+        raise ValueError(f"a cache of {k_cache.dtype} with k_scale={type(k_scale).__name__}")
+    if k_scale is not None and v_scale is not None:
+        pairs.append((k_scale, v_scale))
+    for first, second in pairs:
+        strides = first.stride()
+        if strides != second.stride() or strides[0] != first.shape[1] * strides[1]:
+            raise ValueError(f"strides {strides} and {second.stride()}: slots must be equidistant")
+    if query.stride(2) != 1 or k_cache.stride(3) != 1:
+        raise ValueError("the numbers of a head must be neighbours in memory")

@@ -1,0 +1,238 @@
+"""Matrix products in which a row's result does not depend on the rows beside it, to the bit.
+
+Libraries choose their kernels by the number of rows, and kernels add up in different orders. Here
+the order is fixed: on a GPU by one tile shape for every number of rows, whole sums over k in one
+program; on the CPU by running only row counts that were tried and found to agree.
+He, 2025 ("Defeating nondeterminism in LLM inference").
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels.linear import PACK_ROWS, Linear, can_pack
+from kernels.rms_norm import RmsNorm
+from kernels.row_invariant_ops import RowInvariantNorm
+from kernels.triton_support import dot, jit, launch, rounded, tl, uses_triton
+
+# The tile that defines the right bits on a CPU, and the other numbers of rows that may be run
+# where they give the same ones. A pass is padded to the next of them: at most half of it.
+TILE_ROWS = 16
+RUN_ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
+# Torch's own tensors start at multiples of this; sums may be cut differently elsewhere.
+ALIGNMENT_BYTES = 64
+# Weights from this many rows on fill a GPU with the wide tile.
+WIDE_MIN_FEATURES = 8192
+# Neighbouring programs share weights: so many tiles of rows run before the next weights are read.
+GROUP_TILES = 16
+
+
+def row_invariant_linear_reference(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """One row after the other: nothing that a neighbour could change."""
+    rows = [F.linear(x[index : index + 1], weight, bias) for index in range(x.shape[0])]
+    return torch.cat(rows) if rows else x.new_empty((0, weight.shape[0]))
+
+
+@jit
+def _linear_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0913 - a kernel's arguments
+    x,
+    weight,
+    bias,
+    output,
+    num_rows,
+    out_features,
+    IN_FEATURES: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+):
+    program = tl.program_id(0)
+    row_tiles, column_tiles = tl.cdiv(num_rows, BLOCK_M), tl.cdiv(out_features, BLOCK_N)
+    group = program // (GROUP_M * column_tiles)
+    group_tiles = tl.minimum(row_tiles - group * GROUP_M, GROUP_M)
+    place = program % (GROUP_M * column_tiles)
+    row_tile, column_tile = group * GROUP_M + place % group_tiles, place // group_tiles
+
+    rows = row_tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    columns = column_tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    is_row, is_column = rows < num_rows, columns < out_features
+    k = tl.arange(0, BLOCK_K)
+    x_tile = x + rows.to(tl.int64)[:, None] * IN_FEATURES + k[None, :]
+    weight_tile = weight + columns.to(tl.int64)[None, :] * IN_FEATURES + k[:, None]
+    sums = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for start in range(0, IN_FEATURES, BLOCK_K):
+        if IN_FEATURES % BLOCK_K == 0:
+            left = tl.load(x_tile, mask=is_row[:, None], other=0.0)
+            right = tl.load(weight_tile, mask=is_column[None, :], other=0.0)
+        else:
+            is_k = start + k < IN_FEATURES
+            left = tl.load(x_tile, mask=is_row[:, None] & is_k[None, :], other=0.0)
+            right = tl.load(weight_tile, mask=is_column[None, :] & is_k[:, None], other=0.0)
+        sums = dot(left, right, sums)
+        x_tile += BLOCK_K
+        weight_tile += BLOCK_K
+    if HAS_BIAS:
+        sums += tl.load(bias + columns, mask=is_column, other=0.0).to(tl.float32)[None, :]
+    places = output + rows.to(tl.int64)[:, None] * out_features + columns[None, :]
+    sums = rounded(sums, output.dtype.element_ty)
+    tl.store(places, sums, mask=is_row[:, None] & is_column[None, :])
+
+
+def row_invariant_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`x @ weight.T + bias`, every row with the bits it has alone.
+
+    x: [n, in_features] -> [n, out_features]; weight: [out_features, in_features]; bias:
+    [out_features] or None; all of one dtype: float32, bfloat16 or float16. Sums are float32. On a
+    CPU it takes row after row: `RowInvariantLinear` is the fast one there.
+    """
+    if not uses_triton(x):
+        return row_invariant_linear_reference(x, weight, bias)
+    num_rows, in_features = x.shape
+    out_features = weight.shape[0]
+    x, weight = x.contiguous(), weight.contiguous()  # one kind of loads for every caller
+    output = torch.empty((num_rows, out_features), dtype=x.dtype, device=x.device)
+    tile = _tile_shape(out_features, in_features, x.dtype)
+    block_m, block_n = tile["BLOCK_M"], tile["BLOCK_N"]
+    launch(
+        _linear_kernel,
+        (-(-num_rows // block_m) * -(-out_features // block_n),),
+        x,
+        weight,
+        bias,
+        output,
+        num_rows,
+        out_features,
+        IN_FEATURES=in_features,
+        HAS_BIAS=bias is not None,
+        GROUP_M=GROUP_TILES,
+        **tile,
+    )
+    return output
+
+
+def _tile_shape(out_features: int, in_features: int, dtype: torch.dtype) -> dict[str, int]:
+    """Blocks, warps and stages: by the weight alone, never by the number of rows."""
+    is_aligned = in_features % 16 == 0  # else loads are narrow, and long blocks spill registers
+    if dtype == torch.float32:  # no tensor cores for full precision
+        block_m, block_n, block_k = 32, 32 if is_aligned else 16, 32 if is_aligned else 16
+    else:
+        block_m, block_n = 64, 64 if out_features >= WIDE_MIN_FEATURES else 32
+        block_k = 128 if is_aligned else 32
+    return {
+        "BLOCK_M": block_m,
+        "BLOCK_N": block_n,
+        "BLOCK_K": block_k,
+        "num_warps": 4,
+        "num_stages": 3,
+    }
+
+
+class RowInvariantLinear:
+    """`kernels.linear.Linear` whose rows keep their bits in any company.
+
+    On a CPU, passes are cut into runs of `RUN_ROWS` rows, the last padded with zeros. Which of them
+    give the bits of a full tile, wherever a row stands in it, is tried with this very weight for
+    each number of threads; where not even the tile keeps a row's bits, rows run one at a time.
+    """
+
+    __slots__ = ("_bias", "_linear", "_packed", "_run_rows", "_weight")
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, *, pack: bool = True) -> None:
+        """weight: [out_features, in_features]; packed if `pack` and the device allow it."""
+        self._bias = bias
+        self._weight: Tensor | None = weight
+        self._packed: Tensor | None = None
+        self._linear: Any = None
+        self._run_rows: dict[int, tuple[int, ...]] = {}  # by number of threads
+        if uses_triton(weight):
+            return
+        if pack and can_pack(weight):
+            self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACK_ROWS)
+            self._linear = torch.ops.mkldnn._linear_pointwise.default
+            self._weight = None
+        self._find_run_rows(weight.shape[1], weight.dtype)
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether the weight is held in oneDNN's layout."""
+        return self._packed is not None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x: [n, in_features] -> [n, out_features]."""
+        if self._weight is not None and uses_triton(x):
+            return row_invariant_linear(x, self._weight, self._bias)
+        sizes = self._run_rows.get(torch.get_num_threads())
+        if sizes is None:
+            sizes = self._find_run_rows(x.shape[1], x.dtype)
+        if x.data_ptr() % ALIGNMENT_BYTES or not x.is_contiguous():
+            x = x.clone(memory_format=torch.contiguous_format)
+        num_rows, largest = x.shape[0], sizes[-1]
+        if num_rows in sizes:
+            return self._run(x)
+        if num_rows < largest:
+            return self._run_padded(x, sizes)
+        num_whole = num_rows // largest * largest
+        runs = [self._run(x[start : start + largest]) for start in range(0, num_whole, largest)]
+        if num_whole < num_rows:
+            runs.append(self._run_padded(x[num_whole:], sizes))
+        return torch.cat(runs)
+
+    def _run(self, x: Tensor) -> Tensor:
+        if self._packed is None:
+            assert self._weight is not None
+            return F.linear(x, self._weight, self._bias)
+        result: Tensor = self._linear(x, self._packed, self._bias, "none", [], "")
+        return result
+
+    def _run_padded(self, x: Tensor, sizes: tuple[int, ...]) -> Tensor:
+        num_rows = x.shape[0]
+        if num_rows == 0:
+            return self._run(x.new_zeros((sizes[0], x.shape[1])))[:0]
+        size = next(size for size in sizes if size >= num_rows)
+        if size == num_rows:
+            return self._run(x)
+        padded = x.new_zeros((size, x.shape[1]))
+        padded[:num_rows] = x
+        return self._run(padded)[:num_rows]
+
+    def _find_run_rows(self, in_features: int, dtype: torch.dtype) -> tuple[int, ...]:
+        """Try the row counts with this number of threads and remember those that agree."""
+        generator = torch.Generator().manual_seed(0)
+        x = torch.randn((RUN_ROWS[-1], in_features), generator=generator).to(dtype)
+        tiles = x.view(-1, TILE_ROWS, in_features)
+        expected = torch.cat([self._run(tile) for tile in tiles])
+        tile, right = x[:TILE_ROWS], expected[:TILE_ROWS]
+        keeps_bits = torch.equal(self._run(tile.flip(0)).flip(0), right) and torch.equal(
+            self._run(tile[:1].repeat(TILE_ROWS, 1)), right[:1].expand_as(right)
+        )
+        sizes: tuple[int, ...] = (1,)
+        if keeps_bits:
+            sizes = tuple(
+                size
+                for size in RUN_ROWS
+                if size == TILE_ROWS or torch.equal(self._run(x[:size]), expected[:size])
+            )
+        self._run_rows[torch.get_num_threads()] = sizes
+        return sizes
+
+
+def make_linear(
+    weight: Tensor, bias: Tensor | None = None, *, pack: bool = True, deterministic: bool = False
+) -> Linear | RowInvariantLinear:
+    """The product for a weight that stays: the fastest, or one that keeps every row's bits."""
+    if deterministic:
+        return RowInvariantLinear(weight, bias, pack=pack)
+    return Linear(weight, bias, pack=pack)
+
+
+def make_norm(
+    weight: Tensor, eps: float, *, deterministic: bool = False
+) -> RmsNorm | RowInvariantNorm:
+    """The norm with its weight made ready; arguments as for `RmsNorm`."""
+    if deterministic:
+        return RowInvariantNorm(weight, eps)
+    return RmsNorm(weight, eps)

@@ -1,0 +1,113 @@
+"""Passes of a decoder made by hand, for tests: slices, trees, their slots and masks."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.kv_cache import KVCache
+from engine.model import DecoderModel, ForwardOutput
+from kernels.paged_attention import AttentionBatch
+
+BLOCK_SIZE = 4
+NUM_BLOCKS = 64
+NUM_TOKENS = 41
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """One sequence's part of a pass."""
+
+    token_ids: Tensor
+    num_computed: int  # keys in the cache before these rows
+    block_table: list[int]
+    tree_start: int | None = None
+    masks: list[int] | None = None
+    depths: list[int] | None = None
+
+
+def tree_rows(nodes: Tensor, block_table: list[int], *, start: int, first: int = 0) -> "Rows":
+    """The nodes of `PARENTS` from number `first` on, of a tree whose root is slot `start`."""
+    paths = [ancestors_of(node) for node in range(first, first + len(nodes))]
+    return Rows(
+        token_ids=nodes,
+        num_computed=start + first,
+        block_table=block_table,
+        tree_start=start,
+        masks=[sum(1 << node for node in path) for path in paths],
+        depths=[len(path) - 1 for path in paths],
+    )
+
+
+def run(
+    model: DecoderModel,
+    cache: KVCache,
+    *sequences: Rows,
+    rows: Tensor | None = None,
+    logits_out: Tensor | None = None,
+) -> ForwardOutput:
+    """One pass over the rows of all sequences; `rows`: which get logits, all by default."""
+    indptr, kv_lens, positions, slots = [0], [], [], []
+    for sequence in sequences:
+        count = len(sequence.token_ids)
+        first = sequence.num_computed
+        indptr.append(indptr[-1] + count)
+        kv_lens.append(first + count)
+        logical = range(first, first + count)
+        table = sequence.block_table
+        slots += [table[s // BLOCK_SIZE] * BLOCK_SIZE + s % BLOCK_SIZE for s in logical]
+        if sequence.depths is None:
+            positions += list(logical)
+        else:
+            assert sequence.tree_start is not None
+            positions += [sequence.tree_start + depth for depth in sequence.depths]
+    batch = AttentionBatch(
+        query_indptr=indptr,
+        kv_lens=kv_lens,
+        block_tables=[sequence.block_table for sequence in sequences],
+        tree_starts=[
+            kv_len if sequence.tree_start is None else sequence.tree_start
+            for kv_len, sequence in zip(kv_lens, sequences, strict=True)
+        ],
+        ancestor_masks=[sequence.masks for sequence in sequences],
+    )
+    return model.forward(
+        torch.cat([sequence.token_ids for sequence in sequences]).to(model.device),
+        torch.tensor(positions, device=model.device),
+        torch.tensor(slots, device=model.device),
+        model.plan_attention(batch, block_size=BLOCK_SIZE),
+        cache,
+        None if rows is None else rows.to(model.device),
+        logits_out=logits_out,
+    )
+
+
+def new_cache(model: DecoderModel, dtype: torch.dtype | None = None) -> KVCache:
+    return KVCache(
+        model.config,
+        num_blocks=NUM_BLOCKS,
+        block_size=BLOCK_SIZE,
+        dtype=dtype or model.dtype,
+        device=model.device,
+    )
+
+
+def make_table(seed: int) -> list[int]:
+    """Blocks in no order, disjoint for seeds 0 to 3."""
+    order = torch.randperm(16, generator=torch.Generator().manual_seed(seed)) + 16 * seed
+    return [int(block) for block in order]
+
+
+def make_tokens(count: int, seed: int = 0) -> Tensor:
+    return torch.randint(3, 131, (count,), generator=torch.Generator().manual_seed(seed))
+
+
+PARENTS = [-1, 0, 0, 1, 1, 2, 3, 6, 0, 7, 9, 10, 11, 12]  # depth up to 9
+
+
+def ancestors_of(node: int) -> list[int]:
+    """The path from the root to the node."""
+    path = [node]
+    while PARENTS[path[0]] >= 0:
+        path.insert(0, PARENTS[path[0]])
+    return path

@@ -1,0 +1,94 @@
+"""Work that waits until the device is busy: what it changes, and that it is always done."""
+
+import pytest
+
+from engine.core import Engine
+from engine.events import EngineEvent, Finished
+from engine.host_work import HostWork
+from tests.engines import (
+    Answer,
+    assert_idle,
+    make_engine,
+    make_request,
+    random_prompt,
+    step_once,
+    tiny_pair,
+)
+from tests.laws.mixed import plainly
+
+REQUESTS = [
+    make_request("short", random_prompt(9), max_tokens=3),
+    make_request("long", random_prompt(30, seed=1), max_tokens=25),
+    make_request("sampled", random_prompt(20, seed=2), max_tokens=20, temperature=0.9, seed=4),
+]
+
+
+def overlapping_engine() -> Engine:
+    """As on a GPU: the passes of a CPU are over at once, but the order of things is the same."""
+    engine = make_engine(tiny_pair(), on_device=True)
+    assert not engine.overlaps, "a CPU has nothing to wait beside"
+    engine._beside.overlaps = True
+    return engine
+
+
+def test_work_is_done_at_once_or_at_the_next_run_and_in_order() -> None:
+    done: list[int] = []
+    beside = HostWork(overlaps=True)
+    beside.put_off(lambda: done.append(1))
+    beside.put_off(lambda: done.append(2))
+    assert not done
+    beside.run()
+    beside.run()
+    assert done == [1, 2]
+    HostWork(overlaps=False).put_off(lambda: done.append(3))
+    assert done == [1, 2, 3]
+
+
+def test_answers_are_the_same_and_no_lesson_is_lost() -> None:
+    plain = plainly(tiny_pair(), REQUESTS)
+    versions = []
+    for engine in (make_engine(tiny_pair(), on_device=True), overlapping_engine()):
+        answers: dict[str, Answer] = {}
+        for request in REQUESTS:
+            engine.submit(request)
+        while engine.has_work:
+            step_once(engine, answers)
+        assert {name: answer.token_ids for name, answer in answers.items()} == plain
+        assert_idle(engine)
+        assert not engine._beside._waiting
+        drafter = engine._drafter
+        assert drafter is not None
+        versions.append(drafter._calibration.version)  # type: ignore[attr-defined]
+    assert versions[0] > 0
+    assert versions[1] > 0
+
+
+def test_the_callers_work_is_done_once_a_step_behind_the_first_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = overlapping_engine()
+    log: list[str] = []
+    for tier, runner in engine._runners.items():
+        forward = runner.forward
+
+        def logged(*args, forward=forward, tier=tier):  # type: ignore[no-untyped-def]
+            log.append(tier)
+            return forward(*args)
+
+        monkeypatch.setattr(runner, "forward", logged)
+    for request in REQUESTS[:2]:
+        engine.submit(request)
+    events: list[EngineEvent] = []
+    while engine.has_work:
+        first = len(log)
+        events += engine.step(while_busy=lambda: log.append("caller"))
+        assert log[first:].count("caller") == 1
+        assert log[first + 1] == "caller"
+    assert sum(isinstance(event, Finished) for event in events) == 2
+
+
+def test_the_callers_work_is_done_where_there_is_nothing_to_compute() -> None:
+    engine = overlapping_engine()
+    done: list[int] = []
+    engine.step(while_busy=lambda: done.append(1))
+    assert done == [1]

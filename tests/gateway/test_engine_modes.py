@@ -1,0 +1,156 @@
+"""The engine's modes, from flag to runner: cache type, deterministic, CUDA graphs, overlap."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from engine.errors import EngineError
+from engine.kv_cache import KVCache
+from engine.pass_graphs import estimate_bytes
+from engine.runner import ModelRunner
+from gateway import wiring
+from gateway.backends.step_loop import no_progress
+from gateway.cli import app
+from gateway.settings import Settings, load_settings
+
+QUICK = {
+    "engine.device": "cpu",
+    "engine.dtype": "float32",
+    "engine.max_context": 64,
+    "engine.num_threads": 1,
+    "speculation.adaptive": False,
+}
+
+
+def settings_of(**flags: Any) -> Settings:
+    changed = {key.replace("__", "."): value for key, value in flags.items()}
+    return load_settings(environ={}, flags=QUICK | changed)
+
+
+def runners_of(**flags: Any) -> dict[str, ModelRunner]:
+    return dict(wiring.load_runners(settings_of(**flags), no_progress))
+
+
+@pytest.fixture
+def noted_flags(monkeypatch: pytest.MonkeyPatch) -> dict[str, Settings]:
+    """What `serve` would run with."""
+    noted: dict[str, Settings] = {}
+    monkeypatch.setattr("gateway.cli._serve", lambda settings: noted.update(settings=settings))
+    return noted
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name", "value"),
+    [
+        (("--kv-cache-dtype", "fp8"), "kv_cache_dtype", "fp8"),
+        (("--deterministic",), "deterministic", True),
+        (("--no-cuda-graphs",), "cuda_graphs", False),
+        (("--no-overlap",), "overlap", False),
+        (("--set", "engine.cuda_graphs=false"), "cuda_graphs", False),
+        (("--set", "engine.num_threads=3"), "num_threads", 3),
+        (("--set", "engine.num_threads=3", "--num-threads", "2"), "num_threads", 2),
+        ((), "kv_cache_dtype", "auto"),
+        ((), "deterministic", False),
+        ((), "cuda_graphs", True),
+        ((), "overlap", True),
+    ],
+)
+def test_each_mode_has_a_flag(
+    arguments: tuple[str, ...], name: str, value: object, noted_flags: dict[str, Settings]
+) -> None:
+    result = CliRunner().invoke(app, ["serve", *arguments])
+    assert result.exit_code == 0, result.output
+    assert getattr(noted_flags["settings"].engine, name) == value
+
+
+def test_modes_reach_the_runners() -> None:
+    usual = runners_of()
+    for runner in usual.values():
+        assert runner.kv_cache.tensor.dtype == torch.float32
+        assert runner.kv_cache.scales is None
+        assert runner.cuda_graphs
+        assert not runner.model.deterministic
+    changed = runners_of(
+        engine__kv_cache_dtype="fp8", engine__deterministic=True, engine__cuda_graphs=False
+    )
+    for runner in changed.values():
+        assert runner.kv_cache.tensor.dtype == torch.float8_e4m3fn
+        assert runner.kv_cache.scales is not None
+        assert not runner.cuda_graphs
+        assert runner.model.deterministic
+
+
+def test_the_same_memory_holds_more_blocks_in_fp8() -> None:
+    sizes = {
+        name: runners_of(
+            engine__kv_cache_dtype=name, engine__kv_cache_gib=0.002, engine__max_context=None
+        )["small"]
+        for name in ("auto", "fp8")
+    }
+    budget = 0.002 * 2**30
+    for runner in sizes.values():
+        config, dtype = runner.model.config, runner.kv_cache.tensor.dtype
+        own = KVCache.bytes_per_block(config, block_size=16, dtype=dtype) * runner.num_blocks
+        assert own < budget
+    assert 3 * sizes["auto"].num_blocks < sizes["fp8"].num_blocks  # a quarter, and the scales
+
+
+def test_recording_is_reported_and_comes_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    def capture(runner: ModelRunner, on_progress: Callable[[int, int], None]) -> int:
+        on_progress(1, 4)
+        return 4
+
+    monkeypatch.setattr(ModelRunner, "capture_graphs", capture)
+    stages: list[tuple[str, float]] = []
+    wiring.load_runners(settings_of(), lambda stage, share: stages.append((stage, share)))
+    assert sorted(stages[-2:]) == [
+        ("capturing graphs of the large model", 0.25),
+        ("capturing graphs of the small model", 0.25),
+    ]
+    assert {stage for stage, _ in stages[:-2]} == {
+        "loading the large model",
+        "loading the small model",
+    }
+
+
+def test_too_little_memory_for_graphs_is_an_error_with_ways_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def capture(*_: object) -> int:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(ModelRunner, "capture_graphs", capture)
+    with pytest.raises(EngineError, match=r"--no-cuda-graphs .*engine\.cuda_graphs = false"):
+        runners_of()
+
+
+def test_deterministic_on_a_gpu_needs_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kernels.triton_support.triton", None)
+    wanted = settings_of(engine__deterministic=True)
+    wiring._check_modes(wanted, torch.device("cpu"))
+    wiring._check_modes(settings_of(), torch.device("cuda"))
+    with pytest.raises(EngineError, match=r"needs Triton.*--device cpu"):
+        wiring._check_modes(wanted, torch.device("cuda"))
+
+
+def test_the_cache_leaves_room_for_the_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    models = {tier: runner.model for tier, runner in runners_of().items()}
+    needed = sum(estimate_bytes(model.config, model.dtype) for model in models.values())
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (needed + (8 << 20), 1 << 40))
+    num_blocks = {
+        on: wiring._num_blocks(
+            settings_of(engine__max_context=None, engine__cuda_graphs=on),
+            models,  # type: ignore[arg-type]
+            torch.device("cuda"),
+        )
+        for on in (True, False)
+    }
+    bytes_per_block = sum(
+        KVCache.bytes_per_block(model.config, block_size=16, dtype=model.dtype)
+        for model in models.values()
+    )
+    assert 0.9 * 0.85 * (8 << 20) < num_blocks[True] * bytes_per_block <= 0.85 * (8 << 20)
+    assert num_blocks[False] > 2 * num_blocks[True]

@@ -1,0 +1,92 @@
+"""The order of commands, steps and replies where events are sent beside the next step."""
+
+from collections.abc import Callable
+
+from engine.events import EngineEvent, Finished, TokensEmitted
+from gateway.backends.step_loop import run_step_loop
+from gateway.backends.wire import Abort, Command, Events, Reply, Stop, Submit
+from tests.gateway.scripted_engine import ScriptedEngine, make_request
+
+
+class LoggingEngine(ScriptedEngine):
+    """Notes what happens when: steps, and the replies that its channel is given meanwhile."""
+
+    def __init__(self, log: list[str], *, overlaps: bool) -> None:
+        super().__init__(overlaps=overlaps)
+        self._log = log
+
+    def step(
+        self, on_events: object = None, while_busy: Callable[[], None] | None = None
+    ) -> list[EngineEvent]:
+        self._log.append("launch")
+        events = super().step(on_events, while_busy)
+        self._log.append("result")
+        return events
+
+
+class ListChannel:
+    """Commands come in the given batches, one batch a call; None: nothing has come."""
+
+    def __init__(self, log: list[str], batches: list[list[Command]]) -> None:
+        self._log = log
+        self._batches = batches
+        self.events: list[EngineEvent] = []
+
+    def receive(self, *, wait: bool) -> list[Command]:
+        if wait:  # would sleep: everything that happened must have been sent
+            self._log.append("sleep")
+            while self._batches and not self._batches[0]:
+                self._batches.pop(0)
+        return self._batches.pop(0) if self._batches else [Stop()] if wait else []
+
+    def send(self, reply: Reply, /) -> None:
+        assert isinstance(reply, Events)
+        self._log.append("send")
+        self.events += reply.unpack()
+
+
+def serve(
+    batches: list[list[Command]], *, overlaps: bool
+) -> tuple[list[str], list[EngineEvent], LoggingEngine]:
+    log: list[str] = []
+    engine = LoggingEngine(log, overlaps=overlaps)
+    channel = ListChannel(log, batches)
+    run_step_loop(engine, channel)
+    return log, channel.events, engine
+
+
+def test_events_are_sent_beside_the_next_step_and_at_once_behind_the_last() -> None:
+    log, events, _ = serve([[Submit(make_request("a", max_tokens=3))]], overlaps=True)
+    plain_log, plain_events, _ = serve([[Submit(make_request("a", max_tokens=3))]], overlaps=False)
+    assert events == plain_events
+    assert isinstance(events[-1], Finished)
+    first_send = log.index("send")
+    assert log[first_send - 1] == "launch", "the first step's events wait for the second's launch"
+    assert plain_log[plain_log.index("send") - 1] == "result"
+    last_result = len(log) - 1 - log[::-1].index("result")
+    assert log[last_result + 1 :] == ["send", "sleep"], "nothing is kept back over a sleep"
+
+
+def test_commands_that_come_beside_a_step_are_carried_out_behind_it() -> None:
+    requests = [make_request(name, max_tokens=4) for name in "ab"]
+    batches: list[list[Command]] = [[Submit(requests[0])], [Submit(requests[1])], [Abort("a")]]
+    _, events, engine = serve(batches, overlaps=True)
+    finished = {
+        event.request_id: event.finish_reason for event in events if isinstance(event, Finished)
+    }
+    assert finished == {"a": "abort", "b": "length"}
+    assert not engine.running
+    tokens = [
+        token
+        for event in events
+        if isinstance(event, TokensEmitted) and event.request_id == "b"
+        for token in event.token_ids
+    ]
+    assert len(tokens) == 4
+
+
+def test_a_stop_sends_what_is_there() -> None:
+    batches: list[list[Command]] = [[Submit(make_request("a", max_tokens=50))], [], [Stop()]]
+    log, events, _ = serve(batches, overlaps=True)
+    assert log[-1] == "send"
+    assert events

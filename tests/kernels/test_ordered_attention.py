@@ -1,0 +1,296 @@
+"""Attention in the order of positions: right, and the same bits in any company."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from kernels import ordered_attention as module
+from kernels.attention_plan import AttentionBatch
+from kernels.ordered_attention import (
+    attend_in_order,
+    library_heights,
+    multiply_in_order,
+    plan_in_order,
+)
+from kernels.ordered_plan import SPLIT_KEYS, TILE_HEIGHTS
+from tests.kernels.test_paged_attention import batches, naive_attention
+from tests.kernels.test_row_invariant_linear import same_bits, torch_threads
+
+HEADS = [(1, 1), (2, 1), (6, 2), (16, 2), (9, 9)]
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    with torch_threads(request.param):
+        yield request.param
+
+
+def attend(
+    batch: AttentionBatch,
+    query: Tensor,
+    caches: tuple[Tensor, Tensor],
+    *,
+    window: int | None = None,
+    **options: Any,
+) -> Tensor:
+    _, block_size, num_kv_heads, head_dim = caches[0].shape
+    plan = plan_in_order(
+        batch,
+        block_size=block_size,
+        num_query_heads=query.shape[1],
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        sliding_window=window,
+        dtype=query.dtype,
+        device="cpu",
+    )
+    return attend_in_order(query, caches[0], caches[1], plan, **{"scale": 0.7, **options})
+
+
+def chain(kv_len: int, num_rows: int, table: list[int]) -> AttentionBatch:
+    return AttentionBatch(
+        query_indptr=[0, num_rows],
+        kv_lens=[kv_len],
+        block_tables=[table],
+        tree_starts=[kv_len],
+        ancestor_masks=[None],
+    )
+
+
+def path_of(batch: AttentionBatch, index: int, row: int) -> list[int]:
+    """The cache slots that a row sees, by position (blocks of one slot)."""
+    table, tree_start = batch.block_tables[index], batch.tree_starts[index]
+    masks = batch.ancestor_masks[index]
+    if masks is None:
+        num_rows = batch.query_indptr[index + 1] - batch.query_indptr[index]
+        return table[: batch.kv_lens[index] - num_rows + row + 1]
+    ancestors = [j for j in range(masks[row].bit_length()) if masks[row] >> j & 1]
+    return table[:tree_start] + [table[tree_start + j] for j in ancestors]
+
+
+@settings(max_examples=30)
+@given(
+    drawn=batches(),
+    heads=st.sampled_from(HEADS),
+    head_dim=st.sampled_from([4, 16, 40]),
+    window=st.sampled_from([None, None, 1, 3, 17, 40]),
+    dtype=st.sampled_from([torch.float32, torch.float32, torch.bfloat16]),
+    seed=st.integers(0, 1 << 30),
+)
+def test_equals_the_definition(
+    drawn: tuple[AttentionBatch, int, int],
+    heads: tuple[int, int],
+    head_dim: int,
+    window: int | None,
+    dtype: torch.dtype,
+    seed: int,
+) -> None:
+    batch, block_size, num_blocks = drawn
+    generator = torch.Generator().manual_seed(seed)
+    k_cache, v_cache = torch.randn(
+        2, num_blocks, block_size, heads[1], head_dim, generator=generator
+    ).to(dtype)
+    query = torch.randn(batch.query_indptr[-1], heads[0], head_dim, generator=generator).to(dtype)
+    result = attend(batch, query, (k_cache, v_cache), window=window)
+    expected = naive_attention(query, k_cache, v_cache, batch, scale=0.7, window=window)
+    assert result.shape == query.shape
+    assert result.dtype == dtype
+    limit = 2e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(result.double(), expected, atol=limit, rtol=limit)
+
+
+def test_layers_with_and_without_a_window() -> None:
+    caches = torch.randn(2, 50, 1, 2, 8)
+    query, batch = torch.randn(3, 4, 8), chain(50, 3, list(range(50)))
+    plan = plan_in_order(
+        batch,
+        block_size=1,
+        num_query_heads=4,
+        num_kv_heads=2,
+        head_dim=8,
+        sliding_window=9,
+        has_full_layers=True,
+        dtype=torch.float32,
+        device="cpu",
+    )
+    assert plan.full is not None
+    for part, window in ((plan, 9), (plan.full, None)):
+        result = attend_in_order(query, caches[0], caches[1], part, scale=0.7)
+        expected = naive_attention(query, caches[0], caches[1], batch, scale=0.7, window=window)
+        torch.testing.assert_close(result.double(), expected, atol=2e-5, rtol=1e-4)
+
+
+def test_a_window_far_into_a_context_is_planned_as_a_short_one() -> None:
+    plan = plan_in_order(
+        chain(3000, 3, list(range(3000))),
+        block_size=1,
+        num_query_heads=4,
+        num_kv_heads=2,
+        head_dim=8,
+        sliding_window=SPLIT_KEYS,
+        dtype=torch.float32,
+        device="cpu",
+    )
+    assert plan.is_part.shape[1] == 2
+    assert sum(len(band.mask) for band in plan.bands) == 4  # two pairs, and padding
+
+
+def alone(
+    batch: AttentionBatch, index: int, row: int, query: Tensor, caches: Tensor, window: int | None
+) -> Tensor:
+    """The row at the end of a chain of its ancestors, which lie elsewhere in the cache."""
+    path = path_of(batch, index, row)
+    moved = torch.zeros_like(caches[:, :1]).repeat(1, len(path) + 3, 1, 1, 1)
+    moved[:, 3:] = caches[:, path]
+    table = list(range(3, len(path) + 3))
+    start = batch.query_indptr[index] + row
+    one = query[start : start + 1].clone()
+    return attend(chain(len(path), 1, table), one, (moved[0], moved[1]), window=window)
+
+
+def company(seed: int, *, num_blocks: int = 900) -> AttentionBatch:
+    """A tree of 64 nodes, chunks of several lengths, single rows; blocks of one slot."""
+    generator = torch.Generator().manual_seed(seed)
+    blocks = torch.randperm(num_blocks, generator=generator).tolist()
+    masks = [1]
+    for node in range(1, 64):
+        parent = int(torch.randint(max(0, node - 9), node, (1,), generator=generator))
+        masks.append(masks[parent] | 1 << node)
+    indptr, kv_lens, tables, starts = [0], [], [], []
+    pieces: list[tuple[int, list[int] | None]] = [
+        (0, None), (37, None), (63, masks), (100, None), (31, masks[:1]), (32, masks[20:40]),
+        (5, None), (SPLIT_KEYS - 1, None), (SPLIT_KEYS, None),
+    ]  # fmt: skip
+    num_rows = [1, 5, 64, 70, 1, 20, 0, 1, 1]
+    for (prefix, nodes), count in zip(pieces, num_rows, strict=True):
+        kv_len = prefix + (40 if nodes is not None and len(nodes) == 20 else count)
+        tables.append(blocks[:kv_len])
+        blocks = blocks[kv_len:]
+        indptr.append(indptr[-1] + count)
+        kv_lens.append(kv_len)
+        starts.append(kv_len if nodes is None else prefix)
+    return AttentionBatch(
+        query_indptr=indptr,
+        kv_lens=kv_lens,
+        block_tables=tables,
+        tree_starts=starts,
+        ancestor_masks=[nodes for _, nodes in pieces],
+    )
+
+
+@pytest.mark.parametrize("window", [None, 1, 20, 50])
+@pytest.mark.parametrize("heads", [(4, 2), (8, 1), (3, 3)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_has_the_bits_of_its_path_alone(
+    threads: int, window: int | None, heads: tuple[int, int], dtype: torch.dtype
+) -> None:
+    batch = company(threads)
+    caches = torch.randn(2, 900, 1, heads[1], 32).to(dtype)
+    query = torch.randn(batch.query_indptr[-1], heads[0], 32).to(dtype)
+    together = attend(batch, query, (caches[0], caches[1]), window=window)
+    row_of = [
+        (index, row)
+        for index in range(len(batch.kv_lens))
+        for row in range(batch.query_indptr[index + 1] - batch.query_indptr[index])
+    ]
+    for number, (index, row) in list(enumerate(row_of))[:: 3 if threads == 1 else 7]:
+        expected = alone(batch, index, row, query, caches, window)
+        assert same_bits(together[number : number + 1], expected), (index, row)
+
+
+def test_neighbours_do_not_reach_a_row_even_when_infinite() -> None:
+    batch = company(0)
+    caches = torch.randn(2, 900, 1, 2, 16)
+    query = torch.randn(batch.query_indptr[-1], 4, 16)
+    clean = attend(batch, query, (caches[0], caches[1]))
+    caches[:, batch.block_tables[2][63:]] = float("inf")  # the tree
+    query[6:70] = float("nan")
+    spoilt = attend(batch, query, (caches[0], caches[1]))
+    others = torch.ones(len(query), dtype=torch.bool)
+    others[6:70] = False
+    assert same_bits(spoilt[others], clean[others])
+    assert spoilt[6:70].isnan().all()
+
+
+def test_every_row_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = company(0)
+    caches, query = torch.randn(2, 900, 1, 2, 16), torch.randn(batch.query_indptr[-1], 4, 16)
+    clean = attend(batch, query, (caches[0], caches[1]))
+    monkeypatch.setattr(
+        module.torch, "empty", lambda *size, **options: torch.full(*size, float("nan"), **options)
+    )
+    assert same_bits(attend(batch, query, (caches[0], caches[1])), clean)
+
+
+def test_soft_cap() -> None:
+    caches, query = torch.randn(2, 50, 1, 2, 16), 3 * torch.randn(4, 4, 16)
+    result = attend(chain(50, 4, list(range(50))), query, (caches[0], caches[1]), softcap=2.0)
+    key, value = caches[:, :, 0].double().repeat_interleave(2, 2)
+    scores = torch.einsum("nhd,khd->nhk", query.double(), key) * 0.7
+    scores = 2.0 * torch.tanh(scores / 2.0)
+    hidden = torch.ones(4, 50).tril(46) == 0
+    weights = scores.masked_fill(hidden[:, None], float("-inf")).softmax(-1)
+    expected = torch.einsum("nhk,khd->nhd", weights, value)
+    torch.testing.assert_close(result.double(), expected, atol=2e-5, rtol=1e-4)
+
+
+def test_fp8_cache() -> None:
+    """As with a cache that holds the products of values and scales."""
+    caches = torch.randn(2, 20, 4, 2, 16).to(torch.float8_e4m3fn)
+    scales = torch.rand(2, 20, 4, 2) + 0.5
+    query, batch = torch.randn(4, 4, 16), chain(70, 4, list(range(20)))
+    result = attend(batch, query, (caches[0], caches[1]), k_scale=scales[0], v_scale=scales[1])
+    plain = caches.float() * scales[..., None]
+    assert same_bits(result, attend(batch, query, (plain[0], plain[1])))
+
+
+def test_the_slow_product_is_a_product_and_keeps_bits() -> None:
+    left, right = torch.randn(5, 9, 37), torch.randn(5, 37, 6)
+    result = multiply_in_order(left, right)
+    torch.testing.assert_close(result, torch.bmm(left, right), atol=1e-5, rtol=1e-4)
+    assert same_bits(multiply_in_order(left[1:3, 4:5], right[1:3]), result[1:3, 4:5])
+
+
+def fickle_products(monkeypatch: pytest.MonkeyPatch, height: int) -> None:
+    """Library products whose bits change with the place in tiles of a height."""
+    library = torch.bmm
+
+    def bmm(left: Tensor, right: Tensor) -> Tensor:
+        places = torch.arange(left.shape[1])[:, None] * (left.shape[1] == height)
+        return library(left, right) * (1 + 1e-5 * places)
+
+    monkeypatch.setattr(module.torch, "bmm", bmm)
+    library_heights.cache_clear()
+
+
+@pytest.mark.parametrize("bad", TILE_HEIGHTS)
+def test_heights_that_change_bits_are_not_used(bad: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = torch.device("cpu")
+    usable = library_heights(2, 16, torch.get_num_threads(), device)
+    assert TILE_HEIGHTS[0] in usable
+    with monkeypatch.context() as patch:
+        fickle_products(patch, bad)
+        heights = library_heights(2, 16, torch.get_num_threads(), device)
+        assert heights == (() if bad == TILE_HEIGHTS[0] else tuple(h for h in usable if h != bad))
+        batch = company(0)
+        caches, query = torch.randn(2, 900, 1, 2, 16), torch.randn(batch.query_indptr[-1], 4, 16)
+        together = attend(batch, query, (caches[0], caches[1]))
+        start = batch.query_indptr[2]
+        for row in (0, 1, 7, 30, 63):
+            expected = alone(batch, 2, row, query, caches, None)
+            assert same_bits(together[start + row : start + row + 1], expected)
+    library_heights.cache_clear()
+
+
+def test_exponentials_keep_their_bits(threads: int) -> None:
+    """What is not a product or a sum: torch's exp and tanh treat a leftover as they do the rest."""
+    values = torch.randn(1 << 16) * 10
+    for function in (torch.exp, torch.tanh):
+        whole = function(values)
+        for start, count in ((0, 1), (5, 3), (77, 19), (1000, 40001)):
+            assert same_bits(function(values[start : start + count].clone()), whole[start:][:count])

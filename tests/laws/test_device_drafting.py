@@ -1,0 +1,414 @@
+"""Trees that grow on the device never change the text, whatever grows and runs beside them."""
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from draft.budget import TreeBudget
+from draft.config import DraftConfig
+from draft.device_drafter import DeviceDrafter
+from engine.config import EngineConfig
+from engine.core import Engine
+from engine.protocols import Trees
+from engine.request import CascadeParams, EngineRequest, GrammarSpec, SpeculationParams, Tier
+from kernels.triton_support import use_kernels
+from tests.engines import (
+    Answer,
+    FixedTimes,
+    assert_idle,
+    heldout_prompts,
+    make_engine,
+    make_request,
+    random_prompt,
+    serve,
+    shipped_pair,
+    step_once,
+    texts,
+    tiny_pair,
+)
+from tests.grammars import shipped_compiler
+from tests.laws.mixed import mixed_requests, plainly, total
+from tests.laws.test_kv_cases import BUSHY, assert_caches_hold_the_text
+from tests.laws.test_mixed_sources import requests_with_predictions
+
+COMPILERS = {"large": shipped_compiler(), "small": shipped_compiler()}
+
+
+def budget(*, target: float = 1.0, row: float = 0.01, draft: float = 0.05) -> TreeBudget:
+    """Seconds of a large pass, of each of its rows, and of a small pass."""
+    return TreeBudget(
+        target_pass_s=FixedTimes(lambda rows: target + row * rows),
+        draft_pass_s=FixedTimes(lambda rows: draft),
+    )
+
+
+def watch_forests(engine: Engine) -> list[int]:
+    """A list that gets the number of trees of every forest that is launched from now on."""
+    launch = engine._large.launch
+    sizes: list[int] = []
+
+    def watched(plan: object, trees: Trees) -> object:
+        sizes.append(trees.forest.num_trees if trees.forest is not None else 0)
+        return launch(plan, trees)  # type: ignore[arg-type]
+
+    engine._large.launch = watched  # type: ignore[assignment, method-assign]
+    return sizes
+
+
+# ---- the shipped pair ------------------------------------------------------------------------
+
+
+def pair_requests(count: int, tier: Tier = "large") -> list[EngineRequest]:
+    """Every other one sampled, each with another truncation."""
+    cuts: tuple[dict[str, float], ...] = ({}, {"top_k": 40}, {"top_p": 0.9}, {"min_p": 0.02})
+    return [
+        make_request(
+            f"{tier}{n}", prompt, tier=tier, max_tokens=40, temperature=0.8 * (n % 2), seed=n,
+            **(cuts[n // 2 % 4] if n % 2 else {}),
+        )
+        for n, prompt in enumerate(heldout_prompts(count))
+    ]  # fmt: skip
+
+
+@cache
+def right_pair_answers() -> dict[str, list[int]]:
+    requests = pair_requests(8) + pair_requests(8, "small")
+    return plainly(shipped_pair(), requests)
+
+
+def test_the_shipped_pair_says_the_same_alone() -> None:
+    for request in pair_requests(2):
+        engine = make_engine(shipped_pair(), on_device=True)
+        sizes = watch_forests(engine)
+        answers = serve(engine, [request])
+        assert texts(answers) == {request.request_id: right_pair_answers()[request.request_id]}
+        assert max(sizes) == 1
+        assert total(answers, "num_accepted_tokens") > 15
+        assert_idle(engine)
+
+
+def test_the_shipped_pair_says_the_same_together_and_again() -> None:
+    engine = make_engine(shipped_pair(), on_device=True)
+    sizes = watch_forests(engine)
+    requests = pair_requests(8)
+    expected = {
+        request.request_id: right_pair_answers()[request.request_id] for request in requests
+    }
+    first = serve(engine, requests)
+    assert texts(first) == expected
+    assert max(sizes) == 8
+    # All prompts are in the prefix cache now, and all answers are remembered.
+    again = serve(engine, requests)
+    assert texts(again) == expected
+    assert total(again, "num_cached_tokens") >= 4 * 16
+    assert total(again, "num_steps") < total(first, "num_steps")
+    assert_idle(engine)
+
+
+def test_beside_small_answers() -> None:
+    engine = make_engine(shipped_pair(), on_device=True)
+    sizes = watch_forests(engine)
+    requests = [
+        request
+        for pair in zip(pair_requests(8), pair_requests(8, "small"), strict=True)
+        for request in pair
+    ]
+    arrivals = {request.request_id: number // 4 for number, request in enumerate(requests)}
+    answers = serve(engine, requests, arrivals=arrivals, streams=True)
+    assert texts(answers) == right_pair_answers()
+    assert max(sizes) > 2
+    assert_idle(engine)
+
+
+def awkward_requests() -> list[EngineRequest]:
+    """Between plain requests, those whose trees need the host."""
+    prompts = heldout_prompts(10)
+    plain = [
+        make_request(f"plain{n}", prompts[n], max_tokens=40, temperature=0.8 * (n % 2), seed=n)
+        for n in range(4)
+    ]
+    grammar = GrammarSpec(kind="regex", text=r"The answer is -?\d{1,4}( or \d{1,4}){0,5}\.")
+    awkward = [
+        make_request("penalties", prompts[4], max_tokens=40, presence_penalty=0.8),
+        make_request("bias", prompts[5], max_tokens=40, temperature=0.7, logit_bias=((30, 2.0),)),
+        replace(make_request("grammar", prompts[6], max_tokens=30), grammar=grammar),
+        replace(
+            make_request("cascade", prompts[7], max_tokens=40, temperature=0.9, seed=3),
+            cascade=CascadeParams(alpha=0.3),
+        ),
+        make_request("no-drafts", prompts[8], max_tokens=20, speculation=False),
+        make_request("logprobs", prompts[9], max_tokens=30, num_logprobs=3),
+    ]
+    return [request for pair in zip(awkward, plain, strict=False) for request in pair] + awkward[4:]
+
+
+def test_beside_sequences_that_need_the_host() -> None:
+    requests = awkward_requests()
+    # A cascade without the small model's passes is another answer; everything else is plain.
+    expected = {}
+    for request in requests:
+        alone = make_engine(
+            shipped_pair(), speculates=request.cascade is not None, grammars=COMPILERS
+        )
+        expected |= serve(alone, [request])
+    engine = make_engine(shipped_pair(), on_device=True, grammars=COMPILERS)
+    sizes = watch_forests(engine)
+    answers = serve(engine, requests)
+    assert texts(answers) == texts(expected)
+    assert max(sizes) == 5  # plain ones, and the one that asks for log-probabilities
+    for name in ("penalties", "bias", "cascade"):
+        assert answers[name].stats.num_accepted_tokens > 0, name
+    mine, right = answers["logprobs"].logprobs, expected["logprobs"].logprobs
+    assert [entry.token_id for entry in mine] == [entry.token_id for entry in right]
+    for own, entry in zip(mine, right, strict=True):
+        assert own.logprob == pytest.approx(entry.logprob, abs=1e-3)
+    assert_idle(engine)
+
+
+# ---- trees of all kinds ------------------------------------------------------------------------
+
+DRAFTS = {
+    "default": DraftConfig(),
+    "chain": DraftConfig(max_branching=1, max_frontier=1, min_path_prob=0.0),
+    "bushy": BUSHY,
+    "wide": DraftConfig(
+        max_branching=12, max_frontier=9, max_draft_depth=4, max_draft_nodes=200, min_path_prob=0.0
+    ),
+    "one-node": DraftConfig(max_draft_nodes=1),
+    "one-level": DraftConfig(max_draft_depth=1),
+    "no-level": DraftConfig(max_draft_depth=0),
+    "short-catch-up": DraftConfig(max_catch_up_tokens=7),
+    "model-only": DraftConfig(sources=("model",)),
+}
+BUDGETS = {
+    "none": None,
+    "cheap": budget(target=1.0, row=0.0, draft=0.0001),
+    "fair": budget(),
+    "dear-rows": budget(row=1.0),
+    "dear-drafts": budget(draft=10.0),
+}
+
+
+@pytest.mark.parametrize("config", DRAFTS.values(), ids=DRAFTS)
+def test_every_shape_of_tree(config: DraftConfig, right: dict[str, list[int]]) -> None:
+    engine = make_engine(tiny_pair(), on_device=True, draft=config)
+    sizes = watch_forests(engine)
+    assert texts(serve(engine, mixed_requests())) == right
+    assert (max(sizes) > 1) == (config.max_draft_depth > 0)
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize("times", BUDGETS.values(), ids=BUDGETS)
+def test_every_budget(times: TreeBudget | None, right: dict[str, list[int]]) -> None:
+    engine = make_engine(tiny_pair(), on_device=True, budget=times)
+    answers = serve(engine, mixed_requests())
+    assert texts(answers) == right
+    drafted = total(answers, "num_drafted_tokens")
+    if times is BUDGETS["cheap"] or times is None:
+        assert drafted > 400
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize(
+    "speculation",
+    [
+        SpeculationParams(enabled=False),
+        SpeculationParams(max_draft_nodes=0),
+        SpeculationParams(max_draft_nodes=1),
+        SpeculationParams(max_draft_nodes=3, max_draft_depth=2),
+        SpeculationParams(max_draft_depth=0),
+        SpeculationParams(sources=("suffix",)),
+        SpeculationParams(inter_token_s=1e-6),
+    ],
+)
+def test_limits_of_requests(speculation: SpeculationParams, right: dict[str, list[int]]) -> None:
+    requests = mixed_requests()
+    requests[::2] = mixed_requests(speculation=speculation)[::2]
+    engine = make_engine(tiny_pair(), on_device=True)
+    sizes = watch_forests(engine)
+    answers = serve(engine, requests)
+    assert texts(answers) == right
+    assert max(sizes) > 0
+    limit = speculation.max_draft_nodes if speculation.enabled else 0
+    for request in requests[::2] if limit is not None else []:
+        events = answers[request.request_id].emitted
+        assert max(event.num_drafted_tokens for event in events) <= limit
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 3, 5])
+def test_short_answers(max_tokens: int, right: dict[str, list[int]]) -> None:
+    requests = [
+        replace(request, sampling=replace(request.sampling, max_tokens=max_tokens))
+        for request in mixed_requests()
+    ]
+    engine = make_engine(tiny_pair(), on_device=True)
+    assert texts(serve(engine, requests)) == {
+        name: tokens[:max_tokens] for name, tokens in right.items()
+    }
+    assert_idle(engine)
+
+
+def test_predictions_and_repeated_text() -> None:
+    requests = requests_with_predictions(None)
+    engine = make_engine(tiny_pair(), on_device=True)
+    answers = serve(engine, requests)
+    assert texts(answers) == plainly(tiny_pair(), requests)
+    assert set(engine.stats().accepted_by_source) >= {"model", "prediction"}
+    assert total(answers, "num_accepted_tokens") > 60
+    assert sum(e.num_predicted_tokens for a in answers.values() for e in a.emitted) > 20
+    # Asked again without a prediction, the answers are text that repeats.
+    again = [replace(request, prediction_token_ids=()) for request in requests]
+    assert texts(serve(engine, again)) == texts(answers)
+    assert sum(engine.stats().accepted_by_source["suffix"]) > 20
+    assert_idle(engine)
+
+
+def test_with_triton_kernels_in_their_interpreter() -> None:
+    """The whole path of a GPU, static buffers included, as far as a CPU can go it."""
+    requests = [
+        make_request(str(n), random_prompt(9 + n, seed=n), max_tokens=5, temperature=0.8 * n)
+        for n in range(2)
+    ]
+    expected = plainly(tiny_pair(), requests)
+    config = DraftConfig(max_draft_depth=3, max_draft_nodes=8, max_frontier=2)
+    with use_kernels("triton"):
+        engine = make_engine(tiny_pair(), on_device=True, draft=config)
+        sizes = watch_forests(engine)
+        answers = serve(engine, requests)
+    assert texts(answers) == expected
+    assert max(sizes) == 2
+    assert total(answers, "num_accepted_tokens") > 0
+    assert_idle(engine)
+
+
+# ---- blocks --------------------------------------------------------------------------------
+
+# As in test_preemption: the longest request needs 38 blocks of 4 tokens.
+FEWEST = 38
+
+
+@pytest.mark.parametrize("prefix_caching", [True, False])
+@pytest.mark.parametrize(
+    ("large_blocks", "small_blocks"),
+    [(FEWEST, 1024), (1024, 5), (FEWEST, FEWEST), (FEWEST + 10, 20)],
+)
+def test_few_blocks_do_not_matter(
+    large_blocks: int, small_blocks: int, prefix_caching: bool, right: dict[str, list[int]]
+) -> None:
+    engine = make_engine(
+        tiny_pair(),
+        on_device=True,
+        block_size=4,
+        large_blocks=large_blocks,
+        small_blocks=small_blocks,
+        prefix_caching=prefix_caching,
+        draft=BUSHY,
+    )
+    answers = serve(engine, mixed_requests())
+    assert texts(answers) == right
+    if large_blocks < 1024:
+        assert total(answers, "num_preemptions") > 0
+    assert_idle(engine)
+
+
+def test_drafts_on_the_device_give_way_to_small_answers(right: dict[str, list[int]]) -> None:
+    """Views are reclaimed between the passes of a step, while trees are growing in them."""
+    small = [
+        make_request(
+            f"small{n}", random_prompt(30 + 7 * n, seed=70 + n), tier="small",
+            temperature=0.8 * (n % 2), seed=n, max_tokens=40,
+        )
+        for n in range(8)
+    ]  # fmt: skip
+    expected = right | plainly(tiny_pair(), small)
+    engine = make_engine(
+        tiny_pair(),
+        on_device=True,
+        block_size=4,
+        small_blocks=60,
+        config=EngineConfig(max_tokens_per_step=24, min_prefill_tokens=1),
+    )
+    lost: list[bool] = []
+    drafter = engine._drafter
+    assert isinstance(drafter, DeviceDrafter)
+    reclaim = drafter.reclaim
+
+    def watched(num_blocks: int) -> None:
+        growth = drafter._growth
+        reclaim(num_blocks)
+        if growth is not None:
+            lost.append(any(draft.state.view is None for draft in growth.drafts))
+
+    drafter.reclaim = watched  # type: ignore[method-assign]
+    requests = [r for pair in zip(mixed_requests(), small, strict=False) for r in pair]
+    requests += mixed_requests()[len(small) :]
+    arrivals = {request.request_id: number for number, request in enumerate(requests)}
+    answers = serve(engine, requests, arrivals=arrivals)
+    assert texts(answers) == expected
+    assert any(lost), "no view was reclaimed while its tree grew"
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_both_caches_hold_the_text(temperature: float) -> None:
+    """Accepted paths of branching trees are moved into place on the device, in both caches."""
+    engine = make_engine(tiny_pair(), on_device=True, block_size=4, draft=BUSHY)
+    moved = {"large": 0, "small": 0}
+    for tier, runner in engine._runners.items():
+
+        def compact(sources, destinations, tier=tier, runner=runner, move=runner.compact):  # type: ignore[no-untyped-def]
+            moved[tier] += int((sources >= 0).sum())
+            move(sources, destinations)
+
+        runner.compact = compact  # type: ignore[method-assign]
+    requests = [
+        make_request(
+            str(number), random_prompt(5 + 9 * number, seed=number), seed=number, max_tokens=60,
+            temperature=temperature,
+        )
+        for number in range(4)
+    ]  # fmt: skip
+    answers: dict[str, Answer] = {}
+    for request in requests:
+        engine.submit(request)
+    while engine.has_work:
+        step_once(engine, answers)
+        assert_caches_hold_the_text(engine)
+    assert texts(answers) == plainly(tiny_pair(), requests)
+    assert moved["large"] > 10, "no accepted path had to be moved"
+    assert moved["small"] > 10
+
+
+# ---- from tier to tier ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("keeps_answer", [False, True])
+def test_an_escalated_answer_goes_on_as_a_draft_on_the_device(keeps_answer: bool) -> None:
+    requests = [
+        make_request(
+            f"r{n}", prompt, tier="small", may_escalate=True, max_tokens=40, seed=n,
+            temperature=0.8 * (n % 2),
+        )
+        for n, prompt in enumerate(heldout_prompts(4, seed=9))
+    ]  # fmt: skip
+    found = {}
+    for on_device in (False, True):
+        engine = make_engine(shipped_pair(), on_device=on_device)
+        answers: dict[str, Answer] = {request.request_id: Answer() for request in requests}
+        for request in requests:
+            engine.submit(request)
+        sizes = watch_forests(engine)
+        while not all(answer.finished for answer in answers.values()):
+            for number, (name, answer) in enumerate(answers.items()):
+                is_due = len(answer.token_ids) >= 6 + 4 * number or answer.held is not None
+                if is_due and not answer.switches and answer.finished is None:
+                    engine.switch_tier(name, "large", keeps_answer=keeps_answer)
+            step_once(engine, answers)
+        assert (max(sizes) > 0) == on_device
+        found[on_device] = texts(answers)
+        if not keeps_answer:
+            assert total(answers, "num_reused_tokens") > 0
+        assert_idle(engine)
+    assert found[True] == found[False]
