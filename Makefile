@@ -11,7 +11,7 @@ NO_GPU := $(if $(HAS_GPU),, and not gpu)
 
 export PYTHON
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-long check bench clean distclean
+.PHONY: help demo serve test test-long check bench gpu-check clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -36,6 +36,12 @@ check: $(VENV)/.installed-dev ## formatting, lint, types, import rules
 
 bench: $(VENV)/.installed-dev ## run every benchmark; results go to benchmarks/results
 	@$(PY) -m benchmarks.run_all $(ARGS)
+
+# With the machine's own Python: nothing is installed. DRY=1 needs no GPU, so .venv will do there.
+GPU_PYTHON ?= $(if $(and $(DRY),$(wildcard $(PY))),$(PY),python3)
+
+gpu-check: ## kernel tests and GPU benchmarks in 8 minutes; DRY=1: what needs no GPU
+	@$(GPU_PYTHON) -m benchmarks.gpu_check $(if $(DRY),--dry) $(ARGS)
 
 clean: ## remove caches and build products
 	@rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -9,15 +9,12 @@ import argparse
 import json
 import os
 import platform
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, is_dataclass
 from datetime import UTC, datetime
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,12 +25,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
+from benchmarks.record import RESULTS, ROOT, cpu_info, cpu_model, git, package_version, plain
+from benchmarks.record import Summary as Summary
+from benchmarks.record import paired_ratio as paired_ratio
+from benchmarks.record import percentile as percentile
 from gateway.hardware import usable_physical_cores
 from gateway.settings import Settings
 from gateway.wiring import default_num_threads, engine_environment
 
-ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "benchmarks" / "results"
 CACHE = ROOT / "runs"
 """Where benchmarks keep what they make: ignored by git."""
 
@@ -54,49 +53,6 @@ _IDLE_LOAD = 0.5
 # Read by every thread in each pass, and far larger than any cache.
 _BANDWIDTH_BYTES = 1 << 30
 _BANDWIDTH_ROUNDS = 5
-
-
-# ---- figures ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
-    """Median, tail and extent of a number of samples, all in the samples' unit."""
-
-    median: float
-    p99: float
-    minimum: float
-    maximum: float
-    num_samples: int
-
-    @classmethod
-    def of(cls, samples: Sequence[float]) -> "Summary":
-        """Raises ValueError for no samples."""
-        return cls(
-            median=percentile(samples, 50.0),
-            p99=percentile(samples, 99.0),
-            minimum=min(samples),
-            maximum=max(samples),
-            num_samples=len(samples),
-        )
-
-
-def percentile(samples: Sequence[float], percent: float) -> float:
-    """Linear between the two nearest ranks. Raises ValueError for no samples."""
-    if not samples:
-        raise ValueError("no samples, so no percentile")
-    ordered = sorted(samples)
-    rank = (len(ordered) - 1) * percent / 100.0
-    low = int(rank)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (rank - low)
-
-
-def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Summary:
-    """Ratios round by round: both sides of each were measured next to each other in time."""
-    return Summary.of(
-        [above / below for above, below in zip(numerators, denominators, strict=True)]
-    )
 
 
 # ---- measuring --------------------------------------------------------------------------------
@@ -190,64 +146,23 @@ def environment(device: str = "cpu") -> dict[str, Any]:
     """What a figure depends on: commit, machine, threads, versions. Nothing personal."""
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "commit": _git("rev-parse", "--short=12", "HEAD"),
-        "dirty": bool(_git("status", "--porcelain")),
+        "commit": git("rev-parse", "--short=12", "HEAD"),
+        "dirty": bool(git("status", "--porcelain")),
         "device": torch.cuda.get_device_name() if device.startswith("cuda") else device,
-        "cpu": _cpu_model(),
+        "cpu": cpu_model(),
         "cpu_flags": _cpu_flags(),
         "cores": usable_physical_cores(),
         "torch_threads": torch.get_num_threads(),
         "openmp": {name: os.environ.get(name) for name in engine_environment(Settings())},
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
-        "versions": {name: _version(name) for name in _PACKAGES},
+        "versions": {name: package_version(name) for name in _PACKAGES},
     }
 
 
-def _git(*arguments: str) -> str | None:
-    try:
-        answer = subprocess.run(
-            ["git", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=20, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return answer.stdout.strip() or None
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
-def _cpu_model() -> str:
-    """The CPU's name as the system reports it."""
-    if sys.platform == "darwin":
-        command = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
-        try:
-            answer = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
-            return answer.stdout.strip()
-        except (OSError, subprocess.SubprocessError):
-            return platform.processor()
-    return _cpu_info("model name") or platform.processor() or platform.machine()
-
-
 def _cpu_flags() -> list[str]:
-    flags = (_cpu_info("flags") or _cpu_info("Features") or "").split()
+    flags = (cpu_info("flags") or cpu_info("Features") or "").split()
     return [flag for flag in _TELLING_FLAGS if flag in flags]
-
-
-def _cpu_info(key: str) -> str | None:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        name, _, value = line.partition(":")
-        if name.strip() == key:
-            return value.strip()
-    return None
 
 
 def write_results(
@@ -267,25 +182,6 @@ def write_results(
     path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     console.print(f"[dim]written: {folder.name}/{path.name}[/dim]")
     return path
-
-
-def plain(value: Any) -> Any:
-    """The value as JSON types; floats to six digits, paths to their last part."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return plain(asdict(value))
-    match value:
-        case Path():
-            return value.name
-        case bool() | int() | str() | None:
-            return value
-        case float():
-            return float(f"{value:.6g}")
-        case Mapping():
-            return {str(key): plain(item) for key, item in value.items()}
-        case Sequence():
-            return [plain(item) for item in value]
-        case _:
-            raise TypeError(f"{type(value).__name__} has no place in a result")
 
 
 # ---- for people -------------------------------------------------------------------------------

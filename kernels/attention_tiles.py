@@ -249,13 +249,15 @@ def tile_shapes(
     """
     if dtype == torch.float32:  # products without tensor cores: unrolled, so few of them
         variants = [(16, 32, 4, 3)]  # (block_m, block_n, num_warps, num_stages)
+    elif deterministic:
+        variants = [(32, 32, 8, 4)] if head_dim > 128 else [(32, 32, 4, 5)]
     elif head_dim > 128:
-        variants = [(16, 32, 4, 5), (64, 32, 8, 3)]
+        variants = [(16, 32, 4, 5), (64, 32, 8, 3) if architecture < 100 else (32, 32, 8, 4)]
+    elif architecture < 90:  # the operands of products pass through registers
+        variants = [(16, 64, 4, 5), (64, 32, 8, 5), (128, 32, 8, 5)]
     else:
-        large = (128, 64, 8, 3) if architecture >= 90 else (128, 32, 8, 5)
+        large = (128, 64, 8, 3) if architecture < 100 else (128, 32, 8, 5)
         variants = [(16, 64, 4, 5), (64, 32, 4, 5), large]
-    if deterministic:
-        variants = variants[-1:] if len(variants) < 3 else [(64, 32, 4, 5)]
     shapes = []
     for number_of_lines, block_n, num_warps, num_stages in variants:
         block_m = max(number_of_lines, next_power_of_2(group_size))

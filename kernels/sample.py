@@ -192,7 +192,7 @@ def _chunk_top_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0913
     bits = tl.where(scores == 0.0, 0.0, scores).to(tl.int32, bitcast=True)  # the two zeros are one
     ascending = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)
     order = (ascending << 32) + (0xFFFFFFFF - token_ids.to(tl.int64))
-    order = tl.where(is_token, order, -0x8000000000000000)
+    # What lies beyond the vocabulary has -inf, and ranks behind every token that has it, too.
     for rank in tl.static_range(NUM_TOKENS):
         best = tl.max(order, axis=0)
         tl.store(best_ptr + place * NUM_TOKENS + rank, best)

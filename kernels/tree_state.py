@@ -69,8 +69,8 @@ def store_bits(pointers, values, mask):  # type: ignore[no-untyped-def]
 
 
 def num_warps_for(capacity: int) -> int:
-    """Warps of a program that holds so many candidates: two of them a thread."""
-    return max(capacity // 64, 1)
+    """Warps of a program that holds so many candidates: two of them a thread, at most four."""
+    return min(max(capacity // 64, 1), 8)
 
 
 class Guess(Protocol):

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 
 from draft.budget import MOST_BELIEVED
 from engine.token_tree import RECALLED_BIT
@@ -20,6 +20,7 @@ from tests.kernels.growing import (
     FEW,
     FLOORS,
     MANY,
+    RICH,
     SHAPES,
     Growth,
     mask_of,
@@ -66,6 +67,7 @@ def test_without_text_the_frontier_is_the_hosts(device: torch.device, **shape: A
 
 
 @given(**SHAPES, min_path_prob=FLOORS)
+@example(**RICH, min_path_prob=0.001)
 @FEW
 def test_without_text_tritons_frontier_is_the_hosts(device: torch.device, **shape: Any) -> None:
     with tree_kernels("triton"):
@@ -126,6 +128,7 @@ def test_the_frontier_and_its_rows(device: torch.device, **shape: Any) -> None:
 
 
 @given(**SHAPES, min_path_prob=FLOORS)
+@example(**RICH, min_path_prob=0.001)
 @FEW
 def test_tritons_frontier_and_its_rows(device: torch.device, **shape: Any) -> None:
     with tree_kernels("triton"):

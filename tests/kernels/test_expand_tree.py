@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from engine.token_tree import RECALLED_BIT, SOURCE_BIT
@@ -16,6 +16,7 @@ from tests.kernels.growing import (
     FEW,
     FLOORS,
     MANY,
+    RICH,
     SHAPES,
     Growth,
     fields_of,
@@ -56,6 +57,7 @@ def test_guesses_join_as_they_do_on_the_host(device: torch.device, **shape: Any)
 
 
 @given(**SHAPES, has_text=st.booleans(), min_path_prob=FLOORS)
+@example(**RICH, has_text=True, min_path_prob=0.001)
 @FEW
 def test_guesses_join_in_triton_too(device: torch.device, **shape: Any) -> None:
     with tree_kernels("triton"):

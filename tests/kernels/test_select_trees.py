@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kernels.build_tree import (
@@ -17,6 +17,7 @@ from tests.kernels.growing import (
     FEW,
     FLOORS,
     MANY,
+    RICH,
     SHAPES,
     Growth,
     mask_of,
@@ -118,6 +119,7 @@ def test_the_likeliest_of_all_trees_are_selected(device: torch.device, **given_:
 
 
 @given(**SELECTIONS)
+@example(**RICH, has_text=True, min_path_prob=0.0, num_nodes=30, caps=[20, 12, 30])
 @FEW
 def test_triton_selects_the_likeliest_too(device: torch.device, **given_: Any) -> None:
     with tree_kernels("triton"):

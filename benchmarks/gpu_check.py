@@ -1,0 +1,229 @@
+"""All that needs a GPU, in under eight minutes: `make gpu-check`.
+
+The kernels' tests on the device, the tests that are marked for a GPU, then the GPU benchmarks, with
+whatever Python the machine has: torch, triton, transformers, safetensors, numpy and pytest are
+enough. Tests run side by side, since most of their time is compiling; benchmarks run alone. A part
+that fails or runs out of time is reported, and the others go on; the exit status is 1 then, 2 where
+there is no GPU.
+
+    make gpu-check          on a GPU machine
+    make gpu-check DRY=1    what can be run without one: collection, imports, tiny interpreted runs
+"""
+
+import argparse
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+NEEDED = (
+    *("torch", "triton", "transformers", "safetensors", "numpy"),
+    *("pytest", "pytest_timeout", "hypothesis"),
+)
+
+TOTAL_S = 455.0  # of eight minutes; the rest is for starting and stopping
+TESTS_S = 190.0
+# Most of a kernel test is compiling, on the CPU; more at a time would fight for it.
+_TESTS_AT_ONCE = 8
+_LEAST_S = 15.0  # less time than this is no use to a benchmark
+_GRACE_S = 12.0  # from a benchmark's budget to its end by force
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Benchmark:
+    """A module of benchmarks/ and its share of the time that the tests leave."""
+
+    module: str
+    share: float
+
+
+BENCHMARKS = (
+    Benchmark(module="bench_kernels", share=0.26),
+    Benchmark(module="bench_paged_attention", share=0.36),
+    Benchmark(module="bench_gpu_engine", share=0.38),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a part ended; `problem` is None where all went well."""
+
+    name: str
+    seconds: float
+    problem: str | None
+    output: str = ""
+
+
+# ---- what there is ------------------------------------------------------------------------------
+
+
+def missing_packages() -> list[str]:
+    """Those of NEEDED that this Python has not."""
+    return [name for name in NEEDED if importlib.util.find_spec(name) is None]
+
+
+def has_gpu() -> bool:
+    """Whether torch sees one; without torch, whether there is a driver."""
+    if importlib.util.find_spec("torch") is None:
+        return shutil.which("nvidia-smi") is not None
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def kernel_tests() -> list[Path]:
+    """The kernels' test files. Compiling ahead of time is for machines without a GPU."""
+    files = sorted((ROOT / "tests" / "kernels").glob("test_*.py"))
+    return [file for file in files if file.name != "test_ahead_of_time.py"]
+
+
+def gpu_marked_tests() -> list[Path]:
+    """Other test files with tests that are marked for a GPU."""
+    files = sorted((ROOT / "tests").rglob("test_*.py"))
+    return [
+        file
+        for file in files
+        if file.parent.name != "kernels" and "pytest.mark.gpu" in file.read_text(encoding="utf-8")
+    ]
+
+
+# ---- running it ---------------------------------------------------------------------------------
+
+
+def run_part(name: str, command: Sequence[str], *, limit_s: float, quiet: bool) -> Outcome:
+    """Run a program of ours for at most so long; `quiet` keeps its output back."""
+    started_s = time.monotonic()
+    output, problem = "", None
+    try:
+        ended = subprocess.run(
+            command,
+            cwd=ROOT,
+            env={**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"},
+            timeout=max(limit_s, 1.0),
+            text=True,
+            stdout=subprocess.PIPE if quiet else None,
+            stderr=subprocess.STDOUT if quiet else None,
+        )
+        output = ended.stdout or ""
+        if ended.returncode:
+            problem = f"exit status {ended.returncode}"
+    except subprocess.TimeoutExpired as error:
+        caught = error.stdout or ""
+        output = caught.decode(errors="replace") if isinstance(caught, bytes) else caught
+        problem = f"ended after {limit_s:.0f} s"
+    seconds = time.monotonic() - started_s
+    return Outcome(name=name, seconds=seconds, problem=problem, output=output)
+
+
+def pytest_command(files: Sequence[Path], *more: str) -> list[str]:
+    """Test files in one process; warnings of other versions than ours are no failures here."""
+    return [
+        *(sys.executable, "-m", "pytest", *(str(file.relative_to(ROOT)) for file in files)),
+        *("-q", "--no-header", "-p", "no:cacheprovider", "-W", "default", *more),
+    ]
+
+
+def collect_tests(ends_at: float) -> list[Outcome]:
+    """See that all test files can be imported."""
+    files = [*kernel_tests(), *gpu_marked_tests()]
+    command = pytest_command(files, "--collect-only")
+    left_s = ends_at - time.monotonic()
+    outcome = run_part(f"{len(files)} test files", command, limit_s=left_s, quiet=True)
+    say(outcome)
+    return [outcome]
+
+
+def run_tests(ends_at: float) -> list[Outcome]:
+    """All test files, several at a time, each a process of its own."""
+    jobs: list[tuple[Path, str]] = [
+        *((file, "not long") for file in kernel_tests()),
+        *((file, "gpu and not long") for file in gpu_marked_tests()),
+    ]
+
+    def one(job: tuple[Path, str]) -> Outcome:
+        file, marks = job
+        name = str(file.relative_to(ROOT))
+        left_s = ends_at - time.monotonic()
+        if left_s <= 0.0:
+            return Outcome(name=name, seconds=0.0, problem="skipped, no time left")
+        outcome = run_part(name, pytest_command([file], "-m", marks), limit_s=left_s, quiet=True)
+        say(outcome)
+        return outcome
+
+    with ThreadPoolExecutor(_TESTS_AT_ONCE) as pool:
+        return list(pool.map(one, jobs))
+
+
+def say(outcome: Outcome) -> None:
+    """One line on a part, and its output where something is wrong."""
+    last = outcome.output.strip().splitlines()[-1:] or [""]
+    verdict = outcome.problem or "ok"
+    print(f"{outcome.name}: {verdict} ({outcome.seconds:.0f} s) {last[0]}", flush=True)
+    if outcome.problem is not None and outcome.output:
+        print(outcome.output[-6000:], flush=True)
+
+
+def run_benchmarks(ends_at: float, *, is_dry: bool, results: Path | None) -> list[Outcome]:
+    """One after the other; what one leaves of its time goes to those behind it."""
+    outcomes = []
+    for place, benchmark in enumerate(BENCHMARKS):
+        share = benchmark.share / sum(other.share for other in BENCHMARKS[place:])
+        budget_s = (ends_at - time.monotonic()) * share
+        if budget_s < _LEAST_S:
+            outcomes.append(
+                Outcome(name=benchmark.module, seconds=0.0, problem="skipped, no time left")
+            )
+            say(outcomes[-1])
+            continue
+        print(f"\n==== {benchmark.module}, {budget_s:.0f} s", flush=True)
+        command = [
+            *(sys.executable, "-m", f"benchmarks.{benchmark.module}"),
+            *("--budget-s", f"{budget_s:.0f}"),
+            *(["--dry"] if is_dry else []),
+            *(["--results", str(results)] if results is not None else []),
+        ]
+        outcome = run_part(benchmark.module, command, limit_s=budget_s + _GRACE_S, quiet=False)
+        outcomes.append(outcome)
+        say(outcome)
+    return outcomes
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run all parts and say how each ended."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--dry", action="store_true", help="what can be run without a GPU")
+    parser.add_argument("--results", type=Path, help="folder for JSON; default benchmarks/results")
+    arguments = parser.parse_args(argv)
+    if not arguments.dry and not has_gpu():
+        print("There is no GPU here; make gpu-check DRY=1 runs what needs none.")
+        return 2
+    if missing := missing_packages():
+        print(f"{sys.executable} has no {', '.join(missing)}, which make gpu-check needs.")
+        return 2
+    results = arguments.results
+    if arguments.dry and results is None:
+        results = ROOT / "runs" / "gpu-check-dry"  # an interpreter's times are no results
+    started_s = time.monotonic()
+    ends_at = started_s + TOTAL_S
+    print("==== tests", flush=True)
+    outcomes = (collect_tests if arguments.dry else run_tests)(started_s + TESTS_S)
+    outcomes += run_benchmarks(ends_at, is_dry=arguments.dry, results=results)
+    failed = [outcome for outcome in outcomes if outcome.problem is not None]
+    print(f"\n==== {len(outcomes)} parts, {time.monotonic() - started_s:.0f} s")
+    for outcome in failed:
+        print(f"{outcome.name}: {outcome.problem}")
+    print("some parts failed" if failed else "all parts went well")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,257 @@
+"""The small kernels at the shapes of Qwen3-8B, with the bytes that each must move."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchmarks.gpu_timing import num_input_sets
+from kernels.compact_kv import compact_kv
+from kernels.embedding import embed_tokens
+from kernels.rms_norm import RmsNorm, add_rms_norm
+from kernels.rope import RopeConfig, RotaryTable
+from kernels.rope_write_kv import rope_write_kv
+from kernels.row_invariant_linear import row_invariant_linear
+from kernels.silu_mul import silu_mul
+from kernels.write_kv import write_kv
+
+BLOCK_SIZE = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """What the kernels' sizes follow from."""
+
+    hidden_size: int = 4096
+    intermediate_size: int = 12288
+    num_query_heads: int = 32
+    num_kv_heads: int = 8
+    head_dim: int = 128
+    num_layers: int = 36
+    vocab_size: int = 151936
+    dtype: torch.dtype = torch.bfloat16
+
+    @property
+    def qkv_size(self) -> int:
+        """Width of the fused projection."""
+        return (self.num_query_heads + 2 * self.num_kv_heads) * self.head_dim
+
+
+TINY = ModelShape(
+    hidden_size=64,
+    intermediate_size=96,
+    num_query_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    num_layers=2,
+    vocab_size=300,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A kernel on inputs of its own: `make()` gives a call with new random inputs.
+
+    num_bytes: what must be read and written once. peer: torch's way, on the same kind of inputs.
+    has_host_part: it uploads something, so that no CUDA graph can hold it.
+    """
+
+    name: str
+    make: Callable[[], Callable[[], object]]
+    num_bytes: int
+    num_flops: int = 0
+    peer: Callable[[], Callable[[], object]] | None = None
+    has_host_part: bool = False
+
+    def calls(self, device: torch.device, *, of_peer: bool = False) -> list[Callable[[], object]]:
+        """One call a set of inputs, as many sets as the L2 cache demands."""
+        make = self.peer if of_peer else self.make
+        assert make is not None
+        return [make() for _ in range(num_input_sets(self.num_bytes, device))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cases:
+    """Makes the cases of one model shape on a device."""
+
+    shape: ModelShape
+    device: torch.device
+    rows: tuple[int, ...] = (1, 64, 2048)
+    trees: tuple[int, ...] = (1, 16)
+    _shared: dict[str, Tensor] = field(default_factory=dict)
+
+    def random(self, *size: int) -> Tensor:
+        """Normal numbers in the model's dtype."""
+        return torch.randn(size, device=self.device, dtype=self.shape.dtype)
+
+    def integers(self, high: int, *size: int) -> Tensor:
+        """Uniform int64 below `high`."""
+        return torch.randint(high, size, device=self.device)
+
+    def distinct(self, high: int, count: int) -> Tensor:
+        """`count` different numbers below `high`, int64."""
+        return torch.randperm(high, device=self.device)[:count]
+
+    # ---- a layer
+
+    def embedding(self) -> list[Case]:
+        """Rows of the table."""
+        shape = self.shape
+        table = self.random(shape.vocab_size, shape.hidden_size)
+
+        def make(rows: int) -> Callable[[], object]:
+            return partial(embed_tokens, table, self.integers(shape.vocab_size, rows))
+
+        row_bytes = 2 * shape.hidden_size * shape.dtype.itemsize + 8
+        return [
+            Case(
+                name=f"embed_tokens, {rows} rows",
+                make=partial(make, rows),
+                num_bytes=rows * row_bytes,
+            )
+            for rows in self.rows
+        ]
+
+    def norms(self) -> list[Case]:
+        """The residual's sum and norm: two read, two written."""
+        width, size = self.shape.hidden_size, self.shape.dtype.itemsize
+        weight = self.random(width)
+
+        def make(rows: int) -> Callable[[], object]:
+            # The residual grows with every call, so the update is small.
+            update, residual = self.random(rows, width) * 1e-3, self.random(rows, width)
+            return partial(add_rms_norm, update, residual, weight, 1e-6)
+
+        return [
+            Case(
+                name=f"add_rms_norm, {rows} rows",
+                make=partial(make, rows),
+                num_bytes=(4 * rows + 1) * width * size,
+            )
+            for rows in self.rows
+        ]
+
+    def gates(self) -> list[Case]:
+        """Three tensors of the inner width."""
+        width = self.shape.intermediate_size
+        return [
+            Case(
+                name=f"silu_mul, {rows} rows",
+                make=lambda rows=rows: partial(silu_mul, self.random(rows, 2 * width)),
+                num_bytes=3 * rows * width * self.shape.dtype.itemsize,
+            )
+            for rows in self.rows
+        ]
+
+    def cache(self, num_blocks: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of one layer."""
+        size = (num_blocks, BLOCK_SIZE, self.shape.num_kv_heads, self.shape.head_dim)
+        return self.random(*size), self.random(*size)
+
+    def rotations(self) -> list[Case]:
+        """QK-norm, rotation and the cache's rows: the projection is read and written once."""
+        shape, size = self.shape, self.shape.dtype.itemsize
+        rotary = RotaryTable(
+            RopeConfig(head_dim=shape.head_dim),
+            max_positions=4096,
+            dtype=shape.dtype,
+            device=self.device,
+        )
+        norm = RmsNorm(
+            self.random(shape.num_query_heads + shape.num_kv_heads, shape.head_dim), 1e-6
+        )
+        num_blocks = max(self.rows) // BLOCK_SIZE + 1
+        caches = self.cache(num_blocks)
+        num_heads = shape.num_query_heads + 2 * shape.num_kv_heads
+
+        def make(rows: int) -> Callable[[], object]:
+            return partial(
+                rope_write_kv,
+                self.random(rows, num_heads, shape.head_dim),
+                self.integers(4096, rows),
+                self.distinct(num_blocks * BLOCK_SIZE, rows),
+                rotary,
+                *caches,
+                num_query_heads=shape.num_query_heads,
+                qk_norm=norm,
+            )
+
+        def write(rows: int) -> Callable[[], object]:
+            key, value = (self.random(rows, shape.num_kv_heads, shape.head_dim) for _ in range(2))
+            slots = self.distinct(num_blocks * BLOCK_SIZE, rows)
+            return partial(write_kv, key, value, *caches, slots)
+
+        row_bytes = 2 * shape.qkv_size * size + 2 * shape.head_dim * size + 16
+        kv_bytes = 4 * shape.num_kv_heads * shape.head_dim * size + 8
+        return [
+            case
+            for rows in self.rows
+            for case in (
+                Case(
+                    name=f"rope_write_kv, {rows} rows",
+                    make=partial(make, rows),
+                    num_bytes=rows * row_bytes,
+                ),
+                Case(
+                    name=f"write_kv, {rows} rows",
+                    make=partial(write, rows),
+                    num_bytes=rows * kv_bytes,
+                ),
+            )
+        ]
+
+    def moves(self) -> list[Case]:
+        """An accepted path moved next to its prefix, in all layers."""
+        shape = self.shape
+        num_blocks = 64
+        size = (shape.num_layers, 2, num_blocks, BLOCK_SIZE, shape.num_kv_heads, shape.head_dim)
+        cache = self.random(*size)
+        slot_bytes = (
+            shape.num_layers * 2 * shape.num_kv_heads * shape.head_dim * shape.dtype.itemsize
+        )
+
+        def make(moves: int) -> Callable[[], object]:
+            slots = self.distinct(num_blocks * BLOCK_SIZE, 2 * moves)
+            return partial(
+                compact_kv, cache, slots[:moves].contiguous(), slots[moves:].contiguous()
+            )
+
+        return [
+            Case(
+                name=f"compact_kv, {moves} moves",
+                make=partial(make, moves),
+                num_bytes=2 * moves * slot_bytes,
+            )
+            for moves in (8, 256)
+        ]
+
+    # ---- products
+
+    def products(self) -> list[Case]:
+        """The deterministic mode's product against cuBLAS: weights are read once."""
+        shape = self.shape
+        sizes = {
+            "qkv": (shape.hidden_size, shape.qkv_size),
+            "gate and up": (shape.hidden_size, 2 * shape.intermediate_size),
+            "down": (shape.intermediate_size, shape.hidden_size),
+        }
+
+        def make(name: str, rows: int, product: Callable[..., Tensor]) -> Callable[[], object]:
+            in_features, out_features = sizes[name]
+            weight = self.random(out_features, in_features) * in_features**-0.5
+            return partial(product, self.random(rows, in_features), weight)
+
+        return [
+            Case(
+                name=f"row_invariant_linear, {name}, {rows} rows",
+                make=partial(make, name, rows, row_invariant_linear),
+                peer=partial(make, name, rows, F.linear),
+                num_bytes=(in_size * out_size + rows * (in_size + out_size)) * shape.dtype.itemsize,
+                num_flops=2 * rows * in_size * out_size,
+            )
+            for name, (in_size, out_size) in sizes.items()
+            for rows in self.rows
+        ]

@@ -1,0 +1,452 @@
+"""The parts of the GPU benchmarks that need no GPU: counts, reports, orchestration, imports."""
+
+import json
+import random
+import subprocess
+import sys
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from benchmarks import gpu_check
+from benchmarks.bench_kernels import check, groups
+from benchmarks.gpu_attention_cases import BLOCK_SIZE, Cache, Problem, Shape, random_tree
+from benchmarks.gpu_engine_cases import SyntheticVerifier, made_up
+from benchmarks.gpu_kernel_cases import TINY, Case, Cases
+from benchmarks.gpu_models import (
+    QWEN3_06B,
+    QWEN3_8B,
+    TINY_LARGE,
+    TINY_SMALL,
+    RandomReader,
+    bytes_per_step,
+    count_parameters,
+    random_model,
+)
+from benchmarks.gpu_report import Goal, Report, gpu_parser
+from benchmarks.gpu_timing import Ceilings, largest_difference, measure, ratio_of
+from benchmarks.record import ROOT
+from engine.forest import ForestVerdicts
+
+CPU = torch.device("cpu")
+CEILINGS = Ceilings(copy_bytes_per_s=1e12, read_bytes_per_s=2e12, matmul_flops_per_s=1e14)
+
+
+# ---- counts -------------------------------------------------------------------------------------
+
+
+def test_attention_bytes_are_those_of_its_tensors() -> None:
+    shape = Shape(num_query_heads=6, num_kv_heads=2, head_dim=16)
+    problem = Problem(batch=3, context=40, nodes=5)
+    kv = torch.empty(3, 45, 2, 2, 16, dtype=torch.bfloat16)
+    query = torch.empty(15, 6, 16, dtype=torch.bfloat16)
+    assert problem.num_bytes(shape) == kv.nbytes + 2 * query.nbytes
+    # both products: each row with each key it may see
+    assert problem.num_flops(shape) == 2 * (2 * 15 * 45 * 6 * 16)
+
+
+def test_a_quantised_cache_counts_its_scales() -> None:
+    shape = Shape(num_query_heads=4, num_kv_heads=2, head_dim=16, kv_dtype=torch.float8_e4m3fn)
+    assert shape.slot_bytes == 2 * 2 * (16 + 4)
+
+
+@given(st.integers(1, 256), st.integers(0, 1000))
+@settings(max_examples=20)
+def test_random_trees_are_trees(num_nodes: int, seed: int) -> None:
+    masks = random_tree(num_nodes, random.Random(seed))
+    assert len(masks) == num_nodes
+    for node, mask in enumerate(masks):
+        assert mask >> node == 1  # its own bit, and none of a later node
+        above = mask ^ (1 << node)
+        assert node == 0 or masks[above.bit_length() - 1] == above  # its parent's ancestors
+        assert mask & 1
+
+
+def test_random_trees_have_several_levels() -> None:
+    depths = {mask.bit_count() - 1 for mask in random_tree(64, random.Random(0))}
+    assert depths == set(range(max(depths) + 1))
+    assert 8 <= max(depths) <= 40
+
+
+def test_attention_inputs_lie_on_blocks_of_their_own() -> None:
+    shape = Shape(num_query_heads=4, num_kv_heads=2, head_dim=16)
+    num_bytes = 64 * BLOCK_SIZE * shape.slot_bytes
+    cache = Cache(shape, num_bytes=num_bytes, device=CPU, seed=0)
+    problem = Problem(batch=2, context=30, nodes=4)
+    sets = cache.inputs(problem)
+    assert len(sets) == 1
+    blocks = [block for one in sets for table in one.batch.block_tables for block in table]
+    assert len(blocks) == len(set(blocks)) == 2 * 3
+    mask = cache.mask(sets[0])
+    assert mask is not None
+    assert mask.shape == (2, 4, 34)
+    assert mask[:, :, :30].all()
+    assert torch.equal(mask[:, 0, 30:], torch.tensor([[True, False, False, False]] * 2))
+    with pytest.raises(ValueError, match="64 blocks"):
+        cache.inputs(Problem(batch=2, context=1000, nodes=1))
+
+
+def tensor_bytes(*values: object) -> int:
+    return sum(value.nbytes for value in values if isinstance(value, Tensor))
+
+
+def test_small_kernels_bytes_are_those_of_their_tensors() -> None:
+    cases = Cases(shape=TINY, device=CPU, rows=(3,), trees=(1,))
+    made = {name: make()[0] for name, make in groups(cases).items()}
+
+    def of(name: str) -> partial[object]:
+        call = made[name].make()
+        assert isinstance(call, partial)
+        return call
+
+    update, residual, weight, _ = of("rms_norm").args
+    read = tensor_bytes(update, residual, weight)
+    assert made["rms_norm"].num_bytes == read + tensor_bytes(residual, update)
+    (gate_up,) = of("silu_mul").args
+    assert made["silu_mul"].num_bytes == 1.5 * gate_up.nbytes
+    _, ids = of("embedding").args
+    width = TINY.hidden_size * TINY.dtype.itemsize
+    assert made["embedding"].num_bytes == ids.nbytes + 2 * 3 * width
+    cache, sources, _ = of("compact_kv").args
+    moved = cache.nbytes // (cache.shape[2] * cache.shape[3]) * len(sources)
+    assert made["compact_kv"].num_bytes == 2 * moved
+    (logits, _, _) = of("sample").args
+    assert made["sample"].num_bytes == logits.nbytes
+    x, weight = of("row_invariant_linear").args
+    result = 3 * weight.shape[0] * TINY.dtype.itemsize
+    assert made["row_invariant_linear"].num_bytes == tensor_bytes(x, weight) + result
+    assert made["row_invariant_linear"].num_flops == 2 * 3 * weight.numel()
+    heads, positions, slots, rotary, *_ = of("rope_write_kv").args
+    table_row = rotary.table.nbytes // rotary.table.shape[0]
+    both = 2 * heads.nbytes + tensor_bytes(positions, slots)
+    assert made["rope_write_kv"].num_bytes == both + 3 * table_row
+
+
+@pytest.mark.parametrize("config", [TINY_LARGE, TINY_SMALL], ids=["untied", "tied"])
+def test_random_models_have_the_counted_parameters(config: object) -> None:
+    model = random_model(config, dtype=torch.float32, device=CPU)  # type: ignore[arg-type]
+    assert model.num_parameters == count_parameters(config)  # type: ignore[arg-type]
+
+
+def test_the_shapes_are_the_real_ones() -> None:
+    assert count_parameters(QWEN3_8B) == 8_190_735_360
+    assert count_parameters(QWEN3_06B) == 596_049_920
+    table = QWEN3_8B.vocab_size * QWEN3_8B.hidden_size
+    assert bytes_per_step(QWEN3_8B, torch.bfloat16) == 2 * (8_190_735_360 - table)
+    assert bytes_per_step(QWEN3_06B, torch.bfloat16) == 2 * 596_049_920
+
+
+def test_random_tensors_are_scaled_and_not_zero() -> None:
+    reader = RandomReader(TINY_LARGE, dtype=torch.float32, device=CPU)
+    assert "lm_head.weight" in reader
+    norm = reader.read("model.norm.weight", (64,))
+    matrix = reader.read("model.layers.0.mlp.up_proj.weight", (500, 64))
+    head = reader.read("lm_head.weight", (500, 64))
+    assert (norm == 1).all()
+    assert float(matrix.std()) == pytest.approx(1 / 8, rel=0.1)
+    assert float(head.std()) == pytest.approx(6 / 8, rel=0.1)
+    assert reader.num_parameters == 64 + 2 * 500 * 64
+    tied = RandomReader(TINY_SMALL, dtype=torch.float32, device=CPU)
+    assert "lm_head.weight" not in tied
+
+
+# ---- timing -------------------------------------------------------------------------------------
+
+
+def test_cases_are_measured_in_turn() -> None:
+    seen: list[str] = []
+    calls = {name: [partial(seen.append, name)] * 2 for name in "ab"}
+    samples = measure(calls, device=CPU)
+    assert seen == ["a", "a", "b", "b"]  # a round; without a GPU there is but one
+    assert {name: len(seconds) for name, seconds in samples.items()} == {"a": 1, "b": 1}
+    assert ratio_of({"a": [2.0, 6.0], "b": [1.0, 2.0]}, "a", "b") == 2.5
+
+
+def test_floors() -> None:
+    assert CEILINGS.floor_s(1e12) == 1.0
+    assert CEILINGS.floor_s(1e12, 2e14) == 2.0
+    assert CEILINGS.is_memory_bound(1e12, 1e14)
+    assert not CEILINGS.is_memory_bound(1e12, 2e14)
+
+
+def test_a_nan_is_a_difference() -> None:
+    expected = torch.tensor([1.0, -4.0])
+    assert largest_difference(torch.tensor([1.0, -3.0]), expected) == 0.25
+    assert not largest_difference(torch.tensor([float("nan"), -4.0]), expected) <= 1.0
+
+
+def test_a_kernel_that_leaves_nan_is_found() -> None:
+    def make(value: float) -> partial[object]:
+        return partial(torch.full, (3,), value)
+
+    check(Case(name="fine", make=partial(make, 1.0), num_bytes=1), CPU)
+    with pytest.raises(AssertionError, match="bad: a NaN"):
+        check(Case(name="bad", make=partial(make, float("nan")), num_bytes=1), CPU)
+
+
+# ---- the report ---------------------------------------------------------------------------------
+
+
+def a_report(folder: Path, **changes: object) -> Report:
+    arguments = gpu_parser(None, budget_s=60.0).parse_args(["--results", str(folder), "--dry"])
+    for name, value in changes.items():
+        setattr(arguments, name, value)
+    return Report(script="bench_it", arguments=arguments, device=CPU)
+
+
+def failing() -> None:
+    raise RuntimeError("no such kernel")
+
+
+def test_a_failing_part_hides_no_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = a_report(tmp_path)
+    assert report.section("first", lambda: {"seconds": 1.0}) == {"seconds": 1.0}
+    assert report.section("second", failing) is None
+    written = json.loads((tmp_path / "bench_it-dry.json").read_text())
+    assert written["results"] == {"first": {"seconds": 1.0}}  # there before the end
+    assert report.section("third", lambda: 3) == 3
+    assert report.section("fourth", lambda: 4, needed_s=1e6) is None
+    assert report.finish() == 1
+    written = json.loads((tmp_path / "bench_it-dry.json").read_text())
+    assert written["results"] == {"first": {"seconds": 1.0}, "third": 3}
+    assert "no such kernel" in written["errors"]["second"]
+    assert written["skipped"] == ["fourth"]
+    assert {"commit", "device", "versions", "date"} <= written["environment"].keys()
+    assert written["arguments"]["seed"] == 0
+    printed = capsys.readouterr().out
+    assert "skipped: fourth" in printed
+    assert "failed: second" in printed
+
+
+def test_a_run_without_failures_ends_well_even_where_goals_are_missed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = a_report(tmp_path, dry=False)
+    report.goal("share", 0.7, at_least=0.8)
+    report.goal("ratio", 1.2, at_most=1.3)
+    assert report.finish() == 0
+    written = json.loads((tmp_path / "bench_it-cpu.json").read_text())
+    assert [goal["is_met"] for goal in written["goals"]] == [False, True]
+    printed = capsys.readouterr().out
+    assert "MISSED share: 0.7, at least 0.8" in printed
+    assert "met    ratio: 1.2, at most 1.3" in printed
+
+
+def test_time_runs_out(tmp_path: Path) -> None:
+    report = a_report(tmp_path, budget_s=0.0)
+    assert report.section("anything", lambda: 1) is None
+    assert report.skipped == ["anything"]
+
+
+def test_goals_meet_their_bounds() -> None:
+    assert Goal(name="a", value=0.8, goal=0.8, is_upper=False).is_met
+    assert Goal(name="a", value=0.8, goal=0.8, is_upper=True).is_met
+    assert not Goal(name="a", value=float("nan"), goal=0.8, is_upper=True).is_met
+
+
+# ---- synthetic acceptance -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Forest:
+    """What `made_up` reads of a forest: a chain 0-1-3-4 with a side branch 2, and padding."""
+
+    depth: Tensor
+    tree_index: Tensor
+    ancestor_words: Tensor
+    row_starts: Tensor
+    token_ids: Tensor
+    total_rows: int = 7
+
+
+def a_forest() -> _Forest:
+    words = torch.zeros(7, 4, dtype=torch.int64)
+    words[:5, 0] = torch.tensor([0b1, 0b11, 0b101, 0b1011, 0b11011])
+    return _Forest(
+        depth=torch.tensor([0, 1, 1, 2, 3, 0, 0]),
+        tree_index=torch.tensor([0, 0, 0, 0, 0, -1, -1]),
+        ancestor_words=words,
+        row_starts=torch.tensor([0], dtype=torch.int32),
+        token_ids=torch.tensor([50, 51, 52, 53, 54, 0, 0]),
+    )
+
+
+@pytest.mark.parametrize(
+    ("depth", "path", "tokens"),
+    [
+        (0, [-1, -1, -1, -1], [60, -1, -1, -1, -1]),
+        (1, [1, -1, -1, -1], [51, 61, -1, -1, -1]),
+        (2, [1, 3, -1, -1], [51, 53, 63, -1, -1]),
+        (3, [1, 3, 4, -1], [51, 53, 54, 64, -1]),
+        (9, [1, 3, 4, -1], [51, 53, 54, 64, -1]),  # as deep as there is
+    ],
+)
+def test_a_made_up_path_is_one_of_the_tree(depth: int, path: list[int], tokens: list[int]) -> None:
+    logits = torch.zeros(7, 100)
+    logits[torch.arange(7), 60 + torch.arange(7)] = 1.0
+    nothing = ForestVerdicts(
+        accepted_path=torch.full((1, 4), -1), emitted_tokens=torch.full((1, 5), -1)
+    )
+    verdicts = made_up(nothing, a_forest(), logits, depth=depth)  # type: ignore[arg-type]
+    assert verdicts.accepted_path.tolist() == [path]
+    assert verdicts.emitted_tokens.tolist() == [tokens]
+
+
+def test_the_mean_of_made_up_tokens_is_the_given_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    depths: list[int] = []
+    monkeypatch.setattr(
+        "benchmarks.gpu_engine_cases.made_up", lambda *_, depth: depths.append(depth)
+    )
+    monkeypatch.setattr(
+        "verifier.coupled.CoupledVerifier.judge_forest", lambda *_: None, raising=False
+    )
+    verifier = SyntheticVerifier()
+    verifier.mean_tokens = 3.25
+    for _ in range(40):
+        verifier.judge_forest(None, None)  # type: ignore[arg-type]
+    assert sum(depths) == 40 * 2.25
+    assert set(depths) == {2, 3}
+
+
+# ---- the check ----------------------------------------------------------------------------------
+
+
+def test_without_a_gpu_it_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gpu_check, "has_gpu", lambda: False)
+    assert gpu_check.main([]) == 2
+    assert capsys.readouterr().out.count("\n") == 1
+
+
+def test_what_is_missing_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gpu_check, "has_gpu", lambda: True)
+    monkeypatch.setattr(gpu_check, "NEEDED", ("json", "no_such_package"))
+    assert gpu_check.main([]) == 2
+    assert "has no no_such_package, which" in capsys.readouterr().out
+
+
+def test_all_parts_are_run_and_one_failure_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commands: dict[str, list[str]] = {}
+
+    def run_part(
+        name: str, command: list[str], *, limit_s: float, quiet: bool
+    ) -> gpu_check.Outcome:
+        assert limit_s > 0
+        commands[name] = command
+        problem = (
+            "exit status 1" if name in ("bench_kernels", "tests/kernels/test_rope.py") else None
+        )
+        return gpu_check.Outcome(name=name, seconds=1.0, problem=problem, output="1 passed")
+
+    monkeypatch.setattr(gpu_check, "run_part", run_part)
+    monkeypatch.setattr(gpu_check, "has_gpu", lambda: True)
+    assert gpu_check.main(["--results", str(tmp_path)]) == 1
+    names = set(commands)
+    assert {"bench_kernels", "bench_paged_attention", "bench_gpu_engine"} <= names
+    assert "tests/kernels/test_rope.py" in names
+    assert "tests/kernels/test_ahead_of_time.py" not in names
+    budget = [float(commands[one.module][4]) for one in gpu_check.BENCHMARKS]
+    assert all(commands[one.module][3] == "--budget-s" for one in gpu_check.BENCHMARKS)
+    assert 0 < sum(budget[:1]) < gpu_check.TOTAL_S
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[-3:] == [
+        "tests/kernels/test_rope.py: exit status 1",
+        "bench_kernels: exit status 1",
+        "some parts failed",
+    ]
+
+
+def test_a_part_that_hangs_is_ended() -> None:
+    command = [sys.executable, "-u", "-c", "print('begun'); import time; time.sleep(60)"]
+    outcome = gpu_check.run_part("slow", command, limit_s=1.0, quiet=True)
+    assert outcome.problem == "ended after 1 s"
+    assert outcome.seconds < 20
+    assert "begun" in outcome.output
+
+
+def test_without_time_nothing_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_check, "run_part", lambda *_, **__: pytest.fail("begun"))
+    outcomes = gpu_check.run_benchmarks(0.0, is_dry=False, results=None)
+    assert {outcome.problem for outcome in outcomes} == {"skipped, no time left"}
+    outcomes = gpu_check.run_tests(0.0)
+    assert {outcome.problem for outcome in outcomes} == {"skipped, no time left"}
+
+
+def test_budgets_fit_eight_minutes() -> None:
+    assert gpu_check.TESTS_S < gpu_check.TOTAL_S
+    assert gpu_check.TOTAL_S + gpu_check._GRACE_S < 480
+    assert sum(one.share for one in gpu_check.BENCHMARKS) == pytest.approx(1.0)
+
+
+ABSENT = (
+    *("fastapi", "uvicorn", "pydantic", "pydantic_settings", "zmq", "msgspec", "typer", "rich"),
+    *("sklearn", "xgrammar", "prometheus_client", "httpx", "psutil", "matplotlib", "threadpoolctl"),
+)
+
+
+def test_a_gpu_machine_needs_no_packages_of_the_gateway() -> None:
+    modules = sorted(
+        f"benchmarks.{file.stem}"
+        for pattern in (
+            "gpu_*.py",
+            "bench_kernels.py",
+            "bench_paged_attention.py",
+            "bench_gpu_*.py",
+        )
+        for file in (ROOT / "benchmarks").glob(pattern)
+    )
+    assert len(modules) > 8
+    program = (
+        f"import sys\nsys.modules.update(dict.fromkeys({ABSENT!r}))\n"
+        f"import importlib\nfor name in {modules!r}: importlib.import_module(name)\n"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert answer.returncode == 0, answer.stderr[-2000:]
+
+
+@pytest.mark.parametrize("module", [one.module for one in gpu_check.BENCHMARKS])
+def test_without_a_gpu_a_benchmark_refuses(module: str) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    answer = subprocess.run(
+        [sys.executable, "-m", f"benchmarks.{module}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (answer.returncode, answer.stdout) == (
+        2,
+        "There is no GPU here: only --dry can be run.\n",
+    )
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("module", [one.module for one in gpu_check.BENCHMARKS])
+def test_a_dry_run_goes_through_everything(module: str, tmp_path: Path) -> None:
+    answer = subprocess.run(
+        [sys.executable, "-m", f"benchmarks.{module}", "--dry", "--results", str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert answer.returncode == 0, answer.stdout[-2000:] + answer.stderr[-2000:]
+    (file,) = tmp_path.glob("*.json")
+    written = json.loads(file.read_text())
+    assert written["errors"] == {}
+    assert written["skipped"] == []
+    assert written["results"]["ceilings"]["copy_bytes_per_s"] > 0

@@ -1,0 +1,132 @@
+"""Launches of what layers are made of, but attention."""
+
+from functools import partial
+
+import torch
+
+from kernels.compact_kv import compact_kv
+from kernels.embedding import embed_tokens
+from kernels.rms_norm import RmsNorm, add_rms_norm, rms_norm
+from kernels.rope import RopeConfig, RotaryTable, norm_and_rotate
+from kernels.rope_write_kv import rope_write_kv
+from kernels.row_invariant_linear import row_invariant_linear
+from kernels.silu_mul import silu_mul
+from kernels.write_kv import write_kv
+from tests.kernels.specimen import (
+    BF16,
+    BLOCK_SIZE,
+    FP16,
+    FP32,
+    HEADS,
+    NUM_ROWS,
+    QWEN3_8B,
+    VOCAB_SIZE,
+    Heads,
+    Specimen,
+    integers,
+)
+
+
+def _rotary(heads: Heads) -> RotaryTable:
+    config = RopeConfig(head_dim=heads.head_dim)
+    return RotaryTable(config, max_positions=64, dtype=heads.dtype)
+
+
+def _norm(heads: Heads, num_heads: int) -> RmsNorm | None:
+    if not heads.has_norm:
+        return None
+    return RmsNorm(torch.empty(num_heads, heads.head_dim, dtype=heads.dtype), 1e-6)
+
+
+def _rope_write(heads: Heads) -> None:
+    num_heads = heads.num_query_heads + 2 * heads.num_kv_heads
+    rope_write_kv(
+        torch.empty(NUM_ROWS, num_heads, heads.head_dim, dtype=heads.dtype),
+        integers(NUM_ROWS),
+        integers(NUM_ROWS),
+        _rotary(heads),
+        *heads.cache(),
+        num_query_heads=heads.num_query_heads,
+        qk_norm=_norm(heads, heads.num_query_heads + heads.num_kv_heads),
+        k_scale=heads.scales()[0],
+        v_scale=heads.scales()[1],
+    )
+
+
+def _rope(heads: Heads) -> None:
+    num_heads = heads.num_query_heads + heads.num_kv_heads
+    rows = torch.empty(NUM_ROWS, num_heads, heads.head_dim, dtype=heads.dtype)
+    norm_and_rotate(rows, integers(NUM_ROWS), _rotary(heads), norm=_norm(heads, num_heads))
+
+
+def _write(heads: Heads) -> None:
+    rows = torch.empty(NUM_ROWS, heads.num_kv_heads, heads.head_dim, dtype=heads.dtype)
+    write_kv(rows, rows, *heads.cache(), integers(NUM_ROWS), *heads.scales())
+
+
+def _compact(heads: Heads, num_moves: int) -> None:
+    size = (36, 2, 64, BLOCK_SIZE, heads.num_kv_heads, heads.head_dim)
+    cache = torch.empty(size, dtype=heads.kv_dtype or heads.dtype)
+    scales = None if heads.kv_dtype is None else torch.empty(size[:-1])
+    compact_kv(cache, integers(num_moves), integers(num_moves), scales)
+
+
+def _norms(width: int, dtype: torch.dtype) -> None:
+    rows, weight = torch.empty(NUM_ROWS, width, dtype=dtype), torch.empty(width, dtype=dtype)
+    rms_norm(rows, weight, 1e-6)
+    add_rms_norm(rows, torch.empty_like(rows), weight, 1e-6)
+
+
+def _silu_mul(width: int, dtype: torch.dtype) -> None:
+    silu_mul(torch.empty(NUM_ROWS, 2 * width, dtype=dtype))
+
+
+def _linear(
+    in_features: int, out_features: int, dtype: torch.dtype, *, has_bias: bool = False
+) -> None:
+    row_invariant_linear(
+        torch.empty(NUM_ROWS, in_features, dtype=dtype),
+        torch.empty(out_features, in_features, dtype=dtype),
+        torch.empty(out_features, dtype=dtype) if has_bias else None,
+    )
+
+
+LAYERS = (
+    *(
+        Specimen(stem=stem, name=heads.name, run=partial(run, heads), is_long=heads.is_long)
+        for heads in HEADS
+        for stem, run in (("rope_write_kv", _rope_write), ("rope", _rope), ("write_kv", _write))
+    ),
+    *(
+        Specimen(
+            stem="compact_kv", name=f"{heads.name}, {moves}", run=partial(_compact, heads, moves)
+        )
+        for heads in (QWEN3_8B, HEADS[2])
+        for moves in (1, 16, 1000, 4096)
+    ),
+    *(
+        Specimen(stem="rms_norm", name=f"{width}, {dtype}", run=partial(_norms, width, dtype))
+        for width, dtype in ((4096, BF16), (1024, BF16), (896, FP16), (192, FP32))
+    ),
+    *(
+        Specimen(stem="silu_mul", name=f"{width}, {dtype}", run=partial(_silu_mul, width, dtype))
+        for width, dtype in ((12288, BF16), (3072, BF16), (8960, FP16), (512, FP32))
+    ),
+    Specimen(
+        stem="embedding",
+        name="Qwen3-8B",
+        run=lambda: embed_tokens(torch.empty(VOCAB_SIZE, 4096, dtype=BF16), integers(NUM_ROWS)),
+    ),
+    *(
+        Specimen(
+            stem="row_invariant_linear", name=name, run=partial(_linear, *sizes, has_bias=has_bias)
+        )
+        for name, sizes, has_bias in (
+            ("gate and up", (4096, 24576, BF16), False),
+            ("narrow, bias", (1024, 2048, BF16), True),
+            ("half precision", (4096, 4096, FP16), False),
+            ("float32", (192, 512, FP32), False),
+            ("odd sizes, bias", (200, 333, BF16), True),
+        )
+    ),
+)
