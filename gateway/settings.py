@@ -34,7 +34,9 @@ from gateway.settings_sections import is_missing_folder as is_missing_folder
 ENV_PREFIX = "OUTRIDER_"
 CONFIG_VARIABLE = "OUTRIDER_CONFIG"
 DEFAULT_FILE = "outrider.toml"
-OTHER_VARIABLES = frozenset({CONFIG_VARIABLE, "OUTRIDER_URL", "OUTRIDER_DATA"})
+OTHER_VARIABLES = frozenset(
+    {CONFIG_VARIABLE, "OUTRIDER_URL", "OUTRIDER_DATA", "OUTRIDER_KERNELS", "OUTRIDER_COMMIT"}
+)
 """Variables with our prefix that are not settings of the server."""
 
 LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR"]

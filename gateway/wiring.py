@@ -152,6 +152,7 @@ def build_engine_from_json(settings_json: str, on_progress: ProgressCallback) ->
 def build_engine(settings: Settings, on_progress: ProgressCallback) -> "Engine":
     """Load the models and join runners, drafter and verifier. Raises EngineError."""
     runners = load_runners(settings, on_progress)
+    compile_kernels(settings, runners, on_progress)  # before passes are timed
     return join(settings, runners, measure_budget(settings, runners, on_progress))
 
 
@@ -210,6 +211,28 @@ def capture_graphs(runners: "Mapping[Tier, ModelRunner]", on_progress: ProgressC
                 "the weights and the KV cache. Lower engine.kv_cache_gib or engine.num_blocks, or "
                 "do without graphs: --no-cuda-graphs (engine.cuda_graphs = false)."
             ) from error
+
+
+def compile_kernels(
+    settings: Settings, runners: "Mapping[Tier, ModelRunner]", on_progress: ProgressCallback
+) -> None:
+    """Have all kinds of requests served once where kernels are compiled at their first launch.
+
+    Triton takes a second or so for each; no client is to wait for that.
+    """
+    from engine.core import Engine
+    from engine.warm_up import warm_up
+    from kernels.triton_support import uses_triton
+    from verifier.coupled import CoupledVerifier
+
+    if not any(uses_triton(runner.device) for runner in runners.values()):
+        return
+    engine = Engine(
+        runners=runners,
+        verifier=CoupledVerifier(),
+        drafter=_build_drafter(settings, runners, None),
+    )
+    warm_up(engine, partial(_report, on_progress, "compiling kernels"))
 
 
 def join(

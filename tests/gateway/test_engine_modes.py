@@ -7,6 +7,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from draft.device_drafter import DeviceDrafter
+from draft.tree_drafter import TreeDrafter
 from engine.errors import EngineError
 from engine.kv_cache import KVCache
 from engine.pass_graphs import estimate_bytes
@@ -15,6 +17,7 @@ from gateway import wiring
 from gateway.backends.step_loop import no_progress
 from gateway.cli import app
 from gateway.settings import Settings, load_settings
+from kernels.triton_support import use_kernels
 
 QUICK = {
     "engine.device": "cpu",
@@ -154,3 +157,27 @@ def test_the_cache_leaves_room_for_the_graphs(monkeypatch: pytest.MonkeyPatch) -
     )
     assert 0.9 * 0.85 * (8 << 20) < num_blocks[True] * bytes_per_block <= 0.85 * (8 << 20)
     assert num_blocks[False] > 2 * num_blocks[True]
+
+
+@pytest.mark.parametrize("kernels", ["reference", "triton"])
+def test_kernels_are_compiled_before_anyone_waits_for_them(
+    kernels: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On an engine that is thrown away, before passes are timed, and only where Triton runs."""
+    order: list[str] = []
+    monkeypatch.setattr(
+        "engine.warm_up.warm_up", lambda engine, on_progress: order.append("warm_up")
+    )
+    monkeypatch.setattr(wiring, "measure_budget", lambda *arguments: order.append("measure_budget"))
+    settings = settings_of(speculation__on_device="on")
+    with use_kernels(kernels):
+        engine = wiring.build_engine(settings, no_progress)
+    assert order == ["warm_up"] * (kernels == "triton") + ["measure_budget"]
+    assert isinstance(engine._drafter, DeviceDrafter)
+
+
+@pytest.mark.parametrize(("wanted", "kind"), [("auto", TreeDrafter), ("off", TreeDrafter)])
+def test_on_the_cpu_trees_grow_on_the_host(wanted: str, kind: type) -> None:
+    settings = settings_of(speculation__on_device=wanted)
+    engine = wiring.build_engine(settings, no_progress)
+    assert type(engine._drafter) is kind

@@ -174,6 +174,7 @@ def test_an_unknown_variable_is_refused(name: str, meant: str) -> None:
 
 def test_other_peoples_variables_are_left_alone() -> None:
     load_settings(environ={"OUTRIDER_URL": "http://x", "OUTRIDER_DATA": "/data", "PORT": "x"})
+    load_settings(environ={"OUTRIDER_KERNELS": "reference"})
 
 
 def test_what_cannot_be_read_is_said(empty_folder: Path) -> None:

@@ -174,6 +174,16 @@ def assert_rows(growth: Growth, rows: FrontierRows, sequence: int, *, first_offs
         assert own == expected
 
 
+def test_behind_the_last_node_that_fits_nothing_would_fit(
+    kernels: None, device: torch.device
+) -> None:
+    growth = Growth.begin(3, device, num_sequences=1, width=4, branching=4, has_text=False)
+    growth.state.numbers[:, 3], growth.state.numbers[:, 4] = 10, 3  # depths, nodes
+    growth.choose()
+    likeliest = growth.state.path_prob[0, 1:5].argsort(descending=True) + 1
+    assert growth.nodes[0] == likeliest[:2].tolist()
+
+
 def test_draft_slots_end_with_the_mask(kernels: None, device: torch.device) -> None:
     growth = Growth.begin(3, device, num_sequences=2, width=5, branching=8, has_text=False)
     # Depth and nodes do not matter, and the passes so far have taken the slots up to 250.

@@ -1,0 +1,60 @@
+"""One request of every kind before the first client's: kernels are compiled when first launched."""
+
+from collections.abc import Callable, Iterator
+
+from engine.core import Engine
+from engine.request import EngineRequest, SamplingParams, Tier
+
+# A row of a decode, chunks of a prompt as they come; text that repeats lets every source guess.
+_PROMPT_LENGTHS = (5, 40, 300)
+_MAX_TOKENS = 12
+_KINDS = (
+    SamplingParams(max_tokens=_MAX_TOKENS),
+    SamplingParams(max_tokens=_MAX_TOKENS, temperature=0.8, seed=1),
+    SamplingParams(max_tokens=_MAX_TOKENS, temperature=0.8, top_k=40, top_p=0.9, seed=2),
+    SamplingParams(max_tokens=_MAX_TOKENS, presence_penalty=0.5),
+)
+_PERIOD = 11
+# Nobody's salt, so that nobody finds these prompts in the prefix cache.
+_CACHE_SALT = "warm-up"
+
+
+def warm_up(engine: Engine, on_progress: Callable[[int, int], None] | None = None) -> None:
+    """Serve requests of every kind, alone and together, on an engine that is thrown away then.
+
+    It counts what it serves and learns from it. `on_progress(done, total)` counts requests.
+    """
+    requests = list(_requests(engine))
+    rounds = [[request] for request in requests] + [requests]
+    done, total = 0, 2 * len(requests)
+    for batch in rounds:
+        for request in batch:
+            engine.submit(request)
+        while engine.has_work:
+            engine.step()
+        done += len(batch)
+        if on_progress is not None:
+            on_progress(done, total)
+
+
+def _requests(engine: Engine) -> Iterator[EngineRequest]:
+    tiers = engine.info().tiers
+    vocab_size = min(info.vocab_size for info in tiers.values())
+    for tier, info in tiers.items():
+        for number, sampling in enumerate(_KINDS):
+            wanted = _PROMPT_LENGTHS[number % len(_PROMPT_LENGTHS)]
+            length = max(min(wanted, info.max_context - _MAX_TOKENS), 1)
+            yield _request(f"{_CACHE_SALT}-{tier}-{number}", tier, length, vocab_size, sampling)
+
+
+def _request(
+    request_id: str, tier: Tier, length: int, vocab_size: int, sampling: SamplingParams
+) -> EngineRequest:
+    prompt = tuple(place % min(_PERIOD, vocab_size) for place in range(length))
+    return EngineRequest(
+        request_id=request_id,
+        prompt_token_ids=prompt,
+        tier=tier,
+        sampling=sampling,
+        cache_salt=_CACHE_SALT,
+    )

@@ -1,0 +1,31 @@
+from engine.request import TIERS
+from engine.warm_up import warm_up
+from tests.engines import assert_idle, make_engine, tiny_pair
+
+
+def test_every_kind_is_served_alone_and_together_and_nothing_stays() -> None:
+    engine = make_engine(tiny_pair(), on_device=True)
+    told: list[tuple[int, int]] = []
+    sizes: list[int] = []
+    step = engine.step
+
+    def watched() -> object:
+        sizes.append(len(engine._sequences))
+        return step()
+
+    engine.step = watched  # type: ignore[method-assign, assignment]
+    warm_up(engine, lambda done, total: told.append((done, total)))
+    assert_idle(engine)
+    total = 2 * len(TIERS) * 4
+    assert told[-1] == (total, total)
+    assert [done for done, _ in told[:-1]] == list(range(1, total // 2 + 1))
+    assert min(sizes) == 1
+    assert max(sizes) == total // 2
+    counters = engine.stats().tiers
+    assert all(counters[tier].num_output_tokens >= total // 2 * 12 for tier in TIERS)
+
+
+def test_a_short_context_is_enough() -> None:
+    engine = make_engine(tiny_pair(), large_blocks=2, small_blocks=2)
+    warm_up(engine)
+    assert_idle(engine)
