@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kernels.attention_blocks import attend_in_any_order, attend_in_order
 from kernels.attention_spans import read_cache
-from kernels.attention_tiles import MAX_SEQUENCES, TilePlan
+from kernels.attention_tiles import MAX_SEQUENCES, SPLIT_ALIGNMENT, TilePlan
 from kernels.triton_support import (
     jit,
     launch,
@@ -112,6 +112,7 @@ def _attend_kernel(  # type: ignore[no-untyped-def] # noqa: PLR0913 - a pass's l
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    ALIGNMENT: tl.constexpr,
     BATCH: tl.constexpr,
     IS_DETERMINISTIC: tl.constexpr,
     HAS_PATHS: tl.constexpr,
@@ -145,7 +146,7 @@ def _attend_kernel(  # type: ignore[no-untyped-def] # noqa: PLR0913 - a pass's l
         tile_index = num_tiles - 1 - (unit - first_unit) % num_tiles
         split_begin = (unit - first_unit) // num_tiles * split_size
         if not IS_DETERMINISTIC:
-            split_begin += tl.load(first_keys + b) // BLOCK_N * BLOCK_N
+            split_begin += tl.load(first_keys + b) // ALIGNMENT * ALIGNMENT
 
         place = tile_index * ROWS_PER_TILE + lines // GROUP_SIZE  # of the row in its sequence
         is_row = (lines < ROWS_PER_TILE * GROUP_SIZE) & (place < count)
@@ -158,11 +159,11 @@ def _attend_kernel(  # type: ignore[no-untyped-def] # noqa: PLR0913 - a pass's l
         begin = tl.load(row_begins + row, mask=is_row, other=0)
         end = tl.load(row_ends + row, mask=is_row, other=0)
 
-        # Blocks of keys that some row of the tile sees, and those among them that every row sees.
+        # Blocks of keys that some row of the tile sees. A tree's slots count here as positions,
+        # which is right: an ancestor's slot is never below its position.
         some_begin = tl.min(tl.where(is_row, begin, kv_len), axis=0)
         some_end = tl.minimum(tl.max(end, axis=0), kv_len)
-        if tree_start < kv_len:  # slots of a tree are no positions
-            some_begin = tl.minimum(some_begin, tree_start)
+        if tree_start < kv_len:
             some_end = kv_len
         some_end = tl.minimum(some_end, split_begin + split_size)
         low = tl.maximum(some_begin, split_begin) // BLOCK_N
@@ -376,7 +377,9 @@ def attend_tiles(  # noqa: PLR0913 - a cache with scales is two tensors more
         num_stages=shape.num_stages,
         NUM_WORDS=plan.ancestor_words.shape[1],
         BLOCK_SIZE=k_cache.shape[1],
-        BLOCK_N=shape.block_n,
+        # Decoding takes registers.
+        BLOCK_N=shape.block_n if k_scale is None else min(shape.block_n, 32),
+        ALIGNMENT=SPLIT_ALIGNMENT,
         IS_DETERMINISTIC=shape.is_deterministic,
         HAS_PATHS=plan.path_slots is not None,
         HAS_SOFTCAP=softcap is not None,

@@ -22,6 +22,8 @@ from kernels.triton_support import (
 
 MAX_SEQUENCES = 1024
 MAX_TREE_NODES = 256
+# Splits are counted from a multiple of this, and blocks of keys are a part of it.
+SPLIT_ALIGNMENT = 64
 # Work is cut so that it fills the device once, or, where that makes partial sums cheap beside the
 # keys that are read for them (1/8 as many bytes), up to so many times: even pieces, short tails.
 _MAX_WAVES = 4
@@ -117,6 +119,7 @@ class TilePlan:
             num_stages=1,
             ROWS_PER_TILE=shape.rows_per_tile,
             BLOCK_N=shape.block_n,
+            ALIGNMENT=SPLIT_ALIGNMENT,
             SPLIT_SIZE=shape.split_size,
             THRIFTY_SIZE=_THRIFTY_KEYS_PER_LINE * shape.block_m,
             MAX_WAVES=_MAX_WAVES,
@@ -137,6 +140,7 @@ def _divide_work_kernel(  # type: ignore[no-untyped-def] # noqa: PLR0913 - const
     wave,
     ROWS_PER_TILE: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    ALIGNMENT: tl.constexpr,
     SPLIT_SIZE: tl.constexpr,
     THRIFTY_SIZE: tl.constexpr,
     MAX_WAVES: tl.constexpr,
@@ -151,7 +155,7 @@ def _divide_work_kernel(  # type: ignore[no-untyped-def] # noqa: PLR0913 - const
     span = tl.load(kv_lens + b, mask=is_sequence, other=0)
     size = tl.full([BATCH], SPLIT_SIZE, tl.int32)
     if not IS_DETERMINISTIC:
-        span -= tl.load(first_keys + b, mask=is_sequence, other=0) // BLOCK_N * BLOCK_N
+        span -= tl.load(first_keys + b, mask=is_sequence, other=0) // ALIGNMENT * ALIGNMENT
         total = tl.sum(tiles.to(tl.int64) * span, axis=0)
         one_wave = (total + wave - 1) // wave
         many_waves = (total + wave * MAX_WAVES - 1) // (wave * MAX_WAVES)
@@ -248,16 +252,17 @@ def tile_shapes(
     as well). A thread holds block_m * head_dim / (32 * num_warps) sums.
     """
     if dtype == torch.float32:  # products without tensor cores: unrolled, so few of them
-        variants = [(16, 32, 4, 3)]  # (block_m, block_n, num_warps, num_stages)
+        # of block_m, block_n, num_warps and num_stages
+        variants = [(16, 16, 8, 3) if head_dim > 128 else (16, 32, 4, 3)]
     elif deterministic:
-        variants = [(32, 32, 8, 4)] if head_dim > 128 else [(32, 32, 4, 5)]
+        variants = [(32, 32, 8 if head_dim > 128 else 4, 5)]
     elif head_dim > 128:
-        variants = [(16, 32, 4, 5), (64, 32, 8, 3) if architecture < 100 else (32, 32, 8, 4)]
+        variants = [(16, 32, 4, 4 if architecture < 90 else 5), (32, 32, 8, 5)]
     elif architecture < 90:  # the operands of products pass through registers
         variants = [(16, 64, 4, 5), (64, 32, 8, 5), (128, 32, 8, 5)]
     else:
         large = (128, 64, 8, 3) if architecture < 100 else (128, 32, 8, 5)
-        variants = [(16, 64, 4, 5), (64, 32, 4, 5), large]
+        variants = [(16, 64, 4, 5), (64, 64 if head_dim <= 64 else 32, 4, 5), large]
     shapes = []
     for number_of_lines, block_n, num_warps, num_stages in variants:
         block_m = max(number_of_lines, next_power_of_2(group_size))

@@ -1,9 +1,11 @@
 """Kernel tests run on the GPU where there is one, else in Triton's interpreter."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from kernels.triton_support import triton, use_kernels
 
@@ -21,3 +23,15 @@ def triton_kernels() -> Iterator[None]:
         pytest.skip("there is no triton for this system")
     with use_kernels("triton"):
         yield
+
+
+@pytest.fixture
+def poison(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is allocated without being written holds what would show: NaN, or large numbers."""
+    empty = torch.empty
+
+    def poisoned(*args: Any, **kwargs: Any) -> Tensor:
+        tensor = empty(*args, **kwargs)
+        return tensor.fill_(float("nan") if tensor.is_floating_point() else 1 << 28)
+
+    monkeypatch.setattr(torch, "empty", poisoned)

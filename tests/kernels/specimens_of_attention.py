@@ -150,8 +150,7 @@ _RARE = (
     *(_Pass(heads=_WIDE, variant=variant) for variant in range(2)),
     *(_Pass(heads=_WIDE_FP8, variant=variant) for variant in range(2)),
     _Pass(heads=_WIDE, softcap=50.0),
-    _Pass(heads=_FULL, variant=1),
-    *(_Pass(heads=_WIDE_FULL, variant=variant) for variant in range(2)),
+    _Pass(heads=_WIDE_FULL),
     *(
         _Pass(heads=heads, is_deterministic=True)
         for heads in (QWEN3_06B, _NARROW, _ODD, _WIDE, _FULL, _WIDE_FULL, _FP8_8B)

@@ -227,3 +227,50 @@ def test_consecutive_blocks_are_not_gathered() -> None:
     )
     assert plan.spans[0].slots == range(80, 120)
     assert plan.spans[0].mask is None
+
+
+@given(
+    drawn=batches(),
+    heads=st.sampled_from([(2, 1), (6, 2)]),
+    window=st.sampled_from([None, 3]),
+    softcap=st.sampled_from([None, 2.0]),
+    seed=st.integers(0, 1 << 30),
+)
+def test_softcap_and_a_float8_cache(
+    drawn: tuple[AttentionBatch, int, int],
+    heads: tuple[int, int],
+    window: int | None,
+    softcap: float | None,
+    seed: int,
+) -> None:
+    batch, block_size, num_blocks = drawn
+    num_query_heads, num_kv_heads = heads
+    generator = torch.Generator().manual_seed(seed)
+    numbers = torch.randn(2, num_blocks, block_size, num_kv_heads, 16, generator=generator)
+    scales = torch.rand(2, num_blocks, block_size, num_kv_heads, generator=generator) + 0.01
+    caches = (numbers / scales[..., None]).to(torch.float8_e4m3fn)
+    query = torch.randn(batch.query_indptr[-1], num_query_heads, 16, generator=generator)
+    plan = plan_attention(
+        batch,
+        block_size=block_size,
+        num_query_heads=num_query_heads,
+        num_kv_heads=num_kv_heads,
+        sliding_window=window,
+        dtype=torch.float32,
+        device="cpu",
+    )
+    result = paged_attention(
+        query,
+        caches[0],
+        caches[1],
+        plan,
+        scale=0.7,
+        k_scale=scales[0],
+        v_scale=scales[1],
+        softcap=softcap,
+    )
+    exact = caches.double() * scales[..., None]
+    expected = naive_attention(
+        query, exact[0], exact[1], batch, scale=0.7, window=window, softcap=softcap
+    )
+    torch.testing.assert_close(result.double(), expected, atol=2e-5, rtol=1e-4)
