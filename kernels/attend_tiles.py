@@ -325,6 +325,8 @@ def attend_tiles(  # noqa: PLR0913 - a cache with scales is two tensors more
     factor = scale * _LOG2_E if softcap is None else softcap * _LOG2_E
     inner_factor = 0.0 if softcap is None else 2 * _LOG2_E * scale / softcap
     shape, batch_size = plan.shape, plan.row_starts.shape[0]
+    # Numbers are decoded in registers, of which there are no more than before.
+    is_scaled, is_large = k_scale is not None, shape.block_m > 64
     num_rows, num_query_heads, head_dim = query.shape
     num_kv_heads = plan.num_kv_heads
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
@@ -374,16 +376,15 @@ def attend_tiles(  # noqa: PLR0913 - a cache with scales is two tensors more
         0 if k_scale is None else k_scale.stride(2),
         0 if plan.path_slots is None else plan.path_slots.shape[1],
         num_warps=shape.num_warps,
-        num_stages=shape.num_stages,
+        num_stages=min(shape.num_stages, 4) if is_scaled and is_large else shape.num_stages,
         NUM_WORDS=plan.ancestor_words.shape[1],
         BLOCK_SIZE=k_cache.shape[1],
-        # Decoding takes registers.
-        BLOCK_N=shape.block_n if k_scale is None else min(shape.block_n, 32),
+        BLOCK_N=min(shape.block_n, 32) if is_scaled else shape.block_n,
         ALIGNMENT=SPLIT_ALIGNMENT,
         IS_DETERMINISTIC=shape.is_deterministic,
         HAS_PATHS=plan.path_slots is not None,
         HAS_SOFTCAP=softcap is not None,
-        HAS_SCALES=k_scale is not None,
+        HAS_SCALES=is_scaled,
         **constants,
     )
     if plan.may_split:

@@ -253,7 +253,7 @@ def tile_shapes(
     """
     if dtype == torch.float32:  # products without tensor cores: unrolled, so few of them
         # of block_m, block_n, num_warps and num_stages
-        variants = [(16, 16, 8, 3) if head_dim > 128 else (16, 32, 4, 3)]
+        variants = [(16, 16, 8, 2) if head_dim > 128 else (16, 32, 4, 3)]
     elif deterministic:
         variants = [(32, 32, 8 if head_dim > 128 else 4, 5)]
     elif head_dim > 128:
