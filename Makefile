@@ -11,13 +11,16 @@ NO_GPU := $(if $(HAS_GPU),, and not gpu)
 
 export PYTHON
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-long check bench gpu-check clean distclean
+.PHONY: help demo demo-hybrid serve test test-long check bench gpu-check clean distclean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
 
 demo: $(VENV)/.installed-demo ## ask the bundled pair ten questions and compare with plain decoding
 	@$(PY) -m gateway.demo
+
+demo-hybrid: $(VENV)/.installed-demo ## a device with the small model and a cloud, which is cut off
+	@$(PY) -m gateway.demo_hybrid
 
 serve: $(VENV)/.installed-base ## start the gateway on port 8000
 	@$(PY) -m gateway.cli serve

@@ -29,9 +29,10 @@ from benchmarks.record import RESULTS, ROOT, cpu_info, cpu_model, git, package_v
 from benchmarks.record import Summary as Summary
 from benchmarks.record import paired_ratio as paired_ratio
 from benchmarks.record import percentile as percentile
+from gateway.engine_wiring import default_num_threads
 from gateway.hardware import usable_physical_cores
 from gateway.settings import Settings
-from gateway.wiring import default_num_threads, engine_environment
+from gateway.wiring import engine_environment
 
 CACHE = ROOT / "runs"
 """Where benchmarks keep what they make: ignored by git."""

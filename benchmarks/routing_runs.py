@@ -22,7 +22,7 @@ from benchmarks.turns import Turn
 from engine.core import Engine
 from engine.events import EngineInfo, TierInfo
 from engine.request import CascadeParams, EngineRequest, Tier
-from gateway import wiring
+from gateway import engine_wiring, wiring
 from gateway.backends.in_process import InProcessEngineClient
 from gateway.backends.step_loop import no_progress
 from gateway.chat import ChatTokenizer
@@ -186,9 +186,9 @@ def latencies(
     """
     settings = settings_for(arguments, grown_large(arguments), grown_small(arguments))
     with console.status("loading the grown pair, and profiling step times"):
-        runners = wiring.load_runners(settings, no_progress)
-        budget = wiring.measure_budget(settings, runners, no_progress)
-        engine = wiring.join(settings, runners, budget)
+        runners = engine_wiring.load_runners(settings, no_progress)
+        budget = engine_wiring.measure_budget(settings, runners, no_progress)
+        engine = engine_wiring.join(settings, runners, budget)
     requests = asyncio.run(_requests(arguments, settings, engine, questions))
     ways = _ways(engine, arguments.alphas)
     seconds: dict[str, list[float]] = {name: [] for name in ways}

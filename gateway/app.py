@@ -14,13 +14,13 @@ from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, Response
 
 from engine.errors import EngineError
-from engine.events import TierInfo
-from gateway.asgi import GenerationResponse, RequestIdMiddleware, parse, read_json_body
+from gateway.asgi import AnswerResponse, RequestIdMiddleware, read_json_body
 from gateway.context import GatewayContext, GatewayLimits
-from gateway.errors import GatewayError, ModelNotFoundError, NotReadyError, handle_exception
-from gateway.generation import Generation
+from gateway.errors import GatewayError, handle_exception
+from gateway.handoff.incoming import Incoming
+from gateway.handoff.planner import Planner
 from gateway.jobs import AUTO, JobBuilder
-from gateway.metrics import GatewayMetrics
+from gateway.loop_lag import LoopLag
 from gateway.openapi import (
     LoadedLimits,
     build_document,
@@ -41,14 +41,12 @@ from gateway.schema.responses import (
     Readiness,
 )
 from gateway.schema.routing import RouteReport
-from gateway.sse import ChatFormat, CompletionFormat
+from gateway.upstream.call import HOPS_HEADER, Endpoint
 
 __all__ = ["GatewayContext", "GatewayLimits", "create_app"]
 
 logger = logging.getLogger(__name__)
 
-# Clients sort models by age; ours have none that would mean anything.
-_CREATED: Final = 1_762_000_000
 _STATS_TIMEOUT_S: Final = 2.0
 _PAGE_POLICY: Final = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
@@ -61,22 +59,34 @@ class Gateway:
 
     def __init__(self, context: GatewayContext) -> None:
         self.context = context
-        self.metrics = GatewayMetrics()
+        self.metrics = context.metrics
         if context.routing.guard is not None:
             self.metrics.registry.register(RouteCollector(context.routing.guard))
         self.jobs = JobBuilder(context, self.metrics)
-        self.start_error: Exception | None = None
+        self.planner = Planner(context, self.jobs)
+        self._loop_lag = LoopLag(self.metrics.registry)
         self._page = resources.files("gateway").joinpath("static/index.html").read_bytes()
 
     @asynccontextmanager
     async def lifespan(self, _: FastAPI) -> AsyncIterator[None]:
         """Load the engine behind the open port, so that /health and /ready answer meanwhile."""
-        starting = asyncio.create_task(self._start_engine())
+        tiers = self.context.cloud.tiers.values()
+        background = [
+            asyncio.create_task(self._start_engine()),
+            asyncio.create_task(self._loop_lag.run()),
+        ]
         try:
+            for tier in tiers:
+                await tier.start()
             yield
         finally:
-            starting.cancel()
-            await asyncio.wait([starting])
+            for task in background:
+                task.cancel()
+            await asyncio.wait(background)
+            if self.context.cloud.mirror is not None:
+                await self.context.cloud.mirror.close()
+            for tier in tiers:
+                await tier.close()
             await self.context.engine.close()
 
     async def _start_engine(self) -> None:
@@ -85,52 +95,42 @@ class Gateway:
             if self.context.routing.pair is not None:
                 await self.jobs.engine_info()  # whether these are the models of the router
         except Exception as error:  # noqa: BLE001 - kept: /ready tells it
-            self.start_error = error
+            self.jobs.start_error = error
             logger.error("engine failed to start error=%s message=%s", type(error).__name__, error)
 
     async def chat(self, request: Request) -> Response:
         """Answer a conversation."""
-        arrival_s = self.context.clock()
-        body = await self._body(request)
-        chat = parse(ChatRequest, body)
-        self._check_started()
-        job = await self.jobs.chat_job(chat, arrival_s)
-        return self._respond(
-            request, chat, Generation(self.context.engine, job, self.metrics, self.context.clock)
-        )
+        return await self._answer("chat", request)
 
     async def completions(self, request: Request) -> Response:
         """Continue text or token ids, without a chat template."""
-        arrival_s = self.context.clock()
+        return await self._answer("completion", request)
+
+    async def _answer(self, endpoint: Endpoint, request: Request) -> Response:
+        clock = self.context.clock
+        arrival_s = clock()
         body = await self._body(request)
-        completion = parse(CompletionRequest, body)
-        self._check_started()
-        job = await self.jobs.completion_job(completion, arrival_s)
-        return self._respond(
-            request,
-            completion,
-            Generation(self.context.engine, job, self.metrics, self.context.clock),
-        )
+        plan = await self.planner.plan(endpoint, body, _incoming(request, arrival_s))
+        return AnswerResponse(plan.answering, is_streamed=plan.is_streamed, clock=clock)
 
     async def route(self, request: Request) -> Response:
         """Where a request would go, without answering it."""
+        arrival_s = self.context.clock()
         body = await self._body(request)
-        asked = parse(_kind_of(body), body)
-        self._check_started()
-        return _json_response(await self.jobs.route_report(asked))
+        report = await self.planner.route_report(
+            _endpoint_of(body), body, _incoming(request, arrival_s)
+        )
+        return _json_response(report)
 
     async def models(self) -> Response:
         """The names that `model` accepts."""
-        names = await self.jobs.names()
-        cards = [_card(name, tiers) for name, tiers in names.items()]
-        return _json_response({"object": "list", "data": cards})
+        names = await self.planner.names()
+        return _json_response({"object": "list", "data": names.cards()})
 
     async def model(self, model_id: str) -> Response:
         """One of the names that `model` accepts."""
-        names = await self.jobs.names()
-        if model_id not in names:
-            raise ModelNotFoundError(model_id, list(names))
-        return _json_response(_card(model_id, names[model_id]))
+        names = await self.planner.names()
+        return _json_response(names.card(model_id))
 
     async def health(self) -> Response:
         """The process is alive."""
@@ -138,8 +138,12 @@ class Gateway:
 
     async def ready(self) -> Response:
         """Whether a request would be served now."""
-        self._check_started()
-        await self.jobs.engine_info()
+        cloud = self.context.cloud
+        has_cloud = cloud.rules.policy != "local_only" and any(
+            tier.is_available for tier in cloud.tiers.values()
+        )
+        if not has_cloud:
+            await self.jobs.engine_info()
         return _json_response({"ready": True})
 
     async def expose_metrics(self) -> Response:
@@ -163,34 +167,16 @@ class Gateway:
         except (GatewayError, EngineError):
             return None
         tiers = names[AUTO]
+        if not tiers:
+            return None
         return LoadedLimits(
-            names=tuple(names),
+            names=None if self.context.cloud.tiers else tuple(names),
             max_context=max(info.max_context for info in tiers),
             vocab_size=max(info.vocab_size for info in tiers),
         )
 
-    def _check_started(self) -> None:
-        """Raise NotReadyError with the reason when the engine could not be loaded at all."""
-        if self.start_error is not None and not self.context.engine.is_ready:
-            raise NotReadyError(f"The engine failed to start: {self.start_error}")
-
     async def _body(self, request: Request) -> bytes:
         return await read_json_body(request, limit_bytes=self.context.limits.max_body_bytes)
-
-    def _respond(
-        self,
-        request: Request,
-        parsed: ChatRequest | CompletionRequest,
-        generation: Generation,
-    ) -> Response:
-        form = ChatFormat if isinstance(parsed, ChatRequest) else CompletionFormat
-        return GenerationResponse(
-            generation,
-            form(generation.job.tokenizer, parsed.top_count),
-            stream=bool(parsed.stream),
-            with_usage=parsed.wants_usage_chunk,
-            with_trace=request.headers.get("x-outrider-trace") == "1",
-        )
 
 
 def create_app(context: GatewayContext) -> FastAPI:
@@ -244,27 +230,27 @@ def _add_routes(app: FastAPI, gateway: Gateway) -> None:
     get("/openapi.json", include_in_schema=False)(openapi_document)
 
 
-def _kind_of(body: bytes) -> type[ChatRequest] | type[CompletionRequest]:
+def _incoming(request: Request, arrival_s: float) -> Incoming:
+    """What came with the body."""
+    headers = request.headers
+    hops = tuple(hop for part in headers.get(HOPS_HEADER, "").split(",") if (hop := part.strip()))
+    return Incoming(
+        arrival_s=arrival_s,
+        request_id=request.state.request_id,
+        hops=hops,
+        with_trace=headers.get("x-outrider-trace") == "1",
+    )
+
+
+def _endpoint_of(body: bytes) -> Endpoint:
     """Which endpoint's request a body is; what is neither is refused as a chat."""
     try:
         document = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return ChatRequest
+        return "chat"
     is_completion = isinstance(document, dict) and "prompt" in document
-    return CompletionRequest if is_completion and "messages" not in document else ChatRequest
+    return "completion" if is_completion and "messages" not in document else "chat"
 
 
 def _json_response(content: dict[str, Any]) -> Response:
     return Response(msgspec.json.encode(content), media_type="application/json")
-
-
-def _card(name: str, tiers: tuple[TierInfo, ...]) -> dict[str, Any]:
-    """A model as GET /v1/models lists it."""
-    fields = ("tier", "model_id", "max_context", "num_parameters", "dtype", "device")
-    return {
-        "id": name,
-        "object": "model",
-        "created": _CREATED,
-        "owned_by": "outrider",
-        "outrider": [{field: getattr(info, field) for field in fields} for info in tiers],
-    }

@@ -4,10 +4,11 @@ import asyncio
 import logging
 import re
 import secrets
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import aclosing
 from typing import Any, Final, TypeVar
 
+import msgspec
 from pydantic import BaseModel, ValidationError
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, Request
@@ -19,12 +20,15 @@ from gateway import sse
 from gateway.errors import (
     BadRequestError,
     BodyTooLargeError,
-    GenerationError,
+    DeadlineExceededError,
+    GatewayError,
     MediaTypeError,
     bad_request,
     problem_of,
 )
-from gateway.generation import Generation
+from gateway.handoff.answering import Answering
+from gateway.handoff.leg import AnswerFacts
+from gateway.upstream.dialects.rewriting import splice
 
 logger = logging.getLogger(__name__)
 
@@ -127,104 +131,106 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-class GenerationResponse(Response):
-    """Runs a generation and sends it, as a stream or whole.
+class AnswerResponse(Response):
+    """Sends a request's answer, as a stream or whole.
 
     Whatever fails before the first byte is raised, and becomes an HTTP error. After it, a stream
-    ends with an error event and without [DONE]. When the client leaves, the engine is told at once.
+    ends with an error event and without [DONE]. When the client leaves, all work on the request is
+    ended at once; so it is at its deadline.
     """
 
     def __init__(
-        self,
-        generation: Generation,
-        form: sse.Format,
-        *,
-        stream: bool,
-        with_usage: bool = False,
-        with_trace: bool = False,
+        self, answering: Answering, *, is_streamed: bool, clock: Callable[[], float]
     ) -> None:
         super().__init__()
         del self.headers["content-length"]
-        self._generation = generation
-        self._form = form
-        self._stream = stream
-        self._with_usage = with_usage
-        self._with_trace = with_trace
+        self._answering = answering
+        self._is_streamed = is_streamed
+        self._clock = clock
+        self._arrival_s = clock()
+        self._has_started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response. Raises GatewayError or EngineError before the first byte only."""
-        work = self._send_stream(send) if self._stream else self._send_whole(send)
         request_id = scope.get("state", {}).get("request_id")
         try:
-            await until_disconnect(receive, work)
+            await until_disconnect(receive, self._send_in_time(send))
         except (ClientDisconnect, OSError):
             logger.info("client left request_id=%s", request_id)
         finally:
             self._log_end(request_id)
 
-    def _log_end(self, request_id: str | None) -> None:
-        """One line a request; what was said in it is nobody's business."""
-        generation = self._generation
-        ttft_s = generation.ttft_s()
-        logger.info(
-            "answered request_id=%s job=%s tier=%s reason=%r outcome=%s tokens=%d ttft_s=%s "
-            "duration_s=%.3f",
-            request_id,
-            generation.job.job_id,
-            generation.tier,
-            generation.reason,
-            generation.outcome,
-            sum(choice.usage.num_tokens for choice in generation.choices),
-            "-" if ttft_s is None else f"{ttft_s:.3f}",
-            generation.duration_s(),
-        )
+    async def _send_in_time(self, send: Send) -> None:
+        """Send until the request's deadline, if it has one."""
+        deadline_s = self._answering.deadline_s
+        if deadline_s is None:
+            await self._send(send)
+            return
+        try:
+            async with asyncio.timeout(max(deadline_s - self._clock(), 0.0)) as limit:
+                await self._send(send)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            late = DeadlineExceededError("The answer was not complete at the request's deadline.")
+            if not self._has_started:
+                raise late from None
+            await self._end_badly(send, late)
+
+    async def _send(self, send: Send) -> None:
+        if self._is_streamed:
+            await self._send_stream(send)
+        else:
+            await self._send_whole(send)
 
     async def _send_whole(self, send: Send) -> None:
-        async with aclosing(self._generation.deltas()) as deltas:
-            collected = [delta async for delta in deltas]
-        body = sse.whole_body(self._generation, self._form, collected)
+        async with aclosing(self._answering.parts()) as parts:
+            body = b"".join([part async for part in parts])
         self.headers["content-type"] = "application/json"
         self.headers["content-length"] = str(len(body))
         await self._start(send)
         await send({"type": "http.response.body", "body": body})
 
     async def _send_stream(self, send: Send) -> None:
-        writer = sse.ChunkWriter(
-            self._generation, self._form, with_usage=self._with_usage, with_trace=self._with_trace
-        )
-        async with aclosing(self._generation.deltas()) as deltas:
+        async with aclosing(self._answering.parts()) as parts:
             # Headers wait for the first text, so that what fails until then has its own status.
-            first = await anext(deltas)
+            first = await anext(parts)
             self.headers["content-type"] = "text/event-stream; charset=utf-8"
             self.headers["cache-control"] = "no-cache"
             self.headers["x-accel-buffering"] = "no"
             await self._start(send)
             try:
-                await _send_part(send, writer.chunk(first))
-                async for delta in deltas:
-                    await _send_part(send, writer.chunk(delta))
-            except (GenerationError, EngineError) as error:
+                await _send_part(send, first)
+                async for part in parts:
+                    await _send_part(send, part)
+            except (GatewayError, EngineError) as error:
                 await self._end_badly(send, error)
                 return
             except Exception as error:
                 await self._end_badly(send, error)
                 raise
-        await send({"type": "http.response.body", "body": writer.ending()})
+        await send({"type": "http.response.body", "body": b""})
 
     async def _end_badly(self, send: Send, error: Exception) -> None:
+        """An error event instead of [DONE]; what was sent stands, and no more follows."""
         problem = problem_of(error)
+        facts = self._answering.facts
         logger.error(
             "stream failed job=%s code=%s error=%s",
-            self._generation.job.job_id,
+            facts and facts.job_id,
             problem.code,
             type(error).__name__,
         )
-        await send({"type": "http.response.body", "body": sse.event(problem.body())})
+        body = problem.body()
+        if facts is not None:
+            body = splice(body, "outrider", msgspec.json.encode(_delivered(facts)))
+        await send({"type": "http.response.body", "body": sse.event(body)})
 
     async def _start(self, send: Send) -> None:
         """The headers know the tier: of a stream, the one that gives the first text."""
-        self.headers["x-outrider-tier"] = self._generation.tier
-        self.headers["x-outrider-reason"] = header_text(self._generation.reason)
+        self._has_started = True
+        if facts := self._answering.facts:
+            self.headers.update(_headers(facts))
         await send(
             {
                 "type": "http.response.start",
@@ -232,6 +238,48 @@ class GenerationResponse(Response):
                 "headers": self.raw_headers,
             }
         )
+
+    def _log_end(self, request_id: str | None) -> None:
+        """One line a request; what was said in it is nobody's business."""
+        facts = self._answering.facts
+        if facts is None:
+            return
+        logger.info(
+            "answered request_id=%s job=%s tier=%s reason=%r hand_off=%s outcome=%s tokens=%d "
+            "ttft_s=%s duration_s=%.3f",
+            request_id,
+            facts.job_id,
+            facts.tier,
+            facts.reason,
+            facts.hand_off or "-",
+            facts.outcome,
+            facts.num_tokens,
+            "-" if facts.ttft_s is None else f"{facts.ttft_s:.3f}",
+            self._clock() - self._arrival_s,
+        )
+
+
+def _delivered(facts: AnswerFacts) -> dict[str, Any]:
+    """What an error event says of the answer that it ends."""
+    return {
+        "tier": facts.tier,
+        "reason": facts.reason,
+        "hand_off": facts.hand_off,
+        "degraded": facts.is_degraded,
+        "completion_tokens": facts.num_tokens,
+    }
+
+
+def _headers(facts: AnswerFacts) -> dict[str, str]:
+    """Who answers, and why."""
+    headers = {"x-outrider-tier": facts.tier, "x-outrider-reason": header_text(facts.reason)}
+    if facts.hand_off is not None:
+        headers["x-outrider-hand-off"] = facts.hand_off
+    if facts.confidence is not None:
+        headers["x-outrider-confidence"] = f"{facts.confidence:.4f}"
+    if facts.is_degraded:
+        headers["x-outrider-degraded"] = "true"
+    return headers
 
 
 def header_text(text: str) -> str:

@@ -21,9 +21,10 @@ from gateway.detokenizer import (
     build_table,
 )
 from gateway.errors import BadRequestError
+from gateway.prompt_end import PromptEnd, is_amid_thinking
 from gateway.schema.chat import AssistantMessage, InputMessage, Message, ToolMessage, join_parts
 from gateway.schema.tools import Tool
-from gateway.thinking import OPEN_TAG
+from gateway.thinking import CLOSE_TAG, OPEN_TAG
 from gateway.tool_formats import ToolDialect, ToolFormatName, find_dialect
 from gateway.tool_prompt import template_call_id, template_calls, template_tools, write_out
 
@@ -120,8 +121,12 @@ class ChatTokenizer:
         messages: Sequence[Message],
         template_kwargs: Mapping[str, Any] | None = None,
         tools: Sequence[Tool] = (),
+        end: PromptEnd = "new_answer",
     ) -> Prompt:
         """The conversation up to the answer's start, through the chat template.
+
+        With `end` "final_message" the answer's start is the text of the last message, as
+        transformers' `continue_final_message` leaves it open.
 
         Tools, calls and results go through the template as well, or where it knows none, as text.
         Raises BadRequestError with the template's own words when it refuses the messages.
@@ -140,8 +145,8 @@ class ChatTokenizer:
         if described:
             variables["tools"] = described
         if len(str(conversation)) + len(str(variables)) < _INLINE_CHARS:
-            return self._render(conversation, variables)
-        return await asyncio.to_thread(self._render, conversation, variables)
+            return self._render(conversation, variables, end)
+        return await asyncio.to_thread(self._render, conversation, variables, end)
 
     async def encode(self, text: str) -> Prompt:
         """Plain text, with the tokens that the tokenizer puts around it (BOS)."""
@@ -211,29 +216,47 @@ class ChatTokenizer:
             fields["reasoning_content"] = message.reasoning_content
         return fields
 
-    def _render(self, conversation: list[dict[str, Any]], variables: dict[str, Any]) -> Prompt:
+    def _render(
+        self, conversation: list[dict[str, Any]], variables: dict[str, Any], end: PromptEnd
+    ) -> Prompt:
         if not self._tokenizer.chat_template:
             raise BadRequestError("This model has no chat template; use /v1/completions.")
+        if end == "final_message" and self.may_think:
+            _check_thinking(conversation)
         try:
-            text = self._apply_template(conversation, variables)
+            text = self._apply_template(conversation, variables, end)
         except _TEMPLATE_ERRORS as error:
+            # transformers quotes the whole prompt where a template drops a part of a message.
+            reason = str(error).partition("Final message to continue:")[0]
             raise BadRequestError(
-                f"The model's chat template refused the messages: {error}", param="messages"
+                f"The model's chat template refused the messages: {reason}", param="messages"
             ) from error
         opens_thinking = text.rstrip().endswith(OPEN_TAG)
+        if opens_thinking and end == "final_message":
+            # An answer that merely mentions the tag is left alone.
+            opens_thinking = conversation[-1]["content"].strip() in ("", OPEN_TAG)
         if "sanitize_control_tokens" in self._reserved and self._forges(conversation, variables):
             token_ids = self._apply_template(
-                conversation, variables, tokenize=True, sanitize_control_tokens=True
+                conversation, variables, end, tokenize=True, sanitize_control_tokens=True
             )
             return Prompt(token_ids=tuple(token_ids), opens_thinking=opens_thinking)
         encoding = self._backend.encode(text, add_special_tokens=False)
         return Prompt(token_ids=tuple(encoding.ids), opens_thinking=opens_thinking)
 
     def _apply_template(
-        self, conversation: list[dict[str, Any]], variables: dict[str, Any], **options: Any
+        self,
+        conversation: list[dict[str, Any]],
+        variables: dict[str, Any],
+        end: PromptEnd,
+        **options: Any,
     ) -> Any:
         """Text, or token ids with `tokenize=True`."""
-        settings = {"tokenize": False, "return_dict": False, "add_generation_prompt": True}
+        settings = {
+            "tokenize": False,
+            "return_dict": False,
+            "add_generation_prompt": end == "new_answer",
+            "continue_final_message": end == "final_message",
+        }
         return self._tokenizer.apply_chat_template(
             conversation, **{**settings, **options, **variables}
         )
@@ -249,6 +272,17 @@ class ChatTokenizer:
         if any(map(self._special.search, keys)):
             raise BadRequestError("A field's name contains a control token of the model.")
         return any(map(self._special.search, texts))
+
+
+def _check_thinking(conversation: list[dict[str, Any]]) -> None:
+    """Raises BadRequestError where the last message breaks off in the middle of its thinking."""
+    if is_amid_thinking(conversation[-1]["content"]):
+        param = f"messages.{len(conversation) - 1}.content"
+        raise BadRequestError(
+            f"{param}: it ends in the middle of a thinking block; thinking cannot be continued, "
+            f"only begun ({OPEN_TAG}) or left behind ({CLOSE_TAG}).",
+            param=param,
+        )
 
 
 def _strings(value: Any) -> tuple[list[str], list[str]]:

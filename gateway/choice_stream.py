@@ -26,12 +26,14 @@ from gateway.backends.client import EngineClient
 from gateway.choice import Choice, Delta
 from gateway.errors import BadRequestError, EngineLostError, GatewayError, GenerationError
 from gateway.event_reader import EventReader
+from gateway.handoff.leg import HandedOverError, TakeOver, WeakAnswer
 from gateway.hold_back import HoldBack
 from gateway.job import Answer, EscalationTarget, Job
 from gateway.metrics import GatewayMetrics
 from router.cascade import Judgement
 
 _REFUSED = "cascade: the large tier could not take it, small answer kept"
+_REFUSED_ELSEWHERE = "cascade: the tier elsewhere could not take it, local answer kept"
 
 
 @dataclass(slots=True)
@@ -73,6 +75,7 @@ class ChoiceStream:
         self.choice = Choice(index, job, opens_thinking=plan.opens_thinking)
         self.tier: Tier = job.tier
         self.cascade = CascadeUsage()
+        self.is_degraded = False  # a tier elsewhere should have answered, and could not
         self._index = index
         self._job = job
         self._request = plan.request
@@ -81,7 +84,9 @@ class ChoiceStream:
         self._clock = clock
         self._hold_back = HoldBack(job.cascade, clock) if job.cascade else None
         # Where the tiers count different tokens, none can go on in the middle of a text.
-        self._may_continue = bool(job.cascade and job.cascade.mid_stream and not plan.escalated)
+        self._may_continue = bool(
+            job.cascade and job.cascade.mid_stream and not plan.escalated and not job.take_over
+        )
         self._is_continued = False
         self._held: list[Delta] = []
         self._held_reason: Literal["stop", "length"] | None = None
@@ -95,7 +100,8 @@ class ChoiceStream:
     async def deltas(self) -> AsyncGenerator[Delta]:
         """The text as it may be sent. Closing this aborts what still runs.
 
-        Raises the engine's refusal, EngineLostError or GenerationError.
+        Raises the engine's refusal, EngineLostError or GenerationError, and HandedOverError where a
+        tier elsewhere answers in its place.
         """
         async with AsyncExitStack() as readers:
             self._reader = await self._open(self._request, readers)
@@ -131,7 +137,10 @@ class ChoiceStream:
         self.cascade.num_held_tokens = self.choice.usage.num_tokens
         held_s = hold_back.held_s
         action: str = judgement.action
-        if action == "escalate" and not await self._escalate(readers):
+        if action == "escalate" and self._job.take_over is not None:
+            await self._hand_over(self._job.take_over, judgement, held_s)
+            action = "refuse"
+        elif action == "escalate" and not await self._escalate(readers):
             action = "refuse"
             self.cascade.reason = f"{judgement.reason}; {_REFUSED}"
         self._metrics.cascade_decided(action, self.tier, held_s, self.cascade.num_held_tokens)
@@ -167,6 +176,31 @@ class ChoiceStream:
     def _note(self, judgement: Judgement) -> None:
         self.cascade.confidence = judgement.confidence
         self.cascade.reason = judgement.reason
+
+    # ---- to a tier elsewhere ------------------------------------------------------------------
+
+    async def _hand_over(self, take_over: TakeOver, judgement: Judgement, held_s: float) -> None:
+        """Let another tier answer: raises HandedOverError. Returns where it cannot.
+
+        Meanwhile the engine goes on with the small answer, which is kept in that case.
+        """
+        cascade = self.cascade
+        weak = WeakAnswer(
+            text=self._job.tokenizer.decode(self._small_ids),
+            num_tokens=cascade.num_held_tokens,
+            confidence=judgement.confidence,
+            reason=judgement.reason,
+            quality=self._job.quality,
+        )
+        taken = await take_over(weak)
+        if taken is None:
+            self.is_degraded = True
+            cascade.reason = f"{judgement.reason}; {_REFUSED_ELSEWHERE}"
+            return
+        cascade.escalated = True
+        cascade.num_retracted_tokens = self.choice.usage.num_tokens
+        self._metrics.cascade_decided("escalate", self.tier, held_s, cascade.num_held_tokens)
+        raise HandedOverError(taken)
 
     # ---- to the large tier --------------------------------------------------------------------
 
@@ -287,10 +321,7 @@ class ChoiceStream:
             case TokensEmitted():
                 return self._add_tokens(event)
             case PrefillDone():
-                if not self._is_continued:
-                    usage = choice.usage
-                    usage.queue_s = event.queue_s if usage.queue_s is None else usage.queue_s
-                    usage.num_cached_tokens = event.num_cached_tokens
+                self._note_prefill(event)
             case AnswerHeld(finish_reason="stop" | "length" as reason):
                 self._held_reason = reason
             case Finished(finish_reason="stop" | "length" as reason):
@@ -306,6 +337,16 @@ class ChoiceStream:
                 # Nothing asked for it, so text may be out that cannot be taken back.
                 raise GenerationError("The answer moved to another tier.", code="tier_switched")
         return []
+
+    def _note_prefill(self, event: PrefillDone) -> None:
+        """What it cost to get so far; a continuation's own prompt is nobody's business."""
+        if self._is_continued:
+            return
+        usage = self.choice.usage
+        usage.queue_s = event.queue_s if usage.queue_s is None else usage.queue_s
+        usage.num_cached_tokens = event.num_cached_tokens
+        if self._job.on_prefill is not None:
+            self._job.on_prefill(event.queue_s)
 
     def _add_tokens(self, event: TokensEmitted) -> list[Delta]:
         """Tokens behind a stop string come only while the answer is moved, and are dropped."""

@@ -50,6 +50,14 @@ Large = Annotated[str | None, typer.Option(help="Folder or Hugging Face id of th
 Small = Annotated[str | None, typer.Option(help="The same for the small model.")]
 Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
 Dtype = Annotated[str | None, typer.Option(help="auto, bfloat16, float16 or float32.")]
+Tiers = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--tier",
+        metavar="NAME=URL",
+        help="A tier that is a server elsewhere; the same NAME again is another replica of it.",
+    ),
+]
 NumThreads = Annotated[int | None, typer.Option(help="CPU threads of the engine.")]
 
 
@@ -95,6 +103,12 @@ Start the gateway and keep it up.
 
   outrider serve --config prod.toml --set engine.max_sequences=128
 
+  outrider serve --large none --tier cloud=https://host/v1 --set tiers.cloud.api_key_env=KEY \
+  [dim]# a small model here, a large one elsewhere[/dim]
+
+  outrider serve --large none --small none --tier gpu=http://a:8000/v1 --tier gpu=http://b:8000/v1 \
+  [dim]# no model here: one door to two replicas[/dim]
+
 Every setting can also come from outrider.toml ([bold]outrider config init[/bold] writes one) or
 the environment (OUTRIDER_SERVER__PORT=9000). Flags win over the environment, which wins over the
 file.
@@ -139,6 +153,7 @@ def serve(  # noqa: PLR0913 - a flag each
             "--overlap/--no-overlap", help="Do what is left of a step while the GPU runs the next."
         ),
     ] = None,
+    tiers: Tiers = None,
     log_level: Annotated[str | None, typer.Option(help="DEBUG, INFO, WARNING, ERROR.")] = None,
     assignments: Annotated[
         list[str] | None,
@@ -167,6 +182,7 @@ def serve(  # noqa: PLR0913 - a flag each
         "log_level": log_level,
     }
     given = {key: value for key, value in flags.items() if value is not None}
+    given |= _tier_flags(tiers or [])
     settings = load_settings(config_file=config, flags=_assigned(assignments or []) | given)
     _serve(settings)
 
@@ -176,7 +192,7 @@ def _serve(settings: Settings) -> None:
     from gateway.wiring import keep_torch_out
 
     _configure_logging(settings.log_level)
-    if settings.engine.process:
+    if settings.engine.process or not settings.models.is_any:
         keep_torch_out()
     from gateway.serving import GatewayRun, listen, serve_until_signalled, url_of
     from gateway.terminal import LoadingProgress, make_console, print_banner
@@ -187,7 +203,7 @@ def _serve(settings: Settings) -> None:
 
         def on_ready(info: EngineInfo) -> None:
             progress.stop()
-            print_banner(make_console(), url, info)
+            print_banner(make_console(), url, info, settings.tiers)
 
         serve_until_signalled(
             GatewayRun(settings, listener, on_progress=progress.report, on_ready=on_ready)
@@ -277,7 +293,7 @@ def _chat_with_own_engine(settings: Settings, talk: Callable[[str], None]) -> No
 
     refuse_conflicts()
     _configure_logging("WARNING")
-    if settings.engine.process:
+    if settings.engine.process or not settings.models.is_any:
         keep_torch_out()
     from gateway.serving import background_gateway
 
@@ -297,6 +313,7 @@ def doctor(
     small: Small = None,
     device: Device = None,
     port: Annotated[int | None, typer.Option(help="The port that is to be free.")] = None,
+    tiers: Tiers = None,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """Check whether Outrider can run here; exit status 1 if something stands in its way."""
@@ -308,6 +325,7 @@ def doctor(
         "models.small": small,
         "engine.device": device,
         "server.port": port,
+        **_tier_flags(tiers or []),
     }
     checks = []
     console = make_console()
@@ -355,6 +373,18 @@ def _assigned(assignments: list[str]) -> dict[str, Any]:
         if not equals or not key.strip():
             raise SettingsError(f"--set {assignment}: write it as --set section.name=value")
         flags[key.strip()] = value.strip()
+    return flags
+
+
+def _tier_flags(tiers: list[str]) -> dict[str, Any]:
+    """`--tier name=url` as flags. Raises SettingsError for another form."""
+    flags: dict[str, Any] = {}
+    for tier in tiers:
+        name, equals, url = (part.strip() for part in tier.partition("="))
+        if not equals or not name or not url or "." in name:
+            raise SettingsError(f"--tier {tier}: write it as --tier cloud=https://host/v1")
+        key = f"tiers.{name}.url"
+        flags[key] = (*flags.get(key, ()), *url.split(","))
     return flags
 
 

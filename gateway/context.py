@@ -1,5 +1,6 @@
-"""What the gateway is wired to: the engine, tokenizers, the router and what bounds requests."""
+"""What the gateway is wired to: engine, tokenizers, router, tiers elsewhere, bounds of requests."""
 
+import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -7,6 +8,10 @@ from dataclasses import dataclass, field
 from engine.request import Tier
 from gateway.backends.client import EngineClient
 from gateway.chat import ChatTokenizer
+from gateway.handoff.terms import Rules
+from gateway.metrics import GatewayMetrics
+from gateway.mirror import Mirror
+from gateway.upstream.tier import UpstreamTier
 from router.conversations import ConversationMemory
 from router.costs import TokenPrices, TypicalRequest
 from router.guard import RouteGuard
@@ -44,6 +49,19 @@ class RoutingParts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CloudParts:
+    """The tiers that are servers elsewhere, in the order of the settings, and when they answer.
+
+    `gateway_id` tells a request that has come through this gateway before.
+    """
+
+    tiers: Mapping[str, UpstreamTier] = field(default_factory=dict)
+    rules: Rules = field(default_factory=Rules)
+    mirror: Mirror | None = None
+    gateway_id: str = field(default_factory=lambda: secrets.token_hex(8))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayContext:
     """Everything the gateway is wired to. `clock` is the machine's monotonic clock, in seconds."""
 
@@ -52,4 +70,6 @@ class GatewayContext:
     router: RoutePolicy
     limits: GatewayLimits = field(default_factory=GatewayLimits)
     routing: RoutingParts = field(default_factory=RoutingParts)
+    cloud: CloudParts = field(default_factory=CloudParts)
+    metrics: GatewayMetrics = field(default_factory=GatewayMetrics)
     clock: Callable[[], float] = time.monotonic

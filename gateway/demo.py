@@ -5,16 +5,12 @@ when speculation changed a single token.
 """
 
 import contextlib
-import re
 import statistics
-import subprocess
 import sys
-import tempfile
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import IO, Any
+from typing import Any
 
 import httpx
 import openai
@@ -22,6 +18,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
+
+from gateway.demo_process import DemoError, GatewayProcess
 
 EASY_PROMPTS = (
     "Who are you?",
@@ -49,15 +47,9 @@ _SERVE_ARGUMENTS = (
     *("--set", "speculation.max_draft_depth=6", "--set", "speculation.max_branching=2"),
     *("--set", "speculation.sources=model"),
 )
-_START_TIMEOUT_S = 120.0
 _MAX_TOKENS = 400
 _MAX_CELL = 60
 _ROUNDS = 2  # each mode answers each hard prompt so often; the quicker time counts
-_URL = re.compile(r"ready on (http://\S+)")
-
-
-class DemoError(Exception):
-    """The demo cannot go on; the message says why."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -81,46 +73,6 @@ class Reply:
     def tokens_per_s(self) -> float | None:
         """Rate after the first token, None if there was but one."""
         return (self.num_tokens - 1) / self.decode_s if self.num_tokens > 1 else None
-
-
-@contextlib.contextmanager
-def running_gateway(arguments: Sequence[str]) -> Iterator[str]:
-    """`outrider serve` as a process of its own; yields its URL. Raises DemoError."""
-    command = [sys.executable, "-m", "gateway.cli", "serve", "--port", "0", *arguments]
-    with tempfile.TemporaryFile("w+") as log:
-        gateway = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
-        # Its output ends when it does, so one timer bounds the waiting for its first line.
-        timer = threading.Timer(_START_TIMEOUT_S, gateway.kill)
-        timer.start()
-        try:
-            assert gateway.stdout is not None
-            url = _find_url(gateway.stdout)
-            timer.cancel()
-            if url is None:
-                raise DemoError(f"the gateway did not start:\n{_tail(log)}")
-            yield url
-        finally:
-            timer.cancel()
-            gateway.terminate()
-            try:
-                gateway.wait(timeout=20)
-            except subprocess.TimeoutExpired:
-                gateway.kill()
-                gateway.wait()
-            assert gateway.stdout is not None
-            gateway.stdout.close()
-
-
-def _find_url(output: IO[str]) -> str | None:
-    for line in output:
-        if found := _URL.search(line):
-            return found.group(1)
-    return None
-
-
-def _tail(log: IO[str]) -> str:
-    log.seek(0)
-    return "".join(log.readlines()[-15:]).strip() or "it wrote nothing"
 
 
 def ask(
@@ -352,7 +304,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         with contextlib.ExitStack() as stack:
             with _busy(console, "Starting the gateway on the bundled pair ..."):
-                url = stack.enter_context(running_gateway(serve_arguments))
+                url = stack.enter_context(GatewayProcess(serve_arguments)).start()
             console.print(
                 f"Gateway on {url}, up in {time.perf_counter() - started_s:.1f} s "
                 f"(outrider serve --port 0 {' '.join(serve_arguments)}).",

@@ -1,5 +1,6 @@
 """`outrider doctor`: is this a place where Outrider can run, and what to do if it is not."""
 
+import os
 import platform
 import sys
 from collections.abc import Callable, Iterator
@@ -50,11 +51,11 @@ def examine(settings: Settings) -> Iterator[Check]:
             checks.append((f"{tier} model", partial(_model, tier, path)))
     if all(path is not None for path in settings.models.resolved().values()):
         checks.append(("tokenizers", lambda: _tokenizers(settings)))
-    checks += [
-        ("memory", lambda: _memory(settings)),
-        ("router", lambda: _router(settings)),
-        ("port", lambda: _port(settings)),
-    ]
+    checks.append(("memory", lambda: _memory(settings)))
+    if settings.models.is_any:
+        checks.append(("router", lambda: _router(settings)))
+    checks += [(f"{name} tier", partial(_tier, name, settings)) for name in settings.tiers]
+    checks.append(("port", lambda: _port(settings)))
     for name, check in checks:
         try:
             yield check()
@@ -229,7 +230,7 @@ def _model(tier: str, path: str) -> Check:
 
 def _tokenizers(settings: Settings) -> Check:
     """Whether the small model's tokens mean the same to the large one."""
-    from gateway.wiring import MISMATCH_ADVICE, vocabulary_difference
+    from gateway.engine_wiring import MISMATCH_ADVICE, vocabulary_difference
 
     name = "tokenizers"
     paths = [path for path in settings.models.resolved().values() if path is not None]
@@ -281,6 +282,13 @@ def _router(settings: Settings) -> Check:
         return Check(name="router", status="ok", detail=detail)
     load_policy(path)
     return Check(name="router", status="ok", detail=f"at {path}")
+
+
+def _tier(name: str, settings: Settings) -> Check:
+    """The servers of a tier elsewhere are asked for their models."""
+    from gateway.doctor_tiers import check_tier
+
+    return check_tier(name, settings, os.environ)
 
 
 def _port(settings: Settings) -> Check:

@@ -133,7 +133,7 @@ def train(  # noqa: PLR0913 - a flag each
         from draft.drafter_job import DrafterJob, train_drafter
         from draft.own_answers import AnswerPlan
         from engine.model_config import ModelConfig
-        from gateway import wiring
+        from gateway import engine_wiring, wiring
 
         settings = _settings(
             config,
@@ -173,8 +173,8 @@ def train(  # noqa: PLR0913 - a flag each
         )
 
         def load() -> "tuple[Engine, ModelRunner]":
-            runners = wiring.load_runners(settings, _say_stage())
-            return wiring.join(settings, runners, None), runners["large"]
+            runners = engine_wiring.load_runners(settings, _say_stage())
+            return engine_wiring.join(settings, runners, None), runners["large"]
 
         _quiet_transformers()
         report = train_drafter(job, load, resume=resume, num_threads=num_threads)
@@ -289,11 +289,11 @@ def _tune(
     from rich.progress import Progress
 
     from draft.tune import Choice, Tuner
-    from gateway import wiring
+    from gateway import engine_wiring
     from gateway.terminal import make_console
 
-    runners = wiring.load_runners(settings, _say_stage())
-    budget = wiring.measure_budget(settings, runners, _say_stage())
+    runners = engine_wiring.load_runners(settings, _say_stage())
+    budget = engine_wiring.measure_budget(settings, runners, _say_stage())
 
     def build(choice: Choice) -> "Engine":
         limits = {
@@ -305,7 +305,7 @@ def _tune(
         }
         speculation = settings.speculation.model_copy(update=limits)
         chosen = settings.model_copy(update={"speculation": speculation})
-        return wiring.join(chosen, runners, budget if choice.adaptive else None)
+        return engine_wiring.join(chosen, runners, budget if choice.adaptive else None)
 
     console, said = make_console(stderr=True), set[str]()
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 from pydantic import ValidationError
@@ -85,6 +85,102 @@ class EngineLostError(GenerationError):
     """The engine died under the request; another attempt will find a new one."""
 
 
+FailureKind = Literal[
+    "refused",  # the connection was not taken, or the host is not known
+    "reset",  # it was taken and broken off
+    "tls",
+    "connect_timeout",
+    "first_token_timeout",
+    "between_tokens_timeout",
+    "total_timeout",
+    "status",  # an HTTP status that says the server failed
+    "throttled",  # 429
+    "not_trusted",  # 401 or 403: our key is not taken
+    "content_type",
+    "garbage",  # what it sent cannot be read
+    "too_large",
+    "ended_early",
+    "reported",  # an error event in its stream
+    "ejected",  # nobody asked it: its breaker is open
+]
+BLAMELESS_FAILURES: Final[frozenset[FailureKind]] = frozenset({"throttled", "ejected"})
+"""They do not tell against a server's health: a busy server is not a broken one."""
+
+
+class UpstreamError(GatewayError):
+    """An upstream server did not answer as it should. The message names its tier only.
+
+    `replica` (host:port) is for logs. is_retryable: another attempt, there or elsewhere, may do
+    better. blames_server: it tells against the server's health. retry_after_s: what the server
+    asked for.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        failure: FailureKind,
+        replica: str = "",
+        status: int | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message, code=f"upstream_{failure}")
+        self.failure: FailureKind = failure
+        self.replica = replica
+        self.status = status
+        self.asked_wait_s = retry_after_s
+
+    @property
+    def is_retryable(self) -> bool:
+        """Whether the same request may succeed at another time or place."""
+        return self.failure not in ("not_trusted", "too_large")
+
+    @property
+    def blames_server(self) -> bool:
+        """Whether it counts against the server's health: a busy server is not a broken one."""
+        return self.failure not in BLAMELESS_FAILURES
+
+
+class UpstreamRefusalError(GatewayError):
+    """The server says that the request is at fault (4xx); its own words are passed on."""
+
+    def __init__(self, message: str, *, status: int, body: bytes, replica: str = "") -> None:
+        super().__init__(message, code="upstream_refused")
+        self.status = status
+        self.body = body
+        self.replica = replica
+
+
+class UnavailableError(GatewayError):
+    """Nobody who may answer this request can do so now."""
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(message, code="no_tier_available")
+        self.retry_after_s = retry_after_s
+
+
+class ThrottledError(GatewayError):
+    """Everyone who may answer this request is asked too much."""
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(message, code="upstream_throttled")
+        self.retry_after_s = retry_after_s
+
+
+class DeadlineExceededError(GatewayError):
+    """The request's own deadline has passed."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, param="outrider.deadline_ms", code="deadline_exceeded")
+
+
+class LoopError(GatewayError):
+    """The request has come through this gateway before."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, code="loop_detected")
+
+
 @dataclass(frozen=True, slots=True)
 class _Answer:
     """How one kind of exception is answered. `retry_after_s` None: a retry would not help."""
@@ -109,6 +205,12 @@ _ANSWERS: Final[Mapping[type[Exception], _Answer]] = {
     EngineDiedError: _Answer(HTTPStatus.SERVICE_UNAVAILABLE, SERVER_ERROR, retry_after_s=1.0),
     EngineLostError: _Answer(HTTPStatus.SERVICE_UNAVAILABLE, SERVER_ERROR, retry_after_s=1.0),
     GenerationError: _Answer(HTTPStatus.INTERNAL_SERVER_ERROR, SERVER_ERROR),
+    UpstreamError: _Answer(HTTPStatus.BAD_GATEWAY, SERVER_ERROR),
+    UpstreamRefusalError: _Answer(HTTPStatus.BAD_REQUEST),
+    UnavailableError: _Answer(HTTPStatus.SERVICE_UNAVAILABLE, SERVER_ERROR, retry_after_s=1.0),
+    ThrottledError: _Answer(HTTPStatus.TOO_MANY_REQUESTS, RATE_LIMIT, retry_after_s=1.0),
+    DeadlineExceededError: _Answer(HTTPStatus.GATEWAY_TIMEOUT, SERVER_ERROR),
+    LoopError: _Answer(HTTPStatus.LOOP_DETECTED),
     EngineError: _Answer(HTTPStatus.INTERNAL_SERVER_ERROR, SERVER_ERROR),
     Exception: _Answer(HTTPStatus.INTERNAL_SERVER_ERROR, SERVER_ERROR, code="internal_error"),
 }
@@ -116,7 +218,7 @@ _ANSWERS: Final[Mapping[type[Exception], _Answer]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """An exception as the client sees it."""
+    """An exception as the client sees it. `raw`: the body, where another server has written it."""
 
     status: int
     message: str
@@ -124,9 +226,12 @@ class Problem:
     param: str | None = None
     code: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
+    raw: bytes | None = None
 
     def body(self) -> bytes:
         """The OpenAI error object as JSON."""
+        if self.raw is not None:
+            return self.raw
         detail = {
             "message": self.message,
             "type": self.type,
@@ -145,6 +250,14 @@ def problem_of(error: Exception) -> Problem:
     """What the client is told. An exception that nobody planned says nothing about itself."""
     if isinstance(error, HTTPException):
         return _routing_problem(error)
+    if isinstance(error, UpstreamRefusalError):
+        return Problem(
+            status=error.status,
+            message=str(error),
+            type=INVALID_REQUEST,
+            code=error.code,
+            raw=error.body,
+        )
     answer = next(_ANSWERS[kind] for kind in type(error).__mro__ if kind in _ANSWERS)
     planned = isinstance(error, GatewayError | EngineError)
     return Problem(

@@ -9,6 +9,7 @@ from gateway.backends.client import EngineClient
 from gateway.choice import Choice, Delta
 from gateway.choice_stream import CascadeUsage, ChoiceStream
 from gateway.fan_in import merge
+from gateway.handoff.leg import HandedOverError
 from gateway.job import ChoicePlan, Job
 from gateway.metrics import GatewayMetrics
 
@@ -36,13 +37,17 @@ class Generation:
     async def deltas(self) -> AsyncGenerator[Delta]:
         """The text of all choices as it comes. Closing this aborts what still runs.
 
-        Raises the engine's refusal, EngineLostError or GenerationError.
+        Raises the engine's refusal, EngineLostError or GenerationError, and HandedOverError where a
+        tier elsewhere answers in its place.
         """
         try:
             async with aclosing(merge([stream.deltas() for stream in self._streams])) as merged:
                 async for delta in merged:
                     yield delta
             self.outcome = "stop"
+        except HandedOverError:
+            self.outcome = "handed_over"
+            raise
         except Exception:
             self.outcome = "error"
             raise
@@ -58,6 +63,11 @@ class Generation:
     def cascades(self) -> list[CascadeUsage]:
         """What the watching of each choice came to."""
         return [stream.cascade for stream in self._streams]
+
+    @property
+    def is_degraded(self) -> bool:
+        """Whether a tier elsewhere should have taken an answer over, and could not."""
+        return any(stream.is_degraded for stream in self._streams)
 
     @property
     def tier(self) -> Tier:
@@ -107,13 +117,16 @@ class Generation:
 
     def _record(self) -> None:
         """The request's end in the metrics. A choice that did not finish has the outcome's name."""
+        is_handed_over = self.outcome == "handed_over"
         metrics = self._metrics.of_tier(self.tier)
-        metrics.e2e_request_latency.observe(self.duration_s())
+        if not is_handed_over:
+            metrics.e2e_request_latency.observe(self.duration_s())
         metrics.prompt_tokens.inc(self.job.num_prompt_tokens)
         for stream in self._streams:
             usage = stream.choice.usage
             metrics = self._metrics.of_tier(stream.tier)
-            metrics.generation_tokens.inc(usage.num_tokens)
+            if not is_handed_over:  # then they are in no answer
+                metrics.generation_tokens.inc(usage.num_tokens)
             metrics.finished(stream.choice.finish_reason or self.outcome)
             if usage.queue_s is not None:
                 metrics.request_queue_time.observe(usage.queue_s)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from engine.request import EngineRequest, Tier
 from gateway.chat import ChatTokenizer
+from gateway.handoff.leg import TakeOver
 from gateway.tool_parser import ToolReading
 from router.cascade import CascadePlan
 
@@ -64,9 +65,11 @@ class Job:
     is what the report says. `arrival_s` is the gateway's clock. `splits_thinking`: thinking is told
     from the answer (chat). `tools`: how calls are told from it, where there may be some.
     `grammar_param`: the field that asked for a grammar. `quality`: how safe the router judged the
-    small answer to be. `cascade` (then `escalation` too): who watches the small answers; their
-    requests say `may_escalate` and ask for log-probabilities. `on_answer` is called once for each
-    choice that ended by itself; it must not block.
+    small answer to be. `cascade` (then `escalation` or `take_over` too): who watches the small
+    answers; their requests say `may_escalate` and ask for log-probabilities. `take_over`: a tier
+    elsewhere is the one that weak answers go to; there is one choice then. `on_prefill` is called
+    with the seconds that a choice queued, `on_answer` once for each choice that ended by itself;
+    they must not block.
 
     Raises ValueError for a cascade without a tier to escalate to.
     """
@@ -88,8 +91,10 @@ class Job:
     quality: float | None = None
     cascade: CascadePlan | None = None
     escalation: EscalationTarget | None = None
+    take_over: TakeOver | None = None
+    on_prefill: Callable[[float], None] | None = None
     on_answer: Callable[[Answer], None] | None = None
 
     def __post_init__(self) -> None:
-        if self.cascade is not None and self.escalation is None:
+        if self.cascade is not None and self.escalation is None and self.take_over is None:
             raise ValueError("a job with a cascade needs an escalation target")

@@ -24,8 +24,10 @@ from gateway.engine_requests import (
     escalated_requests,
 )
 from gateway.errors import BadRequestError, ModelNotFoundError, NotReadyError
+from gateway.handoff.leg import Elsewhere, HandOffError
 from gateway.job import Answer, ChoicePlan, EscalationTarget, Job
 from gateway.metrics import GatewayMetrics
+from gateway.prompt_end import continues_text, prompt_end
 from gateway.route_report import describe_route
 from gateway.schema.chat import ChatRequest
 from gateway.schema.common import OutriderOptions
@@ -59,6 +61,15 @@ class _Form:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _Begun:
+    """How a request came, and who else may answer it."""
+
+    arrival_s: float
+    form: _Form
+    elsewhere: Elsewhere | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Planned:
     """A job with how it came about."""
 
@@ -75,6 +86,7 @@ class JobBuilder:
         self._metrics = metrics
         self._chooser = TargetChooser(context)
         self._info: EngineInfo | None = None
+        self.start_error: Exception | None = None  # why the engine could not be loaded at all
 
     async def engine_info(self) -> EngineInfo:
         """What is loaded; asked once, for an engine does not change its models.
@@ -83,6 +95,8 @@ class JobBuilder:
         router was trained for other models.
         """
         if not self._context.engine.is_ready:
+            if self.start_error is not None:
+                raise NotReadyError(f"The engine failed to start: {self.start_error}")
             raise NotReadyError("The engine is loading or being restarted; try again soon.")
         if self._info is None:
             info = await self._context.engine.info()
@@ -105,27 +119,37 @@ class JobBuilder:
         aliases = {info.model_id: (info,) for info in ordered if info.model_id not in names}
         return names | aliases
 
-    async def chat_job(self, request: ChatRequest, arrival_s: float) -> Job:
-        """A conversation. Raises GatewayError or EngineError."""
-        return self._counted(await self._plan(request, arrival_s, self._chat_form(request)))
+    async def job(
+        self, request: ApiRequest, arrival_s: float, elsewhere: Elsewhere | None = None
+    ) -> Job:
+        """A conversation, or one or several prompts. `elsewhere` plays the large model's part.
 
-    async def completion_job(self, request: CompletionRequest, arrival_s: float) -> Job:
-        """One or several prompts. Raises GatewayError or EngineError."""
-        return self._counted(await self._plan(request, arrival_s, self._completion_form(request)))
+        Raises GatewayError or EngineError, and HandOffError where the tier elsewhere is to answer.
+        """
+        try:
+            planned = await self._plan(request, arrival_s, self._form(request), elsewhere)
+        except HandOffError as handed:
+            self._count_hand_off(handed)
+            raise
+        return self._counted(planned)
 
-    async def route_report(self, request: ApiRequest) -> dict[str, Any]:
+    async def route_report(
+        self, request: ApiRequest, elsewhere: Elsewhere | None = None
+    ) -> dict[str, Any]:
         """Where the request would go, as `RouteReport` has it; nothing is counted or remembered.
 
         Raises what the request itself would raise.
         """
-        if isinstance(request, ChatRequest):
-            form = self._chat_form(request)
-        else:
-            form = self._completion_form(request)
-        planned = await self._plan(request, self._context.clock(), form)
+        form = self._form(request)
+        planned = await self._plan(request, self._context.clock(), form, elsewhere)
         costs = await self._chooser.costs_usd(planned.ask, planned.ask.candidates)
         parts = self._context.routing
         return describe_route(request.model, planned.ask, planned.target, planned.job, costs, parts)
+
+    def _form(self, request: ApiRequest) -> _Form:
+        if isinstance(request, ChatRequest):
+            return self._chat_form(request)
+        return self._completion_form(request)
 
     def _chat_form(self, request: ChatRequest) -> _Form:
         plan = plan_tools(request)
@@ -140,7 +164,10 @@ class JobBuilder:
             num_chars = sum(len(str(message.content)) for message in request.messages)
             _refuse_hopeless(num_chars, info, tokenizer, request.token_limit)
             prompt = await tokenizer.render_chat(
-                request.messages, request.chat_template_kwargs, plan.tools if plan else ()
+                request.messages,
+                request.chat_template_kwargs,
+                plan.tools if plan else (),
+                prompt_end(request),
             )
             return (prompt,)
 
@@ -208,7 +235,13 @@ class JobBuilder:
             has_token_ids=has_token_ids or _has_token_ids(request),
         )
 
-    async def _plan(self, request: ApiRequest, arrival_s: float, form: _Form) -> _Planned:
+    async def _plan(
+        self,
+        request: ApiRequest,
+        arrival_s: float,
+        form: _Form,
+        elsewhere: Elsewhere | None,
+    ) -> _Planned:
         """Choose a tier and make its job."""
         names = await self.names()
         if request.model not in names:
@@ -226,9 +259,11 @@ class JobBuilder:
             is_streamed=bool(request.stream),
             has_token_ids=form.has_token_ids,
             dialogue=form.dialogue,
+            elsewhere=None if elsewhere is None else elsewhere.name,
         )
         target = await self._chooser.choose(ask, await self.engine_info())
-        job = await self._job(request, target, prompts, arrival_s, form)
+        begun = _Begun(arrival_s=arrival_s, form=form, elsewhere=elsewhere)
+        job = await self._job(request, target, prompts, begun)
         return _Planned(job=job, ask=ask, target=target)
 
     async def _job(
@@ -236,10 +271,10 @@ class JobBuilder:
         request: ApiRequest,
         target: Target,
         prompts: "_Prompts",
-        arrival_s: float,
-        form: _Form,
+        begun: _Begun,
     ) -> Job:
         """One engine request for each choice of each prompt."""
+        arrival_s, form = begun.arrival_s, begun.form
         rendered = await prompts.rendered(target.info)
         if not all(prompt.token_ids for prompt in rendered.prompts):
             raise BadRequestError("The prompt is empty.")
@@ -248,7 +283,8 @@ class JobBuilder:
         if seed is None and temperature > 0:
             seed = secrets.randbits(_SEED_BITS)
         plan = None
-        if target.route is not None and target.escalation is not None:
+        watches = target.escalation is not None or target.hands_over
+        if target.route is not None and watches:
             plan = target.route.cascade
         frame = Frame(
             job_id=f"{form.prefix}-{secrets.token_hex(12)}",
@@ -258,11 +294,11 @@ class JobBuilder:
             default_max_tokens=self._context.limits.default_max_tokens,
             watch=None if plan is None else plan.wants_hidden_state,
         )
-        begun = engine_requests(request, rendered, frame)
+        requests = engine_requests(request, rendered, frame)
         opens_thinking = [
             prompt.opens_thinking for prompt in rendered.prompts for _ in range(request.n or 1)
         ]
-        escalated: Sequence[Any] = [None] * len(begun)
+        escalated: Sequence[Any] = [None] * len(requests)
         escalation = None
         if plan is not None and target.escalation is not None:
             other = rendered
@@ -288,16 +324,17 @@ class JobBuilder:
             num_prompt_tokens=num_prompt_tokens,
             choices=tuple(
                 ChoicePlan(request=small, opens_thinking=opens, escalated=large)
-                for small, opens, large in zip(begun, opens_thinking, escalated, strict=True)
+                for small, opens, large in zip(requests, opens_thinking, escalated, strict=True)
             ),
             tokenizer=target.tokenizer,
             stops=request.stop_strings,
-            splits_thinking=isinstance(request, ChatRequest),
+            splits_thinking=isinstance(request, ChatRequest) and not continues_text(request),
             tools=rendered.expected.tools,
             grammar_param=rendered.expected.grammar_param,
             quality=None if target.route is None else target.route.quality,
             cascade=plan,
             escalation=escalation,
+            take_over=begun.elsewhere.take_over if begun.elsewhere and target.hands_over else None,
             on_answer=self._learner(form.dialogue, num_prompt_tokens),
         )
 
@@ -312,6 +349,12 @@ class JobBuilder:
             for _ in job.choices:
                 parts.guard.saw(Outcome(quality=route.quality, is_strong=is_strong))
         return job
+
+    def _count_hand_off(self, handed: HandOffError) -> None:
+        """The guard of the router is told of what leaves as well."""
+        guard, quality = self._context.routing.guard, handed.origin.quality
+        if guard is not None and handed.is_own and quality is not None:
+            guard.saw(Outcome(quality=quality, is_strong=True))
 
     def _learner(
         self, dialogue: Dialogue | None, num_prompt_tokens: int

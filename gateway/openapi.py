@@ -15,7 +15,7 @@ from pydantic.json_schema import models_json_schema
 
 from gateway.schema.chat import ChatRequest
 from gateway.schema.completions import CompletionRequest
-from gateway.schema.errors import ErrorResponse
+from gateway.schema.errors import ErrorEvent, ErrorResponse
 from gateway.schema.responses import (
     ChatCompletion,
     ChatCompletionChunk,
@@ -31,6 +31,7 @@ _REF: Final = "#/components/schemas/{model}"
 _MODELS: Final[tuple[type[BaseModel], ...]] = (
     ChatRequest,
     CompletionRequest,
+    ErrorEvent,
     ErrorResponse,
     ChatCompletion,
     ChatCompletionChunk,
@@ -48,7 +49,10 @@ _FAILURES: Final[Mapping[int, str]] = {
     415: "The body is not declared as application/json.",
     429: "The queue is full.",
     500: "The gateway or the engine failed.",
-    503: "The engine is loading or being restarted.",
+    502: "A tier elsewhere failed.",
+    503: "Nobody who may answer can do so now; the engine is loading or being restarted.",
+    504: "The request's own deadline has passed.",
+    508: "The request has come through this gateway before.",
 }
 _RETRY_HEADERS: Final = {
     name: {"description": text, "schema": {"type": "string"}}
@@ -125,7 +129,7 @@ def generation_operation(
     data = {
         "type": "string",
         "contentMediaType": "application/json",
-        "contentSchema": {"anyOf": [_ref(chunk), _ref(ErrorResponse)]},
+        "contentSchema": {"anyOf": [_ref(chunk), _ref(ErrorEvent)]},
     }
     # itemSchema is OpenAPI 3.2's; FastAPI writes it too, and readers of 3.1 pass over it.
     stream = {
@@ -140,7 +144,7 @@ def generation_operation(
         "headers": _ID_HEADER | _TIER_HEADER,
         "content": _json(whole) | {"text/event-stream": stream},
     }
-    statuses = failures(400, 404, 413, 415, 429, 500, 503)
+    statuses = failures(400, 404, 413, 415, 429, 500, 502, 503, 504, 508)
     return {
         "operationId": operation_id,
         "parameters": [_TRACE_HEADER],
@@ -154,7 +158,7 @@ def question_operation(
 ) -> dict[str, Any]:
     """A POST of one of several bodies that answers JSON and generates nothing."""
     body = {"application/json": {"schema": {"anyOf": [_ref(model) for model in requests]}}}
-    statuses = failures(400, 404, 413, 415, 500, 503)
+    statuses = failures(400, 404, 413, 415, 500, 503, 508)
     success = {"description": description, "headers": _ID_HEADER, "content": _json(answer)}
     return {
         "operationId": name,
@@ -165,9 +169,12 @@ def question_operation(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedLimits:
-    """What the loaded models allow; the largest where they differ."""
+    """What the loaded models allow; the largest where they differ.
 
-    names: tuple[str, ...]
+    `names` is None where a name need not be listed: servers elsewhere may answer to others.
+    """
+
+    names: tuple[str, ...] | None
     max_context: int
     vocab_size: int
 
@@ -195,7 +202,8 @@ def _add_limits(schemas: dict[str, Any], limits: LoadedLimits) -> None:
     """Names and upper bounds that depend on what is loaded."""
     for request in ("ChatRequest", "CompletionRequest"):
         properties = schemas[request]["properties"]
-        properties["model"]["enum"] = list(limits.names)
+        if limits.names is not None:
+            properties["model"]["enum"] = list(limits.names)
         for name in {"max_tokens", "max_completion_tokens", "min_tokens"} & properties.keys():
             _branch(properties[name], "integer")["maximum"] = limits.max_context - 1
         stops = _branch(properties["stop_token_ids"], "array")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from engine.errors import EngineError
 from engine.fingerprint import checkpoint_fingerprint
-from engine.request import Tier
+from engine.request import TIERS, Tier
 from gateway.context import RoutingParts
 from gateway.settings import Settings
 from gateway.settings_sections import PriceSettings, TierPriceSettings
@@ -19,12 +19,13 @@ log = logging.getLogger(__name__)
 
 
 def build_routing(
-    settings: Settings, models: Mapping[Tier, str]
+    settings: Settings, models: Mapping[Tier, str], *, has_strong_elsewhere: bool = False
 ) -> tuple[RoutePolicy, RoutingParts]:
     """The policy for the models that are to be loaded (tier to path or hub id), and what it needs.
 
-    Raises EngineError for a router that cannot be read, cannot be set as wanted, or belongs to
-    other models.
+    has_strong_elsewhere: a server elsewhere plays the large model's part, so that there is a choice
+    for a small model alone too. Raises EngineError for a router that cannot be read, cannot be set
+    as wanted, or belongs to other models.
     """
     options = settings.routing
     cascade = CascadeOptions(
@@ -48,8 +49,11 @@ def build_routing(
         prices=prices,
     )
     path = settings.models.resolved_router()
+    # Without a router nobody knows what is too hard: what can be answered here is.
+    has_choice = has_strong_elsewhere and path is not None and "small" in models
+    tiers: tuple[Tier, ...] = TIERS if has_choice else tuple(models) or ("large",)
     try:
-        loaded = load_router(path, tuple(models), wanted, typical)
+        loaded = load_router(path, tiers, wanted, typical)
     except RoutingTargetError as error:
         raise EngineError(f"{path}: {error}") from error
     except (RouterFileError, OSError) as error:

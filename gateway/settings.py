@@ -1,16 +1,15 @@
 """All settings in one frozen tree: flags over environment over outrider.toml over defaults."""
 
-import difflib
 import json
 import os
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal, Self
 
-from pydantic import BaseModel, Field, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails, PydanticCustomError
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
@@ -19,6 +18,8 @@ from pydantic_settings import (
 )
 from pydantic_settings import SettingsError as SourceError
 
+from gateway import settings_paths
+from gateway.settings_paths import did_you_mean, filled_in
 from gateway.settings_sections import NONE as NONE
 from gateway.settings_sections import (
     EngineSettings,
@@ -30,6 +31,14 @@ from gateway.settings_sections import (
 from gateway.settings_sections import SpeculationSettings as SpeculationSettings
 from gateway.settings_sections import bundled_pair as bundled_pair
 from gateway.settings_sections import is_missing_folder as is_missing_folder
+from gateway.settings_tiers import (
+    Complaint,
+    HandoffSettings,
+    MirrorSettings,
+    UpstreamSettings,
+    tier_complaints,
+)
+from gateway.settings_toml import to_toml as to_toml
 
 ENV_PREFIX = "OUTRIDER_"
 CONFIG_VARIABLE = "OUTRIDER_CONFIG"
@@ -40,6 +49,34 @@ OTHER_VARIABLES = frozenset(
 """Variables with our prefix that are not settings of the server."""
 
 LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
+
+
+_COMPLAINTS: Final = "settings_conflict"
+_OWN_FLAGS: Final = {
+    "speculation.enabled": "--speculation",
+    **{
+        path: f"--{path.rpartition('.')[2].replace('_', '-')}"
+        for path in (
+            "models.large",
+            "models.small",
+            "models.router",
+            "engine.device",
+            "engine.dtype",
+            "engine.num_threads",
+            "engine.kv_cache_dtype",
+            "engine.deterministic",
+            "engine.cuda_graphs",
+            "engine.overlap",
+            "server.host",
+            "server.port",
+            "speculation.allow_vocab_mismatch",
+            "log_level",
+        )
+    },
+}
+"""Settings that the command line has a flag for; the others are set with --set."""
+_MAPPINGS: Final = frozenset({"headers"})
+"""Settings that are tables with names of the user's own; a variable holds them as JSON."""
 
 
 class SettingsError(Exception):
@@ -66,6 +103,21 @@ class Settings(BaseSettings):
     limits: LimitSettings = Field(default_factory=LimitSettings)
     log_level: LogLevel = "INFO"
     """How much is logged."""
+    allow_private_upstreams: bool = True
+    """Whether servers of tiers elsewhere may have private addresses, this machine's included."""
+    tiers: dict[str, UpstreamSettings] = Field(default_factory=dict)
+    """Tiers that are servers elsewhere, by the name that requests ask for."""
+    handoff: HandoffSettings = Field(default_factory=HandoffSettings)
+    mirror: MirrorSettings = Field(default_factory=MirrorSettings)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        complaints = list(tier_complaints(self.models, self.tiers, self.handoff, self.mirror))
+        if complaints:
+            text = "\n".join(f"{'.'.join(path)}: {what}" for path, _, what in complaints)
+            context = {"text": text, "complaints": complaints}
+            raise PydanticCustomError(_COMPLAINTS, "{text}", context)
+        return self
 
     @classmethod
     def settings_customise_sources(
@@ -88,11 +140,11 @@ class _Source:
     values: Mapping[str, Any]
 
     def describe(self, path: Sequence[str]) -> str:
+        """The setting's name there."""
         match self.name:
-            case "flag" if len(path) > 2:
-                return f"flag --set {'.'.join(path)}"
             case "flag":
-                return f"flag --{path[-1].replace('_', '-')}"
+                name = ".".join(path)
+                return f"flag {_OWN_FLAGS.get(name, f'--set {name}')}"
             case "environment":
                 return f"environment variable {ENV_PREFIX}{'__'.join(path).upper()}"
             case _:
@@ -123,7 +175,7 @@ def load_settings(
     try:
         return Settings(**merged)
     except ValidationError as error:
-        lines = [_explain(detail, sources) for detail in error.errors()]
+        lines = [line for detail in error.errors() for line in _explain(detail, sources)]
         raise SettingsError("\n".join(lines)) from None
 
 
@@ -135,31 +187,47 @@ def _flag_source(flags: Mapping[str, Any]) -> _Source:
             here = values
             for section in sections:
                 here = here.setdefault(section, {})
+                if not isinstance(here, dict):
+                    raise SettingsError(f"flag --set {key}: --set {section} contradicts it")
             here[name] = value
     return _Source("flag", values)
 
 
 def _environment_source(environ: Mapping[str, str]) -> _Source:
     ours = {k: v for k, v in environ.items() if k.upper().startswith(ENV_PREFIX) and v}
-    known = [f"{ENV_PREFIX}{'__'.join(path).upper()}" for path in setting_paths()]
-    parents = {path[:depth] for path in setting_paths() for depth in range(1, len(path))}
-    sections = {f"{ENV_PREFIX}{'__'.join(path).upper()}" for path in parents}
     for name in ours:
-        if name.upper() not in {*known, *sections, *OTHER_VARIABLES}:
+        known = [_variable(path) for path in _known_paths(_path_of(name))]
+        if name.upper() not in {*known, *OTHER_VARIABLES} and not _holds_json(name):
             raise SettingsError(
-                f"environment variable {name} is not a setting{_did_you_mean(name.upper(), known)}"
+                f"environment variable {name} is not a setting{did_you_mean(name.upper(), known)}"
             )
     source = EnvSettingsSource(Settings)
     source.env_vars = {k.lower(): v for k, v in ours.items()}
     try:
         return _Source("environment", source())
     except SourceError as error:  # a whole section is written as JSON
-        broken = next(
-            name for name in ours if name.upper() in sections and not _is_json(ours[name])
-        )
+        broken = next(name for name in ours if _holds_json(name) and not _is_json(ours[name]))
         raise SettingsError(
             f"environment variable {broken} is not valid JSON: {error.__cause__}"
         ) from None
+
+
+def _variable(path: Sequence[str]) -> str:
+    return f"{ENV_PREFIX}{'__'.join(path).upper()}"
+
+
+def _path_of(variable: str) -> tuple[str, ...]:
+    return tuple(variable[len(ENV_PREFIX) :].lower().split("__"))
+
+
+def _holds_json(variable: str) -> bool:
+    """Whether a variable is a whole section, or a setting that maps names to values."""
+    path = _path_of(variable)
+    depth = len(path)
+    return any(
+        known[:depth] == path and (len(known) > depth or known[-1] in _MAPPINGS)
+        for known in _known_paths(path)
+    )
 
 
 def _is_json(text: str) -> bool:
@@ -195,43 +263,64 @@ def _merge(target: dict[str, Any], values: Mapping[str, Any]) -> None:
             target[name] = dict(value) if isinstance(value, Mapping) else value
 
 
-def setting_paths(model: type[BaseModel] = Settings) -> Iterator[tuple[str, ...]]:
-    """The path of every setting, e.g. ("engine", "device")."""
-    for name, field in model.model_fields.items():
-        kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            yield from ((name, *path) for path in setting_paths(kind))
-        else:
-            yield (name,)
+def setting_paths() -> Iterator[tuple[str, ...]]:
+    """The path of every setting, e.g. ("engine", "device") or ("tiers", "NAME", "url")."""
+    return settings_paths.setting_paths(Settings)
 
 
-def _explain(detail: ErrorDetails, sources: Sequence[_Source]) -> str:
-    """One line: the setting, where its value came from, what is wrong with it."""
+def _known_paths(wanted: Sequence[str]) -> list[tuple[str, ...]]:
+    """All paths, with the tier's name that `wanted` has."""
+    return filled_in(list(setting_paths()), wanted)
+
+
+def _explain(detail: ErrorDetails, sources: Sequence[_Source]) -> Iterator[str]:
+    """A line for each mistake: the setting, where its value came from, what is wrong with it."""
+    if detail["type"] == _COMPLAINTS:
+        for complaint in detail["ctx"]["complaints"]:
+            yield _complaint_line(complaint, sources)
+        return
     path = [str(part) for part in detail["loc"]]
     name = ".".join(path)
-    if detail["type"] == "value_error":  # our own, about a section as a whole
-        return f"{name}: {detail['msg'].removeprefix('Value error, ')}"
     setting = _setting_of(path)
-    origin = next((s.describe(setting) for s in sources if _contains(s.values, setting)), "default")
-    where = f"{name} ({origin})"
-    if detail["type"] == "extra_forbidden":
-        return f"{where} is not a setting{_did_you_mean(path[-1], _siblings(path))}"
-    if tuple(setting) not in set(setting_paths()):
-        what = f"it is a section; write [{name}] and the settings below it"
-    else:
-        what = detail["msg"][0].lower() + detail["msg"][1:]
-    return f"{where} = {detail['input']!r}: {what}"
+    is_setting = tuple(setting) in set(_known_paths(path))
+    where = f"{name} ({_origin(setting, sources)})"
+    match detail["type"]:
+        case "value_error":  # our own
+            what = detail["msg"].removeprefix("Value error, ")
+            yield f"{where if is_setting else name}: {what}"
+        case "missing":
+            yield f"{name} is missing; write it below [{'.'.join(path[:-1])}]"
+        case "extra_forbidden":
+            yield f"{where} is not a setting{did_you_mean(path[-1], _siblings(path))}"
+        case _ if not is_setting:
+            what = f"it is a section; write [{name}] and the settings below it"
+            yield f"{where} = {detail['input']!r}: {what}"
+        case _:
+            yield f"{where} = {detail['input']!r}: {detail['msg'][0].lower()}{detail['msg'][1:]}"
+
+
+def _complaint_line(complaint: Complaint, sources: Sequence[_Source]) -> str:
+    """About settings that are well by themselves, but do not fit the others."""
+    name = ".".join(complaint.path)
+    if complaint.value is None:
+        return f"{name}: {complaint.what}"
+    return f"{name} ({_origin(complaint.path, sources)}) = {complaint.value!r}: {complaint.what}"
+
+
+def _origin(path: Sequence[str], sources: Sequence[_Source]) -> str:
+    """What the source that wins calls this setting."""
+    return next((s.describe(path) for s in sources if _contains(s.values, path)), "default")
 
 
 def _setting_of(path: list[str]) -> list[str]:
     """The setting at a path: what is wrong may be an item of a list."""
-    known = set(setting_paths())
+    known = set(_known_paths(path))
     return next((path[:n] for n in range(len(path), 0, -1) if tuple(path[:n]) in known), path)
 
 
 def _siblings(path: Sequence[str]) -> list[str]:
     """Names that may stand in place of the last part of an unknown path."""
-    known = list(setting_paths())
+    known = _known_paths(path)
     if len(path) > 1:
         parent = tuple(path[:-1])
         inside = [other for other in known if other[: len(parent)] == parent]
@@ -247,41 +336,3 @@ def _contains(values: Mapping[str, Any], path: Sequence[str]) -> bool:
             return False
         here = here[part]
     return True
-
-
-def _did_you_mean(name: str, known: Sequence[str]) -> str:
-    close = known[:1] if len(known) == 1 else difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {close[0]}?" if close else f"; known are {', '.join(known)}"
-
-
-def to_toml(settings: Settings) -> str:
-    """The settings as a commented outrider.toml. Unset ones are commented out."""
-    return "\n".join(_toml_lines("", settings)) + "\n"
-
-
-def _toml_lines(path: str, section: BaseModel) -> Iterator[str]:
-    """A section's own settings, then the sections in it."""
-    inner = {}
-    for name, field in type(section).model_fields.items():
-        value = getattr(section, name)
-        if isinstance(value, BaseModel):
-            inner[f"{path}.{name}" if path else name] = value
-            continue
-        yield f"# {' '.join((field.description or '').split())}"
-        yield f"#{name} =" if value is None else f"{name} = {_toml_value(value)}"
-    for inner_path, value in inner.items():
-        yield from ("", f"# {type(value).__doc__}", f"[{inner_path}]")
-        yield from _toml_lines(inner_path, value)
-
-
-def _toml_value(value: object) -> str:
-    match value:
-        case bool():
-            return "true" if value else "false"
-        case int() | float():
-            return repr(value)
-        case tuple():
-            return f"[{', '.join(_toml_value(item) for item in value)}]"
-        case _:
-            escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
-            return f'"{escaped}"'

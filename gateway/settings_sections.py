@@ -24,14 +24,14 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Price = Annotated[float, Field(ge=0)]
 
 
-def _split(value: object) -> object:
+def split_list(value: object) -> object:
     """Flags and variables write a list with commas."""
     if isinstance(value, str):
         return tuple(part.strip() for part in value.split(",") if part.strip())
     return value
 
 
-Sources = Annotated[tuple[Source, ...], NoDecode, BeforeValidator(_split)]
+Sources = Annotated[tuple[Source, ...], NoDecode, BeforeValidator(split_list)]
 
 
 def is_missing_folder(name: str) -> bool:
@@ -46,11 +46,13 @@ def bundled_pair() -> Path:
     return Path(str(files("draft"))) / "pair"
 
 
-class _Section(BaseModel):
+class Section(BaseModel):
+    """Base of all sections: what is not a setting is refused."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
-class ServerSettings(_Section):
+class ServerSettings(Section):
     """Where the gateway listens."""
 
     host: str = "127.0.0.1"
@@ -63,7 +65,7 @@ class ServerSettings(_Section):
     """Log a line for every HTTP request."""
 
 
-class ModelSettings(_Section):
+class ModelSettings(Section):
     """Which models answer. None given: the pair that comes with Outrider."""
 
     large: str | None = None
@@ -75,11 +77,10 @@ class ModelSettings(_Section):
     tool_format: Literal["auto", "hermes", "llama3", "mistral"] = "auto"
     """How the models write tool calls; auto: as their chat templates say."""
 
-    @model_validator(mode="after")
-    def _one_is_left(self) -> "ModelSettings":
-        if self.resolved() == {"large": None, "small": None}:
-            raise ValueError("both tiers are switched off; name a model for one of them")
-        return self
+    @property
+    def is_any(self) -> bool:
+        """Whether a model answers on this machine."""
+        return any(path is not None for path in self.resolved().values())
 
     def resolved(self) -> dict[Literal["large", "small"], str | None]:
         """Path or hub id of each tier, None where there is none.
@@ -95,14 +96,15 @@ class ModelSettings(_Section):
         return {"large": found["large"], "small": found["small"]}
 
     def resolved_router(self) -> Path | None:
-        """The router's folder: the configured one, or with the bundled pair its own."""
-        if self.router is None and self.large is None and self.small is None:
+        """The router's folder: the configured one, or with models of the bundled pair its own."""
+        is_bundled = self.is_any and all(name in (None, NONE) for name in (self.large, self.small))
+        if self.router is None and is_bundled:
             router = bundled_pair() / "router"
             return router if router.is_dir() else None
         return self.router
 
 
-class EngineSettings(_Section):
+class EngineSettings(Section):
     """How the engine runs the models."""
 
     device: Device = "auto"
@@ -147,7 +149,7 @@ class EngineSettings(_Section):
         return self
 
 
-class SpeculationSettings(_Section):
+class SpeculationSettings(Section):
     """How the small model drafts for the large one. Requests can ask for less, not for more."""
 
     enabled: bool = True
@@ -172,7 +174,7 @@ class SpeculationSettings(_Section):
     """Draft across different tokenizers, through the tokens that both have. Off: refused."""
 
 
-class TierPriceSettings(_Section):
+class TierPriceSettings(Section):
     """What a tier's tokens cost, in USD per million."""
 
     prompt: Price = 0.0
@@ -183,7 +185,7 @@ class TierPriceSettings(_Section):
     """Of answers."""
 
 
-class PriceSettings(_Section):
+class PriceSettings(Section):
     """What tokens cost, for targets, limits and sticky conversations. All 0: nobody knows."""
 
     small: TierPriceSettings = Field(default_factory=TierPriceSettings)
@@ -197,7 +199,7 @@ class PriceSettings(_Section):
         )
 
 
-class RoutingSettings(_Section):
+class RoutingSettings(Section):
     """Which model answers what `auto` is asked. The router itself is models.router."""
 
     strong_share: Share | None = None
@@ -254,7 +256,7 @@ class RoutingSettings(_Section):
         return self
 
 
-class LimitSettings(_Section):
+class LimitSettings(Section):
     """What one request may ask for."""
 
     default_max_tokens: Count | None = None

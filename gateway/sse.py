@@ -15,6 +15,7 @@ from engine.events import TokenLogprobs
 from gateway.chat import ChatTokenizer
 from gateway.choice import Delta
 from gateway.generation import Generation
+from gateway.handoff.origin import Origin
 
 DONE: Final = b"data: [DONE]\n\n"
 _encode = msgspec.json.Encoder().encode
@@ -42,7 +43,7 @@ def rounded(number: float | None) -> float | None:
     return None if number is None else round(number, 6)
 
 
-def report(generation: Generation) -> dict[str, Any]:
+def report(generation: Generation, origin: Origin) -> dict[str, Any]:
     """The `outrider` object."""
     job = generation.job
     used = [choice.usage for choice in generation.choices]
@@ -52,8 +53,8 @@ def report(generation: Generation) -> dict[str, Any]:
     queued = [usage.queue_s for usage in used if usage.queue_s is not None]
     return {
         "tier": generation.tier,
-        "reason": generation.reason,
-        "route_tier": job.tier,
+        "reason": origin.explain(generation.reason),
+        "route_tier": origin.route_tier or job.tier,
         "escalated": any(usage.escalated for usage in generation.cascades),
         "quality": rounded(job.quality),
         "confidence": rounded(generation.confidence),
@@ -67,6 +68,8 @@ def report(generation: Generation) -> dict[str, Any]:
         "ttft_s": rounded(ttft_s),
         "queue_s": rounded(max(queued, default=None)),
         "seed": job.seed,
+        "hand_off": origin.hand_off or ("failure" if generation.is_degraded else None),
+        "degraded": origin.is_degraded or generation.is_degraded,
     }
 
 
@@ -260,15 +263,24 @@ class ChunkWriter:
     """Writes the events of one stream."""
 
     def __init__(
-        self, generation: Generation, form: Format, *, with_usage: bool, with_trace: bool
+        self,
+        generation: Generation,
+        form: Format,
+        origin: Origin,
+        *,
+        with_usage: bool,
+        with_trace: bool,
     ) -> None:
         self._generation = generation
         self._form = form
+        self._origin = origin
         self._with_usage = with_usage
         self._with_trace = with_trace
         self._head = b""
         self._tail = (b',"usage":null' if with_usage else b"") + b"}\n\n"
-        self._begun: set[int] = set()
+        before = origin.continues
+        self._answer_id = generation.job.job_id if before is None else before.answer_id
+        self._begun: set[int] = set() if before is None else {0}
         self._num_open = len(generation.choices)
 
     def chunk(self, delta: Delta) -> bytes:
@@ -286,7 +298,7 @@ class ChunkWriter:
         if delta.finish_reason is not None:
             self._num_open -= 1
             if not self._num_open and not self._with_usage:
-                parts.append(b',"outrider":' + _encode(report(self._generation)))
+                parts.append(b',"outrider":' + _encode(report(self._generation, self._origin)))
         elif self._with_trace:
             pieces = b",".join(
                 b"[" + encode_text(text) + (b",true]" if drafted else b",false]")
@@ -301,7 +313,7 @@ class ChunkWriter:
         job = self._generation.job
         return (
             b'data: {"id":'
-            + _encode(job.job_id)
+            + _encode(self._answer_id)
             + b',"object":'
             + _encode(self._form.chunk_object)
             + f',"created":{job.created},"model":'.encode()
@@ -314,11 +326,13 @@ class ChunkWriter:
         if not self._with_usage:
             return DONE
         numbers = _encode(usage(self._generation))
-        outrider = _encode(report(self._generation))
+        outrider = _encode(report(self._generation, self._origin))
         return self._head + b'],"usage":' + numbers + b',"outrider":' + outrider + b"}\n\n" + DONE
 
 
-def whole_body(generation: Generation, form: Format, deltas: Iterable[Delta]) -> bytes:
+def whole_body(
+    generation: Generation, form: Format, origin: Origin, deltas: Iterable[Delta]
+) -> bytes:
     """The response without streaming."""
     job = generation.job
     by_choice: defaultdict[int, list[Delta]] = defaultdict(list)
@@ -331,6 +345,6 @@ def whole_body(generation: Generation, form: Format, deltas: Iterable[Delta]) ->
         "model": generation.model_id,
         "choices": [form.whole_choice(index, by_choice[index]) for index in sorted(by_choice)],
         "usage": usage(generation),
-        "outrider": report(generation),
+        "outrider": report(generation, origin),
     }
     return _encode(body)

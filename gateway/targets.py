@@ -5,11 +5,13 @@ from dataclasses import dataclass, field, replace
 
 from engine.errors import PromptTooLongError, TierUnavailableError
 from engine.events import EngineInfo, TierInfo
-from engine.request import Tier
+from engine.request import TIERS, Tier
 from gateway.chat import ChatTokenizer, Prompt
 from gateway.context import GatewayContext
 from gateway.dialogue import Dialogue
 from gateway.errors import BadRequestError
+from gateway.handoff.leg import HandOffError
+from gateway.handoff.origin import Origin
 from gateway.schema.common import OutriderOptions
 from router.costs import ConversationSize, gain_factor, prices_by_size
 from router.policy import NO_WISHES, Route, WishError, Wishes
@@ -26,6 +28,7 @@ class Ask:
     router reads. `prompts` renders for a tier, once however often it is asked, and raises
     PromptTooLongError. `num_choices` of each prompt; `token_limit` and `min_tokens` of each choice.
     has_token_ids: the request speaks in token ids, which mean something in one tokenizer only.
+    `elsewhere`: the tier elsewhere that plays the large model's part for this request.
     """
 
     is_auto: bool
@@ -39,6 +42,7 @@ class Ask:
     is_streamed: bool
     has_token_ids: bool
     dialogue: Dialogue | None = None
+    elsewhere: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +50,8 @@ class Target:
     """The tier that a request goes to, and why.
 
     `route`: the router's word where it was asked. `escalation`: where the route has a cascade, the
-    tier that takes a weak answer over. `sticky`: the tier that has the conversation in its cache.
+    tier that takes a weak answer over; `hands_over`: it is one elsewhere. `sticky`: the tier that
+    has the conversation in its cache.
     """
 
     info: TierInfo
@@ -54,6 +59,7 @@ class Target:
     tokenizer: ChatTokenizer
     route: Route | None = None
     escalation: TierInfo | None = None
+    hands_over: bool = False
     sticky: Tier | None = None
 
     @property
@@ -79,14 +85,21 @@ class TargetChooser:
         self._parts = context.routing
 
     async def choose(self, ask: Ask, engine: EngineInfo) -> Target:
-        """The target. Raises BadRequestError, TierUnavailableError or PromptTooLongError."""
-        candidates = _narrowed(ask)
+        """The target.
+
+        Raises BadRequestError, TierUnavailableError or PromptTooLongError, and HandOffError where
+        the request is for the tier elsewhere.
+        """
+        candidates = _narrowed(ask, engine)
         if ask.options.quality not in (None, "lossless"):
             info = cascade_tier(candidates, engine)
             await self._budget(ask, (info,))
             is_named = ask.options.tier is not None or not ask.is_auto
             return self._target(info, "requested" if is_named else "cascade")
         if ask.is_auto and ask.options.tier is None:
+            small = next((info for info in candidates if info.tier == "small"), None)
+            if ask.elsewhere is not None and small is not None:
+                return await self._shared(ask, small, ask.elsewhere)
             return await self._routed(ask, candidates)
         if ask.options.min_quality is not None:
             raise BadRequestError(
@@ -147,15 +160,43 @@ class TargetChooser:
             return self._in_tool_loop(ask.dialogue, ask, candidates, budget)
         wishes = self._wishes(ask, candidates, budget)
         tokenizer = self._context.tokenizers[candidates[0].tier]
+        route = self._route(ask.text(tokenizer), wishes)
+        if len(budget.affordable) < len(candidates):
+            route = self._within(ask, route, budget)
+        return replace(await self._fitted(ask, route, budget.affordable), sticky=sticky)
+
+    async def _shared(self, ask: Ask, small: TierInfo, elsewhere: str) -> Target:
+        """The small model, as far as the router trusts it; else raises HandOffError."""
+        await self._budget(ask, (small,))
+        dialogue = ask.dialogue
+        if dialogue is not None and dialogue.is_tool_loop:
+            if dialogue.tier is not None:
+                return self._in_tool_loop(dialogue, ask, (small,), _Budget(affordable=(small,)))
+            reason = f"tool loop: {elsewhere}, nobody knows who made the calls"
+            raise HandOffError(Origin(hand_off="quality", reason=reason, route_tier="small"))
+        tokenizer = self._context.tokenizers[small.tier]
+        wishes = Wishes(
+            min_quality=ask.options.min_quality,
+            is_whole=not ask.is_streamed,
+            may_watch=ask.num_choices == 1 and len(await ask.prompts(small)) == 1,
+        )
+        route = self._route(ask.text(tokenizer), wishes)
+        if route.tier != "small":
+            origin = Origin(
+                hand_off="quality", reason=route.reason, route_tier="small", quality=route.quality
+            )
+            raise HandOffError(origin, is_own=route.is_own)
+        target = self._target(small, route.reason, route)
+        return replace(target, hands_over=route.cascade is not None)
+
+    def _route(self, text: str, wishes: Wishes) -> Route:
+        """The router's word. Raises BadRequestError for a wish that it cannot judge."""
         try:
-            route = self._context.router.route(ask.text(tokenizer), wishes)
+            return self._context.router.route(text, wishes)
         except WishError as error:
             raise BadRequestError(
                 f"outrider.min_quality: {error}.", param="outrider.min_quality"
             ) from None
-        if len(budget.affordable) < len(candidates):
-            route = self._within(ask, route, budget)
-        return replace(await self._fitted(ask, route, budget.affordable), sticky=sticky)
 
     def _wishes(self, ask: Ask, candidates: Candidates, budget: _Budget) -> Wishes:
         tiers = {info.tier: info for info in candidates}
@@ -228,6 +269,10 @@ class TargetChooser:
         """The route's tier, unless the request is too long for it and not for the other one."""
         tiers = {info.tier: info for info in affordable}
         info = tiers.get(route.tier)
+        if info is None and len(tiers) == 1:
+            (info,) = affordable
+            reason = f"only the {info.tier} model is here; {route.reason}"
+            return self._target(info, reason, replace(route, cascade=None, is_own=False))
         if info is None:
             raise TierUnavailableError(
                 f"The router chose the {route.tier} tier, which is not loaded."
@@ -255,11 +300,16 @@ class TargetChooser:
         return Target(info=info, reason=reason, tokenizer=tokenizer, route=route)
 
 
-def _narrowed(ask: Ask) -> Candidates:
+def _narrowed(ask: Ask, engine: EngineInfo) -> Candidates:
     """The candidates of the tier that the options name. Raises BadRequestError for none."""
     wanted = ask.options.tier
     if wanted is None:
         return ask.candidates
+    if wanted not in engine.tiers:
+        known = " and ".join(tier for tier in TIERS if tier in engine.tiers)
+        raise BadRequestError(
+            f"outrider.tier: {wanted!r} is no tier here; known are {known}.", param="outrider.tier"
+        )
     found = [info for info in ask.candidates if info.tier == wanted]
     if not found:
         has = " or ".join(info.tier for info in ask.candidates)

@@ -1,5 +1,7 @@
 """What Outrider looks like in a terminal: progress, the start-up banner, coloured tokens."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Self
 
 from rich.console import Console
@@ -8,6 +10,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.text import Text
 
 from engine.events import EngineInfo
+from gateway.settings_tiers import UpstreamSettings
 
 DRAFTED_STYLE = "bold green"
 """Tokens that the small model guessed and the large one confirmed."""
@@ -56,8 +59,13 @@ class LoadingProgress:
         self._progress.stop()
 
 
-def print_banner(console: Console, url: str, info: EngineInfo) -> None:
-    """Where the gateway is, what it serves, how to try it."""
+def print_banner(
+    console: Console,
+    url: str,
+    info: EngineInfo,
+    tiers: Mapping[str, UpstreamSettings] = MappingProxyType({}),
+) -> None:
+    """Where the gateway is, what it serves, here and elsewhere (`tiers`), how to try it."""
     console.print(f"[bold]Outrider is ready on {url}[/bold]", soft_wrap=True)
     for tier, model in info.tiers.items():
         millions = model.num_parameters / 1e6
@@ -66,9 +74,17 @@ def print_banner(console: Console, url: str, info: EngineInfo) -> None:
             f"{model.device}, context {model.max_context}",
             soft_wrap=True,
         )
-    drafts = "on: small drafts for large" if info.speculation else "off"
-    console.print(f"  speculation {drafts}", soft_wrap=True)
-    names = ", ".join(["auto", *info.tiers])
+    for name, upstream in tiers.items():
+        where = ", ".join(upstream.url)
+        label = f"{upstream.model} at " if upstream.model else ""
+        console.print(
+            f"  {name:<6} {escape(label + where)} ({upstream.server})",
+            soft_wrap=True,
+        )
+    if info.tiers:
+        drafts = "on: small drafts for large" if info.speculation else "off"
+        console.print(f"  speculation {drafts}", soft_wrap=True)
+    names = ", ".join(["auto", *info.tiers, *tiers])
     body = '{"model": "auto", "messages": [{"role": "user", "content": "What is 17 + 25?"}]}'
     console.print(f"Models: {names}. Try it:", soft_wrap=True)
     console.print(

@@ -102,6 +102,20 @@ class ChatRequest(GenerationFields):
         dict[str, JsonValue] | None,
         Field(description="Variables for the model's chat template, e.g. enable_thinking."),
     ] = None
+    continue_final_message: Annotated[
+        bool | None,
+        Field(
+            description="vLLM's field; true: the answer goes on behind the last message, which is "
+            "the assistant's."
+        ),
+    ] = None
+    add_generation_prompt: Annotated[
+        bool | None,
+        Field(
+            description="vLLM's field; whether the template opens an answer. Absent: unless "
+            "continue_final_message is true."
+        ),
+    ] = None
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: Annotated[
         ToolChoice | None, Field(description="Absent: auto where there are tools.")

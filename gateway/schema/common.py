@@ -19,7 +19,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError, core_schema
 
-from engine.request import CascadeRule, Source, Tier
+from engine.request import CascadeRule, Source
+from gateway.settings_tiers import Policy
 
 MAX_CHOICES = 16
 MAX_STOPS = 16
@@ -28,6 +29,7 @@ MAX_TOP_LOGPROBS = 20
 MAX_LABEL_CHARS = 512
 MAX_BIASES = 1024
 MAX_STOP_TOKEN_IDS = 16
+MAX_DEADLINE_MS = 86_400_000
 
 
 class RequestModel(BaseModel):
@@ -49,13 +51,17 @@ class Harmless:
 
     values: tuple[JsonValue, ...] = (None,)
 
+    def passes(self, value: JsonValue) -> bool:
+        """Whether this value means "off"."""
+        return any(_same(value, allowed) for allowed in self.values)
+
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> core_schema.CoreSchema:
         """Refuse every other value with the field's name."""
 
         def check(value: JsonValue) -> JsonValue:
-            if any(_same(value, allowed) for allowed in self.values):
+            if self.passes(value):
                 return value
             raise PydanticCustomError("unsupported_value", "this value is not supported yet")
 
@@ -122,7 +128,7 @@ class CascadeQuality(RequestModel):
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """Annotation of an `OutriderOptions` field whose feature comes later.
+    """Annotation of a field under `OutriderOptions` whose feature comes later.
 
     The Python type stays the field's own, so building the feature means deleting the annotation.
     """
@@ -160,10 +166,14 @@ class OutriderOptions(RequestModel):
 
     `max_draft_nodes` and `max_draft_depth` bound the token tree of one step; `sources` says where
     its guesses may come from. `quality`: the large model's own distribution (lossless, the default)
-    or a speculative cascade of both models. `tier` takes the choice from the router. `min_quality`
-    is the accuracy that `auto` is to keep, as a share of what the large model alone has.
-    `max_cost_usd` bounds what the request may cost at the server's prices: a tier that could cost
-    more does not answer.
+    or a speculative cascade of both models. `tier` takes the choice from the router: a local model
+    or a tier elsewhere. `min_quality` is the accuracy that `auto` is to keep, as a share of what
+    the large model alone has. `max_cost_usd` bounds what the request may cost at the server's
+    prices: a tier that could cost more does not answer.
+
+    `policy`: who may answer, models of this machine (local) or servers elsewhere (cloud).
+    `privacy`: nothing of a private request leaves this machine. `deadline_ms`: the time for the
+    whole answer, from the request's arrival.
     """
 
     speculation: Literal["on", "off"] | None = None
@@ -172,12 +182,12 @@ class OutriderOptions(RequestModel):
     sources: Annotated[list[Source], Field(max_length=16)] | None = None
     slo: SloOptions | None = None
     quality: Literal["lossless"] | CascadeQuality | None = None
-    tier: Tier | None = None
+    tier: Label | None = None
     min_quality: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
     max_cost_usd: Annotated[float, Field(gt=0.0)] | None = None
-    policy: Annotated[Label | None, Planned()] = None
-    privacy: Annotated[Label | None, Planned()] = None
-    deadline_ms: Annotated[float | None, Planned()] = None
+    policy: Policy | None = None
+    privacy: Literal["private"] | None = None
+    deadline_ms: Annotated[float, Field(gt=0.0, le=MAX_DEADLINE_MS)] | None = None
 
 
 class GenerationFields(RequestModel):

@@ -2,6 +2,8 @@
 
 from pydantic import BaseModel, ConfigDict
 
+from gateway.handoff.origin import HandOffKind
+
 
 class ErrorDetail(BaseModel):
     """What went wrong; `param` is the path of the offending field, e.g. messages.0.content."""
@@ -15,8 +17,26 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorResponse(BaseModel):
-    """Also the last event of a stream that fails midway."""
+    """What every endpoint answers when it fails."""
 
     model_config = ConfigDict(extra="forbid")
 
     error: ErrorDetail
+
+
+class DeliveredReport(BaseModel):
+    """What was delivered of an answer that broke off: by whom, and how many tokens."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    tier: str
+    reason: str
+    hand_off: HandOffKind | None
+    degraded: bool
+    completion_tokens: int
+
+
+class ErrorEvent(ErrorResponse):
+    """The last event of a stream that fails midway."""
+
+    outrider: DeliveredReport

@@ -9,6 +9,9 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from engine.request import Tier
+from gateway.handoff.origin import HandOffKind
+from gateway.upstream.call import UsageSource
+from gateway.upstream.traits import ServerKind
 
 
 class ResponseModel(BaseModel):
@@ -27,12 +30,13 @@ class OutriderReport(ResponseModel):
     that were given up, the large model wrote `reused_tokens` too; `discarded_tokens` are the rest.
     `mean_emitted_tokens` is tokens per pass of the tier's model; `seed` reproduces a sampled answer
     and is null for greedy ones. `unratified_tokens` are those of a speculative cascade that the
-    large model alone would not have chosen.
+    large model alone would not have chosen. `hand_off` says why it answers who was not asked first,
+    and `degraded` that a tier elsewhere should have answered and could not.
     """
 
     tier: Tier
     reason: str
-    route_tier: Tier
+    route_tier: str
     escalated: bool
     quality: float | None
     confidence: float | None
@@ -46,6 +50,37 @@ class OutriderReport(ResponseModel):
     ttft_s: float | None
     queue_s: float | None
     seed: int | None
+    hand_off: HandOffKind | None
+    degraded: bool
+
+
+class UpstreamReport(ResponseModel):
+    """How a tier elsewhere served the request; the rest of its answer is the server's own.
+
+    `tier`, `reason`, `route_tier`, `escalated`, `hand_off`, `quality`, `confidence` and the tokens
+    held and discarded are as in `OutriderReport`. `attempts` were made; `hedged`: a second one ran
+    beside the first; `continuations`: how often another replica went on where one had failed.
+    `usage_source` says who counted the tokens, `usage_corrected` that the server had said something
+    else. `cost_usd` at the operator's prices; null where there are none, or no tokens known yet.
+    """
+
+    tier: str
+    reason: str
+    route_tier: str
+    escalated: bool
+    hand_off: HandOffKind | None
+    degraded: bool
+    quality: float | None
+    confidence: float | None
+    held_tokens: int
+    discarded_tokens: int
+    ttft_s: float | None
+    attempts: int
+    hedged: bool
+    continuations: int
+    usage_source: UsageSource
+    usage_corrected: bool
+    cost_usd: float | None
 
 
 class TokenTrace(ResponseModel):
@@ -245,14 +280,30 @@ class TierCard(ResponseModel):
     device: str
 
 
+class UpstreamCard(ResponseModel):
+    """A tier that is a server elsewhere.
+
+    `model_id` is what the server is asked for, null where it names no model; `max_context` is null
+    where nobody knows it.
+    """
+
+    tier: str
+    model_id: str | None
+    max_context: int | None
+    server: ServerKind
+
+
 class ModelCard(ResponseModel):
-    """A name that `model` accepts. `tiers` are the checkpoints that may answer."""
+    """A name that `model` accepts."""
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
-    outrider: Annotated[list[TierCard], Field(description="Which checkpoints may answer.")]
+    outrider: Annotated[
+        list[TierCard | UpstreamCard],
+        Field(description="Which checkpoints may answer, and which servers elsewhere."),
+    ]
 
 
 class ModelList(ResponseModel):

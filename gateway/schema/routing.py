@@ -38,20 +38,21 @@ class RouteReport(ResponseModel):
     with `threshold`, with which the watch compares its own confidence too. `stage`: what has the
     last word: text, prompt (the small model's reading of it) or answer. `sticky`: the tier that has
     the conversation in its cache. `pair`: fingerprints of the models that the router was trained
-    for. `alternatives`: the other tiers that this `model` may mean.
+    for. `alternatives`: the other tiers that this `model` may mean. For a tier elsewhere
+    `prompt_tokens` is null, and `cost_usd` is estimated on the safe side: nobody knows its tokens.
     """
 
     object: Literal["route"]
     model: str
-    tier: Tier
-    model_id: str
+    tier: str
+    model_id: str | None
     reason: str
     quality: float | None
     threshold: float | None
     band: tuple[float, float] | None
     stage: Literal["text", "prompt", "answer"] | None
     cascade: CascadeReport | None
-    prompt_tokens: int
+    prompt_tokens: int | None
     cost_usd: float | None
     sticky: Tier | None
     pair: str | None

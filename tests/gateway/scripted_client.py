@@ -46,8 +46,8 @@ class Script:
 
     `refusal` is raised at once. After the steps: `failure` is sent, or the request hangs until it
     is closed, or it finishes. A small answer that may escalate is held first, until it is settled
-    or switched. `gap_s` is waited before each step; `top_ids` are offered as alternatives where
-    log-probabilities are asked for.
+    or switched. `gap_s` is waited before each step, `prefill_s` before the first event; `top_ids`
+    are offered as alternatives where log-probabilities are asked for.
 
     `escalated`: how it goes on from the first step after `switch_tier`, whether or not the answer
     is kept; None: the other tier refuses, which settles the answer.
@@ -60,6 +60,7 @@ class Script:
     hangs: bool = False
     breaks_off: bool = False
     gap_s: float = 0.0
+    prefill_s: float = 0.0
     num_cached_tokens: int = 0
     top_ids: tuple[int, ...] = ()
     hidden_state: tuple[float, ...] | None = None
@@ -153,6 +154,7 @@ class ScriptedClient:
         request, tier = playing.request, playing.tier
         request_id = request.request_id
         num_prompt = len(request.prompt_token_ids)
+        await asyncio.sleep(script.prefill_s)
         yield PrefillDone(
             request_id=request_id,
             tier=tier,

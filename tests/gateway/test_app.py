@@ -19,7 +19,7 @@ from engine.errors import (
 from engine.request import EngineRequest
 from gateway.app import GatewayContext, GatewayLimits, create_app
 from gateway.chat import ChatTokenizer
-from gateway.schema.errors import ErrorResponse
+from gateway.schema.errors import ErrorEvent, ErrorResponse
 from gateway.schema.responses import ChatCompletion, ChatCompletionChunk, Completion, ModelList
 from tests.gateway.conftest import LengthPolicy, Server, serve, wait_for
 from tests.gateway.scripted_client import Script, ScriptedClient
@@ -202,7 +202,9 @@ def test_a_failure_midway_is_an_event_and_no_done(server: Server, http: httpx.Cl
     response = http.post("/v1/chat/completions", json={**HI, "stream": True})
     assert "[DONE]" not in response.text
     last = response.text.strip().split("\n\n")[-1].removeprefix("data: ")
-    error = ErrorResponse.model_validate_json(last).error
+    event = ErrorEvent.model_validate_json(last)
+    assert (event.outrider.tier, event.outrider.completion_tokens) == ("small", 2)
+    error = event.error
     assert (error.code, error.message) == ("out_of_memory", "No memory.")
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,9 +11,14 @@ from typing import Any
 import pytest
 from starlette.types import Message
 
-from gateway.asgi import GenerationResponse, header_text
+from gateway.asgi import AnswerResponse, header_text
 from gateway.chat import ChatTokenizer
 from gateway.generation import Generation
+from gateway.handoff.answering import Answering, Place
+from gateway.handoff.leg import Leg
+from gateway.handoff.local_leg import LocalLeg, Writing
+from gateway.handoff.local_load import LocalLoad
+from gateway.handoff.origin import Origin
 from gateway.job import Job
 from gateway.metrics import GatewayMetrics
 from gateway.schema.responses import ChatCompletion, ChatCompletionChunk, Completion
@@ -66,7 +72,18 @@ def answered(
     metrics = GatewayMetrics()
     generation = Generation(engine, job, metrics)
     form = CompletionFormat if options.pop("is_completion", False) else ChatFormat
-    response = GenerationResponse(generation, form(job.tokenizer, num_top), **options)
+    writing = Writing(
+        is_streamed=options["stream"],
+        with_usage=options.get("with_usage", False),
+        with_trace=options.get("with_trace", False),
+    )
+
+    async def open_leg(origin: Origin) -> Leg:
+        ticket = LocalLoad(time.monotonic).admit()
+        return LocalLeg(generation, form(job.tokenizer, num_top), writing, origin, ticket)
+
+    answering = Answering([Place(name="local", open=open_leg)])
+    response = AnswerResponse(answering, is_streamed=writing.is_streamed, clock=time.monotonic)
     sent: list[Message] = []
 
     async def receive() -> Message:

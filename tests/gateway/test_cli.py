@@ -1,5 +1,6 @@
 """The commands, without models: help, settings, errors, and chats with a scripted gateway."""
 
+import io
 import re
 import socket
 from collections.abc import Iterator
@@ -9,8 +10,10 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
+from engine.events import EngineInfo
 from gateway.cli import app, main
-from gateway.terminal import DRAFTED_STYLE, LoadingProgress, token_text
+from gateway.settings import Settings, load_settings
+from gateway.terminal import DRAFTED_STYLE, LoadingProgress, print_banner, token_text
 from gateway.terminal_chat import Answer, ChatOptions
 from tests.gateway.conftest import Server
 
@@ -48,6 +51,7 @@ def test_serve_help_has_examples_and_every_flag() -> None:
     assert "outrider serve --large" in result.output
     for flag in ("--config", "--large", "--small", "--device", "--dtype", "--host", "--port"):
         assert flag in result.output
+    assert "--tier cloud=https://host/v1" in result.output
 
 
 def test_the_entry_point_is_the_app(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,6 +75,7 @@ def test_config_init_writes_a_file_once(empty_folder: Path) -> None:
     assert again.exit_code == 2
     assert "outrider.toml exists already" in again.output
     assert invoke("config", "show").exit_code == 0, "the written file is a valid one"
+    assert "#[tiers.cloud]" in written
 
 
 @pytest.mark.parametrize(
@@ -81,6 +86,13 @@ def test_config_init_writes_a_file_once(empty_folder: Path) -> None:
         (("serve", "--set", "engine.device"), "write it as --set section.name=value"),
         (("serve", "--config", "no.toml"), "file no.toml cannot be read"),
         (("doctor", "--port", "-1"), "server.port (flag --port) = -1"),
+        (("serve", "--tier", "cloud"), "write it as --tier cloud=https://host/v1"),
+        (("serve", "--tier", "a.b=http://x"), "write it as --tier cloud=https://host/v1"),
+        (("serve", "--tier", "=http://x"), "write it as --tier cloud=https://host/v1"),
+        (("serve", "--tier", "cloud=x"), "'x' is no URL; write it like https://host/v1"),
+        (("serve", "--tier", "auto=http://x"), "tiers.auto: auto means something else already"),
+        (("doctor", "--tier", "cloud=x"), "'x' is no URL; write it like https://host/v1"),
+        (("serve", "--large", "none", "--small", "none"), "(--tier cloud=https://host/v1)"),
     ],
 )
 def test_a_wrong_setting_ends_with_a_sentence_and_status_2(
@@ -97,6 +109,62 @@ def test_a_port_in_use_is_said_before_anything_is_loaded(taken_port: int) -> Non
     assert result.exit_code == 2
     assert f"cannot listen on 127.0.0.1 port {taken_port}: address already in use" in result.output
     assert "--port" in result.output
+
+
+def test_a_tier_on_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[Settings] = []
+    monkeypatch.setattr("gateway.cli._serve", served.append)
+    result = invoke(
+        *("serve", "--large", "none", "--small", "none"),
+        *(
+            "--tier",
+            "gpu=http://a/v1",
+            "--tier",
+            "cloud=https://c/v1/",
+            "--tier",
+            "gpu=http://b/v1",
+        ),
+        *("--set", "tiers.cloud.api_key_env=KEY", "--set", "tiers.gpu.server=vllm"),
+        env={"OUTRIDER_TIERS__GPU__URL": "http://other/v1"},
+    )
+    assert result.exit_code == 0, result.output
+    (settings,) = served
+    assert settings.tiers["gpu"].url == ("http://a/v1", "http://b/v1")
+    assert settings.tiers["gpu"].server == "vllm"
+    assert settings.tiers["cloud"].url == ("https://c/v1",)
+    assert settings.tiers["cloud"].api_key_env == "KEY"
+    assert settings.models.resolved() == {"large": None, "small": None}
+
+
+def test_a_missing_key_ends_the_start() -> None:
+    result = invoke(
+        *("serve", "--port", "0", "--large", "none", "--small", "none"),
+        *("--tier", "cloud=http://127.0.0.1:9/v1", "--set", "tiers.cloud.api_key_env=NO_SUCH_KEY"),
+        *("--set", "engine.process=false"),
+    )
+    assert result.exit_code == 2, result.output
+    assert "tiers.cloud.api_key_env = 'NO_SUCH_KEY'" in result.output
+    assert "Traceback" not in result.output
+
+
+def test_the_banner_names_tiers_elsewhere() -> None:
+    settings = load_settings(
+        environ={},
+        flags={
+            "models.large": "none",
+            "models.small": "none",
+            "tiers.gpu.url": "http://a/v1,http://b/v1",
+            "tiers.gpu.server": "vllm",
+            "tiers.gpu.model": "big-1",
+        },
+    )
+    console = Console(record=True, file=io.StringIO(), width=200, highlight=False)
+    info = EngineInfo(tiers={}, speculation=False)
+    print_banner(console, "http://127.0.0.1:1", info, settings.tiers)
+    text = console.export_text()
+    assert "gpu    big-1 at http://a/v1, http://b/v1 (vllm)" in text
+    assert "Models: auto, gpu." in text
+    assert "speculation" not in text
 
 
 def test_serve_refuses_beside_hugging_faces_kernels(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,9 @@ import json
 import os
 import shutil
 import socket
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks.mock_upstream import mock_in_thread
 from gateway import doctor
 from gateway.cli import app
 from gateway.doctor import Check, examine
@@ -150,6 +154,109 @@ def test_the_command_prints_and_exits(checkpoint: Path, free_port: int, tmp_path
     document = json.loads(runner.invoke(app, [*arguments, "--json"]).stdout)
     assert document["ok"] is True
     assert {"name", "status", "detail", "advice"} == set(document["checks"][0])
+
+
+# Tiers elsewhere.
+
+NO_MODELS = {"models__large": "none", "models__small": "none"}
+
+
+def test_a_tier_that_answers() -> None:
+    with mock_in_thread(models=("big-1", "big-2")) as mock:
+        found = checks(tiers__cloud__url=mock.url, tiers__cloud__model="big-2", **NO_MODELS)
+        check = found["cloud tier"]
+        assert check == Check(
+            name="cloud tier", status="ok", detail=f"{mock.url} answers with big-2"
+        )
+        assert "router" not in found
+        assert not {"large model", "small model"} & found.keys()
+        check = checks(tiers__cloud__url=mock.url, **NO_MODELS)["cloud tier"]
+        assert check.detail == f"{mock.url} answers with big-1", "the first one that it lists"
+        assert mock.requests == [], "nothing is generated"
+
+
+def test_a_model_that_the_server_does_not_list() -> None:
+    with mock_in_thread(models=[f"m{number}" for number in range(9)]) as mock:
+        check = checks(tiers__cloud__url=mock.url, tiers__cloud__model="big")["cloud tier"]
+    assert check.status == "warning"
+    assert check.detail == f"{mock.url} answers, but does not list big"
+    assert "Listed are m0, m1, m2, m3, m4, ...; name one" in check.advice
+    with mock_in_thread(models=()) as mock:
+        check = checks(tiers__cloud__url=mock.url)["cloud tier"]
+        assert check.status == "warning"
+        assert "tiers.cloud.model" in check.advice
+        check = checks(tiers__cloud__url=mock.url, tiers__cloud__model="big")["cloud tier"]
+        assert check.status == "ok"
+
+
+def test_a_server_that_is_not_there(free_port: int) -> None:
+    url = f"http://127.0.0.1:{free_port}/v1"
+    check = checks(tiers__cloud__url=url)["cloud tier"]
+    assert check.status == "warning", "the models of this machine answer"
+    assert check.detail.startswith(f"{url}: ")
+    assert "tiers.cloud.url" in check.advice
+    assert checks(tiers__cloud__url=url, **NO_MODELS)["cloud tier"].status == "failed"
+    with mock_in_thread() as mock:
+        both = f"{url},{mock.url}"
+        check = checks(tiers__cloud__url=both, **NO_MODELS)["cloud tier"]
+    assert check.status == "warning", "one of two replicas is enough to begin"
+    assert f"; {mock.url} answers with mock-model" in check.detail
+
+
+@pytest.fixture
+def guarded() -> Iterator[str]:
+    """A server that tells its models only at /v1, and only to who has the key."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status = 404 if self.path != "/v1/models" else 401
+            if status == 401 and self.headers["authorization"] == "Bearer sk-right":
+                status = 200
+            body = b'{"data": [{"id": "guarded-model"}]}' if status == 200 else b"{}"
+            self.send_response(status)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/v1"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_key_that_the_server_does_not_take(guarded: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = {"tiers__cloud__url": guarded}
+    check = checks(**url, **NO_MODELS)["cloud tier"]
+    assert check.status == "failed"
+    assert "status 401" in check.detail
+    assert "tiers.cloud.api_key_env" in check.advice
+    key = {"tiers__cloud__api_key_env": "CLOUD_KEY"}
+    monkeypatch.setenv("CLOUD_KEY", "sk-wrong")
+    check = checks(**url, **key)["cloud tier"]
+    assert check.status == "warning", "the models of this machine answer"
+    assert "Put a key that it takes into CLOUD_KEY." in check.advice
+    assert "sk-wrong" not in check.detail + check.advice
+    monkeypatch.setenv("CLOUD_KEY", "sk-right")
+    check = checks(**url, **key)["cloud tier"]
+    assert check.status == "ok"
+    assert check.detail == f"{guarded} answers with guarded-model"
+    monkeypatch.delenv("CLOUD_KEY")
+    check = checks(**url, **key)["cloud tier"]
+    assert check.status == "failed", "the gateway would not start"
+    assert "CLOUD_KEY is not set" in check.detail
+
+
+def test_a_wrong_path(guarded: str) -> None:
+    url = guarded.removesuffix("/v1")
+    check = checks(tiers__cloud__url=url)["cloud tier"]
+    assert check.status == "warning"
+    assert f"{url}/models answers with status 404" in check.detail
+    assert "/v1" in check.advice
 
 
 # The machine.

@@ -13,7 +13,7 @@ from engine.errors import EngineError
 from engine.kv_cache import KVCache
 from engine.pass_graphs import estimate_bytes
 from engine.runner import ModelRunner
-from gateway import wiring
+from gateway import engine_wiring, wiring
 from gateway.backends.step_loop import no_progress
 from gateway.cli import app
 from gateway.settings import Settings, load_settings
@@ -34,7 +34,7 @@ def settings_of(**flags: Any) -> Settings:
 
 
 def runners_of(**flags: Any) -> dict[str, ModelRunner]:
-    return dict(wiring.load_runners(settings_of(**flags), no_progress))
+    return dict(engine_wiring.load_runners(settings_of(**flags), no_progress))
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def test_recording_is_reported_and_comes_last(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(ModelRunner, "capture_graphs", capture)
     stages: list[tuple[str, float]] = []
-    wiring.load_runners(settings_of(), lambda stage, share: stages.append((stage, share)))
+    engine_wiring.load_runners(settings_of(), lambda stage, share: stages.append((stage, share)))
     assert sorted(stages[-2:]) == [
         ("capturing graphs of the large model", 0.25),
         ("capturing graphs of the small model", 0.25),
@@ -133,10 +133,10 @@ def test_too_little_memory_for_graphs_is_an_error_with_ways_out(
 def test_deterministic_on_a_gpu_needs_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kernels.triton_support.triton", None)
     wanted = settings_of(engine__deterministic=True)
-    wiring._check_modes(wanted, torch.device("cpu"))
-    wiring._check_modes(settings_of(), torch.device("cuda"))
+    engine_wiring._check_modes(wanted, torch.device("cpu"))
+    engine_wiring._check_modes(settings_of(), torch.device("cuda"))
     with pytest.raises(EngineError, match=r"needs Triton.*--device cpu"):
-        wiring._check_modes(wanted, torch.device("cuda"))
+        engine_wiring._check_modes(wanted, torch.device("cuda"))
 
 
 def test_the_cache_leaves_room_for_the_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +144,7 @@ def test_the_cache_leaves_room_for_the_graphs(monkeypatch: pytest.MonkeyPatch) -
     needed = sum(estimate_bytes(model.config, model.dtype) for model in models.values())
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (needed + (8 << 20), 1 << 40))
     num_blocks = {
-        on: wiring._num_blocks(
+        on: engine_wiring._num_blocks(
             settings_of(engine__max_context=None, engine__cuda_graphs=on),
             models,  # type: ignore[arg-type]
             torch.device("cuda"),

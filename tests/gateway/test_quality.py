@@ -128,7 +128,7 @@ def job_of(tokenizer: ChatTokenizer, change: Callable[[EngineInfo], EngineInfo])
     )
     body = {"model": "auto", "messages": [{"role": "user", "content": "Hi"}]}
     request = ChatRequest.model_validate({**body, "outrider": {"quality": CASCADE}})
-    return asyncio.run(JobBuilder(context, GatewayMetrics()).chat_job(request, 0.0))
+    return asyncio.run(JobBuilder(context, GatewayMetrics()).job(request, 0.0))
 
 
 def test_an_engine_that_does_not_draft_has_no_cascade(tokenizer: ChatTokenizer) -> None:

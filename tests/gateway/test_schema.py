@@ -55,6 +55,12 @@ HARMLESS = {
         {},
         {"speculation": "off", "max_draft_nodes": 0, "tier": None},
         {"tier": "large"},
+        {"tier": "cloud"},
+        {"policy": "local_only"},
+        {"policy": "cloud_only", "privacy": None, "deadline_ms": None},
+        {"policy": "prefer_cloud", "privacy": "private"},
+        {"policy": "prefer_local", "deadline_ms": 0.5},
+        {"deadline_ms": 86_400_000},
         {"min_quality": 0},
         {"min_quality": 1},
         {"max_cost_usd": 1e-9},
@@ -86,9 +92,8 @@ def test_what_is_not_supported_is_named(field: str) -> None:
 
 
 NOT_BUILT = {
-    "policy": "cheap",
-    "privacy": "local",
-    "deadline_ms": 100,
+    "class": "interactive",
+    "ttft_ms": 100,
 }
 
 
@@ -99,8 +104,8 @@ NOT_BUILT = {
 def test_outrider_options_that_are_not_built(
     model: type[BaseModel], document: dict[str, object], field: str
 ) -> None:
-    error = refusal(model, {**document, "outrider": {field: NOT_BUILT[field]}})
-    assert error.param == f"outrider.{field}"
+    error = refusal(model, {**document, "outrider": {"slo": {field: NOT_BUILT[field]}}})
+    assert error.param == f"outrider.slo.{field}"
     assert "not built yet" in str(error)
 
 
@@ -141,7 +146,14 @@ def test_outrider_options_that_are_not_built(
         ({"outrider": {"max_draft_nodes": 256}}, "outrider.max_draft_nodes"),
         ({"outrider": {"depth": 1}}, "outrider.depth"),
         ({"outrider": {"sources": 5}}, "outrider.sources"),
-        ({"outrider": {"tier": "medium"}}, "outrider.tier"),
+        ({"outrider": {"tier": 5}}, "outrider.tier"),
+        ({"outrider": {"policy": "cheap"}}, "outrider.policy"),
+        ({"outrider": {"policy": ["local_only"]}}, "outrider.policy"),
+        ({"outrider": {"privacy": "local"}}, "outrider.privacy"),
+        ({"outrider": {"privacy": True}}, "outrider.privacy"),
+        ({"outrider": {"deadline_ms": 0}}, "outrider.deadline_ms"),
+        ({"outrider": {"deadline_ms": 86_400_001}}, "outrider.deadline_ms"),
+        ({"outrider": {"deadline_ms": "100"}}, "outrider.deadline_ms"),
         ({"outrider": {"min_quality": 1.01}}, "outrider.min_quality"),
         ({"outrider": {"min_quality": "high"}}, "outrider.min_quality"),
         ({"outrider": {"max_cost_usd": 0}}, "outrider.max_cost_usd"),

@@ -85,17 +85,30 @@ def test_variables_are_read_in_any_case_and_as_sections() -> None:
 
 @pytest.mark.parametrize("path", list(setting_paths()), ids=".".join)
 def test_every_setting_can_come_from_the_environment(path: tuple[str, ...]) -> None:
-    value: object = Settings()
-    for part in path:
-        value = getattr(value, part)
-    text = "1" if value is None else ",".join(value) if isinstance(value, tuple) else str(value)
-    environ = {f"OUTRIDER_{'__'.join(path).upper()}": text}
+    base = {"OUTRIDER_TIERS__NAME__URL": "http://x/v1"}
+    variable = f"OUTRIDER_{'__'.join(path).upper()}"
+    value = setting_of(load_settings(environ=base), path)
+    match value:
+        case None:
+            text = {"tier": "name", "model": "m", "api_key_env": "KEY"}.get(path[-1], "1")
+        case dict():
+            text = '{"x-a": "b"}'
+        case tuple():
+            text = ",".join(value)
+        case _:
+            text = str(value)
+    environ = base | {variable: text}
     if path == ("routing", "max_cost_usd"):
         environ["OUTRIDER_ROUTING__PRICES__LARGE__PROMPT"] = "1"
-    settings: object = load_settings(environ=environ)
+    found = setting_of(load_settings(environ=environ), path)
+    assert str(found) in (str(value), text, "1.0") or found == {"x-a": "b"}
+
+
+def setting_of(settings: object, path: tuple[str, ...]) -> object:
     for part in path:
-        settings = getattr(settings, part)
-    assert str(settings) in (str(value), text, "1.0")
+        by_name = settings.get(part.lower()) if isinstance(settings, dict) else None
+        settings = getattr(settings, part) if by_name is None else by_name
+    return settings
 
 
 def test_a_wrong_value_names_itself_its_source_and_what_it_may_be(empty_folder: Path) -> None:
@@ -103,6 +116,12 @@ def test_a_wrong_value_names_itself_its_source_and_what_it_may_be(empty_folder: 
     assert complaint(environ=environ) == (
         "engine.device (environment variable OUTRIDER_ENGINE__DEVICE) = 'gpu': "
         "input should be 'auto', 'cpu' or 'cuda'"
+    )
+    assert complaint(flags={"speculation.enabled": "maybe"}).startswith(
+        "speculation.enabled (flag --speculation) = 'maybe': "
+    )
+    assert complaint(flags={"engine.max_waiting": -1}).startswith(
+        "engine.max_waiting (flag --set engine.max_waiting) = -1: "
     )
     assert complaint(flags={"server.port": 99999}) == (
         "server.port (flag --port) = 99999: input should be less than or equal to 65535"
@@ -192,7 +211,10 @@ def test_settings_that_exclude_each_other() -> None:
     message = complaint(flags={"engine.kv_cache_gib": 1, "engine.num_blocks": 5})
     assert message == "engine: kv_cache_gib and num_blocks exclude each other; set one of them"
     message = complaint(flags={"models.large": "none", "models.small": "none"})
-    assert message == "models: both tiers are switched off; name a model for one of them"
+    assert message == (
+        "models: both tiers are switched off; name a model for one of them, or a server elsewhere "
+        "(--tier cloud=https://host/v1)"
+    )
 
 
 def test_targets_of_routing_exclude_each_other() -> None:
@@ -243,6 +265,189 @@ def test_prices_are_sections_in_a_section(empty_folder: Path) -> None:
     assert message.startswith("environment variable OUTRIDER_ROUTING__PRICES__SMALL is not valid")
 
 
+# Tiers elsewhere.
+
+TIER = {"tiers.cloud.url": "https://cloud.example/v1"}
+
+
+def test_a_tier_in_a_file_variables_and_flags(empty_folder: Path) -> None:
+    write(
+        empty_folder,
+        """
+        [tiers.cloud]
+        url = "https://file.example/v1/"
+        server = "vllm"
+        headers = { x-team = "blue" }
+        supports = ["tools"]
+        [tiers.cloud.timeouts]
+        connect_s = 2
+        [tiers.spare]
+        url = ["http://a.example/v1", "http://b.example:81/v1"]
+        """,
+    )
+    environ = {
+        "OUTRIDER_TIERS__CLOUD__API_KEY_ENV": "CLOUD_KEY",
+        "OUTRIDER_TIERS__CLOUD__PRICE__COMPLETION": "6",
+        "OUTRIDER_TIERS__SPARE__URL": "http://c.example/v1, http://d.example/v1",
+        "OUTRIDER_HANDOFF__MAX_QUEUE_MS": "250",
+    }
+    flags = {
+        "tiers.cloud.model": "big-1",
+        "tiers.cloud.headers.x-more": "1",
+        "tiers.cloud.supports": "tools,images",
+        "handoff.tier": "spare",
+    }
+    settings = load_settings(environ=environ, flags=flags)
+    assert list(settings.tiers) == ["cloud", "spare"], "the order of the file"
+    cloud = settings.tiers["cloud"]
+    assert cloud.url == ("https://file.example/v1",)
+    assert (cloud.server, cloud.model, cloud.api_key_env) == ("vllm", "big-1", "CLOUD_KEY")
+    assert cloud.headers == {"x-team": "blue", "x-more": "1"}
+    assert cloud.supports == ("tools", "images")
+    assert (cloud.timeouts.connect_s, cloud.timeouts.total_s) == (2.0, 600.0)
+    assert cloud.price.completion == 6.0
+    assert settings.tiers["spare"].url == ("http://c.example/v1", "http://d.example/v1")
+    assert settings.handoff.tier == "spare"
+    assert settings.handoff.max_queue_ms == 250.0
+    copy = write(empty_folder, to_toml(settings), "copy.toml")
+    assert load_settings(environ={}, config_file=copy) == settings
+
+
+def test_a_whole_tier_in_one_variable() -> None:
+    environ = {"OUTRIDER_TIERS": '{"cloud": {"url": "http://a/v1"}}'}
+    assert load_settings(environ=environ).tiers["cloud"].url == ("http://a/v1",)
+    environ = {"OUTRIDER_TIERS__CLOUD": '{"url": ["http://a/v1", "http://b/v1"]}'}
+    assert load_settings(environ=environ).tiers["cloud"].url == ("http://a/v1", "http://b/v1")
+    environ = {"OUTRIDER_TIERS__CLOUD": "{", **environ}
+    assert load_settings(environ=environ).tiers
+    message = complaint(environ={"OUTRIDER_TIERS__CLOUD": "{"})
+    assert "write [tiers.cloud] and the settings below it" in message
+    message = complaint(
+        environ={"OUTRIDER_TIERS__CLOUD__URL": "http://a", "OUTRIDER_TIERS__CLOUD__HEADERS": "{"}
+    )
+    assert message.startswith("environment variable OUTRIDER_TIERS__CLOUD__HEADERS is not valid J")
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (
+            {"tiers.cloud.urll": "http://x"},
+            "tiers.cloud.urll (flag --set tiers.cloud.urll) is not a setting; did you mean url?",
+        ),
+        ({"tiers.cloud.model": "x"}, "tiers.cloud.url is missing; write it below [tiers.cloud]"),
+        ({"tiers.url": "http://x"}, "it is a section; write [tiers.url] and the settings below it"),
+        ({"tiers": 5}, "tiers (flag --set tiers) = 5: it is a section; write [tiers]"),
+        ({"tiers": 5, **TIER}, "--set tiers contradicts it"),
+        (
+            {**TIER, "tiers.cloud.timeouts.conect_s": 1},
+            "tiers.cloud.timeouts.conect_s (flag --set tiers.cloud.timeouts.conect_s) is not a "
+            "setting; did you mean connect_s?",
+        ),
+        (
+            {**TIER, "tiers.cloud.server": "vlm"},
+            "tiers.cloud.server (flag --set tiers.cloud.server) = 'vlm': input should be 'openai'",
+        ),
+        ({**TIER, "tiers.cloud.timeouts.total_s": 0}, "= 0: input should be greater than 0"),
+        ({**TIER, "tiers.cloud.supports": "video"}, "tiers.cloud.supports.0 (flag --set tiers.clo"),
+        ({**TIER, "tiers.cloud.api_key_env": "sk-12 3"}, "tiers.cloud.api_key_env (flag"),
+        ({"tiers.auto.url": "http://x"}, "tiers.auto: auto means something else already"),
+        ({"tiers.Cloud.url": "http://x"}, "tiers.Cloud: a name is 1 to 32 small letters"),
+        (
+            {**TIER, "handoff.tier": "clod"},
+            "handoff.tier (flag --set handoff.tier) = 'clod': there is no such tier elsewhere; did "
+            "you mean cloud?",
+        ),
+        ({"mirror.tier": "cloud"}, "there is no such tier elsewhere; none is set"),
+        ({**TIER, "mirror.share": 0.1}, "mirror.share (flag --set mirror.share) = 0.1: name the t"),
+        ({"handoff.policy": "cloud_only"}, "= 'cloud_only': there is no tier elsewhere"),
+        ({"handoff.strong": "cloud"}, "= 'cloud': there is no tier elsewhere"),
+    ],
+)
+def test_a_wrong_tier_is_told(flags: dict[str, object], expected: str) -> None:
+    assert expected in complaint(flags=flags)
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("cloud.example/v1", "'cloud.example/v1' is no URL; write it like https://host/v1"),
+        ("ftp://cloud.example", "is no URL"),
+        ("http://cloud.example/v 1", "is no URL"),
+        ("http://cloud.example:99999/v1", "has no port between 0 and 65535"),
+        ("http://cloud.example/v1?key=secret", "keys go to api_key_env"),
+        ("http://a/v1,http://a/v1/", "http://a/v1 stands there twice"),
+        ("", "at least 1 item"),
+    ],
+)
+def test_a_url_that_is_none(url: str, expected: str) -> None:
+    message = complaint(flags={"tiers.cloud.url": url})
+    assert message.startswith("tiers.cloud.url")
+    assert "flag --set tiers.cloud.url" in message
+    assert expected in message
+
+
+def test_secrets_are_not_repeated() -> None:
+    url = "http://me:hunter2@cloud.example/v1"
+    assert "hunter2" not in complaint(flags={"tiers.cloud.url": url})
+    message = complaint(flags={**TIER, "tiers.cloud.headers": {"x-key": "hunter2\r\nhost: x"}})
+    assert "the value of x-key has characters that HTTP cannot carry" in message
+    assert "hunter2" not in message
+    message = complaint(flags={**TIER, "tiers.cloud.headers": {"x key": "hunter2"}})
+    assert "'x key' is no name of an HTTP header" in message
+    for name in ("Content-Length", "host", "Transfer-Encoding"):
+        message = complaint(flags={**TIER, f"tiers.cloud.headers.{name}": "1"})
+        assert f"the gateway sets {name} itself" in message
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("OUTRIDER_TIERS__CLOUD__APIKEY_ENV", "OUTRIDER_TIERS__CLOUD__API_KEY_ENV"),
+        ("OUTRIDER_TIERS__CLOUD__PRICE__PROMT", "OUTRIDER_TIERS__CLOUD__PRICE__PROMPT"),
+        ("OUTRIDER_HANDOFF__POLCY", "OUTRIDER_HANDOFF__POLICY"),
+    ],
+)
+def test_an_unknown_variable_of_a_tier_is_refused(name: str, meant: str) -> None:
+    message = complaint(environ={name: "1"})
+    assert message == f"environment variable {name} is not a setting; did you mean {meant}?"
+
+
+def test_no_model_is_needed_where_a_tier_is_elsewhere() -> None:
+    none = {"models.large": "none", "models.small": "none"}
+    settings = load_settings(environ={}, flags=none | TIER)
+    assert settings.models.resolved() == {"large": None, "small": None}
+    assert settings.models.resolved_router() is None
+    assert not settings.models.is_any
+    for policy in ("local_only", "prefer_local"):
+        message = complaint(flags=none | TIER | {"handoff.policy": policy})
+        assert message == (
+            f"handoff.policy (flag --set handoff.policy) = '{policy}': no model is loaded on this "
+            "machine"
+        )
+
+
+def test_what_does_not_fit_together_is_told_at_once() -> None:
+    flags = {"handoff.tier": "a", "mirror.tier": "b", "tiers.none.url": "http://x"}
+    assert len(complaint(flags=flags).splitlines()) == 3
+
+
+def test_the_file_of_defaults_shows_a_tier(empty_folder: Path) -> None:
+    text = to_toml(Settings())
+    assert "#[tiers.cloud]" in text
+    assert '#url = ["https://host/v1"]' in text
+    assert "#api_key_env =" in text
+    assert "#[tiers.cloud.timeouts]" in text
+    assert "[handoff]" in text.splitlines()
+    assert "[mirror]" in text.splitlines()
+    assert load_settings(environ={}, config_file=write(empty_folder, text)) == Settings()
+    example = [line for line in text.splitlines() if line.startswith("#") and line[1:2] != " "]
+    wanted = [line[1:] for line in example if not line.endswith(" =")]
+    shown = write(empty_folder, "\n".join(wanted), "shown.toml")
+    tier = load_settings(environ={}, config_file=shown).tiers["cloud"]
+    assert tier.url == ("https://host/v1",)
+
+
 def test_the_bundled_pair_is_the_default() -> None:
     models = load_settings(environ={}).models
     assert models.resolved() == {
@@ -271,6 +476,7 @@ def test_own_models_do_not_mix_with_the_bundled_ones(
 def test_one_tier_of_the_bundled_pair() -> None:
     models = load_settings(environ={}, flags={"models.large": "none"}).models
     assert models.resolved() == {"large": None, "small": str(bundled_pair() / "small")}
+    assert models.resolved_router() == bundled_pair() / "router", "for a large model elsewhere"
 
 
 def test_the_written_file_says_the_same(empty_folder: Path) -> None:

@@ -73,7 +73,7 @@ class World:
         self.builder = JobBuilder(context, GatewayMetrics())
 
     def job(self, messages: list[dict[str, Any]] | None = None, **fields: Any) -> Job:
-        return asyncio.run(self.builder.chat_job(chat(messages, **fields), 0.0))
+        return asyncio.run(self.builder.job(chat(messages, **fields), 0.0))
 
     def report(self, messages: list[dict[str, Any]] | None = None, **fields: Any) -> RouteReport:
         made = asyncio.run(self.builder.route_report(chat(messages, **fields)))
@@ -123,6 +123,9 @@ def test_a_tier_can_be_named_in_the_options(world: Callable[..., World]) -> None
     assert error.param == "outrider.tier"
     assert "contradicts the model" in str(error)
     assert made.refusal(model="test/large-model", outrider={"tier": "small"}).param
+    error = made.refusal(outrider={"tier": "medium"})
+    assert error.param == "outrider.tier"
+    assert "'medium' is no tier here; known are small and large" in str(error)
 
 
 def test_a_named_model_is_never_a_cascade(world: Callable[..., World]) -> None:

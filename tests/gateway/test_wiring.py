@@ -15,7 +15,7 @@ from engine.errors import EngineError
 from engine.events import Finished, TokensEmitted
 from engine.fingerprint import checkpoint_fingerprint
 from engine.request import EngineRequest, SamplingParams
-from gateway import wiring
+from gateway import engine_wiring, wiring
 from gateway.backends.in_process import InProcessEngineClient
 from gateway.backends.process_client import ProcessEngineClient
 from gateway.backends.step_loop import no_progress
@@ -203,10 +203,10 @@ def test_cuda_without_a_gpu_is_refused(pair: dict[str, str]) -> None:
 
 
 def test_small_models_get_few_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wiring, "usable_physical_cores", lambda: 8)
-    assert wiring.default_num_threads(13 * 2**20) == 1
-    assert wiring.default_num_threads(40 * 2**20) == 2
-    assert wiring.default_num_threads(800 * 2**20) == 8
+    monkeypatch.setattr(engine_wiring, "usable_physical_cores", lambda: 8)
+    assert engine_wiring.default_num_threads(13 * 2**20) == 1
+    assert engine_wiring.default_num_threads(40 * 2**20) == 2
+    assert engine_wiring.default_num_threads(800 * 2**20) == 8
 
 
 def test_openmp_is_told_before_torch_is_loaded() -> None:

@@ -1,0 +1,55 @@
+"""The engine of a gateway that has no model of its own: all answers come from elsewhere."""
+
+from collections.abc import AsyncIterator
+
+from engine.errors import TierUnavailableError
+from engine.events import EngineEvent, EngineInfo, EngineStats
+from engine.request import EngineRequest, Tier
+
+
+class AbsentEngine:
+    """An `EngineClient` with nothing loaded.
+
+    It is ready as soon as it is started, for there is nothing to wait for; every request is refused
+    with TierUnavailableError.
+    """
+
+    def __init__(self) -> None:
+        self._is_started = False
+
+    async def start(self) -> None:
+        """Be ready."""
+        self._is_started = True
+
+    async def close(self) -> None:
+        """Be ready no more."""
+        self._is_started = False
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it was started."""
+        return self._is_started
+
+    async def info(self) -> EngineInfo:
+        """No tier."""
+        return EngineInfo(tiers={}, speculation=False)
+
+    async def submit(self, request: EngineRequest) -> AsyncIterator[EngineEvent]:
+        """Raises TierUnavailableError."""
+        raise TierUnavailableError(
+            f"The {request.tier} tier is not loaded: no model runs on this machine."
+        )
+        yield  # what makes this function a generator, which raises where it is iterated
+
+    async def switch_tier(self, request_id: str, tier: Tier, *, keeps_answer: bool = False) -> None:
+        """Nothing: every id is unknown."""
+
+    async def settle(self, request_id: str) -> None:
+        """Nothing: every id is unknown."""
+
+    async def abort(self, request_id: str) -> None:
+        """Nothing: every id is unknown."""
+
+    async def stats(self) -> EngineStats:
+        """All zero."""
+        return EngineStats()

@@ -1,0 +1,322 @@
+"""`make demo-hybrid`: a device with a small model and a cloud with a large one, which is cut off.
+
+Two gateways run as processes of their own, with the settings of `examples/hybrid/`. The device is
+asked over HTTP throughout; the cloud is killed in the middle of an answer and started again later.
+Every question has to be answered.
+"""
+
+import contextlib
+import re
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import openai
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from gateway.demo_process import DemoError, GatewayProcess
+
+_EXAMPLES: Final = Path(__file__).parents[1] / "examples" / "hybrid"
+_MAX_TOKENS: Final = 400
+_TIMEOUT_S: Final = 30.0
+_CUT_AFTER_CHUNKS: Final = 3
+_MAX_CELL: Final = 58
+# How long the cloud may take to be trusted again: its breaker is open for up to 30 s.
+_BACK_TIMEOUT_S: Final = 60.0
+_PAUSE_S: Final = 0.5
+_BREAKER: Final = re.compile(
+    r'^outrider_upstream_breaker_state\{[^}]*state="(\w+)"[^}]*\} 1\.0$', re.MULTILINE
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What the device is asked. `wishes` is the request's `outrider` object."""
+
+    prompt: str
+    wishes: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _asked(prompt: str, **wishes: Any) -> Question:
+    return Question(prompt=prompt, wishes=wishes)
+
+
+_WEEKDAY: Final = "What weekday comes 225 days after a Sunday?"
+_DAYS: Final = "How many days are there between June 17 and October 20?"
+ONLINE: Final = (
+    _asked("Who are you?"),
+    _asked("What is 6 + 3?"),
+    _asked("Reverse the word lamp."),
+    _asked(_WEEKDAY),
+    _asked(_DAYS),
+    _asked("Put 297, 322, 985, 204, 553, 898, 695, 641 in order, largest first."),
+    _asked(_DAYS, privacy="private"),
+    _asked("Which is larger, 71 or 38?", policy="prefer_cloud"),
+)
+LONG: Final = _asked(
+    "Put 297, 322, 985, 204, 553, 898, 695, 641 in order, largest first.", policy="prefer_cloud"
+)
+OFFLINE: Final = (
+    _asked("What is 6 + 3?"),
+    _asked(_WEEKDAY),
+    _asked(_DAYS),
+    _asked("What is 4786 + 3957?", policy="prefer_cloud"),
+    _asked(_DAYS, privacy="private"),
+)
+RETURN: Final = _asked("What is 4786 + 3957?", policy="prefer_cloud")
+BACK: Final = (_asked(_WEEKDAY), _asked("What is 9 + 5?"))
+
+
+@dataclass(slots=True, kw_only=True)
+class Reply:
+    """One streamed answer. `ttft_s`: seconds from sending to the first text."""
+
+    question: Question
+    text: str = ""
+    ttft_s: float | None = None
+    finish_reason: str | None = None
+    report: dict[str, Any] = field(default_factory=dict)
+    error: str = ""
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether a text came, and came to its end."""
+        return bool(self.text.strip()) and self.finish_reason is not None and not self.error
+
+    @property
+    def tier(self) -> str:
+        """Who gave it; after a change in mid-answer both."""
+        return str(self.report.get("tier", "nobody"))
+
+
+class Device:
+    """The device's gateway as an app sees it. Keeps every reply."""
+
+    def __init__(self, client: openai.OpenAI) -> None:
+        self._client = client
+        self.replies: list[Reply] = []
+
+    def ask(self, question: Question, on_chunk: Callable[[int], None] = lambda _: None) -> Reply:
+        """Stream one answer. `on_chunk` is told how many pieces of text there are so far."""
+        reply = Reply(question=question)
+        self.replies.append(reply)
+        started_s = time.perf_counter()
+        num_pieces = 0
+        try:
+            for chunk in self._stream(question):
+                reply.report |= (chunk.model_extra or {}).get("outrider") or {}
+                for choice in chunk.choices:
+                    reply.finish_reason = choice.finish_reason or reply.finish_reason
+                    if not choice.delta.content:
+                        continue
+                    if reply.ttft_s is None:
+                        reply.ttft_s = time.perf_counter() - started_s
+                    reply.text += choice.delta.content
+                    num_pieces += 1
+                    on_chunk(num_pieces)
+        except (openai.OpenAIError, httpx.HTTPError) as error:
+            reply.error = str(error)
+        return reply
+
+    def breaker(self) -> str:
+        """The state of the cloud's breaker, as the metrics tell it."""
+        metrics = httpx.get(str(self._client.base_url.join("/metrics")), timeout=_TIMEOUT_S).text
+        found = _BREAKER.search(metrics)
+        return found.group(1).replace("_", "-") if found else "unknown"
+
+    def _stream(self, question: Question) -> Iterator[Any]:
+        with self._client.chat.completions.create(
+            model="auto",
+            messages=[{"role": "user", "content": question.prompt}],
+            temperature=0,
+            max_tokens=_MAX_TOKENS,
+            stream=True,
+            extra_body={"outrider": dict(question.wishes)} if question.wishes else {},
+        ) as stream:
+            yield from stream
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cloud:
+    """What the demo does to the cloud: `cut` it off at once, and `restore` it."""
+
+    cut: Callable[[], None]
+    restore: Callable[[], None]
+
+
+def run(console: Console, url: str, cloud: Cloud) -> int:
+    """Ask everything, print the tables. Returns the exit status: 0 where all was answered."""
+    with openai.OpenAI(
+        base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=_TIMEOUT_S
+    ) as client:
+        device = Device(client)
+        device.ask(_asked("What is 2 + 2?", policy="local_only"))
+        device.ask(_asked("What is 2 + 2?", policy="prefer_cloud"))
+        console.print(table("1. Both are there", [device.ask(q) for q in ONLINE]))
+        reply = _cut_in_mid_answer(device, cloud)
+        console.print(table("2. The cloud is killed in the middle of an answer", [reply]))
+        _show_text(console, reply)
+        console.print(table("3. Without the cloud", [device.ask(q) for q in OFFLINE]))
+        console.print(
+            f"The breaker of the cloud is {device.breaker()}. Starting the cloud again ..."
+        )
+        cloud.restore()
+        started_s = time.monotonic()
+        back = _ask_until_back(device)
+        is_back = back[-1].tier == "cloud"
+        if is_back:
+            console.print(
+                f"It answers {time.monotonic() - started_s:.1f} s after it was ready. Until then "
+                f"the device answered {len(back) - 1} more. The breaker is {device.breaker()}."
+            )
+        rest = [device.ask(question) for question in BACK]
+        console.print(table("4. The cloud is back", [*back[-1:], *rest]))
+        return verdict(console, device.replies, is_back=is_back)
+
+
+def _cut_in_mid_answer(device: Device, cloud: Cloud) -> Reply:
+    """One answer of the cloud, which ends behind its first pieces."""
+    is_cut = False
+
+    def cut(num_pieces: int) -> None:
+        nonlocal is_cut
+        if num_pieces == _CUT_AFTER_CHUNKS:
+            is_cut = True
+            cloud.cut()
+
+    reply = device.ask(LONG, cut)
+    if not is_cut:
+        cloud.cut()
+    return reply
+
+
+def _ask_until_back(device: Device) -> list[Reply]:
+    """What was answered until the cloud answered again, or until that took too long."""
+    give_up_s = time.monotonic() + _BACK_TIMEOUT_S
+    replies = [device.ask(RETURN)]
+    while replies[-1].tier != "cloud" and time.monotonic() < give_up_s:
+        time.sleep(_PAUSE_S)
+        replies.append(device.ask(RETURN))
+    return replies
+
+
+def table(title: str, replies: Sequence[Reply]) -> Table:
+    """Prompt, who answered, why, time to the first text."""
+    shown = Table(title=title, title_justify="left", show_lines=True)
+    for name in ("prompt", "answered by", "why"):
+        shown.add_column(name, ratio=3 if name != "answered by" else None)
+    shown.add_column("first\ntext", justify="right", no_wrap=True)
+    for reply in replies:
+        ttft = "-" if reply.ttft_s is None else f"{reply.ttft_s * 1000:.0f} ms"
+        shown.add_row(_prompt(reply.question), _who(reply), _why(reply), ttft)
+    return shown
+
+
+def _prompt(question: Question) -> Text:
+    shown = Text(_short(question.prompt))
+    for name, value in question.wishes.items():
+        shown.append(f"\n{name}: {value}", style="cyan")
+    return shown
+
+
+def _who(reply: Reply) -> Text:
+    if not reply.is_answered:
+        return Text("nobody", style="red")
+    shown = Text(reply.tier, style="green" if reply.tier == "cloud" else "")
+    if reply.report.get("degraded"):
+        shown.append("\ndegraded", style="yellow")
+    return shown
+
+
+def _why(reply: Reply) -> Text:
+    if not reply.is_answered:
+        return Text(reply.error or "the answer is empty or broken off", style="red")
+    return Text(str(reply.report.get("reason", "?")))
+
+
+def _short(text: str) -> str:
+    """The beginning of a text that would take too much of the table."""
+    return text if len(text) <= _MAX_CELL else f"{text[: _MAX_CELL - 3]}..."
+
+
+def _show_text(console: Console, reply: Reply) -> None:
+    """The answer that changed hands, so that everybody can see that nothing is missing."""
+    console.print(Text("The whole answer: ").append(" / ".join(reply.text.split("\n"))))
+
+
+def verdict(console: Console, replies: Sequence[Reply], *, is_back: bool) -> int:
+    """Say what came out. Returns the exit status."""
+    by_tier: dict[str, list[Reply]] = {}
+    for reply in replies:
+        if reply.is_answered:
+            by_tier.setdefault(reply.tier, []).append(reply)
+    for tier, answers in sorted(by_tier.items()):
+        times_s = [reply.ttft_s for reply in answers if reply.ttft_s is not None]
+        num_degraded = sum(bool(reply.report.get("degraded")) for reply in answers)
+        degraded = f", {num_degraded} of them degraded" if num_degraded else ""
+        console.print(
+            f"{tier}: {len(answers)} answers{degraded}; first text after "
+            f"{statistics.median(times_s) * 1000:.0f} ms in the median."
+        )
+    missing = [reply for reply in replies if not reply.is_answered]
+    for reply in missing:
+        console.print(Text(f"Not answered: {reply.question.prompt} ({reply.error})", style="red"))
+    if not is_back:
+        console.print("[red]The cloud did not come back.[/red]")
+    if missing or not is_back:
+        return 1
+    console.print(f"[green]All {len(replies)} questions were answered.[/green]")
+    return 0
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Start both gateways, the device's with further arguments of `outrider serve`."""
+    # Logs have no width of their own; the default would squeeze the tables.
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    started_s = time.perf_counter()
+    try:
+        with contextlib.ExitStack() as stack:
+            # With speculation the bundled model has said all before anybody could cut it off.
+            cloud_arguments = [*_serve_arguments("cloud"), "--no-speculation"]
+            cloud = stack.enter_context(GatewayProcess(cloud_arguments))
+            console.print("Starting the cloud ...")
+            cloud_url = cloud.start()
+            console.print(f"The cloud is on {cloud_url}. Starting the device ...")
+            device_arguments = [
+                *_serve_arguments("device"),
+                *("--set", f"tiers.cloud.url={cloud_url}/v1", *arguments),
+            ]
+            device_url = stack.enter_context(GatewayProcess(device_arguments)).start()
+            console.print(
+                f"The device is on {device_url}, {time.perf_counter() - started_s:.1f} s in all. "
+                "The app talks to the device only.",
+                soft_wrap=True,
+            )
+            status = run(console, device_url, Cloud(cut=cloud.kill, restore=_starter(cloud)))
+    except DemoError as error:
+        console.print(Text(f"The demo failed: {error}", style="red"), soft_wrap=True)
+        return 1
+    console.print(f"Done in {time.perf_counter() - started_s:.1f} s.")
+    return status
+
+
+def _serve_arguments(name: str) -> list[str]:
+    return ["--config", str(_EXAMPLES / f"{name}.toml"), "--log-level", "ERROR"]
+
+
+def _starter(cloud: GatewayProcess) -> Callable[[], None]:
+    def start() -> None:
+        cloud.start()
+
+    return start
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,398 @@
+"""The engine's part of the wiring: settings in; models, their caches and drafters out.
+
+Everything heavy is imported inside functions: the gateway's process asks here for a few words about
+models, and loads no torch for that.
+"""
+
+import logging
+import math
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from engine.errors import EngineError
+from engine.request import TIERS, Tier
+from gateway.backends.step_loop import ProgressCallback
+from gateway.hardware import available_memory_bytes, usable_physical_cores
+from gateway.settings import Settings
+
+if TYPE_CHECKING:
+    import torch
+
+    from draft.budget import TreeBudget
+    from draft.token_map import TokenMap
+    from draft.tree_drafter import TreeDrafter
+    from engine.core import Engine
+    from engine.grammar import GrammarCompiler
+    from engine.model import DecoderModel
+    from engine.runner import ModelRunner
+
+log = logging.getLogger(__name__)
+
+_GIB = 2**30
+_BYTES_PER_THREAD = 16 * 2**20  # about a millisecond of memory traffic
+_CPU_KV_SHARE = 0.25  # of the memory that is free: others live on the machine too
+_GPU_KV_SHARE = 0.85  # of what the weights left: the rest is for activations
+
+MISMATCH_ADVICE = (
+    "To serve both without drafting: --no-speculation (speculation.enabled = false). To draft "
+    "through the tokens that both have: --allow-vocab-mismatch (speculation.allow_vocab_mismatch "
+    "= true)."
+)
+
+
+def default_num_threads(weight_bytes: int) -> int:
+    """Threads for a model of this size: all physical cores, fewer where they would only wait.
+
+    A pass of a few MiB takes as long as the barriers between its operations. One thread does it
+    faster then, and on a small machine leaves a core to HTTP.
+    """
+    return max(1, min(usable_physical_cores(), round(weight_bytes / _BYTES_PER_THREAD)))
+
+
+def load_runners(settings: Settings, on_progress: ProgressCallback) -> "dict[Tier, ModelRunner]":
+    """Load the models, each with its KV cache. Raises EngineError."""
+    if not settings.models.is_any:
+        raise EngineError("No model is to be loaded here; name one with --large or --small.")
+    import torch
+
+    from engine.model import DecoderModel
+    from engine.runner import ModelRunner
+
+    options = settings.engine
+    device = _pick_device(options.device)
+    _check_modes(settings, device)
+    models: dict[Tier, DecoderModel] = {}
+    for tier, path in named_models(settings).items():
+        models[tier] = DecoderModel.load(
+            path,
+            dtype=options.dtype,
+            device=device,
+            deterministic=options.deterministic,
+            on_progress=partial(_report, on_progress, f"loading the {tier} model"),
+        )
+    weight_bytes = max(model.weight_bytes for model in models.values())
+    torch.set_num_threads(options.num_threads or default_num_threads(weight_bytes))
+    num_blocks = _num_blocks(settings, models, device)
+    runners = {
+        tier: ModelRunner(
+            model=model,
+            num_blocks=num_blocks,
+            block_size=options.block_size,
+            max_context=options.max_context,
+            prefix_caching=options.prefix_caching,
+            kv_dtype=_kv_dtype(settings, model),
+            cuda_graphs=options.cuda_graphs,
+        )
+        for tier, model in models.items()
+    }
+    capture_graphs(runners, on_progress)
+    return runners
+
+
+def capture_graphs(runners: "Mapping[Tier, ModelRunner]", on_progress: ProgressCallback) -> None:
+    """Record the runners' passes as CUDA graphs, where they run on CUDA and are to.
+
+    Raises EngineError.
+    """
+    import torch
+
+    for tier, runner in runners.items():
+        stage = f"capturing graphs of the {tier} model"
+        try:
+            runner.capture_graphs(partial(_report, on_progress, stage))
+        except torch.OutOfMemoryError as error:
+            raise EngineError(
+                f"The GPU's memory does not suffice for the CUDA graphs of the {tier} model beside "
+                "the weights and the KV cache. Lower engine.kv_cache_gib or engine.num_blocks, or "
+                "do without graphs: --no-cuda-graphs (engine.cuda_graphs = false)."
+            ) from error
+
+
+def compile_kernels(
+    settings: Settings, runners: "Mapping[Tier, ModelRunner]", on_progress: ProgressCallback
+) -> None:
+    """Have all kinds of requests served once where kernels are compiled at their first launch.
+
+    Triton takes a second or so for each; no client is to wait for that.
+    """
+    from engine.core import Engine
+    from engine.warm_up import warm_up
+    from kernels.triton_support import uses_triton
+    from verifier.coupled import CoupledVerifier
+
+    if not any(uses_triton(runner.device) for runner in runners.values()):
+        return
+    engine = Engine(
+        runners=runners,
+        verifier=CoupledVerifier(),
+        drafter=_build_drafter(settings, runners, None),
+    )
+    warm_up(engine, partial(_report, on_progress, "compiling kernels"))
+
+
+def join(
+    settings: Settings, runners: "Mapping[Tier, ModelRunner]", budget: "TreeBudget | None"
+) -> "Engine":
+    """An engine on loaded models. Several may share them if only one has work at a time.
+
+    Raises EngineError when the small model cannot draft for the large one.
+    """
+    from engine.config import EngineConfig
+    from engine.core import Engine
+    from verifier.coupled import CoupledVerifier
+
+    options = settings.engine
+    return Engine(
+        runners=runners,
+        verifier=CoupledVerifier(),
+        drafter=_build_drafter(settings, runners, budget),
+        grammars=_build_grammars(settings, runners),
+        config=EngineConfig(
+            max_sequences=options.max_sequences,
+            max_waiting=options.max_waiting,
+            max_tokens_per_step=options.max_tokens_per_step,
+            overlap=options.overlap,
+        ),
+    )
+
+
+def measure_budget(
+    settings: Settings, runners: "Mapping[Tier, ModelRunner]", on_progress: ProgressCallback
+) -> "TreeBudget | None":
+    """How long passes take on this machine, from which the trees' sizes follow.
+
+    None where nothing is drafted, or where the trees' sizes are fixed.
+    """
+    from draft.budget import TreeBudget
+    from engine.step_times import follow_step_times
+
+    options = settings.speculation
+    if not (options.enabled and options.adaptive) or len(runners) < len(TIERS):
+        return None
+    times = {
+        tier: follow_step_times(
+            runner, on_progress=partial(_report, on_progress, f"timing the {tier} model")
+        )
+        for tier, runner in runners.items()
+    }
+    return TreeBudget(target_pass_s=times["large"], draft_pass_s=times["small"])
+
+
+def named_models(settings: Settings) -> dict[Tier, str]:
+    """Path or hub id of each tier that is to be loaded."""
+    resolved = settings.models.resolved()
+    return {tier: path for tier in TIERS if (path := resolved[tier]) is not None}
+
+
+def allowed_difference(settings: Settings) -> str | None:
+    """`vocabulary_difference`, unless it makes a drafter useless that the settings ask for.
+
+    Raises EngineError in that case.
+    """
+    options = settings.speculation
+    difference = vocabulary_difference(settings)
+    if difference is not None and options.enabled and not options.allow_vocab_mismatch:
+        raise EngineError(
+            "The small model cannot draft for the large one: their tokenizers differ "
+            f"({difference}), so its tokens would mean something else. {MISMATCH_ADVICE}"
+        )
+    return difference
+
+
+def vocabulary_difference(settings: Settings) -> str | None:
+    """In a sentence, how the two tiers' tokenizers differ; None when they do not.
+
+    Raises EngineError for a tokenizer that cannot be loaded.
+    """
+    from draft.vocabulary import describe_difference
+
+    large, small = (
+        _load_tokenizer(path).backend_tokenizer.get_vocab(with_added_tokens=True)
+        for path in _both_models(settings)
+    )
+    return describe_difference(large, small)
+
+
+def _build_grammars(
+    settings: Settings, runners: "Mapping[Tier, ModelRunner]"
+) -> "dict[Tier, GrammarCompiler]":
+    """A grammar compiler for each tier; one for both where they share the tokenizer.
+
+    A tier whose tokens have no fixed text, or no end, goes without: structured output is refused.
+    """
+    from engine.xgrammar_backend import XGrammarCompiler
+    from gateway.chat import ChatTokenizer
+
+    found: dict[tuple[str, tuple[int, ...]], GrammarCompiler] = {}
+    grammars: dict[Tier, GrammarCompiler] = {}
+    for tier, path in named_models(settings).items():
+        tokenizer = ChatTokenizer.load(path)
+        token_bytes = tokenizer.token_texts
+        if token_bytes is None or not tokenizer.stop_token_ids:
+            log.warning("no structured output tier=%s reason=tokenizer", tier)
+            continue
+        # Models pad their vocabulary differently; padding is no token.
+        vocab_size = min(len(token_bytes), runners[tier].vocab_size)
+        key = (tokenizer.fingerprint, tokenizer.stop_token_ids)
+        if key not in found:
+            found[key] = XGrammarCompiler(
+                token_bytes, vocab_size=vocab_size, stop_token_ids=tokenizer.stop_token_ids
+            )
+        grammars[tier] = found[key]
+    return grammars
+
+
+def _pick_device(name: str) -> "torch.device":
+    """The device that `engine.device` means on this machine."""
+    import torch
+
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    elif name == "cuda" and not torch.cuda.is_available():
+        raise EngineError(
+            "engine.device is cuda, but torch finds no usable GPU here. Use --device cpu, or "
+            "install a CUDA build of torch; `outrider doctor` shows what is installed."
+        )
+    return torch.device(name)
+
+
+def _check_modes(settings: Settings, device: "torch.device") -> None:
+    """Raise EngineError for a mode that this device cannot run."""
+    from kernels.triton_support import triton
+
+    if settings.engine.deterministic and device.type == "cuda" and triton is None:
+        raise EngineError(
+            "engine.deterministic on a GPU needs Triton, which is not installed here (it exists on "
+            "Linux only). Install triton, use --device cpu, or leave engine.deterministic off."
+        )
+
+
+def _kv_dtype(settings: Settings, model: "DecoderModel") -> "torch.dtype":
+    """Of a model's KV cache."""
+    import torch
+
+    return torch.float8_e4m3fn if settings.engine.kv_cache_dtype == "fp8" else model.dtype
+
+
+def _num_blocks(
+    settings: Settings, models: "Mapping[Tier, DecoderModel]", device: "torch.device"
+) -> int:
+    """Blocks for each tier's KV cache. Both tiers hold the same tokens, so they get equal counts.
+
+    Raises EngineError when the memory does not hold one answer of full length.
+    """
+    import torch
+
+    from engine.kv_cache import KVCache
+
+    options = settings.engine
+    if options.num_blocks is not None:
+        return options.num_blocks
+    if options.kv_cache_gib is not None:
+        budget_bytes = options.kv_cache_gib * _GIB
+    elif device.type == "cuda":
+        free_bytes = torch.cuda.mem_get_info(device)[0] - _graph_bytes(settings, models)
+        budget_bytes = max(free_bytes, 0) * _GPU_KV_SHARE
+    else:
+        budget_bytes = available_memory_bytes() * _CPU_KV_SHARE
+    bytes_per_block = sum(
+        KVCache.bytes_per_block(
+            model.config, block_size=options.block_size, dtype=_kv_dtype(settings, model)
+        )
+        for model in models.values()
+    )
+    longest = max(model.config.max_position_embeddings for model in models.values())
+    context = min(longest, options.max_context or longest)
+    blocks_per_answer = math.ceil(context / options.block_size)
+    # More than every answer at full length is never in use.
+    useful = blocks_per_answer * options.max_sequences
+    num_blocks = min(int(budget_bytes // bytes_per_block), useful)
+    if options.max_context is not None and num_blocks < blocks_per_answer:
+        raise EngineError(
+            f"engine.max_context={context} needs {blocks_per_answer} KV blocks, but the memory for "
+            f"them holds {num_blocks} ({budget_bytes / _GIB:.2f} GiB). Lower max_context or raise "
+            "engine.kv_cache_gib."
+        )
+    if num_blocks < 2:
+        raise EngineError(
+            f"{budget_bytes / _GIB:.3f} GiB for the KV cache is less than two blocks "
+            f"({2 * bytes_per_block / _GIB:.3f} GiB). Free memory or raise engine.kv_cache_gib."
+        )
+    return num_blocks
+
+
+def _graph_bytes(settings: Settings, models: "Mapping[Tier, DecoderModel]") -> int:
+    """Device memory to leave to CUDA graphs, which are recorded after the cache is there."""
+    from engine.pass_graphs import estimate_bytes
+
+    if not settings.engine.cuda_graphs:
+        return 0
+    return sum(estimate_bytes(model.config, model.dtype) for model in models.values())
+
+
+def _build_drafter(
+    settings: Settings, runners: "Mapping[Tier, ModelRunner]", budget: "TreeBudget | None"
+) -> "TreeDrafter | None":
+    """The small model as the large one's drafter, if both are there."""
+    from draft.config import DraftConfig
+    from draft.device_drafter import DeviceDrafter
+    from draft.tree_drafter import TreeDrafter
+
+    options = settings.speculation
+    if not options.enabled or len(runners) < len(TIERS):
+        return None
+    small, large = runners["small"], runners["large"]
+    config = DraftConfig(
+        max_draft_nodes=options.max_draft_nodes,
+        max_draft_depth=options.max_draft_depth,
+        max_text_depth=options.max_text_depth,
+        max_branching=options.max_branching,
+        max_frontier=options.max_frontier,
+        sources=options.sources,
+    )
+    if allowed_difference(settings) is not None:
+        token_map = _build_token_map(settings, runners)
+        log.warning("drafting across vocabularies: covered_share=%.3f", token_map.covered_share)
+        return TreeDrafter(runner=small, config=config, budget=budget, token_map=token_map)
+    has_gpu = small.device.type == "cuda"
+    if options.on_device == "on" or (options.on_device == "auto" and has_gpu):
+        return DeviceDrafter(runner=small, target=large, config=config, budget=budget)
+    return TreeDrafter(runner=small, config=config, budget=budget)
+
+
+def _build_token_map(settings: Settings, runners: "Mapping[Tier, ModelRunner]") -> "TokenMap":
+    from draft.token_map import SpecialTokens, TokenMap
+
+    target, draft = (_load_tokenizer(path) for path in _both_models(settings))
+    return TokenMap(
+        target=target.backend_tokenizer,
+        draft=draft.backend_tokenizer,
+        target_vocab_size=runners["large"].vocab_size,
+        draft_vocab_size=runners["small"].vocab_size,
+        target_special=SpecialTokens(bos=target.bos_token_id, eos=target.eos_token_id),
+        draft_special=SpecialTokens(bos=draft.bos_token_id, eos=draft.eos_token_id),
+    )
+
+
+def _both_models(settings: Settings) -> tuple[str, str]:
+    """Paths or hub ids of the large and the small model, where both are named."""
+    named = named_models(settings)
+    return named["large"], named["small"]
+
+
+def _load_tokenizer(path: str) -> Any:
+    """transformers' fast tokenizer of a folder or hub id. Raises EngineError."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        raise EngineError(f"{path}: the tokenizer cannot be loaded: {error}") from error
+    if getattr(tokenizer, "backend_tokenizer", None) is None:
+        raise EngineError(f"{path}: it has no fast tokenizer (tokenizer.json).")
+    return tokenizer
+
+
+def _report(on_progress: ProgressCallback, stage: str, done: int, total: int) -> None:
+    on_progress(stage, done / max(total, 1))

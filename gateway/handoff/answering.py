@@ -1,0 +1,200 @@
+"""One API request while it is answered: those who may answer it, in turn, until one has begun."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+
+from engine.errors import (
+    EngineError,
+    InvalidRequestError,
+    PromptTooLongError,
+    QueueFullError,
+)
+from gateway.errors import (
+    GatewayError,
+    GenerationError,
+    NotReadyError,
+    ThrottledError,
+    UnavailableError,
+    UpstreamError,
+)
+from gateway.handoff.leg import AnswerFacts, HandOffError, Leg, PlaceName
+from gateway.handoff.origin import DIRECT, HandOffKind, Origin
+
+log = logging.getLogger(__name__)
+
+_Begun = tuple[AsyncGenerator[bytes], bytes]
+"""The body of a leg, without its first part, and that part."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Somebody who may answer. `open` makes the leg, told why it came to that.
+
+    `patience_s` asks how long it may take to begin, where somebody else must still have time to
+    answer; None: as long as it takes.
+    """
+
+    name: PlaceName
+    open: Callable[[Origin], Awaitable[Leg]]
+    patience_s: Callable[[], float | None] = field(default=lambda: None)
+
+
+class Answering:
+    """One API request while it is answered. Use `parts` once.
+
+    `places` are asked in turn, as long as nothing was sent. One that stands there twice is asked
+    again only where it handed over before, and whoever took over failed.
+    """
+
+    def __init__(
+        self,
+        places: Sequence[Place],
+        *,
+        origin: Origin = DIRECT,
+        deadline_s: float | None = None,
+        continues_elsewhere: bool = False,
+        on_begin: Callable[[Origin, str], None] = lambda origin, tier: None,
+    ) -> None:
+        """`origin`: why the first place is asked. `deadline_s`: on the gateway's clock.
+
+        continues_elsewhere: where an answer breaks off, another place may go on behind it.
+        `on_begin` is told why the leg that has begun to answer does so, and its tier.
+        """
+        self.deadline_s = deadline_s
+        self.leg: Leg | None = None
+        self._places = places
+        self._continues_elsewhere = continues_elsewhere
+        self._origin = origin
+        self._on_begin = on_begin
+        self._failures: dict[PlaceName, Exception] = {}
+        self._current: PlaceName | None = None
+
+    async def parts(self) -> AsyncGenerator[bytes]:
+        """The body of the response. Closing this ends all work on the request.
+
+        Raises GatewayError or EngineError; before the first part, of the failure that says most.
+        """
+        begun: _Begun | None = await self._begin()
+        while begun is not None:
+            parts, part = begun
+            begun = None
+            async with aclosing(parts):
+                yield part
+                try:
+                    async for part in parts:
+                        yield part
+                except (GatewayError, EngineError) as error:
+                    begun = await self._continued(error)
+                    if begun is None:
+                        raise
+
+    @property
+    def facts(self) -> AnswerFacts | None:
+        """What is known of the answer; None where nobody began to work on one."""
+        return None if self.leg is None else self.leg.facts
+
+    async def _begin(self) -> _Begun:
+        """The body of the first leg that begins, and its first part."""
+        origin = self._origin
+        failures = self._failures
+        for place in self._places:
+            if place.name in failures:
+                continue
+            self._current = place.name
+            try:
+                begun = await self._first_part(place, origin)
+                if self.leg is not None:
+                    self._on_begin(origin, self.leg.facts.tier)
+                return begun
+            except HandOffError as handed:
+                origin = handed.origin
+            except (GatewayError, EngineError) as error:
+                if not _may_go_on(error):
+                    raise
+                failures[place.name] = error
+                log.warning("place failed place=%s error=%s", place.name, _name_of(error))
+                origin = _after_failure(origin, place.name, error)
+        raise _summary(failures)
+
+    async def _continued(self, error: GatewayError | EngineError) -> _Begun | None:
+        """Where an answer broke off by this error: the rest of it, by somebody else who is left."""
+        unfinished = None if self.leg is None else self.leg.unfinished
+        if not self._continues_elsewhere or unfinished is None or not _may_go_on(error):
+            return None
+        assert self._current is not None
+        self._failures[self._current] = error
+        place = next((p for p in self._places if p.name not in self._failures), None)
+        if place is None:
+            return None
+        log.warning("going on elsewhere place=%s error=%s", place.name, _name_of(error))
+        origin = replace(_after_failure(self._origin, self._current, error), continues=unfinished)
+        self._current = place.name
+        before = self.leg
+        try:
+            return await self._first_part(place, origin)
+        except (GatewayError, EngineError) as another:
+            log.warning("could not go on place=%s error=%s", place.name, _name_of(another))
+            self.leg = before
+            return None
+
+    async def _first_part(self, place: Place, origin: Origin) -> _Begun:
+        try:
+            async with asyncio.timeout(place.patience_s()):
+                self.leg = leg = await place.open(origin)
+                parts = leg.parts()
+                try:
+                    return parts, await anext(parts)
+                except BaseException:
+                    await parts.aclose()
+                    raise
+        except TimeoutError:
+            raise UnavailableError(
+                f"The {place.name} models had not begun to answer when it was time to ask others."
+            ) from None
+
+
+def _may_go_on(error: GatewayError | EngineError) -> bool:
+    """Whether somebody else may still answer: the request itself is not at fault."""
+    if isinstance(error, EngineError):
+        return not isinstance(error, InvalidRequestError)
+    return isinstance(
+        error, UpstreamError | UnavailableError | ThrottledError | NotReadyError | GenerationError
+    )
+
+
+def _after_failure(origin: Origin, place: PlaceName, error: Exception) -> Origin:
+    """Why the next place is asked."""
+    kind: HandOffKind = "failure"
+    match error:
+        case PromptTooLongError():
+            kind, why = "capability", "too long for the local models"
+        case QueueFullError():
+            kind, why = "load", "the queue of the local models is full"
+        case _:
+            name = "local models" if place == "local" else "tier elsewhere"
+            why = f"the {name} failed: {_name_of(error)}"
+    return replace(
+        origin,
+        hand_off=kind,
+        reason=f"{origin.reason}; {why}" if origin.reason else why,
+        is_degraded=place == "cloud",
+    )
+
+
+def _name_of(error: Exception) -> str:
+    """A short stable word."""
+    return str(getattr(error, "code", None) or type(error).__name__)
+
+
+def _summary(failures: Mapping[PlaceName, Exception]) -> Exception:
+    """One error for all: its own where there was one place only."""
+    if len(failures) == 1:
+        return next(iter(failures.values()))
+    waits = [getattr(error, "retry_after_s", None) or 1.0 for error in failures.values()]
+    said = " ".join(f"[{place}] {error}" for place, error in failures.items())
+    return UnavailableError(
+        f"Nobody can answer at the moment; try again soon. {said}", retry_after_s=min(waits)
+    )

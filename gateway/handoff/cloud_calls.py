@@ -1,0 +1,254 @@
+"""Requests for tiers elsewhere: what they are told, what they may cost, and their answers' legs."""
+
+import asyncio
+from collections.abc import Mapping
+from hashlib import blake2b
+from math import ceil
+from typing import Any, Final
+
+import msgspec
+
+from gateway.context import GatewayContext
+from gateway.errors import BadRequestError, GatewayError, UnavailableError
+from gateway.handoff.cloud_leg import CloudLeg
+from gateway.handoff.incoming import Asked
+from gateway.handoff.leg import TakenOver, WeakAnswer
+from gateway.handoff.names import Names
+from gateway.handoff.needs import uses_of
+from gateway.handoff.origin import Origin
+from gateway.mirror import MirroredAnswer
+from gateway.upstream.call import Endpoint, UpstreamCall, UpstreamUsage
+from gateway.upstream.tier import UpstreamTier
+from gateway.upstream.usage import cost_usd
+
+# What is held back must still be sent, and written to its end, when nobody takes it over.
+_SHARE_FOR_OTHERS: Final = 0.7
+_AFFINE_MESSAGES: Final = 2
+_AFFINE_CHARS: Final = 1024
+# Nobody knows the server's tokens; texts have fewer of them than this, but for rare scripts.
+_LEAST_CHARS_PER_TOKEN: Final = 2.0
+_ID_FIELDS: Final = ("logit_bias", "stop_token_ids")
+
+
+class CloudCalls:
+    """Makes calls and legs for the tiers elsewhere."""
+
+    def __init__(self, context: GatewayContext) -> None:
+        self._context = context
+        self._cloud = context.cloud
+        self._metrics = context.metrics
+
+    def complaint(self, asked: Asked) -> GatewayError | None:
+        """Why the tier elsewhere cannot be asked this; None where it can."""
+        named = asked.meant is not None and asked.meant.named == "cloud"
+        if not named and _speaks_in_ids(asked.document, asked.endpoint):
+            return BadRequestError(
+                "Token ids mean something for the models of this machine only; name a model."
+            )
+        tier = self._tier(asked)
+        missing = uses_of(asked.document, asked.endpoint) - set(tier.settings.supports)
+        if missing:
+            return BadRequestError(
+                f"The {tier.name} tier does not take {min(missing)} (tiers.{tier.name}.supports)."
+            )
+        most = asked.max_cost_usd
+        return None if most is None else self._too_dear(asked, most)
+
+    def _too_dear(self, asked: Asked, most: float) -> BadRequestError | None:
+        tier, param = self._tier(asked), "outrider.max_cost_usd"
+        cost_usd = self._cost_usd(asked)
+        if cost_usd is None:
+            return BadRequestError(
+                f"{param}: nobody knows what the {tier.name} tier costs; its operator sets "
+                f"tiers.{tier.name}.price.",
+                param=param,
+            )
+        if cost_usd <= most:
+            return None
+        return BadRequestError(
+            f"{param}: the request may cost {cost_usd:.3g} USD on the {tier.name} tier, not "
+            f"{most:.3g}; a smaller max_tokens costs less.",
+            param=param,
+        )
+
+    def _cost_usd(self, asked: Asked) -> float | None:
+        """The most that the request may cost elsewhere; None where nobody named prices.
+
+        The prompt is estimated by its length, on the safe side.
+        """
+        asks = asked.document.get("messages", asked.document.get("prompt"))
+        num_completion_tokens = asked.num_choices * (
+            asked.token_limit
+            or self._context.limits.default_max_tokens
+            or round(self._context.routing.typical.num_completion_tokens.value)
+        )
+        most = UpstreamUsage(
+            num_prompt_tokens=ceil(len(str(asks)) / _LEAST_CHARS_PER_TOKEN),
+            num_completion_tokens=num_completion_tokens,
+        )
+        return cost_usd(most, self._tier(asked).settings.price)
+
+    def model(self, asked: Asked, names: Names) -> str | None:
+        """What the server is asked for: what the request means, else what it usually is."""
+        meant, tier = asked.meant, asked.terms.cloud
+        assert meant is not None
+        assert tier is not None
+        return meant.model if meant.named == "cloud" else names.usual_model(tier)
+
+    def expected_s(self, asked: Asked) -> float | None:
+        """How long the tier elsewhere takes for an answer; None where nobody knows."""
+        total = self._tier(asked).total
+        return total.quantile(0.95) or total.ewma_s
+
+    def leg(self, asked: Asked, origin: Origin, prediction: str = "") -> CloudLeg:
+        """A leg that has not begun. Raises UnavailableError where nobody knows a model's name."""
+        tier = self._tier(asked)
+        if origin.continues is not None:
+            if tier.traits.continuation == "none":
+                raise UnavailableError(f"The {tier.name} tier cannot go on behind others' text.")
+            asked = asked.continued(origin.continues)
+        if asked.model is None:
+            raise UnavailableError(
+                f"The {tier.name} tier lists no model and none is set; its operator sets "
+                f"tiers.{tier.name}.model."
+            )
+        call = UpstreamCall(
+            endpoint=asked.endpoint,
+            document=asked.document,
+            model=asked.model,
+            request_id=asked.incoming.request_id,
+            arrival_s=asked.incoming.arrival_s,
+            hops=(*asked.incoming.hops, self._cloud.gateway_id),
+            deadline_s=asked.terms.deadline_s,
+            affinity=self._affinity(asked, tier),
+            prediction=prediction,
+        )
+        return CloudLeg(
+            tier,
+            call,
+            origin,
+            on_answered=lambda leg: self._answered(asked, leg),
+            is_continuable=self._cloud.rules.continue_elsewhere and asked.is_continuable,
+        )
+
+    async def take_over(self, asked: Asked, weak: WeakAnswer) -> TakenOver | None:
+        """Have the tier elsewhere answer in the place of a weak local answer.
+
+        None where it did not begin in the time that a deadline leaves, or failed.
+        """
+        origin = Origin(
+            hand_off="confidence",
+            reason=weak.reason,
+            route_tier="small",
+            quality=weak.quality,
+            confidence=weak.confidence,
+            num_held_tokens=weak.num_tokens,
+            num_discarded_tokens=weak.num_tokens,
+        )
+        deadline_s = asked.terms.deadline_s
+        patience_s = None
+        if deadline_s is not None:
+            left_s = max(deadline_s - self._context.clock(), 0.0)
+            patience_s = _SHARE_FOR_OTHERS * left_s
+        parts = None
+        try:
+            leg = self.leg(asked, origin, weak.text)
+            parts = leg.parts()
+            async with asyncio.timeout(patience_s):
+                first = await anext(parts)
+        except (GatewayError, TimeoutError):
+            if parts is not None:
+                await parts.aclose()
+            self._metrics.upstream.degraded()
+            return None
+        except BaseException:
+            if parts is not None:
+                await parts.aclose()
+            raise
+        self.count_origin(origin, leg.facts.tier)
+        return TakenOver(leg, parts, first)
+
+    def count_origin(self, origin: Origin, tier: str) -> None:
+        """An answer has begun on a tier: why there."""
+        if origin.hand_off is not None:
+            self._metrics.upstream.handed_off(origin.hand_off, origin.route_tier or "auto", tier)
+        if origin.is_degraded:
+            self._metrics.upstream.degraded()
+
+    def mirror(self, asked: Asked, answer: MirroredAnswer) -> None:
+        """Offer a request and its answer for a second opinion."""
+        mirror = self._cloud.mirror
+        if mirror is None or asked.terms.is_private or not asked.document:
+            return
+        call = UpstreamCall(
+            endpoint=asked.endpoint,
+            document=asked.document,
+            model=asked.model or "",
+            request_id=asked.incoming.request_id,
+            arrival_s=self._context.clock(),
+            hops=(*asked.incoming.hops, self._cloud.gateway_id),
+        )
+        mirror.offer(call, answer)
+
+    def _answered(self, asked: Asked, leg: CloudLeg) -> None:
+        facts = leg.facts
+        self._metrics.routed(facts.tier, facts.reason)
+        answer = MirroredAnswer(
+            tier=facts.tier,
+            texts=leg.texts,
+            duration_s=self._context.clock() - asked.incoming.arrival_s,
+            num_completion_tokens=facts.num_tokens,
+            is_private=asked.terms.is_private,
+        )
+        self.mirror(asked, answer)
+
+    def route_report(self, asked: Asked, origin: Origin) -> dict[str, Any]:
+        """`RouteReport` of a request that a tier elsewhere answers."""
+        tier = self._tier(asked)
+        meant = asked.meant
+        return {
+            "object": "route",
+            "model": "" if meant is None else meant.name,
+            "tier": tier.name,
+            "model_id": asked.model,
+            "reason": origin.explain("") or "requested",
+            "quality": origin.quality,
+            "threshold": None,
+            "band": None,
+            "stage": None if origin.quality is None else "text",
+            "cascade": None,
+            "prompt_tokens": None,
+            "cost_usd": self._cost_usd(asked),
+            "sticky": None,
+            "pair": self._context.routing.pair,
+            "alternatives": [],
+        }
+
+    def _tier(self, asked: Asked) -> UpstreamTier:
+        assert asked.terms.cloud is not None, "the tier elsewhere is among the places"
+        return self._cloud.tiers[asked.terms.cloud]
+
+    def _affinity(self, asked: Asked, tier: UpstreamTier) -> str:
+        """Equal for requests that begin alike: the turns of a conversation, one system prompt."""
+        if not tier.traits.has_prefix_cache or len(tier.settings.url) < 2:
+            return ""
+        beginning = _beginning(asked.document)
+        return blake2b(beginning, digest_size=16).hexdigest()
+
+
+def _beginning(document: Mapping[str, Any]) -> bytes:
+    messages = document.get("messages")
+    if isinstance(messages, list):
+        return msgspec.json.encode(messages[:_AFFINE_MESSAGES])
+    return msgspec.json.encode(document.get("prompt"))[:_AFFINE_CHARS]
+
+
+def _speaks_in_ids(document: Mapping[str, Any], endpoint: Endpoint) -> bool:
+    """Whether it has token ids, which mean something in one tokenizer only."""
+    if any(document.get(name) for name in _ID_FIELDS):
+        return True
+    prompt = document.get("prompt")
+    if endpoint == "chat" or not isinstance(prompt, list) or not prompt:
+        return False
+    first = prompt[0]
+    return isinstance(first, int | list)

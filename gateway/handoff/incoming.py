@@ -1,0 +1,81 @@
+"""A request as it came, and what was read of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import msgspec
+
+from gateway.engine_requests import ApiRequest
+from gateway.handoff.names import Meant
+from gateway.handoff.origin import DIRECT, Origin, Unfinished
+from gateway.handoff.terms import Terms
+from gateway.upstream.call import Endpoint, UpstreamCall
+from gateway.upstream.dialects.base import Resume
+from gateway.upstream.dialects.openai_request import is_resumable, request_body
+from gateway.upstream.traits import ServerTraits
+
+_AS_IT_IS: Final = ServerTraits(streams_usage=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incoming:
+    """What came with a body. `hops`: the gateways that the request has come through, this one not.
+
+    `with_trace`: the client wants to see which tokens had been drafted.
+    """
+
+    arrival_s: float
+    request_id: str
+    hops: tuple[str, ...] = ()
+    with_trace: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a request says, for whoever answers it.
+
+    `request` as the local models read it, None where they are not to. `document`, without its
+    `outrider` object, and `meant` as a tier elsewhere gets them: only where there are such tiers;
+    `model` is what its server is asked for. `origin`: why nobody else may answer.
+    """
+
+    endpoint: Endpoint
+    incoming: Incoming
+    terms: Terms
+    is_streamed: bool
+    num_choices: int
+    token_limit: int | None = None
+    request: ApiRequest | None = None
+    meant: Meant | None = None
+    document: Mapping[str, Any] = field(default_factory=dict)
+    model: str | None = None
+    max_cost_usd: float | None = None
+    origin: Origin = DIRECT
+
+    @property
+    def is_continuable(self) -> bool:
+        """Whether another model can go on in the middle of the answer."""
+        return self.is_streamed and is_resumable(self._call(), "final_message")
+
+    def continued(self, unfinished: Unfinished) -> "Asked":
+        """The request for the rest of an answer that broke off."""
+        resume = Resume(
+            text=unfinished.text, num_tokens=unfinished.num_tokens, strategy="final_message"
+        )
+        body = request_body(self._call(), _AS_IT_IS, resume)
+        request = self.request
+        if request is not None:
+            request = type(request).model_validate_json(body)
+            assert self.request is not None
+            request = request.model_copy(update={"outrider": self.request.outrider})
+        return replace(self, document=msgspec.json.decode(body), request=request)
+
+    def _call(self) -> UpstreamCall:
+        return UpstreamCall(
+            endpoint=self.endpoint,
+            document=self.document,
+            model=str(self.document.get("model")),
+            request_id=self.incoming.request_id,
+            arrival_s=self.incoming.arrival_s,
+        )

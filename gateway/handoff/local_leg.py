@@ -1,0 +1,145 @@
+"""The local models' way to answer a request: a generation, written as the response's body."""
+
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from gateway import sse
+from gateway.choice import Delta
+from gateway.generation import Generation
+from gateway.handoff.leg import AnswerFacts, HandedOverError, Leg
+from gateway.handoff.local_load import LoadTicket
+from gateway.handoff.origin import Origin, Unfinished
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Writing:
+    """How the client wants the answer written."""
+
+    is_streamed: bool
+    with_usage: bool = False
+    with_trace: bool = False
+
+
+class LocalLeg:
+    """Answers by the engine's models, or passes on what took its answer over."""
+
+    def __init__(
+        self,
+        generation: Generation,
+        form: sse.Format,
+        writing: Writing,
+        origin: Origin,
+        ticket: LoadTicket,
+        on_answered: Callable[[tuple[str, ...]], None] | None = None,
+        is_continuable: bool = False,
+    ) -> None:
+        """`ticket` is told how the work goes. is_continuable: others may go on behind what is sent,
+        should it break off. `on_answered` gets the choices' contents when all was
+        delivered; it must not block.
+        """
+        self._generation = generation
+        self._form = form
+        self._writing = writing
+        self._origin = origin
+        self._ticket = ticket
+        self._on_answered = on_answered
+        self._is_continuable = is_continuable
+        self._keeps_text = on_answered is not None or is_continuable
+        self._texts: defaultdict[int, list[str]] = defaultdict(list)
+        self._taken_over_by: Leg | None = None
+
+    async def parts(self) -> AsyncGenerator[bytes]:
+        """The body. Raises GatewayError or EngineError."""
+        try:
+            async with aclosing(self._own_parts()) as own:
+                async for part in own:
+                    yield part
+            if self._on_answered is not None:
+                self._on_answered(tuple("".join(self._texts[i]) for i in sorted(self._texts)))
+        except HandedOverError as handed:
+            self._taken_over_by = handed.taken.leg
+            async with aclosing(handed.taken.parts()) as others:
+                async for part in others:
+                    yield part
+
+    def _own_parts(self) -> AsyncGenerator[bytes]:
+        return self._stream() if self._writing.is_streamed else self._whole()
+
+    async def _deltas(self) -> AsyncGenerator[Delta]:
+        """The generation's, as the ticket is told of them."""
+        is_first = True
+        try:
+            async with aclosing(self._generation.deltas()) as deltas:
+                async for delta in deltas:
+                    if is_first:
+                        self._ticket.first_text()
+                        is_first = False
+                    if self._keeps_text:
+                        self._keep(delta)
+                    yield delta
+        finally:
+            counts = [choice.usage.num_tokens for choice in self._generation.choices]
+            self._ticket.ended(max(counts, default=0))
+
+    def _keep(self, delta: Delta) -> None:
+        if delta.kind == "content":
+            self._texts[delta.index].append(delta.text)
+        else:  # thinking and calls cannot be begun by others
+            self._is_continuable = False
+
+    @property
+    def unfinished(self) -> Unfinished | None:
+        """What was sent; None where it was more than plain text."""
+        if self._taken_over_by is not None:
+            return self._taken_over_by.unfinished
+        if not self._is_continuable:
+            return None
+        text = "".join(self._texts[0])
+        before = self._origin.continues
+        return Unfinished(
+            text=text if before is None else before.text + text,
+            num_tokens=self._num_tokens + (0 if before is None else before.num_tokens),
+            answer_id=self._generation.job.job_id if before is None else before.answer_id,
+        )
+
+    @property
+    def _num_tokens(self) -> int:
+        return sum(choice.usage.num_tokens for choice in self._generation.choices)
+
+    async def _whole(self) -> AsyncGenerator[bytes]:
+        async with aclosing(self._deltas()) as deltas:
+            collected = [delta async for delta in deltas]
+        yield sse.whole_body(self._generation, self._form, self._origin, collected)
+
+    async def _stream(self) -> AsyncGenerator[bytes]:
+        writer = sse.ChunkWriter(
+            self._generation,
+            self._form,
+            self._origin,
+            with_usage=self._writing.with_usage,
+            with_trace=self._writing.with_trace,
+        )
+        async with aclosing(self._deltas()) as deltas:
+            async for delta in deltas:
+                yield writer.chunk(delta)
+        yield writer.ending()
+
+    @property
+    def facts(self) -> AnswerFacts:
+        """Of whoever answers in the end."""
+        if self._taken_over_by is not None:
+            return self._taken_over_by.facts
+        generation, origin = self._generation, self._origin
+        return AnswerFacts(
+            tier=generation.tier,
+            reason=origin.explain(generation.reason),
+            job_id=generation.job.job_id,
+            outcome=generation.outcome,
+            num_tokens=self._num_tokens,
+            hand_off=origin.hand_off or ("failure" if generation.is_degraded else None),
+            confidence=generation.confidence,
+            is_degraded=origin.is_degraded or generation.is_degraded,
+            ttft_s=generation.ttft_s(),
+        )

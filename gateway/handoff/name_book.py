@@ -1,0 +1,101 @@
+"""The names that requests may use, kept up with what the engine and the servers list."""
+
+from dataclasses import dataclass
+
+from engine.errors import EngineError
+from engine.events import TierInfo
+from engine.request import TIERS
+from gateway.context import GatewayContext
+from gateway.errors import GatewayError, ModelNotFoundError, NotReadyError
+from gateway.handoff.names import AUTO, Meant, Names, TierModels
+from gateway.jobs import JobBuilder
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What the names are made from. Names are made anew only when this changes."""
+
+    is_local_known: bool
+    listed: tuple[tuple[str, ...], ...]
+
+
+class NameBook:
+    """Makes `Names` when something has changed.
+
+    Waits for a server only where nobody else can say which model it is to be asked for.
+    """
+
+    def __init__(self, context: GatewayContext, jobs: JobBuilder) -> None:
+        self._context = context
+        self._jobs = jobs
+        self._listed: dict[str, tuple[str, ...]] = {}
+        self._known: _Known | None = None
+        self._names: Names | None = None
+        self._last_local: dict[str, tuple[TierInfo, ...]] = {}
+
+    async def resolve(self, model: str, tier: str | None) -> Meant:
+        """What a request means (see `Names.resolve`).
+
+        Raises NotReadyError too: while the engine loads nobody knows the names of its checkpoints.
+        """
+        names = await self.current()
+        try:
+            return names.resolve(model, tier)
+        except ModelNotFoundError:
+            if self._known is not None and not self._known.is_local_known:
+                raise NotReadyError(
+                    f"The engine is loading or being restarted; whether it has the model {model!r} "
+                    "is not known yet. Try again soon."
+                ) from None
+            raise
+
+    async def refreshed(self) -> Names:
+        """With what the servers list now; asks those that were not asked for a while."""
+        for name, tier in self._context.cloud.tiers.items():
+            self._listed[name] = await tier.models()
+        return await self.current()
+
+    async def current(self) -> Names:
+        """As far as is known."""
+        local = await self._local()
+        tiers = self._context.cloud.tiers
+        for name, tier in tiers.items():
+            if tier.settings.model is None and not self._listed.get(name):
+                # Nobody says what its server is to be asked for but the server itself.
+                self._listed[name] = await tier.models()
+        listed = tuple(self._listed.get(name, ()) for name in tiers)
+        is_known = not self._context.cloud.rules.has_local or all(local.values())
+        known = _Known(is_local_known=is_known, listed=listed)
+        if self._names is None or known != self._known:
+            self._known = known
+            self._names = Names(
+                local,
+                [
+                    TierModels(
+                        tier=name,
+                        server=tier.settings.server,
+                        model=tier.settings.model,
+                        listed=ids,
+                        max_context=tier.settings.max_context,
+                    )
+                    for (name, tier), ids in zip(tiers.items(), listed, strict=True)
+                ],
+                handoff=self._context.cloud.rules.cloud,
+            )
+        return self._names
+
+    async def _local(self) -> dict[str, tuple[TierInfo, ...]]:
+        """The engine's names; while it is not ready, those that do not depend on it."""
+        rules = self._context.cloud.rules
+        if not rules.has_local:
+            return {AUTO: ()}
+        try:
+            self._last_local = await self._jobs.names()
+            return self._last_local
+        except (EngineError, GatewayError):
+            if not self._context.cloud.tiers:
+                raise
+            if self._last_local:  # it is being restarted, with the same models
+                return self._last_local
+            loaded = [tier for tier in TIERS if tier in self._context.tokenizers]
+            return {AUTO: (), **dict.fromkeys(loaded, ())}

@@ -1,0 +1,192 @@
+"""Which model or tier a request's `model` means, and what GET /v1/models lists."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from engine.events import TierInfo
+from engine.request import TIERS
+from gateway.errors import BadRequestError, ModelNotFoundError
+from gateway.handoff.terms import Named
+from gateway.settings_tiers import RESERVED_NAMES
+from gateway.upstream.traits import ServerKind
+
+AUTO: Final = "auto"
+# Clients sort models by age; ours have none that would mean anything.
+_CREATED: Final = 1_762_000_000
+_LOCAL_FIELDS: Final = ("tier", "model_id", "max_context", "num_parameters", "dtype", "device")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierModels:
+    """A tier elsewhere and the models that it is known to have.
+
+    `model` is what the settings name, `listed` what the server lists. `max_context` in tokens.
+    """
+
+    tier: str
+    server: ServerKind = "openai"
+    model: str | None = None
+    listed: tuple[str, ...] = ()
+    max_context: int | None = None
+
+    @property
+    def usual(self) -> str | None:
+        """The model for requests that name the tier only; None where nobody names any."""
+        return self.model or next(iter(self.listed), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meant:
+    """What a name means.
+
+    `local`: the checkpoints that may answer; empty for a tier elsewhere. `tier` and `model`: the
+    tier elsewhere, and what its server is to be asked for (None: nobody knows a model's name).
+    """
+
+    name: str
+    named: Named
+    local: tuple[TierInfo, ...] = ()
+    tier: str | None = None
+    model: str | None = None
+
+
+class Names:
+    """Every name that `model` accepts. Of equal ones the local wins, then the earlier tier.
+
+    A tier's own name comes before what servers list; what they list under a word of ours (auto,
+    small, large, none) is reached as TIER/ID only, so that no local name ever means a server.
+    """
+
+    def __init__(
+        self,
+        local: Mapping[str, tuple[TierInfo, ...]],
+        tiers: Sequence[TierModels] = (),
+        *,
+        handoff: str | None = None,
+    ) -> None:
+        """`local` by name, with `auto`; without checkpoints where the engine is not ready to tell.
+
+        `handoff`: the tier that may answer `auto` too.
+        """
+        self._tiers = {models.tier: models for models in tiers}
+        self._handoff = handoff
+        self._local_tiers = tuple(tier for tier in TIERS if tier in local)
+        self._meant = {AUTO: Meant(name=AUTO, named="auto", local=local.get(AUTO, ()))}
+        for name, infos in local.items():
+            if name != AUTO:
+                self._meant[name] = Meant(name=name, named="local", local=infos)
+        self._add(self._remote(models.tier, models, models.usual) for models in tiers)
+        for models in tiers:
+            self._add(self._of_model(models, model) for model in _ids(models))
+
+    def __contains__(self, name: object) -> bool:
+        """Whether it is listed. A name TIER/ID is understood even if it is not."""
+        return name in self._meant
+
+    def all(self) -> tuple[str, ...]:
+        """The names, local ones first."""
+        return tuple(self._meant)
+
+    def tiers(self) -> tuple[str, ...]:
+        """What `outrider.tier` accepts: the loaded local tiers, then those elsewhere."""
+        return (*self._local_tiers, *self._tiers)
+
+    def usual_model(self, tier: str) -> str | None:
+        """What a tier elsewhere is asked for where the request names no model of its own."""
+        return self._tiers[tier].usual
+
+    def resolve(self, model: str, tier: str | None = None) -> Meant:
+        """What a request means whose `model` is this, and whose `outrider.tier` is `tier`.
+
+        Raises ModelNotFoundError, and BadRequestError for a tier that does not exist or contradicts
+        the model.
+        """
+        meant = self._meant.get(model) or self._of_path(model)
+        if meant is None:
+            raise ModelNotFoundError(model, self.all())
+        return meant if tier is None else self._narrowed(meant, tier)
+
+    def card(self, name: str) -> dict[str, Any]:
+        """A name as GET /v1/models/NAME shows it. Raises ModelNotFoundError."""
+        return self._card(self.resolve(name))
+
+    def cards(self) -> list[dict[str, Any]]:
+        """All names, as GET /v1/models lists them."""
+        return [self._card(meant) for meant in self._meant.values()]
+
+    def _add(self, found: Iterable[Meant | None]) -> None:
+        for meant in found:
+            if meant is not None:
+                self._meant.setdefault(meant.name, meant)
+
+    def _remote(self, name: str, models: TierModels, model: str | None) -> Meant:
+        return Meant(name=name, named="cloud", tier=models.tier, model=model)
+
+    def _of_model(self, models: TierModels, model: str) -> Meant:
+        """A server's model under its own name; where that is taken, under TIER/ID."""
+        own = self._remote(model, models, model)
+        is_free = model not in RESERVED_NAMES and self._meant.get(model, own) == own
+        return own if is_free else self._remote(f"{models.tier}/{model}", models, model)
+
+    def _of_path(self, name: str) -> Meant | None:
+        """TIER/ID. The server need not list the id: it may answer to others too."""
+        tier, _, model = name.partition("/")
+        if tier not in self._tiers or not model:
+            return None
+        return self._remote(name, self._tiers[tier], model)
+
+    def _narrowed(self, meant: Meant, tier: str) -> Meant:
+        """The same, restricted to a tier."""
+        if tier not in self.tiers():
+            known = ", ".join(self.tiers()) or "none"
+            raise _bad_tier(f"{tier!r} is no tier here; known are: {known}")
+        if meant.named == "auto" and tier in self._tiers:
+            return self._remote(meant.name, self._tiers[tier], self.usual_model(tier))
+        if meant.named != "auto" and tier not in _tiers_of(meant):
+            has = " or ".join(_tiers_of(meant))
+            raise _bad_tier(f"{tier} contradicts the model, which means the {has} tier")
+        local = tuple(info for info in meant.local if info.tier == tier)
+        return meant if meant.named == "cloud" else replace(meant, named="local", local=local)
+
+    def _card(self, meant: Meant) -> dict[str, Any]:
+        behind: list[dict[str, Any]] = [
+            {field: getattr(info, field) for field in _LOCAL_FIELDS} for info in meant.local
+        ]
+        if meant.tier is not None:
+            behind.append(_tier_card(self._tiers[meant.tier], meant.model))
+        elif meant.named == "auto" and self._handoff is not None:
+            behind.append(_tier_card(self._tiers[self._handoff], self.usual_model(self._handoff)))
+        return {
+            "id": meant.name,
+            "object": "model",
+            "created": _CREATED,
+            "owned_by": meant.tier or "outrider",
+            "outrider": behind,
+        }
+
+
+def _tiers_of(meant: Meant) -> tuple[str, ...]:
+    """The tiers that a name means; a local tier's name tells it without its checkpoint."""
+    if meant.tier is not None:
+        return (meant.tier,)
+    return tuple(info.tier for info in meant.local) or (meant.name,)
+
+
+def _ids(models: TierModels) -> list[str]:
+    """The ids of a tier's models, each once, the configured one first."""
+    named = (models.model,) if models.model else ()
+    return list(dict.fromkeys((*named, *models.listed)))
+
+
+def _tier_card(models: TierModels, model: str | None) -> dict[str, Any]:
+    return {
+        "tier": models.tier,
+        "model_id": model,
+        "max_context": models.max_context,
+        "server": models.server,
+    }
+
+
+def _bad_tier(complaint: str) -> BadRequestError:
+    return BadRequestError(f"outrider.tier: {complaint}.", param="outrider.tier")

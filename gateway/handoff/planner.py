@@ -1,0 +1,312 @@
+"""From a request's bytes to an answering: who may answer it, in which order, and until when."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final
+
+from engine.errors import PromptTooLongError
+from gateway.asgi import parse
+from gateway.context import GatewayContext
+from gateway.engine_requests import ApiRequest
+from gateway.errors import LoopError
+from gateway.generation import Generation
+from gateway.handoff.answering import Answering, Place
+from gateway.handoff.cloud_calls import CloudCalls
+from gateway.handoff.incoming import Asked, Incoming
+from gateway.handoff.leg import Elsewhere, HandOffError, Leg, PlaceName
+from gateway.handoff.local_leg import LocalLeg, Writing
+from gateway.handoff.local_load import LocalLoad
+from gateway.handoff.name_book import NameBook
+from gateway.handoff.names import AUTO, Meant, Names
+from gateway.handoff.needs import describe, lacking, needs_of
+from gateway.handoff.origin import DIRECT, Origin
+from gateway.handoff.terms import Terms, terms_of
+from gateway.jobs import JobBuilder
+from gateway.mirror import MirroredAnswer
+from gateway.schema.chat import ChatRequest
+from gateway.schema.common import OutriderOptions
+from gateway.schema.completions import CompletionRequest
+from gateway.schema.envelope import read_request
+from gateway.sse import ChatFormat, CompletionFormat
+from gateway.upstream.call import Endpoint
+
+_REQUESTS: Final[dict[Endpoint, type[ChatRequest] | type[CompletionRequest]]] = {
+    "chat": ChatRequest,
+    "completion": CompletionRequest,
+}
+_NO_OPTIONS: Final = OutriderOptions()
+_MAX_HOPS: Final = 8
+# Of a deadline: means are not promises, and somebody has to write the answer.
+_RESERVE: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How a request is going to be answered."""
+
+    answering: Answering
+    is_streamed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Order:
+    """Who is asked in turn, and why the first one is the first."""
+
+    places: tuple[PlaceName, ...]
+    origin: Origin
+
+
+class Planner:
+    """Plans requests. Holds what is learnt about the local models' load."""
+
+    def __init__(self, context: GatewayContext, jobs: JobBuilder) -> None:
+        self._context = context
+        self._cloud = context.cloud
+        self._jobs = jobs
+        self._load = LocalLoad(context.clock)
+        self._names = NameBook(context, jobs)
+        self._calls = CloudCalls(context)
+
+    async def names(self) -> Names:
+        """All names, with what the servers list. Raises NotReadyError or EngineError."""
+        return await self._names.refreshed()
+
+    async def plan(self, endpoint: Endpoint, body: bytes, incoming: Incoming) -> Plan:
+        """Who answers. Raises GatewayError or EngineError."""
+        asked = await self._asked(endpoint, body, incoming)
+        order = self._order(asked)
+        places = [self._place(asked, order, index) for index in range(len(order.places))]
+        if len(places) > 1 and order.places[0] == "local":
+            # Where what it handed over is not taken after all, the local models answer it.
+            places.append(Place(name="local", open=partial(self._open_local, asked, None)))
+        answering = Answering(
+            places,
+            origin=order.origin,
+            deadline_s=asked.terms.deadline_s,
+            continues_elsewhere=self._continues_elsewhere(asked),
+            on_begin=self._calls.count_origin,
+        )
+        return Plan(answering=answering, is_streamed=asked.is_streamed)
+
+    async def route_report(
+        self, endpoint: Endpoint, body: bytes, incoming: Incoming
+    ) -> dict[str, Any]:
+        """Where the request would go, as `RouteReport` has it. Raises what the request would."""
+        asked = await self._asked(endpoint, body, incoming)
+        order = self._order(asked)
+        origin = order.origin
+        if order.places[0] == "local":
+            assert asked.request is not None
+            elsewhere = self._elsewhere(asked, order)
+            try:
+                return await self._jobs.route_report(asked.request, elsewhere)
+            except HandOffError as handed:
+                origin = handed.origin
+            except PromptTooLongError:
+                if "cloud" not in order.places:
+                    raise
+                origin = Origin(hand_off="capability", reason="too long for the local models")
+        return self._calls.route_report(asked, origin)
+
+    async def _asked(self, endpoint: Endpoint, body: bytes, incoming: Incoming) -> Asked:
+        """What the request says. Raises GatewayError."""
+        if self._cloud.gateway_id in incoming.hops or len(incoming.hops) >= _MAX_HOPS:
+            raise LoopError(
+                "The request has come through this gateway before: its tiers point at each other."
+                if self._cloud.gateway_id in incoming.hops
+                else f"The request has come through {len(incoming.hops)} gateways."
+            )
+        if not self._cloud.tiers:
+            request = parse(_REQUESTS[endpoint], body)
+            return Asked(
+                endpoint=endpoint,
+                incoming=incoming,
+                terms=self._terms(request.outrider or _NO_OPTIONS, request.model, None, incoming),
+                request=request,
+                is_streamed=bool(request.stream),
+                num_choices=request.n or 1,
+                token_limit=request.token_limit,
+            )
+        read = read_request(body, endpoint)
+        envelope = read.envelope
+        meant = await self._names.resolve(envelope.model, envelope.options.tier)
+        asked = Asked(
+            endpoint=endpoint,
+            incoming=incoming,
+            terms=self._terms(envelope.options, envelope.model, meant, incoming),
+            is_streamed=envelope.is_streamed,
+            num_choices=envelope.num_choices,
+            token_limit=envelope.token_limit,
+            meant=meant,
+            document=read.outward(),
+            max_cost_usd=envelope.options.max_cost_usd,
+        )
+        asked = self._without_impossible(asked)
+        if "local" in asked.terms.places:
+            request = parse(_REQUESTS[endpoint], body)
+            if meant.named == "cloud":  # a name that the local models do not have
+                request = _for_any(request)
+            asked = replace(asked, request=request)
+        if "cloud" in asked.terms.places:
+            names = await self._names.current()
+            asked = replace(asked, model=self._calls.model(asked, names))
+        return asked
+
+    def _terms(
+        self, options: OutriderOptions, model: str, meant: Meant | None, incoming: Incoming
+    ) -> Terms:
+        named = meant.named if meant else ("auto" if model == AUTO else "local")
+        cloud = meant.tier if meant else None
+        return terms_of(
+            options, self._cloud.rules, arrival_s=incoming.arrival_s, named=named, cloud=cloud
+        )
+
+    def _without_impossible(self, asked: Asked) -> Asked:
+        """Without the places that cannot answer this request, as far as one is left."""
+        terms = asked.terms
+        if "cloud" in terms.places:
+            complaint = self._calls.complaint(asked)
+            if complaint is not None and "local" not in terms.places:
+                raise complaint
+            if complaint is not None:
+                return replace(asked, terms=replace(terms, places=("local",), cloud=None))
+        if terms.places and "local" in terms.places and terms.cloud is not None:
+            needs = needs_of(asked.document, asked.endpoint)
+            supports = self._cloud.tiers[terms.cloud].settings.supports
+            if needs and not lacking(needs, supports):
+                return replace(
+                    asked,
+                    terms=replace(terms, places=("cloud",)),
+                    origin=Origin(hand_off="capability", reason=describe(needs)),
+                )
+        return asked
+
+    def _order(self, asked: Asked) -> _Order:
+        """Who is asked in turn: as the terms say, unless the local models are too busy."""
+        terms = asked.terms
+        if asked.origin is not DIRECT:
+            return _Order(places=terms.places, origin=asked.origin)
+        if terms.may_hand_over:
+            busy = self._is_busy(asked)
+            if busy is not None:
+                origin = Origin(hand_off="load", reason=busy)
+                return _Order(places=("cloud", "local"), origin=origin)
+        origin = DIRECT
+        if terms.places[0] == "cloud" and terms.reason != "requested":
+            has_local = self._cloud.rules.has_local  # else there was nobody to hand it off
+            origin = Origin(hand_off="policy" if has_local else None, reason=terms.reason)
+        return _Order(places=terms.places, origin=origin)
+
+    def _is_busy(self, asked: Asked) -> str | None:
+        """Why the local models would answer too late; None where they would not."""
+        max_queue_s = self._cloud.rules.max_queue_s
+        busy = None if max_queue_s is None else self._load.queues_longer_than(max_queue_s)
+        if busy is None and asked.terms.deadline_s is not None:
+            busy = self._load.would_miss(asked.terms.deadline_s, self._num_tokens(asked))
+        return busy
+
+    def _num_tokens(self, asked: Asked) -> int:
+        """Of the answer, as far as anybody can know."""
+        typical = round(self._context.routing.typical.num_completion_tokens.value)
+        return min(asked.token_limit or typical, typical)
+
+    # ---- places -------------------------------------------------------------------------------
+
+    def _place(self, asked: Asked, order: _Order, index: int) -> Place:
+        patience = self._patience(asked, order, index)
+        if order.places[index] == "cloud":
+            opener: Callable[[Origin], Any] = partial(self._open_cloud, asked)
+            return Place(name="cloud", open=opener, patience_s=patience)
+        elsewhere = self._elsewhere(asked, order) if index == 0 else None
+        opener = partial(self._open_local, asked, elsewhere)
+        return Place(name="local", open=opener, patience_s=patience)
+
+    def _patience(self, asked: Asked, order: _Order, index: int) -> Callable[[], float | None]:
+        """Until the next place would no longer make it to the deadline."""
+        deadline_s = asked.terms.deadline_s
+        if deadline_s is None or index + 1 >= len(order.places):
+            return lambda: None
+
+        def until_s() -> float | None:
+            if order.places[index + 1] == "local":
+                needed_s: float | None = self._load.expected(self._num_tokens(asked)).total_s
+            else:
+                needed_s = self._calls.expected_s(asked)
+            if not needed_s:  # nobody knows
+                return None
+            needed_s += _RESERVE * (deadline_s - asked.incoming.arrival_s)
+            left_s = deadline_s - self._context.clock() - needed_s
+            return left_s if left_s > 0 else None  # the next one would be late anyway
+
+        return until_s
+
+    def _elsewhere(self, asked: Asked, order: _Order) -> Elsewhere | None:
+        """The tier elsewhere, where it plays the large model's part for this request."""
+        terms = asked.terms
+        if "cloud" not in order.places or terms.strong != "cloud" or terms.cloud is None:
+            return None
+        return Elsewhere(name=terms.cloud, take_over=partial(self._calls.take_over, asked))
+
+    async def _open_cloud(self, asked: Asked, origin: Origin) -> Leg:
+        return self._calls.leg(asked, origin)
+
+    async def _open_local(self, asked: Asked, elsewhere: Elsewhere | None, origin: Origin) -> Leg:
+        """The local models. Raises HandOffError where the tier elsewhere is to answer."""
+        if origin.continues is not None:
+            asked, elsewhere = asked.continued(origin.continues), None
+        request, incoming = asked.request, asked.incoming
+        assert request is not None, "a request for the local models was read as one"
+        job = await self._jobs.job(request, incoming.arrival_s, elsewhere)
+        ticket = self._load.admit()
+        generation = Generation(
+            self._context.engine,
+            replace(job, on_prefill=ticket.began),
+            self._context.metrics,
+            self._context.clock,
+        )
+        form = ChatFormat if isinstance(request, ChatRequest) else CompletionFormat
+        return LocalLeg(
+            generation,
+            form(job.tokenizer, request.top_count),
+            Writing(
+                is_streamed=asked.is_streamed,
+                with_usage=request.wants_usage_chunk,
+                with_trace=incoming.with_trace,
+            ),
+            origin,
+            ticket,
+            on_answered=(
+                partial(self._mirror, asked, generation) if self._is_mirrored(asked) else None
+            ),
+            is_continuable=self._continues_elsewhere(asked),
+        )
+
+    def _continues_elsewhere(self, asked: Asked) -> bool:
+        """Whether another model may go on behind this answer, should it break off."""
+        return (
+            self._cloud.rules.continue_elsewhere
+            and len(asked.terms.places) > 1
+            and asked.is_continuable
+        )
+
+    def _is_mirrored(self, asked: Asked) -> bool:
+        return self._cloud.mirror is not None and not asked.terms.is_private
+
+    def _mirror(self, asked: Asked, generation: Generation, texts: tuple[str, ...]) -> None:
+        """Offer a local answer's request for a second opinion."""
+        answer = MirroredAnswer(
+            tier=generation.tier,
+            texts=texts,
+            duration_s=generation.duration_s(),
+            num_completion_tokens=sum(c.usage.num_tokens for c in generation.choices),
+            is_private=asked.terms.is_private,
+            finish_reason=generation.choices[0].finish_reason,
+        )
+        self._calls.mirror(asked, answer)
+
+
+def _for_any(request: ApiRequest) -> ApiRequest:
+    """The request, for whichever local model."""
+    options = request.outrider and request.outrider.model_copy(update={"tier": None})
+    return request.model_copy(update={"model": AUTO, "outrider": options})

@@ -1,0 +1,210 @@
+"""Who may answer a request, in which order, and until when: what it says and what is configured."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, NoReturn
+
+from engine.request import Tier
+from gateway.errors import BadRequestError
+from gateway.schema.common import OutriderOptions
+from gateway.settings_tiers import HandoffSettings, Policy
+
+Place = Literal["local", "cloud"]
+"""Models of this machine, or a tier that is a server elsewhere."""
+Named = Literal["auto", "local", "cloud"]
+"""What a request's model means: whoever suits, a local model, or a tier elsewhere."""
+
+_PLACES: Final[dict[Policy, tuple[Place, ...]]] = {
+    "local_only": ("local",),
+    "prefer_local": ("local", "cloud"),
+    "prefer_cloud": ("cloud", "local"),
+    "cloud_only": ("cloud",),
+}
+_NO_LOCAL: Final = "no model is loaded on this machine"
+_NO_CLOUD: Final = "this server has no tier elsewhere; its operator sets one in tiers"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What is configured about hand-offs.
+
+    `policy` is for requests that name none. `cloud`: the tier that takes hand-offs; None where
+    there is no tier elsewhere. `strong`: who takes what is too hard for the small model.
+    `max_queue_s`: what would wait longer for the local models is handed over. `deadline_s`: from
+    the arrival of requests that name no deadline. `continue_elsewhere`: another model may go on
+    behind an answer that broke off.
+    """
+
+    policy: Policy = "prefer_local"
+    cloud: str | None = None
+    has_local: bool = True
+    strong: Place = "local"
+    max_queue_s: float | None = None
+    deadline_s: float | None = None
+    continue_elsewhere: bool = False
+
+    @classmethod
+    def of(
+        cls, settings: HandoffSettings, *, tiers: Sequence[str], local: Collection[Tier]
+    ) -> "Rules":
+        """The settings with their `auto` decided.
+
+        `tiers` are the names of those elsewhere, in the file's order; `local` those that are
+        loaded here. Raises ValueError, in words, for settings that cannot be met.
+        """
+        cloud = settings.tier or next(iter(tiers), None)
+        if cloud is not None and cloud not in tiers:
+            raise ValueError(f"handoff.tier: there is no tier {cloud!r}; set tiers.{cloud}.url")
+        policy: Policy
+        if settings.policy == "auto":
+            policy = "prefer_local" if local else "cloud_only"
+        else:
+            policy = settings.policy
+        if _PLACES[policy][0] == "local" and not local:
+            raise ValueError(f"handoff.policy: {policy}, but {_NO_LOCAL}")
+        if _PLACES[policy][0] == "cloud" and cloud is None:
+            raise ValueError(f"handoff.policy: {policy}, but there is no tier elsewhere")
+        if settings.strong == "cloud" and cloud is None:
+            raise ValueError("handoff.strong: cloud, but there is no tier elsewhere")
+        if settings.strong == "local" and not local:
+            raise ValueError(f"handoff.strong: local, but {_NO_LOCAL}")
+        strong: Place
+        if settings.strong == "auto":
+            strong = "local" if "large" in local or cloud is None else "cloud"
+        else:
+            strong = settings.strong
+        return cls(
+            policy=policy,
+            cloud=cloud,
+            has_local=bool(local),
+            strong=strong,
+            max_queue_s=_seconds(settings.max_queue_ms),
+            deadline_s=_seconds(settings.deadline_ms),
+            continue_elsewhere=settings.continue_elsewhere,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """Who may answer one request.
+
+    `places` in the order in which they are tried. `cloud`: the tier elsewhere that is meant where
+    "cloud" is among them; else None. `strong`: who takes what the router finds too hard for the
+    small model. `deadline_s` is on the gateway's clock. `reason`: why the first place is the first,
+    one line of ASCII.
+    """
+
+    policy: Policy
+    is_private: bool
+    places: tuple[Place, ...]
+    cloud: str | None
+    strong: Place
+    deadline_s: float | None
+    reason: str
+
+    @property
+    def may_hand_over(self) -> bool:
+        """Whether an answer may begin here and end elsewhere, or be handed over before."""
+        return self.places == ("local", "cloud")
+
+
+def terms_of(
+    options: OutriderOptions,
+    rules: Rules,
+    *,
+    arrival_s: float,
+    named: Named,
+    cloud: str | None = None,
+) -> Terms:
+    """The terms of a request; `cloud` is the tier elsewhere that it names, if it does.
+
+    A model that is named answers alone, unless the request itself says prefer_local or
+    prefer_cloud. Raises BadRequestError where the request contradicts itself, or asks for a place
+    that does not exist.
+    """
+    tier = cloud if named == "cloud" else rules.cloud
+    is_private = options.privacy == "private"
+    if is_private:
+        _check_private(options, rules, named, cloud)
+    policy = _policy(options, rules, named)
+    if options.policy is not None:
+        _check_policy(options.policy, rules, named, cloud)
+    places: tuple[Place, ...] = ("local",)
+    if not is_private:
+        exists = {"local": rules.has_local, "cloud": tier is not None}
+        places = tuple(place for place in _PLACES[policy] if exists[place])
+    return Terms(
+        policy=policy,
+        is_private=is_private,
+        places=places,
+        cloud=tier if "cloud" in places else None,
+        strong=rules.strong if named == "auto" and rules.strong in places else places[0],
+        deadline_s=_deadline(options, rules, arrival_s),
+        reason=_reason(options, policy, named, is_private),
+    )
+
+
+def _policy(options: OutriderOptions, rules: Rules, named: Named) -> Policy:
+    """What holds: the request's own word, else what its model means, else the configured one."""
+    if options.policy is not None:
+        return options.policy
+    match named:
+        case "auto":
+            return rules.policy
+        case "local":
+            return "local_only"
+        case "cloud":
+            return "cloud_only"
+
+
+def _check_private(options: OutriderOptions, rules: Rules, named: Named, cloud: str | None) -> None:
+    """Raise BadRequestError where a private request names a place that is not this machine."""
+    if options.policy == "cloud_only":
+        _contradicts(
+            "privacy",
+            "a private request stays on this machine, which outrider.policy "
+            "cloud_only does not allow",
+        )
+    if named == "cloud":
+        _contradicts(
+            "privacy",
+            f"a private request stays on this machine, and the {cloud} tier is a server elsewhere",
+        )
+    if not rules.has_local:
+        _contradicts("privacy", f"a private request stays on this machine, but {_NO_LOCAL}")
+
+
+def _check_policy(policy: Policy, rules: Rules, named: Named, cloud: str | None) -> None:
+    """Raise BadRequestError where the request's policy contradicts its model, or what there is."""
+    if policy == "local_only" and named == "cloud":
+        _contradicts("policy", f"local_only contradicts the model, which means the {cloud} tier")
+    if policy == "cloud_only" and named == "local":
+        _contradicts("policy", "cloud_only contradicts the model, which is one of this machine")
+    first = _PLACES[policy][0]
+    if first == "local" and not rules.has_local:
+        _contradicts("policy", f"{policy}, but {_NO_LOCAL}")
+    if first == "cloud" and rules.cloud is None and named != "cloud":
+        _contradicts("policy", f"{policy}, but {_NO_CLOUD}")
+
+
+def _contradicts(option: str, complaint: str) -> NoReturn:
+    param = f"outrider.{option}"
+    raise BadRequestError(f"{param}: {complaint}.", param=param)
+
+
+def _deadline(options: OutriderOptions, rules: Rules, arrival_s: float) -> float | None:
+    own = _seconds(options.deadline_ms)
+    lasts_s = rules.deadline_s if own is None else own
+    return None if lasts_s is None else arrival_s + lasts_s
+
+
+def _reason(options: OutriderOptions, policy: Policy, named: Named, is_private: bool) -> str:
+    if is_private:
+        return "private"
+    if named != "auto" and options.policy is None:
+        return "requested"
+    return f"policy: {policy}"
+
+
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1000

@@ -1,0 +1,177 @@
+"""Copies of requests to another tier, for a second opinion that nobody waits for."""
+
+import asyncio
+import logging
+import os
+import random
+import time
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from gateway.errors import GatewayError, UnavailableError
+from gateway.settings_tiers import MirrorSettings
+from gateway.upstream.call import UpstreamCall
+from gateway.upstream.metrics import UpstreamMetrics
+from gateway.upstream.tier import UpstreamTier
+from gateway.upstream.usage import cost_usd
+
+logger = logging.getLogger(__name__)
+
+_OF_THE_STREAM: Final = frozenset({"stream", "stream_options"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MirroredAnswer:
+    """The answer that the client got, to be compared with the copy's.
+
+    `texts` are its choices' contents, `duration_s` is from arrival to the end. `is_private`: the
+    request must not leave this machine, so it is not copied.
+    """
+
+    tier: str
+    texts: tuple[str, ...]
+    duration_s: float
+    is_private: bool
+    finish_reason: str | None = None
+    num_completion_tokens: int | None = None
+
+
+class Mirror:
+    """Sends a share of what was answered to one tier, in the background.
+
+    A copy begins when the client has its answer, is not streamed, and has neither the request's
+    deadline nor its retries. There are at most `max_in_flight` of them; what comes beyond that is
+    dropped, not queued. With a file, a line of JSON for each copy is appended to it.
+    """
+
+    def __init__(
+        self,
+        tier: UpstreamTier,
+        settings: MirrorSettings,
+        *,
+        metrics: UpstreamMetrics,
+        clock: Callable[[], float],
+        rng: random.Random,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`clock` is the calls' own; `wall_clock` gives the seconds since 1970 for the file."""
+        self._tier = tier
+        self._settings = settings
+        self._metrics = metrics
+        self._clock = clock
+        self._rng = rng
+        self._wall_clock = wall_clock
+        self._file = None if settings.file is None else settings.file.expanduser()
+        self._copies: set[asyncio.Task[None]] = set()
+        self._is_closed = False
+
+    def offer(self, call: UpstreamCall, answer: MirroredAnswer) -> bool:
+        """Copy this request, or not; returns whether a copy was begun. Never raises or waits.
+
+        Of `call` the tier's model, the stream, the deadline and the prediction do not matter.
+        """
+        if answer.is_private:
+            logger.error("private request was offered request_id=%s", call.request_id)
+            return False
+        if self._is_closed or self._rng.random() >= self._settings.share:
+            return False
+        if len(self._copies) >= self._settings.max_in_flight or not self._tier.is_available:
+            self._metrics.mirrored(self._tier.name, "dropped")
+            return False
+        copy = asyncio.create_task(self._copy(call, answer))
+        self._copies.add(copy)
+        copy.add_done_callback(self._copies.discard)
+        return True
+
+    async def close(self) -> None:
+        """End all copies. Offers are refused from now on."""
+        self._is_closed = True
+        for copy in self._copies:
+            copy.cancel()
+        await asyncio.gather(*self._copies, return_exceptions=True)
+
+    async def _copy(self, call: UpstreamCall, answer: MirroredAnswer) -> None:
+        """Ask, count and write; whatever happens, nobody but the log hears of it."""
+        try:
+            copied = await self._ask(call)
+            self._metrics.mirrored(self._tier.name, "failed" if "failure" in copied else "answered")
+            if self._file is not None:
+                line = msgspec.json.encode(self._record(call, answer, copied)) + b"\n"
+                await asyncio.to_thread(_append, self._file, line)
+        except Exception:
+            logger.exception("copy failed request_id=%s tier=%s", call.request_id, self._tier.name)
+
+    async def _ask(self, call: UpstreamCall) -> dict[str, Any]:
+        """The copy's answer, or how it failed, as the file has it."""
+        started_s = self._clock()
+        try:
+            told = await self._answer(call)
+        except GatewayError as error:
+            failure = error.code or "bad_request"
+            logger.info(
+                "no copy request_id=%s tier=%s failure=%s",
+                call.request_id,
+                self._tier.name,
+                failure,
+            )
+            told = {"failure": failure}
+        return {"tier": self._tier.name, "duration_s": self._clock() - started_s, **told}
+
+    async def _answer(self, call: UpstreamCall) -> dict[str, Any]:
+        """What the tier says. Raises GatewayError."""
+        copy = await self._copied(call)
+        async with aclosing(self._tier.answer(copy, kind="mirror")) as answer:
+            whole = await answer.whole()
+        return {
+            "model": copy.model,
+            "texts": whole.texts,
+            "finish_reason": whole.finish_reason,
+            "num_completion_tokens": answer.usage.num_completion_tokens,
+            "cost_usd": cost_usd(answer.usage, self._tier.settings.price),
+        }
+
+    async def _copied(self, call: UpstreamCall) -> UpstreamCall:
+        """The call as the mirror's tier is to be asked. Raises UnavailableError."""
+        model = self._tier.settings.model or next(iter(await self._tier.models()), None)
+        if model is None:
+            raise UnavailableError(
+                f"The {self._tier.name} tier lists no model; name one in "
+                f"tiers.{self._tier.name}.model."
+            )
+        document = {k: v for k, v in call.document.items() if k not in _OF_THE_STREAM}
+        return replace(call, document=document, model=model, deadline_s=None, prediction="")
+
+    def _record(
+        self, call: UpstreamCall, answer: MirroredAnswer, copied: dict[str, Any]
+    ) -> dict[str, Any]:
+        """A line of the file."""
+        return {
+            "time": datetime.fromtimestamp(self._wall_clock(), UTC).isoformat(),
+            "request_id": call.request_id,
+            "endpoint": call.endpoint,
+            "request": call.document,
+            "answer": {
+                "tier": answer.tier,
+                "duration_s": answer.duration_s,
+                "texts": answer.texts,
+                "finish_reason": answer.finish_reason,
+                "num_completion_tokens": answer.num_completion_tokens,
+            },
+            "mirror": copied,
+        }
+
+
+def _append(file: Path, line: bytes) -> None:
+    """Add a line in one piece, so that those of several processes do not mix.
+
+    The file holds what people asked: a new one is for its owner's eyes only.
+    """
+    descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    with open(descriptor, "ab", buffering=0) as opened:
+        opened.write(line)

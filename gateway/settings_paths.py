@@ -1,0 +1,48 @@
+"""Paths through the tree of settings, also through sections that users name themselves."""
+
+import difflib
+from collections.abc import Iterator, Sequence
+from typing import Final, get_args, get_origin
+
+from pydantic import BaseModel
+
+ANY_NAME: Final = "NAME"
+"""Stands in a path for a name that users choose, as in tiers.NAME.url."""
+
+
+def setting_paths(model: type[BaseModel]) -> Iterator[tuple[str, ...]]:
+    """The path of every setting below a section, e.g. ("engine", "device")."""
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from ((name, *path) for path in setting_paths(kind))
+        elif (section := named_sections(kind)) is not None:
+            yield from ((name, ANY_NAME, *path) for path in setting_paths(section))
+        else:
+            yield (name,)
+
+
+def named_sections(kind: object) -> type[BaseModel] | None:
+    """The section in `dict[str, Section]`; None for another type."""
+    if get_origin(kind) is not dict:
+        return None
+    value = get_args(kind)[1]
+    return value if isinstance(value, type) and issubclass(value, BaseModel) else None
+
+
+def filled_in(
+    paths: Sequence[tuple[str, ...]], wanted: Sequence[str], place: str = ANY_NAME
+) -> list[tuple[str, ...]]:
+    """The paths with the names that `wanted` has where users choose them."""
+    return [
+        tuple(
+            wanted[i] if part == place and i < len(wanted) else part for i, part in enumerate(path)
+        )
+        for path in paths
+    ]
+
+
+def did_you_mean(name: str, known: Sequence[str]) -> str:
+    """What to say behind a name that is unknown: the one that was meant, or all."""
+    close = known[:1] if len(known) == 1 else difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {close[0]}?" if close else f"; known are {', '.join(known)}"

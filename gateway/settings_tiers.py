@@ -1,0 +1,222 @@
+"""Settings of tiers that are servers elsewhere: `[tiers.NAME]`, `[handoff]` and `[mirror]`."""
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Final, Literal, NamedTuple
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic_settings import NoDecode
+
+from gateway.settings_paths import did_you_mean
+from gateway.settings_sections import (
+    Count,
+    ModelSettings,
+    Seconds,
+    Section,
+    Share,
+    TierPriceSettings,
+    split_list,
+)
+from gateway.upstream.traits import ServerKind
+
+Policy = Literal["local_only", "prefer_local", "prefer_cloud", "cloud_only"]
+"""Who may answer what `auto` is asked: models of this machine, and a tier elsewhere."""
+Capability = Literal["tools", "images", "audio", "files"]
+
+RESERVED_NAMES: Final = frozenset({"auto", "small", "large", "none"})
+TIER_NAME: Final = re.compile(r"[a-z][a-z0-9_-]{0,31}")
+
+_HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_HEADER_VALUE: Final = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
+_OUR_HEADERS: Final = frozenset(
+    {"accept-encoding", "connection", "content-length", "content-type", "host", "transfer-encoding"}
+)
+
+
+def _base_url(url: str) -> str:
+    """A base URL as OpenAI's clients take it, without the slash at its end."""
+    parts = urlsplit(url)
+    if parts.username or parts.password:  # not to be repeated in a message
+        raise ValueError("it holds a user name or a password; keys go to api_key_env")
+    if parts.scheme not in ("http", "https") or not parts.hostname or re.search(r"\s", url):
+        raise ValueError(f"{url!r} is no URL; write it like https://host/v1")
+    if parts.query or parts.fragment:
+        raise ValueError(f"{url!r} has more than a host and a path; keys go to api_key_env")
+    try:
+        _ = parts.port
+    except ValueError:
+        raise ValueError(f"{url!r} has no port between 0 and 65535") from None
+    return url.rstrip("/")
+
+
+def _all_different(urls: tuple[str, ...]) -> tuple[str, ...]:
+    for url in urls:
+        if urls.count(url) > 1:
+            raise ValueError(f"{url} stands there twice; replicas have addresses of their own")
+    return urls
+
+
+def _sendable(headers: dict[str, str]) -> dict[str, str]:
+    """What HTTP can carry. Values may be secret and are not repeated."""
+    for name, value in headers.items():
+        if not _HEADER_NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is no name of an HTTP header")
+        if name.lower() in _OUR_HEADERS:
+            raise ValueError(f"the gateway sets {name} itself")
+        if not _HEADER_VALUE.fullmatch(value):
+            raise ValueError(f"the value of {name} has characters that HTTP cannot carry")
+    return headers
+
+
+Url = Annotated[str, AfterValidator(_base_url)]
+Urls = Annotated[
+    tuple[Url, ...],
+    NoDecode,
+    BeforeValidator(split_list),
+    Field(min_length=1),
+    AfterValidator(_all_different),
+]
+Headers = Annotated[dict[str, str], AfterValidator(_sendable)]
+Capabilities = Annotated[tuple[Capability, ...], NoDecode, BeforeValidator(split_list)]
+VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+
+
+class TimeoutSettings(Section):
+    """How long a server may take before it counts as failed."""
+
+    connect_s: Seconds = 5.0
+    """To take the connection."""
+    first_token_s: Seconds = 60.0
+    """To the first token; of an answer that is not streamed, to its end."""
+    between_tokens_s: Seconds = 30.0
+    """Between two tokens."""
+    total_s: Seconds = 600.0
+    """For the whole answer."""
+
+
+class UpstreamSettings(Section):
+    """A tier that is one server elsewhere, or several replicas with the same model."""
+
+    url: Urls
+    """Base URL as OpenAI's clients take it, e.g. https://host/v1; several are replicas."""
+    server: ServerKind = "openai"
+    """What runs there. It says how answers go on after a failure, and what may be asked for."""
+    model: str | None = None
+    """The model's name there; unset: what the client asks for as TIER/MODEL, else the first one
+    that the server lists."""
+    api_key_env: VariableName | None = None
+    """Environment variable that holds the key; unset: none is sent."""
+    headers: Headers = Field(default_factory=dict)
+    """Sent along with every request."""
+    tokenizer: str | None = None
+    """Folder or Hugging Face id of its tokenizer, to check what the server says it used."""
+    max_context: Count | None = None
+    """Tokens of prompt and answer together; unset: nobody knows."""
+    supports: Capabilities = ("tools", "images", "audio", "files")
+    """What it can do beside text."""
+    max_connections: Count = 256
+    """Connections to each replica."""
+    max_retries: int = Field(default=2, ge=0, le=10)
+    """Attempts after the first one, as long as nothing was sent to the client."""
+    hedge_share: Share = 0.0
+    """Of the requests, the share that may be asked a second time when the first token is later than
+    usual. Both are paid for; 0 is off."""
+    ca_file: Path | None = None
+    """Certificates to trust beside the system's."""
+    timeouts: TimeoutSettings = Field(default_factory=TimeoutSettings)
+    price: TierPriceSettings = Field(default_factory=TierPriceSettings)
+
+
+class HandoffSettings(Section):
+    """When a tier elsewhere answers what `auto` is asked."""
+
+    tier: str | None = None
+    """The tier that takes hand-offs; unset: the first one."""
+    policy: Literal["auto", "local_only", "prefer_local", "prefer_cloud", "cloud_only"] = "auto"
+    """For requests that name none; auto: prefer_local where a model is loaded, else cloud_only."""
+    strong: Literal["auto", "local", "cloud"] = "auto"
+    """Who takes what the router finds too hard for the small model; auto: the large model where one
+    is loaded, else the tier elsewhere."""
+    max_queue_ms: Annotated[float, Field(gt=0)] | None = None
+    """Hand over what would wait longer than this for the local models; unset: only where a deadline
+    or a full queue demands it."""
+    deadline_ms: Annotated[float, Field(gt=0)] | None = None
+    """For requests that name none: the time for the whole answer."""
+    continue_elsewhere: bool = False
+    """When a server fails in mid-answer, let another model go on behind what was sent."""
+
+
+class MirrorSettings(Section):
+    """Copies of requests for a second opinion that nobody waits for. Private ones never."""
+
+    tier: str | None = None
+    """The tier elsewhere that gets the copies."""
+    share: Share = 0.0
+    """Of the requests, the share that is copied."""
+    max_in_flight: Count = 4
+    """Copies at the same time; more are dropped."""
+    file: Path | None = None
+    """JSON lines with request and both answers are appended here; unset: figures only."""
+
+
+class Complaint(NamedTuple):
+    """A setting that does not fit the others. `value` None: it is about the section."""
+
+    path: tuple[str, ...]
+    value: object
+    what: str
+
+
+def tier_complaints(
+    models: ModelSettings,
+    tiers: Mapping[str, UpstreamSettings],
+    handoff: HandoffSettings,
+    mirror: MirrorSettings,
+) -> Iterator[Complaint]:
+    """What contradicts itself between the models of this machine and the tiers elsewhere."""
+    if not models.is_any and not tiers:
+        yield Complaint(
+            ("models",),
+            None,
+            "both tiers are switched off; name a model for one of them, or a server elsewhere "
+            "(--tier cloud=https://host/v1)",
+        )
+    for name in tiers:
+        if what := _name_complaint(name):
+            yield Complaint(("tiers", name), None, what)
+    for section, wanted in (("handoff", handoff.tier), ("mirror", mirror.tier)):
+        if wanted is not None and wanted not in tiers:
+            known = did_you_mean(wanted, list(tiers)) if tiers else "; none is set"
+            yield Complaint((section, "tier"), wanted, f"there is no such tier elsewhere{known}")
+    if mirror.share > 0 and mirror.tier is None:
+        yield Complaint(("mirror", "share"), mirror.share, "name the tier in mirror.tier")
+    yield from _handoff_complaints(handoff, has_local=models.is_any, has_tiers=bool(tiers))
+
+
+def _handoff_complaints(
+    handoff: HandoffSettings, *, has_local: bool, has_tiers: bool
+) -> Iterator[Complaint]:
+    if not has_local and handoff.policy in ("local_only", "prefer_local"):
+        what = "no model is loaded on this machine"
+        yield Complaint(("handoff", "policy"), handoff.policy, what)
+    if not has_tiers and handoff.policy in ("prefer_cloud", "cloud_only"):
+        yield Complaint(("handoff", "policy"), handoff.policy, _NO_TIER)
+    if not has_tiers and handoff.strong == "cloud":
+        yield Complaint(("handoff", "strong"), handoff.strong, _NO_TIER)
+
+
+_NO_TIER: Final = "there is no tier elsewhere; set one in [tiers.NAME] or with --tier NAME=URL"
+
+
+def _name_complaint(name: str) -> str:
+    """Why a tier cannot be called so; empty where it can."""
+    if name in RESERVED_NAMES:
+        return f"{name} means something else already; choose another name"
+    if not TIER_NAME.fullmatch(name):
+        return (
+            "a name is 1 to 32 small letters, digits, - and _, and begins with a letter, because "
+            "requests ask for it as a model"
+        )
+    return ""

@@ -1,0 +1,67 @@
+"""Settings as a commented outrider.toml."""
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from pydantic import BaseModel
+
+from gateway.settings_paths import named_sections
+from gateway.settings_tiers import UpstreamSettings
+
+_EXAMPLES: Final[Mapping[str, tuple[str, BaseModel]]] = {
+    "tiers": ("cloud", UpstreamSettings(url=("https://host/v1",)))
+}
+"""What stands, commented out, for sections that users name themselves while there are none."""
+
+
+def to_toml(settings: BaseModel) -> str:
+    """The settings as a commented outrider.toml. Unset ones are commented out."""
+    return "\n".join(_lines("", settings)) + "\n"
+
+
+def _lines(path: str, section: BaseModel) -> Iterator[str]:
+    """A section's own settings, then the sections in it."""
+    inner: dict[str, BaseModel] = {}
+    examples: dict[str, BaseModel] = {}
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        where = f"{path}.{name}" if path else name
+        if isinstance(value, BaseModel):
+            inner[where] = value
+        elif named_sections(field.annotation) is not None:
+            inner |= {f"{where}.{key}": one for key, one in value.items()}
+            if not value:
+                key, example = _EXAMPLES[where]
+                examples[f"{where}.{key}"] = example
+        else:
+            yield f"# {' '.join((field.description or '').split())}"
+            yield f"#{name} =" if value is None else f"{name} = {_value(value)}"
+    for inner_path, one in inner.items():
+        yield from ("", *_comment(one), f"[{inner_path}]")
+        yield from _lines(inner_path, one)
+    for inner_path, one in examples.items():
+        lines = ("", *_comment(one), f"[{inner_path}]", *_lines(inner_path, one))
+        yield from (line if not line or line.startswith("#") else f"#{line}" for line in lines)
+
+
+def _comment(section: BaseModel) -> Iterator[str]:
+    """A section's docstring."""
+    for line in (type(section).__doc__ or "").splitlines():
+        if line.strip():
+            yield f"# {line.strip()}"
+
+
+def _value(value: object) -> str:
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case int() | float():
+            return repr(value)
+        case tuple():
+            return f"[{', '.join(_value(item) for item in value)}]"
+        case dict():
+            pairs = (f"{_value(key)} = {_value(item)}" for key, item in value.items())
+            return f"{{{', '.join(pairs)}}}"
+        case _:
+            escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
+            return f'"{escaped}"'

@@ -1,0 +1,221 @@
+"""One answer of an upstream tier, however many servers it takes."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any, Final
+
+from gateway.errors import DeadlineExceededError, GatewayError, UpstreamError
+from gateway.upstream.attempts import AttemptKind
+from gateway.upstream.call import Chunk, UpstreamCall, UpstreamUsage, WholeAnswer
+from gateway.upstream.continuing import (
+    Delivered,
+    DivergedError,
+    Plan,
+    Seam,
+    as_one_answer,
+    ending,
+    has_reached_limit,
+    plan_of,
+)
+from gateway.upstream.dialects.openai_request import is_resumable
+from gateway.upstream.opening import Opening
+from gateway.upstream.parts import TierState
+from gateway.upstream.request import UpstreamRequest
+
+_MAX_CONTINUATIONS: Final = 3
+_SEED_BITS: Final = 31
+
+
+class UpstreamAnswer:
+    """One answer, streamed or whole. Use it once, in one task at a time, and `aclose` it always.
+
+    Either `begin` and then `chunks`, or `whole`; what the call says about streaming is overruled.
+    When `begin`, `chunks` or `whole` raises or is cancelled, no request is left behind.
+    """
+
+    def __init__(self, tier: TierState, call: UpstreamCall, *, kind: AttemptKind) -> None:
+        self._tier = tier
+        self._call = call
+        self._kind = kind
+        self._started_s = 0.0  # set when it begins
+        self._openings: list[Opening] = []
+        self._request: UpstreamRequest | None = None
+        self._delivered = Delivered()
+        self._whole: WholeAnswer | None = None
+        self._plan: Plan | None = None
+        self._broken: UpstreamError | None = None
+        self.num_continuations = 0
+        """How often the answer went on at another server, behind what was delivered."""
+        self.first_token_s: float | None = None
+        """When the first token of a stream came, on the clock."""
+
+    @property
+    def num_attempts(self) -> int:
+        """Requests that were sent for it."""
+        return sum(len(opening.asked) for opening in self._openings)
+
+    @property
+    def is_hedged(self) -> bool:
+        """Whether a second server was asked because the first one was late."""
+        return any(opening.is_hedged for opening in self._openings)
+
+    @property
+    def replica(self) -> str:
+        """host:port of the server that answers, or answered last; empty before there is one."""
+        return self._request.replica.name if self._request else ""
+
+    @property
+    def delivered_text(self) -> str:
+        """The content of the first choice, as far as it was handed out."""
+        if self._whole is not None:
+            return self._whole.texts[0] if self._whole.texts else ""
+        return self._delivered.content
+
+    @property
+    def usage(self) -> UpstreamUsage:
+        """Tokens as if one server had answered; final when the last chunk was handed out."""
+        if self._request is None:
+            return UpstreamUsage()
+        usage = self._request.usage
+        # An estimate knows nothing of the longer prompt that a continuation has.
+        if self._plan is None or not self._plan.num_before:
+            return usage
+        if usage.source == "estimated":
+            return replace(
+                usage,
+                num_completion_tokens=usage.num_completion_tokens + self._plan.num_before,
+            )
+        return as_one_answer(usage, self._plan.num_before)
+
+    async def begin(self) -> None:
+        """Until the first chunk with text: retries, waits and hedging happen here.
+
+        Raises BadRequestError where the call cannot be said to this server, UpstreamRefusalError
+        and LoopError where it refuses, ThrottledError, UnavailableError, UpstreamError and
+        DeadlineExceededError where nobody answers.
+        """
+        self._started_s = self._tier.parts.clock()
+        self._call = self._with_seed(_with_stream(self._call, is_streamed=True))
+        await self._open(self._opening(self._kind, None))
+        assert self._request is not None
+        self.first_token_s = self._request.first_token_s
+
+    async def whole(self) -> WholeAnswer:
+        """The answer in one piece. Raises what `begin` raises."""
+        self._started_s = self._tier.parts.clock()
+        self._call = _with_stream(self._call, is_streamed=False)
+        await self._open(self._opening(self._kind, None))
+        assert self._request is not None
+        self._request.finish()
+        self._whole = self._request.whole
+        assert self._whole is not None
+        return self._whole
+
+    async def chunks(self) -> AsyncGenerator[Chunk]:
+        """All chunks from the very first one; the last one is [DONE].
+
+        A server that fails in the middle is replaced by another one where the rest can be asked
+        for. Raises UpstreamError where it cannot, and DeadlineExceededError.
+        """
+        seam: Seam | None = None
+        while True:
+            assert self._request is not None, "begin comes first"
+            try:
+                async with aclosing(self._request.chunks()) as chunks:
+                    async for sent in chunks:
+                        chunk = sent if seam is None else await self._fitted(seam, sent)
+                        if chunk is not None:
+                            self._delivered.add(chunk)
+                            yield chunk
+                return
+            except UpstreamError as error:
+                seam = await self._go_on(error)
+            if seam is None:
+                for chunk in ending(self._call, self._delivered, self.usage):
+                    yield chunk
+                return
+
+    async def aclose(self) -> None:
+        """The client left, or the answer is over. Gives up what still runs."""
+        for opening in self._openings:
+            await opening.aclose()
+
+    async def _open(self, opening: Opening) -> None:
+        self._openings.append(opening)
+        self._request = await opening.run()
+
+    def _opening(self, kind: AttemptKind, plan: Plan | None) -> Opening:
+        return Opening(
+            self._tier,
+            self._call,
+            kind=kind,
+            started_s=self._started_s,
+            resume=plan.resume if plan else None,
+            avoid=(self._request.replica,) if self._request else (),
+        )
+
+    async def _go_on(self, error: UpstreamError) -> Seam | None:
+        """Have the rest answered by another server; None where nothing is missing but the end.
+
+        Raises `error` where it cannot be, DeadlineExceededError.
+        """
+        tier, count_text = self._tier, self._tier.parts.count_text
+        strategy = tier.traits.continuation
+        plan = plan_of(self._call, self._delivered, strategy, count_text)
+        total_s = tier.parts.clock() - self._started_s
+        if (
+            plan is None
+            or error is self._broken
+            or error.failure == "total_timeout"
+            or total_s >= tier.settings.timeouts.total_s
+            or self._kind == "mirror"
+            or self.num_continuations == _MAX_CONTINUATIONS
+        ):
+            raise error
+        self._broken = error
+        if strategy == "final_message" and has_reached_limit(
+            self._call, self._delivered, count_text
+        ):
+            return None
+        try:
+            await self._open(self._opening("continuation", plan))
+        except DeadlineExceededError:
+            raise
+        except GatewayError as failure:
+            raise error from failure
+        self._plan = plan
+        self.num_continuations += 1
+        return Seam(plan, self._delivered.sample)
+
+    async def _fitted(self, seam: Seam, chunk: Chunk) -> Chunk | None:
+        """The chunk as it goes on behind the seam. Raises what broke the answer if it does not."""
+        try:
+            return seam.fit(chunk)
+        except DivergedError as diverged:
+            assert self._request is not None
+            assert self._broken is not None
+            await self._request.aclose("diverged")
+            raise self._broken from diverged
+
+    def _with_seed(self, call: UpstreamCall) -> UpstreamCall:
+        """A seed where the answer may have to be given a second time, word for word."""
+        document = call.document
+        if (
+            self._tier.traits.continuation != "replay"
+            or document.get("seed") is not None
+            or document.get("temperature") == 0
+            or not is_resumable(call, "replay")
+        ):
+            return call
+        seed = self._tier.parts.rng.getrandbits(_SEED_BITS)
+        return replace(call, document={**document, "seed": seed})
+
+
+def _with_stream(call: UpstreamCall, *, is_streamed: bool) -> UpstreamCall:
+    if call.is_streamed == is_streamed:
+        return call
+    document: dict[str, Any] = {**call.document, "stream": is_streamed}
+    if not is_streamed:
+        document.pop("stream_options", None)
+    return replace(call, document=document)

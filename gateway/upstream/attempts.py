@@ -1,0 +1,39 @@
+"""What was tried to get an answer from upstream servers, for metrics and for the books."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from gateway.upstream.call import UpstreamUsage
+
+AttemptKind = Literal["answer", "retry", "hedge", "continuation", "mirror"]
+AttemptOutcome = Literal["answered", "failed", "refused", "lost", "cancelled"]
+"""answered: its text was delivered. refused: the server says that the request is at fault. lost:
+another attempt of the same request was faster. cancelled: the client left."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One request to one server, when it has ended. Times are seconds on the gateway's clock.
+
+    `replica` is `host:port`. `failure` is a `FailureKind` where there was one. `cost_usd` is what
+    it costs us; what of it the client pays is not decided here, but it never pays for `lost` ones
+    nor for mirrors.
+    """
+
+    request_id: str
+    tier: str
+    replica: str
+    kind: AttemptKind
+    outcome: AttemptOutcome
+    started_s: float
+    ended_s: float
+    first_token_s: float | None = None
+    status: int | None = None
+    failure: str | None = None
+    usage: UpstreamUsage | None = None
+    cost_usd: float | None = None
+
+
+OnAttempt = Callable[[Attempt], None]
+"""Told once for each attempt; must not block."""

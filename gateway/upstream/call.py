@@ -1,0 +1,106 @@
+"""What passes between the gateway and its upstream tiers: a call, and the chunks of its answer."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+HOPS_HEADER: Final = "x-outrider-hops"
+"""The gateways that a request has come through, comma-separated, oldest first."""
+Endpoint = Literal["chat", "completion"]
+UsageSource = Literal["reported", "counted", "estimated"]
+"""Who says how many tokens there were: the server, our own tokenizer, or the text's length."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpstreamCall:
+    """One request for an upstream tier.
+
+    `document` is the client's request as JSON, without its `outrider` object; its `model` is still
+    the gateway's name, `model` what the server is to be asked for. `hops`: the gateways that the
+    request has come through, this one last. `deadline_s` and `arrival_s` are on the gateway's
+    clock. `affinity` is equal for requests that begin alike; empty: nobody knows. `prediction`: the
+    text of an answer that was given up, a guess at this one's.
+    """
+
+    endpoint: Endpoint
+    document: Mapping[str, Any]
+    model: str
+    request_id: str
+    arrival_s: float
+    hops: tuple[str, ...] = ()
+    deadline_s: float | None = None
+    affinity: str = ""
+    prediction: str = ""
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether the client wants a stream."""
+        return bool(self.document.get("stream"))
+
+    @property
+    def wants_usage_chunk(self) -> bool:
+        """Whether the client asked for the chunk that carries `usage`."""
+        options = self.document.get("stream_options")
+        return isinstance(options, Mapping) and bool(options.get("include_usage"))
+
+    @property
+    def num_choices(self) -> int:
+        """The n of the request."""
+        count = self.document.get("n")
+        return count if isinstance(count, int) else 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpstreamUsage:
+    """Tokens of one answer. `is_corrected`: the server said something else than was counted."""
+
+    num_prompt_tokens: int = 0
+    num_completion_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_reasoning_tokens: int = 0
+    source: UsageSource = "reported"
+    is_corrected: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """One event of a streamed answer, in OpenAI's words.
+
+    `raw` is the whole event with its blank line, as it may be sent on: the server's own bytes where
+    nothing had to be translated. A comment has nothing but `raw`. `content` and `reasoning` are the
+    text that it adds to choice `index`. `has_calls`, `has_logprobs`: it carries a part of a tool
+    call, log-probabilities. `usage`: what the server reports in it; `is_usage_only`: it has no
+    choice and is there because usage was asked for. `is_done`: the stream's [DONE].
+    """
+
+    raw: bytes
+    index: int = 0
+    content: str = ""
+    reasoning: str = ""
+    has_calls: bool = False
+    has_logprobs: bool = False
+    finish_reason: str | None = None
+    usage: UpstreamUsage | None = None
+    is_usage_only: bool = False
+    is_done: bool = False
+
+    @property
+    def has_text(self) -> bool:
+        """Whether it carries something of an answer: what the first token is measured by."""
+        return bool(self.content or self.reasoning or self.has_calls)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WholeAnswer:
+    """An answer that was not streamed, in OpenAI's words.
+
+    `body` is its JSON: the server's own bytes where nothing had to be translated. `texts` are the
+    contents of its choices, `reasoning` what they thought. `has_calls`: some choice calls a tool.
+    """
+
+    body: bytes
+    texts: tuple[str, ...] = ()
+    reasoning: tuple[str, ...] = ()
+    has_calls: bool = False
+    finish_reason: str | None = None
+    usage: UpstreamUsage | None = None

@@ -1,0 +1,216 @@
+"""How an answer that broke off in its middle goes on, without a word lost or said twice."""
+
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import msgspec
+
+from gateway.upstream.call import Chunk, UpstreamCall, UpstreamUsage
+from gateway.upstream.dialects.base import Resume, to_event
+from gateway.upstream.dialects.openai_request import is_resumable
+from gateway.upstream.dialects.rewriting import cut_content, id_of, splice, with_id
+from gateway.upstream.event_stream import event_data
+from gateway.upstream.request import DONE_CHUNK
+from gateway.upstream.traits import Continuation
+from gateway.upstream.usage import CountText, usage_object
+
+_encode: Final = msgspec.json.Encoder().encode
+
+
+class DivergedError(Exception):
+    """Another replica's answer is not the one that broke off."""
+
+
+class Delivered:
+    """What the client has got of an answer. Its text is that of the first choice."""
+
+    __slots__ = ("_content", "_num_parts", "_reasoning", "has_calls", "has_logprobs", "sample")
+
+    def __init__(self) -> None:
+        self._content: list[str] = []
+        self._reasoning: list[str] = []
+        self._num_parts = 0
+        self.has_calls = False
+        self.has_logprobs = False
+        self.sample = b""
+        """The first event with text: it has the answer's id, and the form of its chunks."""
+
+    def add(self, chunk: Chunk) -> None:
+        """One chunk more. This runs for each token of each client."""
+        if (chunk.content or chunk.reasoning) and not chunk.index:
+            if chunk.content:
+                self._content.append(chunk.content)
+            if chunk.reasoning:
+                self._reasoning.append(chunk.reasoning)
+            self._num_parts += 1
+            if not self.sample:
+                self.sample = chunk.raw
+        if chunk.has_calls:
+            self.has_calls = True
+        if chunk.has_logprobs:
+            self.has_logprobs = True
+
+    @property
+    def content(self) -> str:
+        """The answer so far."""
+        return "".join(self._content)
+
+    @property
+    def reasoning(self) -> str:
+        """What was thought before it."""
+        return "".join(self._reasoning)
+
+    def num_tokens(self, count_text: CountText | None) -> int:
+        """Tokens of all of it; without a tokenizer, servers are taken to send them one by one."""
+        if count_text is None:
+            return self._num_parts
+        return sum(count_text(text) for text in (self.content, self.reasoning) if text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How the rest is asked for.
+
+    resume: what the server is told; None: just the request again. known_reasoning, known_content:
+    what the new stream must begin with. num_before: tokens that it does not count as its own.
+    """
+
+    resume: Resume | None
+    known_reasoning: str
+    known_content: str
+    num_before: int
+
+
+def plan_of(
+    call: UpstreamCall,
+    delivered: Delivered,
+    strategy: Continuation,
+    count_text: CountText | None,
+) -> Plan | None:
+    """How this answer can go on at another replica of the same model; None where it cannot."""
+    if delivered.has_calls or not is_resumable(call, strategy):
+        return None
+    content, reasoning = delivered.content, delivered.reasoning
+    num_tokens = delivered.num_tokens(count_text)
+    if strategy == "replay":
+        resume = Resume(text=content, num_tokens=num_tokens, strategy=strategy)
+        return Plan(resume=resume, known_reasoning=reasoning, known_content=content, num_before=0)
+    if reasoning or delivered.has_logprobs:
+        return None
+    # Chat templates strip a message's last spaces. So they are not sent, and must come again.
+    sent = content.rstrip() if call.endpoint == "chat" else content
+    if sent != content:
+        num_tokens = num_tokens - 1 if count_text is None else count_text(sent)
+    if not sent:
+        return Plan(resume=None, known_reasoning="", known_content=content, num_before=0)
+    return Plan(
+        resume=Resume(text=sent, num_tokens=num_tokens, strategy=strategy),
+        known_reasoning="",
+        known_content=content[len(sent) :],
+        num_before=num_tokens,
+    )
+
+
+class Seam:
+    """Fits the stream of a continuation to what was delivered before it."""
+
+    __slots__ = ("_answer_id", "_has_joined", "_num_content", "_num_reasoning", "_plan")
+
+    def __init__(self, plan: Plan, sample: bytes) -> None:
+        self._plan = plan
+        self._answer_id = id_of(sample)
+        self._num_reasoning = 0
+        self._num_content = 0
+        self._has_joined = False
+
+    def fit(self, chunk: Chunk) -> Chunk | None:
+        """The chunk without what is known, with the first stream's id; None for nothing new.
+
+        Raises DivergedError where it is not the same answer.
+        """
+        num_known = 0
+        if not self._is_caught_up:
+            num_known = self._skip(chunk)
+            if not self._is_caught_up:
+                if chunk.has_calls or chunk.finish_reason is not None or chunk.is_done:
+                    raise DivergedError
+                return None
+            if chunk.has_logprobs:
+                if chunk.finish_reason or num_known < len(chunk.reasoning) + len(chunk.content):
+                    raise DivergedError  # they cannot be cut in two
+                return None
+        rest = cut_content(chunk, num_known) if num_known else chunk
+        if rest is None:
+            return None
+        # Who speaks was said when the answer began.
+        says_something = rest.has_text or rest.finish_reason or rest.usage or rest.is_done
+        if not (says_something or self._has_joined):
+            return None
+        self._has_joined = True
+        return self._renamed(rest)
+
+    @property
+    def _is_caught_up(self) -> bool:
+        plan = self._plan
+        return self._num_content == len(plan.known_content) and self._num_reasoning == len(
+            plan.known_reasoning
+        )
+
+    def _skip(self, chunk: Chunk) -> int:
+        """The number of characters of this chunk that are known."""
+        plan = self._plan
+        reasoning = plan.known_reasoning[self._num_reasoning :][: len(chunk.reasoning)]
+        content = plan.known_content[self._num_content :][: len(chunk.content)]
+        self._num_reasoning += len(reasoning)
+        thinks_more = len(chunk.reasoning) > len(reasoning)
+        thought_more = self._num_reasoning < len(plan.known_reasoning)
+        if (
+            not chunk.reasoning.startswith(reasoning)
+            or not chunk.content.startswith(content)
+            or (thinks_more and plan.known_content)
+            or (chunk.content and thought_more)
+        ):
+            raise DivergedError
+        self._num_content += len(content)
+        return len(reasoning) + len(content)
+
+    def _renamed(self, chunk: Chunk) -> Chunk:
+        if chunk.is_done or (self._answer_id is None and chunk.usage is None):
+            return chunk
+        raw = chunk.raw if self._answer_id is None else with_id(chunk.raw, self._answer_id)
+        if chunk.usage is None or not self._plan.num_before:
+            return replace(chunk, raw=raw)
+        usage = as_one_answer(chunk.usage, self._plan.num_before)
+        return replace(chunk, raw=splice(raw, "usage", _encode(usage_object(usage))), usage=usage)
+
+
+def as_one_answer(usage: UpstreamUsage, num_before: int) -> UpstreamUsage:
+    """A continuation's usage as if it had been one answer: what it was given is no prompt."""
+    prompt = max(usage.num_prompt_tokens - num_before, 0)
+    return replace(
+        usage,
+        num_prompt_tokens=prompt,
+        num_completion_tokens=usage.num_completion_tokens + num_before,
+        num_cached_tokens=min(usage.num_cached_tokens, prompt),
+    )
+
+
+def has_reached_limit(call: UpstreamCall, delivered: Delivered, count: CountText | None) -> bool:
+    """Whether the answer broke off when it was as long as it may be."""
+    document = call.document
+    limit = document.get("max_completion_tokens") or document.get("max_tokens")
+    return isinstance(limit, int) and delivered.num_tokens(count) >= limit
+
+
+def ending(call: UpstreamCall, delivered: Delivered, usage: UpstreamUsage) -> list[Chunk]:
+    """The end of an answer that is as long as it may be: nobody is left who would say it."""
+    head: dict[str, Any] = msgspec.json.decode(event_data(delivered.sample) or b"{}")
+    nothing: dict[str, Any] = {"delta": {}} if call.endpoint == "chat" else {"text": ""}
+    choice = {"index": 0, **nothing, "logprobs": None, "finish_reason": "length"}
+    chunks = [
+        Chunk(raw=to_event(_encode({**head, "choices": [choice]})), finish_reason="length"),
+    ]
+    if call.wants_usage_chunk:
+        body = {**head, "choices": [], "usage": usage_object(usage)}
+        chunks.append(Chunk(raw=to_event(_encode(body)), usage=usage, is_usage_only=True))
+    return [*chunks, DONE_CHUNK]

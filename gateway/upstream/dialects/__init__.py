@@ -1,0 +1,11 @@
+"""How requests and answers are written on the wire of a kind of server."""
+
+from gateway.upstream.dialects.anthropic import AnthropicDialect
+from gateway.upstream.dialects.base import Dialect
+from gateway.upstream.dialects.openai import OpenAIDialect
+from gateway.upstream.traits import DialectName
+
+
+def dialect_for(name: DialectName, tier: str) -> Dialect:
+    """The dialect of that name, for the tier that errors are to name."""
+    return AnthropicDialect(tier) if name == "anthropic" else OpenAIDialect(tier)

@@ -1,0 +1,153 @@
+"""Anthropic's Messages API: asked with what OpenAI's clients ask, answered in OpenAI's words.
+
+https://platform.claude.com/docs/en/build-with-claude/streaming. Requests are written in
+gateway/upstream/dialects/anthropic_request.py, streams are read in anthropic_stream.py.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from gateway.errors import BadRequestError
+from gateway.upstream.call import Endpoint, UpstreamCall, WholeAnswer
+from gateway.upstream.dialects.anthropic_request import request_body, wants_thinking
+from gateway.upstream.dialects.anthropic_stream import (
+    AnthropicChunkReader,
+    Block,
+    Usage,
+    finish_reason_of,
+    reported_error,
+    usage_of,
+)
+from gateway.upstream.dialects.base import (
+    ChunkReader,
+    Refusal,
+    Resume,
+    error_body,
+    garbage,
+    read_refusal,
+)
+from gateway.upstream.traits import ServerTraits
+from gateway.upstream.usage import usage_object
+
+API_VERSION: Final = "2023-06-01"
+
+_encode: Final = msgspec.json.Encoder().encode
+_NULL: Final = msgspec.Raw(b"null")
+
+
+class _Message(msgspec.Struct):
+    """A whole answer, or what tells of an error."""
+
+    id: str | None = None
+    type: str | None = None
+    model: str | None = None
+    content: list[Block] | None = None
+    stop_reason: str | None = None
+    usage: Usage | None = None
+    error: msgspec.Raw = _NULL
+
+
+_read_message: Final = msgspec.json.Decoder(_Message).decode
+
+
+class AnthropicDialect:
+    """The dialect of Anthropic's servers. `tier` is named in errors; `clock` gives Unix time."""
+
+    def __init__(self, tier: str, clock: Callable[[], float] = time.time) -> None:
+        self._tier = tier
+        self._clock = clock
+
+    def path(self, endpoint: Endpoint) -> str:
+        """There are messages only."""
+        if endpoint != "chat":
+            raise BadRequestError(
+                f"The {self._tier} tier answers chats only; ask /v1/chat/completions.",
+                param="model",
+            )
+        return "/messages"
+
+    def headers(self, api_key: str | None) -> dict[str, str]:
+        """The key in a header of its own, and the version of the API."""
+        headers = {"content-type": "application/json", "anthropic-version": API_VERSION}
+        if api_key:
+            headers["x-api-key"] = api_key
+        return headers
+
+    def body(self, call: UpstreamCall, traits: ServerTraits, resume: Resume | None = None) -> bytes:
+        """The chat as messages. ValueError for `resume`: answers cannot go on here."""
+        if resume is not None and resume.text:
+            raise ValueError("the Messages API does not continue answers token by token")
+        self.path(call.endpoint)
+        return request_body(call)
+
+    def chunk_reader(self, call: UpstreamCall) -> ChunkReader:
+        """A reader that writes OpenAI's chunks."""
+        return AnthropicChunkReader(
+            self._tier, created=int(self._clock()), tells_thoughts=wants_thinking(call)
+        )
+
+    def whole(self, call: UpstreamCall, body: bytes) -> WholeAnswer:
+        """The message as a chat completion."""
+        try:
+            message = _read_message(body)
+        except (ValueError, RecursionError):
+            raise garbage(self._tier, "something that is no message") from None
+        if message.error != _NULL:
+            raise reported_error(self._tier, message.error)
+        if message.content is None:
+            raise garbage(self._tier, "an answer without content")
+        return self._translate(message, message.content, tells_thoughts=wants_thinking(call))
+
+    def _translate(
+        self, message: _Message, blocks: list[Block], *, tells_thoughts: bool
+    ) -> WholeAnswer:
+        text = "".join(block.text or "" for block in blocks if block.type == "text")
+        thoughts = "".join(block.thinking or "" for block in blocks if block.type == "thinking")
+        calls = [block for block in blocks if block.type == "tool_use"]
+        answer: dict[str, Any] = {
+            "role": "assistant",
+            "content": text or (None if calls else ""),
+            "refusal": None,
+        }
+        if thoughts:
+            answer["reasoning_content"] = thoughts
+        signed = [block.thought() for block in blocks if block.is_thought]
+        if signed and tells_thoughts:
+            answer["thinking_blocks"] = signed
+        if calls:
+            answer["tool_calls"] = [block.call() for block in calls]
+        usage = None if message.usage is None else usage_of(message.usage)
+        finish_reason = finish_reason_of(message.stop_reason or "end_turn")
+        document: dict[str, Any] = {
+            "id": message.id or "",
+            "object": "chat.completion",
+            "created": int(self._clock()),
+            "model": message.model or "",
+            "choices": [
+                {
+                    "index": 0,
+                    "message": answer,
+                    "logprobs": None,
+                    "finish_reason": finish_reason,
+                }
+            ],
+        }
+        if usage is not None:
+            document["usage"] = usage_object(usage)
+        return WholeAnswer(
+            body=_encode(document),
+            texts=(text,),
+            reasoning=(thoughts,),
+            has_calls=bool(calls),
+            finish_reason=finish_reason,
+            usage=usage,
+        )
+
+    def refusal(self, status: int, body: bytes) -> Refusal:
+        """Anthropic's words in OpenAI's form."""
+        words = read_refusal(self._tier, status, body).message
+        code = "context_length_exceeded" if "prompt is too long" in words else None
+        return Refusal(message=words, body=error_body(words, code=code))

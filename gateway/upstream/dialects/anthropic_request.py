@@ -1,0 +1,179 @@
+"""OpenAI's chat requests as requests for Anthropic's Messages API.
+
+https://platform.claude.com/docs/en/api/messages. What cannot be said there is refused by the
+field's name; what is only a hint (seed, prediction, user metadata of OpenAI's own) is left out.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from gateway.errors import BadRequestError
+from gateway.upstream.call import UpstreamCall
+from gateway.upstream.dialects.anthropic_messages import translate_messages, translate_tools
+from gateway.upstream.dialects.openai_request import encode_request
+
+DEFAULT_MAX_TOKENS: Final = 4096
+"""The Messages API wants a limit; for requests that name none."""
+
+_HINTS: Final = frozenset(
+    {
+        "model",
+        "messages",
+        "outrider",
+        "seed",
+        "prediction",
+        "stream_options",
+        "metadata",
+        "store",
+        "service_tier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "add_generation_prompt",
+        "continue_final_message",  # what it always does with an assistant's message at the end
+        "parallel_tool_calls",
+    }
+)
+# The values that change nothing: with another one, the answer would not be what was asked for.
+_HARMLESS: Final[Mapping[str, tuple[object, ...]]] = {
+    "n": (1,),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "logit_bias": ({},),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "stop_token_ids": ([],),
+    "ignore_eos": (False,),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "verbosity": ("medium",),
+    "chat_template_kwargs": ({},),
+}
+_PASSED_ON: Final = ("top_p", "thinking", "output_config", "cache_control")
+_EFFORTS: Final = {
+    "minimal": "low",
+    **{effort: effort for effort in ("low", "medium", "high", "xhigh", "max")},
+}
+_TRANSLATED: Final = frozenset(
+    {
+        "max_tokens",
+        "max_completion_tokens",
+        "stream",
+        "stop",
+        "temperature",
+        "top_k",
+        "user",
+        "tools",
+        "tool_choice",
+        "response_format",
+        "reasoning_effort",
+        *_PASSED_ON,
+    }
+)
+
+
+def request_body(call: UpstreamCall) -> bytes:
+    """The request as JSON. Raises BadRequestError."""
+    document = {name: value for name, value in call.document.items() if value is not None}
+    _refuse_what_is_missing(document)
+    messages = translate_messages(document.get("messages"))
+    body: dict[str, Any] = {
+        "model": call.model,
+        "max_tokens": document.get("max_completion_tokens")
+        or document.get("max_tokens")
+        or DEFAULT_MAX_TOKENS,
+        "messages": messages.turns,
+    }
+    if messages.system:
+        body["system"] = messages.system
+    if document.get("stream"):
+        body["stream"] = True
+    body |= {name: document[name] for name in _PASSED_ON if name in document}
+    _add_sampling(body, document)
+    _add_effort(body, document)
+    if document.get("tools"):
+        body |= translate_tools(document)
+    if "user" in document:
+        body["metadata"] = {"user_id": document["user"]}
+    return encode_request(body)
+
+
+def wants_thinking(call: UpstreamCall) -> bool:
+    """Whether the client asks for thinking in Anthropic's own words.
+
+    It gets the signed blocks then, and gives them back with the results of tools.
+    """
+    return bool(call.document.get("thinking") or call.document.get("reasoning_effort"))
+
+
+def _refuse_what_is_missing(document: Mapping[str, Any]) -> None:
+    """Fields that the Messages API does not have, unless they change nothing."""
+    for name, value in document.items():
+        if name in _HINTS or name in _TRANSLATED:
+            continue
+        if value not in _HARMLESS.get(name, ()):
+            raise _unsupported(name)
+
+
+def _add_sampling(body: dict[str, Any], document: Mapping[str, Any]) -> None:
+    temperature = document.get("temperature")
+    if temperature is not None:
+        if not isinstance(temperature, int | float) or not 0 <= temperature <= 1:
+            raise BadRequestError(
+                "temperature: the model that answers takes 0 to 1.", param="temperature"
+            )
+        body["temperature"] = temperature
+    top_k = document.get("top_k")
+    if isinstance(top_k, int) and top_k > 0:  # 0 and -1 are off
+        body["top_k"] = top_k
+    stop = document.get("stop")
+    if stop:
+        stops = [stop] if isinstance(stop, str) else stop
+        if not isinstance(stops, list) or not all(
+            isinstance(text, str) and text.strip() for text in stops
+        ):
+            raise BadRequestError(
+                "stop: the model that answers takes texts that are more than white space.",
+                param="stop",
+            )
+        body["stop_sequences"] = stops
+
+
+def _add_effort(body: dict[str, Any], document: Mapping[str, Any]) -> None:
+    """`response_format` and `reasoning_effort`, which both go to `output_config`."""
+    given = document.get("output_config")
+    config: dict[str, Any] = dict(given) if isinstance(given, dict) else {}
+    shape = document.get("response_format")
+    if shape is not None and shape != {"type": "text"}:
+        config["format"] = _output_format(shape)
+    effort = document.get("reasoning_effort")
+    if effort == "none":
+        body["thinking"] = {"type": "disabled"}
+    elif effort is not None:
+        if not isinstance(effort, str) or effort not in _EFFORTS:
+            raise _unsupported("reasoning_effort")
+        config["effort"] = _EFFORTS[effort]
+    if config:
+        body["output_config"] = config
+
+
+def _output_format(shape: object) -> dict[str, Any]:
+    """Only a schema has a counterpart."""
+    definition = shape.get("json_schema") if isinstance(shape, dict) else None
+    schema = definition.get("schema") if isinstance(definition, dict) else None
+    if not isinstance(shape, dict) or shape.get("type") != "json_schema" or schema is None:
+        raise BadRequestError(
+            "response_format: the model that answers takes text or json_schema only.",
+            param="response_format",
+        )
+    return {"type": "json_schema", "schema": schema}
+
+
+def _unsupported(name: str) -> BadRequestError:
+    return BadRequestError(
+        f"{name}: the model that answers does not support this value.", param=name
+    )

@@ -1,0 +1,189 @@
+"""What a dialect is: how a call is written for a server, and how its answer is read."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from gateway.errors import INVALID_REQUEST, UpstreamError
+from gateway.upstream.call import Chunk, Endpoint, UpstreamCall, WholeAnswer
+from gateway.upstream.traits import Continuation, ServerTraits
+
+DONE: Final = b"[DONE]"
+
+# JSON leaves these alone (U+0085, U+2028, U+2029), but common line readers end a line at them.
+_LINE_ENDS: Final = {
+    b"\xc2\x85": b"\\u0085",
+    b"\xe2\x80\xa8": b"\\u2028",
+    b"\xe2\x80\xa9": b"\\u2029",
+}
+_MAX_MESSAGE_CHARS: Final = 500
+_MAX_REFUSAL_BYTES: Final = 65_536
+# 4xx that tell nothing about the request itself: our key, our pace, bad luck.
+_NO_REFUSALS: Final = frozenset({401, 403, 408, 409, 425, 429})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resume:
+    """What of an answer was delivered before it broke off, and how the rest is asked for.
+
+    `text` is its content without reasoning, `num_tokens` what all of it counts against max_tokens.
+    """
+
+    text: str
+    num_tokens: int
+    strategy: Continuation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """A server's complaint about the request: its words, and an OpenAI error body with them."""
+
+    message: str
+    body: bytes
+
+
+class ReportedError(UpstreamError):
+    """The server tells of an error in the middle of its answer.
+
+    `refusal` is there where it says that the request is at fault: another attempt would not help,
+    and the server is not to blame.
+    """
+
+    def __init__(
+        self, message: str, *, status: int | None = None, refusal: Refusal | None = None
+    ) -> None:
+        failure = "throttled" if status == 429 else "reported"
+        super().__init__(message, failure=failure, status=status)  # type: ignore[arg-type]
+        self.refusal = refusal
+
+    @property
+    def is_retryable(self) -> bool:
+        """Not where the request is at fault."""
+        return self.refusal is None
+
+    @property
+    def blames_server(self) -> bool:
+        """Not where the request is at fault, nor where there are too many."""
+        return self.refusal is None and super().blames_server
+
+
+class ChunkReader(Protocol):
+    """Reads the events of one attempt's stream, in order."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the answer has come to its end: what follows is missed by nobody."""
+
+    def read(self, event: bytes) -> Chunk:
+        """One whole server-sent event, with its blank line.
+
+        Raises UpstreamError: `garbage` where it cannot be read, `reported` (ReportedError) where it
+        tells of an error.
+        """
+
+
+class Dialect(Protocol):
+    """How one kind of API is spoken."""
+
+    def path(self, endpoint: Endpoint) -> str:
+        """Behind the base URL. BadRequestError where the API has no such endpoint."""
+
+    def headers(self, api_key: str | None) -> dict[str, str]:
+        """What every request carries."""
+
+    def body(self, call: UpstreamCall, traits: ServerTraits, resume: Resume | None = None) -> bytes:
+        """The request. BadRequestError names the field that cannot be said in this API."""
+
+    def chunk_reader(self, call: UpstreamCall) -> ChunkReader:
+        """A reader for one attempt's stream."""
+
+    def whole(self, call: UpstreamCall, body: bytes) -> WholeAnswer:
+        """An answer that is not streamed. Raises UpstreamError `garbage` or `reported`."""
+
+    def refusal(self, status: int, body: bytes) -> Refusal:
+        """What a 4xx answer says; never raises."""
+
+
+def is_refusal(status: int | None) -> bool:
+    """Whether an HTTP status says that the request itself is at fault."""
+    return status is not None and 400 <= status < 500 and status not in _NO_REFUSALS
+
+
+def to_event(body: bytes) -> bytes:
+    """One server-sent event of JSON."""
+    if not body.isascii():
+        for line_end, escape in _LINE_ENDS.items():
+            body = body.replace(line_end, escape)
+    return b"data: " + body + b"\n\n"
+
+
+def error_body(message: str, *, kind: str = INVALID_REQUEST, code: str | None = None) -> bytes:
+    """OpenAI's error object."""
+    detail = {"message": message, "type": kind, "param": None, "code": code}
+    return msgspec.json.encode({"error": detail})
+
+
+def garbage(tier: str, what: str) -> UpstreamError:
+    """The error for an answer that cannot be read; `what` ends the sentence."""
+    return UpstreamError(f"The {tier} tier sent {what}.", failure="garbage")
+
+
+def message_of(detail: object) -> str | None:
+    """The words in an error, however it is wrapped; None where there are none."""
+    if isinstance(detail, Mapping):
+        for key in ("message", "error", "detail"):
+            if words := message_of(detail.get(key)):
+                return words
+        return None
+    if isinstance(detail, str) and detail.strip():
+        return detail.strip()[:_MAX_MESSAGE_CHARS]
+    return None
+
+
+def status_of(detail: object) -> int | None:
+    """The HTTP status that an error object tells of as its `code` or `status`."""
+    if isinstance(detail, Mapping):
+        for key in ("code", "status", "status_code", "http_status_code"):
+            value = detail.get(key)
+            if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) == 3:
+                value = int(value)
+            if isinstance(value, int) and 400 <= value < 600:
+                return value
+    return None
+
+
+def reported(tier: str, detail: object, status: int | None = None) -> ReportedError:
+    """The error for an event or a body that tells of one; `detail` is its error object."""
+    status = status_of(detail) if status is None else status
+    words = message_of(detail)
+    message = f"The {tier} tier reported an error" + (f": {words}" if words else ".")
+    refusal = None
+    if is_refusal(status):
+        whole = isinstance(detail, Mapping) and isinstance(detail.get("message"), str)
+        body = msgspec.json.encode({"error": detail}) if whole else error_body(words or message)
+        refusal = Refusal(message=words or message, body=body)
+    return ReportedError(message, status=status, refusal=refusal)
+
+
+def read_refusal(tier: str, status: int, body: bytes) -> Refusal:
+    """A 4xx answer's words; its body as it is where it is an OpenAI error already."""
+    document: Any = None
+    if len(body) <= _MAX_REFUSAL_BYTES:
+        try:
+            document = msgspec.json.decode(body)
+        except (ValueError, RecursionError):
+            document = None
+    words = message_of(document)
+    if words is None:
+        words = f"The {tier} tier refused the request with status {status}."
+        return Refusal(message=words, body=error_body(words))
+    if isinstance(document, dict) and isinstance(document.get("error"), dict):
+        return Refusal(message=words, body=body)
+    return Refusal(message=words, body=error_body(words))
+
+
+def whole_number(value: float | None) -> int:
+    """A count; 0 for what is none."""
+    return 0 if value is None else max(int(value), 0)

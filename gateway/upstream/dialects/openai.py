@@ -1,0 +1,301 @@
+"""OpenAI's chat and completions, as OpenAI and the servers that are compatible speak them.
+
+Answers are passed on byte by byte; here only what must be known of them is read. Read are also the
+habits of vLLM, SGLang, TGI, TensorRT-LLM, llama.cpp and others: data without a space, comments and
+empty data as a sign of life, usage in the last chunk that has choices or in one whose choices are
+null, reasoning under either of two names, content in parts, errors as a word or an object.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from gateway.errors import UpstreamError
+from gateway.upstream.call import Chunk, Endpoint, UpstreamCall, UpstreamUsage, WholeAnswer
+from gateway.upstream.dialects.base import (
+    DONE,
+    ChunkReader,
+    Refusal,
+    Resume,
+    garbage,
+    read_refusal,
+    reported,
+    whole_number,
+)
+from gateway.upstream.dialects.openai_request import request_body
+from gateway.upstream.event_stream import event_data
+from gateway.upstream.traits import ServerTraits
+
+_NULL: Final = msgspec.Raw(b"null")
+# What vLLM and SGLang call the end of an answer that they gave up.
+_FAILED: Final = frozenset({"error", "abort"})
+
+_Number = int | float | None
+
+
+class _PromptDetails(msgspec.Struct):
+    cached_tokens: _Number = None
+
+
+class _CompletionDetails(msgspec.Struct):
+    reasoning_tokens: _Number = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: _Number = None
+    completion_tokens: _Number = None
+    reasoning_tokens: _Number = None  # where SGLang has them
+    prompt_tokens_details: _PromptDetails | None = None
+    completion_tokens_details: _CompletionDetails | None = None
+
+
+class _Text(msgspec.Struct):
+    """A delta, or a whole message."""
+
+    content: str | list[Any] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[msgspec.Raw] | None = None
+    function_call: msgspec.Raw = _NULL
+
+
+class _Choice(msgspec.Struct):
+    """Of a chunk or of a whole answer, chat or completion."""
+
+    index: int | None = None
+    delta: _Text | None = None
+    message: _Text | None = None
+    text: str | None = None
+    finish_reason: str | None = None
+    logprobs: msgspec.Raw = _NULL
+
+
+class _Answer(msgspec.Struct):
+    """A chunk or a whole answer, or what tells of an error."""
+
+    choices: list[_Choice] | None = None
+    usage: _Usage | None = None
+    error: msgspec.Raw = _NULL
+    object: str | None = None
+
+
+_read_answer: Final = msgspec.json.Decoder(_Answer).decode
+
+
+class OpenAIDialect:
+    """The dialect of every server but Anthropic's. `tier` is named in errors."""
+
+    def __init__(self, tier: str) -> None:
+        self._tier = tier
+
+    def path(self, endpoint: Endpoint) -> str:
+        """Both endpoints are there."""
+        return "/chat/completions" if endpoint == "chat" else "/completions"
+
+    def headers(self, api_key: str | None) -> dict[str, str]:
+        """A bearer token where there is a key."""
+        headers = {"content-type": "application/json"}
+        if api_key:
+            headers["authorization"] = f"Bearer {api_key}"
+        return headers
+
+    def body(self, call: UpstreamCall, traits: ServerTraits, resume: Resume | None = None) -> bytes:
+        """The client's own request with the model's name there, and usage asked for."""
+        return request_body(call, traits, resume)
+
+    def chunk_reader(self, call: UpstreamCall) -> ChunkReader:
+        """A reader that passes on the events as they are."""
+        return OpenAIChunkReader(self._tier, num_choices=num_answers(call))
+
+    def whole(self, call: UpstreamCall, body: bytes) -> WholeAnswer:
+        """The server's own body, read."""
+        answer = _parse(self._tier, body)
+        if not answer.choices:
+            raise garbage(self._tier, "an answer without choices")
+        choices = sorted(answer.choices, key=lambda choice: choice.index or 0)
+        if any(choice.finish_reason in _FAILED for choice in choices):
+            raise reported(self._tier, "the answer was given up")
+        messages = [choice.message or _Text() for choice in choices]
+        return WholeAnswer(
+            body=body,
+            texts=tuple(
+                content_of(message) or choice.text or ""
+                for choice, message in zip(choices, messages, strict=True)
+            ),
+            reasoning=tuple(map(reasoning_of, messages)),
+            has_calls=any(map(has_calls, messages)),
+            finish_reason=choices[0].finish_reason,
+            usage=_usage_of(answer.usage),
+        )
+
+    def refusal(self, status: int, body: bytes) -> Refusal:
+        """The server's own words, as OpenAI writes them."""
+        return read_refusal(self._tier, status, body)
+
+
+class OpenAIChunkReader:
+    """Reads what must be known of each event; `raw` is always the event itself."""
+
+    def __init__(self, tier: str, *, num_choices: int) -> None:
+        self._tier = tier
+        self._num_choices = num_choices
+        self._finished: set[int] = set()
+        self._is_done = False
+
+    @property
+    def is_complete(self) -> bool:
+        """[DONE] was there, or every choice has a reason to end."""
+        return self._is_done or len(self._finished) >= self._num_choices
+
+    def read(self, event: bytes) -> Chunk:
+        """This runs for each token of each client."""
+        data = event_data(event)
+        if not data:
+            return self._read_other(event)
+        if data == DONE:
+            self._is_done = True
+            return Chunk(raw=event, is_done=True)
+        answer = _parse(self._tier, data)
+        usage = None if answer.usage is None else _usage_of(answer.usage)
+        if not answer.choices:
+            return Chunk(raw=event, usage=usage, is_usage_only=usage is not None)
+        for choice in answer.choices:
+            if choice.finish_reason:  # some servers say "" as long as it goes on
+                self._finish(choice)
+        if len(answer.choices) > 1:
+            return self._read_several(event, answer.choices, usage)
+        choice = answer.choices[0]
+        delta = choice.delta
+        return Chunk(
+            raw=event,
+            index=choice.index or 0,
+            content=(choice.text or "") if delta is None else content_of(delta),
+            reasoning="" if delta is None else reasoning_of(delta),
+            has_calls=delta is not None and has_calls(delta),
+            has_logprobs=choice.logprobs != _NULL,
+            finish_reason=choice.finish_reason or None,
+            usage=usage,
+        )
+
+    def _finish(self, choice: _Choice) -> None:
+        """Books the end of a choice, unless it is none."""
+        if choice.finish_reason in _FAILED:
+            raise reported(self._tier, "the answer was given up")
+        self._finished.add(choice.index or 0)
+
+    def _read_several(
+        self, event: bytes, choices: Sequence[_Choice], usage: UpstreamUsage | None
+    ) -> Chunk:
+        """Several choices in one event: all of its text where only one answer was asked for."""
+        read = choices if self._num_choices == 1 else choices[:1]
+        deltas = [choice.delta or _Text(content=choice.text) for choice in read]
+        reasons = [choice.finish_reason for choice in choices if choice.finish_reason]
+        return Chunk(
+            raw=event,
+            index=choices[0].index or 0,
+            content="".join(map(content_of, deltas)),
+            reasoning="".join(map(reasoning_of, deltas)),
+            has_calls=any(has_calls(choice.delta) for choice in choices if choice.delta),
+            has_logprobs=any(choice.logprobs != _NULL for choice in choices),
+            finish_reason=reasons[0] if reasons else None,
+            usage=usage,
+        )
+
+    def _read_other(self, event: bytes) -> Chunk:
+        """An event without data: a sign of life, or an error as llama.cpp wrote it until 2025."""
+        for line in event.splitlines():
+            if line.startswith(b"error:"):
+                raise reported(self._tier, _decoded(line[6:]) or line[6:].decode(errors="replace"))
+        return Chunk(raw=event)
+
+
+def num_answers(call: UpstreamCall) -> int:
+    """How many choices the whole answer has: n for each of the prompts."""
+    prompt = call.document.get("prompt")
+    num_prompts = 1
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
+        num_prompts = len(prompt)
+    return num_prompts * max(call.num_choices, 1)
+
+
+def content_of(text: _Text) -> str:
+    """The answer's text; of content in parts (Mistral) the text parts."""
+    content = text.content
+    if isinstance(content, str):
+        return content
+    return _joined(content, "text") if content else ""
+
+
+def reasoning_of(text: _Text) -> str:
+    """What it thought, under whichever name."""
+    if text.reasoning_content or text.reasoning:
+        return text.reasoning_content or text.reasoning or ""
+    return _joined(text.content, "thinking") if isinstance(text.content, list) else ""
+
+
+def has_calls(text: _Text) -> bool:
+    """Whether a tool is called, or a function as it was called before there were tools."""
+    return bool(text.tool_calls) or text.function_call != _NULL
+
+
+def _joined(parts: list[Any], kind: str) -> str:
+    """The texts of the parts of that kind; a thinking part holds text parts."""
+    found = []
+    for part in parts:
+        value = part.get(kind) if isinstance(part, dict) and part.get("type") == kind else None
+        if isinstance(value, list):
+            value = _joined(value, "text")
+        if isinstance(value, str):
+            found.append(value)
+    return "".join(found)
+
+
+def _parse(tier: str, data: bytes) -> _Answer:
+    """Raises UpstreamError: garbage, or the error that it tells of."""
+    try:
+        answer = _read_answer(data)
+    except (ValueError, RecursionError):
+        answer = None
+    if answer is None:
+        raise _unreadable(tier, data)
+    if answer.error != _NULL and (detail := _decoded(answer.error)):
+        raise reported(tier, detail)
+    if answer.object == "error":
+        raise reported(tier, _decoded(data))
+    return answer
+
+
+def _unreadable(tier: str, data: bytes) -> UpstreamError:
+    """The error for data that is no answer; it may still tell of an error."""
+    document = _decoded(data)
+    if isinstance(document, dict) and document.get("error"):
+        return reported(tier, document["error"])
+    if document is None:
+        return garbage(tier, "something that is no JSON")
+    return garbage(tier, "JSON that is no answer")
+
+
+def _decoded(data: bytes) -> Any:
+    """JSON as it is; None for what is none."""
+    try:
+        return msgspec.json.decode(data)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _usage_of(usage: _Usage | None) -> UpstreamUsage | None:
+    """Numbers that cannot be are read as 0; None where it says nothing."""
+    if usage is None or (usage.prompt_tokens is None and usage.completion_tokens is None):
+        return None
+    prompt_details = usage.prompt_tokens_details
+    details = usage.completion_tokens_details
+    reasoning = details.reasoning_tokens if details else None
+    return UpstreamUsage(
+        num_prompt_tokens=whole_number(usage.prompt_tokens),
+        num_completion_tokens=whole_number(usage.completion_tokens),
+        num_cached_tokens=whole_number(prompt_details.cached_tokens if prompt_details else None),
+        num_reasoning_tokens=whole_number(
+            usage.reasoning_tokens if reasoning is None else reasoning
+        ),
+    )

@@ -1,0 +1,137 @@
+"""Requests for OpenAI-compatible servers: the client's own, with as little changed as can be."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from gateway.errors import BadRequestError
+from gateway.upstream.call import UpstreamCall
+from gateway.upstream.dialects.base import Resume
+from gateway.upstream.traits import Continuation, ServerTraits
+
+_encode: Final = msgspec.json.Encoder().encode
+_LIMITS: Final = ("max_tokens", "max_completion_tokens", "min_tokens")
+# With these, text in front of the answer means something else than an answer's beginning: a
+# grammar begins anew, an echo comes again, calls and log-probabilities would be missing.
+_UNCONTINUABLE: Final = (
+    "tools",
+    "functions",
+    "response_format",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "regex",
+    "ebnf",
+    "json_schema",
+    "grammar",
+    "logprobs",
+    "top_logprobs",
+    "echo",
+    "suffix",
+    "audio",
+)
+
+
+def request_body(call: UpstreamCall, traits: ServerTraits, resume: Resume | None) -> bytes:
+    """The request as JSON."""
+    document = dict(call.document)
+    document.pop("outrider", None)
+    document["model"] = call.model
+    if call.is_streamed and traits.streams_usage:
+        _ask_for_usage(document)
+    guess = call.prediction
+    if resume is not None and resume.text:
+        if resume.strategy == "final_message":
+            _continue(document, call, resume)
+        elif resume.strategy == "replay":
+            guess = resume.text
+    if guess and traits.takes_prediction and call.endpoint == "chat":
+        is_known = resume is not None and guess == resume.text
+        _predict(document, guess, is_known=is_known)
+    return encode_request(document)
+
+
+def encode_request(document: Mapping[str, Any]) -> bytes:
+    """JSON. Raises BadRequestError for what is nested too deeply to be written."""
+    try:
+        return _encode(document)
+    except RecursionError:
+        raise BadRequestError("The request is nested too deeply.") from None
+
+
+def is_resumable(call: UpstreamCall, strategy: Continuation) -> bool:
+    """Whether the rest of this call's answer can be asked for that way, once it has begun.
+
+    What the answer itself says (calls, reasoning, log-probabilities) is not looked at here.
+    """
+    if strategy == "none" or call.num_choices != 1 or (call.document.get("best_of") or 1) != 1:
+        return False
+    prompt = call.document.get("prompt")
+    if call.endpoint == "completion" and isinstance(prompt, list) and len(prompt) != 1:
+        is_text = False
+    else:
+        first = prompt[0] if isinstance(prompt, list) else prompt
+        is_text = call.endpoint == "chat" or isinstance(first, str)
+    if strategy == "replay":
+        return is_text or _is_token_list(prompt)
+    return is_text and not any(_says_something(call.document.get(name)) for name in _UNCONTINUABLE)
+
+
+def _is_token_list(prompt: object) -> bool:
+    return isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], int)
+
+
+def _says_something(value: object) -> bool:
+    """Whether a field changes anything; text is what an answer is anyway."""
+    return bool(value) and value != {"type": "text"}
+
+
+def _ask_for_usage(document: dict[str, Any]) -> None:
+    """Asks for the usage chunk; odd options are the server's to refuse."""
+    options = document.get("stream_options")
+    if options is None or isinstance(options, Mapping):
+        document["stream_options"] = {**(options or {}), "include_usage": True}
+
+
+def _predict(document: dict[str, Any], guess: str, *, is_known: bool) -> None:
+    """The client's own prediction stays, unless it is known to be wrong."""
+    given = document.get("prediction")
+    if given is None or (is_known and not _begins_with(given, guess)):
+        document["prediction"] = {"type": "content", "content": guess}
+
+
+def _begins_with(prediction: object, text: str) -> bool:
+    content = prediction.get("content") if isinstance(prediction, Mapping) else None
+    return isinstance(content, str) and content.startswith(text)
+
+
+def _continue(document: dict[str, Any], call: UpstreamCall, resume: Resume) -> None:
+    """What was delivered is the beginning of the answer that is asked for."""
+    if call.endpoint == "chat":
+        messages = list(document["messages"])
+        if document.get("continue_final_message"):
+            messages[-1] = _lengthened(messages[-1], resume.text)
+        else:
+            messages.append({"role": "assistant", "content": resume.text})
+        document["messages"] = messages
+        document["continue_final_message"] = True
+        document["add_generation_prompt"] = False
+    else:
+        prompt = document["prompt"]
+        document["prompt"] = (prompt[0] if isinstance(prompt, list) else prompt) + resume.text
+    for name in _LIMITS:
+        if isinstance(limit := document.get(name), int):
+            lowest = 0 if name == "min_tokens" else 1
+            document[name] = max(limit - resume.num_tokens, lowest)
+
+
+def _lengthened(message: Mapping[str, Any], text: str) -> dict[str, Any]:
+    """The message that the client itself had begun, with more of it."""
+    content = message.get("content") or ""
+    if isinstance(content, str):
+        return {**message, "content": content + text}
+    *parts, last = content
+    return {**message, "content": [*parts, {**last, "text": (last.get("text") or "") + text}]}

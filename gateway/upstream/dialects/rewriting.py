@@ -1,0 +1,104 @@
+"""Small changes to OpenAI's JSON that leave all the other bytes as the server wrote them."""
+
+import re
+from dataclasses import replace
+from typing import Final
+
+import msgspec
+
+from gateway.upstream.call import Chunk
+from gateway.upstream.dialects.base import to_event
+from gateway.upstream.event_stream import event_data
+
+# An object whose values stay the bytes that they were.
+_read_fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_read_items: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_encode: Final = msgspec.json.Encoder().encode
+
+_NULL: Final = msgspec.Raw(b"null")
+_PLAIN_EVENT: Final = re.compile(rb"data: ?\{[^\r\n]*\}(?:\r\n\r\n|\n\n|\r\r)")
+_REASONING_FIELDS: Final = ("reasoning_content", "reasoning")
+
+
+def splice(raw: bytes, name: str, value_json: bytes) -> bytes:
+    """An event, or a whole body, with one more field in its outermost object.
+
+    A field of that name is replaced: an upstream gateway has a report of its own. `value_json` is
+    JSON in one line. Raises ValueError for what holds no object.
+    """
+    key = _encode(name)
+    is_body = raw.lstrip()[:1] == b"{"
+    if key not in raw and (is_body or _PLAIN_EVENT.fullmatch(raw)):
+        return _insert(raw, key + b":" + value_json)
+    data = raw if is_body else event_data(raw)
+    if data is None:
+        raise ValueError("a comment holds no object")
+    fields = _read_fields(data)
+    fields[name] = msgspec.Raw(value_json)
+    body = _encode(fields)
+    return body if is_body else to_event(body)
+
+
+def _insert(raw: bytes, field: bytes) -> bytes:
+    """A field before the last brace."""
+    end = raw.rindex(b"}")
+    comma = b"" if raw[:end].rstrip().endswith(b"{") else b","
+    return raw[:end] + comma + field + raw[end:]
+
+
+def with_id(raw: bytes, answer_id: str) -> bytes:
+    """The event with another `id`; what is no JSON object is returned as it is."""
+    data = event_data(raw)
+    try:
+        fields = _read_fields(data or b"")
+    except (ValueError, RecursionError):
+        return raw
+    fields["id"] = msgspec.Raw(_encode(answer_id))
+    return to_event(_encode(fields))
+
+
+def id_of(raw: bytes) -> str | None:
+    """The `id` that an event or a body carries; None for none."""
+    data = raw if raw.lstrip()[:1] == b"{" else event_data(raw)
+    try:
+        value = msgspec.json.decode(_read_fields(data or b"").get("id", b"null"))
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, str) else None
+
+
+def cut_content(chunk: Chunk, num_chars: int) -> Chunk | None:
+    """The chunk without the first characters of its text; None where nothing would be left.
+
+    Text is its reasoning, then its content. For a chunk with one choice and no log-probabilities.
+    """
+    reasoning = chunk.reasoning[num_chars:]
+    content = chunk.content[max(num_chars - len(chunk.reasoning), 0) :]
+    rest = replace(chunk, reasoning=reasoning, content=content)
+    if not (rest.has_text or rest.finish_reason or rest.usage or rest.is_done):
+        return None
+    if (reasoning, content) == (chunk.reasoning, chunk.content):
+        return chunk
+    return replace(rest, raw=_with_text(chunk.raw, reasoning=reasoning, content=content))
+
+
+def _with_text(raw: bytes, *, reasoning: str, content: str) -> bytes:
+    """The event with another text in its only choice, in the fields where it had some."""
+    fields = _read_fields(event_data(raw) or b"")
+    choice = _read_fields(_read_items(fields["choices"])[0])
+    if "text" in choice:
+        choice["text"] = msgspec.Raw(_encode(content))
+    else:
+        delta = _read_fields(choice["delta"])
+        for name in _REASONING_FIELDS:
+            _set_text(delta, name, reasoning)
+        _set_text(delta, "content", content)
+        choice["delta"] = msgspec.Raw(_encode(delta))
+    fields["choices"] = msgspec.Raw(_encode([choice]))
+    return to_event(_encode(fields))
+
+
+def _set_text(delta: dict[str, msgspec.Raw], name: str, text: str) -> None:
+    """Another text where there was one. Null stays null: it means that nothing is said."""
+    if delta.get(name, _NULL) != _NULL:
+        delta[name] = msgspec.Raw(_encode(text))

@@ -1,0 +1,52 @@
+"""What the pieces of one upstream tier share."""
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from gateway.settings_tiers import UpstreamSettings
+from gateway.upstream.attempts import OnAttempt
+from gateway.upstream.call import UpstreamCall
+from gateway.upstream.dialects.base import Dialect
+from gateway.upstream.hedging import HedgeBudget
+from gateway.upstream.latency import LatencyEstimate
+from gateway.upstream.replicas import ReplicaSet
+from gateway.upstream.traits import ServerTraits
+from gateway.upstream.transport import Transport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierParts:
+    """What a tier is built of. `clock` gives seconds, the same that calls are stamped with.
+
+    `count_text` counts the tokens of a text, `count_prompt` those of a call's prompt; None where
+    the server's tokenizer is not known.
+    """
+
+    transport: Transport
+    dialect: Dialect
+    replicas: ReplicaSet
+    on_attempt: OnAttempt
+    clock: Callable[[], float]
+    rng: random.Random
+    count_text: Callable[[str], int] | None = None
+    count_prompt: Callable[[UpstreamCall], int | None] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierState:
+    """One tier at work, for the objects that live as long as one answer.
+
+    `headers` go with every request. `first_token` learns from streamed answers, `total` from all
+    that came to their end, `whole` from those that were not streamed.
+    """
+
+    name: str
+    settings: UpstreamSettings
+    traits: ServerTraits
+    parts: TierParts
+    headers: Mapping[str, str]
+    first_token: LatencyEstimate
+    total: LatencyEstimate
+    whole: LatencyEstimate
+    hedges: HedgeBudget

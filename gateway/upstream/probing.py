@@ -1,0 +1,69 @@
+"""Watches servers whose breaker is open, so that they are asked again as soon as they live."""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Final
+
+from gateway.errors import UpstreamError
+from gateway.upstream.replicas import Replica, ReplicaSet
+from gateway.upstream.transport import Transport
+
+logger = logging.getLogger(__name__)
+
+_MAX_PROBE_S: Final = 5.0
+_MIN_WAIT_S: Final = 0.005
+_DOWN: Final = frozenset({502, 503, 504})
+"""What a proxy says about a dead server, or a server that is still loading. Anything else, also a
+complaint about the key or a broken model list, comes from one that lives."""
+
+
+class Prober:
+    """Asks for `path` behind the URL of every replica that wants a probe; sleeps otherwise."""
+
+    def __init__(
+        self,
+        *,
+        transport: Transport,
+        replicas: ReplicaSet,
+        headers: Mapping[str, str],
+        path: str,
+    ) -> None:
+        self._transport = transport
+        self._replicas = replicas
+        self._headers = headers
+        self._path = path
+        self._has_news = asyncio.Event()
+
+    def wake(self) -> None:
+        """A breaker may have opened."""
+        self._has_news.set()
+
+    async def run(self) -> None:
+        """For ever; ends by being cancelled."""
+        while True:
+            self._has_news.clear()
+            wait_s = self._replicas.probe_wait_s
+            if wait_s is None or wait_s > 0:
+                with suppress(TimeoutError):
+                    timeout_s = None if wait_s is None else max(wait_s, _MIN_WAIT_S)
+                    await asyncio.wait_for(self._has_news.wait(), timeout_s)
+            else:
+                await asyncio.gather(*map(self._probe, self._replicas.to_probe()))
+
+    async def _probe(self, replica: Replica) -> None:
+        """One look at one server; its breaker is told."""
+        try:
+            status, _ = await self._transport.get(
+                replica.url + self._path, self._headers, timeout_s=_MAX_PROBE_S
+            )
+        except UpstreamError as error:
+            logger.debug("probe failed replica=%s failure=%s", replica.name, error.failure)
+            replica.breaker.probe_failed()
+            return
+        if status in _DOWN:
+            logger.debug("probe failed replica=%s status=%d", replica.name, status)
+            replica.breaker.probe_failed()
+        else:
+            replica.breaker.probe_succeeded()

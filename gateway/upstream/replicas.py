@@ -1,0 +1,357 @@
+"""The replicas of one tier: who is asked next, and what each request tells about its server."""
+
+import logging
+import random
+from collections.abc import Callable, Collection, Iterable, Sequence
+from hashlib import blake2b
+from types import TracebackType
+from typing import Final, Self
+from urllib.parse import urlsplit
+
+from gateway.errors import FailureKind, UpstreamError, UpstreamRefusalError
+from gateway.upstream.breaker import Breaker
+from gateway.upstream.latency import LatencyEstimate
+from gateway.upstream.outliers import RecentTimes, low_median, outliers
+
+logger = logging.getLogger(__name__)
+
+_MAX_LOAD: Final = 1.25
+"""A request's home may have this multiple of the mean load, and one request more."""
+_EJECTION_S: Final = 10.0
+_MAX_EJECTIONS: Final = 30
+_REVIEW_EVERY_S: Final = 0.25
+_SOON_S: Final = 0.1
+_STALL: Final = 10.0
+_MIN_STALL_S: Final = 1.0
+"""A stream without a first token for longer than this, and for this multiple of the usual time, is
+a failure also when it was we who gave up: deadlines and hedges must not hide a server that hangs.
+"""
+_MASK: Final = 2**64 - 1
+
+
+class Lease:
+    """One request to one replica, made by `Replica.begin`.
+
+    It is ended exactly once, by `succeeded`, `failed` or `cancelled`; later calls do nothing, so a
+    `finally` may always call `cancelled`. As a context manager it ends by what leaves the block.
+    """
+
+    __slots__ = (
+        "_clock",
+        "_era",
+        "_is_streamed",
+        "_load",
+        "first_token_s",
+        "is_ended",
+        "replica",
+        "started_s",
+    )
+
+    def __init__(
+        self, replica: "Replica", clock: Callable[[], float], *, is_streamed: bool
+    ) -> None:
+        self._clock = clock
+        self._is_streamed = is_streamed
+        self.replica = replica
+        self.started_s = clock()
+        self.first_token_s: float | None = None
+        """When the first token came, on the clock; None before that."""
+        self.is_ended = False
+        self._era = replica.breaker.began()
+        replica.in_flight += 1
+        self._load = replica.in_flight
+
+    def got_first_token(self) -> None:
+        """The first token of a stream is here. Only the first call counts.
+
+        Not for answers that are not streamed: their time is another thing.
+        """
+        assert self._is_streamed, "an answer that is not streamed has no first token"
+        if self.first_token_s is None and not self.is_ended:
+            self.first_token_s = self._clock()
+            seconds = self.first_token_s - self.started_s
+            self.replica.latency.add(seconds)
+            self.replica.recent.add(seconds, self._load)
+            self._era = self.replica.breaker.answered(self._era)
+
+    def succeeded(self) -> None:
+        """The answer is whole, or the server refused the request for the request's own fault."""
+        if self._end():
+            self.replica.breaker.succeeded(self._era)
+
+    def failed(self, failure: FailureKind, retry_after_s: float | None = None) -> None:
+        """It failed, before or after the first token."""
+        if self._end():
+            if failure == "first_token_timeout":
+                self._learn_wait()
+            self.replica.breaker.failed(self._era, failure, retry_after_s)
+
+    def cancelled(self) -> None:
+        """Given up on our side: the client left, its deadline passed, or another was faster.
+
+        Says nothing against the server, except when it has let a stream wait for far too long.
+        """
+        if self._end():
+            if self._has_stalled():
+                self.replica.breaker.failed(self._era, "first_token_timeout")
+            else:
+                self.replica.breaker.cancelled(self._era)
+            self._learn_wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None or isinstance(error, UpstreamRefusalError):
+            self.succeeded()
+        elif isinstance(error, UpstreamError):
+            self.failed(error.failure, error.asked_wait_s)
+        else:
+            self.cancelled()
+
+    def _end(self) -> bool:
+        if self.is_ended:
+            return False
+        self.is_ended = True
+        self.replica.in_flight -= 1
+        return True
+
+    def _vain_wait_s(self) -> float | None:
+        """How long it has waited for a first token that has not come; None if it has come."""
+        if self._is_streamed and self.first_token_s is None:
+            return self._clock() - self.started_s
+        return None
+
+    def _has_stalled(self) -> bool:
+        waited_s = self._vain_wait_s()
+        usual_s = self.replica.latency.quantile(0.5)
+        if waited_s is None or usual_s is None:
+            return False
+        return waited_s > max(_MIN_STALL_S, _STALL * usual_s)
+
+    def _learn_wait(self) -> None:
+        waited_s = self._vain_wait_s()
+        if waited_s is not None and self.replica.latency.add_at_least(waited_s):
+            self.replica.recent.add(waited_s, self._load)
+
+
+class Replica:
+    """One server of a tier. `name` is host:port; `in_flight` is changed by leases alone."""
+
+    __slots__ = (
+        "_clock",
+        "_seed",
+        "breaker",
+        "ejected_until_s",
+        "in_flight",
+        "latency",
+        "name",
+        "num_ejections",
+        "recent",
+        "url",
+    )
+
+    def __init__(self, url: str, *, clock: Callable[[], float], rng: random.Random) -> None:
+        self._clock = clock
+        self._seed = _hash(url)
+        self.url = url
+        self.name = _host_and_port(url)
+        self.breaker = Breaker(clock=clock, rng=rng, name=self.name)
+        self.latency = LatencyEstimate(clock=clock)
+        self.recent = RecentTimes()
+        self.in_flight = 0
+        self.num_ejections = 0
+        """In a row, as an outlier."""
+        self.ejected_until_s: float | None = None
+
+    def __repr__(self) -> str:
+        return f"Replica({self.name}, {self.breaker.state}, in_flight={self.in_flight})"
+
+    def begin(self, *, is_streamed: bool = True) -> Lease:
+        """Books a request as sent. To be called right behind `pick`, without an await between."""
+        return Lease(self, self._clock, is_streamed=is_streamed)
+
+    def rank(self, affinity: int) -> int:
+        """Its place for requests of this hash: the highest is their home (rendezvous hashing)."""
+        # splitmix64's finalizer: every bit of both numbers reaches every bit of the rank
+        mixed = affinity ^ self._seed
+        mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
+        mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EB & _MASK
+        return mixed ^ (mixed >> 31)
+
+    def eject(self, now_s: float) -> None:
+        """Leaves it out for 10 s times the number of ejections in a row."""
+        self.num_ejections = min(self.num_ejections + 1, _MAX_EJECTIONS)
+        self.ejected_until_s = now_s + _EJECTION_S * self.num_ejections
+
+    def readmit(self) -> None:
+        """Its time is over. It is judged anew, by answers from now on."""
+        self.ejected_until_s = None
+        self.recent.clear()
+
+
+class ReplicaSet:
+    """Chooses among the replicas of one tier. Not thread-safe; no method waits."""
+
+    def __init__(
+        self,
+        urls: Iterable[str],
+        *,
+        clock: Callable[[], float],
+        rng: random.Random,
+        has_prefix_cache: bool,
+    ) -> None:
+        self._clock = clock
+        self._rng = rng
+        self._has_prefix_cache = has_prefix_cache
+        self.replicas: tuple[Replica, ...] = tuple(
+            Replica(url, clock=clock, rng=rng) for url in dict.fromkeys(urls)
+        )
+        self._typical_s = 1.0  # what is not known counts the same for all
+        self._next_review_s = clock()
+
+    def pick(self, *, affinity: str = "", exclude: Collection[Replica] = ()) -> Replica | None:
+        """Who to ask next; None when nobody but `exclude` admits requests.
+
+        A half-open replica gets its trial from the first request that has excluded nobody: one that
+        has failed once already is not to pay for it. Otherwise the home of `affinity` while its
+        load is bounded, where replicas have prefix caches; else the better of two random ones by
+        (requests in flight + 1) * expected time to the first token. Outliers are taken only when
+        there is nobody else.
+        """
+        now = self._clock()
+        if now >= self._next_review_s:
+            self._review(now)
+        healthy: list[Replica] = []
+        ejected: list[Replica] = []
+        half_open: Replica | None = None
+        for replica in self.replicas:
+            breaker = replica.breaker
+            if not breaker.admits(now) or replica in exclude:
+                continue
+            if breaker.state == "half_open":
+                half_open = half_open or replica
+            elif replica.ejected_until_s is not None:
+                ejected.append(replica)
+            else:
+                healthy.append(replica)
+        if half_open is not None and not exclude:
+            return half_open
+        pool = healthy or ejected
+        if len(pool) > 1:
+            return self._choose(pool, affinity, now)
+        return pool[0] if pool else half_open
+
+    @property
+    def is_available(self) -> bool:
+        """Whether anybody admits requests."""
+        now = self._clock()
+        return any(replica.breaker.admits(now) for replica in self.replicas)
+
+    @property
+    def retry_after_s(self) -> float:
+        """Seconds until somebody may admit requests at the soonest; 0 when somebody does now."""
+        if self.is_available:
+            return 0.0
+        return max(_SOON_S, min(replica.breaker.wait_s for replica in self.replicas))
+
+    def to_probe(self) -> list[Replica]:
+        """Those whose breaker wants a probe now. Tell each `breaker` before asking again."""
+        return [replica for replica in self.replicas if replica.breaker.wants_probe]
+
+    @property
+    def probe_wait_s(self) -> float | None:
+        """Seconds until the next probe is due; None while nobody's breaker is open."""
+        due = [
+            replica.breaker.open_until_s
+            for replica in self.replicas
+            if replica.breaker.state == "open"
+        ]
+        return max(0.0, min(due) - self._clock()) if due else None
+
+    def _choose(self, pool: Sequence[Replica], affinity: str, now: float) -> Replica:
+        if affinity and self._has_prefix_cache:
+            key = _hash(affinity)
+            home = max(pool, key=lambda replica: replica.rank(key))
+            num_in_flight = sum(replica.in_flight for replica in pool)
+            if home.in_flight <= _MAX_LOAD * num_in_flight / len(pool) + 1:
+                return home
+        first = int(self._rng.random() * len(pool))
+        second = int(self._rng.random() * (len(pool) - 1))
+        one, other = pool[first], pool[second + (second >= first)]
+        return one if self._cost(one, now) <= self._cost(other, now) else other
+
+    def _cost(self, replica: Replica, now: float) -> float:
+        return (replica.in_flight + 1) * replica.latency.expected_s(self._typical_s, now)
+
+    def _review(self, now: float) -> None:
+        """Renews the typical first-token time and who is an outlier."""
+        self._next_review_s = now + _REVIEW_EVERY_S
+        known = [
+            replica.latency.ewma_s
+            for replica in self.replicas
+            if replica.latency.ewma_s is not None
+        ]
+        if known:
+            self._typical_s = low_median(known)
+        self._readmit(now)
+        self._eject_outliers(now)
+
+    def _readmit(self, now: float) -> None:
+        """Takes outliers back whose time is over, or who are no slower than the others are now.
+
+        Without the latter the others, if they cannot carry the load, would only get slower.
+        """
+        staying = [
+            replica.latency.ewma_s
+            for replica in self.replicas
+            if replica.ejected_until_s is None
+            and replica.breaker.state == "closed"
+            and replica.latency.ewma_s is not None
+        ]
+        for replica in self.replicas:
+            if replica.ejected_until_s is None:
+                continue
+            is_no_slower = bool(staying) and (replica.recent.seconds or 0.0) <= low_median(staying)
+            if is_no_slower:
+                replica.num_ejections -= 1
+            if is_no_slower or replica.ejected_until_s <= now:
+                replica.readmit()
+                logger.info("replica readmitted replica=%s", replica.name)
+
+    def _eject_outliers(self, now: float) -> None:
+        """Leaves outliers out, the slowest first, and never more than half of all."""
+        slow = [self.replicas[i] for i in outliers([replica.recent for replica in self.replicas])]
+        for replica in self.replicas:
+            if replica.ejected_until_s is None and replica.recent.is_full and replica not in slow:
+                replica.num_ejections = 0
+        num_out = sum(replica.ejected_until_s is not None for replica in self.replicas)
+        for replica in slow:
+            if replica.ejected_until_s is None and num_out < len(self.replicas) // 2:
+                num_out += 1
+                replica.eject(now)
+                logger.warning(
+                    "replica ejected replica=%s recent_s=%.3f ejections=%d",
+                    replica.name,
+                    replica.recent.seconds,
+                    replica.num_ejections,
+                )
+
+
+def _hash(text: str) -> int:
+    """64 bits that are the same in every process."""
+    return int.from_bytes(
+        blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little"
+    )
+
+
+def _host_and_port(url: str) -> str:
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,353 @@
+"""One request to one replica, from the moment it is sent to the moment it is booked."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from typing import Final
+
+from gateway.errors import (
+    DeadlineExceededError,
+    FailureKind,
+    GatewayError,
+    LoopError,
+    UpstreamError,
+    UpstreamRefusalError,
+)
+from gateway.upstream.attempts import Attempt, AttemptKind, AttemptOutcome
+from gateway.upstream.call import HOPS_HEADER, Chunk, UpstreamCall, UpstreamUsage, WholeAnswer
+from gateway.upstream.dialects.base import ReportedError, is_refusal
+from gateway.upstream.parts import TierState
+from gateway.upstream.replicas import Lease, Replica
+from gateway.upstream.retry_after import asked_wait_s
+from gateway.upstream.transport import UpstreamResponse
+from gateway.upstream.usage import UsageMeter, cost_usd
+
+logger = logging.getLogger(__name__)
+
+DONE_CHUNK: Final = Chunk(raw=b"data: [DONE]\n\n", is_done=True)
+
+_MAX_REFUSAL_BYTES: Final = 65_536
+_LAST_BYTES_S: Final = 1.0
+"""For the end of the response behind [DONE]: it gives the connection back to the pool."""
+_BAD_REQUEST: Final = 400
+_LOOP_DETECTED: Final = 508
+
+
+class UpstreamRequest:
+    """One request to one replica. It is booked exactly once, however it ends.
+
+    To be made right behind `ReplicaSet.pick`, without an await between: it counts as in flight from
+    here. Then `start`, and for a stream `chunks`, else `finish`. Whoever has made it calls `aclose`
+    in the end.
+    """
+
+    __slots__ = (
+        "_body",
+        "_call",
+        "_events",
+        "_head",
+        "_is_booked",
+        "_lease",
+        "_meter",
+        "_reader",
+        "_response",
+        "_status",
+        "_tier",
+        "_usage",
+        "given_up_as",
+        "kind",
+        "whole",
+    )
+
+    def __init__(
+        self,
+        tier: TierState,
+        call: UpstreamCall,
+        replica: Replica,
+        *,
+        kind: AttemptKind,
+        body: bytes,
+    ) -> None:
+        self._tier = tier
+        self._call = call
+        self._body = body
+        self.kind = kind
+        self.given_up_as: AttemptOutcome = "cancelled"
+        """The outcome if it is given up before its end."""
+        self.whole: WholeAnswer | None = None
+        """The answer, if it is not streamed."""
+        self._usage: UpstreamUsage | None = None
+        self._status: int | None = None
+        self._response: UpstreamResponse | None = None
+        self._events: AsyncGenerator[bytes] | None = None
+        self._head: list[Chunk] = []
+        self._reader = tier.parts.dialect.chunk_reader(call)
+        # A continuation's prompt is longer than the call's: its report cannot be held against that.
+        count_prompt = None if kind == "continuation" else tier.parts.count_prompt
+        self._meter = UsageMeter(call, tier.parts.count_text, count_prompt)
+        self._is_booked = False
+        self._lease: Lease = replica.begin(is_streamed=call.is_streamed)
+
+    @property
+    def replica(self) -> Replica:
+        """Who is asked."""
+        return self._lease.replica
+
+    @property
+    def first_token_s(self) -> float | None:
+        """When the first token of a stream came, on the clock."""
+        return self._lease.first_token_s
+
+    @property
+    def usage(self) -> UpstreamUsage:
+        """What it used, as far as is known by now. Counts the text again until it is booked."""
+        return self._usage or self._meter.result()
+
+    async def start(self) -> None:
+        """Send it; wait for the first chunk with text, or for all of what is not streamed.
+
+        Raises UpstreamError, UpstreamRefusalError, LoopError or DeadlineExceededError; then it is
+        over and booked.
+        """
+        try:
+            response = await self._post()
+            if self._call.is_streamed:
+                await self._read_head(response)
+            else:
+                body = await response.read()
+                self.whole = self._tier.parts.dialect.whole(self._call, body)
+                self._meter.add_whole(self.whole)
+        except BaseException as error:
+            told = self._told(error)
+            await self._end_by(told)
+            if told is error:
+                raise
+            raise told from error
+
+    async def chunks(self) -> AsyncGenerator[Chunk]:
+        """The answer from its first chunk to [DONE], which is made up where the server forgets it.
+
+        Raises UpstreamError or DeadlineExceededError; then, and when it is closed early, it is over
+        and booked.
+        """
+        assert self._events is not None, "start comes first"
+        read, add = self._reader.read, self._meter.add
+        done = None
+        try:
+            for chunk in self._head:
+                if chunk.is_done:
+                    done = chunk
+                else:
+                    yield chunk
+            if done is None:
+                async for event in self._events:
+                    chunk = read(event)
+                    add(chunk)
+                    if chunk.is_done:
+                        done = chunk
+                        break
+                    yield chunk
+        except (UpstreamError, DeadlineExceededError) as error:
+            # Whoever breaks off behind the last word has said all of it.
+            if not self._reader.is_complete:
+                await self._end_by(error)
+                raise
+        except BaseException as error:
+            await self._end_by(error)
+            raise
+        if done is None and not self._reader.is_complete:
+            early = self._error("ended_early", "broke off in the middle of its answer")
+            await self._end_by(early)
+            raise early
+        self.finish()
+        try:
+            yield done or DONE_CHUNK
+        finally:
+            await self.aclose()
+
+    def finish(self) -> None:
+        """The answer has come to its end, and is the one that is delivered."""
+        if self._is_booked:
+            return
+        total_s = self._tier.parts.clock() - self._lease.started_s
+        self._tier.total.add(total_s)
+        if not self._call.is_streamed:
+            self._tier.whole.add(total_s)
+        self._lease.succeeded()
+        self._book("answered")
+
+    async def aclose(self, failure: str | None = None) -> None:
+        """Let go of it, at any time and also more than once.
+
+        What has not come to its end is booked as `given_up_as`, or as failed by `failure`.
+        """
+        is_lost = self.given_up_as == "lost"
+        if self._reader.is_complete and not is_lost and failure is None:
+            self.finish()
+        if is_lost and self.first_token_s is None and not self._lease.is_ended:
+            # Or only the winners' times would be known, and less and less would count as late.
+            learned = self._tier.first_token if self._call.is_streamed else self._tier.whole
+            learned.add_at_least(self._tier.parts.clock() - self._lease.started_s)
+        self._lease.cancelled()
+        self._book(self.given_up_as if failure is None else "failed", failure)
+        await self._release()
+
+    async def _post(self) -> UpstreamResponse:
+        """Until the headers of an answer that is none of a failure."""
+        tier, call = self._tier, self._call
+        url = self.replica.url + tier.parts.dialect.path(call.endpoint)
+        headers = dict(tier.headers)
+        if tier.traits.takes_request_id:
+            headers["x-request-id"] = call.request_id
+        if call.hops:
+            headers[HOPS_HEADER] = ", ".join(call.hops)
+        response = await tier.parts.transport.post(
+            url, headers, self._body, deadline_s=call.deadline_s
+        )
+        self._response = response
+        self._status = response.status
+        if not 200 <= response.status < 300:
+            raise await self._complaint(response)
+        return response
+
+    async def _complaint(self, response: UpstreamResponse) -> GatewayError:
+        """What a status means that is no success."""
+        status = response.status
+        if status == _LOOP_DETECTED:
+            return LoopError(f"The {self._tier.name} tier leads back to this gateway.")
+        if is_refusal(status):
+            body = b""
+            with suppress(UpstreamError):  # its status alone says enough
+                body = await response.read(limit_bytes=_MAX_REFUSAL_BYTES)
+            refusal = self._tier.parts.dialect.refusal(status, body)
+            return UpstreamRefusalError(
+                refusal.message, status=status, body=refusal.body, replica=self.replica.name
+            )
+        if status in (401, 403):
+            return self._error("not_trusted", f"does not take our key (status {status})")
+        if status == 429:
+            return self._error("throttled", "is asked too much (status 429)")
+        return self._error("status", f"answered with status {status}")
+
+    def _error(self, failure: FailureKind, what: str) -> UpstreamError:
+        """A failure of this request; `what` goes on behind "The cloud tier"."""
+        return UpstreamError(
+            f"The {self._tier.name} tier {what}.",
+            failure=failure,
+            replica=self.replica.name,
+            status=self._status,
+            retry_after_s=asked_wait_s(self._response.headers) if self._response else None,
+        )
+
+    async def _read_head(self, response: UpstreamResponse) -> None:
+        """Until the first chunk with text, or the end of an answer without any."""
+        clock = self._tier.parts.clock
+        allowed_s = self._tier.settings.timeouts.first_token_s
+        self._events = response.events()
+        async for event in self._events:
+            chunk = self._reader.read(event)
+            self._meter.add(chunk)
+            self._head.append(chunk)
+            if chunk.has_text or chunk.finish_reason is not None or chunk.is_done:
+                self._lease.got_first_token()
+                assert self._lease.first_token_s is not None
+                waited_s = self._lease.first_token_s - self._lease.started_s
+                self._tier.first_token.add(waited_s)
+                return
+            # Comments and a role without text keep the connection alive, but are no answer.
+            if clock() - self._lease.started_s > allowed_s:
+                raise self._error("first_token_timeout", f"sent no token within {allowed_s:g} s")
+        raise self._error("ended_early", "ended its answer before it had begun")
+
+    async def _end_by(self, error: BaseException) -> None:
+        """Book what ended it, and let the connection go."""
+        failure: str | None = None
+        outcome: AttemptOutcome = "failed"
+        match error:
+            case UpstreamRefusalError() | LoopError():
+                self._lease.succeeded()
+                outcome = "refused"
+            case UpstreamError():
+                error.replica = error.replica or self.replica.name
+                failure = error.failure
+                if error.blames_server or failure == "throttled":
+                    self._lease.failed(error.failure, error.asked_wait_s)
+            case DeadlineExceededError():
+                failure = error.code
+            case asyncio.CancelledError() | GeneratorExit():
+                await self.aclose()
+        self._lease.cancelled()
+        self._book(outcome, failure)
+        await self._release()
+
+    def _told(self, error: BaseException) -> BaseException:
+        """The error as it is told to others."""
+        if isinstance(error, ReportedError) and error.refusal is not None:
+            return UpstreamRefusalError(
+                error.refusal.message,
+                status=error.status or _BAD_REQUEST,
+                body=error.refusal.body,
+                replica=self.replica.name,
+            )
+        return error
+
+    def _book(self, outcome: AttemptOutcome, failure: str | None = None) -> None:
+        """Tell the books, once."""
+        if self._is_booked:
+            return
+        self._is_booked = True
+        tier, lease = self._tier, self._lease
+        # A server that failed before its first token is not paid; one that was given up is.
+        if outcome in ("answered", "lost", "cancelled") or lease.first_token_s is not None:
+            self._usage = self._meter.result()
+        usage = self._usage
+        if outcome == "failed":
+            logger.warning(
+                "upstream failed tier=%s replica=%s kind=%s failure=%s status=%s",
+                tier.name,
+                self.replica.name,
+                self.kind,
+                failure,
+                self._status,
+            )
+        tier.parts.on_attempt(
+            Attempt(
+                request_id=self._call.request_id,
+                tier=tier.name,
+                replica=self.replica.name,
+                kind=self.kind,
+                outcome=outcome,
+                started_s=lease.started_s,
+                ended_s=tier.parts.clock(),
+                first_token_s=lease.first_token_s,
+                status=self._status,
+                failure=failure,
+                usage=usage,
+                cost_usd=None if usage is None else cost_usd(usage, tier.settings.price),
+            )
+        )
+
+    async def _release(self) -> None:
+        """Give the connection back if the answer was read, else cut it."""
+        response, events = self._response, self._events
+        self._response = self._events = None
+        if response is None:
+            return
+        try:
+            if events is not None and self._reader.is_complete:
+                await _drain(events)
+        finally:
+            if events is not None:
+                # A cancelled task that has not left it yet will close it.
+                with suppress(RuntimeError):
+                    await events.aclose()
+            await response.aclose()
+
+
+async def _drain(events: AsyncGenerator[bytes]) -> None:
+    """Read what little is left of a response, so that its connection can be used again."""
+    with suppress(TimeoutError, UpstreamError, DeadlineExceededError):
+        async with asyncio.timeout(_LAST_BYTES_S):
+            async for _ in events:
+                pass

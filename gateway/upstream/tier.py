@@ -1,0 +1,170 @@
+"""A tier that is one server elsewhere, or several replicas with the same model."""
+
+import asyncio
+import logging
+from dataclasses import replace
+from typing import Final
+
+from gateway.errors import UpstreamError
+from gateway.settings_tiers import UpstreamSettings
+from gateway.upstream.answer import UpstreamAnswer
+from gateway.upstream.attempts import Attempt, AttemptKind
+from gateway.upstream.call import UpstreamCall
+from gateway.upstream.hedging import HedgeBudget
+from gateway.upstream.latency import LatencyEstimate
+from gateway.upstream.model_list import model_ids
+from gateway.upstream.parts import TierParts, TierState
+from gateway.upstream.probing import Prober
+from gateway.upstream.replicas import ReplicaSet
+from gateway.upstream.traits import TRAITS, ServerTraits
+
+__all__ = ["TierParts", "UpstreamTier"]
+
+logger = logging.getLogger(__name__)
+
+_MODELS_PATH: Final = "/models"
+_MODELS_TIMEOUT_S: Final = 5.0
+_MODELS_KEPT_S: Final = 300.0
+_MODELS_RETRY_S: Final = 10.0
+"""A server that did not tell its models is asked again after this."""
+
+
+class UpstreamTier:
+    """Answers calls, by whichever of its replicas can. Use it between `start` and `close`.
+
+    It lives in one event loop. `replicas`, `first_token` and `total` are for those who watch it.
+    """
+
+    def __init__(
+        self, name: str, settings: UpstreamSettings, parts: TierParts, api_key: str | None
+    ) -> None:
+        self.name = name
+        self.settings = settings
+        self.traits: ServerTraits = TRAITS[settings.server]
+        self.replicas: ReplicaSet = parts.replicas
+        self.first_token = LatencyEstimate(clock=parts.clock)
+        """Seconds to the first token of streamed answers."""
+        self.total = LatencyEstimate(clock=parts.clock)
+        """Seconds to the end of answers that came to it."""
+        self._transport = parts.transport
+        self._clock = parts.clock
+        self._on_attempt = parts.on_attempt
+        headers = {
+            name.lower(): value
+            for part in (parts.dialect.headers(api_key), settings.headers)
+            for name, value in part.items()
+        }
+        self._headers = headers
+        self._state = TierState(
+            name=name,
+            settings=settings,
+            traits=self.traits,
+            parts=replace(parts, on_attempt=self._book),
+            headers=headers,
+            first_token=self.first_token,
+            total=self.total,
+            whole=LatencyEstimate(clock=parts.clock),
+            hedges=HedgeBudget(settings.hedge_share),
+        )
+        self._prober = Prober(
+            transport=parts.transport,
+            replicas=parts.replicas,
+            headers=headers,
+            path=self.traits.probe_path,
+        )
+        self._tasks: list[asyncio.Task[None]] = []
+        self._models: tuple[str, ...] = ()
+        self._models_until_s: float | None = None
+        self._models_lock = asyncio.Lock()
+        self._complained = False
+
+    async def start(self) -> None:
+        """Open the pool of connections, and watch over the servers. Does not wait for them.
+
+        Raises ValueError where the file of certificates cannot be used.
+        """
+        await self._transport.start()
+        self._tasks = [
+            asyncio.create_task(self._prober.run(), name=f"probe {self.name}"),
+            asyncio.create_task(self._warm(), name=f"warm {self.name}"),
+        ]
+
+    async def close(self) -> None:
+        """Leave nothing running; what is under way fails."""
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._transport.close()
+
+    @property
+    def is_available(self) -> bool:
+        """Whether some replica takes requests."""
+        return self.replicas.is_available
+
+    @property
+    def retry_after_s(self) -> float:
+        """Seconds until some replica may take requests; 0 when one does now."""
+        return self.replicas.retry_after_s
+
+    def answer(self, call: UpstreamCall, *, kind: AttemptKind = "answer") -> UpstreamAnswer:
+        """The answer to a call, not begun. A `mirror` is neither tried again nor hedged."""
+        return UpstreamAnswer(self._state, call, kind=kind)
+
+    async def models(self) -> tuple[str, ...]:
+        """The ids of the models that the server lists; none where it does not tell. Never raises.
+
+        Kept for five minutes. A list that was once told is kept for as long as the server is away.
+        """
+        async with self._models_lock:
+            now_s = self._clock()
+            if self._models_until_s is None or now_s >= self._models_until_s:
+                models = await self._ask_for_models()
+                kept_s = _MODELS_KEPT_S if models else _MODELS_RETRY_S
+                self._models = models or self._models
+                self._models_until_s = self._clock() + kept_s
+            return self._models
+
+    async def _ask_for_models(self) -> tuple[str, ...]:
+        """By the first replica that tells; those that are out of order are not asked."""
+        for replica in self.replicas.replicas:
+            if not replica.breaker.admits():
+                continue
+            try:
+                status, body = await self._transport.get(
+                    replica.url + _MODELS_PATH, self._headers, timeout_s=_MODELS_TIMEOUT_S
+                )
+            except UpstreamError as error:
+                logger.info(
+                    "no model list tier=%s replica=%s failure=%s",
+                    self.name,
+                    replica.name,
+                    error.failure,
+                )
+                continue
+            if status == 200 and (models := model_ids(body)):
+                return models
+        return ()
+
+    async def _warm(self) -> None:
+        """Have a connection to every replica open before the first request."""
+        urls = [replica.url + self.traits.probe_path for replica in self.replicas.replicas]
+        await asyncio.gather(*map(self._transport.warm, urls))
+        await self.models()
+
+    def _book(self, attempt: Attempt) -> None:
+        """Told of every attempt: passes it on, and draws conclusions."""
+        if attempt.outcome != "answered":
+            self._prober.wake()  # a breaker may have opened, also by one that waited in vain
+        if attempt.failure == "not_trusted" and not self._complained:
+            self._complained = True
+            logger.error(
+                "key not taken tier=%s status=%s variable=%s; look at tiers.%s.api_key_env",
+                self.name,
+                attempt.status,
+                self.settings.api_key_env or "none",
+                self.name,
+            )
+        elif attempt.outcome == "answered":
+            self._complained = False
+        self._on_attempt(attempt)

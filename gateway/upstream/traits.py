@@ -1,0 +1,48 @@
+"""What the kinds of servers can do: one table, so that nobody else asks for a server's name."""
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+ServerKind = Literal[
+    "openai", "outrider", "vllm", "sglang", "tgi", "tensorrt_llm", "llama_cpp", "anthropic"
+]
+DialectName = Literal["openai", "anthropic"]
+Continuation = Literal["replay", "final_message", "none"]
+"""How an answer that broke off goes on at another replica of the same model.
+
+replay: the whole request again, with its seed and with what was delivered as `prediction`; what is
+known already is skipped. final_message: the delivered text is the beginning of the answer
+(`continue_final_message`; for completions it is appended to the prompt). none: it cannot.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerTraits:
+    """What may be relied on.
+
+    has_prefix_cache: replicas are worth choosing by a request's beginning. takes_prediction: it
+    makes use of `prediction`. streams_usage: it knows `stream_options.include_usage`. probe_path:
+    what is asked to see whether it lives, behind the base URL; any answer below 500 will do.
+    takes_request_id: it takes any text as `x-request-id`; llama-cpp-python's server refuses one
+    that is no UUID.
+    """
+
+    dialect: DialectName = "openai"
+    continuation: Continuation = "none"
+    has_prefix_cache: bool = False
+    takes_prediction: bool = False
+    streams_usage: bool = True
+    probe_path: str = "/models"
+    takes_request_id: bool = True
+
+
+TRAITS: Final[dict[ServerKind, ServerTraits]] = {
+    "openai": ServerTraits(),
+    "outrider": ServerTraits(continuation="replay", has_prefix_cache=True, takes_prediction=True),
+    "vllm": ServerTraits(continuation="final_message", has_prefix_cache=True),
+    "sglang": ServerTraits(continuation="final_message", has_prefix_cache=True),
+    "tgi": ServerTraits(has_prefix_cache=True),
+    "tensorrt_llm": ServerTraits(has_prefix_cache=True),
+    "llama_cpp": ServerTraits(streams_usage=False, takes_request_id=False),
+    "anthropic": ServerTraits(dialect="anthropic"),
+}

@@ -1,0 +1,184 @@
+"""How many tokens an answer took, and what they cost: reported, counted again, or estimated."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from gateway.settings_sections import TierPriceSettings
+from gateway.upstream.call import Chunk, UpstreamCall, UpstreamUsage, WholeAnswer
+
+CountText = Callable[[str], int]
+CountPrompt = Callable[[UpstreamCall], int | None]
+
+_CHARS_PER_TOKEN: Final = 4
+# A report this near to our own count is taken as it is: servers count the token that ends an
+# answer, and text may be cut into tokens in more than one way.
+_FREE_TOKENS: Final = 2
+_FREE_SHARE: Final = 0.02
+_TOKENS_PER_MILLION: Final = 1e6
+_MAX_DEPTH: Final = 32
+"""Of JSON, for estimates: nobody says anything so deep, but someone may nest as deep."""
+
+
+class UsageMeter:
+    """Collects one attempt's answer, and says how many tokens it took.
+
+    `count_text` counts the tokens of a text, `count_prompt` those of a call's prompt; None where
+    the server's tokenizer is not known. Only an answer's plain text is held against the report:
+    tool calls and reasoning may have tokens that nobody is shown.
+    """
+
+    __slots__ = (
+        "_call",
+        "_count_prompt",
+        "_count_text",
+        "_num_call_parts",
+        "_reasoning",
+        "_reported",
+        "_texts",
+    )
+
+    def __init__(
+        self,
+        call: UpstreamCall,
+        count_text: CountText | None = None,
+        count_prompt: CountPrompt | None = None,
+    ) -> None:
+        self._call = call
+        self._count_text = count_text
+        self._count_prompt = count_prompt
+        self._texts: defaultdict[int, list[str]] = defaultdict(list)
+        self._reasoning: defaultdict[int, list[str]] = defaultdict(list)
+        self._num_call_parts = 0
+        self._reported: UpstreamUsage | None = None
+
+    def add(self, chunk: Chunk) -> None:
+        """One chunk more. This runs for each token of each client."""
+        if chunk.content:
+            self._texts[chunk.index].append(chunk.content)
+        if chunk.reasoning:
+            self._reasoning[chunk.index].append(chunk.reasoning)
+        if chunk.has_calls:
+            self._num_call_parts += 1
+        if chunk.usage is not None:
+            self._reported = chunk.usage  # of several, the last one is about all of the answer
+
+    def add_whole(self, answer: WholeAnswer) -> None:
+        """An answer that is not streamed."""
+        for index, text in enumerate(answer.texts):
+            self._texts[index].append(text)
+        for index, text in enumerate(answer.reasoning):
+            if text:
+                self._reasoning[index].append(text)
+        self._num_call_parts += answer.has_calls
+        self._reported = answer.usage or self._reported
+
+    def result(self) -> UpstreamUsage:
+        """What it took, of all that was added."""
+        if self._reported is None:
+            return self._without_report()
+        if self._count_text is None:
+            return self._reported
+        return self._checked(self._reported, self._count_text)
+
+    def _checked(self, reported: UpstreamUsage, count: CountText) -> UpstreamUsage:
+        """The report, or our own count where it is too far from it."""
+        usage = reported
+        if not (self._num_call_parts or any(self._reasoning.values())):
+            counted = _count(self._texts.values(), count)
+            hidden = reported.num_reasoning_tokens
+            if not _is_near(reported.num_completion_tokens - hidden, counted):
+                usage = _corrected(usage, num_completion_tokens=counted + hidden)
+        prompt = self._count_prompt(self._call) if self._count_prompt else None
+        if prompt is not None and not _is_near(reported.num_prompt_tokens, prompt):
+            cached = min(reported.num_cached_tokens, prompt)
+            usage = _corrected(usage, num_prompt_tokens=prompt, num_cached_tokens=cached)
+        return usage
+
+    def _without_report(self) -> UpstreamUsage:
+        """Counted where all of it can be, else estimated."""
+        prompt = self._count_prompt(self._call) if self._count_prompt else None
+        is_counted = self._count_text is not None and not self._num_call_parts
+        count = self._count_text or _estimate
+        reasoning = _count(self._reasoning.values(), count)
+        if prompt is None:
+            is_counted = False
+            prompt = _estimate_prompt(self._call.document)
+        return UpstreamUsage(
+            num_prompt_tokens=prompt,
+            # The parts of a call come token by token, so far as servers stream them at all.
+            num_completion_tokens=_count(self._texts.values(), count)
+            + reasoning
+            + self._num_call_parts,
+            num_reasoning_tokens=reasoning,
+            source="counted" if is_counted else "estimated",
+        )
+
+
+def cost_usd(usage: UpstreamUsage, price: TierPriceSettings) -> float | None:
+    """What it costs at these prices; None where no price is named."""
+    if not (price.prompt or price.completion or price.cached_prompt):
+        return None
+    cached_price = price.prompt if price.cached_prompt is None else price.cached_prompt
+    num_cached = min(usage.num_cached_tokens, usage.num_prompt_tokens)
+    return (
+        (usage.num_prompt_tokens - num_cached) * price.prompt
+        + num_cached * cached_price
+        + usage.num_completion_tokens * price.completion
+    ) / _TOKENS_PER_MILLION
+
+
+def usage_object(usage: UpstreamUsage) -> dict[str, Any]:
+    """OpenAI's `usage`."""
+    return {
+        "prompt_tokens": usage.num_prompt_tokens,
+        "completion_tokens": usage.num_completion_tokens,
+        "total_tokens": usage.num_prompt_tokens + usage.num_completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.num_cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": usage.num_reasoning_tokens},
+    }
+
+
+def _corrected(usage: UpstreamUsage, **numbers: int) -> UpstreamUsage:
+    return replace(usage, source="counted", is_corrected=True, **numbers)
+
+
+def _is_near(reported: int, counted: int) -> bool:
+    return abs(reported - counted) <= max(_FREE_TOKENS, _FREE_SHARE * counted)
+
+
+def _count(texts: Iterable[list[str]], count: CountText) -> int:
+    """Tokens of several choices; each is a text of its own."""
+    return sum(count("".join(parts)) for parts in texts if parts)
+
+
+def _estimate(text: str) -> int:
+    return -(-len(text) // _CHARS_PER_TOKEN)
+
+
+def _estimate_prompt(document: Mapping[str, Any]) -> int:
+    """From the length of all the text that the model is given."""
+    prompt = document.get("prompt")
+    if isinstance(prompt, list):
+        return sum(_estimate_part(part) for part in prompt)
+    return sum(_estimate_part(document.get(name)) for name in ("prompt", "messages", "tools"))
+
+
+def _estimate_part(value: object, depth: int = 0) -> int:
+    """Of JSON: its texts, and a token for each number (prompts may be token ids)."""
+    if depth > _MAX_DEPTH:
+        return 0
+    match value:
+        case str():
+            # Images and files are in the request as text that the model never sees.
+            return 0 if value.startswith("data:") else _estimate(value)
+        case bool() | None:
+            return 0
+        case int():
+            return 1
+        case list():
+            return sum(_estimate_part(item, depth + 1) for item in value)
+        case dict():
+            return sum(_estimate_part(item, depth + 1) for item in value.values())
+    return 0

@@ -1,0 +1,122 @@
+"""How long one exchange with a server may take, and the one timer that watches over it."""
+
+import asyncio
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from gateway.errors import DeadlineExceededError, FailureKind, UpstreamError
+from gateway.settings_tiers import TimeoutSettings
+
+# Event loops round to milliseconds, so a timer may fire a little before its time.
+_TICK_S: Final = 0.002
+
+_LATE: Final[dict[FailureKind, str]] = {
+    "connect_timeout": "did not take the connection",
+    "first_token_timeout": "sent no token",
+    "between_tokens_timeout": "fell silent in the middle of its answer",
+    "total_timeout": "did not finish its answer",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """One request to one server, and until when it may do what.
+
+    Points in time are on the event loop's clock. `deadline_s` is the request's own one, infinite
+    where it has none. `replica` is host:port.
+    """
+
+    tier: str
+    replica: str
+    timeouts: TimeoutSettings
+    started_s: float
+    deadline_s: float = math.inf
+
+    @property
+    def end_s(self) -> float:
+        """When all of it must be over."""
+        return min(self.started_s + self.timeouts.total_s, self.deadline_s)
+
+    @property
+    def first_token_s(self) -> float:
+        """When the first token must be there."""
+        return min(self.started_s + self.timeouts.first_token_s, self.end_s)
+
+    def error(self, failure: FailureKind, what: str, *, status: int | None = None) -> UpstreamError:
+        """A failure of this exchange; `what` goes on behind "The cloud tier"."""
+        end = "" if what.endswith("?") else "."
+        message = f"The {self.tier} tier {what}{end}"
+        return UpstreamError(message, failure=failure, replica=self.replica, status=status)
+
+    def late(self, due_s: float, failure: FailureKind) -> UpstreamError | DeadlineExceededError:
+        """The error for what was not there at `due_s`: the deadline's, the total's or `failure`."""
+        if due_s >= self.deadline_s:
+            return DeadlineExceededError(
+                f"The request's deadline passed before the {self.tier} tier had answered it."
+            )
+        return self.too_slow("total_timeout" if due_s >= self.end_s else failure)
+
+    def given_up(self) -> UpstreamError:
+        """It was ended from here."""
+        return self.error("reset", "is not asked any more, as the gateway shuts down")
+
+    def too_slow(self, failure: FailureKind) -> UpstreamError:
+        """One of the four time limits was passed."""
+        timeouts = self.timeouts
+        allowed_s = {
+            "connect_timeout": timeouts.connect_s,
+            "first_token_timeout": timeouts.first_token_s,
+            "between_tokens_timeout": timeouts.between_tokens_s,
+            "total_timeout": timeouts.total_s,
+        }[failure]
+        return self.error(failure, f"{_LATE[failure]} within {allowed_s:g} s")
+
+
+class Watch:
+    """One timer for many waits in a row.
+
+    A new wait moves the due time, which costs nothing: the timer stays where it is, and looks at
+    the due time only when it fires.
+    """
+
+    __slots__ = ("_due_s", "_fires_s", "_handle", "_loop", "_on_late")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_late: Callable[[], None]) -> None:
+        self._loop = loop
+        self._on_late = on_late
+        self._due_s = math.inf
+        self._fires_s = math.inf
+        self._handle: asyncio.TimerHandle | None = None
+
+    def wait_until(self, due_s: float) -> None:
+        """Call `on_late` at `due_s`, unless `rest` comes first."""
+        self._due_s = due_s
+        if due_s < self._fires_s:
+            self._arm(due_s)
+
+    def rest(self) -> None:
+        """Nobody waits now."""
+        self._due_s = math.inf
+
+    def close(self) -> None:
+        """Nobody will wait any more."""
+        self._due_s = self._fires_s = math.inf
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+    def _arm(self, due_s: float) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+        self._fires_s = due_s
+        self._handle = self._loop.call_at(due_s, self._fire)
+
+    def _fire(self) -> None:
+        self._handle = None
+        self._fires_s = math.inf
+        if self._due_s - self._loop.time() <= _TICK_S:
+            self._on_late()
+        elif self._due_s < math.inf:
+            self._arm(self._due_s)

@@ -1,0 +1,204 @@
+"""The part of the wiring for tiers elsewhere: `[tiers.NAME]` and `[mirror]` in, tiers out."""
+
+import random
+import ssl
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+
+from engine.request import Tier
+from gateway.context import CloudParts
+from gateway.handoff.terms import Rules
+from gateway.mirror import Mirror
+from gateway.settings import Settings, SettingsError, is_missing_folder
+from gateway.settings_tiers import MirrorSettings, UpstreamSettings
+from gateway.upstream.addresses import check_url
+from gateway.upstream.attempts import OnAttempt
+from gateway.upstream.dialects import dialect_for
+from gateway.upstream.metrics import UpstreamMetrics
+from gateway.upstream.parts import TierParts
+from gateway.upstream.replicas import ReplicaSet
+from gateway.upstream.tier import UpstreamTier
+from gateway.upstream.token_counts import TokenCounter
+from gateway.upstream.traits import TRAITS
+from gateway.upstream.transport import Transport
+
+
+def check_upstreams(settings: Settings, environ: Mapping[str, str]) -> None:
+    """Raise SettingsError for what would keep tiers elsewhere from working, all of it at once.
+
+    Keys, certificates, private addresses, folders. No server is asked and no name looked up.
+    """
+    lines = [
+        line
+        for name, tier in settings.tiers.items()
+        for line in tier_complaints(
+            name, tier, environ, allow_private=settings.allow_private_upstreams
+        )
+    ]
+    lines += _mirror_complaints(settings.mirror)
+    if lines:
+        raise SettingsError("\n".join(lines))
+
+
+def build_upstreams(
+    settings: Settings,
+    environ: Mapping[str, str],
+    on_attempt: OnAttempt,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    rng: random.Random | None = None,
+) -> dict[str, UpstreamTier]:
+    """The tiers elsewhere by name, in the settings' order. Nothing is started.
+
+    Keys are read from `environ`. Blocks while tokenizers are read, or fetched from the hub. Raises
+    SettingsError.
+    """
+    check_upstreams(settings, environ)
+    rng = rng or random.Random()
+    tiers: dict[str, UpstreamTier] = {}
+    for name, options in settings.tiers.items():
+        traits = TRAITS[options.server]
+        counter = _token_counter(name, options.tokenizer)
+        parts = TierParts(
+            transport=build_transport(
+                name, options, allow_private=settings.allow_private_upstreams, clock=clock
+            ),
+            dialect=dialect_for(traits.dialect, name),
+            replicas=ReplicaSet(
+                options.url, clock=clock, rng=rng, has_prefix_cache=traits.has_prefix_cache
+            ),
+            on_attempt=on_attempt,
+            clock=clock,
+            rng=rng,
+            count_text=None if counter is None else counter.count_text,
+            count_prompt=None if counter is None else counter.count_prompt,
+        )
+        tiers[name] = UpstreamTier(name, options, parts, api_key_of(options, environ))
+    return tiers
+
+
+def build_cloud(
+    settings: Settings,
+    environ: Mapping[str, str],
+    local: Collection[Tier],
+    metrics: UpstreamMetrics,
+) -> CloudParts:
+    """Everything about tiers elsewhere, beside the `local` ones that are loaded.
+
+    Raises SettingsError, as `build_upstreams` does.
+    """
+    try:
+        rules = Rules.of(settings.handoff, tiers=tuple(settings.tiers), local=local)
+    except ValueError as error:
+        raise SettingsError(str(error)) from None
+    tiers = build_upstreams(settings, environ, metrics.on_attempt)
+    metrics.watch(tiers)
+    return CloudParts(tiers=tiers, rules=rules, mirror=build_mirror(settings, tiers, metrics))
+
+
+def build_mirror(
+    settings: Settings,
+    tiers: Mapping[str, UpstreamTier],
+    metrics: UpstreamMetrics,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    rng: random.Random | None = None,
+) -> Mirror | None:
+    """Who copies requests; None where nothing is to be copied."""
+    options = settings.mirror
+    if options.tier is None or options.share == 0:
+        return None
+    return Mirror(
+        tiers[options.tier],
+        options,
+        metrics=metrics,
+        clock=clock,
+        rng=rng or random.Random(),
+    )
+
+
+def build_transport(
+    name: str,
+    options: UpstreamSettings,
+    *,
+    allow_private: bool,
+    clock: Callable[[], float] = time.monotonic,
+) -> Transport:
+    """HTTP to a tier's servers, as its settings want it."""
+    return Transport(
+        tier=name,
+        timeouts=options.timeouts,
+        max_connections=options.max_connections,
+        allow_private=allow_private,
+        ca_file=options.ca_file,
+        clock=clock,
+    )
+
+
+def api_key_of(options: UpstreamSettings, environ: Mapping[str, str]) -> str | None:
+    """The key in the variable that the settings name; None where they name none."""
+    return None if options.api_key_env is None else environ[options.api_key_env].strip()
+
+
+def tier_complaints(
+    name: str, options: UpstreamSettings, environ: Mapping[str, str], *, allow_private: bool
+) -> Iterator[str]:
+    """What keeps a tier from being asked, a line for each setting. No server is asked."""
+    where = f"tiers.{name}"
+    if complaint := _key_complaint(options, environ):
+        yield f"{where}.api_key_env = {options.api_key_env!r}: {complaint}"
+    if complaint := _certificate_complaint(options):
+        yield f"{where}.ca_file = {str(options.ca_file)!r}: {complaint}"
+    for url in options.url:
+        try:
+            check_url(url, allow_private=allow_private)
+        except ValueError as error:
+            yield f"{where}.url: {error}"
+    if options.tokenizer is not None and is_missing_folder(options.tokenizer):
+        yield f"{where}.tokenizer = {options.tokenizer!r}: there is no such folder"
+
+
+def _key_complaint(options: UpstreamSettings, environ: Mapping[str, str]) -> str | None:
+    """What is wrong with a tier's key, without the key; None where it can be sent."""
+    variable = options.api_key_env
+    if variable is None:
+        return None
+    key = environ.get(variable, "").strip()
+    if not key:
+        return f"the environment variable {variable} is not set; it is to hold the server's key"
+    if not (key.isascii() and key.isprintable()) or " " in key:
+        return f"the environment variable {variable} holds characters that no key has"
+    return None
+
+
+def _certificate_complaint(options: UpstreamSettings) -> str | None:
+    """What is wrong with a tier's file of certificates; None where it is well or not named."""
+    if options.ca_file is None:
+        return None
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=options.ca_file)
+    except ssl.SSLError:
+        return "it has no certificates in PEM format"
+    except OSError as error:
+        return f"it cannot be read: {(error.strerror or str(error)).lower()}"
+    return None
+
+
+def _mirror_complaints(options: MirrorSettings) -> Iterator[str]:
+    if options.file is None:
+        return
+    path = options.file.expanduser()
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        yield f"mirror.file = {str(options.file)!r}: name a file in a folder that exists"
+
+
+def _token_counter(name: str, tokenizer: str | None) -> TokenCounter | None:
+    """What counts tokens as the tier's server does; None where nobody knows how."""
+    if tokenizer is None:
+        return None
+    try:
+        return TokenCounter.load(tokenizer)
+    except (OSError, ValueError) as error:
+        raise SettingsError(
+            f"tiers.{name}.tokenizer = {tokenizer!r}: it cannot be loaded: {error}"
+        ) from error

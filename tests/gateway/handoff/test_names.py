@@ -1,0 +1,207 @@
+"""What a model's name means, among local models, tiers elsewhere and what servers list."""
+
+import pytest
+
+from engine.events import TierInfo
+from gateway.errors import BadRequestError, ModelNotFoundError, problem_of
+from gateway.handoff.names import Meant, Names, TierModels
+from gateway.schema.responses import ModelCard
+
+
+def info(tier: str, model_id: str) -> TierInfo:
+    return TierInfo(
+        tier=tier,  # type: ignore[arg-type]
+        model_id=model_id,
+        path="test",
+        num_parameters=10,
+        max_context=64,
+        vocab_size=420,
+        dtype="float32",
+        device="cpu",
+    )
+
+
+SMALL, LARGE = info("small", "test/small"), info("large", "test/large")
+LOCAL = {
+    "auto": (SMALL, LARGE),
+    "small": (SMALL,),
+    "large": (LARGE,),
+    "test/small": (SMALL,),
+    "test/large": (LARGE,),
+}
+CLOUD = TierModels(
+    tier="cloud",
+    server="vllm",
+    model="meta/llama",
+    listed=("meta/other", "meta/llama", "large", "test/small", "spare"),
+    max_context=8192,
+)
+SPARE = TierModels(tier="spare", server="outrider", listed=("meta/other", "auto", "mine"))
+BOTH = Names(LOCAL, (CLOUD, SPARE), handoff="cloud")
+
+
+def cloud(meant: Meant) -> tuple[str | None, str | None]:
+    assert meant.named == "cloud"
+    assert meant.local == ()
+    return meant.tier, meant.model
+
+
+def test_all_names_local_ones_first() -> None:
+    assert BOTH.all() == (
+        "auto", "small", "large", "test/small", "test/large",
+        "cloud", "spare",
+        "meta/llama", "meta/other", "cloud/large", "cloud/test/small", "cloud/spare",
+        "spare/meta/other", "spare/auto", "mine",
+    )  # fmt: skip
+    assert Names(LOCAL).all() == tuple(LOCAL)
+    assert "mine" in BOTH
+    assert "mine" not in Names(LOCAL)
+
+
+@pytest.mark.parametrize("name", LOCAL)
+def test_local_names_win(name: str) -> None:
+    greedy = TierModels(tier="cloud", listed=tuple(LOCAL))
+    meant = Names(LOCAL, (greedy,), handoff="cloud").resolve(name)
+    assert meant.named == ("auto" if name == "auto" else "local")
+    assert meant.local == LOCAL[name]
+    assert meant.tier is None
+
+
+@pytest.mark.parametrize(
+    ("name", "tier", "model"),
+    [
+        ("cloud", "cloud", "meta/llama"),  # the configured one
+        ("spare", "spare", "meta/other"),  # the first that is listed
+        ("meta/llama", "cloud", "meta/llama"),
+        ("meta/other", "cloud", "meta/other"),  # the earlier tier's
+        ("mine", "spare", "mine"),
+        ("spare/meta/other", "spare", "meta/other"),
+        ("spare/auto", "spare", "auto"),
+        ("cloud/large", "cloud", "large"),
+        ("cloud/test/small", "cloud", "test/small"),
+        ("cloud/not/listed", "cloud", "not/listed"),
+    ],
+)
+def test_names_of_servers(name: str, tier: str, model: str) -> None:
+    assert cloud(BOTH.resolve(name)) == (tier, model)
+    assert BOTH.resolve(name).name == name
+
+
+def test_words_of_ours_never_mean_a_server() -> None:
+    """Another Outrider lists auto, small and large too."""
+    other = TierModels(tier="cloud", server="outrider", listed=("auto", "small", "large", "none"))
+    names = Names({"auto": (SMALL,), "small": (SMALL,)}, (other,), handoff="cloud")
+    assert names.resolve("auto").named == "auto"
+    for name in ("large", "none"):
+        with pytest.raises(ModelNotFoundError):
+            names.resolve(name)
+        assert cloud(names.resolve(f"cloud/{name}")) == ("cloud", name)
+
+
+@pytest.mark.parametrize("name", ["", "none", "elsewhere/x", "cloud/", "/x", "CLOUD", "meta"])
+def test_unknown_names(name: str) -> None:
+    with pytest.raises(ModelNotFoundError) as caught:
+        BOTH.resolve(name)
+    problem = problem_of(caught.value)
+    assert (problem.status, problem.param, problem.code) == (404, "model", "model_not_found")
+    assert all(known in problem.message for known in BOTH.all())
+
+
+def test_a_tier_whose_models_nobody_knows() -> None:
+    names = Names(LOCAL, (TierModels(tier="cloud"),), handoff="cloud")
+    assert cloud(names.resolve("cloud")) == ("cloud", None)
+    assert cloud(names.resolve("cloud/x")) == ("cloud", "x")
+    assert names.usual_model("cloud") is None
+    assert BOTH.usual_model("cloud") == "meta/llama"
+    assert BOTH.usual_model("spare") == "meta/other"
+
+
+def test_a_model_called_like_its_tier_is_listed_once() -> None:
+    names = Names(LOCAL, (TierModels(tier="cloud", model="cloud"),))
+    assert names.all() == (*LOCAL, "cloud")
+
+
+# ---- outrider.tier -----------------------------------------------------------------------------
+
+
+def test_a_tier_in_the_options() -> None:
+    assert BOTH.tiers() == ("small", "large", "cloud", "spare")
+    assert BOTH.resolve("auto", "small").local == (SMALL,)
+    assert BOTH.resolve("auto", "small").named == "local"
+    assert BOTH.resolve("test/large", "large").local == (LARGE,)
+    assert cloud(BOTH.resolve("auto", "spare")) == ("spare", "meta/other")
+    assert cloud(BOTH.resolve("cloud", "cloud")) == ("cloud", "meta/llama")
+    assert cloud(BOTH.resolve("mine", "spare")) == ("spare", "mine")
+
+
+@pytest.mark.parametrize(
+    ("model", "tier", "words"),
+    [
+        ("auto", "medium", "'medium' is no tier here; known are: small, large, cloud, spare"),
+        ("auto", "meta/llama", "is no tier here"),
+        ("auto", "auto", "is no tier here"),
+        ("small", "large", "contradicts the model, which means the small tier"),
+        ("test/small", "cloud", "contradicts the model, which means the small tier"),
+        ("cloud", "small", "contradicts the model, which means the cloud tier"),
+        ("cloud", "spare", "contradicts the model, which means the cloud tier"),
+        ("mine", "cloud", "contradicts the model, which means the spare tier"),
+        ("spare/x", "large", "contradicts the model, which means the spare tier"),
+    ],
+)
+def test_tiers_that_do_not_fit(model: str, tier: str, words: str) -> None:
+    with pytest.raises(BadRequestError, match=words) as caught:
+        BOTH.resolve(model, tier)
+    assert caught.value.param == "outrider.tier"
+
+
+def test_a_tier_that_is_not_loaded() -> None:
+    names = Names({"auto": (SMALL,), "small": (SMALL,)}, (CLOUD,))
+    with pytest.raises(BadRequestError, match="known are: small, cloud"):
+        names.resolve("auto", "large")
+    with pytest.raises(BadRequestError, match="known are: none"):
+        Names({}).resolve("auto", "large")
+
+
+def test_while_the_engine_does_not_tell_its_checkpoints() -> None:
+    names = Names({"auto": (), "small": (), "large": ()}, (CLOUD,), handoff="cloud")
+    assert names.resolve("auto").named == "auto"
+    assert names.resolve("small").named == "local"
+    assert names.resolve("auto", "large").named == "local"
+    assert cloud(names.resolve("auto", "cloud")) == ("cloud", "meta/llama")
+    for tier in ("large", "cloud"):
+        with pytest.raises(BadRequestError, match="means the small tier"):
+            names.resolve("small", tier)
+
+
+def test_without_a_local_model() -> None:
+    names = Names({"auto": ()}, (SPARE,), handoff="spare")
+    assert names.all()[:2] == ("auto", "spare")
+    assert names.resolve("auto").named == "auto"
+    with pytest.raises(ModelNotFoundError):
+        names.resolve("small")
+
+
+# ---- cards -------------------------------------------------------------------------------------
+
+
+def test_cards() -> None:
+    cards = {card["id"]: ModelCard.model_validate(card) for card in BOTH.cards()}
+    assert tuple(cards) == BOTH.all()
+    assert [card.tier for card in cards["auto"].outrider] == ["small", "large", "cloud"]
+    assert [card.tier for card in cards["large"].outrider] == ["large"]
+    assert cards["large"].owned_by == "outrider"
+    assert cards["mine"].owned_by == "spare"
+    assert BOTH.card("cloud")["outrider"] == [
+        {"tier": "cloud", "model_id": "meta/llama", "max_context": 8192, "server": "vllm"}
+    ]
+    assert BOTH.card("mine")["outrider"] == [
+        {"tier": "spare", "model_id": "mine", "max_context": None, "server": "outrider"}
+    ]
+    assert BOTH.card("cloud/unlisted")["outrider"][0]["model_id"] == "unlisted"
+    with pytest.raises(ModelNotFoundError):
+        BOTH.card("x")
+
+
+def test_auto_without_hand_offs_means_local_models() -> None:
+    (card,) = [card for card in Names(LOCAL, (CLOUD,)).cards() if card["id"] == "auto"]
+    assert [behind["tier"] for behind in card["outrider"]] == ["small", "large"]

@@ -1,0 +1,230 @@
+"""Who may answer, in which order: every policy with every kind of model, private or not."""
+
+import itertools
+from typing import get_args
+
+import pytest
+
+from gateway.errors import BadRequestError, problem_of
+from gateway.handoff.terms import Named, Rules, Terms, terms_of
+from gateway.schema.common import OutriderOptions
+from gateway.settings_tiers import HandoffSettings, Policy
+
+BOTH = Rules(cloud="cloud")
+LOCAL_ONLY = Rules()
+CLOUD_ONLY = Rules(policy="cloud_only", cloud="cloud", has_local=False, strong="cloud")
+
+POLICIES: tuple[Policy | None, ...] = (None, *get_args(Policy))
+NAMED: tuple[Named, ...] = get_args(Named)
+
+# What comes of (what the model means, the request's policy), with a model here and a tier there.
+PLACES = {
+    ("auto", None): ("local", "cloud"),
+    ("auto", "local_only"): ("local",),
+    ("auto", "prefer_local"): ("local", "cloud"),
+    ("auto", "prefer_cloud"): ("cloud", "local"),
+    ("auto", "cloud_only"): ("cloud",),
+    ("local", None): ("local",),
+    ("local", "local_only"): ("local",),
+    ("local", "prefer_local"): ("local", "cloud"),
+    ("local", "prefer_cloud"): ("cloud", "local"),
+    ("local", "cloud_only"): None,
+    ("cloud", None): ("cloud",),
+    ("cloud", "local_only"): None,
+    ("cloud", "prefer_local"): ("local", "cloud"),
+    ("cloud", "prefer_cloud"): ("cloud", "local"),
+    ("cloud", "cloud_only"): ("cloud",),
+}
+
+
+def terms(rules: Rules, named: Named = "auto", **options: object) -> Terms:
+    cloud = "other" if named == "cloud" else None
+    parsed = OutriderOptions.model_validate(options)
+    return terms_of(parsed, rules, arrival_s=100.0, named=named, cloud=cloud)
+
+
+def refusal(rules: Rules, named: Named = "auto", **options: object) -> BadRequestError:
+    with pytest.raises(BadRequestError) as caught:
+        terms(rules, named, **options)
+    assert problem_of(caught.value).status == 400
+    assert str(caught.value).startswith(f"{caught.value.param}: ")
+    return caught.value
+
+
+@pytest.mark.parametrize(("named", "policy"), list(itertools.product(NAMED, POLICIES)))
+def test_places(named: Named, policy: Policy | None) -> None:
+    places = PLACES[named, policy]
+    if places is None:
+        error = refusal(BOTH, named, policy=policy)
+        assert error.param == "outrider.policy"
+        assert "contradicts the model" in str(error)
+        return
+    made = terms(BOTH, named, policy=policy)
+    assert made.places == places
+    assert not made.is_private
+    tier = "other" if named == "cloud" else "cloud"
+    assert made.cloud == (tier if "cloud" in places else None)
+    assert made.may_hand_over == (places == ("local", "cloud"))
+
+
+@pytest.mark.parametrize("named", NAMED)
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("default", get_args(Policy))
+@pytest.mark.parametrize("strong", ["local", "cloud"])
+@pytest.mark.parametrize("has_local", [True, False])
+@pytest.mark.parametrize("cloud", [None, "cloud"])
+def test_private_requests_never_name_the_cloud(
+    named: Named,
+    policy: Policy | None,
+    default: Policy,
+    strong: str,
+    has_local: bool,
+    cloud: str | None,
+) -> None:
+    rules = Rules(policy=default, cloud=cloud, has_local=has_local, strong=strong)  # type: ignore[arg-type]
+    if not has_local or named == "cloud" or policy == "cloud_only":
+        assert refusal(rules, named, policy=policy, privacy="private").param == "outrider.privacy"
+        return
+    if policy == "prefer_cloud" and cloud is None:
+        assert refusal(rules, named, policy=policy, privacy="private").param == "outrider.policy"
+        return
+    made = terms(rules, named, policy=policy, privacy="private")
+    assert made.is_private
+    assert made.places == ("local",)
+    assert made.cloud is None
+    assert made.strong == "local"
+    assert not made.may_hand_over
+    assert made.reason == "private"
+
+
+@pytest.mark.parametrize(
+    ("rules", "named", "policy", "words"),
+    [
+        (BOTH, "auto", "cloud_only", "cloud_only does not allow"),
+        (BOTH, "cloud", None, "the other tier is a server elsewhere"),
+        (BOTH, "cloud", "prefer_local", "the other tier is a server elsewhere"),
+        (CLOUD_ONLY, "auto", None, "no model is loaded"),
+    ],
+)
+def test_private_contradictions(
+    rules: Rules, named: Named, policy: Policy | None, words: str
+) -> None:
+    error = refusal(rules, named, policy=policy, privacy="private")
+    assert error.param == "outrider.privacy"
+    assert words in str(error)
+
+
+def test_private_overrules_the_configured_policy_only() -> None:
+    rules = Rules(policy="cloud_only", cloud="cloud", strong="cloud")
+    assert terms(rules).places == ("cloud",)
+    assert terms(rules, privacy="private").places == ("local",)
+    assert terms(BOTH, policy="prefer_cloud", privacy="private").places == ("local",)
+
+
+@pytest.mark.parametrize("policy", ["prefer_cloud", "cloud_only"])
+def test_without_a_tier_elsewhere(policy: Policy) -> None:
+    for named in ("auto", "local"):
+        if (named, policy) == ("local", "cloud_only"):
+            continue
+        error = refusal(LOCAL_ONLY, named, policy=policy)  # type: ignore[arg-type]
+        assert error.param == "outrider.policy"
+        assert "no tier elsewhere" in str(error)
+    for policy in ("local_only", "prefer_local"):
+        assert terms(LOCAL_ONLY, policy=policy).places == ("local",)
+    assert terms(LOCAL_ONLY, privacy="private").places == ("local",)
+
+
+@pytest.mark.parametrize("policy", ["prefer_local", "local_only"])
+def test_without_a_local_model(policy: Policy) -> None:
+    error = refusal(CLOUD_ONLY, policy=policy)
+    assert error.param == "outrider.policy"
+    assert "no model is loaded" in str(error)
+    assert terms(CLOUD_ONLY).places == ("cloud",)
+    for named in ("auto", "cloud"):
+        assert terms(CLOUD_ONLY, named, policy="prefer_cloud").places == ("cloud",)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("default", get_args(Policy))
+def test_the_configured_policy_is_for_auto(default: Policy) -> None:
+    rules = Rules(policy=default, cloud="cloud")
+    assert terms(rules).places == PLACES["auto", default]
+    assert terms(rules).policy == default
+    assert terms(rules, "local").places == ("local",)
+    assert terms(rules, "cloud").places == ("cloud",)
+
+
+@pytest.mark.parametrize(
+    ("named", "options", "reason"),
+    [
+        ("auto", {}, "policy: prefer_local"),
+        ("auto", {"policy": "prefer_cloud"}, "policy: prefer_cloud"),
+        ("local", {}, "requested"),
+        ("cloud", {}, "requested"),
+        ("cloud", {"policy": "prefer_local"}, "policy: prefer_local"),
+        ("local", {"privacy": "private"}, "private"),
+    ],
+)
+def test_reasons(named: Named, options: dict[str, str], reason: str) -> None:
+    assert terms(BOTH, named, **options).reason == reason
+
+
+def test_the_deadline_is_the_requests_own_else_the_configured_one() -> None:
+    assert terms(BOTH).deadline_s is None
+    assert terms(BOTH, deadline_ms=250).deadline_s == 100.25
+    rules = Rules(deadline_s=2.0)
+    assert terms(rules).deadline_s == 102.0
+    assert terms(rules, deadline_ms=60_000).deadline_s == 160.0
+
+
+def test_the_strong_place_is_one_of_the_places() -> None:
+    rules = Rules(cloud="cloud", strong="cloud")
+    assert terms(rules).strong == "cloud"
+    assert terms(rules, policy="prefer_cloud").strong == "cloud"
+    assert terms(rules, policy="local_only").strong == "local"
+    assert terms(rules, "local", policy="prefer_local").strong == "local"  # it is named
+    assert terms(BOTH, policy="cloud_only").strong == "cloud"
+    assert terms(BOTH, policy="prefer_cloud").strong == "local"
+
+
+# ---- from the settings -------------------------------------------------------------------------
+
+
+def test_rules_of_the_settings() -> None:
+    made = Rules.of(HandoffSettings(), tiers=["cloud", "other"], local=["small", "large"])
+    assert made == Rules(policy="prefer_local", cloud="cloud", has_local=True, strong="local")
+    made = Rules.of(HandoffSettings(), tiers=["cloud"], local=["small"])
+    assert (made.policy, made.strong) == ("prefer_local", "cloud")
+    made = Rules.of(HandoffSettings(), tiers=[], local=["small"])
+    assert (made.cloud, made.strong) == (None, "local")
+    made = Rules.of(HandoffSettings(), tiers=["cloud"], local=[])
+    assert made == CLOUD_ONLY
+    settings = HandoffSettings(
+        tier="other", policy="prefer_cloud", strong="cloud", max_queue_ms=500, deadline_ms=2_000,
+        continue_elsewhere=True,
+    )  # fmt: skip
+    made = Rules.of(settings, tiers=["cloud", "other"], local=["small", "large"])
+    assert made == Rules(
+        policy="prefer_cloud", cloud="other", strong="cloud", max_queue_s=0.5, deadline_s=2.0,
+        continue_elsewhere=True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("settings", "tiers", "local", "words"),
+    [
+        ({"tier": "clod"}, ["cloud"], ["small"], "handoff.tier: there is no tier 'clod'"),
+        ({"tier": "cloud"}, [], ["small"], "handoff.tier"),
+        ({"policy": "prefer_cloud"}, [], ["small"], "handoff.policy: prefer_cloud"),
+        ({"policy": "cloud_only"}, [], ["small"], "handoff.policy: cloud_only"),
+        ({"policy": "local_only"}, ["cloud"], [], "handoff.policy: local_only"),
+        ({"policy": "prefer_local"}, ["cloud"], [], "no model is loaded"),
+        ({"strong": "cloud"}, [], ["small"], "handoff.strong: cloud"),
+        ({"strong": "local"}, ["cloud"], [], "handoff.strong: local"),
+        ({}, [], [], "no tier elsewhere"),
+    ],
+)
+def test_settings_that_cannot_be_met(
+    settings: dict[str, str], tiers: list[str], local: list[str], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        Rules.of(HandoffSettings.model_validate(settings), tiers=tiers, local=local)  # type: ignore[arg-type]

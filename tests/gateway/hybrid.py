@@ -1,0 +1,195 @@
+"""A gateway with local models and tiers elsewhere: real sockets, scripted engine, mock servers."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from benchmarks.mock_upstream import MockScript, MockThread, mock_in_thread
+from engine.request import Tier
+from gateway.app import create_app
+from gateway.chat import ChatTokenizer
+from gateway.context import GatewayContext, GatewayLimits
+from gateway.metrics import GatewayMetrics
+from gateway.settings import Settings
+from gateway.upstream_wiring import build_cloud
+from router.cascade import CascadePlan
+from router.policy import NO_WISHES, Route, Wishes
+from tests.gateway.conftest import serve
+from tests.gateway.scripted_client import Script, ScriptedClient, Step
+from tests.gateway.watches import PlannedWatch
+
+LOCAL_TEXT = "Hello there, I am fine."
+CHAT = {"model": "auto", "messages": [{"role": "user", "content": "How are you today?"}]}
+
+
+@dataclass
+class TestPolicy:
+    """Says what the test wants: a tier, or the small one under a watch."""
+
+    __test__ = False
+
+    tier: Tier = "small"
+    watch: Callable[[], PlannedWatch] | None = None
+    hold_back_s: float | None = None
+
+    def route(self, text: str, wishes: Wishes = NO_WISHES) -> Route:
+        plan = None
+        if self.watch is not None and wishes.may_watch:
+            plan = CascadePlan(new_watch=self.watch, hold_back_s=self.hold_back_s)
+        return Route(
+            tier=self.tier,
+            reason=f"router: {self.tier} (0.40 < 0.50)",
+            quality=0.4,
+            cascade=plan,
+            is_own=True,
+        )
+
+
+@dataclass
+class World:
+    """A running gateway and everything around it."""
+
+    url: str
+    engine: ScriptedClient
+    clouds: Sequence[MockThread]
+    context: GatewayContext
+    policy: TestPolicy
+    http: httpx.Client
+    encode: Callable[[str], list[int]] = field(repr=False, default=lambda text: [])
+
+    @property
+    def cloud(self) -> MockThread:
+        """The first server elsewhere."""
+        return self.clouds[0]
+
+    def says(self, text: str, **script: Any) -> None:
+        """What the local models answer, a token a step."""
+        steps = [Step(token_ids=(token,)) for token in self.encode(text)]
+        self.engine.script = lambda _: Script(steps=steps, **script)
+
+    def chat(self, **fields: Any) -> httpx.Response:
+        """One chat request."""
+        headers = fields.pop("headers", None)
+        return self.http.post("/v1/chat/completions", json={**CHAT, **fields}, headers=headers)
+
+    def stream(self, **fields: Any) -> "Streamed":
+        """One streamed chat request, read to its end."""
+        response = self.chat(stream=True, **fields)
+        assert response.status_code == 200, response.text
+        return Streamed(response)
+
+    def count(self, sample: str) -> float:
+        """A sample of /metrics; 0 where it is not there."""
+        lines = self.http.get("/metrics").text.splitlines()
+        return next((float(x.rpartition(" ")[2]) for x in lines if x.startswith(sample + " ")), 0.0)
+
+
+class Streamed:
+    """A stream that was read."""
+
+    def __init__(self, response: httpx.Response) -> None:
+        self.headers = response.headers
+        self.raw = response.content
+        events = [e for e in response.text.split("\n\n") if e]
+        self.is_done = events[-1] == "data: [DONE]"
+        self.chunks: list[dict[str, Any]] = [
+            json.loads(event.removeprefix("data:"))
+            for event in events
+            if not event.endswith("[DONE]")
+        ]
+
+    @property
+    def text(self) -> str:
+        """All content of the first choice."""
+        return "".join(
+            choice["delta"].get("content") or ""
+            for chunk in self.chunks
+            for choice in chunk.get("choices", ())
+        )
+
+    @property
+    def roles(self) -> list[str]:
+        """The roles that were said."""
+        return [
+            choice["delta"]["role"]
+            for chunk in self.chunks
+            for choice in chunk.get("choices", ())
+            if choice["delta"].get("role")
+        ]
+
+    @property
+    def ids(self) -> set[str]:
+        """The ids of its chunks."""
+        return {chunk["id"] for chunk in self.chunks if "id" in chunk}
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """The `outrider` object of the last chunk that has one."""
+        found = [chunk["outrider"] for chunk in self.chunks if "outrider" in chunk]
+        assert len(found) == 1, found
+        return found[0]
+
+    @property
+    def error(self) -> dict[str, Any] | None:
+        """The error event, where there is one; it is the last event then."""
+        return self.chunks[-1].get("error")
+
+
+@contextmanager
+def hybrid(
+    tokenizer: ChatTokenizer,
+    encode: Callable[[str], list[int]],
+    *,
+    clouds: Sequence[MockScript | Callable[..., MockScript]] = (MockScript(),),
+    tier: Mapping[str, Any] | None = None,
+    local: tuple[Tier, ...] = ("small", "large"),
+    policy: TestPolicy | None = None,
+    environ: Mapping[str, str] | None = None,
+    **sections: Any,
+) -> Iterator[World]:
+    """A gateway with one tier elsewhere, `cloud`, whose replicas are `clouds`.
+
+    `tier` adds to `[tiers.cloud]`; other sections (handoff, mirror) are as in the settings.
+    """
+    with ExitStack() as stack:
+        mocks = [stack.enter_context(mock_in_thread(script)) for script in clouds]
+        options = {
+            "url": ",".join(mock.url for mock in mocks),
+            "model": "mock-model",
+            "max_retries": 0,
+            **(tier or {}),
+        }
+        tiers = {"cloud": options, **sections.pop("tiers", {})}
+        if mirrored := sections.pop("mirrored", None):
+            second = stack.enter_context(mock_in_thread(mirrored))
+            mocks.append(second)
+            tiers["shadow"] = {"url": second.url, "model": "mock-model"}
+        settings = Settings.model_validate({"tiers": tiers, **sections})
+        metrics = GatewayMetrics()
+        cloud = build_cloud(settings, environ or {}, local, metrics.upstream)
+        engine = ScriptedClient(
+            vocab_size=420, script=lambda _: Script(), tiers=local or ("large",)
+        )
+        router = policy or TestPolicy(tier=local[0] if local else "large")
+        context = GatewayContext(
+            engine=engine,
+            tokenizers=dict.fromkeys(local, tokenizer),
+            router=router,
+            limits=GatewayLimits(default_max_tokens=64),
+            cloud=cloud,
+            metrics=metrics,
+        )
+        server, thread, url = serve(create_app(context))
+        try:
+            with httpx.Client(base_url=url, timeout=20) as http:
+                made = World(url, engine, mocks, context, router, http, encode)
+                made.says(LOCAL_TEXT)
+                yield made
+        finally:
+            server.should_exit = True
+            thread.join(10)
+        assert not engine.running, "a local answer was left running"

@@ -1,0 +1,252 @@
+"""Copies of requests: how many, of which requests, what is kept of them, and how they end."""
+
+import asyncio
+import json
+import random
+import stat
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from benchmarks.mock_upstream import MockScript, MockUpstream, Toxic
+from gateway.mirror import Mirror, MirroredAnswer
+from gateway.settings import load_settings
+from gateway.upstream.call import UpstreamCall
+from gateway.upstream.metrics import UpstreamMetrics
+from gateway.upstream_wiring import build_mirror, build_upstreams
+
+TALK = [{"role": "user", "content": "Hello there"}]
+ANSWER = MirroredAnswer(
+    tier="small", texts=("I am fine.",), duration_s=0.5, is_private=False, finish_reason="stop"
+)
+HELLO = MockScript(pieces=("Hello", " back"))
+
+
+def call(**changes: Any) -> UpstreamCall:
+    whole = UpstreamCall(
+        endpoint="chat",
+        document={"model": "auto", "messages": TALK, "stream": True, "seed": 3},
+        model="something else",
+        request_id="r-1",
+        arrival_s=0.0,
+        hops=("here",),
+        deadline_s=0.001,
+        prediction="I am fine.",
+    )
+    return replace(whole, **changes)
+
+
+@dataclass(frozen=True)
+class Bench:
+    mock: MockUpstream
+    mirror: Mirror
+    registry: CollectorRegistry
+
+    def count(self, outcome: str) -> float:
+        return self.value("mirror_copies_total", outcome=outcome)
+
+    def value(self, name: str, **labels: str) -> float:
+        found = self.registry.get_sample_value(f"outrider_{name}", {"tier": "shadow", **labels})
+        return found or 0.0
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(5):
+            while not condition():  # noqa: ASYNC110 - what happens in background tasks
+                await asyncio.sleep(0.001)
+
+
+@asynccontextmanager
+async def bench(
+    script: MockScript = HELLO, *, models: tuple[str, ...] = ("mock-model",), **flags: Any
+) -> AsyncIterator[Bench]:
+    async with MockUpstream(script, models=models) as mock:
+        dotted = {key.replace("__", "."): value for key, value in flags.items()}
+        wanted = {"mirror.share": 1, "mirror.tier": "shadow", "tiers.shadow.url": mock.url}
+        settings = load_settings(environ={}, flags=wanted | dotted)
+        registry = CollectorRegistry()
+        metrics = UpstreamMetrics(registry)
+        tiers = build_upstreams(settings, {}, metrics.on_attempt)
+        mirror = build_mirror(settings, tiers, metrics, rng=random.Random(7))
+        assert mirror is not None
+        await tiers["shadow"].start()
+        try:
+            yield Bench(mock, mirror, registry)
+        finally:
+            await mirror.close()
+            await tiers["shadow"].close()
+
+
+def test_a_copy_is_whole_and_without_what_is_the_clients_own() -> None:
+    async def main() -> None:
+        async with bench(tiers__shadow__price__completion=500_000) as it:
+            assert it.mirror.offer(call(), ANSWER)
+            await it.until(lambda: it.count("answered") == 1)
+            (request,) = it.mock.requests
+            assert request.document == {"model": "mock-model", "messages": TALK, "seed": 3}
+            assert "here" in str(request.headers), "a loop of gateways is noticed in copies too"
+            assert it.value("mirror_request_seconds_count") == 1
+            assert it.value("upstream_cost_usd_total", kind="mirror") == 1.0
+            assert it.value("upstream_request_seconds_count") == 0, "booked apart"
+
+    asyncio.run(main())
+
+
+def test_a_private_request_is_never_copied() -> None:
+    async def main() -> None:
+        async with bench() as it:
+            for _ in range(20):
+                assert not it.mirror.offer(call(), replace(ANSWER, is_private=True))
+            assert it.mirror.offer(call(request_id="open"), ANSWER)
+            await it.until(lambda: it.count("answered") == 1)
+            assert it.mock.num_requests == 1
+
+    asyncio.run(main())
+
+
+def test_a_share_is_copied() -> None:
+    async def main() -> None:
+        async with bench(mirror__share=0.25, mirror__max_in_flight=1000) as it:
+            taken = sum(it.mirror.offer(call(), ANSWER) for _ in range(400))
+            assert 70 <= taken <= 130
+            await it.until(lambda: it.count("answered") == taken)
+            assert it.mock.num_requests == taken
+
+    asyncio.run(main())
+
+
+def test_too_many_copies_are_dropped_and_what_is_left_ends_with_the_mirror() -> None:
+    async def main() -> None:
+        slow = replace(HELLO, first_token_delay_s=60.0)
+        async with bench(slow, mirror__max_in_flight=2) as it:
+            assert [it.mirror.offer(call(), ANSWER) for _ in range(5)] == [True] * 2 + [False] * 3
+            assert it.count("dropped") == 3
+            await it.until(lambda: it.mock.num_requests == 2)
+            await it.mirror.close()
+            await it.until(
+                lambda: all(request.outcome == "client_left" for request in it.mock.requests)
+            )
+            assert not it.mirror.offer(call(), ANSWER), "it is closed"
+            assert asyncio.all_tasks() >= {asyncio.current_task()}
+
+    asyncio.run(main())
+
+
+def test_an_offer_waits_for_nobody() -> None:
+    async def main() -> None:
+        async with bench(replace(HELLO, first_token_delay_s=60.0)) as it:
+            before = asyncio.get_running_loop().time()
+            assert it.mirror.offer(call(), ANSWER)
+            assert it.mock.num_requests == 0, "nothing was sent yet: the loop has not turned"
+            assert asyncio.get_running_loop().time() - before < 1.0
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("toxic", "failure"),
+    [
+        (Toxic(kind="status", status=500), "upstream_status"),
+        (Toxic(kind="status", status=400), "upstream_refused"),
+        (Toxic(kind="reset"), "upstream_reset"),
+    ],
+    ids=lambda value: getattr(value, "kind", None),
+)
+def test_a_copy_that_fails_is_counted_and_written(
+    tmp_path: Path, toxic: Toxic, failure: str
+) -> None:
+    async def main() -> None:
+        file = tmp_path / "mirror.jsonl"
+        spoilt = replace(HELLO, toxic=toxic)
+        async with bench(spoilt, mirror__file=str(file), tiers__shadow__model="m") as it:
+            assert it.mirror.offer(call(), ANSWER)
+            await it.until(lambda: it.count("failed") == 1)
+            await it.until(file.exists)
+            await it.until(lambda: file.read_bytes().endswith(b"\n"))
+            assert it.mock.num_requests == 1, "it is not tried again"
+            assert json.loads(file.read_bytes())["mirror"]["failure"] == failure
+
+    asyncio.run(main())
+
+
+def test_without_a_model_there_is_no_copy() -> None:
+    async def main() -> None:
+        async with bench(models=()) as it:
+            assert it.mirror.offer(call(), ANSWER)
+            await it.until(lambda: it.count("failed") == 1)
+            assert it.mock.num_requests == 0
+
+    asyncio.run(main())
+
+
+def test_a_server_that_is_out_of_order_gets_no_copies() -> None:
+    async def main() -> None:
+        async with bench(mirror__max_in_flight=100, tiers__shadow__model="m") as it:
+            await it.mock.refuse()
+            for number in range(5):
+                assert it.mirror.offer(call(), ANSWER)
+                await it.until(lambda number=number: it.count("failed") == number + 1)  # type: ignore[misc]
+            assert not it.mirror.offer(call(), ANSWER), "its breaker is open"
+            assert it.count("dropped") == 1
+
+    asyncio.run(main())
+
+
+def test_the_file_has_a_line_for_each_copy(tmp_path: Path) -> None:
+    file = tmp_path / "mirror.jsonl"
+
+    async def main() -> None:
+        async with bench(
+            mirror__file=str(file), mirror__max_in_flight=50, tiers__shadow__model="named"
+        ) as it:
+            for number in range(50):
+                long = [{"role": "user", "content": f"{number} ü " + "x" * 20_000}]
+                document = {"messages": long, "stream": True}
+                assert it.mirror.offer(call(request_id=f"r-{number}", document=document), ANSWER)
+            await it.until(lambda: it.count("answered") == 50)
+            await it.until(lambda: file.exists() and file.read_bytes().count(b"\n") == 50)
+
+    asyncio.run(main())
+    lines = [json.loads(line) for line in file.read_bytes().splitlines()]
+    assert {line["request_id"] for line in lines} == {f"r-{number}" for number in range(50)}
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    line = lines[0]
+    assert line["endpoint"] == "chat"
+    assert line["request"]["messages"][0]["content"].endswith("x")
+    assert line["answer"] == {
+        "tier": "small",
+        "duration_s": 0.5,
+        "texts": ["I am fine."],
+        "finish_reason": "stop",
+        "num_completion_tokens": None,
+    }
+    mirror = line["mirror"]
+    assert mirror["tier"] == "shadow"
+    assert mirror["model"] == "named"
+    assert mirror["texts"] == ["Hello back"]
+    assert mirror["finish_reason"] == "stop"
+    assert mirror["num_completion_tokens"] == 2
+    assert mirror["cost_usd"] is None
+    assert mirror["duration_s"] > 0
+    assert line["time"].endswith("+00:00")
+
+
+def test_a_file_that_cannot_be_written_disturbs_nobody(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "taken"
+
+    async def main() -> None:
+        async with bench(mirror__file=str(folder)) as it:
+            folder.mkdir()
+            assert it.mirror.offer(call(), ANSWER)
+            await it.until(lambda: "copy failed" in caplog.text)
+            assert it.mirror.offer(call(), ANSWER)
+            await it.until(lambda: it.count("answered") == 2)
+
+    asyncio.run(main())
+    assert "Hello there" not in caplog.text, "logs have no prompts"
