@@ -30,6 +30,8 @@ RATE_LIMIT: Final = "rate_limit_error"
 SERVER_ERROR: Final = "server_error"
 
 _MAX_QUOTED_CHARS: Final = 64
+_MAX_NAMES: Final = 32
+_MAX_WAIT_S: Final = 86_400.0
 
 
 class GatewayError(Exception):
@@ -50,7 +52,8 @@ class ModelNotFoundError(GatewayError):
 
     def __init__(self, name: str, known: Sequence[str]) -> None:
         super().__init__(
-            f"The model {name!r} does not exist. Known are: {', '.join(known)}.",
+            f"The model {name!r} does not exist. Known are: {', '.join(known[:_MAX_NAMES])}"
+            + (f" and {len(known) - _MAX_NAMES} more." if len(known) > _MAX_NAMES else "."),
             param="model",
             code="model_not_found",
         )
@@ -133,7 +136,7 @@ class UpstreamError(GatewayError):
     @property
     def is_retryable(self) -> bool:
         """Whether the same request may succeed at another time or place."""
-        return self.failure not in ("not_trusted", "too_large")
+        return self.failure != "not_trusted"
 
     @property
     def blames_server(self) -> bool:
@@ -275,6 +278,7 @@ def _retry_headers(error: Exception, answer: _Answer) -> dict[str, str]:
     wait_s: float | None = getattr(error, "retry_after_s", answer.retry_after_s)
     if wait_s is None:
         return {}
+    wait_s = min(wait_s, _MAX_WAIT_S)
     return {
         "retry-after": str(max(1, round(wait_s))),
         "retry-after-ms": str(max(1, round(wait_s * 1000))),

@@ -89,9 +89,9 @@ class TimeoutSettings(Section):
     connect_s: Seconds = 5.0
     """To take the connection."""
     first_token_s: Seconds = 60.0
-    """To the first token; of an answer that is not streamed, to its end."""
+    """To the first token; of an answer that is not streamed, to the first byte of it."""
     between_tokens_s: Seconds = 30.0
-    """Between two tokens."""
+    """Between two tokens, or two parts of an answer that is not streamed."""
     total_s: Seconds = 600.0
     """For the whole answer."""
 

@@ -77,7 +77,7 @@ class CloudCalls:
         The prompt is estimated by its length, on the safe side.
         """
         asks = asked.document.get("messages", asked.document.get("prompt"))
-        num_completion_tokens = asked.num_choices * (
+        num_completion_tokens = _num_answers(asked) * (
             asked.token_limit
             or self._context.limits.default_max_tokens
             or round(self._context.routing.typical.num_completion_tokens.value)
@@ -241,6 +241,16 @@ def _beginning(document: Mapping[str, Any]) -> bytes:
     if isinstance(messages, list):
         return msgspec.json.encode(messages[:_AFFINE_MESSAGES])
     return msgspec.json.encode(document.get("prompt"))[:_AFFINE_CHARS]
+
+
+def _num_answers(asked: Asked) -> int:
+    """How many answers are written and paid for, whether or not they are sent."""
+    prompt, best_of = asked.document.get("prompt"), asked.document.get("best_of")
+    num_prompts = 1
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
+        num_prompts = len(prompt)
+    num_tries = best_of if isinstance(best_of, int) else 1
+    return num_prompts * max(asked.num_choices, num_tries)
 
 
 def _speaks_in_ids(document: Mapping[str, Any], endpoint: Endpoint) -> bool:

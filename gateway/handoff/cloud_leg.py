@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -11,8 +10,9 @@ from gateway.handoff.leg import AnswerFacts
 from gateway.handoff.origin import Origin, Unfinished
 from gateway.sse import DONE, event, rounded
 from gateway.upstream.answer import UpstreamAnswer
-from gateway.upstream.call import Chunk, UpstreamCall
-from gateway.upstream.dialects.rewriting import id_of, splice
+from gateway.upstream.call import Chunk, UpstreamCall, WholeAnswer
+from gateway.upstream.dialects.openai import num_answers
+from gateway.upstream.dialects.rewriting import id_of, splice, with_id
 from gateway.upstream.event_stream import event_data
 from gateway.upstream.tier import UpstreamTier
 from gateway.upstream.usage import cost_usd, usage_object
@@ -43,20 +43,29 @@ class CloudLeg:
         self._answer: UpstreamAnswer = tier.answer(call)
         self._on_answered = on_answered
         self._is_continuable = is_continuable
-        self._num_open = call.num_choices
+        self._num_open = num_answers(call)
+        self._wants_usage = call.wants_usage_chunk
         self._first: Chunk | None = None
-        self._has_told_usage = False
         self._last: Chunk | None = None
+        self._has_reported = False
         self._outcome = "abort"
         self._is_over = False
 
     async def parts(self) -> AsyncGenerator[bytes]:
         """The body. Raises UpstreamError and what else a tier raises (gateway/upstream/tier.py)."""
-        own = self._stream() if self.call.is_streamed else self._whole()
+        answer = self._answer
         try:
-            async with aclosing(own):
-                async for part in own:
-                    yield part
+            if self.call.is_streamed:
+                await answer.begin()
+                async with aclosing(answer.chunks()) as chunks:
+                    async for chunk in chunks:
+                        if part := self._written(chunk):
+                            yield part
+                self.texts = (answer.delivered_text,)
+            else:
+                whole = await answer.whole()
+                self.texts = whole.texts
+                yield self._whole_body(whole)
             self._outcome = "stop"
             self._is_over = True
             self._on_answered(self)
@@ -64,87 +73,86 @@ class CloudLeg:
             self._outcome = "error"
             raise
         finally:
-            await self._answer.aclose()
+            await answer.aclose()
             self._is_over = True
 
-    async def _whole(self) -> AsyncGenerator[bytes]:
-        whole = await self._answer.whole()
+    def _whole_body(self, whole: WholeAnswer) -> bytes:
         body, usage = whole.body, self._answer.usage
         if usage.is_corrected or whole.usage is None:
-            document = _decode(body)
-            document["usage"] = usage_object(usage)
-            body = _encode(document)
-        self.texts = whole.texts
-        yield splice(body, "outrider", _encode(self._report()))
-
-    async def _stream(self) -> AsyncGenerator[bytes]:
-        await self._answer.begin()
-        async with aclosing(self._answer.chunks()) as chunks:
-            async for chunk in chunks:
-                if self._first is None and not chunk.is_done:
-                    self._first = chunk
-                if chunk.has_calls or chunk.reasoning or chunk.has_logprobs:
-                    self._is_continuable = False
-                part = self._written(chunk)
-                if part:
-                    yield part
-        self.texts = (self._answer.delivered_text,)
-        yield self._ending()
+            body = splice(body, "usage", _encode(usage_object(usage)))
+        return splice(body, "outrider", _encode(self._report()))
 
     def _written(self, chunk: Chunk) -> bytes:
-        """The chunk as the client gets it; empty for one that it did not ask for."""
+        """The chunk as the client gets it; empty for one that it did not ask for.
+
+        This runs for each token of each client.
+        """
         if chunk.is_done:
-            return b""  # the end is written when all has been read
+            return self._ending()  # now: behind it only the connection is still busy
+        says_something = chunk.has_text or chunk.finish_reason is not None
+        if self._first is None and says_something:
+            self._first = chunk
+        if chunk.has_calls or chunk.reasoning or chunk.has_logprobs:
+            self._is_continuable = False
         before = self._origin.continues
         if before is not None:
-            if not (chunk.has_text or chunk.finish_reason or chunk.usage):
+            if not (says_something or chunk.usage):
                 return b""  # a role, or a comment
-            chunk = replace(chunk, raw=_behind(chunk, before.answer_id))
-        wants_usage = self.call.wants_usage_chunk
+            chunk = msgspec.structs.replace(chunk, raw=_behind(chunk, before.answer_id))
         if chunk.is_usage_only:
-            return self._usage_chunk(chunk.raw) if wants_usage else self._reported()
+            return self._usage_chunk(chunk.raw) if self._wants_usage else self._last_chunk()
+        if self._last is not None and says_something:
+            # It was not the last one after all: what was held goes first, or text would change
+            # its order.
+            held, self._last = self._last.raw, None
+            return held + self._in_turn(chunk)
         if chunk.finish_reason is not None:
             self._num_open -= 1
-            if not self._num_open and not wants_usage:
-                self._last = chunk  # what the report says of tokens comes behind it
-                return b""
+            if self._num_open <= 0:
+                return self._in_turn(chunk)
         return chunk.raw
 
-    def _reported(self) -> bytes:
+    def _in_turn(self, chunk: Chunk) -> bytes:
+        """A chunk at the end of the answer; one that ends it is held until all has been read."""
+        if chunk.finish_reason is None or self._has_reported:
+            return chunk.raw
+        if self._wants_usage:
+            # So some servers tell it.
+            return chunk.raw if chunk.usage is None else self._usage_chunk(chunk.raw)
+        self._last = chunk  # what the report says of tokens comes behind it
+        return b""
+
+    def _last_chunk(self) -> bytes:
         """The last chunk with a finish reason, with the report; nothing where it was sent."""
         last, self._last = self._last, None
-        return b"" if last is None else splice(last.raw, "outrider", _encode(self._report()))
+        return b"" if last is None else self._with_report(last.raw)
 
-    def _usage_chunk(self, raw: bytes) -> bytes:
-        self._has_told_usage = True
-        usage = self._answer.usage
-        if usage.is_corrected:
-            document = _decode(event_data(raw) or b"null")
-            document["usage"] = usage_object(usage)
-            raw = event(_encode(document))
+    def _with_report(self, raw: bytes) -> bytes:
+        self._has_reported = True
         return splice(raw, "outrider", _encode(self._report()))
 
+    def _usage_chunk(self, raw: bytes) -> bytes:
+        usage = self._answer.usage
+        if usage.is_corrected:
+            raw = splice(raw, "usage", _encode(usage_object(usage)))
+        return self._with_report(raw)
+
     def _ending(self) -> bytes:
-        """[DONE], and before it the usage, where it was asked for and the server said nothing."""
-        if not self.call.wants_usage_chunk:
-            return self._reported() + DONE
-        if self._has_told_usage or self._first is None:
-            return DONE
-        head = self._head(self._first)
-        document = {
-            **head,
-            "choices": [],
-            "usage": usage_object(self._answer.usage),
-            "outrider": self._report(),
-        }
-        return event(_encode(document)) + DONE
+        """[DONE], and before it what was not said yet: the report, and usage that was asked for."""
+        last = self._last_chunk()
+        if last or self._has_reported or self._first is None:
+            return last + DONE
+        document = {**self._head(self._first), "choices": []}
+        if self._wants_usage:
+            document["usage"] = usage_object(self._answer.usage)
+        return self._with_report(event(_encode(document))) + DONE
 
     @staticmethod
     def _head(chunk: Chunk) -> dict[str, Any]:
         """What all chunks of the stream have in common."""
         try:
             document = _decode(event_data(chunk.raw) or b"{}")
-        except msgspec.DecodeError:
+        except (ValueError, RecursionError):  # somewhere where nobody has looked before
             return {}
         return {name: document.get(name) for name in ("id", "object", "created", "model")}
 
@@ -204,10 +212,14 @@ class CloudLeg:
 
 def _behind(chunk: Chunk, answer_id: str) -> bytes:
     """A chunk as it follows another tier's: with the answer's id, and without a role of its own."""
-    document = _decode(event_data(chunk.raw) or b"null")
+    try:
+        document = _decode(event_data(chunk.raw) or b"null")
+    except (ValueError, RecursionError):  # somewhere where nobody has looked before
+        return with_id(chunk.raw, answer_id)
     if not isinstance(document, dict):
         return b""
     document["id"] = answer_id
     for choice in document.get("choices") or ():
-        choice.get("delta", {}).pop("role", None)
+        if delta := choice.get("delta"):
+            delta.pop("role", None)
     return event(_encode(document))

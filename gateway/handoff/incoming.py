@@ -68,7 +68,8 @@ class Asked:
         if request is not None:
             request = type(request).model_validate_json(body)
             assert self.request is not None
-            request = request.model_copy(update={"outrider": self.request.outrider})
+            kept = {"model": self.request.model, "outrider": self.request.outrider}
+            request = request.model_copy(update=kept)
         return replace(self, document=msgspec.json.decode(body), request=request)
 
     def _call(self) -> UpstreamCall:

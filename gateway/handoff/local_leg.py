@@ -49,39 +49,55 @@ class LocalLeg:
         self._keeps_text = on_answered is not None or is_continuable
         self._texts: defaultdict[int, list[str]] = defaultdict(list)
         self._taken_over_by: Leg | None = None
+        self._has_begun = False
 
     async def parts(self) -> AsyncGenerator[bytes]:
         """The body. Raises GatewayError or EngineError."""
+        writing = self._writing
+        writer = sse.ChunkWriter(
+            self._generation,
+            self._form,
+            self._origin,
+            with_usage=writing.with_usage,
+            with_trace=writing.with_trace,
+        )
+        collected: list[Delta] = []
         try:
-            async with aclosing(self._own_parts()) as own:
-                async for part in own:
-                    yield part
-            if self._on_answered is not None:
-                self._on_answered(tuple("".join(self._texts[i]) for i in sorted(self._texts)))
+            async with aclosing(self._generation.deltas()) as deltas:
+                async for delta in deltas:
+                    self._note(delta)
+                    if writing.is_streamed:
+                        yield writer.chunk(delta)
+                    else:
+                        collected.append(delta)
         except HandedOverError as handed:
+            self._end_ticket()
             self._taken_over_by = handed.taken.leg
             async with aclosing(handed.taken.parts()) as others:
                 async for part in others:
                     yield part
-
-    def _own_parts(self) -> AsyncGenerator[bytes]:
-        return self._stream() if self._writing.is_streamed else self._whole()
-
-    async def _deltas(self) -> AsyncGenerator[Delta]:
-        """The generation's, as the ticket is told of them."""
-        is_first = True
-        try:
-            async with aclosing(self._generation.deltas()) as deltas:
-                async for delta in deltas:
-                    if is_first:
-                        self._ticket.first_text()
-                        is_first = False
-                    if self._keeps_text:
-                        self._keep(delta)
-                    yield delta
+            return
         finally:
-            counts = [choice.usage.num_tokens for choice in self._generation.choices]
-            self._ticket.ended(max(counts, default=0))
+            self._end_ticket()
+        if writing.is_streamed:
+            yield writer.ending()
+        else:
+            yield sse.whole_body(self._generation, self._form, self._origin, collected)
+        if self._on_answered is not None:
+            self._on_answered(tuple("".join(self._texts[i]) for i in sorted(self._texts)))
+
+    def _note(self, delta: Delta) -> None:
+        """One delta more. This runs for each token of each client."""
+        if not self._has_begun:
+            self._has_begun = True
+            self._ticket.first_text()
+        if self._keeps_text:
+            self._keep(delta)
+
+    def _end_ticket(self) -> None:
+        """The models are done with it; a second time does nothing."""
+        counts = [choice.usage.num_tokens for choice in self._generation.choices]
+        self._ticket.ended(max(counts, default=0))
 
     def _keep(self, delta: Delta) -> None:
         if delta.kind == "content":
@@ -107,24 +123,6 @@ class LocalLeg:
     @property
     def _num_tokens(self) -> int:
         return sum(choice.usage.num_tokens for choice in self._generation.choices)
-
-    async def _whole(self) -> AsyncGenerator[bytes]:
-        async with aclosing(self._deltas()) as deltas:
-            collected = [delta async for delta in deltas]
-        yield sse.whole_body(self._generation, self._form, self._origin, collected)
-
-    async def _stream(self) -> AsyncGenerator[bytes]:
-        writer = sse.ChunkWriter(
-            self._generation,
-            self._form,
-            self._origin,
-            with_usage=self._writing.with_usage,
-            with_trace=self._writing.with_trace,
-        )
-        async with aclosing(self._deltas()) as deltas:
-            async for delta in deltas:
-                yield writer.chunk(delta)
-        yield writer.ending()
 
     @property
     def facts(self) -> AnswerFacts:

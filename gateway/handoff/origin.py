@@ -43,8 +43,9 @@ class Origin:
     continues: Unfinished | None = None
 
     def explain(self, reason: str) -> str:
-        """Why it came here, then a leg's own reason."""
-        return "; ".join(part for part in (self.reason, reason) if part)
+        """Why it came here, then a leg's own reason; what both say is said once."""
+        parts = [part for text in (self.reason, reason) for part in text.split("; ") if part]
+        return "; ".join(dict.fromkeys(parts))
 
 
 DIRECT = Origin()

@@ -179,9 +179,11 @@ class Seam:
             return chunk
         raw = chunk.raw if self._answer_id is None else with_id(chunk.raw, self._answer_id)
         if chunk.usage is None or not self._plan.num_before:
-            return replace(chunk, raw=raw)
+            return msgspec.structs.replace(chunk, raw=raw)
         usage = as_one_answer(chunk.usage, self._plan.num_before)
-        return replace(chunk, raw=splice(raw, "usage", _encode(usage_object(usage))), usage=usage)
+        return msgspec.structs.replace(
+            chunk, raw=splice(raw, "usage", _encode(usage_object(usage))), usage=usage
+        )
 
 
 def as_one_answer(usage: UpstreamUsage, num_before: int) -> UpstreamUsage:

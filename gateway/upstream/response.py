@@ -42,19 +42,23 @@ class UpstreamResponse:
     async def read(self, *, limit_bytes: int = MAX_BODY_BYTES) -> bytes:
         """The whole body.
 
-        Raises UpstreamError (first_token_timeout until it begins, then total_timeout; too_large,
-        reset, garbage) and DeadlineExceededError.
+        Raises UpstreamError (first_token_timeout until it begins, then between_tokens_timeout, for
+        what has begun comes at once; total_timeout, too_large, reset, garbage) and
+        DeadlineExceededError.
         """
         pieces = []
         num_bytes = 0
+        failure: FailureKind = "first_token_timeout"
         due_s = self._exchange.first_token_s
+        between_s = self._exchange.timeouts.between_tokens_s
         try:
-            while data := await self._next(due_s, "first_token_timeout"):
+            while data := await self._next(due_s, failure):
                 num_bytes += len(data)
                 if num_bytes > limit_bytes:
                     raise self._too_large("a body", limit_bytes)
                 pieces.append(data)
-                due_s = self._end_s
+                failure = "between_tokens_timeout"
+                due_s = self._loop.time() + between_s
         finally:
             self._close()
         return b"".join(pieces)

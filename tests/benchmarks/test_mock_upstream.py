@@ -150,6 +150,7 @@ def test_an_answer_goes_on_where_it_broke_off(prompt: str, cut: int, pieces: int
     messages = [*chat["messages"], {"role": "assistant", "content": begun}]
     continued = {"messages": messages, "continue_final_message": True}
     assert begun + answer_text(script, continued) == text
+    assert "" not in answer_pieces(script, continued)
     completion = answer_text(script, {"prompt": prompt})
     begun = completion[:cut]
     assert begun + answer_text(script, {"prompt": prompt + begun}) == completion
@@ -323,6 +324,19 @@ def test_a_server_goes_away_and_comes_back() -> None:
         await mock.listen()
         assert mock.port == port
         assert b"Hello" in await post(session, mock, CHAT)
+
+    run(body)
+
+
+def test_going_away_cuts_what_is_under_way() -> None:
+    async def body(mock: MockUpstream, session: aiohttp.ClientSession) -> None:
+        mock.script = MockScript(toxic=Toxic(kind="stall", after_events=1))
+        asking = asyncio.create_task(post(session, mock, CHAT | {"stream": True}))
+        await mock.received(1)
+        await asyncio.wait_for(mock.refuse(), 5.0)
+        with pytest.raises(aiohttp.ClientError):
+            await asking
+        assert mock.requests[0].outcome == "client_left"
 
     run(body)
 

@@ -20,8 +20,9 @@ _LINE_ENDS: Final = {
 }
 _MAX_MESSAGE_CHARS: Final = 500
 _MAX_REFUSAL_BYTES: Final = 65_536
-# 4xx that tell nothing about the request itself: our key, our pace, bad luck.
-_NO_REFUSALS: Final = frozenset({401, 403, 408, 409, 425, 429})
+_MOST: Final = 2**53 - 1
+# 4xx that tell nothing about the request itself: our key, our credit, our pace, bad luck.
+_NO_REFUSALS: Final = frozenset({401, 402, 403, 407, 408, 409, 425, 429})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,5 +186,5 @@ def read_refusal(tier: str, status: int, body: bytes) -> Refusal:
 
 
 def whole_number(value: float | None) -> int:
-    """A count; 0 for what is none."""
-    return 0 if value is None else max(int(value), 0)
+    """A count; 0 for what is none. More than can be is read as the most that every reader takes."""
+    return 0 if value is None else min(max(int(value), 0), _MOST)

@@ -6,6 +6,7 @@ empty data as a sign of life, usage in the last chunk that has choices or in one
 null, reasoning under either of two names, content in parts, errors as a word or an object.
 """
 
+import re
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -28,6 +29,8 @@ from gateway.upstream.event_stream import event_data
 from gateway.upstream.traits import ServerTraits
 
 _NULL: Final = msgspec.Raw(b"null")
+# An event may tell by its name alone that it is an error.
+_ERROR_NAME: Final = re.compile(rb"event: ?error\r?[\n\r]")
 # What vLLM and SGLang call the end of an answer that they gave up.
 _FAILED: Final = frozenset({"error", "abort"})
 
@@ -159,6 +162,8 @@ class OpenAIChunkReader:
         answer = _parse(self._tier, data)
         usage = None if answer.usage is None else _usage_of(answer.usage)
         if not answer.choices:
+            if usage is None and _ERROR_NAME.match(event):
+                raise reported(self._tier, _decoded(data))
             return Chunk(raw=event, usage=usage, is_usage_only=usage is not None)
         for choice in answer.choices:
             if choice.finish_reason:  # some servers say "" as long as it goes on

@@ -1,7 +1,6 @@
 """Small changes to OpenAI's JSON that leave all the other bytes as the server wrote them."""
 
 import re
-from dataclasses import replace
 from typing import Final
 
 import msgspec
@@ -74,12 +73,14 @@ def cut_content(chunk: Chunk, num_chars: int) -> Chunk | None:
     """
     reasoning = chunk.reasoning[num_chars:]
     content = chunk.content[max(num_chars - len(chunk.reasoning), 0) :]
-    rest = replace(chunk, reasoning=reasoning, content=content)
+    rest = msgspec.structs.replace(chunk, reasoning=reasoning, content=content)
     if not (rest.has_text or rest.finish_reason or rest.usage or rest.is_done):
         return None
     if (reasoning, content) == (chunk.reasoning, chunk.content):
         return chunk
-    return replace(rest, raw=_with_text(chunk.raw, reasoning=reasoning, content=content))
+    return msgspec.structs.replace(
+        rest, raw=_with_text(chunk.raw, reasoning=reasoning, content=content)
+    )
 
 
 def _with_text(raw: bytes, *, reasoning: str, content: str) -> bytes:

@@ -294,8 +294,9 @@ def test_nothing_but_spaces_is_asked_for_anew() -> None:
     spaced = MockScript(pieces=("\n", "\n", "Hello"))
 
     async def body(under_test: Bench) -> None:
-        chunks = await read_all(under_test.answer())
+        chunks = await read_all(under_test.answer(stream_options={"include_usage": True}))
         assert sent(chunks) == "\n\nHello"
+        check_stream(chunks, num_tokens=3)
         assert "continue_final_message" not in under_test.mocks[1].requests[0].document
 
     run(body, cut(2, script=spaced), spaced, server=FINAL_MESSAGE)
@@ -612,5 +613,13 @@ def test_other_thoughts_do_not_fit(reasoning: list[str], content: list[str]) -> 
     plan = Plan(resume=None, known_reasoning="Hm", known_content="Hel", num_before=0)
     seam = Seam(plan, b"")
     chunks = stream(reasoning, content, "second")
+    with pytest.raises(DivergedError):
+        all(seam.fit(chunk) is None for chunk in chunks)
+
+
+def test_thoughts_behind_the_answer_do_not_fit() -> None:
+    plan = Plan(resume=None, known_reasoning="Hm", known_content="Hel", num_before=0)
+    seam = Seam(plan, b"")
+    chunks = stream(["H"], ["Hel"], "second")[:-2] + stream(["m"], ["lo"], "second")
     with pytest.raises(DivergedError):
         all(seam.fit(chunk) is None for chunk in chunks)

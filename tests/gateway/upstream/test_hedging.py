@@ -134,7 +134,7 @@ def test_in_one_piece() -> None:
         await answer.aclose()
         assert under_test.outcomes == [("answer", "lost", None), ("hedge", "answered", None)]
 
-    run(body, SLOW, FAST)
+    run(body, SLOW, FAST, late_s=None)
 
 
 def test_who_is_in_time_has_no_rival() -> None:
@@ -328,21 +328,22 @@ def test_leaving_a_race_at_every_step(num_cancels: int) -> None:
                 for _ in range(40):
                     tier.first_token.add(1e-6)  # everything is late
                 answer = under_test.answer()
-                task = asyncio.create_task(read_all(answer))
+                task = asyncio.create_task(answer.begin())
                 for _ in range(num_turns):
                     await asyncio.sleep(0)
                 for _ in range(num_cancels):
                     task.cancel()
                     await asyncio.sleep(0)
                 await asyncio.gather(task, return_exceptions=True)
-                await answer.aclose()
+                if not task.cancelled():
+                    await answer.aclose()  # it has begun
                 num_attempts += answer.num_attempts
                 num_hedges += answer.is_hedged
                 assert [replica.in_flight for replica in tier.replicas.replicas] == [0, 0]
                 assert len(under_test.booked) == num_attempts
             assert num_hedges > 50
             outcomes = {outcome for _, outcome, _ in under_test.outcomes}
-            assert outcomes == {"answered", "lost", "cancelled"}
+            assert outcomes >= {"lost", "cancelled"}
             for mock in under_test.mocks:
                 await mock.settled()
 

@@ -17,6 +17,9 @@ from gateway.errors import (
     UpstreamError,
     UpstreamRefusalError,
 )
+from gateway.upstream.dialects.base import to_event
+from tests.gateway.upstream.raw_server import CHUNKED, Connection, RawServer, raw_server
+from tests.gateway.upstream.raw_server import chunk as framed
 from tests.gateway.upstream.tiers import (
     Bench,
     bench,
@@ -246,7 +249,7 @@ def test_a_long_retry_after_is_passed_on_at_once() -> None:
         assert under_test.num_asked == [1]
         assert under_test.tier.retry_after_s == pytest.approx(20, abs=0.5)
 
-    run(body, broken(status=429, retry_after_s=20.0))
+    run(body, broken(status=429, retry_after_s=20.0), timeouts={"total_s": 60.0})
 
 
 def test_nobody_waits_for_what_others_were_told() -> None:
@@ -334,14 +337,53 @@ def test_the_total_time_bounds_all_attempts_together() -> None:
     run(body, broken("slow_headers"), max_retries=5, timeouts=timeouts, rng=Jitter())
 
 
-def test_comments_do_not_stand_for_a_first_token() -> None:
-    async def body(under_test: Bench) -> None:
-        error = await complaint(under_test)
-        assert isinstance(error, UpstreamError)
-        assert error.failure in ("first_token_timeout", "between_tokens_timeout")
+def test_empty_chunks_do_not_stand_for_a_first_token() -> None:
+    event = to_event(b'{"id":"x","choices":[{"index":0,"delta":{"role":"assistant"}}]}')
 
-    timeouts = {"first_token_s": 0.2, "between_tokens_s": 0.1}
-    run(body, broken("stall"), max_retries=0, timeouts=timeouts)
+    async def handler(connection: Connection, server: RawServer) -> None:
+        del server
+        await connection.request()
+        await connection.send(CHUNKED)
+        while True:
+            await connection.send(framed(event))
+            await asyncio.sleep(0.05)
+
+    async def body() -> None:
+        timeouts = {"first_token_s": 0.3}
+        async with (
+            bench(HEALTHY, max_retries=0, timeouts=timeouts) as under_test,
+            raw_server(handler) as server,
+        ):
+            under_test.tier.replicas.replicas[0].url = server.url
+            error = await complaint(under_test)
+            assert isinstance(error, UpstreamError)
+            assert error.failure == "first_token_timeout"
+
+    asyncio.run(body())
+
+
+def test_the_connection_of_a_failure_is_cut() -> None:
+    """Nobody reads the rest of it, which may never come."""
+    has_left = asyncio.Event()
+
+    async def handler(connection: Connection, server: RawServer) -> None:
+        del server
+        first, _, _ = await connection.request()
+        if first.startswith("POST"):
+            await connection.send(b"HTTP/1.1 500 Oops\r\ncontent-length: 10\r\n\r\n")
+            await connection.client_left()
+            has_left.set()
+
+    async def body() -> None:
+        async with raw_server(handler) as server, bench(HEALTHY, max_retries=0) as under_test:
+            under_test.tier.replicas.replicas[0].url = server.url
+            answer = under_test.answer()
+            with pytest.raises(UpstreamError):
+                await answer.begin()
+            async with asyncio.timeout(5):
+                await has_left.wait()
+
+    asyncio.run(body())
 
 
 # ---- the error that tells most ------------------------------------------------------------------
@@ -394,8 +436,10 @@ def test_nobody_waits_when_the_breaker_opens_in_between() -> None:
         assert isinstance(error, UpstreamError)
         assert error.failure == "status"
         assert under_test.num_asked == [1]
+        assert rng.backoffs_s == []
 
-    run(body, broken(), max_retries=5)
+    rng = Jitter()
+    run(body, broken(), max_retries=5, rng=rng)
 
 
 # ---- leaving ------------------------------------------------------------------------------------

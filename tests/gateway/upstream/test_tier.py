@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.mock_upstream import MockRequest, MockScript, ToolCall, Toxic
+from benchmarks.mock_upstream import MockScript, ToolCall, Toxic
 from gateway.errors import BadRequestError, LoopError, UpstreamError, UpstreamRefusalError
 from gateway.settings_sections import TierPriceSettings
 from gateway.upstream.dialects.base import to_event
@@ -318,11 +318,7 @@ def test_a_refusal_is_passed_on_in_its_own_words(is_streamed: bool) -> None:
                 await answer.begin()
         assert under_test.tier.is_available
 
-    run(
-        body,
-        MockScript(toxic=Toxic(kind="status", status=422)),
-        MockScript(toxic=Toxic(kind="status", status=422)),
-    )
+    run(body, MockScript(toxic=Toxic(kind="status", status=422)))
 
 
 def test_a_refusal_by_an_event_is_one_too() -> None:
@@ -334,8 +330,32 @@ def test_a_refusal_by_an_event_is_one_too() -> None:
             with pytest.raises(UpstreamRefusalError, match="too long") as caught:
                 await read_all(under_test.answer())
             assert caught.value.status == 400
-            assert server.num_connections <= 2
-            assert under_test.outcomes == [("answer", "refused", None)]
+            for _ in range(5):
+                with pytest.raises(UpstreamRefusalError):
+                    await read_all(under_test.answer())
+            assert under_test.tier.is_available
+            assert set(under_test.outcomes) == {("answer", "refused", None)}
+
+    asyncio.run(body())
+
+
+def test_a_fault_of_the_request_that_is_told_late_is_not_the_servers() -> None:
+    events = [
+        to_event(b'{"id":"x","choices":[{"index":0,"delta":{"content":"Hi"}}]}'),
+        to_event(b'{"error":{"message":"This is not allowed.","code":400}}'),
+    ]
+
+    async def body() -> None:
+        answer = CHUNKED + b"".join(map(framed, events)) + LAST_CHUNK
+        async with raw_server(answering(answer)) as server, bench(SCRIPT) as under_test:
+            under_test.tier.replicas.replicas[0].url = server.url
+            for _ in range(6):
+                received, error = await read_broken(under_test.answer())
+                assert text_of(received) == "Hi"
+                assert isinstance(error, UpstreamError)
+                assert (error.failure, error.replica != "") == ("reported", True)
+            assert under_test.tier.is_available
+            assert set(under_test.outcomes) == {("answer", "failed", "reported")}
 
     asyncio.run(body())
 
@@ -372,6 +392,11 @@ def test_a_key_that_is_not_taken_is_logged_once(caplog: pytest.LogCaptureFixture
         told = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
         assert len(told) == 1
         assert "CLOUD_KEY" in told[0]
+        # It was taken meanwhile, so this is news again.
+        under_test.mocks[0].api_key = "another"
+        with pytest.raises(UpstreamError):
+            await read_all(under_test.answer())
+        assert sum(r.levelno == logging.ERROR for r in caplog.records) == 2
         assert "secret" not in caplog.text
 
     run(body, api_key="secret", api_key_env="CLOUD_KEY")
@@ -589,17 +614,19 @@ def test_a_dead_server_is_probed_and_comes_back() -> None:
     asyncio.run(body())
 
 
-def test_a_probe_that_fails_keeps_the_breaker_open() -> None:
-    async def body() -> None:
-        def answers(request: MockRequest) -> MockScript:
-            return MockScript(toxic=Toxic(kind="status", status=503))
+@pytest.mark.parametrize("is_listening", [True, False])
+def test_a_probe_that_fails_keeps_the_breaker_open(is_listening: bool) -> None:
+    """Nobody listens, or a proxy says that nobody is there."""
 
-        async with bench(answers, max_retries=0) as under_test:
+    async def body() -> None:
+        dead = MockScript(toxic=Toxic(kind="status", status=503))
+        async with bench(dead, max_retries=0) as under_test:
             (mock,) = under_test.mocks
             for _ in range(5):
                 with pytest.raises(UpstreamError):
                     await read_all(under_test.answer())
-            await mock.refuse()
+            if not is_listening:
+                await mock.refuse()
             breaker = under_test.tier.replicas.replicas[0].breaker
             first_until_s = breaker.open_until_s
             await until(lambda: breaker.open_until_s != first_until_s)
