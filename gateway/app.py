@@ -18,7 +18,7 @@ from starlette.routing import Route
 from engine.errors import EngineError
 from gateway.asgi import AnswerResponse, RequestIdMiddleware, read_json_body
 from gateway.context import GatewayContext, GatewayLimits
-from gateway.errors import GatewayError, handle_exception
+from gateway.errors import GatewayError, UnavailableError, handle_exception
 from gateway.handoff.incoming import Incoming
 from gateway.handoff.planner import Planner
 from gateway.jobs import AUTO, JobBuilder
@@ -145,6 +145,12 @@ class Gateway:
         has_cloud = cloud.rules.policy != "local_only" and any(
             tier.is_available for tier in cloud.tiers.values()
         )
+        if not has_cloud and not cloud.rules.has_local:
+            waits_s = [tier.retry_after_s for tier in cloud.tiers.values()]
+            raise UnavailableError(
+                "No tier elsewhere takes requests now, and no model is loaded on this machine.",
+                retry_after_s=min(waits_s),
+            )
         if not has_cloud:
             await self.jobs.engine_info()
         return _json_response({"ready": True})
@@ -234,7 +240,9 @@ def _add_routes(app: FastAPI, gateway: Gateway) -> None:
     get("/", include_in_schema=False)(gateway.page)
 
     async def openapi_document() -> Response:
-        return _json_response(build_document(app, await gateway.limits()))
+        limits = await gateway.limits()
+        has_tiers = bool(gateway.context.cloud.tiers)
+        return _json_response(build_document(app, limits, has_tiers_elsewhere=has_tiers))
 
     get("/openapi.json", include_in_schema=False)(openapi_document)
 

@@ -26,7 +26,7 @@ from gateway.backends.client import EngineClient
 from gateway.choice import Choice, Delta
 from gateway.errors import BadRequestError, EngineLostError, GatewayError, GenerationError
 from gateway.event_reader import EventReader
-from gateway.handoff.leg import HandedOverError, TakeOver, WeakAnswer
+from gateway.handoff.leg import HandedOverError, TakenOver, TakeOver, WeakAnswer
 from gateway.hold_back import HoldBack
 from gateway.job import Answer, EscalationTarget, Job
 from gateway.metrics import GatewayMetrics
@@ -96,6 +96,7 @@ class ChoiceStream:
         self._is_over = False
         self._last_token_s: float | None = None
         self._record = _AnswerRecord() if job.on_answer else None
+        self._taken: TakenOver | None = None
 
     async def deltas(self) -> AsyncGenerator[Delta]:
         """The text as it may be sent. Closing this aborts what still runs.
@@ -104,6 +105,7 @@ class ChoiceStream:
         tier elsewhere answers in its place.
         """
         async with AsyncExitStack() as readers:
+            readers.push_async_exit(self._give_up_taken)
             self._reader = await self._open(self._request, readers)
             if self._hold_back is not None:
                 await self._decide(self._hold_back, readers)
@@ -192,7 +194,7 @@ class ChoiceStream:
             reason=judgement.reason,
             quality=self._job.quality,
         )
-        taken = await take_over(weak)
+        taken = self._taken = await take_over(weak)
         if taken is None:
             self.is_degraded = True
             cascade.reason = f"{judgement.reason}; {_REFUSED_ELSEWHERE}"
@@ -201,6 +203,11 @@ class ChoiceStream:
         cascade.num_retracted_tokens = self.choice.usage.num_tokens
         self._metrics.cascade_decided("escalate", self.tier, held_s, cascade.num_held_tokens)
         raise HandedOverError(taken)
+
+    async def _give_up_taken(self, kind: object, error: object, traceback: object) -> None:
+        """The client has left while the local answer was ended: who took over is not wanted."""
+        if self._taken is not None and not isinstance(error, HandedOverError):
+            await self._taken.aclose()
 
     # ---- to the large tier --------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ import typer
 from engine.errors import EngineError
 from engine.events import EngineInfo
 from gateway.settings import DEFAULT_FILE, Settings, SettingsError, load_settings, to_toml
+from gateway.settings_tiers import Policy
 
 Params = ParamSpec("Params")
 Result = TypeVar("Result")
@@ -57,6 +58,10 @@ Tiers = Annotated[
         metavar="NAME=URL",
         help="A tier that is a server elsewhere; the same NAME again is another replica of it.",
     ),
+]
+Assignments = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="SECTION.NAME=VALUE", help="Any setting; repeatable."),
 ]
 NumThreads = Annotated[int | None, typer.Option(help="CPU threads of the engine.")]
 
@@ -155,10 +160,7 @@ def serve(  # noqa: PLR0913 - a flag each
     ] = None,
     tiers: Tiers = None,
     log_level: Annotated[str | None, typer.Option(help="DEBUG, INFO, WARNING, ERROR.")] = None,
-    assignments: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="SECTION.NAME=VALUE", help="Any setting; repeatable."),
-    ] = None,
+    assignments: Assignments = None,
 ) -> None:
     """Start the gateway; the help is `_SERVE_EXAMPLES`."""
     from gateway.doctor import refuse_conflicts
@@ -221,6 +223,10 @@ Uses the gateway at --url if one answers there, else starts an engine of its own
 
   outrider chat --model large --temperature 0.8 --seed 7 "Add 4827 and 1965."
 
+  outrider chat --model cloud "Who are you?"  [dim]# a tier elsewhere[/dim]
+
+  outrider chat --policy prefer_cloud --deadline-ms 2000 "Who are you?"
+
   outrider chat
 """
 
@@ -235,16 +241,28 @@ def chat(  # noqa: PLR0913 - a flag each
             envvar="OUTRIDER_URL", help=f"A running gateway; else {DEFAULT_URL} is tried."
         ),
     ] = None,
-    model: Annotated[str, typer.Option(help="auto, small or large.")] = "auto",
+    model: Annotated[
+        str, typer.Option(help="auto, small, large, a tier elsewhere or a model that it lists.")
+    ] = "auto",
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token.")] = 0.0,
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same text.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Length of an answer.")] = None,
     speculation: Annotated[
         bool, typer.Option("--speculation/--no-speculation", help="Draft or not.")
     ] = True,
+    policy: Annotated[
+        Policy | None, typer.Option(help="Who may answer: models here, a tier elsewhere.")
+    ] = None,
+    is_private: Annotated[
+        bool, typer.Option("--private", help="Nothing leaves the gateway's machine.")
+    ] = False,
+    deadline_ms: Annotated[
+        float | None, typer.Option(min=1.0, help="The time for a whole answer.")
+    ] = None,
     config: ConfigFile = None,
     large: Large = None,
     small: Small = None,
+    tiers: Tiers = None,
     device: Device = None,
     dtype: Dtype = None,
 ) -> None:
@@ -261,6 +279,9 @@ def chat(  # noqa: PLR0913 - a flag each
         seed=seed,
         max_tokens=max_tokens,
         speculation=speculation,
+        policy=policy,
+        is_private=is_private,
+        deadline_ms=deadline_ms,
     )
 
     def talk(base_url: str) -> None:
@@ -275,11 +296,14 @@ def chat(  # noqa: PLR0913 - a flag each
         "models.small": small,
         "engine.device": device,
         "engine.dtype": dtype,
+        **_tier_flags(tiers or []),
     }
     wants_own_engine = config is not None or any(value is not None for value in flags.values())
-    if not wants_own_engine and is_reachable(url or DEFAULT_URL):
-        talk(url or DEFAULT_URL)
-    elif url is not None:
+    # People have the address at hand as OpenAI's clients take it.
+    running = (url or DEFAULT_URL).rstrip("/").removesuffix("/v1")
+    if not wants_own_engine and is_reachable(running):
+        talk(running)
+    elif url is not None and not wants_own_engine:
         raise ChatError(f"no gateway answers at {url}; start one with `outrider serve`")
     else:
         _chat_with_own_engine(load_settings(config_file=config, flags=flags), talk)
@@ -307,13 +331,14 @@ def _chat_with_own_engine(settings: Settings, talk: Callable[[str], None]) -> No
 
 @app.command()
 @reports_user_errors
-def doctor(
+def doctor(  # noqa: PLR0913 - a flag each
     config: ConfigFile = None,
     large: Large = None,
     small: Small = None,
     device: Device = None,
     port: Annotated[int | None, typer.Option(help="The port that is to be free.")] = None,
     tiers: Tiers = None,
+    assignments: Assignments = None,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """Check whether Outrider can run here; exit status 1 if something stands in its way."""
@@ -329,7 +354,9 @@ def doctor(
     }
     checks = []
     console = make_console()
-    for check in examine(load_settings(config_file=config, flags=flags)):
+    given = {key: value for key, value in flags.items() if value is not None}
+    settings = load_settings(config_file=config, flags=_assigned(assignments or []) | given)
+    for check in examine(settings):
         checks.append(check)
         if not as_json:
             print_check(console, check.status, check.name, check.detail, check.advice)

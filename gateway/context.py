@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from engine.request import Tier
@@ -52,12 +52,14 @@ class RoutingParts:
 class CloudParts:
     """The tiers that are servers elsewhere, in the order of the settings, and when they answer.
 
-    `gateway_id` tells a request that has come through this gateway before.
+    `gateway_id` tells a request that has come through this gateway before. `secrets`: what is sent
+    to servers and is not for clients.
     """
 
     tiers: Mapping[str, UpstreamTier] = field(default_factory=dict)
     rules: Rules = field(default_factory=Rules)
     mirror: Mirror | None = None
+    secrets: Collection[str] = field(default=(), repr=False)
     gateway_id: str = field(default_factory=lambda: secrets.token_hex(8))
 
 

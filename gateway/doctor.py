@@ -39,6 +39,23 @@ def examine(settings: Settings) -> Iterator[Check]:
         yield Check(name="packages", status="failed", detail=conflict, advice=_UNINSTALL)
         return
     yield Check(name="packages", status="ok", detail="no distribution named kernels")
+    checks = _local_checks(settings) if settings.models.is_any else [("models", _no_models)]
+    checks += [(f"{name} tier", partial(_tier, name, settings)) for name in settings.tiers]
+    checks.append(("port", lambda: _port(settings)))
+    for name, check in checks:
+        try:
+            yield check()
+        except Exception as error:  # noqa: BLE001 - a doctor reports, whatever it meets
+            yield Check(
+                name=name,
+                status="failed",
+                detail=f"{type(error).__name__}: {error}",
+                advice="Run `make test` to see more, or install into a new environment.",
+            )
+
+
+def _local_checks(settings: Settings) -> list[tuple[str, Callable[[], Check]]]:
+    """What matters where a model runs on this machine."""
     checks: list[tuple[str, Callable[[], Check]]] = [
         ("torch", _torch),
         ("device", lambda: _device(settings)),
@@ -52,20 +69,13 @@ def examine(settings: Settings) -> Iterator[Check]:
     if all(path is not None for path in settings.models.resolved().values()):
         checks.append(("tokenizers", lambda: _tokenizers(settings)))
     checks.append(("memory", lambda: _memory(settings)))
-    if settings.models.is_any:
-        checks.append(("router", lambda: _router(settings)))
-    checks += [(f"{name} tier", partial(_tier, name, settings)) for name in settings.tiers]
-    checks.append(("port", lambda: _port(settings)))
-    for name, check in checks:
-        try:
-            yield check()
-        except Exception as error:  # noqa: BLE001 - a doctor reports, whatever it meets
-            yield Check(
-                name=name,
-                status="failed",
-                detail=f"{type(error).__name__}: {error}",
-                advice="Run `make test` to see more, or install into a new environment.",
-            )
+    checks.append(("router", lambda: _router(settings)))
+    return checks
+
+
+def _no_models() -> Check:
+    detail = "none on this machine: tiers elsewhere answer everything"
+    return Check(name="models", status="ok", detail=detail)
 
 
 _UNINSTALL = (

@@ -145,12 +145,18 @@ class UpstreamError(GatewayError):
 
 
 class UpstreamRefusalError(GatewayError):
-    """The server says that the request is at fault (4xx); its own words are passed on."""
+    """The server says that the request is at fault (4xx); its own words are passed on.
 
-    def __init__(self, message: str, *, status: int, body: bytes, replica: str = "") -> None:
+    `tier`, where it is known, tells the client whose words they are.
+    """
+
+    def __init__(
+        self, message: str, *, status: int, body: bytes, tier: str = "", replica: str = ""
+    ) -> None:
         super().__init__(message, code="upstream_refused")
         self.status = status
         self.body = body
+        self.tier = tier
         self.replica = replica
 
 
@@ -259,6 +265,7 @@ def problem_of(error: Exception) -> Problem:
             message=str(error),
             type=INVALID_REQUEST,
             code=error.code,
+            headers={"x-outrider-tier": error.tier} if error.tier else {},
             raw=error.body,
         )
     answer = next(_ANSWERS[kind] for kind in type(error).__mro__ if kind in _ANSWERS)

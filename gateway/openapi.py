@@ -5,14 +5,16 @@ models; they are put in here. Limits that depend on the loaded models are writte
 """
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from gateway.handoff.origin import HandOffKind
 from gateway.schema.chat import ChatRequest
 from gateway.schema.completions import CompletionRequest
 from gateway.schema.errors import ErrorEvent, ErrorResponse
@@ -24,6 +26,8 @@ from gateway.schema.responses import (
     ModelCard,
     ModelList,
     Readiness,
+    UpstreamAnswer,
+    UpstreamChunk,
 )
 from gateway.schema.routing import RouteReport
 
@@ -47,7 +51,7 @@ _FAILURES: Final[Mapping[int, str]] = {
     404: "No such model, or no such path.",
     413: "The body is too large.",
     415: "The body is not declared as application/json.",
-    429: "The queue is full.",
+    429: "The queue is full, or a tier elsewhere is asked too much.",
     500: "The gateway or the engine failed.",
     502: "A tier elsewhere failed.",
     503: "Nobody who may answer can do so now; the engine is loading or being restarted.",
@@ -71,14 +75,28 @@ _ID_HEADER: Final = {
 }
 _TIER_HEADER: Final = {
     "x-outrider-tier": {
-        "description": "Which model answered.",
-        "schema": {"type": "string", "enum": ["small", "large"]},
+        "description": "Who answered: `small`, `large`, or the name of a tier elsewhere.",
+        "schema": {"type": "string"},
         "required": True,
     },
     "x-outrider-reason": {
         "description": "Why that one: what the router said, then what the answer's watch said.",
         "schema": {"type": "string"},
         "required": True,
+    },
+}
+_HAND_OFF_HEADERS: Final = {
+    "x-outrider-hand-off": {
+        "description": "Why it answers who was not asked first.",
+        "schema": {"type": "string", "enum": list(get_args(HandOffKind))},
+    },
+    "x-outrider-confidence": {
+        "description": "How safe the small model's answer looked, from 0 to 1.",
+        "schema": {"type": "string"},
+    },
+    "x-outrider-degraded": {
+        "description": "A tier elsewhere should have answered and could not.",
+        "schema": {"type": "string", "enum": ["true"]},
     },
 }
 _TRACE_HEADER: Final = {
@@ -141,7 +159,7 @@ def generation_operation(
     }
     success = {
         "description": "The answer; a stream of events when `stream` is true.",
-        "headers": _ID_HEADER | _TIER_HEADER,
+        "headers": _ID_HEADER | _TIER_HEADER | _HAND_OFF_HEADERS,
         "content": _json(whole) | {"text/event-stream": stream},
     }
     statuses = failures(400, 404, 413, 415, 429, 500, 502, 503, 504, 508)
@@ -179,13 +197,20 @@ class LoadedLimits:
     vocab_size: int
 
 
-def build_document(app: FastAPI, limits: LoadedLimits | None) -> dict[str, Any]:
+def build_document(
+    app: FastAPI, limits: LoadedLimits | None, *, has_tiers_elsewhere: bool = False
+) -> dict[str, Any]:
     """The document; `limits` is None while the engine is not ready."""
     document = get_openapi(
         title=app.title, version=app.version, description=app.description, routes=app.routes
     )
+    models = _MODELS
+    if has_tiers_elsewhere:
+        models += (UpstreamAnswer, UpstreamChunk)
+        document = deepcopy(document)  # parts of it are the routes' own
+        _add_tiers_elsewhere(document)
     _, definitions = models_json_schema(
-        [(model, "validation") for model in _MODELS], ref_template=_REF
+        [(model, "validation") for model in models], ref_template=_REF
     )
     schemas: dict[str, Any] = definitions["$defs"]
     if limits is not None:
@@ -196,6 +221,16 @@ def build_document(app: FastAPI, limits: LoadedLimits | None) -> dict[str, Any]:
             # FastAPI's own validation error, which no endpoint here answers with.
             described["responses"].pop("422", None)
     return document
+
+
+def _add_tiers_elsewhere(document: dict[str, Any]) -> None:
+    """Answers may be a server's own."""
+    for path in ("/v1/chat/completions", "/v1/completions"):
+        content = document["paths"][path]["post"]["responses"]["200"]["content"]
+        whole = content["application/json"]
+        whole["schema"] = {"anyOf": [whole["schema"], _ref(UpstreamAnswer)]}
+        event = content["text/event-stream"]["itemSchema"]["properties"]["data"]
+        event["anyOf"][1]["contentSchema"]["anyOf"].append(_ref(UpstreamChunk))
 
 
 def _add_limits(schemas: dict[str, Any], limits: LoadedLimits) -> None:

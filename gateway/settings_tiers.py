@@ -102,7 +102,9 @@ class UpstreamSettings(Section):
     url: Urls
     """Base URL as OpenAI's clients take it, e.g. https://host/v1; several are replicas."""
     server: ServerKind = "openai"
-    """What runs there. It says how answers go on after a failure, and what may be asked for."""
+    """What runs there: openai (any server that speaks its API), outrider, vllm, sglang, tgi,
+    tensorrt_llm, llama_cpp or anthropic. It says how answers go on after a failure, and what may be
+    asked for."""
     model: str | None = None
     """The model's name there; unset: what the client asks for as TIER/MODEL, else the first one
     that the server lists."""
@@ -115,7 +117,7 @@ class UpstreamSettings(Section):
     max_context: Count | None = None
     """Tokens of prompt and answer together; unset: nobody knows."""
     supports: Capabilities = ("tools", "images", "audio", "files")
-    """What it can do beside text."""
+    """What it can do beside text; what is left out is not asked of it."""
     max_connections: Count = 256
     """Connections to each replica."""
     max_retries: int = Field(default=2, ge=0, le=10)
@@ -135,10 +137,11 @@ class HandoffSettings(Section):
     tier: str | None = None
     """The tier that takes hand-offs; unset: the first one."""
     policy: Literal["auto", "local_only", "prefer_local", "prefer_cloud", "cloud_only"] = "auto"
-    """For requests that name none; auto: prefer_local where a model is loaded, else cloud_only."""
+    """For requests that name none: local_only, prefer_local, prefer_cloud or cloud_only; auto:
+    prefer_local where a model is loaded, else cloud_only."""
     strong: Literal["auto", "local", "cloud"] = "auto"
-    """Who takes what the router finds too hard for the small model; auto: the large model where one
-    is loaded, else the tier elsewhere."""
+    """Who takes what the router finds too hard for the small model: local or cloud; auto: the large
+    model where one is loaded, else the tier elsewhere."""
     max_queue_ms: Annotated[float, Field(gt=0)] | None = None
     """Hand over what would wait longer than this for the local models; unset: only where a deadline
     or a full queue demands it."""

@@ -2,16 +2,24 @@
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import httpx
 from rich.console import Console
 
+from gateway.settings_tiers import Policy
 from gateway.terminal import DRAFTED_STYLE, token_text
+from gateway.upstream.event_stream import EventSplitter, event_data
 
-_HELP = "Type a message; /new starts over, /quit or Ctrl-D leaves, Ctrl-C stops an answer."
+_DEGRADED: Final = "degraded: a tier elsewhere should have answered and could not"
+_HELP: Final = "Type a message; /new starts over, /quit or Ctrl-D leaves, Ctrl-C stops an answer."
+# Servers call thinking by either name.
+_THINKING_FIELDS: Final = ("reasoning_content", "reasoning")
+_DRAFTED_HELP: Final = (
+    f"[{DRAFTED_STYLE}]green[/] [dim]tokens were drafted by the small model[/dim]"
+)
 
 
 class ChatError(Exception):
@@ -20,13 +28,16 @@ class ChatError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatOptions:
-    """What is asked of every answer. `max_tokens`: None leaves it to the gateway."""
+    """What is asked of every answer. None leaves it to the gateway."""
 
     model: str = "auto"
     temperature: float = 0.0
     seed: int | None = None
     max_tokens: int | None = None
     speculation: bool = True
+    policy: Policy | None = None
+    is_private: bool = False
+    deadline_ms: float | None = None
 
     def body(self, messages: list[dict[str, str]]) -> dict[str, Any]:
         """The request's JSON."""
@@ -41,16 +52,34 @@ class ChatOptions:
             body["seed"] = self.seed
         if self.max_tokens is not None:
             body["max_tokens"] = self.max_tokens
-        if not self.speculation:
-            body["outrider"] = {"speculation": "off"}
+        if outrider := self._outrider():
+            body["outrider"] = outrider
         return body
+
+    def _outrider(self) -> dict[str, Any]:
+        """What only Outrider knows; empty where nothing of it is asked for."""
+        wanted = {
+            "speculation": None if self.speculation else "off",
+            "policy": self.policy,
+            "privacy": "private" if self.is_private else None,
+            "deadline_ms": self.deadline_ms,
+        }
+        return {name: value for name, value in wanted.items() if value is not None}
+
+
+class Piece(NamedTuple):
+    """Text as it arrived, by token where the gateway told."""
+
+    text: str
+    was_drafted: bool = False
+    is_thinking: bool = False
 
 
 @dataclass(slots=True)
 class Answer:
-    """An answer as it arrived. `pieces`: (text, whether it had been drafted); times in seconds."""
+    """An answer as it arrived. Times in seconds."""
 
-    pieces: list[tuple[str, bool]] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
     num_tokens: int = 0
     report: dict[str, Any] = field(default_factory=dict)
     ttft_s: float | None = None
@@ -58,8 +87,8 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """The whole answer."""
-        return "".join(text for text, _ in self.pieces)
+        """The whole answer, without the thinking before it."""
+        return "".join(piece.text for piece in self.pieces if not piece.is_thinking)
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -68,16 +97,27 @@ class Answer:
             return None
         return (self.num_tokens - 1) / (self.duration_s - self.ttft_s)
 
+    @property
+    def is_degraded(self) -> bool:
+        """Whether a tier elsewhere should have answered and could not."""
+        return bool(self.report.get("degraded"))
+
     def summary(self) -> str:
-        """One line: who answered, how fast, what was drafted."""
-        parts = [f"{self.report.get('tier', '?')} ({self.report.get('reason', '?')})"]
+        """One line: who answered and why, how fast, what was drafted or what it cost."""
+        report = self.report
+        parts = [f"{report.get('tier', '?')} ({report.get('reason', '?')})"]
+        if hand_off := report.get("hand_off"):
+            parts.append(f"hand-off: {hand_off}")
         if self.ttft_s is not None:
             parts.append(f"ttft {self.ttft_s * 1000:.0f} ms")
         if (rate := self.tokens_per_s) is not None:
             parts.append(f"{rate:.1f} tok/s")
         parts.append(f"{self.num_tokens} tokens")
-        drafted, accepted = (self.report.get(f"{k}_tokens", 0) for k in ("drafted", "accepted"))
-        parts.append(f"{drafted} drafted, {accepted} accepted")
+        if "drafted_tokens" in report:  # models elsewhere do not tell
+            drafted, accepted = report["drafted_tokens"], report["accepted_tokens"]
+            parts.append(f"{drafted} drafted, {accepted} accepted")
+        if (cost_usd := report.get("cost_usd")) is not None:
+            parts.append(f"{cost_usd:.6f} USD")
         return " · ".join(parts)
 
 
@@ -89,9 +129,7 @@ def is_reachable(url: str) -> bool:
         return False
 
 
-def stream_answer(
-    client: httpx.Client, body: dict[str, Any], answer: Answer
-) -> Iterator[tuple[str, bool]]:
+def stream_answer(client: httpx.Client, body: dict[str, Any], answer: Answer) -> Iterator[Piece]:
     """Send one request; yields its pieces as they come and fills `answer`. Raises ChatError.
 
     Closing the iterator hangs up, which ends the answer in the engine too.
@@ -119,32 +157,58 @@ def stream_answer(
 
 
 def _chunks(response: httpx.Response) -> Iterator[dict[str, Any]]:
-    """The JSON of each server-sent event. Raises ChatError for an error in mid-stream."""
-    for line in response.iter_lines():
-        if not line.startswith("data: ") or line == "data: [DONE]":
-            continue
-        chunk = json.loads(line.removeprefix("data: "))
-        if error := chunk.get("error"):
-            raise ChatError(error["message"])
-        yield chunk
+    """The JSON of each server-sent event.
+
+    What servers elsewhere write is passed on byte for byte, so events are cut as the standard has
+    it. Raises ChatError for an error in mid-stream, and for a stream without an end.
+    """
+    splitter = EventSplitter()
+    for data in response.iter_bytes():
+        for event in splitter.push(data):
+            said = event_data(event)
+            if said == b"[DONE]":
+                return
+            if said is not None:
+                yield _chunk(said)
+    raise ChatError("the connection was closed before the answer was complete")
 
 
-def _pieces(chunk: dict[str, Any]) -> list[tuple[str, bool]]:
+def _chunk(data: bytes) -> dict[str, Any]:
+    try:
+        chunk = json.loads(data)
+    except ValueError:
+        chunk = None
+    if not isinstance(chunk, dict):
+        raise ChatError("the rest of the answer cannot be read: it is not JSON")
+    if error := chunk.get("error"):
+        raise ChatError(_said_of(error))
+    return chunk
+
+
+def _said_of(error: object) -> str:
+    """An error object's message; what is no such object, as it stands."""
+    message = error.get("message") if isinstance(error, dict) else None
+    return str(message or error)
+
+
+def _pieces(chunk: dict[str, Any]) -> list[Piece]:
     """Text of a chunk, token by token where the gateway traced it."""
+    deltas = [choice.get("delta") or {} for choice in chunk.get("choices") or ()]
     if traced := (chunk.get("outrider") or {}).get("tokens"):
-        return [(text, drafted) for text, drafted in traced if text]
-    found = []
-    for choice in chunk["choices"]:
-        delta = choice["delta"]
-        if text := delta.get("reasoning_content") or delta.get("content"):
-            found.append((text, False))
-    return found
+        is_thinking = any(delta.get(name) for delta in deltas for name in _THINKING_FIELDS)
+        return [Piece(text, drafted, is_thinking) for text, drafted in traced if text]
+    return [
+        Piece(text, is_thinking=name != "content")
+        for delta in deltas
+        for name in (*_THINKING_FIELDS, "content")
+        if (text := delta.get(name))
+    ]
 
 
 def _error_message(response: httpx.Response) -> str:
     response.read()
     try:
-        message = response.json()["error"]["message"]
+        message = _said_of(response.json()["error"])
     except (ValueError, KeyError, TypeError):
         message = response.text[:200]
     return f"{message} (status {response.status_code})"
@@ -157,23 +221,35 @@ def say(
     answer = Answer()
     stream = stream_answer(client, options.body(messages), answer)
     try:
-        for text, was_drafted in stream:
-            console.print(token_text(text, was_drafted=was_drafted), end="", soft_wrap=True)
+        for piece in stream:
+            _show(console, piece, answer.pieces[-2:-1])
     except KeyboardInterrupt:
-        console.print(" [dim](stopped)[/dim]", end="")
+        console.print(" [dim](stopped)[/dim]", end="" if answer.pieces else "\n")
     finally:
         stream.close()  # type: ignore[attr-defined]
-        console.print()
+        if answer.pieces:
+            console.print()
     messages.append({"role": "assistant", "content": answer.text})
-    console.print(answer.summary(), style="dim", markup=False, soft_wrap=True)
+    if answer.report:  # comes last: an answer that was stopped has none
+        console.print(answer.summary(), style="dim", markup=False, soft_wrap=True)
+    if answer.is_degraded:
+        console.print(_DEGRADED, style="yellow", markup=False, soft_wrap=True)
     return answer
+
+
+def _show(console: Console, piece: Piece, before: Sequence[Piece]) -> None:
+    """Print a piece; thinking is dim, and the answer behind it begins a line of its own."""
+    if not piece.is_thinking and any(earlier.is_thinking for earlier in before):
+        console.print()
+    text = token_text(piece.text, was_drafted=piece.was_drafted)
+    console.print(text, end="", soft_wrap=True, style="dim" if piece.is_thinking else None)
 
 
 def converse(console: Console, client: httpx.Client, options: ChatOptions) -> None:
     """Read messages until the end of input. Errors end an answer, not the conversation."""
     console.print(f"[dim]{_HELP}[/dim]")
-    console.print(f"[{DRAFTED_STYLE}]green[/] [dim]tokens were drafted by the small model[/dim]")
     messages: list[dict[str, str]] = []
+    has_explained = False
     while True:
         try:
             text = console.input("[bold cyan]you[/] > ").strip()
@@ -191,7 +267,11 @@ def converse(console: Console, client: httpx.Client, options: ChatOptions) -> No
                 continue
         messages.append({"role": "user", "content": text})
         try:
-            say(console, client, options, messages)
+            answer = say(console, client, options, messages)
         except ChatError as error:
             messages.pop()
             console.print(str(error), style="red", markup=False, soft_wrap=True)
+            continue
+        if not has_explained and any(piece.was_drafted for piece in answer.pieces):
+            has_explained = True
+            console.print(_DRAFTED_HELP)

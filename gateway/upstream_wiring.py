@@ -4,6 +4,7 @@ import random
 import ssl
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Final
 
 from engine.request import Tier
 from gateway.context import CloudParts
@@ -21,6 +22,8 @@ from gateway.upstream.tier import UpstreamTier
 from gateway.upstream.token_counts import TokenCounter
 from gateway.upstream.traits import TRAITS
 from gateway.upstream.transport import Transport
+
+_MIN_SECRET_CHARS: Final = 8
 
 
 def check_upstreams(settings: Settings, environ: Mapping[str, str]) -> None:
@@ -93,7 +96,23 @@ def build_cloud(
         raise SettingsError(str(error)) from None
     tiers = build_upstreams(settings, environ, metrics.on_attempt)
     metrics.watch(tiers)
-    return CloudParts(tiers=tiers, rules=rules, mirror=build_mirror(settings, tiers, metrics))
+    return CloudParts(
+        tiers=tiers,
+        rules=rules,
+        mirror=build_mirror(settings, tiers, metrics),
+        secrets=_secrets(settings, environ),
+    )
+
+
+def _secrets(settings: Settings, environ: Mapping[str, str]) -> frozenset[str]:
+    """Keys, and extra headers' values; not those that are too short to be one."""
+    told = [
+        value
+        for options in settings.tiers.values()
+        for value in (api_key_of(options, environ) or "", *options.headers.values())
+    ]
+    words = [word for value in told for word in (value, value.rpartition(" ")[2])]
+    return frozenset(word for word in words if len(word) >= _MIN_SECRET_CHARS)
 
 
 def build_mirror(

@@ -5,6 +5,7 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from engine.errors import (
     EngineError,
@@ -13,17 +14,23 @@ from engine.errors import (
     QueueFullError,
 )
 from gateway.errors import (
+    BadRequestError,
     GatewayError,
     GenerationError,
+    LoopError,
     NotReadyError,
     ThrottledError,
     UnavailableError,
     UpstreamError,
+    UpstreamRefusalError,
 )
 from gateway.handoff.leg import AnswerFacts, HandOffError, Leg, PlaceName
 from gateway.handoff.origin import DIRECT, HandOffKind, Origin
 
 log = logging.getLogger(__name__)
+
+# The model's name or the path is wrong, which the settings say and not the request.
+_NOT_FOUND: Final = frozenset({404, 405})
 
 _Begun = tuple[AsyncGenerator[bytes], bytes]
 """The body of a leg, without its first part, and that part."""
@@ -112,7 +119,7 @@ class Answering:
             except HandOffError as handed:
                 origin = handed.origin
             except (GatewayError, EngineError) as error:
-                if not _may_go_on(error):
+                if not _may_go_on(error, place.name):
                     raise
                 failures[place.name] = error
                 log.warning("place failed place=%s error=%s", place.name, _name_of(error))
@@ -122,9 +129,11 @@ class Answering:
     async def _continued(self, error: GatewayError | EngineError) -> _Begun | None:
         """Where an answer broke off by this error: the rest of it, by somebody else who is left."""
         unfinished = None if self.leg is None else self.leg.unfinished
-        if not self._continues_elsewhere or unfinished is None or not _may_go_on(error):
+        if not self._continues_elsewhere or unfinished is None:
             return None
         assert self._current is not None
+        if not _may_go_on(error, self._current):
+            return None
         self._failures[self._current] = error
         place = next((p for p in self._places if p.name not in self._failures), None)
         if place is None:
@@ -156,12 +165,22 @@ class Answering:
             ) from None
 
 
-def _may_go_on(error: GatewayError | EngineError) -> bool:
+def _may_go_on(error: GatewayError | EngineError, place: PlaceName) -> bool:
     """Whether somebody else may still answer: the request itself is not at fault."""
     if isinstance(error, EngineError):
         return not isinstance(error, InvalidRequestError)
+    if isinstance(error, UpstreamRefusalError):
+        return error.status in _NOT_FOUND
+    if isinstance(error, BadRequestError):
+        return place == "cloud"  # it cannot be said in that server's API, but perhaps in ours
     return isinstance(
-        error, UpstreamError | UnavailableError | ThrottledError | NotReadyError | GenerationError
+        error,
+        UpstreamError
+        | UnavailableError
+        | ThrottledError
+        | NotReadyError
+        | GenerationError
+        | LoopError,
     )
 
 
@@ -173,6 +192,8 @@ def _after_failure(origin: Origin, place: PlaceName, error: Exception) -> Origin
             kind, why = "capability", "too long for the local models"
         case QueueFullError():
             kind, why = "load", "the queue of the local models is full"
+        case BadRequestError():
+            kind, why = "capability", "the tier elsewhere does not take such a request"
         case _:
             name = "local models" if place == "local" else "tier elsewhere"
             why = f"the {name} failed: {_name_of(error)}"

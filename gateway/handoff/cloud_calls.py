@@ -13,6 +13,7 @@ from gateway.errors import BadRequestError, GatewayError, UnavailableError
 from gateway.handoff.cloud_leg import CloudLeg
 from gateway.handoff.incoming import Asked
 from gateway.handoff.leg import TakenOver, WeakAnswer
+from gateway.handoff.name_book import NameBook
 from gateway.handoff.names import Names
 from gateway.handoff.needs import uses_of
 from gateway.handoff.origin import Origin
@@ -33,7 +34,8 @@ _ID_FIELDS: Final = ("logit_bias", "stop_token_ids")
 class CloudCalls:
     """Makes calls and legs for the tiers elsewhere."""
 
-    def __init__(self, context: GatewayContext) -> None:
+    def __init__(self, context: GatewayContext, names: NameBook) -> None:
+        self._names = names
         self._context = context
         self._cloud = context.cloud
         self._metrics = context.metrics
@@ -100,22 +102,23 @@ class CloudCalls:
         total = self._tier(asked).total
         return total.quantile(0.95) or total.ewma_s
 
-    def leg(self, asked: Asked, origin: Origin, prediction: str = "") -> CloudLeg:
+    async def leg(self, asked: Asked, origin: Origin, prediction: str = "") -> CloudLeg:
         """A leg that has not begun. Raises UnavailableError where nobody knows a model's name."""
         tier = self._tier(asked)
         if origin.continues is not None:
             if tier.traits.continuation == "none":
                 raise UnavailableError(f"The {tier.name} tier cannot go on behind others' text.")
             asked = asked.continued(origin.continues)
-        if asked.model is None:
+        model = asked.model or await self._names.usual_model(tier.name)
+        if model is None:
             raise UnavailableError(
-                f"The {tier.name} tier lists no model and none is set; its operator sets "
-                f"tiers.{tier.name}.model."
+                f"The {tier.name} tier has not told which models it has (it may be down), and "
+                f"none is set; its operator sets tiers.{tier.name}.model."
             )
         call = UpstreamCall(
             endpoint=asked.endpoint,
             document=asked.document,
-            model=asked.model,
+            model=model,
             request_id=asked.incoming.request_id,
             arrival_s=asked.incoming.arrival_s,
             hops=(*asked.incoming.hops, self._cloud.gateway_id),
@@ -127,6 +130,7 @@ class CloudCalls:
             tier,
             call,
             origin,
+            secrets=self._cloud.secrets,
             on_answered=lambda leg: self._answered(asked, leg),
             is_continuable=self._cloud.rules.continue_elsewhere and asked.is_continuable,
         )
@@ -152,9 +156,9 @@ class CloudCalls:
             patience_s = _SHARE_FOR_OTHERS * left_s
         parts = None
         try:
-            leg = self.leg(asked, origin, weak.text)
-            parts = leg.parts()
             async with asyncio.timeout(patience_s):
+                leg = await self.leg(asked, origin, weak.text)
+                parts = leg.parts()
                 first = await anext(parts)
         except (GatewayError, TimeoutError):
             if parts is not None:

@@ -1,11 +1,12 @@
 """A server elsewhere answers: its bytes are passed on, and the report is put in at the end."""
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
+from gateway.errors import UpstreamRefusalError
 from gateway.handoff.leg import AnswerFacts
 from gateway.handoff.origin import Origin, Unfinished
 from gateway.sse import DONE, event, rounded
@@ -19,6 +20,7 @@ from gateway.upstream.usage import cost_usd, usage_object
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.decode
+_BLOT: Final = "***"
 
 
 class CloudLeg:
@@ -31,10 +33,12 @@ class CloudLeg:
         origin: Origin,
         on_answered: Callable[["CloudLeg"], None] = lambda leg: None,
         is_continuable: bool = False,
+        secrets: Collection[str] = (),
     ) -> None:
         """is_continuable: others may go on behind what is sent, should it break off.
 
         `on_answered` is called once where the whole answer was delivered; it must not block.
+        `secrets` are blotted out of what servers say of errors.
         """
         self.call = call
         self.texts: tuple[str, ...] = ()  # of the choices, when it is over
@@ -42,6 +46,7 @@ class CloudLeg:
         self._origin = origin
         self._answer: UpstreamAnswer = tier.answer(call)
         self._on_answered = on_answered
+        self._secrets = secrets
         self._is_continuable = is_continuable
         self._num_open = num_answers(call)
         self._wants_usage = call.wants_usage_chunk
@@ -69,8 +74,9 @@ class CloudLeg:
             self._outcome = "stop"
             self._is_over = True
             self._on_answered(self)
-        except Exception:
+        except Exception as error:
             self._outcome = "error"
+            blot_out(error, self._secrets)
             raise
         finally:
             await answer.aclose()
@@ -208,6 +214,15 @@ class CloudLeg:
             confidence=origin.confidence,
             ttft_s=None if first_s is None else first_s - self.call.arrival_s,
         )
+
+
+def blot_out(error: Exception, secrets: Collection[str]) -> None:
+    """Take our own keys out of an error in a server's words: some repeat what they were sent."""
+    for secret in secrets:
+        if isinstance(error, UpstreamRefusalError):
+            for spelt in (secret.encode(), _encode(secret)[1:-1]):
+                error.body = error.body.replace(spelt, _BLOT.encode())
+        error.args = tuple(str(part).replace(secret, _BLOT) for part in error.args)
 
 
 def _behind(chunk: Chunk, answer_id: str) -> bytes:

@@ -1,5 +1,6 @@
 """The names that requests may use, kept up with what the engine and the servers list."""
 
+import asyncio
 from dataclasses import dataclass
 
 from engine.errors import EngineError
@@ -22,7 +23,8 @@ class _Known:
 class NameBook:
     """Makes `Names` when something has changed.
 
-    Waits for a server only where nobody else can say which model it is to be asked for.
+    What servers list is asked for in the background. Waits for it only who cannot go on without:
+    what the local models answer does not depend on whether others can be reached.
     """
 
     def __init__(self, context: GatewayContext, jobs: JobBuilder) -> None:
@@ -32,6 +34,7 @@ class NameBook:
         self._known: _Known | None = None
         self._names: Names | None = None
         self._last_local: dict[str, tuple[TierInfo, ...]] = {}
+        self._asking: dict[str, asyncio.Task[None]] = {}
 
     async def resolve(self, model: str, tier: str | None) -> Meant:
         """What a request means (see `Names.resolve`).
@@ -39,6 +42,9 @@ class NameBook:
         Raises NotReadyError too: while the engine loads nobody knows the names of its checkpoints.
         """
         names = await self.current()
+        if model not in names and self._asking:
+            await asyncio.wait(self._asking.values())  # it may be one of theirs
+            names = await self.current()
         try:
             return names.resolve(model, tier)
         except ModelNotFoundError:
@@ -51,8 +57,9 @@ class NameBook:
 
     async def refreshed(self) -> Names:
         """With what the servers list now; asks those that were not asked for a while."""
-        for name, tier in self._context.cloud.tiers.items():
-            self._listed[name] = await tier.models()
+        tiers = self._context.cloud.tiers
+        listed = await asyncio.gather(*(tier.models() for tier in tiers.values()))
+        self._listed = dict(zip(tiers, listed, strict=True))
         return await self.current()
 
     async def current(self) -> Names:
@@ -62,7 +69,7 @@ class NameBook:
         for name, tier in tiers.items():
             if tier.settings.model is None and not self._listed.get(name):
                 # Nobody says what its server is to be asked for but the server itself.
-                self._listed[name] = await tier.models()
+                self._ask(name)
         listed = tuple(self._listed.get(name, ()) for name in tiers)
         is_known = not self._context.cloud.rules.has_local or all(local.values())
         known = _Known(is_local_known=is_known, listed=listed)
@@ -83,6 +90,25 @@ class NameBook:
                 handoff=self._context.cloud.rules.cloud,
             )
         return self._names
+
+    async def usual_model(self, tier: str) -> str | None:
+        """What a tier elsewhere is asked for where nothing else is said; waits for its list."""
+        names = await self.current()
+        if names.usual_model(tier) is None and (asking := self._asking.get(tier)):
+            await asyncio.wait((asking,))
+            names = await self.current()
+        return names.usual_model(tier)
+
+    def _ask(self, name: str) -> None:
+        """Have a tier's list asked for; one that has failed is not asked again at once."""
+        if name not in self._asking:
+            self._asking[name] = asyncio.create_task(self._learn(name), name=f"models {name}")
+
+    async def _learn(self, name: str) -> None:
+        try:
+            self._listed[name] = await self._context.cloud.tiers[name].models()
+        finally:
+            del self._asking[name]
 
     async def _local(self) -> dict[str, tuple[TierInfo, ...]]:
         """The engine's names; while it is not ready, those that do not depend on it."""

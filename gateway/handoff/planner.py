@@ -21,6 +21,7 @@ from gateway.handoff.name_book import NameBook
 from gateway.handoff.names import AUTO, Meant, Names
 from gateway.handoff.needs import describe, lacking, needs_of
 from gateway.handoff.origin import DIRECT, Origin
+from gateway.handoff.slips import refuse_slips
 from gateway.handoff.terms import Terms, terms_of
 from gateway.jobs import JobBuilder
 from gateway.mirror import MirroredAnswer
@@ -66,7 +67,7 @@ class Planner:
         self._jobs = jobs
         self._load = LocalLoad(context.clock)
         self._names = NameBook(context, jobs)
-        self._calls = CloudCalls(context)
+        self._calls = CloudCalls(context, self._names)
 
     async def names(self) -> Names:
         """All names, with what the servers list. Raises NotReadyError or EngineError."""
@@ -130,6 +131,8 @@ class Planner:
             )
         read = read_request(body, endpoint)
         envelope = read.envelope
+        if envelope.options.privacy is None:
+            refuse_slips(body, read.document)
         meant = await self._names.resolve(envelope.model, envelope.options.tier)
         asked = Asked(
             endpoint=endpoint,
@@ -249,7 +252,7 @@ class Planner:
         return Elsewhere(name=terms.cloud, take_over=partial(self._calls.take_over, asked))
 
     async def _open_cloud(self, asked: Asked, origin: Origin) -> Leg:
-        return self._calls.leg(asked, origin)
+        return await self._calls.leg(asked, origin)
 
     async def _open_local(self, asked: Asked, elsewhere: Elsewhere | None, origin: Origin) -> Leg:
         """The local models. Raises HandOffError where the tier elsewhere is to answer."""
@@ -291,7 +294,10 @@ class Planner:
         )
 
     def _is_mirrored(self, asked: Asked) -> bool:
-        return self._cloud.mirror is not None and not asked.terms.is_private
+        """Whoever asks for this machine only is not copied to another one."""
+        options = None if asked.request is None else asked.request.outrider
+        wants_local = options is not None and options.policy == "local_only"
+        return self._cloud.mirror is not None and not (asked.terms.is_private or wants_local)
 
     def _mirror(self, asked: Asked, generation: Generation, texts: tuple[str, ...]) -> None:
         """Offer a local answer's request for a second opinion."""

@@ -6,7 +6,7 @@ which allow no field that is not declared.
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from engine.request import Tier
 from gateway.handoff.origin import HandOffKind
@@ -267,6 +267,23 @@ class Completion(ResponseModel):
     choices: list[CompletionChoice]
     usage: Usage | None = None
     outrider: OutriderReport | TokenTrace | None = None
+
+
+class UpstreamAnswer(BaseModel):
+    """The whole answer of a tier elsewhere: its server's own response, with the report put in."""
+
+    model_config = ConfigDict(extra="allow")
+
+    outrider: UpstreamReport
+
+
+class UpstreamChunk(BaseModel):
+    """One event of a tier elsewhere: its server's own; one of the last carries the report."""
+
+    model_config = ConfigDict(extra="allow")
+
+    choices: list[JsonValue]
+    outrider: UpstreamReport | None = None
 
 
 class TierCard(ResponseModel):

@@ -8,7 +8,16 @@ import msgspec
 from gateway.upstream.call import Chunk, UpstreamCall, UpstreamUsage
 from gateway.upstream.dialects.base import Resume, to_event
 from gateway.upstream.dialects.openai_request import is_resumable
-from gateway.upstream.dialects.rewriting import cut_content, id_of, splice, with_id
+from gateway.upstream.dialects.rewriting import (
+    cut_content,
+    cut_logprobs,
+    id_of,
+    num_logprobs,
+    says_something,
+    splice,
+    with_id,
+    without_role,
+)
 from gateway.upstream.event_stream import event_data
 from gateway.upstream.request import DONE_CHUNK
 from gateway.upstream.traits import Continuation
@@ -24,14 +33,15 @@ class DivergedError(Exception):
 class Delivered:
     """What the client has got of an answer. Its text is that of the first choice."""
 
-    __slots__ = ("_content", "_num_parts", "_reasoning", "has_calls", "has_logprobs", "sample")
+    __slots__ = ("_content", "_num_parts", "_reasoning", "has_calls", "num_logprobs", "sample")
 
     def __init__(self) -> None:
         self._content: list[str] = []
         self._reasoning: list[str] = []
         self._num_parts = 0
         self.has_calls = False
-        self.has_logprobs = False
+        self.num_logprobs = 0
+        """Tokens whose log-probabilities were told."""
         self.sample = b""
         """The first event with text: it has the answer's id, and the form of its chunks."""
 
@@ -48,7 +58,7 @@ class Delivered:
         if chunk.has_calls:
             self.has_calls = True
         if chunk.has_logprobs:
-            self.has_logprobs = True
+            self.num_logprobs += num_logprobs(chunk.raw)
 
     @property
     def content(self) -> str:
@@ -72,13 +82,15 @@ class Plan:
     """How the rest is asked for.
 
     resume: what the server is told; None: just the request again. known_reasoning, known_content:
-    what the new stream must begin with. num_before: tokens that it does not count as its own.
+    what the new stream must begin with. known_logprobs: of so many tokens it tells them again.
+    num_before: tokens that it does not count as its own.
     """
 
     resume: Resume | None
     known_reasoning: str
     known_content: str
     num_before: int
+    known_logprobs: int = 0
 
 
 def plan_of(
@@ -94,8 +106,14 @@ def plan_of(
     num_tokens = delivered.num_tokens(count_text)
     if strategy == "replay":
         resume = Resume(text=content, num_tokens=num_tokens, strategy=strategy)
-        return Plan(resume=resume, known_reasoning=reasoning, known_content=content, num_before=0)
-    if reasoning or delivered.has_logprobs:
+        return Plan(
+            resume=resume,
+            known_reasoning=reasoning,
+            known_content=content,
+            num_before=0,
+            known_logprobs=delivered.num_logprobs,
+        )
+    if reasoning or delivered.num_logprobs:
         return None
     # Chat templates strip a message's last spaces. So they are not sent, and must come again.
     sent = content.rstrip() if call.endpoint == "chat" else content
@@ -114,13 +132,21 @@ def plan_of(
 class Seam:
     """Fits the stream of a continuation to what was delivered before it."""
 
-    __slots__ = ("_answer_id", "_has_joined", "_num_content", "_num_reasoning", "_plan")
+    __slots__ = (
+        "_answer_id",
+        "_has_joined",
+        "_num_content",
+        "_num_logprobs_left",
+        "_num_reasoning",
+        "_plan",
+    )
 
     def __init__(self, plan: Plan, sample: bytes) -> None:
         self._plan = plan
         self._answer_id = id_of(sample)
         self._num_reasoning = 0
         self._num_content = 0
+        self._num_logprobs_left = plan.known_logprobs
         self._has_joined = False
 
     def fit(self, chunk: Chunk) -> Chunk | None:
@@ -128,26 +154,33 @@ class Seam:
 
         Raises DivergedError where it is not the same answer.
         """
-        num_known = 0
+        num_chars = 0
         if not self._is_caught_up:
-            num_known = self._skip(chunk)
-            if not self._is_caught_up:
-                if chunk.has_calls or chunk.finish_reason is not None or chunk.is_done:
-                    raise DivergedError
-                return None
-            if chunk.has_logprobs:
-                if chunk.finish_reason or num_known < len(chunk.reasoning) + len(chunk.content):
-                    raise DivergedError  # they cannot be cut in two
-                return None
-        rest = cut_content(chunk, num_known) if num_known else chunk
-        if rest is None:
+            num_chars = self._skip(chunk)
+            is_over = chunk.finish_reason is not None or chunk.is_done
+            if not self._is_caught_up and (chunk.has_calls or is_over):
+                raise DivergedError
+        rest: Chunk | None = self._without_known_logprobs(chunk)
+        if num_chars and rest is not None:
+            rest = cut_content(rest, num_chars)
+        if rest is None or not (self._is_caught_up or rest.has_logprobs):
             return None
-        # Who speaks was said when the answer began.
-        says_something = rest.has_text or rest.finish_reason or rest.usage or rest.is_done
-        if not (says_something or self._has_joined):
-            return None
-        self._has_joined = True
+        if not self._has_joined:
+            # Who speaks was said when the answer began.
+            if not says_something(rest):
+                return None
+            rest = msgspec.structs.replace(rest, raw=without_role(rest.raw))
+            self._has_joined = True
         return self._renamed(rest)
+
+    def _without_known_logprobs(self, chunk: Chunk) -> Chunk | None:
+        """They are counted on their own: a text may come later than its tokens."""
+        if not chunk.has_logprobs or not self._num_logprobs_left:
+            return chunk
+        num_known = min(num_logprobs(chunk.raw), self._num_logprobs_left)
+        self._num_logprobs_left -= num_known
+        rest = cut_logprobs(chunk, num_known)
+        return rest if says_something(rest) else None
 
     @property
     def _is_caught_up(self) -> bool:

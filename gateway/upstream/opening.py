@@ -161,23 +161,24 @@ class Opening:
         name, replicas = self._tier.name, self._tier.parts.replicas
         asked_s = [error.asked_wait_s for error in self._errors if error.asked_wait_s is not None]
         wait_s = replicas.retry_after_s or min(asked_s, default=1.0)
+        spoken = f"{max(wait_s, 0.1):.1f}".removesuffix(".0")
         now_s = self._tier.parts.clock()
         is_throttled = any(error.failure == "throttled" for error in self._errors)
         if not self._errors:
             is_throttled = any(r.breaker.held_until_s > now_s for r in replicas.replicas)
         if is_throttled:
             return ThrottledError(
-                f"The {name} tier is asked too much at the moment. Try again in {wait_s:.1f} s.",
+                f"The {name} tier is asked too much at the moment. Try again in {spoken} s.",
                 retry_after_s=wait_s,
             )
         if not self._errors:
             return UnavailableError(
-                f"The {name} tier does not answer at the moment. Try again in {wait_s:.1f} s.",
+                f"The {name} tier does not answer at the moment. Try again in {spoken} s.",
                 retry_after_s=wait_s,
             )
         if asked_s:
             return UnavailableError(
-                f"{self._errors[-1]} Try again in {wait_s:.1f} s.", retry_after_s=wait_s
+                f"{self._errors[-1]} Try again in {spoken} s.", retry_after_s=wait_s
             )
         return self._errors[-1]
 

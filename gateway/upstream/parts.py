@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gateway.settings_tiers import UpstreamSettings
 from gateway.upstream.attempts import OnAttempt
@@ -45,7 +45,7 @@ class TierState:
     settings: UpstreamSettings
     traits: ServerTraits
     parts: TierParts
-    headers: Mapping[str, str]
+    headers: Mapping[str, str] = field(repr=False)  # with the key
     first_token: LatencyEstimate
     total: LatencyEstimate
     whole: LatencyEstimate

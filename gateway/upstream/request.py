@@ -28,6 +28,10 @@ logger = logging.getLogger(__name__)
 DONE_CHUNK: Final = Chunk(raw=b"data: [DONE]\n\n", is_done=True)
 
 _MAX_REFUSAL_BYTES: Final = 65_536
+_MAX_HEAD_BYTES: Final = 4 << 20
+"""Of what comes before the first token: it is kept until then."""
+_CHUNK_BYTES: Final = 256
+"""What keeping an event takes beside its own bytes."""
 _LAST_BYTES_S: Final = 1.0
 """For the end of the response behind [DONE]: it gives the connection back to the pool."""
 _BAD_REQUEST: Final = 400
@@ -136,18 +140,14 @@ class UpstreamRequest:
         done = None
         try:
             for chunk in self._head:
+                yield chunk
+            async for event in self._events:
+                chunk = read(event)
+                add(chunk)
                 if chunk.is_done:
                     done = chunk
-                else:
-                    yield chunk
-            if done is None:
-                async for event in self._events:
-                    chunk = read(event)
-                    add(chunk)
-                    if chunk.is_done:
-                        done = chunk
-                        break
-                    yield chunk
+                    break
+                yield chunk
         except (UpstreamError, DeadlineExceededError) as error:
             # Whoever breaks off behind the last word has said all of it.
             if not self._reader.is_complete:
@@ -222,7 +222,11 @@ class UpstreamRequest:
                 body = await response.read(limit_bytes=_MAX_REFUSAL_BYTES)
             refusal = self._tier.parts.dialect.refusal(status, body)
             return UpstreamRefusalError(
-                refusal.message, status=status, body=refusal.body, replica=self.replica.name
+                refusal.message,
+                status=status,
+                body=refusal.body,
+                tier=self._tier.name,
+                replica=self.replica.name,
             )
         if status in (401, 403):
             return self._error("not_trusted", f"does not take our key (status {status})")
@@ -245,16 +249,22 @@ class UpstreamRequest:
         clock = self._tier.parts.clock
         allowed_s = self._tier.settings.timeouts.first_token_s
         self._events = response.events()
+        num_bytes = 0
         async for event in self._events:
             chunk = self._reader.read(event)
+            if chunk.is_done:
+                break  # that alone is no answer
             self._meter.add(chunk)
             self._head.append(chunk)
-            if chunk.has_text or chunk.finish_reason is not None or chunk.is_done:
+            if chunk.has_text or chunk.finish_reason is not None:
                 self._lease.got_first_token()
                 assert self._lease.first_token_s is not None
                 waited_s = self._lease.first_token_s - self._lease.started_s
                 self._tier.first_token.add(waited_s)
                 return
+            num_bytes += len(event) + _CHUNK_BYTES
+            if num_bytes > _MAX_HEAD_BYTES:
+                raise self._error("too_large", f"sent {len(self._head)} events and no token")
             # Comments and a role without text keep the connection alive, but are no answer.
             if clock() - self._lease.started_s > allowed_s:
                 raise self._error("first_token_timeout", f"sent no token within {allowed_s:g} s")
@@ -288,6 +298,7 @@ class UpstreamRequest:
                 error.refusal.message,
                 status=error.status or _BAD_REQUEST,
                 body=error.refusal.body,
+                tier=self._tier.name,
                 replica=self.replica.name,
             )
         return error

@@ -14,6 +14,8 @@ from gateway.upstream.waits import Exchange, Watch
 
 MAX_EVENT_BYTES: Final = 4 << 20
 MAX_BODY_BYTES: Final = 32 << 20
+MAX_STREAM_BYTES: Final = 512 << 20
+_EVENTS_IN_A_ROW: Final = 64
 _EVENT_STREAM: Final = "text/event-stream"
 _COMMENT: Final = b":"
 
@@ -72,6 +74,8 @@ class UpstreamResponse:
         server's silence. A body that ends cleanly just ends.
         """
         splitter = EventSplitter()
+        num_bytes = 0
+        has_begun = False
         failure: FailureKind = "first_token_timeout"
         due_s = self._exchange.first_token_s
         between_s = self._exchange.timeouts.between_tokens_s
@@ -80,11 +84,19 @@ class UpstreamResponse:
             while data := await self._next(due_s, failure):
                 # A comment shows that the connection lives, not that an answer is written.
                 has_token = False
-                for event in splitter.push(data):
+                num_bytes += len(data)
+                for number, event in enumerate(splitter.push(data), 1):
                     has_token = has_token or not event.startswith(_COMMENT)
                     yield event
+                    if not number % _EVENTS_IN_A_ROW:
+                        await asyncio.sleep(0)  # others have a turn
+                has_begun = has_begun or has_token
                 if splitter.num_held_bytes > MAX_EVENT_BYTES:
                     raise self._too_large("an event", MAX_EVENT_BYTES)
+                if not has_begun and num_bytes > MAX_EVENT_BYTES:
+                    raise self._too_large("comments", MAX_EVENT_BYTES)
+                if num_bytes > MAX_STREAM_BYTES:
+                    raise self._too_large("a stream", MAX_STREAM_BYTES)
                 if has_token:
                     failure = "between_tokens_timeout"
                     due_s = self._loop.time() + between_s

@@ -16,6 +16,9 @@ _CHARS_PER_TOKEN: Final = 4
 # answer, and text may be cut into tokens in more than one way.
 _FREE_TOKENS: Final = 2
 _FREE_SHARE: Final = 0.02
+# Hot sampling writes words in more tokens than their spelling needs.
+_HOT: Final = 1.0
+_FREE_SHARE_ABOVE_IF_HOT: Final = 0.3
 _TOKENS_PER_MILLION: Final = 1e6
 _MAX_DEPTH: Final = 32
 """Of JSON, for estimates: nobody says anything so deep, but someone may nest as deep."""
@@ -88,13 +91,20 @@ class UsageMeter:
         if not (self._num_call_parts or any(self._reasoning.values())):
             counted = _count(self._texts.values(), count)
             hidden = reported.num_reasoning_tokens
-            if not _is_near(reported.num_completion_tokens - hidden, counted):
+            told = reported.num_completion_tokens - hidden
+            if not (_is_near(told, counted) or self._may_be_more(told, counted)):
                 usage = _corrected(usage, num_completion_tokens=counted + hidden)
         prompt = self._count_prompt(self._call) if self._count_prompt else None
         if prompt is not None and not _is_near(reported.num_prompt_tokens, prompt):
             cached = min(reported.num_cached_tokens, prompt)
             usage = _corrected(usage, num_prompt_tokens=prompt, num_cached_tokens=cached)
         return usage
+
+    def _may_be_more(self, reported: int, counted: int) -> bool:
+        """Whether chance may have cut the text into so many tokens."""
+        temperature = self._call.document.get("temperature")
+        is_hot = isinstance(temperature, int | float) and temperature > _HOT
+        return is_hot and counted <= reported <= (1 + _FREE_SHARE_ABOVE_IF_HOT) * counted + 1
 
     def _without_report(self) -> UpstreamUsage:
         """Counted where all of it can be, else estimated."""

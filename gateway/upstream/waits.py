@@ -13,10 +13,10 @@ from gateway.settings_tiers import TimeoutSettings
 _TICK_S: Final = 0.002
 
 _LATE: Final[dict[FailureKind, str]] = {
-    "connect_timeout": "did not take the connection",
-    "first_token_timeout": "sent no token",
-    "between_tokens_timeout": "fell silent in the middle of its answer",
-    "total_timeout": "did not finish its answer",
+    "connect_timeout": "did not take the connection within {} s",
+    "first_token_timeout": "sent no token within {} s",
+    "between_tokens_timeout": "fell silent for {} s in the middle of its answer",
+    "total_timeout": "did not finish its answer within {} s",
 }
 
 
@@ -71,7 +71,7 @@ class Exchange:
             "between_tokens_timeout": timeouts.between_tokens_s,
             "total_timeout": timeouts.total_s,
         }[failure]
-        return self.error(failure, f"{_LATE[failure]} within {allowed_s:g} s")
+        return self.error(failure, _LATE[failure].format(f"{allowed_s:g}"))
 
 
 class Watch:

@@ -437,6 +437,7 @@ def test_the_playground_needs_nothing_from_elsewhere(http: httpx.Client) -> None
     assert "http://" not in page.text.replace("http://www.w3.org", "")
     assert "https://" not in page.text
     assert "/v1/chat/completions" in page.text
+    assert 'fetch("/v1/models")' in page.text, "its names are those of the gateway"
 
 
 def test_many_streams_and_disconnects_leave_nothing_running(server: Server) -> None:

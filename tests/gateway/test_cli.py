@@ -3,19 +3,25 @@
 import io
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
+import httpx
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
+from benchmarks.mock_upstream import MockScript
+from benchmarks.toxics import Toxic
 from engine.events import EngineInfo
+from gateway.chat import ChatTokenizer
 from gateway.cli import app, main
 from gateway.settings import Settings, load_settings
 from gateway.terminal import DRAFTED_STYLE, LoadingProgress, print_banner, token_text
-from gateway.terminal_chat import Answer, ChatOptions
+from gateway.terminal_chat import Answer, ChatError, ChatOptions, stream_answer
 from tests.gateway.conftest import Server
+from tests.gateway.hybrid import LOCAL_TEXT, World, hybrid
 
 runner = CliRunner()
 
@@ -229,6 +235,97 @@ def test_a_conversation_ends_with_the_input_and_survives_errors(server: Server) 
     result = invoke("chat", "--url", server.url, "--model", "gpt-9", input="Hi\n")
     assert result.exit_code == 0
     assert "gpt-9" in result.output
+
+
+def test_chat_takes_the_address_as_openais_clients_do(server: Server) -> None:
+    result = invoke("chat", "--url", f"{server.url}/v1/", "Hi")
+    assert result.exit_code == 0, result.output
+    assert "Hello there!" in result.output
+
+
+# Tiers elsewhere.
+
+Hybrid = Callable[[MockScript], AbstractContextManager[World]]
+
+
+@pytest.fixture
+def with_cloud(tokenizer: ChatTokenizer, encode: Callable[[str], list[int]]) -> Hybrid:
+    """Makes a gateway with local models and a tier elsewhere that answers by a script."""
+    price = {"prompt": 1.0, "completion": 2.0}
+    return lambda script: hybrid(tokenizer, encode, clouds=(script,), tier={"price": price})
+
+
+def test_chat_tells_who_answered_elsewhere_and_what_it_cost(with_cloud: Hybrid) -> None:
+    with with_cloud(MockScript(pieces=("From", " afar"), reasoning=("Hm,", " well."))) as world:
+        named = invoke("chat", "--url", world.url, "--model", "cloud", "Hi")
+        wanted = invoke("chat", "--url", world.url, "--policy", "prefer_cloud", "Hi")
+    assert named.exit_code == 0, named.output
+    thinking, answer, summary = named.output.strip().split("\n")
+    assert (thinking, answer) == ("Hm, well.", "From afar")
+    assert re.match(r"cloud \(requested\) · ttft \d+ ms · .*4 tokens · 0\.0000\d+ USD$", summary)
+    assert "hand-off: policy" in wanted.output
+
+
+def test_chat_says_when_an_answer_is_degraded(with_cloud: Hybrid) -> None:
+    with with_cloud(MockScript(toxic=Toxic(kind="status"))) as world:
+        result = invoke("chat", "--url", world.url, "--policy", "prefer_cloud", "Hi")
+    assert result.exit_code == 0, result.output
+    answer, summary, warning = result.output.strip().split("\n")
+    assert answer == LOCAL_TEXT
+    assert "hand-off: failure" in summary
+    assert warning.startswith("degraded: ")
+
+
+def test_chat_keeps_to_the_wishes(with_cloud: Hybrid) -> None:
+    with with_cloud(MockScript(first_token_delay_s=5.0)) as world:
+        private = invoke("chat", "--url", world.url, "--private", "--model", "cloud", "Hi")
+        late = invoke("chat", "--url", world.url, "--deadline-ms", "50", "--model", "cloud", "Hi")
+    assert private.exit_code == late.exit_code == 1
+    assert "outrider.privacy" in private.output
+    assert "deadline" in late.output
+    assert invoke("chat", "--policy", "sometimes", "Hi").exit_code == 2
+
+
+def test_an_answer_that_breaks_off_is_an_error_behind_its_beginning(with_cloud: Hybrid) -> None:
+    script = MockScript(pieces=("One ", "two ", "three"), toxic=Toxic(kind="reset", after_events=2))
+    with with_cloud(script) as world:
+        result = invoke("chat", "--url", world.url, "--model", "cloud", "Hi")
+    assert result.exit_code == 1
+    answer, error = result.output.strip().split("\n")
+    assert answer == "One two "
+    assert error == "outrider: The cloud tier broke the connection off."
+
+
+def answer_of(body: bytes) -> Answer:
+    """What is understood of a stream of events. Raises ChatError."""
+    answer = Answer()
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, content=body))
+    with httpx.Client(base_url="http://gateway", transport=transport) as client:
+        for _ in stream_answer(client, ChatOptions().body([]), answer):
+            pass
+    return answer
+
+
+def test_events_are_read_however_a_server_writes_them() -> None:
+    said = "\N{LINE SEPARATOR}a\N{NEXT LINE}b"
+    chunk = f'{{"choices":[{{"delta":{{"content":"{said}"}}}}]}}'.encode()
+    answer = answer_of(b": ping\r\n\r\ndata:" + chunk + b"\r\n\r\ndata: [DONE]\r\n\r\n")
+    assert answer.text == said
+
+
+@pytest.mark.parametrize(
+    ("body", "complaint"),
+    [
+        (b"", "closed before the answer was complete"),
+        (b'data: {"choices":[]}\n\n', "closed before the answer was complete"),
+        (b"data: <html>\n\n", "not JSON"),
+        (b'data: {"error":{"message":"It died."}}\n\n', "It died."),
+        (b'data: {"error":"It died."}\n\n', "It died."),
+    ],
+)
+def test_a_stream_that_ends_badly_is_an_error(body: bytes, complaint: str) -> None:
+    with pytest.raises(ChatError, match=complaint):
+        answer_of(body)
 
 
 def test_drafted_tokens_have_their_colour() -> None:

@@ -156,6 +156,16 @@ def test_the_command_prints_and_exits(checkpoint: Path, free_port: int, tmp_path
     assert {"name", "status", "detail", "advice"} == set(document["checks"][0])
 
 
+def test_the_command_takes_settings_and_its_own_flags_win(free_port: int) -> None:
+    arguments = ["doctor", "--large", "none", "--small", "none", "--port", str(free_port)]
+    with mock_in_thread(models=("big-1",)) as mock:
+        arguments += ["--tier", f"gpu={mock.url}", "--set", "tiers.gpu.model=big-9"]
+        result = runner.invoke(app, [*arguments, "--set", "server.port=1"])
+    assert result.exit_code == 0, result.output
+    assert "does not list big-9" in result.output
+    assert f"127.0.0.1:{free_port} is free" in result.output
+
+
 # Tiers elsewhere.
 
 NO_MODELS = {"models__large": "none", "models__small": "none"}
@@ -169,7 +179,8 @@ def test_a_tier_that_answers() -> None:
             name="cloud tier", status="ok", detail=f"{mock.url} answers with big-2"
         )
         assert "router" not in found
-        assert not {"large model", "small model"} & found.keys()
+        assert not {"large model", "small model", "torch", "memory"} & found.keys()
+        assert "none on this machine" in found["models"].detail
         check = checks(tiers__cloud__url=mock.url, **NO_MODELS)["cloud tier"]
         assert check.detail == f"{mock.url} answers with big-1", "the first one that it lists"
         assert mock.requests == [], "nothing is generated"

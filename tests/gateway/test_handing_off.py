@@ -15,7 +15,12 @@ from benchmarks.mock_upstream import MockScript, ToolCall
 from benchmarks.toxics import Toxic
 from engine.errors import EngineDiedError, QueueFullError
 from gateway.chat import ChatTokenizer
-from gateway.schema.responses import OutriderReport, UpstreamReport
+from gateway.schema.responses import (
+    OutriderReport,
+    UpstreamAnswer,
+    UpstreamChunk,
+    UpstreamReport,
+)
 from gateway.schema.routing import RouteReport
 from tests.gateway.conftest import wait_for
 from tests.gateway.hybrid import CHAT, LOCAL_TEXT, Streamed, TestPolicy, World, hybrid
@@ -152,6 +157,7 @@ def test_the_servers_refusal_is_passed_on_in_its_own_words(make: Make) -> None:
         response = world.chat(model="cloud")
         assert response.status_code == 422
         assert response.json()["error"]["message"]
+        assert response.headers["x-outrider-tier"] == "cloud", "whose words these are"
         response = world.chat(outrider={"policy": "prefer_cloud"})  # nobody else is asked then
         assert response.status_code == 422
         assert not world.engine.submitted
@@ -644,3 +650,27 @@ def test_no_model_here_at_all(make: Make) -> None:
         assert private.status_code == 400
         assert json.loads(private.content)["error"]["param"] == "outrider.privacy"
         assert world.http.get("/openapi.json").status_code == 200
+
+
+def test_the_openapi_document_knows_answers_of_others(make: Make) -> None:
+    with make() as world:
+        document = world.http.get("/openapi.json").json()
+        assert world.http.get("/openapi.json").json() == document, "asking changes nothing"
+        UpstreamAnswer.model_validate(world.chat(model="cloud").json())
+        for chunk in world.stream(model="cloud").chunks:
+            UpstreamChunk.model_validate(chunk)
+    for path in ("/v1/chat/completions", "/v1/completions"):
+        content = document["paths"][path]["post"]["responses"]["200"]["content"]
+        assert "UpstreamAnswer" in json.dumps(content["application/json"])
+        assert "UpstreamChunk" in json.dumps(content["text/event-stream"])
+    assert {"UpstreamAnswer", "UpstreamChunk"} <= document["components"]["schemas"].keys()
+
+
+def test_no_model_here_and_nobody_elsewhere_is_not_ready(make: Make) -> None:
+    with make(local=()) as world, down(world):
+        while world.chat().status_code != 503:  # until the breaker knows
+            pass
+        ready = world.http.get("/ready")
+        assert ready.status_code == 503
+        assert ready.json()["error"]["code"] == "no_tier_available"
+        assert int(ready.headers["retry-after"]) >= 1

@@ -277,7 +277,7 @@ def _unreadable(tier: str, data: bytes) -> UpstreamError:
     if isinstance(document, dict) and document.get("error"):
         return reported(tier, document["error"])
     if document is None:
-        return garbage(tier, "something that is no JSON")
+        return garbage(tier, "something that is not JSON")
     return garbage(tier, "JSON that is no answer")
 
 

@@ -56,6 +56,23 @@ def with_id(raw: bytes, answer_id: str) -> bytes:
     return to_event(_encode(fields))
 
 
+def without_role(raw: bytes) -> bytes:
+    """The event with choices that do not say who speaks; what cannot be read is left as it is."""
+    if b'"role"' not in raw:
+        return raw
+    try:
+        fields = _read_fields(event_data(raw) or b"")
+        choices = [_read_fields(choice) for choice in _read_items(fields["choices"])]
+        for choice in choices:
+            delta = _read_fields(choice["delta"])
+            delta.pop("role", None)
+            choice["delta"] = msgspec.Raw(_encode(delta))
+    except (ValueError, RecursionError, KeyError):
+        return raw
+    fields["choices"] = msgspec.Raw(_encode(choices))
+    return to_event(_encode(fields))
+
+
 def id_of(raw: bytes) -> str | None:
     """The `id` that an event or a body carries; None for none."""
     data = raw if raw.lstrip()[:1] == b"{" else event_data(raw)
@@ -69,18 +86,57 @@ def id_of(raw: bytes) -> str | None:
 def cut_content(chunk: Chunk, num_chars: int) -> Chunk | None:
     """The chunk without the first characters of its text; None where nothing would be left.
 
-    Text is its reasoning, then its content. For a chunk with one choice and no log-probabilities.
+    Text is its reasoning, then its content. For a chunk with one choice; log-probabilities stay.
     """
     reasoning = chunk.reasoning[num_chars:]
     content = chunk.content[max(num_chars - len(chunk.reasoning), 0) :]
     rest = msgspec.structs.replace(chunk, reasoning=reasoning, content=content)
-    if not (rest.has_text or rest.finish_reason or rest.usage or rest.is_done):
+    if not says_something(rest):
         return None
     if (reasoning, content) == (chunk.reasoning, chunk.content):
         return chunk
     return msgspec.structs.replace(
         rest, raw=_with_text(chunk.raw, reasoning=reasoning, content=content)
     )
+
+
+def says_something(chunk: Chunk) -> bool:
+    """Whether anybody would miss it; a role and a sign of life say nothing."""
+    return bool(
+        chunk.has_text or chunk.has_logprobs or chunk.finish_reason or chunk.usage or chunk.is_done
+    )
+
+
+def num_logprobs(raw: bytes) -> int:
+    """How many tokens' log-probabilities an event with one choice carries."""
+    try:
+        choice = _read_fields(_read_items(_read_fields(event_data(raw) or b"")["choices"])[0])
+        logprobs = _read_fields(choice["logprobs"])
+        return len(_read_items(logprobs[_entries_field(logprobs)]))
+    except (ValueError, RecursionError, LookupError):
+        return 0
+
+
+def cut_logprobs(chunk: Chunk, num_tokens: int) -> Chunk:
+    """The chunk without the log-probabilities of its first tokens; its text stays.
+
+    For a chunk with one choice that has as many.
+    """
+    fields = _read_fields(event_data(chunk.raw) or b"")
+    choice = _read_fields(_read_items(fields["choices"])[0])
+    logprobs = _read_fields(choice["logprobs"])
+    num_left = len(_read_items(logprobs[_entries_field(logprobs)])) - num_tokens
+    for name, value in logprobs.items():
+        if bytes(value).lstrip()[:1] == b"[":  # a completion has several lists side by side
+            logprobs[name] = msgspec.Raw(_encode(_read_items(value)[num_tokens:]))
+    choice["logprobs"] = msgspec.Raw(_encode(logprobs)) if num_left else _NULL
+    fields["choices"] = msgspec.Raw(_encode([choice]))
+    return msgspec.structs.replace(chunk, raw=to_event(_encode(fields)), has_logprobs=num_left > 0)
+
+
+def _entries_field(logprobs: dict[str, msgspec.Raw]) -> str:
+    """Where chats and completions have an entry for each token."""
+    return "content" if "content" in logprobs else "tokens"
 
 
 def _with_text(raw: bytes, *, reasoning: str, content: str) -> bytes:

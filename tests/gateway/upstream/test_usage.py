@@ -32,6 +32,23 @@ def report(num_completion: int, **fields: Any) -> UpstreamUsage:
     return UpstreamUsage(num_prompt_tokens=7, num_completion_tokens=num_completion, **fields)
 
 
+@pytest.mark.parametrize(
+    ("temperature", "reported", "is_corrected"),
+    [
+        *((2.0, 13, False), (2.0, 14, False), (2.0, 15, True), (2.0, 7, True)),
+        *((1.0, 13, True), (0, 13, True), (None, 13, True)),
+    ],
+)
+def test_hot_text_may_have_more_tokens_than_its_spelling_needs(
+    temperature: float | None, reported: int, is_corrected: bool
+) -> None:
+    asked = call({"messages": [], "temperature": temperature})
+    meter = UsageMeter(asked, count_words, None)
+    meter.add(text("word " * 10))
+    meter.add(told(report(reported)))
+    assert meter.result().is_corrected is is_corrected
+
+
 def metered(
     *chunks: Chunk, count: CountText | None = count_words, num_prompt: int | None = None
 ) -> UpstreamUsage:
