@@ -12,60 +12,30 @@ import argparse
 import asyncio
 import contextlib
 import gc
-import json
 import logging
-import os
 import signal
-import socket
-import struct
 import threading
-import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from functools import cached_property
 from types import TracebackType
-from typing import Any, Final, Literal, cast
+from typing import Any, Final
 
-import httptools
 import uvloop
 
-from benchmarks.mock_script import STAMP, models_body, not_found, plan_of
+from benchmarks.mock_connection import Connection
+from benchmarks.mock_connection import MockRequest as MockRequest
 from benchmarks.mock_script import MockScript as MockScript
 from benchmarks.mock_script import ToolCall as ToolCall
 from benchmarks.mock_script import answer_text as answer_text
-from benchmarks.toxics import Ending, Plan, error_body, spoil, whole_plan
+from benchmarks.mock_script import models_body, not_found, plan_of
+from benchmarks.toxics import Plan, error_body, spoil, whole_plan
 from benchmarks.toxics import Step as Step
 from benchmarks.toxics import Toxic as Toxic
 
 logger = logging.getLogger(__name__)
 
 HOST: Final = "127.0.0.1"
-# Timers of event loops are no finer than this; earlier steps are sent at once.
-_TIMER_S: Final = 0.001
 # Waits no longer than this for its thread.
 _THREAD_S: Final = 10.0
-
-Outcome = Literal["open", "answered", "broken_off", "client_left"]
-"""broken_off: by a toxic. client_left: it closed the connection before the answer's end."""
-
-
-class MockRequest:
-    """A request that the mock has got. `index` counts from 0; header names are lower-case."""
-
-    def __init__(self, index: int, method: str, path: str, headers: dict[str, str]) -> None:
-        self.index = index
-        self.method = method
-        self.path = path
-        self.headers = headers
-        self.body = b""
-        self.received_ns = time.perf_counter_ns()
-        self.outcome: Outcome = "open"
-
-    @cached_property
-    def document(self) -> dict[str, Any]:
-        """The body as JSON; empty where there is none."""
-        document: dict[str, Any] = json.loads(self.body) if self.body else {}
-        return document
-
 
 Scripted = MockScript | Callable[[MockRequest], MockScript]
 """One script for every request, or who says which one this request gets."""
@@ -74,8 +44,9 @@ Scripted = MockScript | Callable[[MockRequest], MockScript]
 class MockUpstream:
     """A server on loopback. `script` may be changed at any time; it counts for later requests.
 
-    `requests` are those for answers, `num_model_lists` how often GET /models came. With
-    `api_key` set, requests without it are answered with 401. `name` is part of each answer's id.
+    `requests` are those for answers, `num_model_lists` how often GET /models came, `num_accepted`
+    how many connections it has taken. With `api_key` set, requests without it are answered with
+    401. `name` is part of each answer's id.
     """
 
     def __init__(
@@ -94,10 +65,11 @@ class MockUpstream:
         self.requests: list[MockRequest] = []
         self.num_requests = 0
         self.num_model_lists = 0
+        self.num_accepted = 0
         self.port = 0
         self._remembers = remembers
         self._server: asyncio.Server | None = None
-        self._connections: set[_Connection] = set()
+        self._connections: set[Connection] = set()
         self._changed: asyncio.Event | None = None
 
     @property
@@ -136,7 +108,7 @@ class MockUpstream:
         self._changed = asyncio.Event()
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
-            lambda: _Connection(self), HOST, self.port or port, backlog=1024
+            lambda: Connection(self), HOST, self.port or port, backlog=1024
         )
         self.port = self._server.sockets[0].getsockname()[1]
 
@@ -169,11 +141,12 @@ class MockUpstream:
 
     # ---- for its connections ------------------------------------------------------------------
 
-    def joined(self, connection: "_Connection") -> None:
+    def joined(self, connection: "Connection") -> None:
         """A client has connected."""
         self._connections.add(connection)
+        self.num_accepted += 1
 
-    def left(self, connection: "_Connection") -> None:
+    def left(self, connection: "Connection") -> None:
         """A connection has ended."""
         self._connections.discard(connection)
         self.changed()
@@ -215,129 +188,6 @@ class MockUpstream:
             ):
                 return spoil(plan, toxic)
         return plan
-
-
-class _Connection(asyncio.Protocol):
-    """One client: reads a request, plays its answer, reads the next one."""
-
-    def __init__(self, mock: MockUpstream) -> None:
-        self._mock = mock
-        self._loop = asyncio.get_running_loop()
-        self._parser = httptools.HttpRequestParser(self)
-        self._transport: asyncio.Transport | None = None
-        self._path = ""
-        self._headers: dict[str, str] = {}
-        self._body: list[bytes] = []
-        self._request: MockRequest | None = None
-        self._steps: Sequence[Step] = ()
-        self._next = 0
-        self._due_s = 0.0
-        self._ending: Ending = "keep"
-        self._is_waiting = False
-        self._timer: asyncio.TimerHandle | None = None
-        self._keeps_alive = True
-
-    # ---- asyncio ------------------------------------------------------------------------------
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports do not say that they are asyncio's.
-        self._transport = cast(asyncio.Transport, transport)
-        self._mock.joined(self)
-
-    def data_received(self, data: bytes) -> None:
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserError as error:
-            logger.error("bad request reason=%s", error)
-            self.cut()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._request is not None and self._request.outcome == "open":
-            self._request.outcome = "client_left"
-        self._mock.left(self)
-
-    def cut(self) -> None:
-        """Hang up at once."""
-        if self._transport is not None:
-            self._transport.abort()
-
-    # ---- httptools ----------------------------------------------------------------------------
-
-    def on_message_begin(self) -> None:
-        self._path = ""
-        self._headers = {}
-        self._body = []
-
-    def on_url(self, url: bytes) -> None:
-        self._path += url.decode()
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers[name.decode().lower()] = value.decode("latin-1")
-
-    def on_body(self, body: bytes) -> None:
-        self._body.append(body)
-
-    def on_message_complete(self) -> None:
-        method = self._parser.get_method().decode()
-        request = MockRequest(-1, method, self._path.partition("?")[0], self._headers)
-        request.body = b"".join(self._body)
-        self._keeps_alive = self._parser.should_keep_alive()
-        self._request = request
-        plan = self._mock.plan(request)
-        self._steps, self._ending, self._next = plan.steps, plan.ending, 0
-        self._due_s = self._loop.time()
-        self._play()
-
-    # ---- the answer ---------------------------------------------------------------------------
-
-    def _play(self) -> None:
-        """Send what is due; come back for the rest."""
-        assert self._transport is not None
-        if self._transport.is_closing():
-            return
-        due: list[bytes] = []
-        latest_s = self._loop.time() + _TIMER_S / 2
-        while self._next < len(self._steps):
-            step = self._steps[self._next]
-            if step.wait_s and not self._is_waiting:
-                # Counted from when the step before was due, so that delays do not add up.
-                self._due_s += step.wait_s
-                self._is_waiting = True
-            if self._due_s > latest_s:
-                self._timer = self._loop.call_at(self._due_s, self._play)
-                break
-            self._is_waiting = False
-            due.append(step.data)
-            self._next += 1
-        if due:
-            data = b"".join(due)
-            if STAMP in data and self._request is not None:
-                moments = (self._request.received_ns, time.perf_counter_ns())
-                data = data.replace(STAMP, b"%020d%020d" % moments)
-            self._transport.write(data)
-        if self._next == len(self._steps):
-            self._end()
-
-    def _end(self) -> None:
-        assert self._transport is not None
-        if self._request is not None and self._ending != "stall":
-            self._request.outcome = "answered" if self._ending == "keep" else "broken_off"
-        if self._ending == "reset":
-            _reset(self._transport)
-        elif self._ending == "fin" or (self._ending == "keep" and not self._keeps_alive):
-            self._transport.close()
-        self._mock.changed()
-
-
-def _reset(transport: asyncio.Transport) -> None:
-    """Close with RST instead of FIN."""
-    connection: socket.socket = transport.get_extra_info("socket")
-    # A duplicate, because uvloop's stand-in for the socket takes no options.
-    with socket.socket(fileno=os.dup(connection.fileno())) as same:
-        same.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    transport.abort()
 
 
 # ---- in a thread, as a process ----------------------------------------------------------------

@@ -111,6 +111,19 @@ JOBS = (
         arguments=_BF16,
         quick=(*_BF16, "--repeats", "1", "--num-prompts", "2", "--clients", "1", "4"),
     ),
+    Job(
+        script="bench_upstream",
+        arguments=("--repeats", "3", "--seconds", "8"),
+        quick=("--repeats", "1", "--seconds", "2"),
+    ),
+    Job(
+        script="bench_upstream_faults",
+        arguments=("--cases", "replica", "--seconds", "4"),
+        quick=(
+            *("--cases", "replica", "--seconds", "2"),
+            *("--faults", "refused", "reset in mid-stream", "stall in mid-stream"),
+        ),
+    ),
 )
 
 

@@ -97,6 +97,7 @@ class GatewayRun:
                 starting.cancel()
                 await asyncio.gather(starting, return_exceptions=True)
                 await engine.close()
+                gc.unfreeze()  # so that what the process leaves behind is cleared away
 
     async def _serve(self, engine: EngineClient, starting: asyncio.Task[None]) -> None:
         """Open the port while the engine starts; returns when the server has ended."""
@@ -141,6 +142,7 @@ class GatewayRun:
             lifespan="on",
             log_config=None,
             access_log=server.access_log,
+            proxy_headers=False,  # nobody asks for the client's address
             timeout_graceful_shutdown=max(1, round(server.drain_timeout_s)),
         )
 

@@ -55,6 +55,7 @@ def build_client(settings: Settings, on_progress: ProgressCallback = no_progress
     if not settings.models.is_any:
         return AbsentEngine()
     if not settings.engine.process:
+        _import_lazy_parts()
         return InProcessEngineClient(
             lambda report: build_engine(settings, report), on_progress=on_progress
         )
@@ -66,6 +67,18 @@ def build_client(settings: Settings, on_progress: ProgressCallback = no_progress
         stall_timeout_s=settings.engine.stall_timeout_s,
         log_level=settings.log_level,
     )
+
+
+def _import_lazy_parts() -> None:
+    """Have transformers load what the engine's thread and the tokenizers' both ask it for.
+
+    Its modules load when they are first named; named by two threads at once, one of them may find
+    half of one.
+    """
+    import transformers
+
+    for name in ("AutoConfig", "AutoTokenizer", "GenerationConfig"):
+        getattr(transformers, name)
 
 
 def _engine_settings(settings: Settings) -> Settings:

@@ -1,0 +1,192 @@
+"""Real gateways on the shipped pair, in this process, and what clients are told by them."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import httpx
+import pytest
+
+from engine.request import Tier
+from engine.runner import ModelRunner
+from gateway.app import create_app
+from gateway.backends.in_process import InProcessEngineClient
+from gateway.context import GatewayContext
+from gateway.engine_wiring import join, named_models
+from gateway.settings import Settings, load_settings
+from gateway.wiring import build_client, build_context
+from router.policy import RoutePolicy
+from tests.engines import shipped_pair
+from tests.gateway.conftest import serve, wait_for
+
+ENGINE = {
+    "engine.process": False,
+    "engine.dtype": "float32",
+    "engine.device": "cpu",
+    "engine.num_threads": 1,
+    "speculation.adaptive": False,  # or the trees would follow the machine's mood
+}
+_NUM_BLOCKS = 128
+_NEAR = 1e-3
+"""Of log-probabilities: the same sum in another order differs in its last digits."""
+
+
+@dataclass
+class Gateway:
+    """A running gateway. Its answers are read by `Told`."""
+
+    url: str
+    context: GatewayContext
+    http: httpx.Client = field(repr=False)
+
+    def ask(self, path: str = "chat/completions", **document: Any) -> "Told":
+        """One answer, whole or streamed as the request says."""
+        response = self.http.post(f"/v1/{path}", json=document)
+        return Told.of(response)
+
+    def heal(self) -> None:
+        """What plain requests between failures would do: no breaker opens."""
+        for tier in self.context.cloud.tiers.values():
+            for replica in tier.replicas.replicas:
+                for _ in range(3):
+                    replica.begin(is_streamed=False).succeeded()
+
+
+@contextmanager
+def gateway(
+    flags: Mapping[str, Any] | None = None,
+    *,
+    policy: RoutePolicy | None = None,
+) -> Iterator[Gateway]:
+    """A gateway with these settings. Its engine is its own; the weights are everybody's.
+
+    `policy` decides in the place of the pair's router.
+    """
+    settings = load_settings(flags={**ENGINE, **(flags or {})}, environ={}, config_file=None)
+    engine = build_client(settings)
+    if isinstance(engine, InProcessEngineClient):
+        engine = InProcessEngineClient(lambda _: join(settings, _runners(settings), None))
+    context = build_context(settings, engine)
+    if policy is not None:
+        context = replace(context, router=policy)
+    server, thread, url = serve(create_app(context))
+    try:
+        with httpx.Client(base_url=url, timeout=30) as http:
+            wait_for(lambda: engine.is_ready, 20)
+            yield Gateway(url, context, http)
+    finally:
+        server.should_exit = True
+        thread.join(10)
+
+
+def _runners(settings: Settings) -> dict[Tier, ModelRunner]:
+    pair = shipped_pair("float32")
+    return {
+        tier: ModelRunner(
+            model=pair.large if tier == "large" else pair.small,
+            num_blocks=_NUM_BLOCKS,
+            block_size=16,
+            prefix_caching=True,
+        )
+        for tier in named_models(settings)
+    }
+
+
+@dataclass(frozen=True)
+class Told:
+    """All that a client learns from an answer, however it was cut into events.
+
+    `num_tokens`: of the prompt, and of the answer. `pieces`: the text as it came.
+    """
+
+    text: str
+    reasoning: str
+    calls: tuple[tuple[str, str], ...]
+    tokens: tuple[str, ...]
+    logprobs: tuple[float, ...] = field(compare=False)
+    finish_reason: str | None
+    num_tokens: tuple[int, int] | None
+    report: dict[str, Any] = field(compare=False)
+    error: dict[str, Any] | None = field(default=None, compare=False)
+    pieces: tuple[str, ...] = field(default=(), compare=False)
+
+    @classmethod
+    def of(cls, response: httpx.Response) -> "Told":
+        """Reads it, and checks that it is one answer."""
+        assert response.status_code == 200, response.text
+        if response.headers["content-type"].startswith("application/json"):
+            return cls._of_parts([response.json()])
+        events = [event for event in response.text.split("\n\n") if event]
+        chunks = [json.loads(e.removeprefix("data:")) for e in events if not e.endswith("[DONE]")]
+        is_broken = "error" in chunks[-1]
+        assert [e for e in events if e.endswith("[DONE]")] == ["data: [DONE]"] * (not is_broken)
+        assert is_broken or events[-1] == "data: [DONE]"
+        told = cls._of_parts(chunks)
+        choices = [choice for chunk in chunks for choice in chunk.get("choices", ())]
+        assert len({chunk["id"] for chunk in chunks if "error" not in chunk}) == 1
+        assert sum("role" in choice.get("delta", {}) for choice in choices) <= 1, response.text
+        assert all(not choice["index"] for choice in choices)
+        assert sum(bool(choice["finish_reason"]) for choice in choices) == (not is_broken)
+        assert sum("outrider" in chunk for chunk in chunks) == 1
+        return told
+
+    @classmethod
+    def _of_parts(cls, documents: Sequence[dict[str, Any]]) -> "Told":
+        choices = [choice for document in documents for choice in document.get("choices", ())]
+        messages = [choice.get("delta") or choice.get("message") or choice for choice in choices]
+        entries = [entry for choice in choices for entry in _entries(choice.get("logprobs"))]
+        usages = [document["usage"] for document in documents if document.get("usage")]
+        ends = [choice["finish_reason"] for choice in choices if choice["finish_reason"]]
+        pieces = tuple(m.get("content") or m.get("text") or "" for m in messages)
+        calls: list[list[str]] = []
+        for call in (call for message in messages for call in message.get("tool_calls") or ()):
+            name, arguments = call["function"].get("name"), call["function"].get("arguments", "")
+            if name:
+                calls.append([name, ""])
+            calls[-1][1] += arguments
+        return cls(
+            text="".join(pieces),
+            reasoning="".join(m.get("reasoning_content") or "" for m in messages),
+            calls=tuple((name, arguments) for name, arguments in calls),
+            tokens=tuple(token for token, _ in entries),
+            logprobs=tuple(logprob for _, logprob in entries),
+            finish_reason=ends[-1] if ends else None,
+            num_tokens=(
+                (usages[-1]["prompt_tokens"], usages[-1]["completion_tokens"]) if usages else None
+            ),
+            report=next((d["outrider"] for d in documents if "outrider" in d), {}),
+            error=documents[-1].get("error"),
+            pieces=pieces,
+        )
+
+    def check(self, right: "Told") -> None:
+        """It is the right answer, or its beginning and an error."""
+        near = pytest.approx(right.logprobs[: len(self.logprobs)], abs=_NEAR)
+        assert self.logprobs == near
+        if self.error is None:
+            for name in _COMPARED:
+                assert getattr(self, name) == getattr(right, name), name
+            return
+        assert right.text.startswith(self.text)
+        assert right.reasoning.startswith(self.reasoning)
+        assert right.tokens[: len(self.tokens)] == self.tokens
+        assert right.calls[: len(self.calls) - 1] == self.calls[:-1]
+        assert _joined(right.calls).startswith(_joined(self.calls))
+
+
+_COMPARED = tuple(field.name for field in fields(Told) if field.compare)
+
+
+def _joined(calls: Sequence[tuple[str, str]]) -> str:
+    return "".join(name + arguments for name, arguments in calls)
+
+
+def _entries(logprobs: dict[str, Any] | None) -> list[tuple[str, float]]:
+    """Token by token, in either endpoint's form."""
+    if logprobs is None:
+        return []
+    if "content" in logprobs:
+        return [(entry["token"], entry["logprob"]) for entry in logprobs["content"] or ()]
+    return list(zip(logprobs["tokens"], logprobs["token_logprobs"], strict=True))
