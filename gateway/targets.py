@@ -279,7 +279,8 @@ class TargetChooser:
             )
         other = next((info for info in affordable if info.tier != route.tier), None)
         if other is None:
-            return self._target(info, route.reason, replace(route, cascade=None))
+            alone = "" if route.cascade is None else ", unwatched as nobody else may answer"
+            return self._target(info, route.reason + alone, replace(route, cascade=None))
         if not await _fits(ask, info) and await _fits(ask, other):
             reason = f"router: too long for the {info.tier} model's context"
             moved = Route(tier=other.tier, reason=reason, quality=route.quality)
