@@ -25,8 +25,19 @@ demo-hybrid: $(VENV)/.installed-demo ## a device with the small model and a clou
 serve: $(VENV)/.installed-base ## start the gateway on port 8000
 	@$(PY) -m gateway.cli serve
 
-test: $(VENV)/.installed-dev ## run the test suite
+# What only computes runs in two processes; what watches clocks and sockets has the machine for itself.
+COMPUTING := tests/draft tests/engine tests/kernels tests/laws tests/router tests/verifier
+TALKING := tests/laws/test_upstream_law.py tests/gateway tests/benchmarks
+WORKERS ?= $(if $(HAS_GPU),0,2)
+
+test: $(VENV)/.installed-dev ## run the test suite; ARGS="tests/engine -k prefix" for a part of it
+ifdef ARGS
 	@$(PY) -m pytest -m "not long$(NO_GPU)" $(ARGS)
+else
+	@$(PY) -m pytest -m "not long$(NO_GPU)" -n $(WORKERS) --dist worksteal $(COMPUTING) \
+		--ignore tests/laws/test_upstream_law.py
+	@$(PY) -m pytest -m "not long$(NO_GPU)" $(TALKING)
+endif
 
 test-long: $(VENV)/.installed-dev ## run the soak tests and the large counts
 	@$(PY) -m pytest -m "long$(NO_GPU)" --timeout=3600 $(ARGS)

@@ -19,7 +19,7 @@ from engine.config import EngineConfig
 from engine.core import Engine
 from engine.events import Finished, RequestStats, TokensEmitted
 from engine.model import DecoderModel, DtypeName, ForwardOutput
-from engine.protocols import Verdict
+from engine.protocols import QueuePolicy, Verdict
 from engine.request import EngineRequest, SamplingParams, Source, SpeculationParams, Tier
 from engine.runner import ModelRunner
 from engine.sequence import Sequence as EngineSequence
@@ -141,6 +141,7 @@ def build_bench(
     draft_config: DraftConfig | None = None,
     budget: TreeBudget | None = None,
     config: EngineConfig | None = None,
+    policy: QueuePolicy | None = None,
     forward_cpu: ForwardCpu | None = None,
 ) -> Bench:
     """An engine over runners that may be shared with other engines, one engine at work at a time.
@@ -152,7 +153,9 @@ def build_bench(
     drafter = None
     if "small" in runners and "large" in runners:
         drafter = TreeDrafter(runner=runners["small"], config=draft_config, budget=budget)
-    engine = Engine(runners=runners, verifier=verifier, drafter=drafter, config=config)
+    engine = Engine(
+        runners=runners, verifier=verifier, drafter=drafter, config=config, policy=policy
+    )
     if forward_cpu is None:
         forward_cpu = ForwardCpu()
         for runner in runners.values():

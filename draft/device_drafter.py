@@ -113,7 +113,10 @@ class DeviceDrafter(TreeDrafter):
                 num_rows = sum(len(piece.token_ids) for piece in pieces)
                 num_rows += 0 if rows is None else rows.total_rows
                 spent_s += step.draft_pass_s(num_rows, step.context)
-            logits = yield DraftPass(slices=pieces, device_rows=rows)
+            owners = [draft.sequence for draft, _ in [*slices, *roots]]
+            if rows is not None and self._growth is not None:
+                owners += [draft.sequence for draft in self._growth.drafts]
+            logits = yield DraftPass(slices=pieces, owners=owners, device_rows=rows)
             num_host_rows = sum(piece.num_logit_rows for _, piece in slices)
             self._model.receive(slices, logits.of_slices[:num_host_rows])
             if roots:

@@ -320,7 +320,10 @@ class TreeDrafter:
             num_rows = sum(len(piece.token_ids) for _, piece in slices)
             if step is not None:
                 spent_s += step.draft_pass_s(num_rows, step.context)
-            logits = yield DraftPass(slices=[piece for _, piece in slices])
+            logits = yield DraftPass(
+                slices=[piece for _, piece in slices],
+                owners=[draft.sequence for draft, _ in slices],
+            )
             self._model.receive(slices, logits.of_slices)
             slices = self._model.next_slices(self._next_level(growers, drafts, step, spent_s))
         return spent_s

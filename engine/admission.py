@@ -1,10 +1,17 @@
 """What a model can serve: checks of requests before they are queued."""
 
-from engine.errors import InvalidRequestError, PromptTooLongError
+from collections.abc import Collection
+from typing import Final
+
+from engine.errors import InvalidRequestError, PromptTooLongError, QueueFullError
 from engine.events import TierInfo
 from engine.protocols import Drafter
 from engine.request import EngineRequest, Tier
 from engine.runner import ModelRunner
+from engine.sequence import Sequence
+
+# A refused request is told to come back after about this long.
+_RETRY_AFTER_S: Final = 1.0
 
 
 def check_prompt(request: EngineRequest, runner: ModelRunner) -> None:
@@ -40,6 +47,23 @@ def check_cascade(
             "a cascade needs a small model that drafts for the large one, with its tokenizer"
         )
     check_prompt(request, small)
+
+
+def check_room(request: EngineRequest, waiting: Collection[Sequence], *, max_waiting: int) -> None:
+    """Raise QueueFullError where `max_waiting` requests wait, unless others take all the room.
+
+    A tenant that has less than its share of it, by weight among those that wait, is taken in; but
+    never are there twice as many.
+    """
+    num_waiting = len(waiting)
+    if num_waiting < max_waiting:
+        return
+    weights = {sequence.request.tenant: sequence.request.weight for sequence in waiting}
+    weights[request.tenant] = request.weight
+    num_own = sum(sequence.request.tenant == request.tenant for sequence in waiting)
+    share = max_waiting * request.weight / sum(weights.values())
+    if num_own >= share or num_waiting >= 2 * max_waiting:
+        raise QueueFullError(num_waiting=num_waiting, retry_after_s=_RETRY_AFTER_S)
 
 
 def tier_info(tier: Tier, runner: ModelRunner) -> TierInfo:

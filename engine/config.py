@@ -7,6 +7,9 @@ from dataclasses import dataclass
 class EngineConfig:
     """Limits of a step and of the queue.
 
+    max_sequences: how many run at once, of both tiers. max_waiting: where so many wait, more are
+    refused; those of a tenant with less than its share of the room are taken in until there are
+    twice as many.
     max_tokens_per_step: rows in one pass, decode first and prefill chunks in what is left.
     prefill_chunk_s: how long the prefill part of a pass may take, so that a long prompt does not
     stall the answers beside it (measured while running; at least `min_prefill_tokens` anyway).

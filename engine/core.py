@@ -6,10 +6,10 @@ from collections.abc import Sequence as SequenceOf
 
 import torch
 
-from engine.admission import check_cascade, check_prompt, tier_info
+from engine.admission import check_cascade, check_prompt, check_room, tier_info
 from engine.config import EngineConfig
 from engine.device_rows import DeviceRows
-from engine.errors import InvalidRequestError, QueueFullError, TierUnavailableError
+from engine.errors import InvalidRequestError, TierUnavailableError
 from engine.events import (
     AnswerHeld,
     EngineEvent,
@@ -19,6 +19,7 @@ from engine.events import (
     Finished,
     FinishReason,
 )
+from engine.fair_queue import FairQueue
 from engine.grammar import GrammarCompiler
 from engine.grammar_queue import GrammarQueue
 from engine.hand_over import HandOver
@@ -27,7 +28,6 @@ from engine.judged import Judged, answer_slices, cut_at_end, emission, prefill_d
 from engine.large_pass import LargePass, LaunchedPass
 from engine.logit_rules import build_rules
 from engine.protocols import (
-    ArrivalOrder,
     Drafter,
     DraftLogits,
     DraftPass,
@@ -44,8 +44,6 @@ from engine.sequence import Sequence, SequenceStatus
 from engine.snapshot import StepCounts, snapshot
 from engine.speculation_counts import SpeculationCounts
 
-# A refused request is told to come back after about this long.
-_RETRY_AFTER_S = 1.0
 _PASS_TIME_WEIGHT = 0.1
 # How long an engine that has nothing else to do sleeps for a grammar; commands wait behind it.
 _GRAMMAR_PAUSE_S = 0.003
@@ -80,7 +78,7 @@ class Engine:
         self.scheduler = Scheduler(
             runners=self._runners,
             config=self._config,
-            policy=policy or ArrivalOrder(),
+            policy=policy or FairQueue(),
             drafter=drafter,
         )
         has_device = any(runner.device.type != "cpu" for runner in self._runners.values())
@@ -117,9 +115,11 @@ class Engine:
             check_cascade(request, self._runners.get("small"), self._drafter)
         if request.grammar is not None:
             self._grammars.check(request)
-        num_waiting = len(self.scheduler.waiting) + len(self._grammars)
-        if num_waiting >= self._config.max_waiting:
-            raise QueueFullError(num_waiting=num_waiting, retry_after_s=_RETRY_AFTER_S)
+        check_room(
+            request,
+            (*self.scheduler.waiting, *self._grammars.sequences()),
+            max_waiting=self._config.max_waiting,
+        )
         sequence = Sequence(
             request=request,
             tier=request.tier,
@@ -206,6 +206,7 @@ class Engine:
         self._admit_compiled()
         started_s = time.perf_counter()
         if len(self._sequences) > self._num_idle:
+            self.scheduler.make_way(self._clock())
             large = self._plan_large()
             trees = self._small_passes(large, None if large.is_empty else on_events)
             self._large_pass(large, trees)
@@ -234,7 +235,12 @@ class Engine:
             sequence.status = SequenceStatus.FINISHED
             del self._sequences[sequence.request_id]
             self._events.append(
-                Failed(request_id=sequence.request_id, code="invalid_grammar", message=str(error))
+                Failed(
+                    request_id=sequence.request_id,
+                    code="invalid_grammar",
+                    message=str(error),
+                    stats=sequence.stats(),
+                )
             )
 
     def _plan_large(self) -> PassPlan:
@@ -273,7 +279,7 @@ class Engine:
                         break
             if plan.is_empty and wanted is None:
                 break
-            logits = self._small_pass(plan, wanted or DraftPass(slices=[]))
+            logits = self._small_pass(plan, wanted or DraftPass(slices=[], owners=[]))
             if on_events is not None and self._events:
                 events, self._events = self._events, []
                 on_events(events)
@@ -287,6 +293,9 @@ class Engine:
         for item in judged:
             item.first_row += num_front
         output = self._timed_forward("small", answers + wanted.slices, wanted.device_rows)
+        for sequence, num_rows in zip(wanted.owners, wanted.num_rows_each(), strict=True):
+            for counts in self.scheduler.counts(sequence, "small"):
+                counts.num_draft_rows += num_rows
         num_answer_rows = sum(piece.num_logit_rows for piece in answers)
         self._judge_small(plan, judged, output)
         return DraftLogits(
@@ -341,6 +350,8 @@ class Engine:
         for sequence, num_tokens in plan.prefills:
             computed = sequence.view.num_computed_tokens + num_tokens
             sequence.view.advance(computed, sequence.token_ids)
+            for counts in self.scheduler.counts(sequence, sequence.tier):
+                counts.num_computed_tokens += num_tokens
 
     def _judge_small(self, plan: PassPlan, judged: SequenceOf[Judged], output: PassOutput) -> None:
         """Choose the next tokens of small answers."""
@@ -376,7 +387,8 @@ class Engine:
         sequence.count(event)
         self._speculation.num_unratified_tokens += event.num_unratified_tokens
         self._speculation.count(item.tree, verdict.accepted_nodes[: len(emitted)])
-        self.scheduler.counters[sequence.tier].num_output_tokens += len(emitted)
+        for counts in self.scheduler.counts(sequence, sequence.tier):
+            counts.note_emission(event)
         if sequence.first_token_s is None:
             sequence.first_token_s = now_s
         self._events.append(event)

@@ -84,10 +84,43 @@ class TierSwitched:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TierWork:
+    """What one tier's model did for one request, whatever became of it.
+
+    `num_prompt_tokens`: the prompt's length if the request ever began on this tier, else 0;
+    `num_cached_tokens` of them the prefix cache held when it first began there.
+    `num_computed_tokens`: rows of prompts and kept answers that were prefilled, after a pre-emption
+    once more. `num_output_tokens` were emitted, `num_discarded_tokens` of them retracted later by a
+    change of tier. `num_drafted_tokens`: tree nodes that this tier verified; `num_draft_rows`: rows
+    that it computed to guess for the other tier. `num_steps`: passes that emitted.
+    `num_queried_tokens` and `num_hit_tokens`: what the prefix cache was asked for and held, at
+    every start.
+
+    Summed over all requests, ended or not, they are the counters of `TierStats` and `EngineStats`.
+    """
+
+    tier: Tier
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_computed_tokens: int = 0
+    num_output_tokens: int = 0
+    num_discarded_tokens: int = 0
+    num_drafted_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_unratified_tokens: int = 0
+    num_draft_rows: int = 0
+    num_steps: int = 0
+    num_preemptions: int = 0
+    num_queried_tokens: int = 0
+    num_hit_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestStats:
     """What a request used. Times are seconds; None where it never got so far.
 
-    `num_steps` counts target passes that emitted tokens, so
+    Tokens are those of the answer that stands, on the tier that wrote it; `work` holds everything
+    that was done, by tier. `num_steps` counts target passes that emitted tokens, so
     `mean_emitted_tokens = num_output_tokens / num_steps`.
     """
 
@@ -102,6 +135,7 @@ class RequestStats:
     num_preemptions: int = 0
     queue_s: float | None = None
     ttft_s: float | None = None
+    work: tuple[TierWork, ...] = ()
 
     @property
     def mean_emitted_tokens(self) -> float:
@@ -118,22 +152,41 @@ class Finished:
     finish_reason: FinishReason
     stats: RequestStats
 
+    @property
+    def work(self) -> tuple[TierWork, ...]:
+        """What was done for the request, by tier."""
+        return self.stats.work
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """The request ended by an error of ours. `code` is a short stable word, e.g. engine_died."""
+    """The request ended by an error of ours. `code` is a short stable word, e.g. engine_died.
+
+    `stats`: what is known of the work; where the engine died, that is what was seen of it.
+    """
 
     request_id: str
     code: str
     message: str
+    stats: RequestStats | None = None
+
+    @property
+    def work(self) -> tuple[TierWork, ...]:
+        """What is known to have been done for the request, by tier."""
+        return () if self.stats is None else self.stats.work
 
 
+Ending = Finished | Failed
 EngineEvent = PrefillDone | TokensEmitted | AnswerHeld | TierSwitched | Finished | Failed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierStats:
-    """Gauges and cumulative counters of one tier. Ratios are in [0, 1]."""
+    """Gauges and cumulative counters of one tier. Ratios are in [0, 1].
+
+    `num_prompt_tokens` were to be computed when their sequences started, `num_computed_tokens` have
+    been. The other counters are those of `TierWork`.
+    """
 
     num_running: int = 0
     num_waiting: int = 0
@@ -144,6 +197,11 @@ class TierStats:
     num_preemptions: int = 0
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
+    num_computed_tokens: int = 0
+    num_discarded_tokens: int = 0
+    num_drafted_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_draft_rows: int = 0
 
     @property
     def kv_cache_usage(self) -> float:

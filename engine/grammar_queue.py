@@ -49,6 +49,10 @@ class GrammarQueue:
         """Whether a request waits for its grammar."""
         return request_id in self._waiting
 
+    def sequences(self) -> Iterator[Sequence]:
+        """Those that wait."""
+        return (item.sequence for item in self._waiting.values())
+
     def count(self, tier: Tier) -> int:
         """How many sequences of a tier wait."""
         return sum(item.sequence.tier == tier for item in self._waiting.values())

@@ -76,6 +76,7 @@ class HandOver:
         if keeps_answer:
             sequence.go_on(tier, noise)
         else:
+            self._scheduler.note_retracted(sequence)
             sequence.start_over(tier, noise)
         if is_queued:
             self._scheduler.add(sequence)
@@ -94,7 +95,10 @@ class HandOver:
         watched = [
             (item, verdict.token_ids[0])
             for item, verdict in zip(judged, verdicts, strict=True)
-            if item.sequence.is_watched and item.sequence.request.speculation.enabled
+            if item.sequence.is_watched
+            and item.sequence.request.speculation.enabled
+            # Behind another tier's tokens, which were kept, the places would not be these.
+            and len(item.sequence.candidates) == item.sequence.num_output_tokens
         ]
         if not watched:
             return

@@ -1,6 +1,6 @@
 """What the engine needs from others and receives at construction."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from typing import Protocol
@@ -33,11 +33,21 @@ __all__ = [
 class DraftPass:
     """What a proposal wants computed in the next small pass.
 
-    device_rows: tree nodes that only the device knows, in front of the slices' rows.
+    device_rows: tree nodes that only the device knows, in front of the slices' rows, equally many
+    for each of its views. owners: whom the slices are for, in order, then whom those views are for.
     """
 
     slices: list[ForwardSlice]
+    owners: list[Sequence]
     device_rows: DeviceRows | None = None
+
+    def num_rows_each(self) -> list[int]:
+        """Rows computed for each of the owners, padding included."""
+        counts = [len(piece.token_ids) for piece in self.slices]
+        if self.device_rows is not None:
+            num_views = len(self.device_rows.views)
+            counts += [self.device_rows.total_rows // num_views] * num_views
+        return counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,13 +152,41 @@ class Verifier(Protocol):
 
 
 class QueuePolicy(Protocol):
-    """Orders `Scheduler.waiting`."""
+    """Orders `Scheduler.waiting`, and says who gives way. To be inherited from."""
 
-    def order(self, waiting: list[Sequence], now_s: float) -> list[Sequence]:
-        """The sequences in the order in which they should start."""
+    def order(self, waiting: list[Sequence], now_s: float) -> Iterable[Sequence]:
+        """The sequences, all of one tier, in the order in which they should start.
+
+        May be lazy: sequences start, and are told to `started`, while it is read.
+        """
+
+    def added(self, sequence: Sequence) -> None:
+        """A sequence came to the queue: a new one, or from the other tier."""
+
+    def started(self, sequence: Sequence) -> None:
+        """A sequence left the queue for a place; its prefix has been matched."""
+
+    def removed(self, sequence: Sequence) -> None:
+        """A sequence that was added has ended, is held or leaves its tier. It may be waiting."""
+
+    @property
+    def may_displace(self) -> bool:
+        """Whether `displaced` could name anybody."""
+        return False
+
+    def displaced(
+        self, newcomer: Sequence, holders: Mapping[Sequence, int], *, wanted: int, capacity: int
+    ) -> Sequence | None:
+        """Who has to go back to the queue, so that a newcomer finds a place.
+
+        holders: running sequences and how much each has of what is short, of `capacity` in all;
+        `wanted` is what the newcomer needs, with those of its tenant that were promised some.
+        None: nobody. Whoever is named is pre-empted.
+        """
+        return None
 
 
-class ArrivalOrder:
+class ArrivalOrder(QueuePolicy):
     """First come, first served; a pre-empted sequence is back at its old place."""
 
     def order(self, waiting: list[Sequence], now_s: float) -> list[Sequence]:

@@ -1,7 +1,8 @@
 """What goes into the engine: one request, its sampling and speculation parameters."""
 
+import math
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Final, Literal, get_args
 
 Tier = Literal["small", "large"]
 TIERS: tuple[Tier, ...] = get_args(Tier)
@@ -10,6 +11,11 @@ TIERS: tuple[Tier, ...] = get_args(Tier)
 # another tier predicted, or a grammar that allows nothing else.
 Source = Literal["model", "suffix", "prediction", "grammar"]
 SOURCES: tuple[Source, ...] = get_args(Source)
+
+# How urgent a request is to its queue.
+HIGH: Final = 1
+NORMAL: Final = 0
+LOW: Final = -1
 
 GrammarKind = Literal["json", "json_schema", "regex", "choice", "ebnf", "structural_tag"]
 CascadeRule = Literal["opt", "token_specific"]
@@ -171,6 +177,8 @@ class EngineRequest:
     client expects the answer to be like; a source of guesses. `cascade`: None is lossless.
     `may_escalate`: somebody watches this small answer. Its tokens' rivals are kept for the large
     tier, and where it ends by itself it is held (`AnswerHeld`) until `settle` or `switch_tier`.
+    `tenant` shares the queue's fairness, by `weight` against others; `priority` is HIGH, NORMAL or
+    LOW. They decide when the answer starts, never what it is.
     """
 
     request_id: str
@@ -186,3 +194,13 @@ class EngineRequest:
     grammar: GrammarSpec | None = None
     cascade: CascadeParams | None = None
     may_escalate: bool = False
+    tenant: str = ""
+    weight: float = 1.0
+    priority: int = NORMAL
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a weight or a priority that no queue could use."""
+        if not 0.0 < self.weight < math.inf:
+            raise ValueError(f"weight={self.weight} must be positive and finite")
+        if self.priority not in (HIGH, NORMAL, LOW):
+            raise ValueError(f"priority={self.priority} must be {HIGH}, {NORMAL} or {LOW}")

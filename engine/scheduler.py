@@ -9,6 +9,7 @@ from engine.protocols import Drafter, QueuePolicy
 from engine.request import Tier
 from engine.runner import ModelRunner
 from engine.sequence import Sequence, SequenceStatus
+from engine.work_counts import WorkCounts, note_start
 
 _EMA_WEIGHT = 0.2
 # Below this many rows a pass says little about the cost of one more row.
@@ -31,16 +32,10 @@ class PassPlan:
         """Whether there is nothing to compute."""
         return not self.decodes and not self.prefills
 
-
-@dataclass(slots=True)
-class TierCounters:
-    """Cumulative counts of one tier."""
-
-    prefix_cache_queries: int = 0
-    prefix_cache_hits: int = 0
-    num_preemptions: int = 0
-    num_prompt_tokens: int = 0
-    num_output_tokens: int = 0
+    def leave_out_waiting(self) -> None:
+        """Take out who was pre-empted since he was planned."""
+        self.decodes = [s for s in self.decodes if s.status is SequenceStatus.RUNNING]
+        self.prefills = [p for p in self.prefills if p[0].status is SequenceStatus.RUNNING]
 
 
 class Scheduler:
@@ -61,12 +56,13 @@ class Scheduler:
         self.waiting: list[Sequence] = []
         self.held: list[Sequence] = []  # answers that have ended and may be handed over
         self.running: dict[Tier, list[Sequence]] = {tier: [] for tier in runners}
-        self.counters: dict[Tier, TierCounters] = {tier: TierCounters() for tier in runners}
+        self.counters: dict[Tier, WorkCounts] = {tier: WorkCounts() for tier in runners}
         self._runners = runners
         self._config = config
         self._policy = policy
         self._drafter = drafter
         self._row_cost_s: dict[Tier, float] = {}
+        self._promised: list[Sequence] = []  # for each of them a running one gave way
 
     @property
     def num_running(self) -> int:
@@ -75,18 +71,25 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence that holds nothing."""
+        self._enqueue(sequence)
+        self._policy.added(sequence)
+
+    def _enqueue(self, sequence: Sequence) -> None:
         sequence.status = SequenceStatus.WAITING
         self.waiting.append(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out, wherever it is, and give back its blocks and drafts."""
         self._list_of(sequence).remove(sequence)
+        if sequence.status is not SequenceStatus.HELD:
+            self._policy.removed(sequence)
         self._let_go(sequence)
         sequence.status = SequenceStatus.FINISHED
 
     def hold(self, sequence: Sequence) -> None:
         """Stop computing a running sequence. It keeps its blocks until others need them."""
         self.running[sequence.tier].remove(sequence)
+        self._policy.removed(sequence)
         sequence.status = SequenceStatus.HELD
         self.held.append(sequence)
 
@@ -100,8 +103,20 @@ class Scheduler:
         self.running[sequence.tier].remove(sequence)
         self._let_go(sequence)
         sequence.num_preemptions += 1
-        self.counters[sequence.tier].num_preemptions += 1
-        self.add(sequence)
+        for counts in self.counts(sequence, sequence.tier):
+            counts.num_preemptions += 1
+        self._enqueue(sequence)
+
+    def counts(self, sequence: Sequence, tier: Tier) -> tuple[WorkCounts, WorkCounts]:
+        """Where a tier's work for a sequence is counted: the tier's counters and its own."""
+        return self.counters[tier], sequence.work_on(tier)
+
+    def note_retracted(self, sequence: Sequence) -> None:
+        """All that the sequence's answer has by now is about to be taken back."""
+        for tier, own in sequence.work.items():
+            num_tokens = own.num_output_tokens - own.num_discarded_tokens
+            for counts in self.counts(sequence, tier):
+                counts.num_discarded_tokens += num_tokens
 
     def note_pass(self, tier: Tier, *, num_rows: int, elapsed_s: float) -> None:
         """Learn what a row costs, from a pass with many of them."""
@@ -109,6 +124,44 @@ class Scheduler:
             cost_s = elapsed_s / num_rows
             known_s = self._row_cost_s.get(tier, cost_s)
             self._row_cost_s[tier] = known_s + _EMA_WEIGHT * (cost_s - known_s)
+
+    def make_way(self, now_s: float) -> None:
+        """Where every place is taken, free one for each tier where somebody has a claim to it.
+
+        To be called once a step, before its first plan: what is planned already cannot give way.
+        """
+        self._promised = [s for s in self._promised if s.status is SequenceStatus.WAITING]
+        capacity = self._config.max_sequences
+        for tier in self.running:
+            if self.num_running + len(self._promised) < capacity or not self._policy.may_displace:
+                return
+            for newcomer in self._next_of_each_tenant(tier, now_s):
+                tenant = newcomer.request.tenant
+                victim = self._policy.displaced(
+                    newcomer,
+                    {sequence: 1 for running in self.running.values() for sequence in running},
+                    wanted=1 + sum(s.request.tenant == tenant for s in self._promised),
+                    capacity=capacity,
+                )
+                if victim is not None:
+                    self.preempt(victim)
+                    self._promised.append(newcomer)
+                    break
+
+    def _next_of_each_tenant(self, tier: Tier, now_s: float) -> list[Sequence]:
+        """In the policy's order; without those that were promised a place."""
+        candidates = [
+            sequence
+            for sequence in self.waiting
+            if sequence.tier == tier and sequence not in self._promised
+        ]
+        num_tenants = len({sequence.request.tenant for sequence in candidates})
+        found: dict[str, Sequence] = {}
+        for sequence in self._policy.order(candidates, now_s):
+            found.setdefault(sequence.request.tenant, sequence)
+            if len(found) == num_tenants:
+                break
+        return list(found.values())
 
     def plan(self, tier: Tier, now_s: float, *, with_prefill: bool = True) -> PassPlan:
         """Fill one pass of a tier's model: decode first, then prefill chunks, then newcomers."""
@@ -128,14 +181,14 @@ class Scheduler:
                         plan.prefills.append((sequence, num_tokens))
                         budget -= num_tokens
         # Who gave way is taken out before admission, which may start it again.
-        plan.decodes = [s for s in plan.decodes if s.status is SequenceStatus.RUNNING]
-        plan.prefills = [p for p in plan.prefills if p[0].status is SequenceStatus.RUNNING]
+        plan.leave_out_waiting()
         if with_prefill:
             for sequence, num_tokens in self._admit(tier, budget, now_s):
                 if num_tokens:
                     plan.prefills.append((sequence, num_tokens))
                 else:  # all that it lacks is the last token, which a cascade decodes
                     plan.decodes.append(sequence)
+            plan.leave_out_waiting()  # newcomers may have displaced somebody
         return plan
 
     def _prefill_budget(self, tier: Tier) -> int:
@@ -153,13 +206,18 @@ class Scheduler:
 
         Gives the number of tokens to prefill; 0 for one that decodes at once.
         """
+        max_sequences = self._config.max_sequences
+        if budget <= 0 or self.num_running >= max_sequences:
+            return
         candidates = [sequence for sequence in self.waiting if sequence.tier == tier]
-        for sequence in self._policy.order(candidates, now_s) if budget > 0 else ():
-            if budget <= 0 or self.num_running >= self._config.max_sequences:
+        for sequence in self._policy.order(candidates, now_s):
+            if budget <= 0 or self.num_running >= max_sequences:
                 return
+            if self.num_running + self._num_promised(sequence) >= max_sequences:
+                continue
             if self._prompt_is_under_way(sequence):
                 continue
-            if not self._fits(sequence):
+            if not self._fits(sequence) and not self._displace(sequence):
                 return
             num_tokens = min(sequence.num_prefill_tokens, budget)
             num_rows = max(num_tokens, 1)
@@ -173,12 +231,38 @@ class Scheduler:
                 sequence.first_scheduled_s = now_s
             if sequence.num_cached_tokens is None:
                 sequence.num_cached_tokens = sequence.view.num_cached_tokens
-            counters = self.counters[tier]
-            counters.prefix_cache_queries += len(sequence.token_ids)
-            counters.prefix_cache_hits += sequence.view.num_cached_tokens
-            counters.num_prompt_tokens += sequence.num_uncomputed_tokens
+            note_start(
+                self.counts(sequence, tier),
+                num_tokens=len(sequence.token_ids),
+                num_cached=sequence.view.num_cached_tokens,
+            )
+            self._policy.started(sequence)
             budget -= num_rows
             yield sequence, num_tokens
+
+    def _num_promised(self, sequence: Sequence) -> int:
+        """How many places are kept for others."""
+        return sum(
+            other is not sequence and other.status is SequenceStatus.WAITING
+            for other in self._promised
+        )
+
+    def _displace(self, newcomer: Sequence) -> bool:
+        """Pre-empt those whose blocks the newcomer has a claim to; whether it fits then."""
+        tier, view = newcomer.tier, newcomer.view
+        while self._policy.may_displace:
+            victim = self._policy.displaced(
+                newcomer,
+                {sequence: len(sequence.view.block_table) for sequence in self.running[tier]},
+                wanted=view.num_blocks_needed(len(newcomer.token_ids)),
+                capacity=view.pool.num_blocks,
+            )
+            if victim is None:
+                return False
+            self.preempt(victim)
+            if self._fits(newcomer):
+                return True
+        return False
 
     def _prompt_is_under_way(self, sequence: Sequence) -> bool:
         """Whether another choice of the same request is computing the blocks both share."""

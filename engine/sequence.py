@@ -9,7 +9,8 @@ from engine.grammar import GrammarState
 from engine.kv_view import KVView
 from engine.logit_rules import LogitRule
 from engine.noise import SequenceNoise
-from engine.request import CascadeParams, EngineRequest, Tier
+from engine.request import TIERS, CascadeParams, EngineRequest, Tier
+from engine.work_counts import WorkCounts
 
 _arrival_numbers = itertools.count()
 
@@ -69,6 +70,8 @@ class Sequence:
     num_reused_tokens: int = 0
     num_steps: int = 0
     num_preemptions: int = 0
+    # Of every tier that did any for it, whatever became of that.
+    work: dict[Tier, WorkCounts] = field(default_factory=dict)
     arrival_number: int = field(default_factory=lambda: next(_arrival_numbers))
 
     @property
@@ -146,6 +149,10 @@ class Sequence:
             return None
         return max(self.first_scheduled_s - self.arrival_s, 0.0)
 
+    def work_on(self, tier: Tier) -> WorkCounts:
+        """The counts of a tier's work for this request."""
+        return self.work.setdefault(tier, WorkCounts())
+
     def start_over(self, tier: Tier, noise: SequenceNoise) -> None:
         """Retract the answer and begin another tier's own, which is counted from zero.
 
@@ -191,4 +198,9 @@ class Sequence:
             num_preemptions=self.num_preemptions,
             queue_s=self.queue_s,
             ttft_s=None if first_token_s is None else max(first_token_s - self.arrival_s, 0.0),
+            work=tuple(
+                self.work[tier].of_tier(tier, num_prompt_tokens=self.num_prompt_tokens)
+                for tier in TIERS
+                if tier in self.work
+            ),
         )

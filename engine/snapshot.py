@@ -60,4 +60,9 @@ def _tier_stats(
         num_preemptions=counters.num_preemptions,
         num_prompt_tokens=counters.num_prompt_tokens,
         num_output_tokens=counters.num_output_tokens,
+        num_computed_tokens=counters.num_computed_tokens,
+        num_discarded_tokens=counters.num_discarded_tokens,
+        num_drafted_tokens=counters.num_drafted_tokens,
+        num_accepted_tokens=counters.num_accepted_tokens,
+        num_draft_rows=counters.num_draft_rows,
     )

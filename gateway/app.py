@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from importlib import resources
 from typing import Any, Final
@@ -15,14 +16,19 @@ from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, Response
 
 from engine.errors import EngineError
-from gateway.asgi import AnswerResponse, RequestIdMiddleware, read_json_body
+from gateway.asgi import AnswerResponse, read_json_body
 from gateway.context import GatewayContext, GatewayLimits
+from gateway.edge.idempotency import IdempotentAnswers
+from gateway.entrance import Entrance, principal_of
 from gateway.errors import GatewayError, UnavailableError, handle_exception
-from gateway.fast_lane import FastLane
 from gateway.handoff.incoming import Incoming
+from gateway.handoff.permissions import check_model
 from gateway.handoff.planner import Planner
 from gateway.jobs import AUTO, JobBuilder
+from gateway.ledger.usage_api import USAGE_MODELS, USAGE_OPERATION, UsageApi
 from gateway.loop_lag import LoopLag
+from gateway.metering.meter import Account, RequestMeter
+from gateway.metering.tenancy import Tenancy
 from gateway.openapi import (
     LoadedLimits,
     build_document,
@@ -30,6 +36,7 @@ from gateway.openapi import (
     operation,
     question_operation,
 )
+from gateway.request_watch import RequestWatch, Watched
 from gateway.route_metrics import RouteCollector
 from gateway.schema.chat import ChatRequest
 from gateway.schema.completions import CompletionRequest
@@ -43,6 +50,23 @@ from gateway.schema.responses import (
     Readiness,
 )
 from gateway.schema.routing import RouteReport
+from gateway.surfaces.messages.answers import MESSAGES_MODELS
+from gateway.surfaces.messages.openapi import count_tokens_operation, messages_operation
+from gateway.surfaces.messages.surface import MessagesSurface
+from gateway.surfaces.prices import with_prices
+from gateway.surfaces.responses.answers import RESPONSES_MODELS
+from gateway.surfaces.responses.openapi import responses_operation
+from gateway.surfaces.responses.surface import ResponsesSurface
+from gateway.surfaces.surface import Surface
+from gateway.surfaces.tokenize import Tokenizing
+from gateway.surfaces.tokenize_api import detokenize_operation, tokenize_operation
+from gateway.surfaces.tokenize_schema import TOKENIZE_MODELS
+from gateway.telemetry.log_context import log_context
+from gateway.telemetry.tracer import NULL_SPAN, Span
+from gateway.tenants.admin import AdminApi
+from gateway.tenants.admin_routes import ADMIN_ROUTES
+from gateway.tenants.admin_schema import ADMIN_MODELS
+from gateway.tenants.principal import Principal
 from gateway.upstream.call import HOPS_HEADER, Endpoint
 
 __all__ = ["GatewayContext", "GatewayLimits", "create_app"]
@@ -51,11 +75,24 @@ logger = logging.getLogger(__name__)
 
 _CHAT: Final = "/v1/chat/completions"
 _COMPLETIONS: Final = "/v1/completions"
+_RESPONSES: Final = "/v1/responses"
+_MESSAGES: Final = "/v1/messages"
+_COUNT_TOKENS: Final = "/v1/messages/count_tokens"
+_TOKENIZE: Final = "/v1/tokenize"
+_DETOKENIZE: Final = "/v1/detokenize"
+_OTHER_MODELS: Final = (
+    *RESPONSES_MODELS,
+    *MESSAGES_MODELS,
+    *TOKENIZE_MODELS,
+    *USAGE_MODELS,
+    *ADMIN_MODELS,
+)
+_MAX_ADMIN_BODY_BYTES: Final = 64 * 2**10
 _STATS_TIMEOUT_S: Final = 2.0
 _HOP: Final = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 _PAGE_POLICY: Final = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
-    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'"
+    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 
 
@@ -69,6 +106,10 @@ class Gateway:
             self.metrics.registry.register(RouteCollector(context.routing.guard))
         self.jobs = JobBuilder(context, self.metrics)
         self.planner = Planner(context, self.jobs)
+        self.responses_surface = ResponsesSurface(clock=context.wall_clock)
+        self.messages_surface = MessagesSurface(has_tiers_elsewhere=bool(context.cloud.tiers))
+        self._tokenizing = Tokenizing(context, self.jobs)
+        self._idempotent = IdempotentAnswers.of(context.http, context.clock, context.edge_metrics)
         self._loop_lag = LoopLag(self.metrics.registry)
         self._page = resources.files("gateway").joinpath("static/index.html").read_bytes()
 
@@ -81,6 +122,7 @@ class Gateway:
             asyncio.create_task(self._loop_lag.run()),
         ]
         try:
+            await self.context.tenancy.start()
             for tier in tiers:
                 await tier.start()
             yield
@@ -93,6 +135,9 @@ class Gateway:
             for tier in tiers:
                 await tier.close()
             await self.context.engine.close()
+            await self.context.tenancy.close()
+            await self.context.capture.close()
+            await self.context.tracer.close()
 
     async def _start_engine(self) -> None:
         try:
@@ -111,31 +156,139 @@ class Gateway:
         """Continue text or token ids, without a chat template."""
         return await self._answer("completion", request)
 
-    async def _answer(self, endpoint: Endpoint, request: Request) -> Response:
+    async def responses(self, request: Request) -> Response:
+        """Answer in the words of OpenAI's Responses API."""
+        return await self._answer("chat", request, self.responses_surface)
+
+    async def messages(self, request: Request) -> Response:
+        """Answer in the words of Anthropic's Messages API."""
+        return await self._answer("chat", request, self.messages_surface)
+
+    async def _answer(
+        self, endpoint: Endpoint, request: Request, surface: Surface | None = None
+    ) -> Response:
         clock = self.context.clock
         arrival_s = clock()
         body = await self._body(request)
-        plan = await self.planner.plan(endpoint, body, _incoming(request, arrival_s))
-        return AnswerResponse(plan.answering, is_streamed=plan.is_streamed, clock=clock)
+
+        async def answered() -> Response:
+            name = surface.name if surface else endpoint
+            watch = self._watch(request, name, arrival_s, body)
+            meter = self._meter(request, name, arrival_s, watch.span)
+            with watch:
+                translated = None if surface is None else surface.read(body)
+                plan = await self.planner.plan(
+                    endpoint,
+                    body if translated is None else translated.chat_body,
+                    _incoming(request, arrival_s, meter, watch.span),
+                )
+            meter.is_streamed = plan.is_streamed
+            watch.planned(is_private=plan.is_private, is_streamed=plan.is_streamed)
+            return AnswerResponse(
+                plan.answering,
+                is_streamed=plan.is_streamed,
+                clock=clock,
+                meter=meter,
+                writer=None if translated is None else translated.writer,
+                watch=watch,
+            )
+
+        owner = principal_of(request).key_id
+        return await self._idempotent.answer(request, body, answered, owner=owner)
+
+    def _watch(
+        self, request: Request, endpoint: str, arrival_s: float, body: bytes
+    ) -> RequestWatch:
+        """Who follows the request for operators; its trace begins here, or goes on."""
+        context, headers = self.context, request.headers
+        span = context.tracer.begin(
+            f"POST {request.scope['path']}",
+            traceparent=headers.get("traceparent"),
+            tracestate=headers.get("tracestate"),
+            start_s=arrival_s,
+        )
+        if span.trace_id and (logged := log_context()) is not None:
+            logged.trace_id = span.trace_id
+        watched = Watched(
+            request_id=request.state.request_id,
+            key_id=principal_of(request).key_id,
+            endpoint=endpoint,
+            body=body,
+        )
+        return RequestWatch(watched, span, context.capture, context.wall_clock)
+
+    def _meter(
+        self, request: Request, endpoint: str, arrival_s: float, span: Span = NULL_SPAN
+    ) -> RequestMeter:
+        context = self.context
+        account = Account(
+            principal=principal_of(request),
+            request_id=secrets.token_hex(12),
+            client_request_id=request.state.request_id,
+            endpoint=endpoint,
+            arrival_s=arrival_s,
+        )
+        return RequestMeter(
+            context.tenancy,
+            account,
+            clock=context.clock,
+            wall_clock=context.wall_clock,
+            span=span,
+        )
+
+    async def _counted(
+        self, request: Request, work: Callable[[bytes, Principal], Awaitable[Response]]
+    ) -> Response:
+        """What writes no answer is a request all the same."""
+        arrival_s = self.context.clock()
+        body = await self._body(request)
+        meter = self._meter(request, request.url.path, arrival_s)
+        await meter.count()
+        try:
+            response = await work(body, principal_of(request))
+            response.headers.update(meter.headers)
+            return response
+        finally:
+            await meter.finish("answered")
 
     async def route(self, request: Request) -> Response:
         """Where a request would go, without answering it."""
-        arrival_s = self.context.clock()
-        body = await self._body(request)
-        report = await self.planner.route_report(
-            _endpoint_of(body), body, _incoming(request, arrival_s)
-        )
-        return _json_response(report)
 
-    async def models(self) -> Response:
-        """The names that `model` accepts."""
+        async def report(body: bytes, principal: Principal) -> Response:
+            del principal
+            incoming = _incoming(request, self.context.clock())
+            told = await self.planner.route_report(_endpoint_of(body), body, incoming)
+            return _json_response(told)
+
+        return await self._counted(request, report)
+
+    async def tokenize(self, request: Request) -> Response:
+        """The tokens of a text or of a conversation."""
+        return await self._counted(request, self._tokenizing.tokenize)
+
+    async def detokenize(self, request: Request) -> Response:
+        """The text of tokens."""
+        return await self._counted(request, self._tokenizing.detokenize)
+
+    async def count_tokens(self, request: Request) -> Response:
+        """How many tokens a request in the words of the Messages API has."""
+        return await self._counted(request, self._tokenizing.count_tokens)
+
+    async def models(self, request: Request) -> Response:
+        """The names that `model` accepts, of this key."""
         names = await self.planner.names()
-        return _json_response({"object": "list", "data": names.cards()})
+        scopes = principal_of(request).scopes
+        prices = self.context.tenancy.prices
+        cards = [
+            with_prices(card, prices) for card in names.cards() if scopes.allows_model(card["id"])
+        ]
+        return _json_response({"object": "list", "data": cards})
 
-    async def model(self, model_id: str) -> Response:
+    async def model(self, model_id: str, request: Request) -> Response:
         """One of the names that `model` accepts."""
+        check_model(principal_of(request), model_id)
         names = await self.planner.names()
-        return _json_response(names.card(model_id))
+        return _json_response(with_prices(names.card(model_id), self.context.tenancy.prices))
 
     async def health(self) -> Response:
         """The process is alive."""
@@ -190,7 +343,7 @@ class Gateway:
         return await read_json_body(request, limit_bytes=self.context.limits.max_body_bytes)
 
 
-def create_app(context: GatewayContext) -> FastLane:
+def create_app(context: GatewayContext) -> Entrance:
     """The gateway over an engine that need not be started: the app's lifespan does that."""
     gateway = Gateway(context)
     app = FastAPI(
@@ -205,8 +358,23 @@ def create_app(context: GatewayContext) -> FastLane:
     _add_routes(app, gateway)
     for kind in (GatewayError, EngineError, HTTPException):
         app.add_exception_handler(kind, handle_exception)
-    app.add_middleware(RequestIdMiddleware)
-    return FastLane(app, {_CHAT: gateway.chat, _COMPLETIONS: gateway.completions})
+    messages_problem = gateway.messages_surface.problem_body
+    return Entrance(
+        app,
+        {
+            _CHAT: gateway.chat,
+            _COMPLETIONS: gateway.completions,
+            _RESPONSES: gateway.responses,
+            _MESSAGES: gateway.messages,
+            _COUNT_TOKENS: gateway.count_tokens,
+        },
+        authenticate=context.tenancy.keys.authenticator.authenticate,
+        problem_bodies={
+            _RESPONSES: gateway.responses_surface.problem_body,
+            _MESSAGES: messages_problem,
+            _COUNT_TOKENS: messages_problem,
+        },
+    )
 
 
 def _add_routes(app: FastAPI, gateway: Gateway) -> None:
@@ -218,6 +386,11 @@ def _add_routes(app: FastAPI, gateway: Gateway) -> None:
     get = app.get
     app.post(_CHAT, openapi_extra=chat)(gateway.chat)
     app.post(_COMPLETIONS, openapi_extra=completion)(gateway.completions)
+    app.post(_RESPONSES, openapi_extra=responses_operation())(gateway.responses)
+    app.post(_MESSAGES, openapi_extra=messages_operation())(gateway.messages)
+    app.post(_COUNT_TOKENS, openapi_extra=count_tokens_operation())(gateway.count_tokens)
+    app.post(_TOKENIZE, openapi_extra=tokenize_operation())(gateway.tokenize)
+    app.post(_DETOKENIZE, openapi_extra=detokenize_operation())(gateway.detokenize)
     app.post("/v1/route", openapi_extra=route)(gateway.route)
     get(
         "/v1/models",
@@ -235,15 +408,50 @@ def _add_routes(app: FastAPI, gateway: Gateway) -> None:
     get("/metrics", include_in_schema=False)(gateway.expose_metrics)
     get("/", include_in_schema=False)(gateway.page)
 
+    _add_tenant_routes(app, gateway.context.tenancy)
+
     async def openapi_document() -> Response:
         limits = await gateway.limits()
         has_tiers = bool(gateway.context.cloud.tiers)
-        return _json_response(build_document(app, limits, has_tiers_elsewhere=has_tiers))
+        document = build_document(app, limits, models=_OTHER_MODELS, has_tiers_elsewhere=has_tiers)
+        return _json_response(document)
 
     get("/openapi.json", include_in_schema=False)(openapi_document)
 
 
-def _incoming(request: Request, arrival_s: float) -> Incoming:
+def _add_tenant_routes(app: FastAPI, tenancy: Tenancy) -> None:
+    """What tenants may ask of themselves, and administrators of them."""
+    usage = UsageApi(tenancy.database)
+    admin = AdminApi(tenancy.keys, _read_small_body)
+    app.get("/v1/usage", openapi_extra=USAGE_OPERATION)(_with_principal(usage.usage))
+    for route in ADMIN_ROUTES:
+        app.add_api_route(
+            route.path,
+            _with_principal(getattr(admin, route.handler)),
+            methods=[route.method],
+            openapi_extra=route.operation,
+        )
+
+
+async def _read_small_body(request: Request) -> bytes:
+    return await read_json_body(request, limit_bytes=_MAX_ADMIN_BODY_BYTES)
+
+
+def _with_principal(
+    handler: Callable[[Request, Principal], Awaitable[Response]],
+) -> Callable[[Request], Awaitable[Response]]:
+    async def endpoint(request: Request) -> Response:
+        return await handler(request, principal_of(request))
+
+    return endpoint
+
+
+def _incoming(
+    request: Request,
+    arrival_s: float,
+    meter: RequestMeter | None = None,
+    span: Span = NULL_SPAN,
+) -> Incoming:
     """What came with the body."""
     headers = request.headers
     told = ",".join(headers.getlist(HOPS_HEADER)).split(",")
@@ -254,6 +462,9 @@ def _incoming(request: Request, arrival_s: float) -> Incoming:
         request_id=request.state.request_id,
         hops=hops,
         with_trace=headers.get("x-outrider-trace") == "1",
+        principal=principal_of(request),
+        meter=meter,
+        span=span,
     )
 
 

@@ -1,19 +1,17 @@
-"""HTTP beneath the endpoints: request ids, bodies, disconnects, and a generation's response."""
+"""HTTP beneath the endpoints: bodies, disconnects, and an answer's response."""
 
 import asyncio
 import logging
 import re
-import secrets
 from collections.abc import Callable, Coroutine
 from contextlib import aclosing
 from typing import Any, Final, TypeVar
 
 import msgspec
 from pydantic import BaseModel, ValidationError
-from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from engine.errors import EngineError
 from gateway import sse
@@ -28,50 +26,16 @@ from gateway.errors import (
 )
 from gateway.handoff.answering import Answering
 from gateway.handoff.leg import AnswerFacts
+from gateway.metering.meter import Ending, RequestMeter
+from gateway.request_watch import RequestWatch
+from gateway.surfaces.surface import AnswerWriter
 from gateway.upstream.dialects.rewriting import splice
 
 logger = logging.getLogger(__name__)
 
 Parsed = TypeVar("Parsed", bound=BaseModel)
 
-_SANE_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _JSON_TYPE: Final = re.compile(r"application/([\w.+-]+\+)?json", re.IGNORECASE)
-
-
-class RequestIdMiddleware:
-    """Gives every response an `x-request-id`: the client's own, if it is sane, else a new one.
-
-    Also the last resort: an exception that nobody handled is answered with OpenAI's error body and
-    raised on, so that the server logs it.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Plain ASGI: nothing stands between the stream and the socket but this function."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        given = Headers(scope=scope).get("x-request-id", "")
-        request_id = given if _SANE_ID.fullmatch(given) else f"req-{secrets.token_hex(12)}"
-
-        has_started = False
-
-        async def send_with_id(message: Message) -> None:
-            nonlocal has_started
-            if message["type"] == "http.response.start":
-                has_started = True
-                MutableHeaders(scope=message)["x-request-id"] = request_id
-            await send(message)
-
-        scope.setdefault("state", {})["request_id"] = request_id
-        try:
-            await self._app(scope, receive, send_with_id)
-        except Exception as error:
-            if not has_started:
-                await problem_of(error).response()(scope, receive, send_with_id)
-            raise
 
 
 async def read_json_body(request: Request, *, limit_bytes: int) -> bytes:
@@ -140,11 +104,27 @@ class AnswerResponse(Response):
     """
 
     def __init__(
-        self, answering: Answering, *, is_streamed: bool, clock: Callable[[], float]
+        self,
+        answering: Answering,
+        *,
+        is_streamed: bool,
+        clock: Callable[[], float],
+        meter: RequestMeter | None = None,
+        writer: AnswerWriter | None = None,
+        watch: RequestWatch | None = None,
     ) -> None:
+        """`meter` and `watch` are told how it ended. `writer` says it in another API's words."""
         super().__init__()
         del self.headers["content-length"]
+        self.has_failed = False
+        """Whether a stream has ended by an error."""
         self._answering = answering
+        self._meter = meter
+        self._writer = writer
+        self._watch = watch
+        self._recording = None if watch is None else watch.recording
+        self._error: Exception | None = None
+        self._ending: Ending = "failed"
         self._is_streamed = is_streamed
         self._clock = clock
         self._arrival_s = clock()
@@ -156,8 +136,19 @@ class AnswerResponse(Response):
         try:
             await until_disconnect(receive, self._send_in_time(send))
         except (ClientDisconnect, OSError):
+            self._ending = "cancelled"
             logger.info("client left request_id=%s", request_id)
+        except asyncio.CancelledError:
+            self._ending = "cancelled"
+            raise
+        except Exception as error:
+            self._error = error
+            await self._finish("failed")
+            raise
         finally:
+            if self._meter is not None:
+                self._meter.end(self._ending)
+            self._tell_watch()
             self._log_end(request_id)
 
     async def _send_in_time(self, send: Send) -> None:
@@ -175,7 +166,8 @@ class AnswerResponse(Response):
             late = DeadlineExceededError("The answer was not complete at the request's deadline.")
             if not self._has_started:
                 raise late from None
-            await self._end_badly(send, late)
+            # By the request's own word, and what it got is paid for.
+            await self._end_badly(send, late, "cancelled")
 
     async def _send(self, send: Send) -> None:
         if self._is_streamed:
@@ -186,6 +178,11 @@ class AnswerResponse(Response):
     async def _send_whole(self, send: Send) -> None:
         async with aclosing(self._answering.parts()) as parts:
             body = b"".join([part async for part in parts])
+        if self._recording is not None:
+            self._recording.add(body)
+        if self._writer is not None:
+            body = self._writer.whole(body)
+        await self._finish("answered")
         self.headers["content-type"] = "application/json"
         self.headers["content-length"] = str(len(body))
         await self._start(send)
@@ -200,19 +197,41 @@ class AnswerResponse(Response):
             self.headers["x-accel-buffering"] = "no"
             await self._start(send)
             try:
-                await _send_part(send, first)
+                await self._send_part(send, first)
                 async for part in parts:
-                    await _send_part(send, part)
+                    await self._send_part(send, part)
             except (GatewayError, EngineError) as error:
                 await self._end_badly(send, error)
                 return
             except Exception as error:
                 await self._end_badly(send, error)
                 raise
+        await self._finish("answered")
         await send({"type": "http.response.body", "body": b""})
 
-    async def _end_badly(self, send: Send, error: Exception) -> None:
+    async def _finish(self, ending: Ending) -> None:
+        """Settle the account before the last byte is sent: the next request may follow at once."""
+        self._ending = ending
+        if self._meter is not None:
+            await self._meter.finish(ending)
+
+    async def _send_part(self, send: Send, part: bytes) -> None:
+        """This runs for each token of each client."""
+        if part.endswith(sse.DONE):
+            await self._finish("answered")
+        if self._recording is not None:
+            self._recording.add(part)
+        if self._writer is not None:
+            part = self._writer.part(part)
+            if not part:
+                return
+        await send({"type": "http.response.body", "body": part, "more_body": True})
+
+    async def _end_badly(self, send: Send, error: Exception, ending: Ending = "failed") -> None:
         """An error event instead of [DONE]; what was sent stands, and no more follows."""
+        await self._finish(ending)
+        self.has_failed = True
+        self._error = error
         problem = problem_of(error)
         facts = self._answering.facts
         logger.error(
@@ -221,16 +240,22 @@ class AnswerResponse(Response):
             problem.code,
             type(error).__name__,
         )
+        delivered = None if facts is None else _delivered(facts)
+        if self._writer is not None:
+            await send(_last_body(self._writer.ending_badly(problem, delivered)))
+            return
         body = problem.body()
-        if facts is not None:
-            body = splice(body, "outrider", msgspec.json.encode(_delivered(facts)))
-        await send({"type": "http.response.body", "body": sse.event(body)})
+        if delivered is not None:
+            body = splice(body, "outrider", msgspec.json.encode(delivered))
+        await send(_last_body(sse.event(body)))
 
     async def _start(self, send: Send) -> None:
         """The headers know the tier: of a stream, the one that gives the first text."""
         self._has_started = True
         if facts := self._answering.facts:
             self.headers.update(_headers(facts))
+        if self._meter is not None:
+            self.headers.update(self._meter.headers)
         await send(
             {
                 "type": "http.response.start",
@@ -238,6 +263,11 @@ class AnswerResponse(Response):
                 "headers": self.raw_headers,
             }
         )
+
+    def _tell_watch(self) -> None:
+        if self._watch is not None:
+            status = self.status_code if self._has_started else None
+            self._watch.ended(self._answering.facts, self._ending, status, self._error)
 
     def _log_end(self, request_id: str | None) -> None:
         """One line a request; what was said in it is nobody's business."""
@@ -287,5 +317,5 @@ def header_text(text: str) -> str:
     return " ".join(text.encode("ascii", "replace").decode().split())
 
 
-async def _send_part(send: Send, body: bytes) -> None:
-    await send({"type": "http.response.body", "body": body, "more_body": True})
+def _last_body(body: bytes) -> Message:
+    return {"type": "http.response.body", "body": body}

@@ -165,9 +165,9 @@ class ChatTokenizer:
             encoding = await asyncio.to_thread(self._backend.encode, text, add_special_tokens=False)
         return tuple(encoding.ids[:max_tokens])
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of a whole sequence."""
-        return str(self._backend.decode(list(token_ids)))
+    def decode(self, token_ids: Sequence[int], *, with_special: bool = False) -> str:
+        """The text of a whole sequence; `with_special` tokens by their names, or without them."""
+        return str(self._backend.decode(list(token_ids), skip_special_tokens=not with_special))
 
     def detokenizer(self) -> Detokenizer:
         """A fresh one, for one answer."""

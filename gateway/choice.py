@@ -27,7 +27,7 @@ class Delta:
     `call_index` counts a choice's tool calls: "call" begins one and says the function's name,
     "arguments" goes on with it. `call_id` is there where one begins. `tokenizer` is the one that
     knows `logprobs`, where it is not the job's. The last delta of a choice has the finish reason
-    and no text.
+    and no text, and the stop string, if it was one of the request's that ended it.
     """
 
     index: int
@@ -39,6 +39,7 @@ class Delta:
     logprobs: tuple[TokenLogprobs, ...] = ()
     tokenizer: ChatTokenizer | None = None
     finish_reason: FinishReason | None = None
+    stop: str | None = None
 
 
 @dataclass(slots=True)
@@ -93,6 +94,7 @@ class Choice:
         reader = job if target is None else target
         self.usage = ChoiceUsage(num_prediction_tokens=len(request.prediction_token_ids))
         self.finish_reason: FinishReason | None = None
+        self._stop: str | None = None
         self._index = index
         self._request_id = request.request_id
         sampling = request.sampling
@@ -255,6 +257,7 @@ class Choice:
             self._release(self._num_content - self._stops.num_held, out)
         else:
             self._release(cut, out)
+            self._stop = self._stops.found
             self._finish("stop")
 
     def _release(self, end: int, out: list[tuple[Kind, str, bool]]) -> None:
@@ -294,6 +297,7 @@ class Choice:
                     logprobs=self._last_logprobs(),
                     tokenizer=self._tokenizer,
                     finish_reason=self.finish_reason,
+                    stop=self._stop,
                 )
             )
         return deltas

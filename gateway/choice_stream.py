@@ -29,6 +29,7 @@ from gateway.event_reader import EventReader
 from gateway.handoff.leg import HandedOverError, TakenOver, TakeOver, WeakAnswer
 from gateway.hold_back import HoldBack
 from gateway.job import Answer, EscalationTarget, Job
+from gateway.metering.credit import within_credit
 from gateway.metrics import GatewayMetrics
 from router.cascade import Judgement
 
@@ -123,8 +124,14 @@ class ChoiceStream:
             yield delta
 
     async def _open(self, request: EngineRequest, readers: AsyncExitStack) -> EventReader:
+        job = self._job
+        on_end = None
+        if job.work is not None:
+            on_end = job.work.follow(request.request_id, request.arrival_s)
         # The protocol promises that its iterator can be closed; only generators have a type for it.
-        stream = cast(AsyncGenerator[EngineEvent], self._engine.submit(request))
+        stream = cast(AsyncGenerator[EngineEvent], self._engine.submit(request, on_end))
+        if job.credit is not None:
+            stream = within_credit(stream, job.credit, request.tier)
         return await readers.enter_async_context(aclosing(EventReader(stream)))
 
     # ---- what is held -------------------------------------------------------------------------
@@ -226,6 +233,7 @@ class ChoiceStream:
         while not self._is_over:
             event = await self._reader.next()
             if isinstance(event, TierSwitched):
+                self._note_switch()
                 self._start_over(target)
                 return True
             self._held += self._receive(event)
@@ -253,11 +261,17 @@ class ChoiceStream:
         except (EngineError, EngineLostError):
             return False
         await self._reader.aclose()
+        if self._job.credit is not None:
+            self._job.credit.give_back(self.choice.usage.num_tokens)
         self._reader, self._request = reader, request
         self._start_over(target)
         for event in events:
             self._held += self._answer_with(event)
         return True
+
+    def _note_switch(self) -> None:
+        if self._job.work is not None:
+            self._job.work.switched(self._request.request_id)
 
     def _start_over(self, target: EscalationTarget) -> None:
         """From here on, events are the large tier's."""
@@ -368,6 +382,7 @@ class ChoiceStream:
 
     def _continue_in(self, tier: Tier) -> None:
         """The other tier goes on behind what was sent; its first gap is not one between tokens."""
+        self._note_switch()
         self.tier = tier
         self.cascade.escalated = True
         self._is_continued = True

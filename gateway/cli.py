@@ -1,20 +1,28 @@
-"""The command line: `outrider serve | chat | doctor | config | router | draft`."""
+"""The command line: `outrider serve | chat | keys | usage | doctor | config | router | draft`."""
 
 import functools
 import importlib.util
 import json
-import logging
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, ParamSpec, TypeVar
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar
 
 import typer
 
 from engine.errors import EngineError
 from engine.events import EngineInfo
-from gateway.settings import DEFAULT_FILE, Settings, SettingsError, load_settings, to_toml
+from gateway.keys_cli import app as keys_app
+from gateway.ledger.usage_cli import USAGE_HELP, usage
+from gateway.settings import (
+    DEFAULT_FILE,
+    KEY_VARIABLE,
+    Settings,
+    SettingsError,
+    load_settings,
+    to_toml,
+)
 from gateway.settings_tiers import Policy
 
 Params = ParamSpec("Params")
@@ -34,6 +42,8 @@ app = typer.Typer(
 )
 config_app = typer.Typer(name="config", help="See and write settings.", no_args_is_help=True)
 app.add_typer(config_app)
+app.add_typer(keys_app)
+app.command("usage", help=USAGE_HELP)(usage)
 if importlib.util.find_spec("gateway.router_cli") is not None:
     from gateway.router_cli import app as router_app
 
@@ -193,13 +203,17 @@ def _serve(settings: Settings) -> None:
     """Run until a signal says otherwise."""
     from gateway.wiring import keep_torch_out
 
-    _configure_logging(settings.log_level)
+    _configure_logging(settings.log_level, settings.telemetry.log_format)
     if settings.engine.process or not settings.models.is_any:
         keep_torch_out()
     from gateway.serving import GatewayRun, listen, serve_until_signalled, url_of
+    from gateway.tenancy_wiring import serving_host
     from gateway.terminal import LoadingProgress, make_console, print_banner
 
-    listener = listen(settings.server.host, settings.server.port)
+    host, warning = serving_host(settings)
+    if warning is not None:
+        typer.secho(f"outrider: {warning}", fg=typer.colors.YELLOW, err=True)
+    listener = listen(host, settings.server.port)
     url = url_of(listener)
     with LoadingProgress(make_console(stderr=True)) as progress:
 
@@ -259,6 +273,10 @@ def chat(  # noqa: PLR0913 - a flag each
     deadline_ms: Annotated[
         float | None, typer.Option(min=1.0, help="The time for a whole answer.")
     ] = None,
+    key: Annotated[
+        str | None,
+        typer.Option(envvar=KEY_VARIABLE, help="Your key, where the gateway wants one."),
+    ] = None,
     config: ConfigFile = None,
     large: Large = None,
     small: Small = None,
@@ -285,7 +303,9 @@ def chat(  # noqa: PLR0913 - a flag each
     )
 
     def talk(base_url: str) -> None:
-        with httpx.Client(base_url=base_url, timeout=httpx.Timeout(30.0, read=None)) as client:
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        timeout = httpx.Timeout(30.0, read=None)
+        with httpx.Client(base_url=base_url, timeout=timeout, headers=headers) as client:
             if prompt is None:
                 converse(console, client, options)
             else:
@@ -415,12 +435,10 @@ def _tier_flags(tiers: list[str]) -> dict[str, Any]:
     return flags
 
 
-def _configure_logging(level: str) -> None:
-    logging.basicConfig(
-        level=level, format="%(asctime)s %(levelname)s gateway %(name)s %(message)s"
-    )
-    logging.getLogger("httpx").setLevel(logging.WARNING)
-    logging.getLogger("uvicorn.error").setLevel(max(logging.WARNING, logging.getLevelName(level)))
+def _configure_logging(level: str, log_format: Literal["text", "json"] = "text") -> None:
+    from gateway.telemetry.logs import configure_logging
+
+    configure_logging(level, log_format)
 
 
 if __name__ == "__main__":

@@ -8,9 +8,14 @@ from dataclasses import dataclass, field
 from engine.request import Tier
 from gateway.backends.client import EngineClient
 from gateway.chat import ChatTokenizer
+from gateway.edge.metrics import EdgeMetrics
 from gateway.handoff.terms import Rules
+from gateway.metering.tenancy import Tenancy
 from gateway.metrics import GatewayMetrics
 from gateway.mirror import Mirror
+from gateway.settings_http import HttpSettings
+from gateway.telemetry.capture import NULL_CAPTURE, Capture
+from gateway.telemetry.tracer import NULL_TRACER, Tracer
 from gateway.upstream.tier import UpstreamTier
 from router.conversations import ConversationMemory
 from router.costs import TokenPrices, TypicalRequest
@@ -65,7 +70,10 @@ class CloudParts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayContext:
-    """Everything the gateway is wired to. `clock` is the machine's monotonic clock, in seconds."""
+    """Everything the gateway is wired to.
+
+    `clock` is the machine's monotonic clock, `wall_clock` the seconds since 1970.
+    """
 
     engine: EngineClient
     tokenizers: Mapping[Tier, ChatTokenizer]
@@ -74,4 +82,10 @@ class GatewayContext:
     routing: RoutingParts = field(default_factory=RoutingParts)
     cloud: CloudParts = field(default_factory=CloudParts)
     metrics: GatewayMetrics = field(default_factory=GatewayMetrics)
+    tenancy: Tenancy = field(default_factory=Tenancy)
+    http: HttpSettings = field(default_factory=HttpSettings)
+    edge_metrics: EdgeMetrics | None = None
+    tracer: Tracer = NULL_TRACER
+    capture: Capture = NULL_CAPTURE
+    wall_clock: Callable[[], float] = time.time
     clock: Callable[[], float] = time.monotonic

@@ -1,4 +1,4 @@
-"""`outrider serve` as a process of its own, for the demos."""
+"""`outrider serve` as a process of its own, for the demos: without keys and without a ledger."""
 
 import re
 import signal
@@ -34,6 +34,7 @@ class GatewayProcess:
         """
         assert self._process is None
         command = [sys.executable, "-m", "gateway.cli", "serve", "--port", str(self._port)]
+        command += ["--set", "database_url=none"]
         with tempfile.TemporaryFile("w+") as log:
             process = subprocess.Popen(
                 [*command, *self._arguments], stdout=subprocess.PIPE, stderr=log, text=True

@@ -16,11 +16,14 @@ _CACHE_LIFETIME_S: Final = 600.0
 class Dialogue:
     """The messages of one request against the memory of turns. Text is only ever digested."""
 
-    def __init__(self, messages: Sequence[Message], parts: RoutingParts) -> None:
+    def __init__(self, messages: Sequence[Message], parts: RoutingParts, salt: str = "") -> None:
+        """`salt` is the tenant's: nobody learns from the way that others' conversations take."""
         self._parts = parts
         answers = [i for i, message in enumerate(messages) if message.role == "assistant"]
         num_before = answers[-1] + 1 if answers else 0
         self._digest = parts.memory.digest()
+        if salt:
+            self._digest.add("tenant", salt, ())
         for message in messages[:num_before]:
             _add(self._digest, message)
         self._rest = tuple(messages[num_before:])

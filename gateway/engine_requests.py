@@ -17,6 +17,7 @@ from gateway.errors import BadRequestError
 from gateway.schema.chat import ChatRequest
 from gateway.schema.common import OutriderOptions
 from gateway.schema.completions import CompletionRequest
+from gateway.tenants.principal import Principal
 from gateway.tool_parser import ToolReading
 
 ApiRequest = ChatRequest | CompletionRequest
@@ -47,6 +48,7 @@ class Frame:
     """What the engine requests of one job share, whichever tier gets them.
 
     `watch`: None where nobody watches the answers; else whether hidden states are wanted.
+    `priority` is the queue's (gateway/service_tier.py).
     """
 
     job_id: str
@@ -54,6 +56,8 @@ class Frame:
     temperature: float
     arrival_s: float
     default_max_tokens: int | None
+    principal: Principal
+    priority: int = 0
     watch: bool | None = None
 
 
@@ -79,6 +83,10 @@ def engine_requests(request: ApiRequest, rendered: Rendered, frame: Frame) -> li
                 grammar=expected.grammar,
                 return_hidden_state=bool(frame.watch),
                 may_escalate=frame.watch is not None,
+                cache_salt=frame.principal.cache_salt,
+                tenant=frame.principal.tenant,
+                weight=frame.principal.weight,
+                priority=frame.priority,
             )
             _check_combination(request, engine_request)
             made.append(engine_request)
@@ -131,12 +139,15 @@ def _max_tokens(
 ) -> int:
     """The request's own limit, or what is left of the context up to the default.
 
+    With `outrider.fit_context` no limit is beyond what the context leaves.
     Raises PromptTooLongError, and BadRequestError where less than `min_tokens` is allowed.
     """
     limit, min_tokens, max_context = request.token_limit, request.min_tokens or 0, info.max_context
     room = max_context - num_prompt_tokens
     default = max(default_max_tokens or room, min_tokens)
     wanted = limit or max(1, min(default, room))
+    if request.outrider is not None and request.outrider.fit_context:
+        wanted = max(1, min(wanted, room))
     if wanted > room:
         raise PromptTooLongError(
             num_tokens=num_prompt_tokens, max_tokens=wanted, max_context=max_context

@@ -2,8 +2,9 @@
 
 import json
 import logging
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import Any, Final, Literal
 
@@ -13,6 +14,7 @@ from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match, Route
 
 from engine.errors import (
     EngineDiedError,
@@ -27,11 +29,16 @@ logger = logging.getLogger(__name__)
 
 INVALID_REQUEST: Final = "invalid_request_error"
 RATE_LIMIT: Final = "rate_limit_error"
+AUTHENTICATION: Final = "authentication_error"
+PERMISSION: Final = "permission_error"
 SERVER_ERROR: Final = "server_error"
 
 _MAX_QUOTED_CHARS: Final = 64
 _MAX_NAMES: Final = 32
 _MAX_WAIT_S: Final = 86_400.0
+_MAX_RESET_S: Final = 32 * _MAX_WAIT_S  # a month, and some
+# The openai client's own bound on waiting; minutes of limits are over sooner, days mostly not.
+_MAX_RETRY_S: Final = 120.0
 
 
 class GatewayError(Exception):
@@ -190,6 +197,112 @@ class LoopError(GatewayError):
         super().__init__(message, code="loop_detected")
 
 
+class AuthenticationError(GatewayError):
+    """No key, or none that is valid."""
+
+    headers: Mapping[str, str] = {"www-authenticate": "Bearer"}
+
+    def __init__(self, message: str, *, code: str = "invalid_api_key") -> None:
+        super().__init__(message, code=code)
+
+
+class PermissionDeniedError(GatewayError):
+    """The key is valid, but not for this."""
+
+    def __init__(
+        self, message: str, *, param: str | None = None, code: str = "permission_denied"
+    ) -> None:
+        super().__init__(message, param=param, code=code)
+
+
+class RateLimitError(GatewayError):
+    """A limit of the key or its team has no room now; it will have some in `retry_after_s`.
+
+    `headers`: the x-ratelimit headers of the moment. `limit`: its name. `tier`: set where the limit
+    is one tier's own, so that another tier may have room.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        retry_after_s: float,
+        code: str = "rate_limit_exceeded",
+        headers: Mapping[str, str] | None = None,
+        limit: str | None = None,
+        tier: str | None = None,
+    ) -> None:
+        super().__init__(message, code=code)
+        self.retry_after_s = retry_after_s
+        self.headers: Mapping[str, str] = headers or {}
+        self.limit = limit
+        self.tier = tier
+
+    @property
+    def should_retry(self) -> bool:
+        """Whether a client should wait for it: not for the end of a day."""
+        return self.retry_after_s <= _MAX_RETRY_S
+
+
+class BudgetError(GatewayError):
+    """A budget is used up, or the request could never fit: do not retry.
+
+    `reset_s`: seconds until the day or the month ends; None where waiting does not help. `headers`,
+    `limit` and `tier` as in `RateLimitError`.
+    """
+
+    should_retry = False
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        reset_s: float | None = None,
+        headers: Mapping[str, str] | None = None,
+        limit: str | None = None,
+        tier: str | None = None,
+    ) -> None:
+        super().__init__(message, code="insufficient_quota")
+        self.retry_after_s = self.reset_s = reset_s
+        self.headers: Mapping[str, str] = headers or {}
+        self.limit = limit
+        self.tier = tier
+
+
+class NotFoundError(GatewayError):
+    """What the request names does not exist."""
+
+
+class ConflictError(GatewayError):
+    """Another request contradicts this one."""
+
+
+class IdempotencyKeyReusedError(GatewayError):
+    """The idempotency-key has come before, with another body."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "This idempotency-key has been used with another body. Send a new key with a new "
+            "request, or the first body again.",
+            code="idempotency_key_reused",
+        )
+
+
+class DrainingError(GatewayError):
+    """This gateway is about to end; another one, or its successor, answers in its place."""
+
+    def __init__(self) -> None:
+        super().__init__("The gateway is shutting down.", code="draining")
+
+
+class StorageError(GatewayError):
+    """The database or the limits' store cannot be asked now."""
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(message, code="storage_unavailable")
+        self.retry_after_s = retry_after_s
+
+
 @dataclass(frozen=True, slots=True)
 class _Answer:
     """How one kind of exception is answered. `retry_after_s` None: a retry would not help."""
@@ -220,6 +333,15 @@ _ANSWERS: Final[Mapping[type[Exception], _Answer]] = {
     ThrottledError: _Answer(HTTPStatus.TOO_MANY_REQUESTS, RATE_LIMIT, retry_after_s=1.0),
     DeadlineExceededError: _Answer(HTTPStatus.GATEWAY_TIMEOUT, SERVER_ERROR),
     LoopError: _Answer(HTTPStatus.LOOP_DETECTED),
+    AuthenticationError: _Answer(HTTPStatus.UNAUTHORIZED, AUTHENTICATION),
+    PermissionDeniedError: _Answer(HTTPStatus.FORBIDDEN, PERMISSION),
+    RateLimitError: _Answer(HTTPStatus.TOO_MANY_REQUESTS, RATE_LIMIT, retry_after_s=1.0),
+    BudgetError: _Answer(HTTPStatus.TOO_MANY_REQUESTS, "insufficient_quota"),
+    NotFoundError: _Answer(HTTPStatus.NOT_FOUND),
+    ConflictError: _Answer(HTTPStatus.CONFLICT),
+    IdempotencyKeyReusedError: _Answer(HTTPStatus.UNPROCESSABLE_ENTITY),
+    DrainingError: _Answer(HTTPStatus.SERVICE_UNAVAILABLE, SERVER_ERROR, retry_after_s=1.0),
+    StorageError: _Answer(HTTPStatus.SERVICE_UNAVAILABLE, SERVER_ERROR, retry_after_s=1.0),
     EngineError: _Answer(HTTPStatus.INTERNAL_SERVER_ERROR, SERVER_ERROR),
     Exception: _Answer(HTTPStatus.INTERNAL_SERVER_ERROR, SERVER_ERROR, code="internal_error"),
 }
@@ -249,10 +371,10 @@ class Problem:
         }
         return msgspec.json.encode({"error": detail})
 
-    def response(self) -> Response:
-        """The whole HTTP answer."""
-        headers = dict(self.headers)
-        return Response(self.body(), self.status, headers, media_type="application/json")
+    def response(self, body: bytes | None = None) -> Response:
+        """The whole HTTP answer; `body` where it is said in another API's words."""
+        told = self.body() if body is None else body
+        return Response(told, self.status, dict(self.headers), media_type="application/json")
 
 
 def problem_of(error: Exception) -> Problem:
@@ -281,16 +403,20 @@ def problem_of(error: Exception) -> Problem:
 
 
 def _retry_headers(error: Exception, answer: _Answer) -> dict[str, str]:
-    """The headers that the openai client obeys; empty where there is no advice."""
+    """The headers that the openai client obeys, and the error's own; empty without advice.
+
+    Waits are rounded up: who comes as early as he was told must find room.
+    """
+    headers = dict(getattr(error, "headers", {}))
     wait_s: float | None = getattr(error, "retry_after_s", answer.retry_after_s)
-    if wait_s is None:
-        return {}
-    wait_s = min(wait_s, _MAX_WAIT_S)
-    return {
-        "retry-after": str(max(1, round(wait_s))),
-        "retry-after-ms": str(max(1, round(wait_s * 1000))),
-        "x-should-retry": "true",
-    }
+    should_retry: bool | None = getattr(error, "should_retry", None if wait_s is None else True)
+    if wait_s is not None:
+        wait_s = min(wait_s, _MAX_WAIT_S if should_retry else _MAX_RESET_S)
+        headers["retry-after"] = str(max(1, math.ceil(wait_s)))
+        headers["retry-after-ms"] = str(max(1, math.ceil(wait_s * 1000)))
+    if should_retry is not None:
+        headers["x-should-retry"] = "true" if should_retry else "false"
+    return headers
 
 
 def _routing_problem(error: HTTPException) -> Problem:
@@ -308,17 +434,33 @@ def _routing_problem(error: HTTPException) -> Problem:
 async def handle_exception(request: Request, error: Exception) -> Response:
     """Starlette's exception handler, for every exception."""
     problem = problem_of(error)
+    if problem.status == HTTPStatus.METHOD_NOT_ALLOWED:
+        problem = replace(problem, headers={"allow": ", ".join(_methods(request))})
+    report_problem(request.url.path, problem, error)
+    return problem.response()
+
+
+def _methods(request: Request) -> list[str]:
+    """All that the path has; Starlette names those of its first route only."""
+    methods: set[str] = set()
+    for route in request.app.routes:
+        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE:
+            methods |= route.methods or set()
+    return sorted(methods)
+
+
+def report_problem(path: str, problem: Problem, error: Exception) -> None:
+    """Log a failure of ours."""
     if problem.status >= 500:
         # "Not ready yet" is an answer, not a failure: probes ask for it every second.
         logger.log(
             logging.DEBUG if problem.status == 503 else logging.ERROR,
             "request failed path=%s status=%d code=%s error=%s",
-            request.url.path,
+            path,
             problem.status,
             problem.code,
             type(error).__name__,
         )
-    return problem.response()
 
 
 def bad_request(error: ValidationError, body: bytes) -> BadRequestError:
@@ -333,9 +475,14 @@ def bad_request(error: ValidationError, body: bytes) -> BadRequestError:
     # A union complains once a branch; the branch that got deepest is the one that was meant.
     depth = max(len(path) for path in paths)
     index = next(i for i, path in enumerate(paths) if len(path) == depth)
-    param = ".".join(str(part) for part in paths[index]) or None
+    param = ".".join(_shortened(str(part)) for part in paths[index]) or None
     reason = _explain(details[index], _value_at(document, paths[index]))
     return BadRequestError(f"{param or 'body'}: {reason}.", param=param)
+
+
+def _shortened(name: str) -> str:
+    """A field's name may be the whole of a large body."""
+    return name if len(name) <= _MAX_QUOTED_CHARS else f"{name[:_MAX_QUOTED_CHARS]}..."
 
 
 def _real_path(detail: ErrorDetails, document: Any) -> list[str | int]:

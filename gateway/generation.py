@@ -28,6 +28,7 @@ class Generation:
     ) -> None:
         self.job = job
         self.outcome = "abort"
+        self.failure = ""
         self._streams = [
             ChoiceStream(index, job, engine, metrics, clock) for index in range(len(job.choices))
         ]
@@ -48,8 +49,9 @@ class Generation:
         except HandedOverError:
             self.outcome = "handed_over"
             raise
-        except Exception:
+        except Exception as error:
             self.outcome = "error"
+            self.failure = str(getattr(error, "code", None) or type(error).__name__)
             raise
         finally:
             self._record()
@@ -110,6 +112,11 @@ class Generation:
         """Seconds from arrival at the gateway to the first token that any choice could send."""
         firsts = [c.usage.first_token_s for c in self.choices if c.usage.first_token_s is not None]
         return min(firsts) - self.job.arrival_s if firsts else None
+
+    @property
+    def is_cut_by_limit(self) -> bool:
+        """Whether an answer ended where its tenant's limit did."""
+        return self.job.credit is not None and self.job.credit.is_used_up
 
     def duration_s(self) -> float:
         """Seconds since the request's arrival."""

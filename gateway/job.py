@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from engine.request import EngineRequest, Tier
 from gateway.chat import ChatTokenizer
 from gateway.handoff.leg import TakeOver
+from gateway.metering.credit import Credit
+from gateway.metering.local_work import LocalWork
 from gateway.tool_parser import ToolReading
 from router.cascade import CascadePlan
 
@@ -69,7 +71,9 @@ class Job:
     answers; their requests say `may_escalate` and ask for log-probabilities. `take_over`: a tier
     elsewhere is the one that weak answers go to; there is one choice then. `on_prefill` is called
     with the seconds that a choice queued, `on_answer` once for each choice that ended by itself;
-    they must not block.
+    they must not block. is_bounded: the client has said how long an answer may be. `credit`: the
+    tokens that its tenant has left for it, None where nobody counts. `work` is told what the engine
+    did. `service_tier`: what the response says of it, where the request named one.
 
     Raises ValueError for a cascade without a tier to escalate to.
     """
@@ -94,6 +98,10 @@ class Job:
     take_over: TakeOver | None = None
     on_prefill: Callable[[float], None] | None = None
     on_answer: Callable[[Answer], None] | None = None
+    is_bounded: bool = False
+    service_tier: str | None = None
+    credit: Credit | None = None
+    work: LocalWork | None = None
 
     def __post_init__(self) -> None:
         if self.cascade is not None and self.escalation is None and self.take_over is None:

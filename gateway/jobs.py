@@ -11,6 +11,7 @@ from engine.errors import EngineError, PromptTooLongError
 from engine.events import EngineInfo, TierInfo
 from engine.request import TIERS
 from gateway.chat import ChatTokenizer, Prompt
+from gateway.chat_prompt import chat_prompt
 from gateway.context import GatewayContext as GatewayContext
 from gateway.context import GatewayLimits as GatewayLimits
 from gateway.dialogue import Dialogue
@@ -24,16 +25,21 @@ from gateway.engine_requests import (
     escalated_requests,
 )
 from gateway.errors import BadRequestError, ModelNotFoundError, NotReadyError
+from gateway.handoff.incoming import Incoming
 from gateway.handoff.leg import Elsewhere, HandOffError
+from gateway.handoff.permissions import permitted
 from gateway.job import Answer, ChoicePlan, EscalationTarget, Job
 from gateway.metrics import GatewayMetrics
-from gateway.prompt_end import continues_text, prompt_end
+from gateway.prompt_end import continues_text
 from gateway.route_report import describe_route
 from gateway.schema.chat import ChatRequest
 from gateway.schema.common import OutriderOptions
 from gateway.schema.completions import CompletionRequest
+from gateway.service_tier import read_service_tier
 from gateway.structured import plan_structured
 from gateway.targets import Ask, Target, TargetChooser
+from gateway.telemetry.spans import record_route
+from gateway.tenants.principal import Principal
 from gateway.thinking import Thinking
 from gateway.tools import plan_tools
 from router.guard import Outcome
@@ -64,7 +70,7 @@ class _Form:
 class _Begun:
     """How a request came, and who else may answer it."""
 
-    arrival_s: float
+    incoming: Incoming
     form: _Form
     elsewhere: Elsewhere | None = None
 
@@ -120,38 +126,42 @@ class JobBuilder:
         return names | aliases
 
     async def job(
-        self, request: ApiRequest, arrival_s: float, elsewhere: Elsewhere | None = None
+        self, request: ApiRequest, incoming: Incoming, elsewhere: Elsewhere | None = None
     ) -> Job:
         """A conversation, or one or several prompts. `elsewhere` plays the large model's part.
 
         Raises GatewayError or EngineError, and HandOffError where the tier elsewhere is to answer.
         """
         try:
-            planned = await self._plan(request, arrival_s, self._form(request), elsewhere)
+            begun = self._begun(request, incoming, elsewhere)
+            planned = await self._plan(request, begun)
         except HandOffError as handed:
             self._count_hand_off(handed)
             raise
         return self._counted(planned)
 
     async def route_report(
-        self, request: ApiRequest, elsewhere: Elsewhere | None = None
+        self, request: ApiRequest, incoming: Incoming, elsewhere: Elsewhere | None = None
     ) -> dict[str, Any]:
         """Where the request would go, as `RouteReport` has it; nothing is counted or remembered.
 
         Raises what the request itself would raise.
         """
-        form = self._form(request)
-        planned = await self._plan(request, self._context.clock(), form, elsewhere)
+        planned = await self._plan(request, self._begun(request, incoming, elsewhere))
         costs = await self._chooser.costs_usd(planned.ask, planned.ask.candidates)
         parts = self._context.routing
         return describe_route(request.model, planned.ask, planned.target, planned.job, costs, parts)
 
-    def _form(self, request: ApiRequest) -> _Form:
+    def _begun(
+        self, request: ApiRequest, incoming: Incoming, elsewhere: Elsewhere | None
+    ) -> _Begun:
         if isinstance(request, ChatRequest):
-            return self._chat_form(request)
-        return self._completion_form(request)
+            form = self._chat_form(request, incoming.principal)
+        else:
+            form = self._completion_form(request)
+        return _Begun(incoming=incoming, form=form, elsewhere=elsewhere)
 
-    def _chat_form(self, request: ChatRequest) -> _Form:
+    def _chat_form(self, request: ChatRequest, principal: Principal) -> _Form:
         plan = plan_tools(request)
         structured = plan_structured(request.response_format, request.structured_outputs)
         if plan is not None and structured is not None:
@@ -163,13 +173,7 @@ class JobBuilder:
         async def render(info: TierInfo, tokenizer: ChatTokenizer) -> tuple[Prompt, ...]:
             num_chars = sum(len(str(message.content)) for message in request.messages)
             _refuse_hopeless(num_chars, info, tokenizer, request.token_limit)
-            prompt = await tokenizer.render_chat(
-                request.messages,
-                request.chat_template_kwargs,
-                plan.tools if plan else (),
-                prompt_end(request),
-            )
-            return (prompt,)
+            return (await chat_prompt(request, tokenizer),)
 
         async def expect(rendered: Rendered) -> Expected:
             tokenizer = rendered.tokenizer
@@ -199,7 +203,7 @@ class JobBuilder:
             render=render,
             expect=expect,
             has_token_ids=_has_token_ids(request),
-            dialogue=Dialogue(request.messages, self._context.routing),
+            dialogue=Dialogue(request.messages, self._context.routing, principal.cache_salt),
         )
 
     def _completion_form(self, request: CompletionRequest) -> _Form:
@@ -235,22 +239,19 @@ class JobBuilder:
             has_token_ids=has_token_ids or _has_token_ids(request),
         )
 
-    async def _plan(
-        self,
-        request: ApiRequest,
-        arrival_s: float,
-        form: _Form,
-        elsewhere: Elsewhere | None,
-    ) -> _Planned:
+    async def _plan(self, request: ApiRequest, begun: _Begun) -> _Planned:
         """Choose a tier and make its job."""
+        form, elsewhere = begun.form, begun.elsewhere
         names = await self.names()
         if request.model not in names:
             raise ModelNotFoundError(request.model, list(names))
+        options = request.outrider or _NO_OPTIONS
+        candidates = permitted(begun.incoming.principal, names[request.model], options.tier)
         prompts = _Prompts(form, self._context)
         ask = Ask(
             is_auto=request.model == AUTO,
-            candidates=names[request.model],
-            options=request.outrider or _NO_OPTIONS,
+            candidates=candidates,
+            options=options,
             text=form.text,
             prompts=prompts.of,
             num_choices=request.n or 1,
@@ -261,10 +262,22 @@ class JobBuilder:
             dialogue=form.dialogue,
             elsewhere=None if elsewhere is None else elsewhere.name,
         )
+        chosen_from_s = self._context.clock()
         target = await self._chooser.choose(ask, await self.engine_info())
-        begun = _Begun(arrival_s=arrival_s, form=form, elsewhere=elsewhere)
+        self._trace_route(begun.incoming, target, chosen_from_s)
         job = await self._job(request, target, prompts, begun)
         return _Planned(job=job, ask=ask, target=target)
+
+    def _trace_route(self, incoming: Incoming, target: Target, start_s: float) -> None:
+        if incoming.span.is_recording:
+            record_route(
+                incoming.span,
+                start_s=start_s,
+                end_s=self._context.clock(),
+                tier=target.tier,
+                reason=target.reason,
+                quality=None if target.route is None else target.route.quality,
+            )
 
     async def _job(
         self,
@@ -274,7 +287,8 @@ class JobBuilder:
         begun: _Begun,
     ) -> Job:
         """One engine request for each choice of each prompt."""
-        arrival_s, form = begun.arrival_s, begun.form
+        arrival_s, form = begun.incoming.arrival_s, begun.form
+        service_tier = read_service_tier(request.service_tier)
         rendered = await prompts.rendered(target.info)
         if not all(prompt.token_ids for prompt in rendered.prompts):
             raise BadRequestError("The prompt is empty.")
@@ -292,6 +306,8 @@ class JobBuilder:
             temperature=temperature,
             arrival_s=arrival_s,
             default_max_tokens=self._context.limits.default_max_tokens,
+            principal=begun.incoming.principal,
+            priority=service_tier.priority,
             watch=None if plan is None else plan.wants_hidden_state,
         )
         requests = engine_requests(request, rendered, frame)
@@ -336,6 +352,8 @@ class JobBuilder:
             escalation=escalation,
             take_over=begun.elsewhere.take_over if begun.elsewhere and target.hands_over else None,
             on_answer=self._learner(form.dialogue, num_prompt_tokens),
+            is_bounded=request.token_limit is not None,
+            service_tier=None if request.service_tier is None else service_tier.reported,
         )
 
     def _counted(self, planned: _Planned) -> Job:

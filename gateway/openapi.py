@@ -48,10 +48,13 @@ _MODELS: Final[tuple[type[BaseModel], ...]] = (
 )
 _FAILURES: Final[Mapping[int, str]] = {
     400: "The request is malformed, or asks for what is not supported; `param` names the field.",
+    401: "No key, or one that is not valid.",
+    403: "The key is valid, but not for this.",
     404: "No such model, or no such path.",
     413: "The body is too large.",
     415: "The body is not declared as application/json.",
-    429: "The queue is full, or a tier elsewhere is asked too much.",
+    422: "The idempotency-key was used for another body.",
+    429: "A limit of the key or its team is reached, the queue is full, or a tier is busy.",
     500: "The gateway or the engine failed.",
     502: "A tier elsewhere failed.",
     503: "Nobody who may answer can do so now; the engine is loading or being restarted.",
@@ -105,6 +108,23 @@ _TRACE_HEADER: Final = {
     "required": False,
     "description": "`1`: each chunk also says which of its tokens were drafted.",
     "schema": {"type": "string"},
+}
+
+
+_IDEMPOTENCY_HEADER: Final = {
+    "name": "idempotency-key",
+    "in": "header",
+    "required": False,
+    "description": "A request that is repeated with its key gets the first one's answer.",
+    "schema": {"type": "string", "pattern": "^[!-~]{1,255}$"},
+}
+_TOKEN_COUNTS: Final = frozenset(
+    {"max_tokens", "max_completion_tokens", "min_tokens", "max_output_tokens"}
+)
+_FREE: Final = frozenset({"/health", "/ready"})
+_SECURITY: Final = {
+    "bearer": {"type": "http", "scheme": "bearer", "description": "A key of the gateway."},
+    "api_key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
 }
 
 
@@ -162,10 +182,10 @@ def generation_operation(
         "headers": _ID_HEADER | _TIER_HEADER | _HAND_OFF_HEADERS,
         "content": _json(whole) | {"text/event-stream": stream},
     }
-    statuses = failures(400, 404, 413, 415, 429, 500, 502, 503, 504, 508)
+    statuses = failures(400, 404, 413, 415, 422, 429, 500, 502, 503, 504, 508)
     return {
         "operationId": operation_id,
-        "parameters": [_TRACE_HEADER],
+        "parameters": [_TRACE_HEADER, _IDEMPOTENCY_HEADER],
         "requestBody": {"required": True, "content": _json(request)},
         "responses": {str(status): text for status, text in statuses.items()} | {"200": success},
     }
@@ -198,29 +218,50 @@ class LoadedLimits:
 
 
 def build_document(
-    app: FastAPI, limits: LoadedLimits | None, *, has_tiers_elsewhere: bool = False
+    app: FastAPI,
+    limits: LoadedLimits | None,
+    *,
+    models: Sequence[type[BaseModel]] = (),
+    has_tiers_elsewhere: bool = False,
 ) -> dict[str, Any]:
-    """The document; `limits` is None while the engine is not ready."""
+    """The document; `limits` is None while the engine is not ready.
+
+    `models`: what requests and answers of other APIs than chat and completions are made of.
+    """
     document = get_openapi(
         title=app.title, version=app.version, description=app.description, routes=app.routes
     )
-    models = _MODELS
+    document = deepcopy(document)  # parts of it are the routes' own
+    described = [*_MODELS, *models]
     if has_tiers_elsewhere:
-        models += (UpstreamAnswer, UpstreamChunk)
-        document = deepcopy(document)  # parts of it are the routes' own
+        described += (UpstreamAnswer, UpstreamChunk)
         _add_tiers_elsewhere(document)
     _, definitions = models_json_schema(
-        [(model, "validation") for model in models], ref_template=_REF
+        [(model, "validation") for model in dict.fromkeys(described)], ref_template=_REF
     )
     schemas: dict[str, Any] = definitions["$defs"]
     if limits is not None:
         _add_limits(schemas, limits)
-    document["components"] = {"schemas": dict(sorted(schemas.items()))}
-    for path in document["paths"].values():
-        for described in path.values():
-            # FastAPI's own validation error, which no endpoint here answers with.
-            described["responses"].pop("422", None)
+    document["components"] = {
+        "schemas": dict(sorted(schemas.items())),
+        "securitySchemes": _SECURITY,
+    }
+    for path, operations in document["paths"].items():
+        for operation_ in operations.values():
+            _finish(path, operation_["responses"], operation_)
     return document
+
+
+def _finish(path: str, responses: dict[str, Any], described: dict[str, Any]) -> None:
+    """What all operations have in common: who may ask, and that others are told so."""
+    if responses.get("422", {}).get("description") == "Validation Error":
+        del responses["422"]  # FastAPI's own, which no endpoint here answers with
+    if path in _FREE:
+        return
+    # Without any key nobody needs one: hence the empty requirement.
+    described["security"] = [{}, {"bearer": []}, {"api_key": []}]
+    for status, text in failures(401, 403, 429).items():
+        responses.setdefault(str(status), text)
 
 
 def _add_tiers_elsewhere(document: dict[str, Any]) -> None:
@@ -235,11 +276,13 @@ def _add_tiers_elsewhere(document: dict[str, Any]) -> None:
 
 def _add_limits(schemas: dict[str, Any], limits: LoadedLimits) -> None:
     """Names and upper bounds that depend on what is loaded."""
-    for request in ("ChatRequest", "CompletionRequest"):
+    for request in ("ChatRequest", "CompletionRequest", "ResponsesRequest"):
+        if request not in schemas:
+            continue
         properties = schemas[request]["properties"]
         if limits.names is not None:
             properties["model"]["enum"] = list(limits.names)
-        for name in {"max_tokens", "max_completion_tokens", "min_tokens"} & properties.keys():
+        for name in _TOKEN_COUNTS & properties.keys():
             _branch(properties[name], "integer")["maximum"] = limits.max_context - 1
         stops = _branch(properties["stop_token_ids"], "array")
         stops["items"]["maximum"] = limits.vocab_size - 1

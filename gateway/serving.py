@@ -14,12 +14,22 @@ from typing import Any, Final
 
 import uvicorn
 import uvloop
+from prometheus_client import Gauge
+from starlette.types import ASGIApp
 
 from engine.errors import EngineError
 from engine.events import EngineInfo
 from gateway.app import create_app
 from gateway.backends.step_loop import ProgressCallback, no_progress
+from gateway.context import GatewayContext
+from gateway.draining import DrainGate, Draining
+from gateway.edge.bounds import ConnectionBounds
+from gateway.edge.cors import CorsPolicy
+from gateway.edge.headers import EdgeHeaders
+from gateway.edge.protocol import edge_protocol
 from gateway.settings import Settings, SettingsError
+from gateway.settings_keys import KeySettings
+from gateway.storage.urls import NO_DATABASE
 from gateway.upstream_wiring import check_upstreams
 from gateway.wiring import EngineClient, build_client, build_context, check_models
 
@@ -80,7 +90,8 @@ class GatewayRun:
         self._on_progress = on_progress
         self._on_ready = on_ready
         self._server: _Server | None = None
-        self._stop_requests = 0
+        self._draining = Draining()
+        self._closing: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[Any] | None = None
 
     async def run(self) -> None:
@@ -105,7 +116,13 @@ class GatewayRun:
         context = await _unless_failed(
             starting, asyncio.to_thread(build_context, self._settings, engine)
         )
-        self._server = _Server(self._uvicorn_config(create_app(context)))
+        Gauge(
+            "outrider_draining",
+            "1 from the signal to end on.",
+            registry=context.metrics.registry,
+        ).set_function(lambda: float(self._draining.has_begun))
+        gate = DrainGate(create_app(context), self._draining)
+        self._server = _Server(self._uvicorn_config(gate, context))
         serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))
         try:
             await asyncio.wait({starting, serving}, return_when=asyncio.FIRST_COMPLETED)
@@ -116,6 +133,8 @@ class GatewayRun:
                 self._server.should_exit = True
         finally:
             await serving
+            if self._closing is not None:
+                self._closing.cancel()
             if self._server.force_exit:  # uvicorn would leave the application without a word
                 await self._server.lifespan.shutdown()
         if starting.done():
@@ -123,26 +142,45 @@ class GatewayRun:
 
     def stop(self) -> None:
         """Finish what is running and end; called again, end at once."""
-        self._stop_requests += 1
         if self._server is None or not self._server.started:
             if self._task is not None:
                 self._task.cancel()
-        elif self._stop_requests == 1:
-            log.info("draining timeout_s=%g", self._settings.server.drain_timeout_s)
-            self._server.should_exit = True
+        elif not self._draining.has_begun:
+            self._drain(self._server)
         else:
-            self._server.force_exit = True
+            self._server.should_exit = self._server.force_exit = True
 
-    def _uvicorn_config(self, app: Any) -> uvicorn.Config:
-        server = self._settings.server
-        return uvicorn.Config(
+    def _drain(self, server: _Server) -> None:
+        """Say on /ready that this is the end; close the port when that can have been heard."""
+        grace_s = self._settings.server.drain_grace_s
+        log.info("draining grace_s=%g timeout_s=%g", grace_s, self._settings.server.drain_timeout_s)
+        self._draining.has_begun = True
+        if not grace_s:
+            server.should_exit = True
+            return
+
+        def close_port() -> None:
+            server.should_exit = True
+
+        self._closing = asyncio.get_running_loop().call_later(grace_s, close_port)
+
+    def _uvicorn_config(self, app: ASGIApp, context: GatewayContext) -> uvicorn.Config:
+        server, http = self._settings.server, self._settings.http
+        authenticator = context.tenancy.keys.authenticator
+        edge = EdgeHeaders(
             app,
-            http="httptools",
+            cors=CorsPolicy.of(http.cors),
+            only_local_hosts=lambda: self._settings.keys.mode == "auto" and authenticator.is_open,
+        )
+        return uvicorn.Config(
+            edge,
+            http=edge_protocol(ConnectionBounds.of(http), context.edge_metrics),
             ws="none",
             lifespan="on",
             log_config=None,
             access_log=server.access_log,
-            proxy_headers=False,  # nobody asks for the client's address
+            server_header=False,
+            proxy_headers=False,  # who is asked by a proxy sees the proxy
             timeout_graceful_shutdown=max(1, round(server.drain_timeout_s)),
         )
 
@@ -187,8 +225,12 @@ def serve_until_signalled(run: GatewayRun) -> None:
 def background_gateway(settings: Settings, on_progress: ProgressCallback) -> Iterator[str]:
     """A gateway in a thread of this process, on a free loopback port; yields its URL when ready.
 
+    It is this process's own: it wants no keys and keeps no ledger.
+
     Raises EngineError when the models cannot be loaded.
     """
+    own = {"database_url": NO_DATABASE, "redis_url": None, "keys": KeySettings()}
+    settings = settings.model_copy(update=own)
     listener = listen("127.0.0.1", 0)
     url = url_of(listener)
     ready: Future[None] = Future()

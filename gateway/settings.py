@@ -19,6 +19,9 @@ from pydantic_settings import (
 from pydantic_settings import SettingsError as SourceError
 
 from gateway import settings_paths
+from gateway.settings_http import HttpSettings
+from gateway.settings_keys import KeySettings
+from gateway.settings_ledger import LedgerSettings
 from gateway.settings_paths import did_you_mean, filled_in
 from gateway.settings_sections import NONE as NONE
 from gateway.settings_sections import (
@@ -27,10 +30,12 @@ from gateway.settings_sections import (
     ModelSettings,
     RoutingSettings,
     ServerSettings,
+    TierPriceSettings,
 )
 from gateway.settings_sections import SpeculationSettings as SpeculationSettings
 from gateway.settings_sections import bundled_pair as bundled_pair
 from gateway.settings_sections import is_missing_folder as is_missing_folder
+from gateway.settings_telemetry import TelemetrySettings
 from gateway.settings_tiers import (
     Complaint,
     HandoffSettings,
@@ -43,8 +48,16 @@ from gateway.settings_toml import to_toml as to_toml
 ENV_PREFIX = "OUTRIDER_"
 CONFIG_VARIABLE = "OUTRIDER_CONFIG"
 DEFAULT_FILE = "outrider.toml"
+KEY_VARIABLE = "OUTRIDER_API_KEY"
 OTHER_VARIABLES = frozenset(
-    {CONFIG_VARIABLE, "OUTRIDER_URL", "OUTRIDER_DATA", "OUTRIDER_KERNELS", "OUTRIDER_COMMIT"}
+    {
+        CONFIG_VARIABLE,
+        KEY_VARIABLE,
+        "OUTRIDER_URL",
+        "OUTRIDER_DATA",
+        "OUTRIDER_KERNELS",
+        "OUTRIDER_COMMIT",
+    }
 )
 """Variables with our prefix that are not settings of the server."""
 
@@ -101,8 +114,21 @@ class Settings(BaseSettings):
     speculation: SpeculationSettings = Field(default_factory=SpeculationSettings)
     routing: RoutingSettings = Field(default_factory=RoutingSettings)
     limits: LimitSettings = Field(default_factory=LimitSettings)
+    http: HttpSettings = Field(default_factory=HttpSettings)
+    keys: KeySettings = Field(default_factory=KeySettings)
+    ledger: LedgerSettings = Field(default_factory=LedgerSettings)
+    charges: dict[str, TierPriceSettings] = Field(default_factory=dict)
+    """What clients pay by tier, in USD per million tokens; of others, what their tokens cost us."""
+    telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings)
     log_level: LogLevel = "INFO"
     """How much is logged."""
+    database_url: str | None = None
+    """Keys and the ledger: sqlite:///FILE, postgresql://USER:PASSWORD@HOST/NAME, or "none"; unset:
+    outrider.db in the user's state folder."""
+    redis_url: str | None = None
+    """Counters of limits where several gateways share them; unset: in this process's memory."""
+    isolate_tenants: bool = True
+    """Whether a tenant's prompts are found in the prefix cache by the same tenant only."""
     allow_private_upstreams: bool = True
     """Whether servers of tiers elsewhere may have private addresses, this machine's included."""
     tiers: dict[str, UpstreamSettings] = Field(default_factory=dict)

@@ -63,6 +63,9 @@ class ServerSettings(Section):
     """How long answers may take to finish after SIGTERM or Ctrl-C."""
     access_log: bool = False
     """Log a line for every HTTP request."""
+    drain_grace_s: float = Field(default=0.0, ge=0)
+    """How long /ready says no after SIGTERM before the port is closed: what a load balancer needs
+    to notice. Requests are answered as before meanwhile."""
 
 
 class ModelSettings(Section):

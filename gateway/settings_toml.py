@@ -6,10 +6,12 @@ from typing import Final
 from pydantic import BaseModel
 
 from gateway.settings_paths import named_sections
+from gateway.settings_sections import TierPriceSettings
 from gateway.settings_tiers import UpstreamSettings
 
 _EXAMPLES: Final[Mapping[str, tuple[str, BaseModel]]] = {
-    "tiers": ("cloud", UpstreamSettings(url=("https://host/v1",)))
+    "tiers": ("cloud", UpstreamSettings(url=("https://host/v1",))),
+    "charges": ("large", TierPriceSettings(prompt=2, completion=8)),
 }
 """What stands, commented out, for sections that users name themselves while there are none."""
 

@@ -180,7 +180,7 @@ class ChatFormat:
             "index": index,
             "message": message,
             "logprobs": None if self._num_top is None else self._logprobs(deltas),
-            "finish_reason": deltas[-1].finish_reason,
+            **_end(deltas[-1]),
         }
 
     def _logprobs(self, deltas: Iterable[Delta]) -> dict[str, Any]:
@@ -226,7 +226,7 @@ class CompletionFormat:
             "index": index,
             "text": _joined(deltas, "content"),
             "logprobs": None if self._num_top is None else self._logprobs(index, deltas),
-            "finish_reason": deltas[-1].finish_reason,
+            **_end(deltas[-1]),
         }
 
     def _logprobs(self, index: int, deltas: Iterable[Delta]) -> dict[str, Any]:
@@ -248,6 +248,14 @@ class CompletionFormat:
                 lists["text_offset"].append(self._offsets[index])
                 self._offsets[index] += len(text)
         return lists
+
+
+def _end(delta: Delta) -> dict[str, Any]:
+    """Why a choice ended; vLLM's `stop_reason` where one of the request's stop strings did it."""
+    reasons: dict[str, Any] = {"finish_reason": delta.finish_reason}
+    if delta.stop is not None:
+        reasons["stop_reason"] = delta.stop
+    return reasons
 
 
 def _text(token_id: int, tokenizer: ChatTokenizer) -> str:
@@ -289,6 +297,8 @@ class ChunkWriter:
         is_first = delta.index not in self._begun
         self._begun.add(delta.index)
         reason = b"null" if delta.finish_reason is None else _encode(delta.finish_reason)
+        if delta.stop is not None:
+            reason += b',"stop_reason":' + encode_text(delta.stop)
         parts = [
             self._head,
             b'{"index":%d,' % delta.index,
@@ -318,6 +328,7 @@ class ChunkWriter:
             + _encode(self._form.chunk_object)
             + f',"created":{job.created},"model":'.encode()
             + _encode(self._generation.model_id)
+            + (b',"service_tier":' + _encode(job.service_tier) if job.service_tier else b"")
             + b',"choices":['
         )
 
@@ -347,4 +358,6 @@ def whole_body(
         "usage": usage(generation),
         "outrider": report(generation, origin),
     }
+    if job.service_tier is not None:
+        body["service_tier"] = job.service_tier
     return _encode(body)

@@ -1,6 +1,7 @@
 """Stop strings in text that arrives in pieces."""
 
 from collections.abc import Sequence
+from operator import itemgetter
 
 
 class _Needle:
@@ -33,12 +34,14 @@ class _Needle:
 class StopMatcher:
     """Finds the first stop string; says how much text may be released meanwhile.
 
-    Linear in the text for each stop string. Once found, it must not be fed again.
+    Linear in the text for each stop string. Once found, it must not be fed again; `found` is the
+    stop string then.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._needles = [_Needle(stop) for stop in stops]
         self._num_chars = 0
+        self.found: str | None = None
 
     @property
     def num_held(self) -> int:
@@ -56,11 +59,15 @@ class StopMatcher:
 
     def push(self, text: str) -> int | None:
         """Where in the whole text a stop string begins (the earliest, if several end here)."""
-        starts = []
+        ends = []
         for needle in self._needles:
             for index, char in enumerate(text):
                 if needle.feed(char):
-                    starts.append(self._num_chars + index + 1 - len(needle.word))
+                    start = self._num_chars + index + 1 - len(needle.word)
+                    ends.append((start, needle.word))
                     break
         self._num_chars += len(text)
-        return min(starts, default=None)
+        if not ends:
+            return None
+        cut, self.found = min(ends, key=itemgetter(0))
+        return cut

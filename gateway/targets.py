@@ -336,7 +336,8 @@ async def _fits(ask: Ask, info: TierInfo) -> bool:
     except PromptTooLongError:
         return False
     longest = max((len(prompt.token_ids) for prompt in prompts), default=0)
-    return longest + (ask.token_limit or max(ask.min_tokens, 1)) <= info.max_context
+    limit = None if ask.options.fit_context else ask.token_limit
+    return longest + (limit or max(ask.min_tokens, 1)) <= info.max_context
 
 
 def cascade_tier(candidates: Candidates, engine: EngineInfo) -> TierInfo:

@@ -5,7 +5,9 @@ no torch of its own.
 """
 
 import os
+import random
 import sys
+import time
 from typing import TYPE_CHECKING
 
 from engine.errors import EngineError
@@ -24,6 +26,7 @@ from gateway.engine_wiring import (
 )
 from gateway.hardware import usable_physical_cores
 from gateway.settings import Settings, SettingsError, is_missing_folder
+from gateway.settings_keys import KeySettings
 from gateway.settings_tiers import HandoffSettings, MirrorSettings
 
 if TYPE_CHECKING:
@@ -66,6 +69,7 @@ def build_client(settings: Settings, on_progress: ProgressCallback = no_progress
         on_progress=on_progress,
         stall_timeout_s=settings.engine.stall_timeout_s,
         log_level=settings.log_level,
+        log_format=settings.telemetry.log_format,
     )
 
 
@@ -82,9 +86,16 @@ def _import_lazy_parts() -> None:
 
 
 def _engine_settings(settings: Settings) -> Settings:
-    """What the engine's process needs to know: nothing of servers elsewhere and their headers."""
-    no_tiers = {"tiers": {}, "handoff": HandoffSettings(), "mirror": MirrorSettings()}
-    return settings.model_copy(update=no_tiers)
+    """What the engine's process needs to know: nothing of servers elsewhere, keys and databases."""
+    not_its_business = {
+        "tiers": {},
+        "handoff": HandoffSettings(),
+        "mirror": MirrorSettings(),
+        "keys": KeySettings(),
+        "database_url": None,
+        "redis_url": None,
+    }
+    return settings.model_copy(update=not_its_business)
 
 
 def keep_torch_out() -> None:
@@ -116,12 +127,17 @@ def build_context(settings: Settings, engine: EngineClient) -> "GatewayContext":
     """
     from gateway.chat import ChatTokenizer
     from gateway.context import GatewayContext, GatewayLimits
+    from gateway.edge.metrics import EdgeMetrics
     from gateway.metrics import GatewayMetrics
     from gateway.routing_wiring import build_routing
+    from gateway.telemetry.capture import build_capture
+    from gateway.telemetry.tracing import build_tracer
+    from gateway.tenancy_wiring import build_tenancy
     from gateway.upstream_wiring import build_cloud
 
     models = named_models(settings)
     metrics = GatewayMetrics()
+    tenancy = build_tenancy(settings, metrics.registry)
     cloud = build_cloud(settings, os.environ, tuple(models), metrics.upstream)
 
     wanted = settings.models.tool_format
@@ -144,6 +160,22 @@ def build_context(settings: Settings, engine: EngineClient) -> "GatewayContext":
         routing=routing,
         cloud=cloud,
         metrics=metrics,
+        tenancy=tenancy,
+        http=settings.http,
+        edge_metrics=EdgeMetrics(metrics.registry),
+        tracer=build_tracer(
+            settings.telemetry.traces,
+            metrics.registry,
+            clock=time.monotonic,
+            wall_clock=time.time,
+            rng=random.Random(),
+        ),
+        capture=build_capture(
+            settings.telemetry.capture,
+            metrics.registry,
+            rng=random.Random(),
+            wall_clock=time.time,
+        ),
         limits=GatewayLimits(
             default_max_tokens=settings.limits.default_max_tokens,
             max_body_bytes=settings.limits.max_body_bytes,

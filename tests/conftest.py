@@ -1,12 +1,26 @@
-"""Settings that all tests share."""
+"""Settings and fixtures that all tests share."""
 
 import os
+import shutil
+import tempfile
+from collections.abc import Iterator
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test talks to a hub
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+# Gateways that name no database have this one, and not the user's.
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="outrider-tests-")
 
+import pytest
 import torch
 from hypothesis import settings
+
+from tests.services import (  # noqa: F401 - fixtures
+    database_url,
+    postgres_server,
+    postgres_url,
+    redis_server,
+    redis_url,
+)
 
 if not torch.cuda.is_available():  # before any kernel is imported
     os.environ["TRITON_INTERPRET"] = "1"
@@ -17,3 +31,10 @@ settings.load_profile("outrider")
 
 # Tiny tensors: a second thread only waits at barriers.
 torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _state_folder() -> Iterator[None]:
+    """What was written there goes with the tests."""
+    yield
+    shutil.rmtree(os.environ["XDG_STATE_HOME"], ignore_errors=True)

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from engine.errors import TierUnavailableError
 from engine.events import EngineEvent, EngineInfo, EngineStats
 from engine.request import EngineRequest, Tier
+from gateway.backends.client import OnEnd, tell_end
 
 
 class AbsentEngine:
@@ -34,8 +35,11 @@ class AbsentEngine:
         """No tier."""
         return EngineInfo(tiers={}, speculation=False)
 
-    async def submit(self, request: EngineRequest) -> AsyncIterator[EngineEvent]:
+    async def submit(
+        self, request: EngineRequest, on_end: OnEnd | None = None
+    ) -> AsyncIterator[EngineEvent]:
         """Raises TierUnavailableError."""
+        tell_end(on_end, request.request_id, None)
         raise TierUnavailableError(
             f"The {request.tier} tier is not loaded: no model runs on this machine."
         )

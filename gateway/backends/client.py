@@ -1,10 +1,27 @@
 """The one seam between HTTP and engines."""
 
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
-from engine.events import EngineEvent, EngineInfo, EngineStats
+from engine.events import EngineEvent, EngineInfo, EngineStats, Failed, Finished
 from engine.request import EngineRequest, Tier
+
+log = logging.getLogger(__name__)
+
+OnEnd = Callable[[Finished | Failed | None], None]
+"""Told how a request ended: the engine's last word, or None where it refused the request."""
+
+
+def tell_end(on_end: OnEnd | None, request_id: str, ending: Finished | Failed | None) -> None:
+    """Call `on_end`, if there is one; the caller goes on whatever it raises."""
+    if on_end is None:
+        return
+    try:
+        on_end(ending)
+    except Exception:
+        # It is called by the reader of the engine's events, which all other streams need.
+        log.exception("on_end failed request_id=%s", request_id)
 
 
 class EngineClient(Protocol):
@@ -23,11 +40,18 @@ class EngineClient(Protocol):
     async def info(self) -> EngineInfo:
         """What is loaded."""
 
-    def submit(self, request: EngineRequest) -> AsyncIterator[EngineEvent]:
+    def submit(
+        self, request: EngineRequest, on_end: OnEnd | None = None
+    ) -> AsyncIterator[EngineEvent]:
         """Queue a request and stream its events; the last one is `Finished` or `Failed`.
 
         Closing the iterator early aborts the request. Raises an `EngineError` (at the first
         `__anext__`) when the engine refuses it.
+
+        `on_end` is called once, in the event loop, for every iterator that was started: with the
+        engine's last word, also where the iterator was closed long before it came; with `Failed`
+        where the engine died; with None where the request was refused. It must be quick. What it
+        raises is logged.
         """
 
     async def switch_tier(self, request_id: str, tier: Tier, *, keeps_answer: bool = False) -> None:

@@ -34,6 +34,7 @@ from gateway.backends.wire import (
     encode,
     pack_error,
 )
+from gateway.telemetry.logs import configure_logging
 
 log = logging.getLogger(__name__)
 
@@ -52,9 +53,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _keep_standard_output_to_ourselves()
     threading.Thread(target=_die_with_gateway, args=(spec.scratch_dir,), daemon=True).start()
-    logging.basicConfig(
-        level=spec.log_level, format="%(asctime)s %(levelname)s engine %(name)s %(message)s"
-    )
+    configure_logging(spec.log_level, spec.log_format, process="engine")
     context = zmq.Context()
     channel = _SocketChannel(context, spec)
     try:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from engine.errors import EngineDiedError
 from engine.events import EngineEvent, EngineInfo, EngineStats
 from engine.request import EngineRequest, Tier
+from gateway.backends.client import OnEnd
 from gateway.backends.step_loop import ProgressCallback, StepEngine, no_progress, run_step_loop
 from gateway.backends.streams import NOT_READY_MESSAGE, SHUT_DOWN_MESSAGE, EventStreams
 from gateway.backends.wire import (
@@ -93,9 +94,11 @@ class InProcessEngineClient:
             raise EngineDiedError(NOT_READY_MESSAGE)
         return self._info
 
-    def submit(self, request: EngineRequest) -> AsyncIterator[EngineEvent]:
+    def submit(
+        self, request: EngineRequest, on_end: OnEnd | None = None
+    ) -> AsyncIterator[EngineEvent]:
         """Queue a request and stream its events."""
-        return self._streams.follow(request)
+        return self._streams.follow(request, on_end)
 
     async def switch_tier(self, request_id: str, tier: Tier, *, keeps_answer: bool = False) -> None:
         """Hand a running request to another tier. Unknown ids are ignored."""

@@ -13,6 +13,7 @@ import zmq.asyncio
 from engine.errors import EngineDiedError, EngineError
 from engine.events import EngineEvent, EngineInfo, EngineStats
 from engine.request import EngineRequest, Tier
+from gateway.backends.client import OnEnd
 from gateway.backends.step_loop import ProgressCallback, no_progress
 from gateway.backends.streams import NOT_READY_MESSAGE, SHUT_DOWN_MESSAGE, EventStreams
 from gateway.backends.wire import (
@@ -28,6 +29,7 @@ from gateway.backends.wire import (
     unpack_error,
 )
 from gateway.backends.worker import Worker
+from gateway.telemetry.logs import LogFormat
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +57,7 @@ class ProcessEngineClient:
         on_progress: ProgressCallback = no_progress,
         stall_timeout_s: float = 120.0,
         log_level: str = "INFO",
+        log_format: LogFormat = "text",
     ) -> None:
         """`builder` (`module:function`) makes the engine in the new process from `arguments`.
 
@@ -66,6 +69,7 @@ class ProcessEngineClient:
         self._on_progress = on_progress
         self._stall_timeout_s = stall_timeout_s
         self._log_level = log_level
+        self._log_format = log_format
         self._streams = EventStreams(self._send)
         self._context: zmq.asyncio.Context | None = None
         self._scratch_dir: Path | None = None
@@ -127,9 +131,11 @@ class ProcessEngineClient:
             raise EngineDiedError(NOT_READY_MESSAGE)
         return self._info
 
-    def submit(self, request: EngineRequest) -> AsyncIterator[EngineEvent]:
+    def submit(
+        self, request: EngineRequest, on_end: OnEnd | None = None
+    ) -> AsyncIterator[EngineEvent]:
         """Queue a request and stream its events."""
-        return self._streams.follow(request)
+        return self._streams.follow(request, on_end)
 
     async def switch_tier(self, request_id: str, tier: Tier, *, keeps_answer: bool = False) -> None:
         """Hand a running request to another tier. Unknown ids are ignored."""
@@ -166,6 +172,7 @@ class ProcessEngineClient:
             name=f"engine-{self._num_starts}",
             environment=self._environment,
             log_level=self._log_level,
+            log_format=self._log_format,
             on_reply=self._handle,
             on_exit=self._streams.close,
         )

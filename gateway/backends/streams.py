@@ -4,13 +4,41 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable
 
 from engine.errors import EngineDiedError, EngineError, InvalidRequestError
-from engine.events import EngineEvent, EngineStats, Failed, Finished
+from engine.events import Ending, EngineEvent, EngineStats, Failed, Finished
 from engine.request import EngineRequest
+from gateway.backends.client import OnEnd, tell_end
+from gateway.backends.seen_work import SeenWork
 from gateway.backends.wire import Abort, Command, GetStats, Submit
 
 DIED_MESSAGE = "The engine stopped while it worked on this request. Send the request again."
 SHUT_DOWN_MESSAGE = "The engine was shut down while it worked on this request."
 NOT_READY_MESSAGE = "The engine is not running at the moment (it is starting). Try again soon."
+
+
+class _Stream:
+    """One request in flight."""
+
+    __slots__ = ("_on_end", "is_followed", "queue", "request_id", "seen")
+
+    def __init__(self, request: EngineRequest, on_end: OnEnd | None) -> None:
+        self.request_id = request.request_id
+        self.queue: asyncio.Queue[EngineEvent | EngineError] = asyncio.Queue()
+        self.seen = SeenWork(request)
+        self.is_followed = True
+        self._on_end = on_end
+
+    def add(self, event: EngineEvent) -> None:
+        """Pass on an event that is not the last."""
+        self.seen.add(event)
+        if self.is_followed:
+            self.queue.put_nowait(event)
+
+    def end(self, ending: Ending | None) -> None:
+        """Pass on the last event; None where there was none before the refusal."""
+        if ending is not None and self.is_followed:
+            self.queue.put_nowait(ending)
+        on_end, self._on_end = self._on_end, None
+        tell_end(on_end, self.request_id, ending)
 
 
 class EventStreams:
@@ -26,54 +54,70 @@ class EventStreams:
         """`send` passes a command to the engine and never blocks."""
         self.is_open = False
         self._send = send
-        self._queues: dict[str, asyncio.Queue[EngineEvent | EngineError]] = {}
+        self._streams: dict[str, _Stream] = {}
         self._calls: dict[int, asyncio.Future[EngineStats]] = {}
         self._next_call_id = 0
 
     def __len__(self) -> int:
-        """Number of requests in flight."""
-        return len(self._queues)
+        """Number of requests in flight, those included that are being aborted."""
+        return len(self._streams)
 
-    async def follow(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
+    async def follow(
+        self, request: EngineRequest, on_end: OnEnd | None = None
+    ) -> AsyncGenerator[EngineEvent, None]:
         """Submit the request and yield its events; leaving early aborts it in the engine.
 
-        Raises EngineDiedError when no engine serves, else what `Engine.submit` raises.
+        `on_end`: see `EngineClient.submit`. Raises EngineDiedError when no engine serves, else what
+        `Engine.submit` raises.
         """
-        self._require_open()
-        request_id = request.request_id
-        if request_id in self._queues:
-            raise InvalidRequestError(f"request_id={request_id!r} is in use by a running request")
-        queue: asyncio.Queue[EngineEvent | EngineError] = asyncio.Queue()
-        self._queues[request_id] = queue
+        stream, request_id = _Stream(request, on_end), request.request_id
         try:
-            self._send(Submit(request))
+            self._submit(stream, request)
+        except BaseException:
+            stream.end(None)
+            raise
+        try:
             while True:
-                item = await queue.get()
+                item = await stream.queue.get()
                 if isinstance(item, EngineError):
                     raise item
                 yield item
                 if isinstance(item, Finished | Failed):
                     return
         finally:
-            # Whoever delivers the last event takes the queue out; still there means we left early.
-            if self._queues.get(request_id) is queue:
-                del self._queues[request_id]
+            # Whoever delivers the last event takes the stream out; still there means we left early.
+            # It stays until the engine has said how it ended.
+            if self._streams.get(request_id) is stream:
+                stream.is_followed = False
                 self._send(Abort(request_id))
 
+    def _submit(self, stream: _Stream, request: EngineRequest) -> None:
+        self._require_open()
+        if request.request_id in self._streams:
+            raise InvalidRequestError(
+                f"request_id={request.request_id!r} is in use by a running request"
+            )
+        self._streams[request.request_id] = stream
+        try:
+            self._send(Submit(request))
+        except BaseException:
+            del self._streams[request.request_id]
+            raise
+
     def publish(self, events: Iterable[EngineEvent]) -> None:
-        """Hand out the events of one step. Events of requests that have left are dropped."""
+        """Hand out the events of one step. Those of requests that have left are only counted."""
         for event in events:
             if isinstance(event, Finished | Failed):
-                queue = self._queues.pop(event.request_id, None)
-            else:
-                queue = self._queues.get(event.request_id)
-            if queue is not None:
-                queue.put_nowait(event)
+                if stream := self._streams.pop(event.request_id, None):
+                    stream.end(event)
+            elif stream := self._streams.get(event.request_id):
+                stream.add(event)
 
     def refuse(self, request_id: str, error: EngineError) -> None:
         """End a stream with the exception that `Engine.submit` raised."""
-        if queue := self._queues.pop(request_id, None):
-            queue.put_nowait(error)
+        if stream := self._streams.pop(request_id, None):
+            stream.queue.put_nowait(error)
+            stream.end(None)
 
     async def call_stats(self) -> EngineStats:
         """Ask the engine for a snapshot. Raises EngineDiedError when there is none or it dies."""
@@ -98,7 +142,12 @@ class EventStreams:
         """The engine has gone: end every stream with `Failed`, every call with an exception."""
         self.is_open = False
         code = EngineDiedError.code
-        self.publish([Failed(request_id=i, code=code, message=message) for i in self._queues])
+        self.publish(
+            [
+                Failed(request_id=request_id, code=code, message=message, stats=stream.seen.stats())
+                for request_id, stream in self._streams.items()
+            ]
+        )
         for future in self._calls.values():
             if not future.done():
                 future.set_exception(EngineDiedError(message))

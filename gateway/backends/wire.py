@@ -25,6 +25,7 @@ from engine.events import (
     TokensEmitted,
 )
 from engine.request import EngineRequest, Tier
+from gateway.telemetry.logs import LogFormat
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -45,6 +46,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: str
     scratch_dir: str
     log_level: str = "INFO"
+    log_format: LogFormat = "text"
     server_key: str | None = None
     client_key: tuple[str, str] | None = None
 

@@ -29,6 +29,7 @@ from gateway.backends.wire import (
     encode,
     unpack_error,
 )
+from gateway.telemetry.logs import LogFormat
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +52,7 @@ class Worker:
         name: str,
         environment: Mapping[str, str],
         log_level: str,
+        log_format: LogFormat,
         on_reply: Callable[[Reply], None],
         on_exit: Callable[[], None],
     ) -> None:
@@ -73,6 +75,7 @@ class Worker:
                 endpoint=f"ipc://{scratch_dir / name}",
                 scratch_dir=str(scratch_dir),
                 log_level=log_level,
+                log_format=log_format,
             )
         )
         self._process = _spawn(spec, environment)

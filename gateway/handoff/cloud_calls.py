@@ -17,6 +17,8 @@ from gateway.handoff.name_book import NameBook
 from gateway.handoff.names import Names
 from gateway.handoff.needs import uses_of
 from gateway.handoff.origin import Origin
+from gateway.metering.credit import Credit
+from gateway.metering.meter import Estimate, RequestMeter
 from gateway.mirror import MirroredAnswer
 from gateway.upstream.call import Endpoint, UpstreamCall, UpstreamUsage
 from gateway.upstream.tier import UpstreamTier
@@ -28,6 +30,10 @@ _AFFINE_MESSAGES: Final = 2
 _AFFINE_CHARS: Final = 1024
 # Nobody knows the server's tokens; texts have fewer of them than this, but for rare scripts.
 _LEAST_CHARS_PER_TOKEN: Final = 2.0
+_LONG_ANSWER: Final = 4096
+"""What is reserved, if it can be, of a whole answer of which nobody knows the length."""
+_LONGEST_ANSWER: Final = 131_072
+"""Where nobody knows a server's context."""
 _ID_FIELDS: Final = ("logit_bias", "stop_token_ids")
 
 
@@ -78,17 +84,22 @@ class CloudCalls:
 
         The prompt is estimated by its length, on the safe side.
         """
-        asks = asked.document.get("messages", asked.document.get("prompt"))
         num_completion_tokens = _num_answers(asked) * (
             asked.token_limit
             or self._context.limits.default_max_tokens
             or round(self._context.routing.typical.num_completion_tokens.value)
         )
         most = UpstreamUsage(
-            num_prompt_tokens=ceil(len(str(asks)) / _LEAST_CHARS_PER_TOKEN),
+            num_prompt_tokens=self._num_prompt_tokens(asked),
             num_completion_tokens=num_completion_tokens,
         )
         return cost_usd(most, self._tier(asked).settings.price)
+
+    @staticmethod
+    def _num_prompt_tokens(asked: Asked) -> int:
+        """At most, by the prompt's length."""
+        asks = asked.document.get("messages", asked.document.get("prompt"))
+        return ceil(len(str(asks)) / _LEAST_CHARS_PER_TOKEN)
 
     def model(self, asked: Asked, names: Names) -> str | None:
         """What the server is asked for: what the request means, else what it usually is."""
@@ -115,9 +126,17 @@ class CloudCalls:
                 f"The {tier.name} tier has not told which models it has (it may be down), and "
                 f"none is set; its operator sets tiers.{tier.name}.model."
             )
+        meter = asked.incoming.meter
+        document, credit = asked.document, None
+        if meter is not None:
+            credit = await self._admitted(meter, asked, tier)
+            if credit is not None and not asked.is_streamed:
+                document = await _bounded(asked, credit, tier)
+            if origin.continues is not None:
+                meter.continued()
         call = UpstreamCall(
             endpoint=asked.endpoint,
-            document=asked.document,
+            document=document,
             model=model,
             request_id=asked.incoming.request_id,
             arrival_s=asked.incoming.arrival_s,
@@ -125,6 +144,8 @@ class CloudCalls:
             deadline_s=asked.terms.deadline_s,
             affinity=self._affinity(asked, tier),
             prediction=prediction,
+            on_attempt=None if meter is None else meter.on_attempt,
+            span=asked.incoming.span,
         )
         return CloudLeg(
             tier,
@@ -133,7 +154,31 @@ class CloudCalls:
             secrets=self._cloud.secrets,
             on_answered=lambda leg: self._answered(asked, leg),
             is_continuable=self._cloud.rules.continue_elsewhere and asked.is_continuable,
+            credit=credit,
         )
+
+    async def _admitted(
+        self, meter: RequestMeter, asked: Asked, tier: UpstreamTier
+    ) -> Credit | None:
+        """The tokens that the tenant has left for an answer of which nobody knows the length.
+
+        Raises RateLimitError or BudgetError.
+        """
+        if not meter.is_limited:
+            return None
+        bound = asked.token_limit or self._context.limits.default_max_tokens
+        local = self._context.tokenizers if "local" in asked.terms.places else ()
+        allowed = [name for name in local if meter.principal.scopes.allows_tier(name)]
+        credit = await meter.admit(
+            Estimate(
+                tiers=(tier.name, *allowed),
+                num_prompt_tokens=self._num_prompt_tokens(asked),
+                num_choices=_num_answers(asked),
+                max_tokens=bound or tier.settings.max_context or _LONGEST_ANSWER,
+                is_bounded=asked.token_limit is not None,
+            )
+        )
+        return None if asked.token_limit is not None else credit
 
     async def take_over(self, asked: Asked, weak: WeakAnswer) -> TakenOver | None:
         """Have the tier elsewhere answer in the place of a weak local answer.
@@ -191,6 +236,7 @@ class CloudCalls:
             request_id=asked.incoming.request_id,
             arrival_s=self._context.clock(),
             hops=(*asked.incoming.hops, self._cloud.gateway_id),
+            on_attempt=None if asked.incoming.meter is None else asked.incoming.meter.on_attempt,
         )
         mirror.offer(call, answer)
 
@@ -245,6 +291,16 @@ def _beginning(document: Mapping[str, Any]) -> bytes:
     if isinstance(messages, list):
         return msgspec.json.encode(messages[:_AFFINE_MESSAGES])
     return msgspec.json.encode(document.get("prompt"))[:_AFFINE_CHARS]
+
+
+async def _bounded(asked: Asked, credit: Credit, tier: UpstreamTier) -> Mapping[str, Any]:
+    """The request, no longer than its tenant's limits: nobody can end a whole answer in between."""
+    num_answers = _num_answers(asked)
+    num_tokens = await credit.stock_up(_LONG_ANSWER * num_answers) // num_answers
+    # OpenAI's own newest models refuse the older name, other servers do not know the newer one.
+    is_newer = tier.settings.server == "openai" and asked.endpoint == "chat"
+    name = "max_completion_tokens" if is_newer else "max_tokens"
+    return {**asked.document, name: max(num_tokens, 1)}
 
 
 def _num_answers(asked: Asked) -> int:

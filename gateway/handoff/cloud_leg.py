@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import aclosing
+from math import ceil
 from typing import Any, Final
 
 import msgspec
@@ -9,6 +10,7 @@ import msgspec
 from gateway.errors import UpstreamRefusalError
 from gateway.handoff.leg import AnswerFacts
 from gateway.handoff.origin import Origin, Unfinished
+from gateway.metering.credit import Credit
 from gateway.sse import DONE, event, rounded
 from gateway.upstream.answer import UpstreamAnswer
 from gateway.upstream.call import Chunk, UpstreamCall, WholeAnswer
@@ -20,6 +22,7 @@ from gateway.upstream.usage import cost_usd, usage_object
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.decode
+_CHARS_PER_TOKEN: Final = 4
 _BLOT: Final = "***"
 
 
@@ -34,8 +37,10 @@ class CloudLeg:
         on_answered: Callable[["CloudLeg"], None] = lambda leg: None,
         is_continuable: bool = False,
         secrets: Collection[str] = (),
+        credit: Credit | None = None,
     ) -> None:
-        """is_continuable: others may go on behind what is sent, should it break off.
+        """is_continuable: others may go on behind what is sent, should it break off. A stream ends
+        where `credit` does.
 
         `on_answered` is called once where the whole answer was delivered; it must not block.
         `secrets` are blotted out of what servers say of errors.
@@ -48,7 +53,9 @@ class CloudLeg:
         self._on_answered = on_answered
         self._secrets = secrets
         self._is_continuable = is_continuable
+        self._credit = credit
         self._num_open = num_answers(call)
+        self._ended: set[int] = set()
         self._wants_usage = call.wants_usage_chunk
         self._first: Chunk | None = None
         self._last: Chunk | None = None
@@ -64,6 +71,9 @@ class CloudLeg:
                 await answer.begin()
                 async with aclosing(answer.chunks()) as chunks:
                     async for chunk in chunks:
+                        if await self._is_used_up(chunk):
+                            yield self._cut_off(chunk)
+                            break
                         if part := self._written(chunk):
                             yield part
                 self.texts = (answer.delivered_text,)
@@ -81,6 +91,27 @@ class CloudLeg:
         finally:
             await answer.aclose()
             self._is_over = True
+
+    async def _is_used_up(self, chunk: Chunk) -> bool:
+        """Whether the tenant has no token left for this one. This runs for each token."""
+        if self._credit is None or not chunk.has_text:
+            return False
+        # Nobody tells a chunk's tokens; most are one, of about four characters.
+        num_chars = len(chunk.content) + len(chunk.reasoning)
+        num_tokens = max(ceil(num_chars / _CHARS_PER_TOKEN), 1)
+        return await self._credit.take(num_tokens) < num_tokens
+
+    def _cut_off(self, chunk: Chunk) -> bytes:
+        """The end of a stream where the tenant's limit ends, as at max_tokens."""
+        self._first = self._first or chunk
+        empty: dict[str, Any] = {"delta": {}} if self.call.endpoint == "chat" else {"text": ""}
+        choices = [
+            {"index": index, **empty, "logprobs": None, "finish_reason": "length"}
+            for index in range(num_answers(self.call))
+            if index not in self._ended
+        ]
+        end = {**self._head(self._first), "choices": choices}
+        return event(_encode(end)) + self._ending()
 
     def _whole_body(self, whole: WholeAnswer) -> bytes:
         body, usage = whole.body, self._answer.usage
@@ -114,6 +145,7 @@ class CloudLeg:
             return held + self._in_turn(chunk)
         if chunk.finish_reason is not None:
             self._num_open -= 1
+            self._ended.add(chunk.index)
             if self._num_open <= 0:
                 return self._in_turn(chunk)
         return chunk.raw

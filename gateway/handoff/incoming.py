@@ -10,6 +10,10 @@ from gateway.engine_requests import ApiRequest
 from gateway.handoff.names import Meant
 from gateway.handoff.origin import DIRECT, Origin, Unfinished
 from gateway.handoff.terms import Terms
+from gateway.metering.meter import RequestMeter
+from gateway.telemetry.spans import AskedMarks, record_asked
+from gateway.telemetry.tracer import NULL_SPAN, Span
+from gateway.tenants.principal import ANONYMOUS, Principal
 from gateway.upstream.call import Endpoint, UpstreamCall
 from gateway.upstream.dialects.base import Resume
 from gateway.upstream.dialects.openai_request import is_resumable, request_body
@@ -22,13 +26,17 @@ _AS_IT_IS: Final = ServerTraits(streams_usage=False)
 class Incoming:
     """What came with a body. `hops`: the gateways that the request has come through, this one not.
 
-    `with_trace`: the client wants to see which tokens had been drafted.
+    `with_trace`: the client wants to see which tokens had been drafted. `meter`: the request's
+    account, None where it only asks.
     """
 
     arrival_s: float
     request_id: str
     hops: tuple[str, ...] = ()
     with_trace: bool = False
+    principal: Principal = ANONYMOUS
+    meter: RequestMeter | None = None
+    span: Span = NULL_SPAN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,3 +88,26 @@ class Asked:
             request_id=self.incoming.request_id,
             arrival_s=self.incoming.arrival_s,
         )
+
+
+def trace_asked(asked: Asked) -> None:
+    """Say on the request's span what it asks for; nothing of its text."""
+    incoming = asked.incoming
+    if not incoming.span.is_recording:
+        return
+    request, document = asked.request, asked.document
+    record_asked(
+        incoming.span,
+        AskedMarks(
+            request_id=incoming.request_id,
+            model=str(document.get("model", "")) if request is None else request.model,
+            operation="chat" if asked.endpoint == "chat" else "text_completion",
+            key_id=incoming.principal.key_id,
+            team_id=incoming.principal.team_id,
+            is_streamed=asked.is_streamed,
+            num_choices=asked.num_choices,
+            max_tokens=asked.token_limit,
+            temperature=None if request is None else request.temperature,
+            top_p=None if request is None else request.top_p,
+        ),
+    )

@@ -13,7 +13,7 @@ from gateway.errors import LoopError
 from gateway.generation import Generation
 from gateway.handoff.answering import Answering, Place
 from gateway.handoff.cloud_calls import CloudCalls
-from gateway.handoff.incoming import Asked, Incoming
+from gateway.handoff.incoming import Asked, Incoming, trace_asked
 from gateway.handoff.leg import Elsewhere, HandOffError, Leg, PlaceName
 from gateway.handoff.local_leg import LocalLeg, Writing
 from gateway.handoff.local_load import LocalLoad
@@ -21,9 +21,14 @@ from gateway.handoff.name_book import NameBook
 from gateway.handoff.names import AUTO, Meant, Names
 from gateway.handoff.needs import describe, lacking, needs_of
 from gateway.handoff.origin import DIRECT, Origin
+from gateway.handoff.permissions import check_model, permitted_terms
 from gateway.handoff.slips import refuse_slips
 from gateway.handoff.terms import Terms, terms_of
+from gateway.job import Job
 from gateway.jobs import JobBuilder
+from gateway.metering.local_work import LocalWork
+from gateway.metering.meter import Estimate, RequestMeter
+from gateway.metering.telling import tell
 from gateway.mirror import MirroredAnswer
 from gateway.schema.chat import ChatRequest
 from gateway.schema.common import OutriderOptions
@@ -44,10 +49,11 @@ _RESERVE: Final = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How a request is going to be answered."""
+    """How a request is going to be answered; is_private: and that nobody else may see it."""
 
     answering: Answering
     is_streamed: bool
+    is_private: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +82,7 @@ class Planner:
     async def plan(self, endpoint: Endpoint, body: bytes, incoming: Incoming) -> Plan:
         """Who answers. Raises GatewayError or EngineError."""
         asked = await self._asked(endpoint, body, incoming)
+        trace_asked(asked)
         order = self._order(asked)
         places = [self._place(asked, order, index) for index in range(len(order.places))]
         if len(places) > 1 and order.places[0] == "local":
@@ -88,7 +95,11 @@ class Planner:
             continues_elsewhere=self._continues_elsewhere(asked),
             on_begin=self._calls.count_origin,
         )
-        return Plan(answering=answering, is_streamed=asked.is_streamed)
+        return Plan(
+            answering=answering,
+            is_streamed=asked.is_streamed,
+            is_private=asked.terms.is_private,
+        )
 
     async def route_report(
         self, endpoint: Endpoint, body: bytes, incoming: Incoming
@@ -101,7 +112,7 @@ class Planner:
             assert asked.request is not None
             elsewhere = self._elsewhere(asked, order)
             try:
-                return await self._jobs.route_report(asked.request, elsewhere)
+                return await self._jobs.route_report(asked.request, asked.incoming, elsewhere)
             except HandOffError as handed:
                 origin = handed.origin
             except PromptTooLongError:
@@ -120,6 +131,7 @@ class Planner:
             )
         if not self._cloud.tiers:
             request = parse(_REQUESTS[endpoint], body)
+            check_model(incoming.principal, request.model)
             return Asked(
                 endpoint=endpoint,
                 incoming=incoming,
@@ -133,6 +145,7 @@ class Planner:
         envelope = read.envelope
         if envelope.options.privacy is None:
             refuse_slips(body, read.document)
+        check_model(incoming.principal, envelope.model)
         meant = await self._names.resolve(envelope.model, envelope.options.tier)
         asked = Asked(
             endpoint=endpoint,
@@ -161,9 +174,10 @@ class Planner:
     ) -> Terms:
         named = meant.named if meant else ("auto" if model == AUTO else "local")
         cloud = meant.tier if meant else None
-        return terms_of(
+        terms = terms_of(
             options, self._cloud.rules, arrival_s=incoming.arrival_s, named=named, cloud=cloud
         )
+        return permitted_terms(incoming.principal, terms, tuple(self._context.tokenizers))
 
     def _without_impossible(self, asked: Asked) -> Asked:
         """Without the places that cannot answer this request, as far as one is left."""
@@ -260,7 +274,11 @@ class Planner:
             asked, elsewhere = asked.continued(origin.continues), None
         request, incoming = asked.request, asked.incoming
         assert request is not None, "a request for the local models was read as one"
-        job = await self._jobs.job(request, incoming.arrival_s, elsewhere)
+        job = await self._jobs.job(request, incoming, elsewhere)
+        if incoming.meter is not None:
+            job = await self._metered(incoming.meter, job, asked)
+            if origin.continues is not None:
+                incoming.meter.continued()
         ticket = self._load.admit()
         generation = Generation(
             self._context.engine,
@@ -268,6 +286,8 @@ class Planner:
             self._context.metrics,
             self._context.clock,
         )
+        if incoming.meter is not None and job.work is not None:
+            incoming.meter.follow_local(job.work, partial(tell, generation, origin))
         form = ChatFormat if isinstance(request, ChatRequest) else CompletionFormat
         return LocalLeg(
             generation,
@@ -284,6 +304,24 @@ class Planner:
             ),
             is_continuable=self._continues_elsewhere(asked),
         )
+
+    async def _metered(self, meter: RequestMeter, job: Job, asked: Asked) -> Job:
+        """The job, reserved and to be booked. Raises RateLimitError or BudgetError."""
+        tiers: list[str] = [job.tier]
+        if job.escalation is not None:
+            tiers.append(job.escalation.tier)
+        if asked.terms.cloud is not None:  # whoever takes it over, or answers where this fails
+            tiers.append(asked.terms.cloud)
+        credit = await meter.admit(
+            Estimate(
+                tiers=tuple(tiers),
+                num_prompt_tokens=job.num_prompt_tokens,
+                num_choices=len(job.choices),
+                max_tokens=max(c.request.sampling.max_tokens for c in job.choices),
+                is_bounded=job.is_bounded,
+            )
+        )
+        return replace(job, credit=credit, work=LocalWork(self._context.clock))
 
     def _continues_elsewhere(self, asked: Asked) -> bool:
         """Whether another model may go on behind this answer, should it break off."""

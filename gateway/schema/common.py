@@ -47,9 +47,13 @@ def _same(value: JsonValue, allowed: JsonValue) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Harmless:
-    """Annotation of a field whose feature is not built: only `values`, which mean "off", pass."""
+    """Annotation of a field whose feature is not built: only `values`, which mean "off", pass.
+
+    `why` is said of any other.
+    """
 
     values: tuple[JsonValue, ...] = (None,)
+    why: str = "this value is not supported yet"
 
     def passes(self, value: JsonValue) -> bool:
         """Whether this value means "off"."""
@@ -63,20 +67,23 @@ class Harmless:
         def check(value: JsonValue) -> JsonValue:
             if self.passes(value):
                 return value
-            raise PydanticCustomError("unsupported_value", "this value is not supported yet")
+            raise PydanticCustomError("unsupported_value", "{why}", {"why": self.why})
 
         return core_schema.no_info_plain_validator_function(check)
 
     def __get_pydantic_json_schema__(self, *_: Any) -> dict[str, Any]:
         """List the values that pass, so that the OpenAPI document tells the truth."""
-        return {"enum": list(self.values), "description": "Not supported yet."}
+        return {"enum": list(self.values), "description": f"{self.why[0].upper()}{self.why[1:]}."}
 
 
 NotBuilt = Annotated[JsonValue, Harmless()]
 EmptyList = Annotated[JsonValue, Harmless((None, []))]
 One = Annotated[JsonValue, Harmless((None, 1))]
 Off = Annotated[JsonValue, Harmless((None, False))]
-EmptyString = Annotated[JsonValue, Harmless((None, ""))]
+Unstored = Annotated[
+    JsonValue,
+    Harmless((None, False), "answers are not stored here, so none can be asked for later"),
+]
 
 
 def _whole(value: object) -> object:
@@ -107,6 +114,9 @@ LogitBias = Annotated[
         }
     ),
 ]
+
+
+ServiceTierName = Literal["auto", "default", "flex", "priority"]
 
 
 class StreamOptions(RequestModel):
@@ -169,7 +179,8 @@ class OutriderOptions(RequestModel):
     or a speculative cascade of both models. `tier` takes the choice from the router: a local model
     or a tier elsewhere. `min_quality` is the accuracy that `auto` is to keep, as a share of what
     the large model alone has. `max_cost_usd` bounds what the request may cost at the server's
-    prices: a tier that could cost more does not answer.
+    prices: a tier that could cost more does not answer. `fit_context`: where prompt and max_tokens
+    do not fit the context together, the answer may be as long as the context leaves.
 
     `policy`: who may answer, models of this machine (local) or servers elsewhere (cloud).
     `privacy`: nothing of a private request leaves this machine. `deadline_ms`: the time for the
@@ -185,6 +196,7 @@ class OutriderOptions(RequestModel):
     tier: Label | None = None
     min_quality: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
     max_cost_usd: Annotated[float, Field(gt=0.0)] | None = None
+    fit_context: bool | None = None
     policy: Policy | None = None
     privacy: Literal["private"] | None = None
     deadline_ms: Annotated[float, Field(gt=0.0, le=MAX_DEADLINE_MS)] | None = None
@@ -214,8 +226,11 @@ class GenerationFields(RequestModel):
 
     user: Label | None = None
     metadata: dict[Label, Label] | None = None
-    store: bool | None = None
-    service_tier: Label | None = None
+    store: Unstored = None
+    service_tier: Annotated[
+        ServiceTierName | None,
+        Field(description="Its place in a full queue: priority before default before flex."),
+    ] = None
     prompt_cache_key: Label | None = None
     prompt_cache_retention: Label | None = None
     safety_identifier: Label | None = None

@@ -2,13 +2,13 @@
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from gateway.schema.common import (
     MAX_TOP_LOGPROBS,
     WHOLE,
-    EmptyString,
     GenerationFields,
+    Harmless,
     Off,
     One,
     TokenId,
@@ -17,6 +17,10 @@ from gateway.schema.structured import StructuredOutputs
 
 MAX_PROMPTS = 16
 
+NoSuffix = Annotated[
+    JsonValue,
+    Harmless((None, ""), "the models here cannot fill in text in front of a suffix"),
+]
 PromptText = Annotated[str, Field(min_length=1)]
 TokenIds = Annotated[list[TokenId], Field(min_length=1)]
 Prompts = (
@@ -37,7 +41,7 @@ class CompletionRequest(GenerationFields):
 
     echo: Off = None
     best_of: One = None
-    suffix: EmptyString = None
+    suffix: NoSuffix = None
 
     @property
     def top_count(self) -> int | None:

@@ -154,6 +154,12 @@ class FunctionCall(ResponseModel):
     arguments: str
 
 
+StopReason = Annotated[
+    str | None,
+    Field(description="vLLM's field: the stop string of the request that ended the answer."),
+]
+
+
 class ToolCall(ResponseModel):
     """A function that the model wants to be called."""
 
@@ -179,6 +185,7 @@ class ChatChoice(ResponseModel):
     message: ChatMessage
     logprobs: ChatLogprobs | None
     finish_reason: ChatFinishReason
+    stop_reason: StopReason = None
 
 
 class ChatCompletion(ResponseModel):
@@ -191,6 +198,7 @@ class ChatCompletion(ResponseModel):
     choices: list[ChatChoice]
     usage: Usage
     outrider: OutriderReport
+    service_tier: Literal["default", "flex", "priority"] | None = None
 
 
 class FunctionCallDelta(ResponseModel):
@@ -225,6 +233,7 @@ class ChatChunkChoice(ResponseModel):
     delta: ChatDelta
     logprobs: ChatLogprobs | None
     finish_reason: ChatFinishReason | None
+    stop_reason: StopReason = None
 
 
 class ChatCompletionChunk(ResponseModel):
@@ -237,6 +246,7 @@ class ChatCompletionChunk(ResponseModel):
     choices: list[ChatChunkChoice]
     usage: Usage | None = None
     outrider: OutriderReport | TokenTrace | None = None
+    service_tier: Literal["default", "flex", "priority"] | None = None
 
 
 class CompletionLogprobs(ResponseModel):
@@ -255,6 +265,7 @@ class CompletionChoice(ResponseModel):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason | None
+    stop_reason: StopReason = None
 
 
 class Completion(ResponseModel):
@@ -267,6 +278,7 @@ class Completion(ResponseModel):
     choices: list[CompletionChoice]
     usage: Usage | None = None
     outrider: OutriderReport | TokenTrace | None = None
+    service_tier: Literal["default", "flex", "priority"] | None = None
 
 
 class UpstreamAnswer(BaseModel):
@@ -286,8 +298,20 @@ class UpstreamChunk(BaseModel):
     outrider: UpstreamReport | None = None
 
 
+class Pricing(ResponseModel):
+    """What a token costs, in USD, as decimal texts.
+
+    There are tokens of prompts, those of them that come from the cache, and tokens of answers.
+    """
+
+    currency: Literal["USD"]
+    prompt: str
+    input_cache_read: str
+    completion: str
+
+
 class TierCard(ResponseModel):
-    """The checkpoint behind a tier."""
+    """The checkpoint behind a tier. `pricing` is there where the operator has set prices."""
 
     tier: Tier
     model_id: str
@@ -295,6 +319,7 @@ class TierCard(ResponseModel):
     num_parameters: int
     dtype: str
     device: str
+    pricing: Pricing | None = None
 
 
 class UpstreamCard(ResponseModel):
@@ -308,15 +333,23 @@ class UpstreamCard(ResponseModel):
     model_id: str | None
     max_context: int | None
     server: ServerKind
+    pricing: Pricing | None = None
 
 
 class ModelCard(ResponseModel):
-    """A name that `model` accepts."""
+    """A name that `model` accepts.
+
+    `tier` is null where several may answer; `max_context` and `pricing` are the largest and the
+    dearest then, null where nobody knows them.
+    """
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
+    tier: str | None
+    max_context: int | None
+    pricing: Pricing | None
     outrider: Annotated[
         list[TierCard | UpstreamCard],
         Field(description="Which checkpoints may answer, and which servers elsewhere."),

@@ -2,9 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
+
+from gateway.telemetry.tracer import NULL_SPAN, Span
+
+if TYPE_CHECKING:
+    from gateway.upstream.attempts import OnAttempt
 
 HOPS_HEADER: Final = "x-outrider-hops"
 """The gateways that a request has come through, comma-separated, oldest first."""
@@ -21,7 +26,9 @@ class UpstreamCall:
     the gateway's name, `model` what the server is to be asked for. `hops`: the gateways that the
     request has come through, this one last. `deadline_s` and `arrival_s` are on the gateway's
     clock. `affinity` is equal for requests that begin alike; empty: nobody knows. `prediction`: the
-    text of an answer that was given up, a guess at this one's.
+    text of an answer that was given up, a guess at this one's. `on_attempt` is told of each request
+    that is made for this call, beside the tier's own books. `span`: the request's, in whose trace
+    these requests stand.
     """
 
     endpoint: Endpoint
@@ -33,6 +40,8 @@ class UpstreamCall:
     deadline_s: float | None = None
     affinity: str = ""
     prediction: str = ""
+    on_attempt: "OnAttempt | None" = None
+    span: Span = NULL_SPAN
 
     @property
     def is_streamed(self) -> bool:

@@ -14,6 +14,7 @@ from gateway.errors import (
     UpstreamError,
     UpstreamRefusalError,
 )
+from gateway.telemetry.spans import AttemptMarks, begin_attempt, end_attempt
 from gateway.upstream.attempts import Attempt, AttemptKind, AttemptOutcome
 from gateway.upstream.call import HOPS_HEADER, Chunk, UpstreamCall, UpstreamUsage, WholeAnswer
 from gateway.upstream.dialects.base import ReportedError, is_refusal
@@ -56,6 +57,7 @@ class UpstreamRequest:
         "_meter",
         "_reader",
         "_response",
+        "_span",
         "_status",
         "_tier",
         "_usage",
@@ -92,6 +94,14 @@ class UpstreamRequest:
         self._meter = UsageMeter(call, tier.parts.count_text, count_prompt)
         self._is_booked = False
         self._lease: Lease = replica.begin(is_streamed=call.is_streamed)
+        self._span = begin_attempt(
+            call.span,
+            tier=tier.name,
+            replica=replica.name,
+            kind=kind,
+            model=call.model,
+            start_s=self._lease.started_s,
+        )
 
     @property
     def replica(self) -> Replica:
@@ -202,6 +212,7 @@ class UpstreamRequest:
             headers["x-request-id"] = call.request_id
         if call.hops:
             headers[HOPS_HEADER] = ", ".join(call.hops)
+        headers.update(self._span.headers())
         response = await tier.parts.transport.post(
             url, headers, self._body, deadline_s=call.deadline_s
         )
@@ -322,21 +333,40 @@ class UpstreamRequest:
                 failure,
                 self._status,
             )
-        tier.parts.on_attempt(
-            Attempt(
-                request_id=self._call.request_id,
-                tier=tier.name,
-                replica=self.replica.name,
-                kind=self.kind,
-                outcome=outcome,
-                started_s=lease.started_s,
-                ended_s=tier.parts.clock(),
-                first_token_s=lease.first_token_s,
-                status=self._status,
-                failure=failure,
-                usage=usage,
-                cost_usd=None if usage is None else cost_usd(usage, tier.settings.price),
-            )
+        attempt = Attempt(
+            request_id=self._call.request_id,
+            tier=tier.name,
+            replica=self.replica.name,
+            kind=self.kind,
+            outcome=outcome,
+            started_s=lease.started_s,
+            ended_s=tier.parts.clock(),
+            first_token_s=lease.first_token_s,
+            status=self._status,
+            failure=failure,
+            usage=usage,
+            cost_usd=None if usage is None else cost_usd(usage, tier.settings.price),
+        )
+        tier.parts.on_attempt(attempt)
+        if self._call.on_attempt is not None:
+            self._call.on_attempt(attempt)
+        if self._span.is_recording:
+            self._end_span(attempt)
+
+    def _end_span(self, attempt: Attempt) -> None:
+        usage = attempt.usage
+        end_attempt(
+            self._span,
+            AttemptMarks(
+                outcome=attempt.outcome,
+                ended_s=attempt.ended_s,
+                first_token_s=attempt.first_token_s,
+                status=attempt.status,
+                failure=attempt.failure,
+                num_prompt_tokens=None if usage is None else usage.num_prompt_tokens,
+                num_cached_tokens=None if usage is None else usage.num_cached_tokens,
+                num_completion_tokens=None if usage is None else usage.num_completion_tokens,
+            ),
         )
 
     async def _release(self) -> None:

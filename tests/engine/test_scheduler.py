@@ -69,7 +69,7 @@ class FakeDrafter:
 
 
 @dataclass
-class Whimsical:
+class Whimsical(QueuePolicy):
     """A queue policy without any order."""
 
     rng: random.Random
@@ -423,7 +423,7 @@ def test_max_sequences_counts_both_tiers() -> None:
     simulation.run()
 
 
-class LatestFirst:
+class LatestFirst(QueuePolicy):
     def order(self, waiting: list[Sequence], now_s: float) -> list[Sequence]:
         return sorted(waiting, key=lambda sequence: -sequence.arrival_number)
 

@@ -1,6 +1,8 @@
 """A gateway with local models and tiers elsewhere: real sockets, scripted engine, mock servers."""
 
 import json
+import random
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -13,8 +15,12 @@ from engine.request import Tier
 from gateway.app import create_app
 from gateway.chat import ChatTokenizer
 from gateway.context import GatewayContext, GatewayLimits
+from gateway.metering.tenancy import Tenancy
 from gateway.metrics import GatewayMetrics
 from gateway.settings import Settings
+from gateway.telemetry.capture import build_capture
+from gateway.telemetry.tracer import NULL_TRACER, Tracer
+from gateway.tenancy_wiring import build_tenancy
 from gateway.upstream_wiring import build_cloud
 from router.cascade import CascadePlan
 from router.policy import NO_WISHES, Route, Wishes
@@ -153,7 +159,8 @@ def hybrid(
 ) -> Iterator[World]:
     """A gateway with one tier elsewhere, `cloud`, whose replicas are `clouds`.
 
-    `tier` adds to `[tiers.cloud]`; other sections (handoff, mirror) are as in the settings.
+    `tier` adds to `[tiers.cloud]`; other sections (handoff, mirror) are as in the settings, and
+    `tracer` traces. Without a `database_url` everybody may ask, and nothing is kept.
     """
     with ExitStack() as stack:
         mocks = [stack.enter_context(mock_in_thread(script)) for script in clouds]
@@ -164,6 +171,7 @@ def hybrid(
             **(tier or {}),
         }
         tiers = {"cloud": options, **sections.pop("tiers", {})}
+        tracer: Tracer = sections.pop("tracer", NULL_TRACER)
         if mirrored := sections.pop("mirrored", None):
             second = stack.enter_context(mock_in_thread(mirrored))
             mocks.append(second)
@@ -182,6 +190,17 @@ def hybrid(
             limits=GatewayLimits(default_max_tokens=64),
             cloud=cloud,
             metrics=metrics,
+            tenancy=(
+                build_tenancy(settings, metrics.registry) if settings.database_url else Tenancy()
+            ),
+            http=settings.http,
+            tracer=tracer,
+            capture=build_capture(
+                settings.telemetry.capture,
+                metrics.registry,
+                rng=random.Random(1),
+                wall_clock=time.time,
+            ),
         )
         server, thread, url = serve(create_app(context))
         try:

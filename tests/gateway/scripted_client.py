@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from engine.events import (
     AnswerHeld,
@@ -21,6 +21,8 @@ from engine.events import (
     TokensEmitted,
 )
 from engine.request import EngineRequest, Tier
+from gateway.backends.client import OnEnd, tell_end
+from gateway.backends.seen_work import SeenWork
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,23 +114,41 @@ class ScriptedClient:
             tiers={tier: self._tier_info(tier) for tier in self.tiers}, speculation=True
         )
 
-    async def submit(self, request: EngineRequest) -> AsyncGenerator[EngineEvent]:
+    async def submit(
+        self, request: EngineRequest, on_end: OnEnd | None = None
+    ) -> AsyncGenerator[EngineEvent]:
         self.submitted.append(request)
         script = self.script(request)
+        request_id = request.request_id
         if script.refusal is not None:
+            tell_end(on_end, request_id, None)
             raise script.refusal
-        playing = self.running[request.request_id] = _Playing(request, request.tier)
+        playing = self.running[request_id] = _Playing(request, request.tier)
+        seen = SeenWork(request)
         is_over = False
         try:
             async for event in self._play(playing, script):
                 is_over = isinstance(event, Finished | Failed)
-                if is_over:
-                    self.running.pop(request.request_id, None)
+                if isinstance(event, Finished | Failed):
+                    self.running.pop(request_id, None)
+                    event = replace(event, stats=seen.stats())
+                    tell_end(on_end, request_id, event)
+                else:
+                    seen.add(event)
                 yield event
         finally:
-            self.running.pop(request.request_id, None)
+            self.running.pop(request_id, None)
             if not is_over:
-                self.aborted.append(request.request_id)
+                self.aborted.append(request_id)
+                ended = Finished(
+                    request_id=request_id,
+                    tier=playing.tier,
+                    finish_reason="abort",
+                    stats=seen.stats(),
+                )
+                # An engine's last word comes after the iterator was closed.
+                loop = asyncio.get_running_loop()
+                loop.call_soon(tell_end, on_end, request_id, ended)
 
     async def switch_tier(self, request_id: str, tier: Tier, *, keeps_answer: bool = False) -> None:
         self.switched.append((request_id, tier, keeps_answer))

@@ -32,6 +32,7 @@ from engine.events import (
     TokensEmitted,
 )
 from engine.request import EngineRequest, SamplingParams, Tier
+from gateway.backends.seen_work import SeenWork
 from gateway.backends.step_loop import ProgressCallback
 
 CRASH_IN_STEP = 900_001
@@ -57,6 +58,10 @@ class _Running:
     switch: TierSwitched | None = None
     is_held: bool = False
     is_settled: bool = False
+    seen: SeenWork = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.seen = SeenWork(self.request)
 
 
 class ScriptedEngine:
@@ -134,23 +139,26 @@ class ScriptedEngine:
             return [self._finish(running, "length")]  # it was held and is settled
         if running.switch is not None:
             events.append(running.switch)
+            running.seen.add(running.switch)
             running.switch = None
         if running.is_new:
             running.is_new = False
-            events.append(
-                PrefillDone(
-                    request_id=request_id,
-                    tier=running.tier,
-                    num_prompt_tokens=len(request.prompt_token_ids),
-                    num_cached_tokens=0,
-                    queue_s=0.0,
-                    hidden_state=(0.5, -1.0) if request.return_hidden_state else None,
-                )
+            prefill = PrefillDone(
+                request_id=request_id,
+                tier=running.tier,
+                num_prompt_tokens=len(request.prompt_token_ids),
+                num_cached_tokens=0,
+                queue_s=0.0,
+                hidden_state=(0.5, -1.0) if request.return_hidden_state else None,
             )
+            events.append(prefill)
+            running.seen.add(prefill)
         shift = SMALL_SHIFT if running.tier == "small" else 0
         running.token_ids.append(sum(request.prompt_token_ids) + len(running.token_ids) + shift)
         self.num_output_tokens += 1
-        events.append(TokensEmitted(request_id=request_id, token_ids=(running.token_ids[-1],)))
+        emitted = TokensEmitted(request_id=request_id, token_ids=(running.token_ids[-1],))
+        events.append(emitted)
+        running.seen.add(emitted)
         if len(running.token_ids) == request.sampling.max_tokens:
             may_escalate = request.may_escalate and running.tier == "small"
             if may_escalate and not running.is_settled:
@@ -170,6 +178,7 @@ class ScriptedEngine:
                 num_prompt_tokens=len(running.request.prompt_token_ids),
                 num_output_tokens=len(running.token_ids),
                 num_steps=len(running.token_ids),
+                work=running.seen.stats().work,
             ),
         )
 

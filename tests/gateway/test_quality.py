@@ -12,6 +12,7 @@ from engine.request import CascadeParams, EngineRequest
 from gateway.chat import ChatTokenizer
 from gateway.errors import BadRequestError
 from gateway.generation import Job
+from gateway.handoff.incoming import Incoming
 from gateway.jobs import GatewayContext, JobBuilder
 from gateway.metrics import GatewayMetrics
 from gateway.schema.chat import ChatRequest
@@ -128,7 +129,9 @@ def job_of(tokenizer: ChatTokenizer, change: Callable[[EngineInfo], EngineInfo])
     )
     body = {"model": "auto", "messages": [{"role": "user", "content": "Hi"}]}
     request = ChatRequest.model_validate({**body, "outrider": {"quality": CASCADE}})
-    return asyncio.run(JobBuilder(context, GatewayMetrics()).job(request, 0.0))
+    return asyncio.run(
+        JobBuilder(context, GatewayMetrics()).job(request, Incoming(arrival_s=0.0, request_id="r"))
+    )
 
 
 def test_an_engine_that_does_not_draft_has_no_cascade(tokenizer: ChatTokenizer) -> None:

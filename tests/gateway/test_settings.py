@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
+from pydantic import SecretStr, ValidationError
 
 from draft.config import DraftConfig
 from engine.config import EngineConfig
@@ -85,7 +85,10 @@ def test_variables_are_read_in_any_case_and_as_sections() -> None:
 
 @pytest.mark.parametrize("path", list(setting_paths()), ids=".".join)
 def test_every_setting_can_come_from_the_environment(path: tuple[str, ...]) -> None:
-    base = {"OUTRIDER_TIERS__NAME__URL": "http://x/v1"}
+    base = {
+        "OUTRIDER_TIERS__NAME__URL": "http://x/v1",
+        "OUTRIDER_CHARGES__NAME__COMPLETION": "1",
+    }
     variable = f"OUTRIDER_{'__'.join(path).upper()}"
     value = setting_of(load_settings(environ=base), path)
     match value:
@@ -101,6 +104,8 @@ def test_every_setting_can_come_from_the_environment(path: tuple[str, ...]) -> N
     if path == ("routing", "max_cost_usd"):
         environ["OUTRIDER_ROUTING__PRICES__LARGE__PROMPT"] = "1"
     found = setting_of(load_settings(environ=environ), path)
+    if isinstance(found, SecretStr):
+        found = found.get_secret_value()
     assert str(found) in (str(value), text, "1.0") or found == {"x-a": "b"}
 
 

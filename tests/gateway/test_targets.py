@@ -14,6 +14,7 @@ from gateway.asgi import parse
 from gateway.chat import ChatTokenizer
 from gateway.context import GatewayContext, GatewayLimits, RoutingParts
 from gateway.errors import BadRequestError
+from gateway.handoff.incoming import Incoming
 from gateway.job import Answer, Job
 from gateway.jobs import JobBuilder
 from gateway.metrics import GatewayMetrics
@@ -27,6 +28,8 @@ from router.guard import RouteGuard
 from router.policy import CascadeOptions, TrainedPolicy, own_setting
 from tests.gateway.scripted_client import Script, ScriptedClient
 from tests.router.routers import scorer_that_says, table
+
+INCOMING = Incoming(arrival_s=0.0, request_id="req-1")
 
 PRICES = {
     "small": TokenPrices(prompt=1.0, cached_prompt=0.5, completion=2.0),
@@ -73,10 +76,10 @@ class World:
         self.builder = JobBuilder(context, GatewayMetrics())
 
     def job(self, messages: list[dict[str, Any]] | None = None, **fields: Any) -> Job:
-        return asyncio.run(self.builder.job(chat(messages, **fields), 0.0))
+        return asyncio.run(self.builder.job(chat(messages, **fields), INCOMING))
 
     def report(self, messages: list[dict[str, Any]] | None = None, **fields: Any) -> RouteReport:
-        made = asyncio.run(self.builder.route_report(chat(messages, **fields)))
+        made = asyncio.run(self.builder.route_report(chat(messages, **fields), INCOMING))
         return RouteReport.model_validate(made)
 
     def refusal(self, **fields: Any) -> BadRequestError:
@@ -451,5 +454,8 @@ def test_several_prompts_cost_together(world: Callable[..., World]) -> None:
     made = world(quality=0.1, parts={"prices": PRICES})
     one = CompletionRequest(model="auto", prompt="one two", max_tokens=5)
     two = CompletionRequest(model="auto", prompt=["one two", "one two"], max_tokens=5)
-    costs = [asyncio.run(made.builder.route_report(request))["cost_usd"] for request in (one, two)]
+    costs = [
+        asyncio.run(made.builder.route_report(request, INCOMING))["cost_usd"]
+        for request in (one, two)
+    ]
     assert costs[1] == pytest.approx(2 * costs[0])

@@ -14,6 +14,7 @@ from benchmarks.mock_upstream import MockScript, MockThread, mock_in_thread
 from benchmarks.toxics import Toxic
 from engine.events import EngineEvent
 from engine.request import EngineRequest
+from gateway.backends.client import OnEnd
 from gateway.backends.step_loop import no_progress
 from gateway.chat import ChatTokenizer
 from gateway.serving import background_gateway
@@ -166,8 +167,10 @@ def test_leaving_in_the_hold_back_window(make: Make) -> None:
 class _Reluctant(ScriptedClient):
     """Takes its time to end a request."""
 
-    async def submit(self, request: EngineRequest) -> AsyncGenerator[EngineEvent]:
-        events = super().submit(request)
+    async def submit(
+        self, request: EngineRequest, on_end: OnEnd | None = None
+    ) -> AsyncGenerator[EngineEvent]:
+        events = super().submit(request, on_end)
         try:
             async for event in events:
                 yield event

@@ -24,6 +24,7 @@ from engine.events import (
     TierInfo,
     TierStats,
     TierSwitched,
+    TierWork,
     TokenLogprobs,
     TokensEmitted,
 )
@@ -43,6 +44,17 @@ logprobs = st.builds(
     logprob=floats,
     top=st.lists(st.tuples(token_ids, floats), max_size=3).map(tuple),
 )
+tier_work = st.builds(
+    TierWork,
+    tier=tiers,
+    num_prompt_tokens=counts,
+    num_cached_tokens=counts,
+    num_computed_tokens=counts,
+    num_output_tokens=counts,
+    num_discarded_tokens=counts,
+    num_draft_rows=counts,
+    num_hit_tokens=counts,
+)
 request_stats = st.builds(
     RequestStats,
     num_prompt_tokens=counts,
@@ -55,6 +67,7 @@ request_stats = st.builds(
     num_preemptions=counts,
     queue_s=st.none() | floats,
     ttft_s=st.none() | floats,
+    work=st.lists(tier_work, max_size=2).map(tuple),
 )
 events: st.SearchStrategy[EngineEvent] = st.one_of(
     st.builds(
@@ -86,7 +99,7 @@ events: st.SearchStrategy[EngineEvent] = st.one_of(
         finish_reason=st.sampled_from(["stop", "length", "abort"]),
         stats=request_stats,
     ),
-    st.builds(Failed, request_id=ids, code=ids, message=ids),
+    st.builds(Failed, request_id=ids, code=ids, message=ids, stats=st.none() | request_stats),
 )
 requests = st.builds(
     EngineRequest,
@@ -124,8 +137,19 @@ requests = st.builds(
     return_hidden_state=st.booleans(),
     prediction_token_ids=st.lists(token_ids, max_size=4).map(tuple),
     may_escalate=st.booleans(),
+    tenant=ids,
+    weight=st.floats(0, 1e9, exclude_min=True),
+    priority=st.sampled_from([-1, 0, 1]),
 )
-tier_stats = st.builds(TierStats, num_running=counts, num_blocks=counts, num_used_blocks=counts)
+tier_stats = st.builds(
+    TierStats,
+    num_running=counts,
+    num_blocks=counts,
+    num_used_blocks=counts,
+    num_computed_tokens=counts,
+    num_discarded_tokens=counts,
+    num_draft_rows=counts,
+)
 engine_stats = st.builds(
     EngineStats,
     tiers=st.dictionaries(tiers, tier_stats),

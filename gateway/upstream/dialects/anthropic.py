@@ -46,6 +46,7 @@ class _Message(msgspec.Struct):
     model: str | None = None
     content: list[Block] | None = None
     stop_reason: str | None = None
+    stop_sequence: str | None = None
     usage: Usage | None = None
     error: msgspec.Raw = _NULL
 
@@ -121,19 +122,20 @@ class AnthropicDialect:
             answer["tool_calls"] = [block.call() for block in calls]
         usage = None if message.usage is None else usage_of(message.usage)
         finish_reason = finish_reason_of(message.stop_reason or "end_turn")
+        choice: dict[str, Any] = {
+            "index": 0,
+            "message": answer,
+            "logprobs": None,
+            "finish_reason": finish_reason,
+        }
+        if message.stop_sequence is not None:
+            choice["stop_reason"] = message.stop_sequence  # vLLM's field
         document: dict[str, Any] = {
             "id": message.id or "",
             "object": "chat.completion",
             "created": int(self._clock()),
             "model": message.model or "",
-            "choices": [
-                {
-                    "index": 0,
-                    "message": answer,
-                    "logprobs": None,
-                    "finish_reason": finish_reason,
-                }
-            ],
+            "choices": [choice],
         }
         if usage is not None:
             document["usage"] = usage_object(usage)

@@ -12,6 +12,7 @@ from typing import Any, Final, NoReturn
 import msgspec
 
 from gateway.errors import BadRequestError
+from gateway.upstream.dialects.anthropic_words import TOOL_CHOICES
 
 Block = dict[str, Any]
 
@@ -24,7 +25,6 @@ _IMAGE_TYPES: Final = {
     "image/webp": "image/webp",
 }
 _PDF: Final = "application/pdf"
-_CHOICES: Final = {"auto": "auto", "required": "any", "none": "none"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,9 +106,9 @@ def _tool_choice(choice: object) -> Block | None:
     if choice is None:
         return None
     if isinstance(choice, str):
-        if choice not in _CHOICES:
+        if choice not in TOOL_CHOICES:
             _refuse("tool_choice", f"{choice!r} is not supported")
-        return {"type": _CHOICES[choice]}
+        return {"type": TOOL_CHOICES[choice]}
     fields = _object("tool_choice", choice)
     if fields.get("type") != "function":
         _refuse("tool_choice.type", "only functions are supported")

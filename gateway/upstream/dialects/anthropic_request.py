@@ -51,9 +51,9 @@ _HARMLESS: Final[Mapping[str, tuple[object, ...]]] = {
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
     "verbosity": ("medium",),
-    "chat_template_kwargs": ({},),
 }
 _PASSED_ON: Final = ("top_p", "thinking", "output_config", "cache_control")
+_THINKING_VARIABLES: Final = frozenset({"enable_thinking", "thinking_budget"})
 _EFFORTS: Final = {
     "minimal": "low",
     **{effort: effort for effort in ("low", "medium", "high", "xhigh", "max")},
@@ -71,6 +71,7 @@ _TRANSLATED: Final = frozenset(
         "tool_choice",
         "response_format",
         "reasoning_effort",
+        "chat_template_kwargs",
         *_PASSED_ON,
     }
 )
@@ -95,6 +96,7 @@ def request_body(call: UpstreamCall) -> bytes:
     body |= {name: document[name] for name in _PASSED_ON if name in document}
     _add_sampling(body, document)
     _add_effort(body, document)
+    _add_thinking(body, document.get("chat_template_kwargs"))
     if document.get("tools"):
         body |= translate_tools(document)
     if "user" in document:
@@ -107,7 +109,39 @@ def wants_thinking(call: UpstreamCall) -> bool:
 
     It gets the signed blocks then, and gives them back with the results of tools.
     """
-    return bool(call.document.get("thinking") or call.document.get("reasoning_effort"))
+    document = call.document
+    return bool(
+        document.get("thinking")
+        or document.get("reasoning_effort")
+        or thinking_of(document.get("chat_template_kwargs"))
+    )
+
+
+def template_variables(*, budget_tokens: int | None = None, is_on: bool = True) -> dict[str, Any]:
+    """`thinking` in the words of chat templates; the budget matters to servers only."""
+    variables: dict[str, Any] = {"enable_thinking": is_on}
+    if budget_tokens is not None:
+        variables["thinking_budget"] = budget_tokens
+    return variables
+
+
+def thinking_of(variables: object) -> dict[str, Any] | None:
+    """`thinking` as those variables of a chat template ask for it; None where they say nothing.
+
+    Raises BadRequestError for other variables: there is no template here.
+    """
+    if not variables:
+        return None
+    if not isinstance(variables, dict) or variables.keys() - _THINKING_VARIABLES:
+        raise _unsupported("chat_template_kwargs")
+    match variables:
+        case {"enable_thinking": False}:
+            return {"type": "disabled"}
+        case {"enable_thinking": True, "thinking_budget": int(budget)}:
+            return {"type": "enabled", "budget_tokens": budget}
+        case {"enable_thinking": True}:
+            return {"type": "adaptive"}
+    raise _unsupported("chat_template_kwargs")
 
 
 def _refuse_what_is_missing(document: Mapping[str, Any]) -> None:
@@ -141,6 +175,13 @@ def _add_sampling(body: dict[str, Any], document: Mapping[str, Any]) -> None:
                 param="stop",
             )
         body["stop_sequences"] = stops
+
+
+def _add_thinking(body: dict[str, Any], variables: object) -> None:
+    """Unless it was said in Anthropic's own words."""
+    thinking = thinking_of(variables)
+    if thinking is not None:
+        body.setdefault("thinking", thinking)
 
 
 def _add_effort(body: dict[str, Any], document: Mapping[str, Any]) -> None:

@@ -5,6 +5,7 @@ from typing import Any, Final
 import msgspec
 
 from gateway.upstream.call import Chunk, UpstreamUsage
+from gateway.upstream.dialects.anthropic_words import ERROR_STATUS, FINISH_REASONS
 from gateway.upstream.dialects.base import (
     ReportedError,
     garbage,
@@ -19,26 +20,6 @@ _encode: Final = msgspec.json.Encoder().encode
 _NULL: Final = msgspec.Raw(b"null")
 # A comment keeps the connection alive, and no client takes it for anything.
 _NOTHING: Final = b":\n\n"
-
-_FINISH_REASONS: Final = {
-    "max_tokens": "length",
-    "model_context_window_exceeded": "length",
-    "tool_use": "tool_calls",
-    "refusal": "content_filter",
-}
-# https://platform.claude.com/docs/en/api/errors
-_ERROR_STATUS: Final = {
-    "invalid_request_error": 400,
-    "authentication_error": 401,
-    "billing_error": 402,
-    "permission_error": 403,
-    "not_found_error": 404,
-    "request_too_large": 413,
-    "rate_limit_error": 429,
-    "api_error": 500,
-    "timeout_error": 504,
-    "overloaded_error": 529,
-}
 
 _Number = int | float | None
 
@@ -105,6 +86,7 @@ class _Delta(msgspec.Struct):
     partial_json: str | None = None
     signature: str | None = None
     stop_reason: str | None = None
+    stop_sequence: str | None = None
 
 
 class _Start(msgspec.Struct):
@@ -173,7 +155,7 @@ class AnthropicChunkReader:
                 return self._chunk({"role": "assistant", "content": ""})
             case "message_delta":
                 self._take_usage(told.usage)
-                return self._read_reason((told.delta or _Delta()).stop_reason)
+                return self._read_reason(told.delta or _Delta())
             case "message_stop":
                 return self._read_end()
             case "error":
@@ -219,11 +201,13 @@ class AnthropicChunkReader:
             return self._chunk({"thinking_blocks": [block.thought()]})
         return Chunk(raw=_NOTHING)
 
-    def _read_reason(self, stop_reason: str | None) -> Chunk:
-        if stop_reason is None:
+    def _read_reason(self, delta: _Delta) -> Chunk:
+        if delta.stop_reason is None:
             return Chunk(raw=_NOTHING)
         self._is_complete = True
-        return self._chunk({}, finish_reason=finish_reason_of(stop_reason))
+        return self._chunk(
+            {}, finish_reason=finish_reason_of(delta.stop_reason), stop=delta.stop_sequence
+        )
 
     def _read_end(self) -> Chunk:
         """The usage, of which the last event told."""
@@ -261,8 +245,11 @@ class AnthropicChunkReader:
         reasoning: str = "",
         has_calls: bool = False,
         finish_reason: str | None = None,
+        stop: str | None = None,
     ) -> Chunk:
         reason = b"null" if finish_reason is None else _encode(finish_reason)
+        if stop is not None:
+            reason += b',"stop_reason":' + _encode(stop)  # vLLM's field
         body = (
             self._head
             + b'{"index":0,"delta":'
@@ -283,7 +270,7 @@ class AnthropicChunkReader:
 
 def finish_reason_of(stop_reason: str) -> str:
     """OpenAI's word; a reason that is new is a stop."""
-    return _FINISH_REASONS.get(stop_reason, "stop")
+    return FINISH_REASONS.get(stop_reason, "stop")
 
 
 def usage_of(usage: Usage) -> UpstreamUsage:
@@ -307,5 +294,5 @@ def reported_error(tier: str, raw: msgspec.Raw) -> ReportedError:
     except (ValueError, RecursionError):
         detail = None
     kind = detail.get("type") if isinstance(detail, dict) else None
-    status = _ERROR_STATUS.get(kind) if isinstance(kind, str) else None
+    status = ERROR_STATUS.get(kind) if isinstance(kind, str) else None
     return reported(tier, detail, status)

@@ -5,7 +5,11 @@ import pytest
 from engine.events import TierInfo
 from gateway.errors import BadRequestError, ModelNotFoundError, problem_of
 from gateway.handoff.names import Meant, Names, TierModels
+from gateway.ledger.prices import PriceBook
 from gateway.schema.responses import ModelCard
+from gateway.surfaces.prices import with_prices
+
+FREE = PriceBook.free()
 
 
 def info(tier: str, model_id: str) -> TierInfo:
@@ -185,7 +189,7 @@ def test_without_a_local_model() -> None:
 
 
 def test_cards() -> None:
-    cards = {card["id"]: ModelCard.model_validate(card) for card in BOTH.cards()}
+    cards = {card["id"]: ModelCard.model_validate(with_prices(card, FREE)) for card in BOTH.cards()}
     assert tuple(cards) == BOTH.all()
     assert [card.tier for card in cards["auto"].outrider] == ["small", "large", "cloud"]
     assert [card.tier for card in cards["large"].outrider] == ["large"]

@@ -737,3 +737,39 @@ def test_refusals_are_told_in_openais_form() -> None:
     assert error["message"] == detail["message"]
     assert error["code"] == "context_length_exceeded"
     assert json.loads(DIALECT.refusal(404, b"<html>").body)["error"]["code"] is None
+
+
+def test_the_stop_string_is_told() -> None:
+    end = {"stop_reason": "stop_sequence", "stop_sequence": "END"}
+    chunks = read([START, event("message_delta", delta=end)])
+    choice = json.loads(chunks[-1].raw.removeprefix(b"data: "))["choices"][0]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", "END")
+    whole = DIALECT.whole(chat(), json.dumps({"content": [], **end}).encode())
+    assert json.loads(whole.body)["choices"][0]["stop_reason"] == "END"
+
+
+@pytest.mark.parametrize(
+    ("variables", "thinking"),
+    [
+        ({"enable_thinking": False}, {"type": "disabled"}),
+        ({"enable_thinking": True}, {"type": "adaptive"}),
+        (
+            {"enable_thinking": True, "thinking_budget": 2048},
+            {"type": "enabled", "budget_tokens": 2048},
+        ),
+    ],
+)
+def test_variables_of_templates_that_ask_for_thinking(
+    variables: dict[str, Any], thinking: dict[str, Any]
+) -> None:
+    assert body(chat_template_kwargs=variables)["thinking"] == thinking
+    own = {"type": "adaptive"}
+    assert body(chat_template_kwargs=variables, thinking=own)["thinking"] == own
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [{"date": "today"}, {"enable_thinking": "yes"}, {"thinking_budget": 5}, [1], "x"],
+)
+def test_other_variables_of_templates_are_refused(variables: Any) -> None:
+    assert param_of(chat_template_kwargs=variables) == "chat_template_kwargs"

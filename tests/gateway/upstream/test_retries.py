@@ -60,14 +60,14 @@ def first(*scripts: MockScript) -> Callable[[MockRequest], MockScript]:
     return lambda request: [*scripts, HEALTHY][min(request.index, len(scripts))]
 
 
-def run(test: Callable[[Bench], Any], *scripts: Any, **settings: Any) -> None:
+def run(test: Callable[[Bench], Any], *scripts: Any, num_unseen: int = 0, **settings: Any) -> None:
     """The test with a tier of these replicas. Nothing may be left."""
 
     async def body() -> None:
         async with bench(*scripts, **settings) as under_test:
             async with asyncio.timeout(8):
                 await test(under_test)
-            under_test.nothing_left()
+            under_test.nothing_left(num_unseen=num_unseen)
 
     asyncio.run(body())
 
@@ -313,7 +313,7 @@ def test_a_deadline_ends_the_wait_for_a_first_token(kind: str) -> None:
             await complaint(under_test, deadline_in_s=0.02)
         assert breaker.state == "closed"
 
-    run(body, broken(kind))
+    run(body, broken(kind), num_unseen=6)
 
 
 def test_a_deadline_ends_a_stream() -> None:

@@ -1,0 +1,47 @@
+"""The end of a gateway, told before it happens: load balancers must stop asking first."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway.errors import DrainingError, problem_of
+
+_READY: Final = "/ready"
+
+
+@dataclass(slots=True)
+class Draining:
+    """Whether the gateway is about to end; set once, by whoever gets the signal."""
+
+    has_begun: bool = False
+
+
+class DrainGate:
+    """Stands in front of the whole application, and does nothing until the draining has begun.
+
+    From then on /ready says no, and every answer asks its client to connect anew, which will find
+    another gateway. All else is answered as before: the port is still open because somebody may not
+    have noticed yet.
+    """
+
+    def __init__(self, app: ASGIApp, draining: Draining) -> None:
+        self._app = app
+        self._draining = draining
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request, or the application's lifespan."""
+        if not self._draining.has_begun or scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_and_close(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["connection"] = "close"
+            await send(message)
+
+        if scope["path"] == _READY and scope["method"] in ("GET", "HEAD"):
+            await problem_of(DrainingError()).response()(scope, receive, send_and_close)
+        else:
+            await self._app(scope, receive, send_and_close)

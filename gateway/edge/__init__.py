@@ -1,0 +1,1 @@
+"""HTTP around the endpoints: bounds on connections, headers for browsers, repeated requests."""

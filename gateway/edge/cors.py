@@ -1,0 +1,101 @@
+"""CORS: which pages of other sites may ask and read answers (the Fetch standard, section 3.2)."""
+
+import re
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Final
+
+from starlette.types import Scope
+
+from gateway.errors import PERMISSION, Problem
+from gateway.settings_http import CorsSettings
+
+Header = tuple[bytes, bytes]
+
+_ANY: Final = "*"
+_METHODS: Final = b"GET, HEAD, POST, PATCH, PUT, DELETE"
+_MAX_AGE_S: Final = b"600"
+_HEADER_NAMES: Final = re.compile(rb"[A-Za-z0-9-]{1,64}(?:, ?[A-Za-z0-9-]{1,64}){0,63}")
+_VARY: Final[Header] = (b"vary", b"origin")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorsAnswer:
+    """What the policy says to one request: headers for its answer, whatever that will be.
+
+    is_preflight: the browser asks for its page, no endpoint is meant. `refusal` is for preflights:
+    other requests of pages that may not ask are answered, but the page may not read it.
+    """
+
+    headers: tuple[Header, ...] = ()
+    is_preflight: bool = False
+    refusal: Problem | None = None
+
+
+class CorsPolicy:
+    """Which origins may ask. Cookies play no part: a page shows its key as everybody does."""
+
+    def __init__(self, origins: tuple[str, ...]) -> None:
+        """`origins` as browsers write them, such as https://app.example; "*" for all."""
+        self._origins = frozenset(origin.encode() for origin in origins)
+        self._allows_all = _ANY in origins
+        # Without it a cache would give one page's answer, with one page's name on it, to another.
+        self._to_others = CorsAnswer(headers=() if self._allows_all else (_VARY,))
+        self._allowed: dict[bytes, CorsAnswer] = {
+            origin: CorsAnswer(headers=self._allow(origin)) for origin in self._origins
+        }
+
+    @classmethod
+    def of(cls, settings: CorsSettings) -> "CorsPolicy | None":
+        """The settings' policy; None where no origin is named."""
+        return cls(settings.origins) if settings.origins else None
+
+    def judge(self, scope: Scope) -> CorsAnswer:
+        """Answer one request's origin, method and wishes."""
+        origin = _header(scope, b"origin")
+        if origin is None:
+            return self._to_others
+        if scope["method"] == "OPTIONS" and _header(scope, b"access-control-request-method"):
+            return self._preflight(origin, scope)
+        if self._allows_all:
+            return self._allowed[b"*"]
+        return self._allowed.get(origin, self._to_others)
+
+    def _preflight(self, origin: bytes, scope: Scope) -> CorsAnswer:
+        if not self._allows_all and origin not in self._origins:
+            refusal = Problem(
+                status=HTTPStatus.FORBIDDEN,
+                message="Pages of this origin may not ask. Name it in http.cors.origins.",
+                type=PERMISSION,
+                code="origin_not_allowed",
+            )
+            return CorsAnswer(headers=(_VARY,), is_preflight=True, refusal=refusal)
+        headers = [
+            *self._allow(origin),
+            (b"access-control-allow-methods", _METHODS),
+            (b"access-control-max-age", _MAX_AGE_S),
+        ]
+        wanted = _header(scope, b"access-control-request-headers")
+        if wanted is not None and _HEADER_NAMES.fullmatch(wanted):
+            # Clients send many of their own (x-stainless-...), and none does harm.
+            headers.append((b"access-control-allow-headers", wanted))
+        if _header(scope, b"access-control-request-private-network") == b"true":
+            headers.append((b"access-control-allow-private-network", b"true"))
+        return CorsAnswer(headers=tuple(headers), is_preflight=True)
+
+    def _allow(self, origin: bytes) -> tuple[Header, ...]:
+        if self._allows_all:
+            origin_header: tuple[Header, ...] = ((b"access-control-allow-origin", b"*"),)
+        else:
+            origin_header = ((b"access-control-allow-origin", origin), _VARY)
+        # All: whatever request ids, tiers, limits and waits the answer tells.
+        return (*origin_header, (b"access-control-expose-headers", b"*"))
+
+
+def _header(scope: Scope, wanted: bytes) -> bytes | None:
+    """The first header of this name, in lower case as ASGI gives them."""
+    for name, value in scope["headers"]:
+        if name == wanted:
+            found: bytes = value
+            return found
+    return None

@@ -1,0 +1,108 @@
+"""Headers that tell browsers what they may do with an answer."""
+
+import re
+from collections.abc import Callable, Iterable
+from http import HTTPStatus
+from typing import Final
+
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway.edge.cors import CorsAnswer, CorsPolicy
+from gateway.errors import PERMISSION, Problem
+
+Header = tuple[bytes, bytes]
+
+SECURITY_HEADERS: Final[tuple[Header, ...]] = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"x-frame-options", b"DENY"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+)
+"""On every answer. Pages of other sites that CORS lets in ask by fetch, which the last allows."""
+_NO_STORE: Final[Header] = (b"cache-control", b"no-store")
+_NO_CONTENT: Final[Header] = (
+    b"content-security-policy",
+    b"default-src 'none'; frame-ancestors 'none'",
+)
+_NO_CORS: Final = CorsAnswer()
+_LOCAL_HOST: Final = re.compile(
+    # No domain can be registered under "internal", by which containers name their host.
+    r"(?:(?:[a-z0-9-]+\.)*localhost|(?:[a-z0-9-]+\.)+internal|127(?:\.\d{1,3}){3}|\[::1\])"
+    r"(?::\d{1,5})?",
+    re.IGNORECASE,
+)
+
+
+class EdgeHeaders:
+    """The outermost application: security headers and CORS on every answer, at small cost.
+
+    An answer that says nothing itself may not be stored, framed or load anything; one that does (a
+    stream, the playground's page) keeps its own words. Preflights are answered here, before anybody
+    asks for a key.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        cors: CorsPolicy | None = None,
+        only_local_hosts: Callable[[], bool] | None = None,
+    ) -> None:
+        """`cors` None: pages of other sites may not read answers.
+
+        `only_local_hosts`: whether to refuse, now, requests whose host is no name of this machine.
+        That is for a gateway which anybody on the machine may ask: a page elsewhere can let its own
+        name point to 127.0.0.1, and is no other site to the browser then.
+        """
+        self.app = app
+        self._cors = cors
+        self._only_local_hosts = only_local_hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request, or the application's lifespan."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        cors = _NO_CORS if self._cors is None else self._cors.judge(scope)
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = _completed(message.get("headers", ()), cors.headers)
+            await send(message)
+
+        app = self._refused(scope, cors) or self.app
+        await app(scope, receive, send_with_headers)
+
+    def _refused(self, scope: Scope, cors: CorsAnswer) -> ASGIApp | None:
+        """The answer to requests that reach no endpoint."""
+        if self._only_local_hosts is not None and self._only_local_hosts():
+            host = Headers(scope=scope).get("host", "")
+            if not _LOCAL_HOST.fullmatch(host):
+                return _FOREIGN_HOST.response()
+        if not cors.is_preflight:
+            return None
+        return cors.refusal.response() if cors.refusal else Response(status_code=204)
+
+
+_FOREIGN_HOST: Final = Problem(
+    status=HTTPStatus.FORBIDDEN,
+    message="Without keys only this machine may ask, by the names localhost and 127.0.0.1. Create "
+    "a key (outrider keys create), or set keys.mode to off, to be asked by other names.",
+    type=PERMISSION,
+    code="host_not_allowed",
+)
+
+
+def _completed(headers: Iterable[Header], more: Iterable[Header]) -> list[Header]:
+    """The answer's headers, and what it does not say itself."""
+    completed = list(headers)
+    names = {name for name, _ in completed}
+    if b"cache-control" not in names:
+        completed.append(_NO_STORE)
+    if b"content-security-policy" not in names:
+        completed.append(_NO_CONTENT)
+    completed.extend(SECURITY_HEADERS)
+    completed.extend(more)
+    return completed

@@ -1,0 +1,295 @@
+"""`Idempotency-Key`: a request that is repeated gets the first one's answer."""
+
+import asyncio
+import hashlib
+import logging
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from gateway.edge.metrics import EdgeMetrics, Repeat
+from gateway.errors import BadRequestError, IdempotencyKeyReusedError
+from gateway.settings_http import HttpSettings
+
+logger = logging.getLogger(__name__)
+
+Header = tuple[bytes, bytes]
+Make = Callable[[], Awaitable[Response]]
+
+HEADER: Final = "idempotency-key"
+_KEY: Final = re.compile(r"[!-~]{1,255}")
+_REPLAYED: Final[Header] = (b"idempotent-replayed", b"true")
+_OF_THE_MOMENT: Final = b"x-ratelimit-"
+"""What was left of limits when the first one was answered says nothing of now."""
+_SLOT_BYTES: Final = 1024
+"""What one takes beside its answer, about."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Answer:
+    """A whole answer. `num_bytes` is what it counts for against the bound."""
+
+    status: int
+    headers: list[Header]
+    body: bytes
+    num_bytes: int
+    expires_s: float
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class _Slot:
+    """One key of one owner at one endpoint. While `ended` is not set, somebody is at work on it."""
+
+    body_hash: bytes
+    answer: _Answer | None = None
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class IdempotentAnswers:
+    """Answers that are kept for their repetition, in this process's memory.
+
+    Only whole answers of success are kept: whatever failed may be asked again with the same key.
+    The oldest are dropped when memory is short. For one event loop.
+    """
+
+    def __init__(
+        self,
+        *,
+        ttl_s: float,
+        max_bytes: int,
+        clock: Callable[[], float],
+        metrics: EdgeMetrics | None = None,
+    ) -> None:
+        """`max_bytes` is for all answers together; with 0 the header is refused."""
+        self._ttl_s = ttl_s
+        self._max_bytes = max_bytes
+        self._clock = clock
+        self._metrics = metrics
+        self._slots: dict[bytes, _Slot] = {}
+        self._kept: dict[bytes, _Answer] = {}  # the oldest first, which expires first
+        self._num_bytes = 0
+
+    @classmethod
+    def of(
+        cls, http: HttpSettings, clock: Callable[[], float], metrics: EdgeMetrics | None = None
+    ) -> "IdempotentAnswers":
+        """As the settings say."""
+        return cls(
+            ttl_s=http.idempotency_ttl_s,
+            max_bytes=http.idempotency_max_bytes,
+            clock=clock,
+            metrics=metrics,
+        )
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory for answers, those included that are being recorded."""
+        return self._num_bytes
+
+    async def answer(self, request: Request, body: bytes, make: Make, *, owner: str) -> Response:
+        """The response to a request: what `make` gives, or what it gave the first time.
+
+        `owner` is the id of the key that asks: nobody gets another one's answer. With the header
+        `make` is called when the response is sent, and only if it is needed; what it raises is
+        raised then. Raises BadRequestError for an idempotency-key that cannot be one.
+        """
+        key = request.headers.get(HEADER)
+        if key is None:
+            return await make()
+        self._check(key)
+        name = _digest(owner.encode(), request.scope["path"].encode(), key.encode())
+        return _RepeatableResponse(self, name, _digest(body), make)
+
+    def _check(self, key: str) -> None:
+        if not self._max_bytes:
+            raise BadRequestError(
+                "This gateway keeps no answers: send no idempotency-key, or set "
+                "http.idempotency_max_bytes.",
+                param=HEADER,
+            )
+        if not _KEY.fullmatch(key):
+            raise BadRequestError(
+                "An idempotency-key has 1 to 255 visible ASCII characters.", param=HEADER
+            )
+
+    def find(self, name: bytes, body_hash: bytes) -> _Slot | None:
+        """Who has the key. Raises IdempotencyKeyReusedError if his body is another one."""
+        now_s = self._clock()
+        while self._kept and next(iter(self._kept.values())).expires_s <= now_s:
+            self._drop_oldest()
+        slot = self._slots.get(name)
+        if slot is not None and slot.body_hash != body_hash:
+            self.count("reused")
+            raise IdempotencyKeyReusedError
+        return slot
+
+    def begin(self, name: bytes, body_hash: bytes) -> _Slot:
+        """Take a key that nobody has."""
+        self.count("first")
+        slot = self._slots[name] = _Slot(body_hash=body_hash)
+        return slot
+
+    def end(self, name: bytes, slot: _Slot, recorder: "_Recorder", *, is_good: bool) -> None:
+        """Keep what was recorded, if it is a whole and good answer, and wake those who wait."""
+        if is_good and recorder.is_whole:
+            slot.answer = self._kept[name] = _Answer(
+                status=recorder.status,
+                headers=recorder.headers,
+                body=bytes(recorder.body),
+                num_bytes=recorder.num_bytes,
+                expires_s=self._clock() + self._ttl_s,
+            )
+        else:
+            del self._slots[name]
+            self.release(recorder.num_bytes)
+        slot.ended.set()
+
+    def reserve(self, num_bytes: int) -> bool:
+        """Make room for more; False where there is none, even without the answers kept so far."""
+        while self._num_bytes + num_bytes > self._max_bytes and self._kept:
+            self._drop_oldest()
+        if self._num_bytes + num_bytes > self._max_bytes:
+            return False
+        self.release(-num_bytes)
+        return True
+
+    def release(self, num_bytes: int) -> None:
+        """Give back what was reserved."""
+        self._num_bytes -= num_bytes
+        if self._metrics is not None:
+            self._metrics.kept_bytes.set(self._num_bytes)
+
+    def count(self, outcome: Repeat) -> None:
+        """Count what became of a request."""
+        if self._metrics is not None:
+            self._metrics.repeated(outcome)
+
+    def _drop_oldest(self) -> None:
+        name = next(iter(self._kept))
+        self.release(self._kept.pop(name).num_bytes)
+        del self._slots[name]
+
+
+class _Recorder:
+    """Passes an answer on and remembers it, if it is one of success and memory allows."""
+
+    def __init__(self, answers: IdempotentAnswers, send: Send) -> None:
+        self.status = 0
+        self.headers: list[Header] = []
+        self.body = bytearray()
+        self.num_bytes = 0
+        self.is_whole = False
+        self._answers = answers
+        self._send = send
+        self._is_recording = False
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._start(message)
+        elif message["type"] == "http.response.body" and self._is_recording:
+            self._add(message)
+        await self._send(message)
+
+    def _start(self, message: Message) -> None:
+        self.status = message["status"]
+        self.headers = [
+            header for header in message["headers"] if not header[0].startswith(_OF_THE_MOMENT)
+        ]
+        is_success = 200 <= self.status < 300
+        self._is_recording = is_success and self._reserve(_SLOT_BYTES)
+
+    def _add(self, message: Message) -> None:
+        part = message.get("body", b"")
+        if not self._reserve(len(part)):
+            self._answers.release(self.num_bytes)
+            self.num_bytes = 0
+            self.body.clear()
+            self._is_recording = False
+            return
+        self.body += part
+        self.is_whole = not message.get("more_body", False)
+
+    def _reserve(self, num_bytes: int) -> bool:
+        has_room = self._answers.reserve(num_bytes)
+        if has_room:
+            self.num_bytes += num_bytes
+        return has_room
+
+
+class _RepeatableResponse(Response):
+    """The answer to a request with an idempotency-key: made, waited for, or said again."""
+
+    def __init__(
+        self, answers: IdempotentAnswers, name: bytes, body_hash: bytes, make: Make
+    ) -> None:
+        super().__init__()
+        self._answers = answers
+        self._name = name
+        self._body_hash = body_hash
+        self._make = make
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it. Raises what `make` and its response raise, and IdempotencyKeyReusedError."""
+        answers = self._answers
+        has_waited = False
+        while (slot := answers.find(self._name, self._body_hash)) is not None:
+            if not slot.ended.is_set():
+                has_waited = True
+                if not await _happens(slot.ended, receive):
+                    logger.info("client left while an equal request was answered")
+                    return
+            if slot.answer is not None:
+                answers.count("waited" if has_waited else "replayed")
+                await _replay(slot.answer, send)
+                return
+        await self._lead(scope, receive, send)
+
+    async def _lead(self, scope: Scope, receive: Receive, send: Send) -> None:
+        slot = self._answers.begin(self._name, self._body_hash)
+        recorder = _Recorder(self._answers, send)
+        is_good = False
+        try:
+            response = await self._make()
+            await response(scope, receive, recorder)
+            # A stream that broke off has the status of success.
+            is_good = not getattr(response, "has_failed", False)
+        finally:
+            self._answers.end(self._name, slot, recorder, is_good=is_good)
+
+
+async def _replay(answer: _Answer, send: Send) -> None:
+    headers = [*answer.headers, _REPLAYED]
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    await send({"type": "http.response.body", "body": answer.body})
+
+
+async def _happens(event: asyncio.Event, receive: Receive) -> bool:
+    """Wait for the event; False where the client leaves first. The body must be read already."""
+    waiting = asyncio.ensure_future(event.wait())
+    watching = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait((waiting, watching), return_when=asyncio.FIRST_COMPLETED)
+        return waiting.done()
+    finally:
+        for task in (waiting, watching):
+            task.cancel()
+        await asyncio.wait((waiting, watching))
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _digest(*parts: bytes) -> bytes:
+    """A hash of the parts and where they end."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "big"))
+        digest.update(part)
+    return digest.digest()

@@ -1,0 +1,399 @@
+"""uvicorn's HTTP/1.1 connection within bounds: time, size, number, and framing without doubt.
+
+uvicorn on httptools parses strictly, but waits for ever for headers and bodies, holds headers of
+any size, and starts as many requests of one connection as fit into a read.
+"""
+
+import asyncio
+from typing import Any, Final, Literal
+
+import httptools
+from uvicorn._types import ASGI3Application
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from gateway.edge import refusals
+from gateway.edge.bounds import ConnectionBounds
+from gateway.edge.connections import Connections
+from gateway.edge.framing import complaint
+from gateway.edge.metrics import EdgeMetrics
+from gateway.edge.refusals import Refusal
+
+_MAX_PIPELINED: Final = 16
+_MIN_BODY_BYTES_PER_S: Final = 500
+"""In the mean over a body, once it takes longer than its time-out."""
+_MAX_FRAMING: Final = 16
+"""Bytes of a chunked body for one of its content: chunks of one byte have six."""
+_MAX_DISCARDED_BYTES: Final = 64 * 2**20
+"""Of a body that is answered already."""
+_LINGER_S: Final = 2.0
+"""How long a refused client may take to read why."""
+_HOP_HEADERS: Final = frozenset({b"upgrade", b"connection", b"http2-settings"})
+
+Awaited = Literal["headers", "body"]
+
+
+class _RefusedError(Exception):
+    """Leaves the parser; the refusal itself is in the connection."""
+
+
+class EdgeProtocol(HttpToolsProtocol):
+    """One connection. What breaks a bound is answered in JSON and ends it."""
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        shared: Connections,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._shared = shared
+        self._bounds = shared.bounds
+        self.timeout_keep_alive = shared.bounds.keep_alive_s  # type: ignore[assignment]
+        self._running: RequestResponseCycle | None = None  # the one that may write
+        self._refusal: Refusal | None = None  # why a callback left the parser
+        self._is_deaf = False  # nothing more is read: the connection is about to end
+
+        # The message that is being read.
+        self._num_begun = 0
+        self._num_complete = 0
+        self._in_headers = False
+        self._is_upgrading = False
+        self._num_header_bytes = 0  # read without an end in sight
+        self._num_content_bytes = 0
+        self._num_body_bytes = 0  # with their framing
+        self._num_discarded_bytes = 0
+
+        self._timer: asyncio.TimerHandle | None = None
+        self._awaited: Awaited | None = None
+        self._body_start_s = 0.0
+        self._last_part_s = 0.0
+        self._write_timer: asyncio.TimerHandle | None = None
+
+    # Coming and going
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take the client, or turn him away."""
+        super().connection_made(transport)
+        self._shared.count(len(self.connections))
+        if self._shared.has_room(len(self.connections)):
+            self._wait_idle()
+        else:
+            self._turn_away()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell the request that is being answered, and let go of everything."""
+        self._unset_keepalive_if_required()
+        for timer in (self._timer, self._write_timer):
+            if timer is not None:
+                timer.cancel()
+        if self._running is not None and not self._running.response_complete:
+            # uvicorn tells the newest request only, and with pipelining that is another one.
+            self._running.disconnected = True
+            self._running.message_event.set()
+        self.pipeline.clear()
+        super().connection_lost(exc)
+        self._shared.count(len(self.connections))
+
+    def make_room(self) -> None:
+        """Close an idle connection for somebody who has a request."""
+        self._shared.idle.pop(self, None)
+        self.transport.close()
+        self.connections.discard(self)
+        self._abort_unless_taken()
+
+    def shutdown(self) -> None:
+        """Close, or finish the answer that is being written."""
+        super().shutdown()
+        self._abort_unless_taken()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close a connection that was idle for too long."""
+        self._shared.idle.pop(self, None)
+        super().timeout_keep_alive_handler()
+        self._abort_unless_taken()
+
+    def _unset_keepalive_if_required(self) -> None:
+        self._shared.idle.pop(self, None)
+        super()._unset_keepalive_if_required()
+
+    def _wait_idle(self) -> None:
+        self._shared.idle[self] = None
+        self.timeout_keep_alive_task = self.loop.call_later(
+            self._bounds.keep_alive_s, self.timeout_keep_alive_handler
+        )
+
+    # Reading
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what came, and wait for what is missing."""
+        if self._is_deaf:
+            return
+        self._unset_keepalive_if_required()
+        num_begun, num_complete, was_in_headers = (
+            self._num_begun,
+            self._num_complete,
+            self._in_headers,
+        )
+        if not self._feed(data):
+            return
+        if num_begun == self._num_begun and num_begun > num_complete:
+            refusal = self._outgrown(len(data), was_in_headers=was_in_headers)
+            if refusal is not None:
+                self._refuse(refusal)
+                return
+        self._last_part_s = self.loop.time()
+        self._watch(has_completed=self._num_complete > num_complete)
+
+    def _feed(self, data: bytes) -> bool:
+        """Parse; False where that ended the connection."""
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            if self._is_upgrading:
+                return self._read_on_without_upgrade(data[upgrade.args[0] :])
+            self._refuse(refusals.MALFORMED)
+            return False
+        except httptools.HttpParserError:
+            self._refuse(self._refusal or refusals.MALFORMED)
+            return False
+        return True
+
+    def _read_on_without_upgrade(self, rest: bytes) -> bool:
+        """Read the same request as if it asked for no other protocol, which servers may ignore.
+
+        The parser takes all that follows for the other protocol's, the request's body as well; and
+        some clients (Java's) ask for HTTP/2 with every first request.
+        """
+        method, version = self.parser.get_method(), self.parser.get_http_version().encode()
+        lines = [b"%s %s HTTP/%s\r\n" % (method, self.url, version)]
+        for name, value in self.headers:
+            if name not in _HOP_HEADERS:
+                lines.append(b"%s: %s\r\n" % (name, value))
+        self._is_upgrading = False
+        self._num_begun -= 1
+        self.parser = httptools.HttpRequestParser(self)
+        return self._feed(b"".join(lines) + b"\r\n" + rest)
+
+    def _outgrown(self, num_bytes: int, *, was_in_headers: bool) -> Refusal | None:
+        """What to say to more bytes of a message that had begun before; None while it may go on."""
+        if self._in_headers:
+            self._num_header_bytes += num_bytes
+            if len(self.url) > self._bounds.max_header_bytes:
+                return refusals.LONG_URL
+            if self._num_header_bytes > self._bounds.max_header_bytes:
+                return refusals.LARGE_HEADERS
+        elif not was_in_headers:
+            self._num_body_bytes += num_bytes
+            allowed = self._bounds.max_header_bytes + _MAX_FRAMING * self._num_content_bytes
+            if self._num_body_bytes > allowed:
+                return refusals.WASTEFUL
+            if self.cycle.response_complete:
+                self._num_discarded_bytes += num_bytes
+                if self._num_discarded_bytes > _MAX_DISCARDED_BYTES:
+                    return refusals.WASTEFUL
+        return None
+
+    # The parser's callbacks
+
+    def on_message_begin(self) -> None:
+        """A request's first bytes."""
+        if self.cycle is not None and not self.cycle.keep_alive:
+            self._leave(refusals.TOO_MANY_AT_ONCE)  # it had said that it was the last one
+        if len(self.pipeline) >= _MAX_PIPELINED:
+            self._leave(refusals.TOO_MANY_AT_ONCE)
+        super().on_message_begin()
+        self._num_begun += 1
+        self._in_headers = True
+        self._num_header_bytes = 0
+        self._num_content_bytes = 0
+        self._num_body_bytes = 0
+        self._num_discarded_bytes = 0
+
+    def on_headers_complete(self) -> None:
+        """Check them all, then start the request."""
+        version = self.parser.get_http_version()
+        refusal = complaint(
+            self.url, self.headers, version, max_bytes=self._bounds.max_header_bytes
+        )
+        if refusal is not None:
+            self._leave(refusal)
+        if self.parser.should_upgrade():
+            if self.parser.get_method() == b"CONNECT":
+                self._leave(refusals.MALFORMED)
+            self._is_upgrading = True
+            return
+        super().on_headers_complete()
+        self._in_headers = False
+        self.headers = []  # trailers are no headers: they come after all checks of those
+
+    def on_body(self, body: bytes) -> None:
+        """A part of the content."""
+        self._num_content_bytes += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """The request is whole."""
+        if self._is_upgrading:
+            return
+        self._num_complete += 1
+        super().on_message_complete()
+
+    def _leave(self, refusal: Refusal) -> None:
+        self._refusal = refusal
+        raise _RefusedError
+
+    # Answering
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def on_response_complete(self) -> None:
+        """Start the next request, or wait for it."""
+        super().on_response_complete()
+        if self.timeout_keep_alive_task is not None:
+            self._shared.idle[self] = None
+        self._abort_unless_taken()
+
+    def _is_answering(self) -> bool:
+        return self._running is not None and not self._running.response_complete
+
+    def _refuse(self, refusal: Refusal) -> None:
+        """Answer what breaks a bound, after the answers that are still to come, and end."""
+        self._is_deaf = True
+        self._await(None)
+        self._shared.refused(refusal.code, self.client)
+        has_cycle = self._num_begun > self._num_complete and not self._in_headers
+        if has_cycle and self.pipeline and self.pipeline[0][0] is self.cycle:
+            self.pipeline.popleft()  # it never began
+            has_cycle = False
+        if not has_cycle and self._is_answering():
+            last = self.pipeline[0][0] if self.pipeline else self._running
+            assert last is not None
+            last.keep_alive = False
+            return
+        if has_cycle:
+            answered = self.cycle.response_started
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+            if answered:
+                self.transport.close()
+                self._abort_unless_taken()
+                return
+        self._say(refusal)
+
+    def _turn_away(self) -> None:
+        self._is_deaf = True
+        self._shared.refused(refusals.TOO_MANY_CONNECTIONS.code, self.client)
+        if len(self.connections) > self._bounds.max_connections * 9 // 8 + 8:
+            self.transport.abort()  # too many even to be told
+            return
+        self._say(refusals.TOO_MANY_CONNECTIONS)
+
+    def _say(self, refusal: Refusal) -> None:
+        """Write, and give the client time to read: closed at once, what it sends resets it."""
+        self.flow.resume_reading()
+        self.transport.write(refusal.answer(self.server_state.default_headers))
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._timer = self.loop.call_later(_LINGER_S, self.transport.abort)
+
+    # Time
+
+    def _watch(self, *, has_completed: bool) -> None:
+        """Set the timer for what is awaited now."""
+        if self._num_begun > self._num_complete:
+            self._await("headers" if self._in_headers else "body")
+        elif self._is_answering() or self.transport.is_closing():
+            self._await(None)
+        elif has_completed:
+            self._await(None)
+            self._wait_idle()  # the answer was there before the request
+        else:
+            self._await("headers")  # blank lines, which may go before a request
+
+    def _await(self, awaited: Awaited | None) -> None:
+        if awaited == self._awaited:
+            return
+        self._awaited = awaited
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if awaited == "headers":
+            self._timer = self.loop.call_later(self._bounds.header_timeout_s, self._headers_late)
+        elif awaited == "body":
+            self._body_start_s = self._last_part_s
+            self._timer = self.loop.call_later(self._bounds.body_timeout_s, self._body_late)
+
+    def _headers_late(self) -> None:
+        if self._is_answering():
+            self._awaited = None
+            self._await("headers")  # it is our turn, not the client's
+        elif self._in_headers:
+            self._refuse(refusals.LATE_HEADERS)
+        else:
+            self.transport.close()
+
+    def _body_late(self) -> None:
+        """Refuse a body that has stopped, or is sent so slowly as to hold the connection."""
+        now_s = self.loop.time()
+        timeout_s = self._bounds.body_timeout_s
+        if self.flow.read_paused:  # we let it wait
+            self._body_start_s = self._last_part_s = now_s
+        silent_s = now_s - self._last_part_s
+        took_s = now_s - self._body_start_s
+        num_bytes = max(self._num_body_bytes, self._num_content_bytes)
+        is_slow = num_bytes < _MIN_BODY_BYTES_PER_S * took_s and took_s >= timeout_s
+        if silent_s >= timeout_s or is_slow:
+            self._refuse(refusals.LATE_BODY)
+            return
+        self._timer = self.loop.call_later(timeout_s - silent_s, self._body_late)
+
+    def pause_writing(self) -> None:
+        """The client does not take what it asked for."""
+        super().pause_writing()
+        self._abort_later()
+
+    def resume_writing(self) -> None:
+        """It does again."""
+        super().resume_writing()
+        if self._write_timer is not None and not self.transport.is_closing():
+            self._write_timer.cancel()
+            self._write_timer = None
+
+    def _abort_unless_taken(self) -> None:
+        """A closing transport waits for its client to take the rest: not for ever."""
+        if self.transport.is_closing() and self.transport.get_write_buffer_size():
+            self._abort_later()
+
+    def _abort_later(self) -> None:
+        if self._write_timer is None:
+            self._write_timer = self.loop.call_later(
+                self._bounds.write_timeout_s, self.transport.abort
+            )
+
+
+def edge_protocol(
+    bounds: ConnectionBounds, metrics: EdgeMetrics | None = None
+) -> type[asyncio.Protocol]:
+    """The class for uvicorn's argument `http`, for one server."""
+    shared = Connections(bounds=bounds, metrics=metrics)
+
+    class BoundedProtocol(EdgeProtocol):
+        """Connections of this server."""
+
+        def __init__(
+            self,
+            config: Config,
+            server_state: ServerState,
+            app_state: dict[str, Any],
+            _loop: asyncio.AbstractEventLoop | None = None,
+        ) -> None:
+            super().__init__(config, server_state, app_state, _loop, shared=shared)
+
+    return BoundedProtocol

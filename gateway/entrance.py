@@ -1,0 +1,127 @@
+"""The way in: a request gets its id and its principal, and goes straight to its endpoint."""
+
+import re
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final, Protocol
+
+from fastapi import FastAPI
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from engine.errors import EngineError
+from gateway.errors import GatewayError, Problem, problem_of, report_problem
+from gateway.telemetry.log_context import begin_log_context
+from gateway.tenants.principal import Principal
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+ProblemBody = Callable[[Problem], bytes]
+
+_SANE_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_FREE: Final = frozenset({"/health", "/ready"})
+"""What load balancers ask, who have no keys."""
+
+
+class Authenticate(Protocol):
+    """Tells who asks."""
+
+    def __call__(
+        self, authorization: str | None, api_key: str | None, peer: str | None
+    ) -> Principal:
+        """Whose key it is. Raises AuthenticationError or RateLimitError."""
+
+
+class Entrance:
+    """An application with some POST endpoints called directly; all else goes to `app`.
+
+    Every response has an `x-request-id`: the client's own, if it is sane, else a new one. Every
+    request but those for /health and /ready has a principal (`principal_of`), or is refused.
+
+    FastAPI's and Starlette's layers take a quarter of a millisecond of a request, and some
+    microseconds of each event of a stream. The direct endpoints read their bodies themselves and
+    are described in the OpenAPI document by their routes in `app`, which no request reaches.
+    """
+
+    def __init__(
+        self,
+        app: FastAPI,
+        endpoints: Mapping[str, Endpoint],
+        *,
+        authenticate: Authenticate,
+        problem_bodies: Mapping[str, ProblemBody] | None = None,
+    ) -> None:
+        """`problem_bodies`: how errors are told by paths of other APIs."""
+        self.app = app
+        self._endpoints = endpoints
+        self._authenticate = authenticate
+        self._problem_bodies = problem_bodies or {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request, or the application's lifespan.
+
+        Also the last resort: an exception that nobody handled is answered with an error body and
+        raised on, so that the server logs it.
+        """
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        given = headers.get("x-request-id", "")
+        request_id = given if _SANE_ID.fullmatch(given) else f"req-{secrets.token_hex(12)}"
+        context = begin_log_context(request_id)
+        path: str = scope["path"]
+        has_started = False
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal has_started
+            if message["type"] == "http.response.start":
+                has_started = True
+                given_back = MutableHeaders(scope=message)
+                given_back["x-request-id"] = request_id
+                if path.startswith("/v1/messages"):
+                    given_back["request-id"] = request_id
+            await send(message)
+
+        state = scope.setdefault("state", {})
+        state["request_id"] = request_id
+        try:
+            if path not in _FREE:
+                peer = scope.get("client")
+                state["principal"] = principal = self._authenticate(
+                    headers.get("authorization"),
+                    headers.get("x-api-key"),
+                    peer[0] if peer else None,
+                )
+                context.key = principal.key_id
+            await self._enter(scope, receive, send_with_id)
+        except (GatewayError, EngineError, HTTPException) as error:
+            problem = problem_of(error)
+            report_problem(path, problem, error)
+            await self._told(path, problem)(scope, receive, send_with_id)
+        except Exception as error:
+            if not has_started:
+                await self._told(path, problem_of(error))(scope, receive, send_with_id)
+            raise
+
+    async def _enter(self, scope: Scope, receive: Receive, send: Send) -> None:
+        endpoint = self._endpoints.get(scope["path"])
+        if endpoint is None or scope["method"] != "POST":
+            await self.app(scope, receive, send)
+            return
+        response = await endpoint(Request(scope, receive, send))
+        await response(scope, receive, send)
+
+    def _told(self, path: str, problem: Problem) -> Response:
+        """The error in the words of the API that was asked."""
+        if problem.raw is None and (body := self._problem_bodies.get(path)) is not None:
+            return problem.response(body(problem))
+        return problem.response()
+
+
+def principal_of(request: Request) -> Principal:
+    """Who asks."""
+    principal: Principal = request.state.principal
+    return principal

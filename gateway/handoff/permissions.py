@@ -1,0 +1,68 @@
+"""What a key may ask for: models by name, and tiers that may answer."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from engine.events import TierInfo
+from gateway.errors import PermissionDeniedError
+from gateway.handoff.terms import Terms
+from gateway.tenants.principal import Principal
+
+
+def check_model(principal: Principal, name: str) -> None:
+    """Raise PermissionDeniedError for a model that the key may not name."""
+    if not principal.scopes.allows_model(name):
+        allowed = ", ".join(sorted(principal.scopes.models or ())) or "no model"
+        raise PermissionDeniedError(
+            f"This key may not ask for the model {name!r}; it may ask for {allowed}.",
+            param="model",
+            code="model_not_allowed",
+        )
+
+
+def permitted(
+    principal: Principal, candidates: Sequence[TierInfo], named: str | None
+) -> Sequence[TierInfo]:
+    """The local models that may answer this key; `named` is the tier that the request asks for.
+
+    Raises PermissionDeniedError where none may.
+    """
+    scopes = principal.scopes
+    if named is not None and not scopes.allows_tier(named):
+        raise _denied(named)
+    allowed = [info for info in candidates if scopes.allows_tier(info.tier)]
+    if candidates and not allowed:
+        raise _denied(" or ".join(info.tier for info in candidates))
+    return allowed
+
+
+def permitted_terms(principal: Principal, terms: Terms, local: Sequence[str]) -> Terms:
+    """The terms without the places where no tier may answer this key; `local` tiers are here.
+
+    Raises PermissionDeniedError where none is left.
+    """
+    scopes = principal.scopes
+    if scopes.tiers is None:
+        return terms
+    places = tuple(
+        place
+        for place in terms.places
+        if (
+            any(scopes.allows_tier(tier) for tier in local)
+            if place == "local"
+            else terms.cloud is not None and scopes.allows_tier(terms.cloud)
+        )
+    )
+    if not places:
+        raise _denied(terms.cloud or " or ".join(local))
+    if places == terms.places:
+        return terms
+    strong = terms.strong if terms.strong in places else places[0]
+    cloud = terms.cloud if "cloud" in places else None
+    return replace(terms, places=places, strong=strong, cloud=cloud)
+
+
+def _denied(tier: str) -> PermissionDeniedError:
+    return PermissionDeniedError(
+        f"This key may not be answered by the {tier} tier.", code="tier_not_allowed"
+    )

@@ -1,0 +1,368 @@
+"""`outrider keys create | list | rotate | revoke | team`: who may ask, and how much."""
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from gateway.settings import DEFAULT_FILE, SettingsError, load_settings
+
+if TYPE_CHECKING:
+    from gateway.tenants.key_store import KeyStore, ShownKey
+
+EXIT_FAILED: Final = 1
+EXIT_USAGE: Final = 2
+
+app = typer.Typer(
+    name="keys",
+    help="API keys and teams: make them, list them, take them back.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+team_app = typer.Typer(
+    name="team",
+    help="Teams: limits that several keys have together.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+app.add_typer(team_app)
+
+DatabaseUrl = Annotated[
+    str | None,
+    typer.Option(
+        help="Where keys are kept: sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME; "
+        "otherwise the settings' database_url, or OUTRIDER_DATABASE_URL."
+    ),
+]
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option("--config", help=f"Settings file; otherwise {DEFAULT_FILE} here if there is one."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
+Name = Annotated[str, typer.Option(help="What to call it.")]
+RequestsPerMinute = Annotated[int | None, typer.Option(min=0, help="In any 60 seconds.")]
+TokensPerMinute = Annotated[
+    int | None, typer.Option(min=0, help="Of prompts and answers, in any 60 seconds.")
+]
+RequestsPerDay = Annotated[int | None, typer.Option(min=0, help="In a day of UTC.")]
+TokensPerDay = Annotated[int | None, typer.Option(min=0, help="In a day of UTC.")]
+ConcurrentRequests = Annotated[int | None, typer.Option(min=0, help="At the same time.")]
+UsdPerDay = Annotated[float | None, typer.Option(min=0, help="What it may be charged in a day.")]
+UsdPerMonth = Annotated[float | None, typer.Option(min=0, help="The same in a month.")]
+ModelLimits = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--model-limit",
+        metavar="TIER:LIMIT=N",
+        help="A further limit of one tier, such as large:tokens_per_minute=10000; repeatable.",
+    ),
+]
+Labels = Annotated[
+    list[str] | None,
+    typer.Option("--label", metavar="NAME=TEXT", help="Whatever you need to know; repeatable."),
+]
+Weight = Annotated[float, typer.Option(help="Its share of a full queue, against others' 1.")]
+Key = Annotated[str, typer.Argument(metavar="KEY", help="Its id, prefix or name.")]
+
+_CREATE_HELP = """
+Make a key. It is shown once; only a hash of it is kept.
+
+[bold]Examples[/bold]
+
+  outrider keys create --name ci
+
+  outrider keys create --name app --tokens-per-minute 100000 --usd-per-day 5 --expires 90d
+
+  outrider keys create --name batch --team research --tier small --weight 0.5
+
+  outrider keys create --name night --model auto --model-limit large:requests_per_day=100
+
+  outrider keys create --name ops --admin --json
+
+As soon as there is a key, every request needs one. Running gateways know it within a second.
+"""
+
+
+@app.command(help=_CREATE_HELP)
+def create(  # noqa: PLR0913 - a flag each
+    name: Name,
+    team: Annotated[str | None, typer.Option(help="Name or id of its team.")] = None,
+    requests_per_minute: RequestsPerMinute = None,
+    tokens_per_minute: TokensPerMinute = None,
+    requests_per_day: RequestsPerDay = None,
+    tokens_per_day: TokensPerDay = None,
+    concurrent_requests: ConcurrentRequests = None,
+    usd_per_day: UsdPerDay = None,
+    usd_per_month: UsdPerMonth = None,
+    model_limits: ModelLimits = None,
+    models: Annotated[
+        list[str] | None,
+        typer.Option("--model", help="A name that it may ask for; repeatable. None: all."),
+    ] = None,
+    tiers: Annotated[
+        list[str] | None,
+        typer.Option("--tier", help="A tier that may answer it; repeatable. None: all."),
+    ] = None,
+    admin: Annotated[bool, typer.Option("--admin", help="It may use /admin.")] = False,
+    expires: Annotated[
+        str | None, typer.Option(metavar="30d|DATE", help="When it ends: 12h, 30d, 2027-01-01.")
+    ] = None,
+    labels: Labels = None,
+    weight: Weight = 1.0,
+    database_url: DatabaseUrl = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a key; the help is `_CREATE_HELP`."""
+    with _store(database_url, config) as store:
+        from gateway.tenants.admin_schema import KeyCreate
+        from gateway.tenants.moments import moment_s
+
+        limits = {
+            "requests_per_minute": requests_per_minute,
+            "tokens_per_minute": tokens_per_minute,
+            "requests_per_day": requests_per_day,
+            "tokens_per_day": tokens_per_day,
+            "concurrent_requests": concurrent_requests,
+            "usd_per_day": usd_per_day,
+            "usd_per_month": usd_per_month,
+            "models": _model_limits(model_limits or []),
+        }
+        wanted = {
+            "name": name,
+            "team": team,
+            "models": models or None,
+            "tiers": tiers or None,
+            "admin": admin,
+            "limits": limits,
+            "weight": weight,
+            "labels": _labels(labels or []),
+            "expires_at": expires and int(moment_s(expires, "--expires", time.time())),
+        }
+        order = _checked(KeyCreate, wanted)
+        team_id = None if team is None else store.find_team(team).team_id
+        is_first = not store.load().has_any
+        shown = store.create(order.order(team_id))
+        if is_first and not as_json:
+            typer.secho(
+                "This is the first key: from now on every request to this gateway needs one.",
+                err=True,
+            )
+        _show(shown, "Made", as_json)
+
+
+@app.command("list")
+def list_keys(
+    database_url: DatabaseUrl = None, config: ConfigFile = None, as_json: AsJson = False
+) -> None:
+    """List all keys, without their secrets."""
+    with _store(database_url, config) as store:
+        from gateway.keys_tables import print_keys
+        from gateway.tenants.admin_schema import key_report
+        from gateway.terminal import make_console
+
+        table = store.load()
+        now_s = time.time()
+        keys = sorted(table.keys, key=lambda key: (key.created_at, key.key_id))
+        if as_json:
+            _echo_json([key_report(key, now_s) for key in keys])
+        else:
+            print_keys(make_console(), keys, table.teams, now_s)
+
+
+@app.command()
+def rotate(
+    key: Key,
+    grace: Annotated[
+        str, typer.Option(metavar="1h", help="How long the old secret is taken beside the new one.")
+    ] = "0s",
+    database_url: DatabaseUrl = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Give a key a new secret; its id, limits and usage stay. The secret is shown once."""
+    with _store(database_url, config) as store:
+        from gateway.tenants.admin_schema import MAX_GRACE_S
+        from gateway.tenants.moments import duration_s
+
+        grace_s = duration_s(grace, "--grace")
+        if grace_s > MAX_GRACE_S:
+            raise SettingsError(f"--grace {grace}: a year at most")
+        _show(store.rotate(store.find(key).key_id, grace_s=grace_s), "Rotated", as_json)
+
+
+@app.command()
+def revoke(
+    key: Key,
+    database_url: DatabaseUrl = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Take a key back for ever. Running gateways know it within a second."""
+    with _store(database_url, config) as store:
+        from gateway.keys_tables import visible
+        from gateway.tenants.admin_schema import key_report
+
+        record = store.revoke(store.find(key).key_id)
+        if as_json:
+            _echo_json(key_report(record, time.time()))
+        else:
+            typer.echo(f"Revoked key {visible(record.name)}, id {record.key_id}.")
+
+
+@team_app.command("create")
+def create_team(  # noqa: PLR0913 - a flag each
+    name: Name,
+    requests_per_minute: RequestsPerMinute = None,
+    tokens_per_minute: TokensPerMinute = None,
+    requests_per_day: RequestsPerDay = None,
+    tokens_per_day: TokensPerDay = None,
+    concurrent_requests: ConcurrentRequests = None,
+    usd_per_day: UsdPerDay = None,
+    usd_per_month: UsdPerMonth = None,
+    model_limits: ModelLimits = None,
+    labels: Labels = None,
+    weight: Weight = 1.0,
+    database_url: DatabaseUrl = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a team: limits for all its keys together, one share of a full queue, one cache."""
+    with _store(database_url, config) as store:
+        from gateway.keys_tables import visible
+        from gateway.tenants.admin_schema import TeamCreate, team_report
+
+        limits = {
+            "requests_per_minute": requests_per_minute,
+            "tokens_per_minute": tokens_per_minute,
+            "requests_per_day": requests_per_day,
+            "tokens_per_day": tokens_per_day,
+            "concurrent_requests": concurrent_requests,
+            "usd_per_day": usd_per_day,
+            "usd_per_month": usd_per_month,
+            "models": _model_limits(model_limits or []),
+        }
+        wanted = {
+            "name": name,
+            "limits": limits,
+            "weight": weight,
+            "labels": _labels(labels or []),
+        }
+        record = store.create_team(_checked(TeamCreate, wanted).order())
+        if as_json:
+            _echo_json(team_report(record))
+        else:
+            typer.echo(f"Made team {visible(record.name)}, id {record.team_id}.")
+
+
+@team_app.command("list")
+def list_teams(
+    database_url: DatabaseUrl = None, config: ConfigFile = None, as_json: AsJson = False
+) -> None:
+    """List all teams."""
+    with _store(database_url, config) as store:
+        from gateway.keys_tables import print_teams
+        from gateway.tenants.admin_schema import team_report
+        from gateway.terminal import make_console
+
+        teams = store.teams()
+        if as_json:
+            _echo_json([team_report(team) for team in teams])
+        else:
+            print_teams(make_console(), teams)
+
+
+@contextmanager
+def _store(database_url: str | None, config: Path | None) -> "Iterator[KeyStore]":
+    """The keys; what goes wrong becomes a message and an exit status."""
+    from gateway.errors import GatewayError
+
+    try:
+        settings = load_settings(config_file=config)
+        # Slow to load, and not needed for help.
+        from gateway.storage.open import open_database
+        from gateway.tenants.parts import key_store
+
+        database = open_database(settings, database_url=database_url)
+        if database is None:
+            raise SettingsError(
+                'database_url is "none", so there is nowhere to keep keys; name one with '
+                "--database-url"
+            )
+        try:
+            yield key_store(settings, database)
+        finally:
+            database.close()
+    except SettingsError as error:
+        _complain(str(error))
+        raise typer.Exit(EXIT_USAGE) from None
+    except GatewayError as error:
+        _complain(getattr(error, "detail", None) or str(error))
+        raise typer.Exit(EXIT_FAILED) from None
+
+
+def _complain(message: str) -> None:
+    for line in message.splitlines():
+        typer.secho(f"outrider: {line}", fg=typer.colors.RED, err=True)
+
+
+def _checked(model: Any, wanted: dict[str, Any]) -> Any:
+    """The wanted key or team, by the same rules as /admin. Raises SettingsError."""
+    from pydantic import ValidationError
+
+    try:
+        return model.model_validate(wanted)
+    except ValidationError as error:
+        lines = [
+            f"{'.'.join(str(part) for part in detail['loc'])}: {detail['msg'].lower()}"
+            for detail in error.errors(include_url=False, include_input=False)
+        ]
+        raise SettingsError("\n".join(lines)) from None
+
+
+def _model_limits(texts: list[str]) -> dict[str, dict[str, float]]:
+    """`TIER:LIMIT=N` by tier and limit. Raises SettingsError for another form."""
+    limits: dict[str, dict[str, float]] = {}
+    for text in texts:
+        # Names of tiers elsewhere may have colons, limits have none.
+        tier, colon, rest = text.rpartition(":")
+        name, equals, number = (part.strip() for part in rest.partition("="))
+        try:
+            value = float(number) if name.startswith("usd") else int(number)
+        except ValueError:
+            value = -1
+        if not (tier.strip() and colon and equals and value >= 0):
+            raise SettingsError(f"--model-limit {text}: write it as large:tokens_per_minute=10000")
+        limits.setdefault(tier.strip(), {})[name] = value
+    return limits
+
+
+def _labels(texts: list[str]) -> dict[str, str]:
+    """`NAME=TEXT` by name. Raises SettingsError for another form."""
+    labels = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip():
+            raise SettingsError(f"--label {text}: write it as --label name=text")
+        labels[name.strip()] = value.strip()
+    return labels
+
+
+def _show(shown: "ShownKey", done: str, as_json: bool) -> None:
+    """A key and its secret, once."""
+    from gateway.keys_tables import print_shown
+    from gateway.tenants.admin_schema import key_report
+    from gateway.terminal import make_console
+
+    if as_json:
+        _echo_json(key_report(shown.record, time.time()) | {"key": shown.text})
+    else:
+        print_shown(make_console(), shown, done)
+
+
+def _echo_json(document: Any) -> None:
+    typer.echo(json.dumps(document, indent=2))

@@ -1,0 +1,1 @@
+"""What was done for whom, and what it cost: one row for each attempt."""

@@ -1,0 +1,21 @@
+"""The seam between those who do the work and the ledger that remembers it."""
+
+from typing import Protocol
+
+from gateway.ledger.row import LedgerRow
+
+
+class Ledger(Protocol):
+    """Takes rows at once and writes them later, in batches."""
+
+    def add(self, row: LedgerRow) -> None:
+        """Remember a row. Never blocks, never raises; costs some microseconds."""
+
+    async def start(self) -> None:
+        """Open, and replay what an earlier process left in its journal."""
+
+    async def flush(self) -> None:
+        """Return when every row added so far is in the database."""
+
+    async def close(self) -> None:
+        """Flush and end; nothing that was added is lost."""

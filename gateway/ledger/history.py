@@ -1,0 +1,117 @@
+"""What keys were charged before this process began, for limits that are counted in memory."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from sqlalchemy import Connection, Row, distinct, func, select
+
+from gateway.storage.database import Database
+from gateway.storage.tables import ledger
+
+_MINUTE_S = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Used:
+    """What one key was charged at one tier, in a stretch of time that begins at `at_s`.
+
+    `at_s` is whole seconds since 1970 (UTC). `requests` are API requests; one that two tiers were
+    charged for counts at each.
+    """
+
+    at_s: int
+    key_id: str
+    team_id: str | None
+    tier: str
+    requests: int
+    tokens: int
+    usd_nanos: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageHistory:
+    """The last minute second by second; this day and this month of UTC as sums."""
+
+    minute: tuple[Used, ...]
+    day: tuple[Used, ...]
+    month: tuple[Used, ...]
+
+
+async def usage_history(database: Database, now_s: float) -> UsageHistory:
+    """What counts against limits at `now_s`, seconds since 1970. Raises StorageError."""
+    return await asyncio.to_thread(_read, database, now_s)
+
+
+def used_since(
+    connection: Connection, since_s: float, *, by_second: bool = False
+) -> tuple[Used, ...]:
+    """What was charged for attempts that have ended since, by key, team and tier.
+
+    by_second: and by the second of their end; meant for a minute or so.
+    """
+    charged = (ledger.c.ended_at >= since_s) & (ledger.c.num_charged_tokens > 0)
+    key = (ledger.c.key_id, ledger.c.team_id, ledger.c.tier)
+    if by_second:
+        # Databases differ in how they make a whole number of a fraction.
+        columns = ("ended_at", "request_id", "num_charged_tokens", "charge_nanos")
+        rows = connection.execute(
+            select(*key, *(ledger.c[name] for name in columns)).where(charged)
+        )
+        return _by_second(rows)
+    sums = connection.execute(
+        select(
+            *key,
+            func.count(distinct(ledger.c.request_id)),
+            func.sum(ledger.c.num_charged_tokens),
+            func.sum(ledger.c.charge_nanos),
+        )
+        .where(charged)
+        .group_by(*key)
+    )
+    return tuple(
+        Used(
+            at_s=int(since_s),
+            key_id=key_id,
+            team_id=team_id,
+            tier=tier,
+            requests=requests,
+            tokens=int(tokens),
+            usd_nanos=int(usd_nanos),
+        )
+        for key_id, team_id, tier, requests, tokens, usd_nanos in sums
+    )
+
+
+def _read(database: Database, now_s: float) -> UsageHistory:
+    now = datetime.fromtimestamp(now_s, UTC)
+    midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
+    with database.read() as connection:
+        return UsageHistory(
+            minute=used_since(connection, int(now_s) - _MINUTE_S, by_second=True),
+            day=used_since(connection, midnight.timestamp()),
+            month=used_since(connection, midnight.replace(day=1).timestamp()),
+        )
+
+
+def _by_second(rows: Iterable[Row[tuple[object, ...]]]) -> tuple[Used, ...]:
+    groups: dict[tuple[int, str, str | None, str], list[Row[tuple[object, ...]]]]
+    groups = defaultdict(list)
+    for row in rows:
+        groups[int(row.ended_at), row.key_id, row.team_id, row.tier].append(row)
+    return tuple(
+        Used(
+            at_s=at_s,
+            key_id=key_id,
+            team_id=team_id,
+            tier=tier,
+            requests=len({row.request_id for row in group}),
+            tokens=sum(row.num_charged_tokens for row in group),
+            usd_nanos=sum(row.charge_nanos for row in group),
+        )
+        for (at_s, key_id, team_id, tier), group in sorted(
+            groups.items(), key=lambda item: item[0][0]
+        )
+    )

@@ -1,0 +1,25 @@
+"""Where the journal lies: beside the database, so that both are moved and backed up together."""
+
+import hashlib
+from pathlib import Path
+from typing import Final
+
+from gateway.settings import Settings
+from gateway.storage.database import Database
+from gateway.storage.urls import state_folder
+
+_SUFFIX: Final = ".ledger-journal"
+_HASH_LENGTH: Final = 12
+
+
+def journal_folder(settings: Settings, database: Database) -> Path:
+    """The folder that is set; else one beside the database's file, or in the state folder.
+
+    Each database has its own: rows never reach another one than they were written for.
+    """
+    if settings.ledger.journal is not None:
+        return settings.ledger.journal.expanduser().absolute()
+    if database.path is not None:
+        return database.path.with_name(database.path.name + _SUFFIX)
+    name = hashlib.sha256(database.name.encode()).hexdigest()[:_HASH_LENGTH]
+    return state_folder() / f"{name}{_SUFFIX}"

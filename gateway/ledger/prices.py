@@ -1,0 +1,198 @@
+"""What tokens cost us and what clients pay for them, in exact whole numbers."""
+
+import hashlib
+import math
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Final
+
+import msgspec
+
+from gateway.settings import Settings, SettingsError
+from gateway.settings_sections import TierPriceSettings
+
+STRONG: Final = "large"
+"""The tier that answers everything in "always large", unless a tier elsewhere plays its part."""
+
+_UNITS_PER_NANO: Final = 10**6
+_UNITS_PER_MILLION_USD: Final = 10**9
+"""Prices are kept in femto-dollars (10^-15 USD) per token: nine decimals of USD per million."""
+_VERSION_LENGTH: Final = 12
+
+
+class Money(msgspec.Struct, frozen=True, kw_only=True):
+    """An attempt's price in nano-dollars: what it costs us, and what the client pays."""
+
+    cost_nanos: int
+    charge_nanos: int
+
+
+class _Rate(msgspec.Struct, frozen=True):
+    """Femto-dollars per token."""
+
+    prompt: int = 0
+    cached_prompt: int = 0
+    completion: int = 0
+
+    def nanos(self, num_fresh_tokens: int, num_cached_tokens: int, num_completion: int) -> int:
+        """Rounded down, once: parts that are priced apart never exceed the whole."""
+        units = (
+            num_fresh_tokens * self.prompt
+            + num_cached_tokens * self.cached_prompt
+            + num_completion * self.completion
+        )
+        return units // _UNITS_PER_NANO
+
+    @property
+    def is_free(self) -> bool:
+        return not (self.prompt or self.cached_prompt or self.completion)
+
+
+class _TierRates(msgspec.Struct, frozen=True):
+    """What a tier's tokens cost us, and what clients pay for them."""
+
+    cost: _Rate = _Rate()
+    charge: _Rate = _Rate()
+
+
+class _Document(msgspec.Struct, frozen=True):
+    """A price book as it is stored."""
+
+    tiers: dict[str, _TierRates]
+    strong_tier: str = STRONG
+    unit: str = "femto-dollars per token"
+
+
+_FREE: Final = _TierRates()
+
+
+class PriceBook:
+    """The prices of one time, under a version that is written into each row of the ledger.
+
+    Amounts are sums of tokens times prices, rounded down to whole nano-dollars once for each
+    attempt. So they never fall when tokens are added, and what the parts of a request are charged
+    never exceeds what was reserved for the whole of it.
+    """
+
+    def __init__(self, rates: Mapping[str, _TierRates], strong_tier: str = STRONG) -> None:
+        """Rather use `from_settings`, `from_document` or `free`."""
+        document = _Document(tiers=dict(sorted(rates.items())), strong_tier=strong_tier)
+        self._rates = document.tiers
+        self.strong_tier = strong_tier
+        """Who would have answered everything, were there no small model."""
+        self.document = msgspec.json.encode(document)
+        """All prices as JSON."""
+        self.version = hashlib.sha256(self.document).hexdigest()[:_VERSION_LENGTH]
+        """The same for the same prices, in every process."""
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> "PriceBook":
+        """The operator's prices. Where no charge is named, clients pay what the tokens cost.
+
+        Raises SettingsError for a charge of a tier that does not exist.
+        """
+        costs = {
+            "small": settings.routing.prices.small,
+            "large": settings.routing.prices.large,
+            **{name: tier.price for name, tier in settings.tiers.items()},
+        }
+        for name in settings.charges:
+            if name not in costs:
+                known = ", ".join(costs)
+                raise SettingsError(f"charges.{name}: there is no such tier; it may be {known}")
+        rates = {
+            name: _TierRates(_rate(cost), _rate(settings.charges.get(name, cost)))
+            for name, cost in costs.items()
+        }
+        return cls(rates, _strong_tier(settings))
+
+    @classmethod
+    def from_document(cls, document: bytes) -> "PriceBook":
+        """The prices that an earlier process has stored. Raises ValueError for something else."""
+        found = msgspec.json.decode(document, type=_Document)
+        return cls(found.tiers, found.strong_tier)
+
+    @classmethod
+    def free(cls) -> "PriceBook":
+        """Nobody named a price: everything is 0."""
+        return cls({})
+
+    def money(
+        self,
+        tier: str,
+        *,
+        num_prompt_tokens: int,
+        num_completion_tokens: int,
+        num_cached_tokens: int = 0,
+    ) -> Money:
+        """What these tokens cost. Cached tokens are part of the prompt's; an unknown tier is free.
+
+        Raises ValueError for a negative number.
+        """
+        if num_prompt_tokens < 0 or num_completion_tokens < 0 or num_cached_tokens < 0:
+            raise ValueError("numbers of tokens cannot be negative")
+        rates = self._rates.get(tier, _FREE)
+        num_cached = min(num_cached_tokens, num_prompt_tokens)
+        num_fresh = num_prompt_tokens - num_cached
+        return Money(
+            cost_nanos=rates.cost.nanos(num_fresh, num_cached, num_completion_tokens),
+            charge_nanos=rates.charge.nanos(num_fresh, num_cached, num_completion_tokens),
+        )
+
+    def most(self, tier: str, *, num_prompt_tokens: int, num_completion_tokens: int) -> Money:
+        """The most that so many tokens can cost, however many of the prompt's are cached."""
+        fresh, cached = (
+            self.money(
+                tier,
+                num_prompt_tokens=num_prompt_tokens,
+                num_completion_tokens=num_completion_tokens,
+                num_cached_tokens=num_cached_tokens,
+            )
+            for num_cached_tokens in (0, num_prompt_tokens)
+        )
+        return Money(
+            cost_nanos=max(fresh.cost_nanos, cached.cost_nanos),
+            charge_nanos=max(fresh.charge_nanos, cached.charge_nanos),
+        )
+
+    def is_known(self, tier: str) -> bool:
+        """Whether anybody named what this tier's tokens cost, or what is charged for them."""
+        rates = self._rates.get(tier, _FREE)
+        return not (rates.cost.is_free and rates.charge.is_free)
+
+    def cost_of(self, tier: str) -> TierPriceSettings:
+        """What this tier's tokens cost us, in USD per million."""
+        return _price(self._rates.get(tier, _FREE).cost)
+
+    def charge_of(self, tier: str) -> TierPriceSettings:
+        """What clients pay for this tier's tokens, in USD per million."""
+        return _price(self._rates.get(tier, _FREE).charge)
+
+
+def _rate(price: TierPriceSettings) -> _Rate:
+    cached = price.prompt if price.cached_prompt is None else price.cached_prompt
+    return _Rate(_units(price.prompt), _units(cached), _units(price.completion))
+
+
+def _units(usd_per_million: float) -> int:
+    """Femto-dollars per token. The decimal that was written counts, not its nearest binary."""
+    if not math.isfinite(usd_per_million):
+        raise SettingsError(f"a price cannot be {usd_per_million}")
+    return round(Decimal(repr(usd_per_million)) * _UNITS_PER_MILLION_USD)
+
+
+def _price(rate: _Rate) -> TierPriceSettings:
+    prompt, cached, completion = (
+        float(Decimal(units) / _UNITS_PER_MILLION_USD)
+        for units in (rate.prompt, rate.cached_prompt, rate.completion)
+    )
+    return TierPriceSettings(prompt=prompt, cached_prompt=cached, completion=completion)
+
+
+def _strong_tier(settings: Settings) -> str:
+    """Who takes what is too hard for the small model."""
+    strong = settings.handoff.strong
+    has_large = settings.models.resolved()["large"] is not None
+    if settings.tiers and (strong == "cloud" or (strong == "auto" and not has_large)):
+        return settings.handoff.tier or next(iter(settings.tiers))
+    return STRONG

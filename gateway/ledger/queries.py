@@ -1,0 +1,234 @@
+"""Sums over the ledger: what was used, by whom, and what it cost."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, timedelta
+from typing import Any, Final, Literal
+
+from sqlalchemy import ColumnElement, Connection, and_, case, distinct, func, or_, select
+
+from gateway.ledger.policy import DELIVERED, SERVING
+from gateway.ledger.prices import PriceBook
+from gateway.storage.tables import keys, ledger, price_versions, teams
+
+Dimension = Literal["key", "team", "tier", "model", "day", "kind", "outcome"]
+
+TOKENS: Final = (
+    "prompt", "cached", "computed", "completion", "reasoning", "drafted", "accepted", "held",
+    "discarded", "charged",
+)  # fmt: skip
+"""Kinds of tokens in a row of the ledger."""
+
+_COLUMNS: Final[Mapping[Dimension, ColumnElement[Any]]] = {
+    "key": ledger.c.key_id,
+    "team": ledger.c.team_id,
+    "tier": ledger.c.tier,
+    "model": ledger.c.model,
+    "day": ledger.c.day,
+    "kind": ledger.c.kind,
+    "outcome": ledger.c.outcome,
+}
+_EPOCH: Final = date(1970, 1, 1)
+_TOKENS_PER_NANO: Final = 1_000_000 / 10**9
+"""Nano-dollars per token, in USD per million tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageFilter:
+    """Which rows. None is all; times are seconds since 1970, `until_s` is not in it any more.
+
+    only_charged: those that the client pays for.
+    """
+
+    since_s: float | None = None
+    until_s: float | None = None
+    key_ids: Sequence[str] | None = None
+    team_ids: Sequence[str] | None = None
+    tier: str | None = None
+    model: str | None = None
+    only_charged: bool = False
+
+    @property
+    def condition(self) -> ColumnElement[bool]:
+        """The same for SQL."""
+        parts: list[ColumnElement[bool]] = []
+        if self.since_s is not None:
+            parts.append(ledger.c.ended_at >= self.since_s)
+        if self.until_s is not None:
+            parts.append(ledger.c.ended_at < self.until_s)
+        if self.key_ids is not None:
+            parts.append(ledger.c.key_id.in_(self.key_ids))
+        if self.team_ids is not None:
+            parts.append(ledger.c.team_id.in_(self.team_ids))
+        words = {"tier": self.tier, "model": self.model}
+        parts.extend(ledger.c[name] == word for name, word in words.items() if word is not None)
+        if self.only_charged:
+            parts.append(ledger.c.num_charged_tokens > 0)
+        return and_(True, *parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Sums of a group of rows; `group` is None for all of them, "" for rows that have no such word.
+
+    `requests` are API requests, `attempts` are rows. `tokens` has the kinds of `TOKENS`.
+    """
+
+    group: str | None
+    requests: int
+    attempts: int
+    tokens: Mapping[str, int]
+    cost_nanos: int
+    charge_nanos: int
+
+    @property
+    def cost_per_million(self) -> float | None:
+        """USD that a million tokens, of prompts and answers, have cost us; None without tokens."""
+        return _per_million(self.cost_nanos, self.tokens["prompt"] + self.tokens["completion"])
+
+    @property
+    def cost_per_million_charged(self) -> float | None:
+        """The same per million tokens that somebody pays for: with all that nobody pays for."""
+        return _per_million(self.cost_nanos, self.tokens["charged"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Savings:
+    """What it cost against what it would have cost, had one tier (`tier`) answered everything.
+
+    Only requests of times in which that tier's price was known. Mirrors are left out: nobody needs
+    them for answers.
+    """
+
+    tier: str
+    cost_nanos: int
+    always_nanos: int
+
+    @property
+    def saved_nanos(self) -> int:
+        """Below 0 where it would have been cheaper."""
+        return self.always_nanos - self.cost_nanos
+
+    @property
+    def saved_share(self) -> float | None:
+        """Of what it would have cost; None where that is nothing."""
+        return self.saved_nanos / self.always_nanos if self.always_nanos else None
+
+
+def usage_by(
+    connection: Connection, by: Dimension, wanted: UsageFilter, *, limit: int
+) -> list[Usage]:
+    """At most `limit` groups: days in their order, others by charge, cost and requests."""
+    column = _COLUMNS[by]
+    sums = _sums()
+    order = [column] if by == "day" else [sums[-1].desc(), sums[-2].desc(), sums[0].desc(), column]
+    rows = connection.execute(
+        select(column, *sums).where(wanted.condition).group_by(column).order_by(*order).limit(limit)
+    )
+    return [_usage(_label(by, row[0]), row[1:]) for row in rows]
+
+
+def total_usage(connection: Connection, wanted: UsageFilter) -> Usage:
+    """All rows together."""
+    return _usage(None, connection.execute(select(*_sums()).where(wanted.condition)).one())
+
+
+def savings(connection: Connection, wanted: UsageFilter) -> Savings | None:
+    """Against one tier's answering everything; None where nobody knows that tier's price."""
+    books = _price_books(connection)
+    cost = always = 0
+    tier: str | None = None
+    for version, spent, prompt, cached, completion in connection.execute(_delivered_query(wanted)):
+        book = books.get(version)
+        if book is None or not book.is_known(book.strong_tier):
+            continue
+        tier = book.strong_tier
+        cost += int(spent)
+        always += book.money(
+            tier,
+            num_prompt_tokens=int(prompt),
+            num_cached_tokens=int(cached),
+            num_completion_tokens=max(0, int(completion)),
+        ).cost_nanos
+    return None if tier is None else Savings(tier=tier, cost_nanos=cost, always_nanos=always)
+
+
+def names_of(connection: Connection, by: Dimension, ids: Iterable[str]) -> dict[str, str]:
+    """What keys or teams with these ids are called; those that are gone are left out."""
+    if by not in ("key", "team"):
+        return {}
+    table = keys if by == "key" else teams
+    rows = connection.execute(select(table.c.id, table.c.name).where(table.c.id.in_(list(ids))))
+    return {row.id: row.name for row in rows}
+
+
+def ids_of(connection: Connection, by: Literal["key", "team"], word: str) -> list[str]:
+    """The ids of keys or teams that are called so, or have this id; else the word itself."""
+    table = keys if by == "key" else teams
+    found = select(table.c.id).where(or_(table.c.id == word, table.c.name == word))
+    return list(connection.execute(found).scalars()) or [word]
+
+
+def _sums() -> list[ColumnElement[Any]]:
+    """Requests, attempts, tokens by kind, cost, charge."""
+    tokens = (func.sum(ledger.c[f"num_{kind}_tokens"]) for kind in TOKENS)
+    return [
+        func.count(distinct(ledger.c.request_id)),
+        func.count(),
+        *tokens,
+        func.sum(ledger.c.cost_nanos),
+        func.sum(ledger.c.charge_nanos),
+    ]
+
+
+def _usage(group: str | None, sums: Sequence[Any]) -> Usage:
+    numbers = [int(number or 0) for number in sums]  # without a row, sums are null
+    return Usage(
+        group=group,
+        requests=numbers[0],
+        attempts=numbers[1],
+        tokens=dict(zip(TOKENS, numbers[2:-2], strict=True)),
+        cost_nanos=numbers[-2],
+        charge_nanos=numbers[-1],
+    )
+
+
+def _label(by: Dimension, value: Any) -> str:
+    if by == "day":
+        return (_EPOCH + timedelta(days=value)).isoformat()
+    return "" if value is None else str(value)
+
+
+def _delivered_query(wanted: UsageFilter) -> Any:
+    """By version of prices: what was spent, and the tokens of prompts and of delivered text.
+
+    A prompt counts once for each request: not for attempts that delivered nothing, and not for
+    continuations, whose prompt holds what was delivered before.
+    """
+    row = ledger.c
+    text = row.num_completion_tokens - row.num_discarded_tokens
+    is_serving = row.kind.in_(SERVING) & (row.outcome != "lost")
+    has_prompt = (
+        is_serving & (row.kind != "continuation") & (row.outcome.in_(DELIVERED) | (text > 0))
+    )
+    return (
+        select(
+            row.price_version,
+            func.sum(case((row.kind != "mirror", row.cost_nanos), else_=0)),
+            func.sum(case((has_prompt, row.num_prompt_tokens), else_=0)),
+            func.sum(case((has_prompt, row.num_cached_tokens), else_=0)),
+            func.sum(case((is_serving, text), else_=0)),
+        )
+        .where(wanted.condition)
+        .group_by(row.price_version)
+        .order_by(func.max(row.ended_at))
+    )
+
+
+def _price_books(connection: Connection) -> dict[str, PriceBook]:
+    rows = connection.execute(select(price_versions.c.version, price_versions.c.document))
+    return {version: PriceBook.from_document(document.encode()) for version, document in rows}
+
+
+def _per_million(nanos: int, num_tokens: int) -> float | None:
+    return nanos / num_tokens * _TOKENS_PER_NANO if num_tokens else None

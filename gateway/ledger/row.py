@@ -1,0 +1,105 @@
+"""One row of the ledger: one attempt at answering, for whom, by whom, and what it took."""
+
+from collections.abc import Mapping
+from typing import Final, Literal
+
+import msgspec
+
+RowKind = Literal[
+    "answer",  # what the client asked for, by whoever was asked first
+    "escalation",  # the large model's answer where the small one's was given up
+    "retry",  # the same request again, after a failure before the first byte
+    "hedge",  # the same request beside a slow one
+    "continuation",  # the rest of an answer that broke off
+    "draft",  # the small model's guesses for the large one's answer
+    "probe",  # the small model's reading of a prompt for the router, or a check of a server
+    "mirror",  # a copy for comparison
+]
+Outcome = Literal[
+    "answered",
+    "failed",
+    "refused",  # the request is at fault
+    "lost",  # another attempt at the same request was faster
+    "cancelled",  # the client left, or the deadline passed
+    "escalated",  # given up for the large model's answer
+    "limited",  # ended where the tenant's limit ended
+]
+UsageSource = Literal["engine", "reported", "counted", "estimated"]
+
+MAX_LENGTHS: Final[Mapping[str, int]] = {
+    "row_id": 64,
+    "request_id": 64,
+    "kind": 16,
+    "outcome": 16,
+    "tier": 64,
+    "key_id": 64,
+    "team_id": 64,
+    "client_request_id": 128,
+    "endpoint": 32,
+    "model": 256,
+    "replica": 256,
+    "arm": 64,
+    "hand_off": 64,
+    "failure": 64,
+    "usage_source": 16,
+    "price_version": 32,
+}
+"""Characters of words that are kept; what is longer is cut."""
+
+
+class LedgerRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One attempt, when it has ended.
+
+    `row_id` is unique for ever; `request_id` is ours and shared by all attempts at one API request,
+    `client_request_id` is the header x-request-id. Times: `ended_at` is seconds since 1970 (UTC),
+    durations are seconds. Money is in nano-dollars: `cost_nanos` is what it costs us,
+    `charge_nanos` what the client pays. Prompt tokens include cached ones. `num_discarded_tokens`
+    of the completion were not delivered; `num_held_tokens` waited for a decision. `num_drafted`
+    and `num_accepted` are nodes of token trees. `num_charged_tokens`, of prompt and completion, are
+    what the client pays for and what limits count.
+    """
+
+    row_id: str
+    request_id: str
+    ended_at: float
+    kind: RowKind
+    outcome: Outcome
+    tier: str
+    key_id: str = "anonymous"
+    team_id: str | None = None
+    client_request_id: str = ""
+    endpoint: str = "chat"
+    model: str = ""
+    replica: str = ""
+    arm: str = ""
+    hand_off: str = ""
+    failure: str = ""
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_computed_tokens: int = 0
+    num_completion_tokens: int = 0
+    num_reasoning_tokens: int = 0
+    num_drafted_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_held_tokens: int = 0
+    num_discarded_tokens: int = 0
+    num_charged_tokens: int = 0
+    usage_source: UsageSource = "engine"
+    cost_nanos: int = 0
+    charge_nanos: int = 0
+    price_version: str = ""
+    queue_s: float | None = None
+    ttft_s: float | None = None
+    duration_s: float = 0.0
+    is_streamed: bool = False
+    is_degraded: bool = False
+
+
+def fitted(row: LedgerRow) -> LedgerRow:
+    """The row with words that every database takes: not too long, nothing but printable signs."""
+    changes = {}
+    for name, length in MAX_LENGTHS.items():
+        word: str | None = getattr(row, name)
+        if word is not None and not (len(word) <= length and word.isprintable()):
+            changes[name] = "".join(c if c.isprintable() else "?" for c in word[:length])
+    return msgspec.structs.replace(row, **changes) if changes else row

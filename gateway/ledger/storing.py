@@ -1,0 +1,123 @@
+"""Rows and prices into the database; an insert that is repeated changes nothing."""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
+from itertools import islice
+from typing import Any, Final
+
+import msgspec
+from sqlalchemy import delete, select
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import DataError, IntegrityError
+
+from gateway.ledger.prices import PriceBook
+from gateway.ledger.row import LedgerRow, fitted
+from gateway.storage.database import Database, insert_new, reason_of
+from gateway.storage.tables import ledger, price_versions
+
+logger = logging.getLogger(__name__)
+
+DAY_S: Final = 86_400
+_ROWS_AT_ONCE: Final = 100
+"""Rows of one transaction. Making them ready for the driver keeps the interpreter for about a
+millisecond, in which nobody's answer goes on."""
+_ROWS_DELETED_AT_ONCE: Final = 2000
+_DATA_ERRORS: Final = (DataError, IntegrityError, OverflowError, ValueError)
+"""What is said of values that no column can hold. Anything else may be well later."""
+
+OnRejected = Callable[[LedgerRow, str], None]
+"""Told of a row that the database will never take, and why."""
+
+
+class RowStore:
+    """The ledger's tables, for writing. Blocks; for one thread."""
+
+    def __init__(self, database: Database, on_rejected: OnRejected) -> None:
+        self._database = database
+        self._on_rejected = on_rejected
+
+    def store(self, rows: Sequence[LedgerRow]) -> None:
+        """Insert rows that are not there yet. Raises StorageError where the database is away.
+
+        What else the driver may raise says that the tables are not as they should be.
+        """
+        for start in range(0, len(rows), _ROWS_AT_ONCE):
+            part = rows[start : start + _ROWS_AT_ONCE]
+            try:
+                self._insert(part)
+            except _DATA_ERRORS as error:
+                logger.warning(
+                    "rows are stored one by one rows=%d reason=%s", len(part), reason_of(error)
+                )
+                self._store_singly(part)
+
+    def store_prices(self, prices: PriceBook, now_s: float) -> None:
+        """Remember what the version of these prices means. Raises StorageError."""
+        row = {
+            "version": prices.version,
+            "document": prices.document.decode(),
+            "created_at": now_s,
+        }
+        with self._database.write() as connection:
+            insert_new(connection, price_versions, [row])
+
+    def delete_before(self, before_s: float) -> int:
+        """Delete rows of attempts that ended before then, a few at a time; how many it were.
+
+        Raises StorageError.
+        """
+        oldest = select(ledger.c.row_id).where(ledger.c.ended_at < before_s)
+        statement = delete(ledger).where(
+            ledger.c.row_id.in_(oldest.limit(_ROWS_DELETED_AT_ONCE).scalar_subquery())
+        )
+        num_deleted = 0
+        while True:
+            with self._database.write() as connection:  # others write in between
+                count = connection.execute(statement).rowcount
+            num_deleted += count
+            if count < _ROWS_DELETED_AT_ONCE:
+                return num_deleted
+
+    def _store_singly(self, rows: Sequence[LedgerRow]) -> None:
+        for row in rows:
+            try:
+                self._insert([row])
+            except _DATA_ERRORS as error:
+                self._on_rejected(row, reason_of(error))
+
+    def _insert(self, rows: Sequence[LedgerRow]) -> None:
+        sql, names = self._statement
+        values = [_values(fitted(row)) for row in rows]
+        # Past SQLAlchemy's own handling of each value, which costs as much as the insert.
+        with self._database.write() as connection:
+            if names is None:
+                connection.exec_driver_sql(sql, values)
+            else:
+                rows_of_values = [tuple(map(value.__getitem__, names)) for value in values]
+                connection.exec_driver_sql(sql, rows_of_values)
+
+    @cached_property
+    def _statement(self) -> tuple[str, Sequence[str] | None]:
+        """As the driver takes it, and the order of its values; None where they have names."""
+        dialect = sqlite if self._database.dialect == "sqlite" else postgresql
+        compiled = (
+            dialect.insert(ledger)
+            .on_conflict_do_nothing()
+            .compile(dialect=self._database.engine.dialect)
+        )
+        return str(compiled), compiled.positiontup
+
+
+def in_batches(rows: Iterable[LedgerRow]) -> Iterator[list[LedgerRow]]:
+    """The rows, as many at a time as go into one transaction."""
+    rest = iter(rows)
+    while batch := list(islice(rest, _ROWS_AT_ONCE)):
+        yield batch
+
+
+def _values(row: LedgerRow) -> dict[str, Any]:
+    """A row's columns."""
+    values = msgspec.structs.asdict(row)
+    values["day"] = int(row.ended_at // DAY_S)
+    return values

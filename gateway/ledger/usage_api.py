@@ -1,0 +1,171 @@
+"""GET /v1/usage: what a key has used; for administrators, what all have."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any, Final, get_args
+
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.errors import BadRequestError, PermissionDeniedError, StorageError
+from gateway.ledger.moments import PATTERN, read_moment
+from gateway.ledger.queries import Dimension, UsageFilter
+from gateway.ledger.usage_report import UsageQuestion, UsageReport, usage_report
+from gateway.storage.database import Database
+from gateway.tenants.principal import Principal
+
+USAGE_MODELS: Final[tuple[type[BaseModel], ...]] = (UsageReport,)
+"""For the components of the OpenAPI document."""
+
+_MAX_GROUPS: Final = 1000
+_MAX_WORD_CHARS: Final = 256
+_MAX_AT_ONCE: Final = 2
+"""Sums over years read much: however many ask, the database's other users get their turn."""
+_DIMENSIONS: Final[tuple[Dimension, ...]] = get_args(Dimension)
+_WORD: Final = {"type": "string", "minLength": 1, "maxLength": _MAX_WORD_CHARS}
+_PARAMETERS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
+    "by": ("What to sum by.", {"type": "string", "enum": list(_DIMENSIONS), "default": "tier"}),
+    "since": (
+        "From when on: an age such as 7d, a date, or seconds since 1970.",
+        {"type": "string", "pattern": PATTERN},
+    ),
+    "until": ("Until when; that moment is not in it.", {"type": "string", "pattern": PATTERN}),
+    "key": ("Only this key's, by its id. Another's is for administrators.", _WORD),
+    "team": ("Only this team's, by its id.", _WORD),
+    "tier": ("Only what this tier did.", _WORD),
+    "model": ("Only requests for this model.", _WORD),
+    "limit": (
+        "Groups at most.",
+        {"type": "integer", "minimum": 1, "maximum": _MAX_GROUPS, "default": _MAX_GROUPS},
+    ),
+}
+
+
+_RETRY_HEADERS: Final = ("retry-after", "retry-after-ms", "x-should-retry")
+_FAILURES: Final = {
+    "400": "A parameter is unknown, or has a value that it cannot have; `param` names it.",
+    "401": "No key, or none that is valid.",
+    "403": "The key may see its own usage only.",
+    "503": "The ledger cannot be asked now, or there is none.",
+}
+
+
+def _response(description: str, model: str, *headers: str) -> dict[str, Any]:
+    return {
+        "description": description,
+        "headers": {
+            name: {"schema": {"type": "string"}, "description": "See the API's other answers."}
+            for name in ("x-request-id", *headers)
+        },
+        "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{model}"}}},
+    }
+
+
+USAGE_OPERATION: Final[dict[str, Any]] = {
+    "operationId": "getUsage",
+    "parameters": [
+        {
+            "name": name,
+            "in": "query",
+            "required": False,
+            "description": description,
+            "schema": schema,
+        }
+        for name, (description, schema) in _PARAMETERS.items()
+    ],
+    "responses": {
+        "200": _response("What was used.", UsageReport.__name__),
+        **{
+            status: _response(
+                description, "ErrorResponse", *(_RETRY_HEADERS if status == "503" else ())
+            )
+            for status, description in _FAILURES.items()
+        },
+    },
+}
+"""For the OpenAPI document."""
+
+
+class UsageApi:
+    """Answers questions about the ledger."""
+
+    def __init__(
+        self, database: Database | None, *, wall_clock: Callable[[], float] = time.time
+    ) -> None:
+        """Without a database nothing is remembered, and nothing can be said."""
+        self._database = database
+        self._wall_clock = wall_clock
+        self._turns = asyncio.Semaphore(_MAX_AT_ONCE)
+
+    async def usage(self, request: Request, principal: Principal) -> Response:
+        """A report. A key sees what it pays for; an administrator everything, and our costs.
+
+        Raises BadRequestError, PermissionDeniedError, StorageError.
+        """
+        question = read_question(dict(request.query_params), principal, self._wall_clock())
+        if self._database is None:
+            raise StorageError("This gateway keeps no ledger; its operator sets database_url.")
+        async with self._turns:
+            report = await asyncio.to_thread(usage_report, self._database, question)
+        # Others must not find it in a shared cache.
+        headers = {"cache-control": "private, no-store"}
+        return Response(report.model_dump_json(), media_type="application/json", headers=headers)
+
+
+def read_question(parameters: dict[str, str], principal: Principal, now_s: float) -> UsageQuestion:
+    """What the query string asks, as far as `principal` may know it.
+
+    Raises BadRequestError, PermissionDeniedError.
+    """
+    for name, value in parameters.items():
+        if name not in _PARAMETERS:
+            known = ", ".join(_PARAMETERS)
+            raise BadRequestError(
+                f"{name[:_MAX_WORD_CHARS]!r} is no parameter; known are {known}.", param=name
+            )
+        if not value or len(value) > _MAX_WORD_CHARS or not value.isprintable():
+            raise BadRequestError(f"{name}: this is no word that could be found.", param=name)
+    key = parameters.get("key")
+    is_admin = principal.scopes.is_admin
+    if not is_admin and key not in (None, principal.key_id):
+        raise PermissionDeniedError("This key may see its own usage only.", param="key")
+    return UsageQuestion(
+        by=_dimension(parameters.get("by", "tier")),
+        wanted=UsageFilter(
+            since_s=_moment(parameters, "since", now_s),
+            until_s=_moment(parameters, "until", now_s),
+            key_ids=None if is_admin and key is None else (key or principal.key_id,),
+            team_ids=(parameters["team"],) if "team" in parameters else None,
+            tier=parameters.get("tier"),
+            model=parameters.get("model"),
+            only_charged=not is_admin,
+        ),
+        limit=_limit(parameters.get("limit")),
+        with_costs=is_admin,
+    )
+
+
+def _dimension(text: str) -> Dimension:
+    for dimension in _DIMENSIONS:
+        if text == dimension:
+            return dimension
+    raise BadRequestError(f"by: it may be {', '.join(_DIMENSIONS)}.", param="by")
+
+
+def _moment(parameters: dict[str, str], name: str, now_s: float) -> float | None:
+    if name not in parameters:
+        return None
+    try:
+        return read_moment(parameters[name], now_s)
+    except ValueError as error:
+        raise BadRequestError(f"{name}: {error}.", param=name) from None
+
+
+def _limit(text: str | None) -> int:
+    if text is None:
+        return _MAX_GROUPS
+    if text.isascii() and text.isdigit() and 1 <= int(text) <= _MAX_GROUPS:
+        return int(text)
+    raise BadRequestError(f"limit: a whole number from 1 to {_MAX_GROUPS}.", param="limit")

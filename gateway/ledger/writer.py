@@ -1,0 +1,356 @@
+"""The ledger at work: rows go to a journal at once, and from there to the database in batches.
+
+Two threads, so that a slow database never delays the journal. One drains what was added into the
+open segment of the journal, the other seals it and stores its rows. Both take the same road at
+every time: what is read back after a crash is read back every second, too.
+"""
+
+import asyncio
+import logging
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Final
+
+from gateway.errors import StorageError
+from gateway.ledger.journal import Journal, read_segment, write_aside
+from gateway.ledger.metrics import LedgerMetrics
+from gateway.ledger.prices import PriceBook
+from gateway.ledger.row import LedgerRow
+from gateway.ledger.storing import DAY_S, RowStore, in_batches
+from gateway.settings import SettingsError
+from gateway.settings_ledger import LedgerSettings
+from gateway.storage.database import Database
+
+logger = logging.getLogger(__name__)
+
+_MAX_ROWS_IN_MEMORY: Final = 100_000
+_ROWS_AT_ONCE: Final = 1000
+_MAX_WAIT_S: Final = 30.0
+_ADOPTING_PAUSE_S: Final = 60.0
+_REPEAT_LOG_S: Final = 30.0
+_CLOSE_TIMEOUT_S: Final = 20.0
+
+Ticket = Future[None]
+
+
+class JournaledLedger:
+    """Loses at most one flush interval's rows when the process is killed, none otherwise.
+
+    Implements `Ledger`. While the database is away, rows stay in the journal; while the journal
+    cannot be written, in memory, up to a bound.
+    """
+
+    def __init__(
+        self,
+        *,
+        database: Database,
+        journal: Path,
+        settings: LedgerSettings,
+        prices: PriceBook,
+        metrics: LedgerMetrics | None = None,
+        wall_clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`journal` is a folder of this database's alone; `wall_clock` is seconds since 1970."""
+        self._settings = settings
+        self._prices = prices
+        self._metrics = metrics
+        self._wall_clock = wall_clock
+        self._clock = clock
+        self._journal = Journal(journal, lambda: secrets.token_hex(4))
+        self._store = RowStore(database, self._reject)
+        self._incoming: deque[LedgerRow] = deque()
+        self._num_refused = 0
+        self._asked: deque[Ticket] = deque()
+        self._journaled: deque[Ticket] = deque()
+        self._lock = threading.Lock()  # of what follows
+        self._stuck: list[LedgerRow] = []
+        self._num_pending = 0
+        self._wants_journal = threading.Event()
+        self._wants_database = threading.Event()
+        self._is_closing = False
+        self._is_journal_ended = False
+        self._is_closed = False
+        self._threads: tuple[threading.Thread, ...] = ()
+        self._has_stored_prices = False
+        self._adopts_at_s = 0.0
+        self._cleans_at_s = 0.0
+        self._complained_at_s: float | None = None
+
+    def add(self, row: LedgerRow) -> None:
+        """Remember a row. Never blocks, never raises; from any thread."""
+        if len(self._incoming) < _MAX_ROWS_IN_MEMORY and not self._is_closed:
+            self._incoming.append(row)
+        else:
+            self._num_refused += 1
+
+    async def start(self) -> None:
+        """Open the journal, and store what earlier processes have left in theirs.
+
+        A database that is away is waited for later. Raises SettingsError for a journal's folder
+        that cannot be used.
+        """
+        await asyncio.to_thread(self._open_journal)
+        self._threads = tuple(
+            threading.Thread(target=target, name=name, daemon=True)
+            for target, name in (
+                (self._keep_journal, "ledger-journal"),
+                (self._fill_database, "ledger-database"),
+            )
+        )
+        for thread in self._threads:
+            thread.start()
+        try:
+            await self.flush()
+        except StorageError as error:
+            logger.warning("the ledger begins without its database error=%s", error)
+
+    async def flush(self) -> None:
+        """Return when every row added so far is in the database.
+
+        Raises StorageError where that is not possible now; the rows are kept.
+        """
+        if not self._threads or self._is_closing:
+            raise StorageError("The ledger is not open.")
+        ticket = Ticket()
+        self._asked.append(ticket)
+        self._wants_journal.set()
+        await asyncio.wrap_future(ticket)
+
+    async def close(self) -> None:
+        """Store what was added, and end. While the database is away it stays in the journal."""
+        if not self._threads:
+            return
+        self._is_closing = True
+        self._wants_journal.set()
+        self._wants_database.set()
+        await asyncio.to_thread(self._join)
+        self._is_closed = True
+        self._threads = ()
+
+    def _join(self) -> None:
+        deadline_s = time.monotonic() + _CLOSE_TIMEOUT_S
+        for thread in self._threads:
+            thread.join(max(0.0, deadline_s - time.monotonic()))
+        if any(thread.is_alive() for thread in self._threads):
+            # The lock on the journal ends with the process; the next one stores what is there.
+            logger.warning("the database does not answer; rows stay in the journal")
+            return
+        self._drain()  # what came while the last batch was stored: for the next process
+        if self._stuck:
+            logger.error(
+                "rows are lost rows=%d reason=neither the journal nor the database takes them",
+                len(self._stuck),
+            )
+            self._count_dropped(len(self._stuck))
+        self._journal.close()
+
+    # ---- the journal's thread
+
+    def _open_journal(self) -> None:
+        try:
+            self._journal.open()
+        except (PermissionError, FileExistsError, NotADirectoryError) as error:
+            raise SettingsError(
+                f"the ledger's journal cannot be kept in {self._journal.folder}: "
+                f"{error.strerror}. Set ledger.journal to a folder that can be written."
+            ) from None
+        except OSError as error:
+            self._complain(error)
+
+    def _keep_journal(self) -> None:
+        """Every flush interval, until closed."""
+        flush_s = self._settings.flush_ms / 1000
+        while not self._is_journal_ended:
+            if not self._is_closing:
+                self._wants_journal.wait(flush_s)
+            self._wants_journal.clear()
+            is_last = self._is_closing
+            # Tickets first: what was added before them is drained behind them.
+            tickets = [self._asked.popleft() for _ in range(len(self._asked))]
+            self._drain()
+            self._journaled.extend(tickets)
+            self._is_journal_ended = is_last
+            if tickets or is_last:
+                self._wants_database.set()
+
+    def _drain(self) -> None:
+        """What was added, into the journal."""
+        count = _ROWS_AT_ONCE
+        while count == _ROWS_AT_ONCE:
+            count = min(len(self._incoming), _ROWS_AT_ONCE)
+            rows = [self._incoming.popleft() for _ in range(count)]
+            with self._lock:
+                self._stuck.extend(rows)
+                while self._stuck and self._append(self._stuck[:_ROWS_AT_ONCE]):
+                    del self._stuck[:_ROWS_AT_ONCE]
+                num_surplus = len(self._stuck[_MAX_ROWS_IN_MEMORY:])
+                del self._stuck[_MAX_ROWS_IN_MEMORY:]
+                self._num_pending += count - num_surplus
+            self._tell(rows, num_surplus)
+
+    def _append(self, rows: list[LedgerRow]) -> bool:
+        try:
+            self._journal.append(rows)
+        except Exception as error:  # noqa: BLE001 - whatever it is: the rows must not be lost
+            self._complain(error)
+            return False
+        if self._complained_at_s is not None:
+            self._complained_at_s = None
+            logger.warning("the journal of the ledger can be written again rows=%d", len(rows))
+        return True
+
+    def _tell(self, rows: list[LedgerRow], num_surplus: int) -> None:
+        num_refused, self._num_refused = self._num_refused, 0
+        if num_surplus + num_refused:
+            logger.error("rows are lost rows=%d reason=too many wait", num_surplus + num_refused)
+            self._count_dropped(num_surplus + num_refused)
+        if self._metrics is not None:
+            self._metrics.taken(rows)
+            self._metrics.pending(self._num_pending)
+
+    def _complain(self, error: Exception) -> None:
+        """Loud, but not every tenth of a second."""
+        if self._metrics is not None:
+            self._metrics.failed("journal")
+        now_s = self._clock()
+        if self._complained_at_s is None or now_s - self._complained_at_s >= _REPEAT_LOG_S:
+            self._complained_at_s = now_s
+            logger.error(
+                "the journal of the ledger cannot be written folder=%s error=%s rows_in_memory=%d",
+                self._journal.folder,
+                error,
+                len(self._stuck),
+            )
+
+    def _count_dropped(self, num_rows: int) -> None:
+        if self._metrics is not None:
+            self._metrics.dropped(num_rows)
+
+    # ---- the database's thread
+
+    def _fill_database(self) -> None:
+        """Every batch interval, more seldom while the database is away, until closed."""
+        batch_s = self._settings.batch_ms / 1000
+        wait_s = batch_s
+        is_last = False
+        while not is_last:
+            self._wants_database.wait(wait_s)
+            self._wants_database.clear()
+            is_last = self._is_journal_ended
+            tickets = [self._journaled.popleft() for _ in range(len(self._journaled))]
+            try:
+                self._store_all()
+            except Exception as error:  # noqa: BLE001 - it is tried again, whatever it is
+                wait_s = min(2 * wait_s, max(batch_s, _MAX_WAIT_S))
+                self._database_failed(error, wait_s)
+                _resolve(tickets, StorageError("The ledger's database cannot be written now."))
+            else:
+                wait_s = batch_s
+                _resolve(tickets, None)
+        _resolve([*self._journaled, *self._asked], StorageError("The ledger is closed."))
+
+    def _store_all(self) -> None:
+        """All that is journaled. Raises what stands in the way, the first of it."""
+        if not self._has_stored_prices:
+            self._store.store_prices(self._prices, self._wall_clock())
+            self._has_stored_prices = True
+        with self._lock:
+            segments = self._journal.sealed()
+            stuck, self._stuck = self._stuck, []
+        try:
+            self._store.store(stuck)
+        except BaseException:
+            with self._lock:
+                self._stuck = stuck + self._stuck
+            raise
+        self._stored(len(stuck))
+        self._stored(self._store_segments(segments))
+        self._adopt()
+        self._clean()
+
+    def _store_segments(self, paths: Iterable[Path]) -> int:
+        """The number of their rows. A file that cannot be read does not stand in others' way."""
+        num_rows = 0
+        failure: OSError | None = None
+        for path in paths:
+            try:
+                num_rows += self._store_segment(path)
+            except OSError as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+        return num_rows
+
+    def _store_segment(self, path: Path) -> int:
+        """The number of its rows, when all are stored; then it is gone."""
+        num_rows = 0
+        for rows in in_batches(read_segment(path)):
+            self._store.store(rows)
+            num_rows += len(rows)
+        path.unlink(missing_ok=True)
+        return num_rows
+
+    def _stored(self, num_rows: int) -> None:
+        with self._lock:
+            self._num_pending -= num_rows
+        if self._metrics is not None:
+            self._metrics.pending(self._num_pending)
+
+    def _adopt(self) -> None:
+        """Store what dead processes have left."""
+        now_s = self._clock()
+        if now_s < self._adopts_at_s:
+            return
+        try:
+            for orphan in self._journal.orphans():
+                try:
+                    num_rows = self._store_segments(orphan.segments)
+                finally:
+                    orphan.release()
+                if num_rows:
+                    logger.info("stored what a process had left in its journal rows=%d", num_rows)
+        except OSError as error:  # not a reason to keep our own rows waiting
+            logger.error("a journal that was left cannot be read error=%s", error)
+        self._adopts_at_s = now_s + _ADOPTING_PAUSE_S
+
+    def _clean(self) -> None:
+        """Once a day, delete what is too old."""
+        now_s = self._clock()
+        if self._settings.retention_days is None or now_s < self._cleans_at_s:
+            return
+        before_s = self._wall_clock() - self._settings.retention_days * DAY_S
+        num_rows = self._store.delete_before(before_s)
+        if num_rows:
+            logger.info("deleted old rows of the ledger rows=%d", num_rows)
+        self._cleans_at_s = now_s + DAY_S
+
+    def _database_failed(self, error: Exception, wait_s: float) -> None:
+        if self._metrics is not None:
+            self._metrics.failed("database")
+        logger.error(
+            "the ledger cannot be written error=%s rows_waiting=%d next_try_s=%.1f",
+            getattr(error, "detail", None) or f"{type(error).__name__}: {error}",
+            self._num_pending,
+            wait_s,
+        )
+
+    def _reject(self, row: LedgerRow, reason: str) -> None:
+        """Keep a row that stands in the way of all others out of it."""
+        write_aside(self._journal.folder, row, reason)
+
+
+def _resolve(tickets: list[Ticket], error: Exception | None) -> None:
+    """Tell those who wait; some may have given up."""
+    for ticket in tickets:
+        if not ticket.set_running_or_notify_cancel():
+            continue
+        if error is None:
+            ticket.set_result(None)
+        else:
+            ticket.set_exception(error)

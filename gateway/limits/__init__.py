@@ -1,0 +1,1 @@
+"""How much each tenant may ask for: reservations against exact limits."""

@@ -1,0 +1,85 @@
+"""What limits count: requests, tokens, money; and how much of each a tenant may have."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+NANOS_PER_USD: Final = 10**9
+"""Money is counted in whole billionths of a dollar, so that sums add up."""
+
+Count = Annotated[int, Field(ge=0, le=2**53)]
+Usd = Annotated[float, Field(ge=0, le=1e9)]
+
+LimitName = Literal[
+    "requests_per_minute",
+    "tokens_per_minute",
+    "requests_per_day",
+    "tokens_per_day",
+    "concurrent_requests",
+    "usd_per_day",
+    "usd_per_month",
+]
+
+
+class LimitSpec(BaseModel):
+    """The limits of a key or a team; None is no limit, 0 is nothing at all.
+
+    Minutes slide; days and months are UTC's. `models` holds further limits by the name of the tier
+    that answers, beside the ones for all of them.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    requests_per_minute: Count | None = None
+    tokens_per_minute: Count | None = None
+    requests_per_day: Count | None = None
+    tokens_per_day: Count | None = None
+    concurrent_requests: Count | None = None
+    usd_per_day: Usd | None = None
+    usd_per_month: Usd | None = None
+    models: Mapping[str, "LimitSpec"] = Field(default_factory=dict)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is limited."""
+        return self == NO_LIMITS
+
+
+NO_LIMITS: Final = LimitSpec()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Amounts:
+    """What one request takes. `tokens` are prompt and answer together."""
+
+    requests: int = 1
+    tokens: int = 0
+    usd_nanos: int = 0
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for less than nothing."""
+        if self.requests < 0 or self.tokens < 0 or self.usd_nanos < 0:
+            raise ValueError(f"amounts are never negative: {self}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Want:
+    """What a request reserves before its work starts.
+
+    `by_tier`: for each tier that may answer, what it would take there. Limits of all tiers together
+    get the largest of them; limits of one tier get that tier's.
+    """
+
+    by_tier: Mapping[str, Amounts] = field(default_factory=dict)
+
+    @property
+    def most(self) -> Amounts:
+        """The dearest tier's, each amount by itself."""
+        amounts = self.by_tier.values()
+        return Amounts(
+            requests=max((a.requests for a in amounts), default=0),
+            tokens=max((a.tokens for a in amounts), default=0),
+            usd_nanos=max((a.usd_nanos for a in amounts), default=0),
+        )

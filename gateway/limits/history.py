@@ -1,0 +1,55 @@
+"""What was used before this process began, as the ledger knows it."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+
+class PastUse(Protocol):
+    """What one key was charged at one tier in a stretch of time that begins at `at_s`."""
+
+    @property
+    def at_s(self) -> int:
+        """Whole seconds since 1970 (UTC)."""
+
+    @property
+    def key_id(self) -> str:
+        """The key's public id."""
+
+    @property
+    def team_id(self) -> str | None:
+        """Its team's."""
+
+    @property
+    def tier(self) -> str:
+        """Who answered."""
+
+    @property
+    def requests(self) -> int:
+        """API requests."""
+
+    @property
+    def tokens(self) -> int:
+        """Prompt and answer, as far as they were charged."""
+
+    @property
+    def usd_nanos(self) -> int:
+        """The charge."""
+
+
+class PastUses(Protocol):
+    """The last minute second by second; this day and this month of UTC as sums."""
+
+    @property
+    def minute(self) -> Sequence[PastUse]:
+        """Each within one second."""
+
+    @property
+    def day(self) -> Sequence[PastUse]:
+        """Since the last midnight."""
+
+    @property
+    def month(self) -> Sequence[PastUse]:
+        """Since the first of the month."""
+
+
+History = Callable[[], Awaitable[PastUses]]

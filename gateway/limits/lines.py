@@ -1,0 +1,174 @@
+"""Which limits count a request: the lines that a reservation is entered on."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, get_args
+
+from gateway.limits.amounts import NANOS_PER_USD, Amounts, LimitName, LimitSpec, Want
+from gateway.limits.limiter import LimitState, Scope
+from gateway.tenants.principal import Principal
+
+Unit = Literal["requests", "tokens", "usd_nanos"]
+Period = Literal["minute", "day", "month", "open"]
+"""How long an amount counts; open: until the request ends."""
+
+_MEANINGS: Final[Mapping[LimitName, tuple[Unit, Period]]] = {
+    "requests_per_minute": ("requests", "minute"),
+    "tokens_per_minute": ("tokens", "minute"),
+    "requests_per_day": ("requests", "day"),
+    "tokens_per_day": ("tokens", "day"),
+    "concurrent_requests": ("requests", "open"),
+    "usd_per_day": ("usd_nanos", "day"),
+    "usd_per_month": ("usd_nanos", "month"),
+}
+_ORDER: Final = {name: index for index, name in enumerate(get_args(LimitName))}
+
+Ask = tuple[int, int]
+"""The position of a line in its plan, and what is asked of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One limit of one owner. `owner` is a key's or a team's id; `model` a tier, None for all."""
+
+    scope: Scope
+    owner: str
+    model: str | None
+    name: LimitName
+    limit: int
+    unit: Unit
+    period: Period
+
+    def state(self, used: int, reset_s: float) -> LimitState:
+        """What headers say, where this much is used or reserved."""
+        return LimitState(
+            scope=self.scope,
+            name=self.name,
+            limit=self.limit,
+            remaining=max(0, self.limit - used),
+            reset_s=reset_s,
+            model=self.model,
+        )
+
+
+class LinePlan:
+    """The lines of one principal. `lines` never changes; asks name them by position."""
+
+    __slots__ = ("_by_model", "_overall", "lines", "principal")
+
+    def __init__(self, principal: Principal) -> None:
+        self.principal = principal
+        self.lines: tuple[Line, ...] = tuple(_lines(principal))
+        self._overall = tuple(i for i, line in enumerate(self.lines) if line.model is None)
+        self._by_model: dict[str, list[int]] = {}
+        for i, line in enumerate(self.lines):
+            if line.model is not None:
+                self._by_model.setdefault(line.model, []).append(i)
+
+    def asks(self, overall: Amounts, by_tier: Mapping[str, Amounts]) -> list[Ask]:
+        """What each line that counts the request is asked for, 0 included."""
+        asks = [(i, getattr(overall, self.lines[i].unit)) for i in self._overall]
+        if self._by_model:
+            for tier, amounts in by_tier.items():
+                own = self._by_model.get(tier, ())
+                asks.extend((i, getattr(amounts, self.lines[i].unit)) for i in own)
+        return asks
+
+
+class Holding:
+    """What one request has reserved: by tier, and of all tiers together."""
+
+    __slots__ = ("by_tier", "overall")
+
+    def __init__(self, want: Want) -> None:
+        self.by_tier = dict(want.by_tier)
+        self.overall = want.most
+
+    def growth(self, more: Want) -> tuple[Amounts, dict[str, Amounts]]:
+        """What lines are asked for beyond what is held: of all tiers together, and by tier.
+
+        A request that grows onto another tier is one request all the same.
+        """
+        most = more.most
+        merged = _merge(self.by_tier, more.by_tier)
+        requests = max((a.requests for a in merged.values()), default=0)
+        overall = Amounts(
+            requests=max(0, requests - self.overall.requests),
+            tokens=most.tokens,
+            usd_nanos=most.usd_nanos,
+        )
+        return overall, dict(more.by_tier)
+
+    def add(self, overall: Amounts, by_tier: Mapping[str, Amounts]) -> None:
+        """Hold what was asked for."""
+        self.overall = _plus(self.overall, overall)
+        self.by_tier = _merge(self.by_tier, by_tier)
+
+    def spend(self, used: Mapping[str, Amounts]) -> tuple[Amounts, str]:
+        """What was used of all tiers together, and what is wrong with it; empty: nothing.
+
+        Tokens and money of several tiers add up; the request is one.
+        """
+        total = Amounts(
+            requests=max((a.requests for a in used.values()), default=0),
+            tokens=sum(a.tokens for a in used.values()),
+            usd_nanos=sum(a.usd_nanos for a in used.values()),
+        )
+        for tier, amounts in used.items():
+            held = self.by_tier.get(tier)
+            if held is None or not _fits(amounts, held):
+                return total, f"tier {tier!r}: used {amounts}, reserved {held}"
+        if not _fits(total, self.overall):
+            return total, f"all tiers: used {total}, reserved {self.overall}"
+        return total, ""
+
+
+def ordered(states: Sequence[LimitState]) -> tuple[LimitState, ...]:
+    """By name, the tightest of each name first."""
+    return tuple(sorted(states, key=lambda state: (_ORDER[state.name], state.remaining)))
+
+
+def _lines(principal: Principal) -> Iterator[Line]:
+    yield from _lines_of("key", principal.key_id, principal.limits)
+    if principal.team_id is not None:
+        yield from _lines_of("team", principal.team_id, principal.team_limits)
+
+
+def _lines_of(scope: Scope, owner: str, spec: LimitSpec) -> Iterator[Line]:
+    for model, limits in ((None, spec), *spec.models.items()):
+        for name, (unit, period) in _MEANINGS.items():
+            limit = getattr(limits, name)
+            if limit is not None:
+                yield Line(
+                    scope=scope,
+                    owner=owner,
+                    model=model,
+                    name=name,
+                    limit=round(limit * NANOS_PER_USD) if unit == "usd_nanos" else limit,
+                    unit=unit,
+                    period=period,
+                )
+
+
+def _fits(amounts: Amounts, held: Amounts) -> bool:
+    """Whether each amount is within what is held."""
+    return (
+        amounts.requests <= held.requests
+        and amounts.tokens <= held.tokens
+        and amounts.usd_nanos <= held.usd_nanos
+    )
+
+
+def _plus(one: Amounts, other: Amounts) -> Amounts:
+    return Amounts(
+        requests=one.requests + other.requests,
+        tokens=one.tokens + other.tokens,
+        usd_nanos=one.usd_nanos + other.usd_nanos,
+    )
+
+
+def _merge(one: Mapping[str, Amounts], other: Mapping[str, Amounts]) -> dict[str, Amounts]:
+    merged = dict(one)
+    for tier, amounts in other.items():
+        merged[tier] = _plus(merged[tier], amounts) if tier in merged else amounts
+    return merged

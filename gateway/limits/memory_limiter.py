@@ -1,0 +1,233 @@
+"""Limits of one process, counted in its memory."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from gateway.limits.amounts import Amounts, Want
+from gateway.limits.history import History
+from gateway.limits.limiter import LimitState
+from gateway.limits.lines import Ask, Holding, Line, LinePlan, ordered
+from gateway.limits.metrics import LimitMetrics
+from gateway.limits.past import PastAmounts
+from gateway.limits.refusals import Refusal, decisive, refusal_error
+from gateway.limits.unlimited import UnlimitedReservation
+from gateway.limits.windows import Counter, Counters, Moment
+from gateway.tenants.principal import Principal
+
+_MIN_SWEEP: Final = 4096
+_MAX_PLANS: Final = 65_536
+
+
+class _Plan:
+    """A principal's lines and their counters, in the same order."""
+
+    __slots__ = ("counters", "lines")
+
+    def __init__(self, lines: LinePlan, counters: tuple[Counter, ...]) -> None:
+        self.lines = lines
+        self.counters = counters
+
+    def refusals(self, asks: Sequence[Ask], moment: Moment) -> list[Refusal]:
+        """The lines that have no room for what they are asked."""
+        refusals = []
+        for i, amount in asks:
+            line = self.lines.lines[i]
+            used = self.counters[i].used(moment)
+            if amount and amount > line.limit - used:
+                wait_s = self.counters[i].wait_s(amount, line.limit, moment)
+                refusals.append(Refusal(line=line, wanted=amount, used=used, wait_s=wait_s))
+        return refusals
+
+    def states(self, asks: Sequence[Ask], moment: Moment) -> tuple[LimitState, ...]:
+        """The lines that were asked, as they are now."""
+        states = []
+        for i, _ in asks:
+            counter = self.counters[i]
+            states.append(self.lines.lines[i].state(counter.used(moment), counter.reset_s(moment)))
+        return ordered(states)
+
+
+class MemoryReservation:
+    """Amounts that are entered on a plan's lines. Made by `MemoryLimiter.reserve`."""
+
+    __slots__ = ("_entries", "_holding", "_is_settled", "_limiter", "plan")
+
+    def __init__(
+        self, limiter: "MemoryLimiter", plan: _Plan, want: Want, entries: dict[int, list[Ask]]
+    ) -> None:
+        self.plan = plan
+        self._limiter = limiter
+        self._holding = Holding(want)
+        self._entries = entries  # line → (slot, amount), oldest first
+        self._is_settled = False
+
+    @property
+    def states(self) -> tuple[LimitState, ...]:
+        """The limits that count this request as they are now, the tightest of each name first."""
+        asks = [(i, 0) for i in self._entries]
+        return self.plan.states(asks, self._limiter.moment())
+
+    @property
+    def reserved(self) -> Want:
+        """What it has now."""
+        return Want(by_tier=self._holding.by_tier)
+
+    async def grow(self, more: Want) -> bool:
+        """Reserve more, all or nothing; False where a limit has no room for it."""
+        if self._is_settled:
+            return False
+        overall, by_tier = self._holding.growth(more)
+        asks = self.plan.lines.asks(overall, by_tier)
+        if not self._limiter.grow(self.plan, asks, self._entries):
+            return False
+        self._holding.add(overall, by_tier)
+        return True
+
+    async def settle(self, used: Mapping[str, Amounts]) -> None:
+        """Give back what was not used. Raises ValueError for more than is reserved: all is kept."""
+        if self._is_settled:
+            return
+        self._is_settled = True
+        self._limiter.forget(self)
+        total, fault = self._holding.spend(used)
+        spent = dict(self.plan.lines.asks(total, used))
+        for i, entries in self._entries.items():
+            if self.plan.lines.lines[i].period == "open":
+                _give_back(self.plan.counters[i], entries, 0)
+            elif not fault:
+                _give_back(self.plan.counters[i], entries, spent.get(i, 0))
+        if fault:
+            raise ValueError(f"more than is reserved: {fault}")
+
+
+class MemoryLimiter:
+    """Counts for one process. `history`: what the ledger knows of the time before it.
+
+    `clock` is monotonic and slides the minutes, `wall_clock` (seconds since 1970) tells days and
+    months; both may stand still. Everything happens on one event loop and nothing is awaited
+    between asking and entering, which is what makes reservations atomic.
+    """
+
+    def __init__(
+        self,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+        history: History | None = None,
+        metrics: LimitMetrics | None = None,
+    ) -> None:
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._history = history
+        self._metrics = metrics or LimitMetrics()
+        self._make = Counters()
+        self._counters: dict[tuple[str, ...], Counter] = {}
+        self._plans: dict[str, _Plan] = {}
+        self._open: set[MemoryReservation] = set()
+        self._past: PastAmounts | None = None
+        self._sweep_at = _MIN_SWEEP
+        self._metrics.watch(lambda: len(self._open))
+
+    async def start(self) -> None:
+        """Learn what was used before. Raises what the history raises."""
+        if self._history is not None:
+            self._past = PastAmounts(await self._history(), self.moment())
+
+    async def close(self) -> None:
+        """Give back what is still reserved."""
+        for reservation in tuple(self._open):
+            await reservation.settle({})
+
+    async def reserve(
+        self, principal: Principal, want: Want
+    ) -> MemoryReservation | UnlimitedReservation:
+        """All or nothing. Raises RateLimitError or BudgetError."""
+        plan = self._plan(principal)
+        if not plan.counters:
+            return UnlimitedReservation(want)
+        moment = self.moment()
+        asks = plan.lines.asks(want.most, want.by_tier)
+        refusals = plan.refusals(asks, moment)
+        if refusals:
+            self._metrics.refused(decisive(refusals).line)
+            raise refusal_error(refusals, plan.states(asks, moment))
+        entries: dict[int, list[Ask]] = {}
+        _enter(plan, asks, entries, moment)
+        reservation = MemoryReservation(self, plan, want, entries)
+        self._open.add(reservation)
+        return reservation
+
+    def grow(self, plan: _Plan, asks: Sequence[Ask], entries: dict[int, list[Ask]]) -> bool:
+        """Enter more for a reservation, all or nothing."""
+        moment = self.moment()
+        refusals = plan.refusals(asks, moment)
+        if refusals:
+            self._metrics.growth_refused(decisive(refusals).line)
+            return False
+        _enter(plan, asks, entries, moment)
+        return True
+
+    def forget(self, reservation: MemoryReservation) -> None:
+        """It is settled."""
+        self._open.discard(reservation)
+
+    @property
+    def num_counters(self) -> int:
+        """How many are kept."""
+        return len(self._counters)
+
+    def moment(self) -> Moment:
+        """Now."""
+        return Moment(self._clock(), self._wall_clock())
+
+    def _plan(self, principal: Principal) -> _Plan:
+        """Lines and counters; kept for as long as the principal is the same object."""
+        plan = self._plans.get(principal.key_id)
+        if plan is None or plan.lines.principal is not principal:
+            if len(self._counters) >= self._sweep_at or len(self._plans) >= _MAX_PLANS:
+                self._sweep()
+            lines = LinePlan(principal)
+            plan = _Plan(lines, tuple(self._counter(line) for line in lines.lines))
+            self._plans[principal.key_id] = plan
+        return plan
+
+    def _counter(self, line: Line) -> Counter:
+        """The line's counter, the same one whatever its limit is."""
+        name = (line.scope, line.owner, line.model or "", line.name)
+        counter = self._counters.get(name)
+        if counter is None:
+            counter = self._counters[name] = self._make.make(line.period)
+            if self._past is not None:
+                self._past.enter(line, counter)
+        return counter
+
+    def _sweep(self) -> None:
+        """Drop counters that count nothing, so that keys that are gone cost nothing.
+
+        Plans hold counters too: they are made anew. Counters of open reservations stay.
+        """
+        moment = self.moment()
+        held = {id(counter) for r in self._open for counter in r.plan.counters}
+        self._counters = {
+            name: counter
+            for name, counter in self._counters.items()
+            if counter.used(moment) or id(counter) in held
+        }
+        self._plans.clear()
+        self._sweep_at = max(_MIN_SWEEP, 2 * len(self._counters))
+
+
+def _enter(plan: _Plan, asks: Sequence[Ask], entries: dict[int, list[Ask]], moment: Moment) -> None:
+    for i, amount in asks:
+        entered = entries.setdefault(i, [])
+        if amount:
+            entered.append((plan.counters[i].add(amount, moment), amount))
+
+
+def _give_back(counter: Counter, entries: Sequence[Ask], spent: int) -> None:
+    """All but what was spent; answers use what was entered first."""
+    for slot, amount in entries:
+        kept = min(spent, amount)
+        spent -= kept
+        counter.give_back(slot, amount - kept)

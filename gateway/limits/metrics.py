@@ -1,0 +1,54 @@
+"""What /metrics says of limits."""
+
+from collections.abc import Callable
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from gateway.limits.lines import Line
+
+_PREFIX: Final = "outrider_limit_"
+
+
+class LimitMetrics:
+    """Instruments of one limiter. Without a registry nothing is exported."""
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        self._refusals = Counter(
+            f"{_PREFIX}refusals",
+            "Requests that a limit had no room for.",
+            ("limit", "scope"),
+            registry=registry,
+        )
+        self._growths_refused = Counter(
+            f"{_PREFIX}growths_refused",
+            "Answers that ended because a limit had no room for more of them.",
+            ("limit", "scope"),
+            registry=registry,
+        )
+        self._reservations = Gauge(
+            f"{_PREFIX}reservations",
+            "Reservations that are not settled yet.",
+            registry=registry,
+        )
+        self._store_errors = Counter(
+            f"{_PREFIX}store_errors",
+            "Times that the limits' store could not be asked.",
+            registry=registry,
+        )
+
+    def refused(self, line: Line) -> None:
+        """A request was not let in."""
+        self._refusals.labels(line.name, line.scope).inc()
+
+    def growth_refused(self, line: Line) -> None:
+        """An answer was cut."""
+        self._growths_refused.labels(line.name, line.scope).inc()
+
+    def watch(self, num_open: Callable[[], int]) -> None:
+        """How many reservations are open is read at each scrape."""
+        self._reservations.set_function(num_open)
+
+    def store_failed(self) -> None:
+        """The store did not answer."""
+        self._store_errors.inc()

@@ -1,0 +1,348 @@
+"""Limits of several gateways, counted in Redis."""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Final, Protocol
+
+from gateway.errors import StorageError
+from gateway.limits.amounts import Amounts, Want
+from gateway.limits.limiter import LimitState
+from gateway.limits.lines import Ask, Holding, Line, LinePlan, ordered
+from gateway.limits.metrics import LimitMetrics
+from gateway.limits.redis_scripts import Scripts
+from gateway.limits.refusals import Refusal, decisive, refusal_error
+from gateway.limits.unlimited import UnlimitedReservation
+from gateway.settings import SettingsError
+from gateway.tenants.principal import Principal
+
+logger = logging.getLogger(__name__)
+
+_PREFIX: Final = "outrider:limits:"
+_MAX_PLANS: Final = 65_536
+_MAX_UNSETTLED: Final = 100_000
+_MAX_AMOUNT: Final = 2**53  # whole numbers of Lua are exact up to here
+_RENEW_AT_ONCE: Final = 500
+
+_Args = list[str | float]
+
+
+class Store(Protocol):
+    """Where scripts run."""
+
+    async def run(self, script: str, key: str, args: Sequence[str | float]) -> list[int]:
+        """What it replies. Raises StorageError, in bounded time."""
+
+    async def close(self) -> None:
+        """Disconnect."""
+
+
+class RedisReservation:
+    """Amounts that are entered in Redis. Made by `RedisLimiter.reserve`."""
+
+    __slots__ = (
+        "_holding", "_is_settled", "_limiter", "_plan", "_states", "_step", "key", "reservation_id",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        limiter: "RedisLimiter",
+        plan: LinePlan,
+        *,
+        key: str,
+        reservation_id: str,
+        want: Want,
+        states: dict[int, LimitState],
+    ) -> None:
+        self.key = key
+        self.reservation_id = reservation_id
+        self._limiter = limiter
+        self._plan = plan
+        self._holding = Holding(want)
+        self._states = states  # by line
+        self._step = 0
+        self._is_settled = False
+
+    @property
+    def states(self) -> tuple[LimitState, ...]:
+        """The limits that count this request as they were when it last asked, tightest first."""
+        return ordered(tuple(self._states.values()))
+
+    @property
+    def reserved(self) -> Want:
+        """What it has now."""
+        return Want(by_tier=self._holding.by_tier)
+
+    async def grow(self, more: Want) -> bool:
+        """Reserve more, all or nothing; False where there is no room, or Redis is away."""
+        if self._is_settled:
+            return False
+        # Each try is a step of its own: one whose answer was lost may have been entered, and is
+        # given back when the request settles.
+        self._step += 1
+        overall, by_tier = self._holding.growth(more)
+        asks = self._plan.asks(overall, by_tier)
+        states = await self._limiter.grow(self, self._plan, asks, self._step)
+        if states is None:
+            return False
+        self._states |= states
+        self._holding.add(overall, by_tier)
+        return True
+
+    async def settle(self, used: Mapping[str, Amounts]) -> None:
+        """Give back what was not used. Raises ValueError for more than is reserved: all is kept."""
+        if self._is_settled:
+            return
+        self._is_settled = True
+        total, fault = self._holding.spend(used)
+        if fault:
+            total, used = self._holding.overall, self._holding.by_tier
+        args: _Args = [self.reservation_id]
+        for i, amount in self._plan.asks(total, used):
+            line = self._plan.lines[i]
+            args += [line.period, _name(line), 0 if line.period == "open" else amount]
+        await self._limiter.settle(self, args)
+        if fault:
+            raise ValueError(f"more than is reserved: {fault}")
+
+
+class RedisLimiter:
+    """Counts for all gateways on one Redis.
+
+    A reservation has a lease of `lease_s`, renewed while its gateway lives; the next request of the
+    same tenant gives back what dead gateways had. All clocks are Redis' own. While Redis is away,
+    requests with limits are refused (StorageError), answers do not grow, and what they used is kept
+    to be settled later.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        scripts: Scripts | None = None,
+        metrics: LimitMetrics | None = None,
+        lease_s: float = 30.0,
+        gateway_id: str | None = None,
+    ) -> None:
+        self._store = store
+        self._scripts = scripts or Scripts()
+        self._metrics = metrics or LimitMetrics()
+        self._lease_s = lease_s
+        self._gateway_id = gateway_id or secrets.token_hex(8)
+        self._num_made = 0
+        self._plans: dict[str, LinePlan] = {}
+        self._open: dict[str, RedisReservation] = {}
+        self._unsettled: dict[str, tuple[str, _Args]] = {}  # reservation → key, arguments
+        self._wake = asyncio.Event()
+        self._keeper: asyncio.Task[None] | None = None
+        self._is_closed = False
+        self._metrics.watch(lambda: len(self._open))
+
+    @classmethod
+    def from_url(
+        cls,
+        url: str,
+        *,
+        metrics: LimitMetrics | None = None,
+        lease_s: float = 30.0,
+        timeout_s: float = 1.0,
+    ) -> "RedisLimiter":
+        """On the Redis at `url`. Raises SettingsError for a bad URL, and without the extra."""
+        try:
+            from gateway.limits.redis_store import RedisStore
+        except ModuleNotFoundError as error:
+            raise SettingsError(
+                "redis_url is set, but the Redis client is not installed: "
+                "pip install 'outrider[redis]'"
+            ) from error
+        store = RedisStore.from_url(url, timeout_s=timeout_s, metrics=metrics)
+        return cls(store, metrics=metrics, lease_s=lease_s)
+
+    async def start(self) -> None:
+        """Begin to renew leases. Redis need not be there yet."""
+        try:
+            await self._store.run(self._scripts.renew, f"{_PREFIX}{{start}}", [self._lease_s])
+        except StorageError:
+            logger.warning(
+                "limits store is away; requests with limits are refused until it is back"
+            )
+        self._keeper = asyncio.create_task(self._keep())
+
+    async def close(self) -> None:
+        """Give back what is still reserved, as far as Redis is there, and disconnect."""
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.wait([self._keeper])
+        self._is_closed = True
+        for reservation_id, reservation in self._open.items():
+            self._unsettled[reservation_id] = (reservation.key, [reservation_id])
+        self._open.clear()
+        await self.catch_up()
+        if self._unsettled:
+            logger.warning("limits left unsettled reservations=%d", len(self._unsettled))
+        await self._store.close()
+
+    async def reserve(
+        self, principal: Principal, want: Want
+    ) -> RedisReservation | UnlimitedReservation:
+        """All or nothing. Raises RateLimitError, BudgetError, or StorageError without Redis."""
+        plan = self._plan(principal)
+        if not plan.lines:
+            return UnlimitedReservation(want)
+        key = _key(principal)
+        self._num_made += 1
+        reservation_id = f"{self._gateway_id}-{self._num_made}"
+        asks = plan.asks(want.most, want.by_tier)
+        try:
+            reply = await self._ask(key, reservation_id, 0, plan, asks)
+        except StorageError:  # should it have been entered all the same, its lease will end
+            raise
+        except BaseException:
+            self._leave_unsettled(reservation_id, key, [reservation_id])
+            raise
+        states = _states(plan, asks, reply)
+        if reply[0] != 1:
+            refusals = _refusals(plan, asks, reply)
+            self._metrics.refused(decisive(refusals).line)
+            raise refusal_error(refusals, ordered(tuple(states.values())))
+        reservation = RedisReservation(
+            self, plan, key=key, reservation_id=reservation_id, want=want, states=states
+        )
+        self._open[reservation_id] = reservation
+        return reservation
+
+    async def grow(
+        self, reservation: RedisReservation, plan: LinePlan, asks: Sequence[Ask], step: int
+    ) -> dict[int, LimitState] | None:
+        """Enter more for a reservation; the lines' new states, None where there is no room."""
+        try:
+            reply = await self._ask(reservation.key, reservation.reservation_id, step, plan, asks)
+        except StorageError:
+            return None
+        if reply[0] == 1:
+            return _states(plan, asks, reply)
+        if reply[0] == 0:
+            self._metrics.growth_refused(decisive(_refusals(plan, asks, reply)).line)
+        return None
+
+    async def settle(self, reservation: RedisReservation, args: _Args) -> None:
+        """Settle now, or later where Redis is away or the caller is cancelled."""
+        if self._is_closed:  # it has been given back
+            return
+        reservation_id = reservation.reservation_id
+        self._unsettled[reservation_id] = (reservation.key, args)
+        self._open.pop(reservation_id, None)
+        try:
+            await self._settle_one(reservation_id)
+        except BaseException as error:
+            self._leave_unsettled(reservation_id, reservation.key, args)
+            if not isinstance(error, StorageError):
+                raise
+
+    async def renew(self) -> None:
+        """Promise to live for another lease. Raises StorageError."""
+        by_key: dict[str, list[str]] = {}
+        for reservation in self._open.values():
+            by_key.setdefault(reservation.key, []).append(reservation.reservation_id)
+        for reservation_id, (key, _) in self._unsettled.items():
+            by_key.setdefault(key, []).append(reservation_id)
+        num_lost = 0
+        for key, ids in by_key.items():
+            for start in range(0, len(ids), _RENEW_AT_ONCE):
+                args: _Args = [self._lease_s, *ids[start : start + _RENEW_AT_ONCE]]
+                num_lost += (await self._store.run(self._scripts.renew, key, args))[0]
+        if num_lost:
+            logger.debug("limits leases gone reservations=%d", num_lost)
+
+    async def catch_up(self) -> None:
+        """Settle what could not be settled, for as long as Redis answers."""
+        for reservation_id in tuple(self._unsettled):
+            try:
+                await self._settle_one(reservation_id)
+            except StorageError:
+                return
+
+    async def _keep(self) -> None:
+        """Renew and catch up until cancelled."""
+        interval_s = self._lease_s / 3
+        while True:
+            try:
+                await asyncio.wait_for(self._wake.wait(), interval_s)
+                await asyncio.sleep(interval_s / 10)  # what is away is not back at once
+            except TimeoutError:
+                pass
+            self._wake.clear()
+            try:
+                await self.renew()
+                await self.catch_up()
+            except StorageError:
+                if self._unsettled:
+                    self._wake.set()
+
+    async def _settle_one(self, reservation_id: str) -> None:
+        entry = self._unsettled.get(reservation_id)
+        if entry is None:
+            return
+        key, args = entry
+        reply = await self._store.run(self._scripts.settle, key, args)
+        self._unsettled.pop(reservation_id, None)
+        if reply[0] == -1:
+            logger.warning("limits lease was lost; use entered late reservation=%s", reservation_id)
+
+    def _leave_unsettled(self, reservation_id: str, key: str, args: _Args) -> None:
+        """For the keeper."""
+        if len(self._unsettled) >= _MAX_UNSETTLED:
+            oldest = next(iter(self._unsettled))
+            del self._unsettled[oldest]
+            logger.error("limits too many unsettled; one is forgotten reservation=%s", oldest)
+        self._unsettled[reservation_id] = (key, args)
+        self._wake.set()
+
+    async def _ask(
+        self, key: str, reservation_id: str, step: int, plan: LinePlan, asks: Sequence[Ask]
+    ) -> list[int]:
+        args: _Args = [reservation_id, self._lease_s, step]
+        for i, amount in asks:
+            line = plan.lines[i]
+            args += [line.period, _name(line), min(line.limit, _MAX_AMOUNT), amount]
+        return await self._store.run(self._scripts.reserve, key, args)
+
+    def _plan(self, principal: Principal) -> LinePlan:
+        """The principal's lines; kept for as long as it is the same object."""
+        plan = self._plans.get(principal.key_id)
+        if plan is None or plan.principal is not principal:
+            if len(self._plans) >= _MAX_PLANS:
+                self._plans.clear()
+            plan = self._plans[principal.key_id] = LinePlan(principal)
+        return plan
+
+
+def _key(principal: Principal) -> str:
+    """What all keys of a request begin with. The braces keep them on one node of a cluster."""
+    if principal.team_id is not None:
+        return f"{_PREFIX}{{team:{principal.team_id}}}"
+    return f"{_PREFIX}{{key:{principal.key_id}}}"
+
+
+def _name(line: Line) -> str:
+    return f"{line.scope}:{line.owner}:{line.model or ''}:{line.name}"
+
+
+def _states(plan: LinePlan, asks: Sequence[Ask], reply: Sequence[int]) -> dict[int, LimitState]:
+    """By line."""
+    states = {}
+    for n, (i, _) in enumerate(asks):
+        used, reset_ms = reply[1 + 3 * n], reply[3 + 3 * n]
+        states[i] = plan.lines[i].state(used, reset_ms / 1000)
+    return states
+
+
+def _refusals(plan: LinePlan, asks: Sequence[Ask], reply: Sequence[int]) -> list[Refusal]:
+    refusals = []
+    for n, (i, amount) in enumerate(asks):
+        used, wait_ms = reply[1 + 3 * n], reply[2 + 3 * n]
+        if wait_ms >= 0:
+            line = plan.lines[i]
+            refusals.append(Refusal(line=line, wanted=amount, used=used, wait_s=wait_ms / 1000))
+    return refusals

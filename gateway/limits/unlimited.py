@@ -1,0 +1,61 @@
+"""Reservations for those who have no limits."""
+
+from collections.abc import Mapping
+
+from gateway.limits.amounts import Amounts, Want
+from gateway.limits.limiter import LimitState
+from gateway.limits.lines import Holding
+from gateway.tenants.principal import Principal
+
+
+class UnlimitedReservation:
+    """As much as is asked for. Keeps the rules of settling all the same."""
+
+    __slots__ = ("_is_settled", "_want")
+
+    def __init__(self, want: Want) -> None:
+        self._want = want
+        self._is_settled = False
+
+    @property
+    def states(self) -> tuple[LimitState, ...]:
+        """None."""
+        return ()
+
+    @property
+    def reserved(self) -> Want:
+        """What it has now."""
+        return self._want
+
+    async def grow(self, more: Want) -> bool:
+        """Always; not once it is settled."""
+        if self._is_settled:
+            return False
+        holding = Holding(self._want)
+        holding.add(*holding.growth(more))
+        self._want = Want(by_tier=holding.by_tier)
+        return True
+
+    async def settle(self, used: Mapping[str, Amounts]) -> None:
+        """Nothing to give back. Raises ValueError for more than is reserved at one of the tiers."""
+        if self._is_settled:
+            return
+        self._is_settled = True
+        for tier, amounts in used.items():
+            held = self._want.by_tier.get(tier)
+            if held is None or amounts.tokens > held.tokens or amounts.usd_nanos > held.usd_nanos:
+                raise ValueError(f"more than is reserved: tier {tier!r}: {amounts} of {held}")
+
+
+class Unlimited:
+    """A limiter that counts nothing."""
+
+    async def reserve(self, principal: Principal, want: Want) -> UnlimitedReservation:
+        """Always given."""
+        return UnlimitedReservation(want)
+
+    async def start(self) -> None:
+        """Nothing to do."""
+
+    async def close(self) -> None:
+        """Nothing to do."""

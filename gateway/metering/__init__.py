@@ -1,0 +1,1 @@
+"""What each request takes: reserved before, counted while, booked after it is answered."""

@@ -1,0 +1,133 @@
+"""What is charged for a request's attempts, and that it stays within what was reserved."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import msgspec
+
+from gateway.ledger.prices import PriceBook
+from gateway.ledger.row import LedgerRow
+from gateway.limits.amounts import Amounts
+from gateway.metering.rows import Entry
+
+NONE: Final = Amounts(requests=0)
+
+
+def priced(entry: Entry, prices: PriceBook) -> LedgerRow:
+    """The row with what it costs us, and what the client pays for his part of it."""
+    row, charged = entry.row, entry.charged
+    # A guess is a row of a pass, and costs what a written token does.
+    num_written = row.num_completion_tokens or (
+        row.num_computed_tokens if row.kind == "draft" else 0
+    )
+    cost = prices.money(
+        row.tier,
+        num_prompt_tokens=row.num_prompt_tokens,
+        num_cached_tokens=row.num_cached_tokens,
+        num_completion_tokens=num_written,
+    )
+    charge = prices.money(
+        row.tier,
+        num_prompt_tokens=charged.num_prompt,
+        num_cached_tokens=min(charged.num_cached, charged.num_prompt),
+        num_completion_tokens=charged.num_completion,
+    )
+    return msgspec.structs.replace(
+        row,
+        cost_nanos=cost.cost_nanos,
+        charge_nanos=charge.charge_nanos,
+        num_charged_tokens=charged.num_prompt + charged.num_completion,
+        price_version=prices.version,
+    )
+
+
+@dataclass(slots=True)
+class Reserved:
+    """What a request holds: of each tier's limits, and of those for all tiers together."""
+
+    by_tier: dict[str, Amounts]
+    most: Amounts
+
+    def add(self, more: Mapping[str, Amounts]) -> None:
+        """It has grown, by the largest of these and by each tier's own."""
+        for tier, amounts in more.items():
+            self.by_tier[tier] = plus(self.by_tier.get(tier, NONE), amounts)
+        self.most = plus(self.most, largest(more.values()))
+
+
+def plus(one: Amounts, other: Amounts) -> Amounts:
+    """Both together."""
+    return Amounts(
+        requests=one.requests + other.requests,
+        tokens=one.tokens + other.tokens,
+        usd_nanos=one.usd_nanos + other.usd_nanos,
+    )
+
+
+def beyond(one: Amounts, other: Amounts) -> Amounts:
+    """What of the first is more than the second, each amount by itself."""
+    return Amounts(
+        requests=max(one.requests - other.requests, 0),
+        tokens=max(one.tokens - other.tokens, 0),
+        usd_nanos=max(one.usd_nanos - other.usd_nanos, 0),
+    )
+
+
+def largest(amounts: Iterable[Amounts]) -> Amounts:
+    """The largest of each amount."""
+    amounts = tuple(amounts)
+    return Amounts(
+        requests=max((a.requests for a in amounts), default=0),
+        tokens=max((a.tokens for a in amounts), default=0),
+        usd_nanos=max((a.usd_nanos for a in amounts), default=0),
+    )
+
+
+def used(rows: Iterable[LedgerRow]) -> dict[str, Amounts]:
+    """What is charged, by tier; the request itself counts for the first one."""
+    found: dict[str, Amounts] = {}
+    for row in rows:
+        if row.num_charged_tokens:
+            taken = Amounts(
+                requests=0 if found else 1,
+                tokens=row.num_charged_tokens,
+                usd_nanos=row.charge_nanos,
+            )
+            found[row.tier] = plus(found.get(row.tier, NONE), taken)
+    return found
+
+
+def missing(rows: Sequence[LedgerRow], reserved: Reserved) -> dict[str, Amounts]:
+    """What would have to be reserved beside, so that all of it can be charged."""
+    wanted = used(rows)
+    if not wanted:
+        return {}
+    more = {
+        tier: replace(beyond(amounts, reserved.by_tier.get(tier, NONE)), requests=0)
+        for tier, amounts in wanted.items()
+    }
+    together = NONE
+    for amounts in wanted.values():
+        together = plus(together, amounts)
+    over = replace(beyond(together, reserved.most), requests=0)
+    last = next(reversed(more))
+    more[last] = largest((more[last], over))
+    return {tier: amounts for tier, amounts in more.items() if amounts != NONE}
+
+
+def capped(rows: Sequence[LedgerRow], reserved: Reserved) -> list[LedgerRow]:
+    """The rows, charged with no more than is reserved; the rest is ours to pay."""
+    left, most, kept = dict(reserved.by_tier), reserved.most, []
+    for row in rows:
+        if row.num_charged_tokens:
+            here = left.get(row.tier, NONE)
+            row = msgspec.structs.replace(
+                row,
+                num_charged_tokens=min(row.num_charged_tokens, here.tokens, most.tokens),
+                charge_nanos=min(row.charge_nanos, here.usd_nanos, most.usd_nanos),
+            )
+            taken = Amounts(requests=0, tokens=row.num_charged_tokens, usd_nanos=row.charge_nanos)
+            left[row.tier], most = beyond(here, taken), beyond(most, taken)
+        kept.append(row)
+    return kept

@@ -1,0 +1,119 @@
+"""What the engine did for one local answer, whoever got it in the end."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, fields
+from typing import Final
+
+from engine.events import Failed, Finished, RequestStats, TierWork
+from engine.request import Tier
+
+# An abort takes effect after the step that runs; a long prefill on a CPU takes a second.
+_LAST_WORD_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """One engine request's last word; `stats` None where the engine told nothing.
+
+    `tier` is the one that it ended on, if that is known. Times are moments on the gateway's clock:
+    the request's arrival, its change of tier, its end.
+    """
+
+    has_failed: bool
+    stats: RequestStats | None
+    tier: Tier | None
+    arrival_s: float
+    ended_s: float
+    switched_s: float | None
+    reason: str
+    """stop, length or abort; of failures their code."""
+
+
+@dataclass(slots=True)
+class _Open:
+    """A request of which the engine has not said its last word."""
+
+    arrival_s: float
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    switched_s: float | None = None
+
+
+class LocalWork:
+    """Collects the engine's last words on the requests of one answer."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._open: dict[str, _Open] = {}
+        self.ended: list[Ended] = []
+
+    def follow(
+        self, request_id: str, arrival_s: float | None = None
+    ) -> Callable[[Finished | Failed | None], None]:
+        """Expect a request's last word; give the result to `EngineClient.submit`."""
+        awaited = _Open(self._clock() if arrival_s is None else arrival_s)
+        self._open[request_id] = awaited
+
+        def on_end(event: Finished | Failed | None) -> None:
+            if self._open.pop(request_id, None) is None:
+                return
+            awaited.over.set()
+            if event is None:  # the engine has refused it, and has done nothing
+                return
+            self.ended.append(
+                Ended(
+                    has_failed=isinstance(event, Failed),
+                    stats=event.stats,
+                    tier=None if isinstance(event, Failed) else event.tier,
+                    arrival_s=awaited.arrival_s,
+                    ended_s=self._clock(),
+                    switched_s=awaited.switched_s,
+                    reason=event.code if isinstance(event, Failed) else event.finish_reason,
+                )
+            )
+
+        return on_end
+
+    def switched(self, request_id: str) -> None:
+        """Another tier goes on with a request from here."""
+        if (awaited := self._open.get(request_id)) is not None:
+            awaited.switched_s = self._clock()
+
+    def forget(self, request_id: str) -> None:
+        """The request was never sent."""
+        if (awaited := self._open.pop(request_id, None)) is not None:
+            awaited.over.set()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every request has ended in the engine too."""
+        return not self._open
+
+    async def wait(self) -> None:
+        """Until it is; for a bounded time, should the engine never speak again."""
+        try:
+            async with asyncio.timeout(_LAST_WORD_S):
+                for awaited in list(self._open.values()):
+                    await awaited.over.wait()
+        except TimeoutError:
+            self._open.clear()
+
+    def by_tier(self) -> dict[Tier, TierWork]:
+        """The work of all requests, added up."""
+        done: dict[Tier, TierWork] = {}
+        for ended in self.ended:
+            for work in () if ended.stats is None else ended.stats.work:
+                before = done.get(work.tier)
+                done[work.tier] = work if before is None else total((before, work))
+        return done
+
+
+_COUNTS: Final = tuple(count.name for count in fields(TierWork) if count.name != "tier")
+
+
+def total(works: Iterable[TierWork]) -> TierWork:
+    """Works of one tier, added up."""
+    works = tuple(works)
+    counts = {name: sum(getattr(work, name) for work in works) for name in _COUNTS}
+    return TierWork(tier=works[0].tier, **counts)

@@ -1,0 +1,379 @@
+"""One API request's account: what it may take, what was done for it, what it is charged."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final, Literal
+
+from gateway.errors import BudgetError, RateLimitError
+from gateway.ledger.row import LedgerRow
+from gateway.limits.amounts import Amounts, Want
+from gateway.limits.headers import ratelimit_headers
+from gateway.limits.limiter import Reservation
+from gateway.metering.charging import (
+    NONE,
+    Reserved,
+    beyond,
+    capped,
+    largest,
+    missing,
+    priced,
+    used,
+)
+from gateway.metering.credit import Credit
+from gateway.metering.engine_spans import record_local
+from gateway.metering.local_work import LocalWork
+from gateway.metering.rows import Entry, LocalAnswer, local_entries
+from gateway.metering.tenancy import Tenancy
+from gateway.metering.upstream_rows import upstream_entry
+from gateway.telemetry.tracer import NULL_SPAN, Span
+from gateway.tenants.principal import Principal
+from gateway.upstream.attempts import Attempt
+
+Ending = Literal["answered", "cancelled", "failed"]
+"""How a response ended: whole, given up by the client, or by an error that is not his."""
+
+_RETRY_S: Final = 1.0
+_LEAST_TOKENS: Final = 16
+"""What is reserved at least of an answer that may be as long as it likes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """Whose request it is, and how it came.
+
+    `request_id` is ours, `client_request_id` the header x-request-id. `arrival_s` is the gateway's
+    clock.
+    """
+
+    principal: Principal
+    request_id: str
+    client_request_id: str
+    endpoint: str
+    arrival_s: float
+    arm: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What an answer is going to take at most, its prompts counted once.
+
+    `tiers` may answer, `max_tokens` is of each choice; is_bounded: the client has said so.
+    """
+
+    tiers: tuple[str, ...]
+    num_prompt_tokens: int
+    num_choices: int
+    max_tokens: int
+    is_bounded: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Leg:
+    """One local answer. `tell` says how it went, when it is over."""
+
+    work: LocalWork
+    tell: Callable[[], LocalAnswer]
+
+
+class RequestMeter:
+    """Reserves before the work, counts while it runs, books and gives back when it is over.
+
+    Whatever becomes of the request, `end` is called; only the first time counts.
+    """
+
+    def __init__(
+        self,
+        tenancy: Tenancy,
+        account: Account,
+        *,
+        clock: Callable[[], float],
+        wall_clock: Callable[[], float],
+        span: Span = NULL_SPAN,
+    ) -> None:
+        """`wall_clock` gives the seconds since 1970, for the ledger; `span` is the request's."""
+        self.account = account
+        self.is_streamed = False
+        self._tenancy = tenancy
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._span = span
+        self._reservation: Reservation | None = None
+        self._reserved = Reserved({}, NONE)
+        self._legs: list[_Leg] = []
+        self._attempts: list[Attempt] = []
+        self._credit: Credit | None = None
+        self._ending: Ending | None = None
+        self._charged = asyncio.Event()
+        self._is_continued = False
+        self._is_booked = False
+
+    @property
+    def principal(self) -> Principal:
+        """Who asks."""
+        return self.account.principal
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether anything that this tenant takes is counted."""
+        principal = self.principal
+        return not (principal.limits.is_empty and principal.team_limits.is_empty)
+
+    # ---- before -------------------------------------------------------------------------------
+
+    async def admit(self, estimate: Estimate) -> Credit | None:
+        """Reserve what the answer is going to take; None where nothing is limited.
+
+        Where others were to answer before, only the difference is reserved. Raises RateLimitError
+        or BudgetError.
+        """
+        if not self.is_limited:
+            return None
+        if estimate.is_bounded:
+            per_choice = estimate.max_tokens
+            await self._reserve(self._wanted(estimate, per_choice))
+        else:
+            per_choice = await self._reserve_usual(estimate)
+        num_completion = per_choice * estimate.num_choices
+        can_grow = per_choice < estimate.max_tokens
+        grow = partial(self._grow, estimate.tiers) if can_grow else None
+        self._credit = Credit(num_completion, grow)
+        return self._credit
+
+    async def _reserve_usual(self, estimate: Estimate) -> int:
+        """Reserve what such answers usually take; returns the tokens of each choice.
+
+        Where even an unused limit is too small for that, it is begun on less, for it may grow.
+        """
+        lengths, endpoint = self._tenancy.lengths, self.account.endpoint
+        num_tokens = max(
+            lengths.expected(tier, endpoint, at_most=estimate.max_tokens) for tier in estimate.tiers
+        )
+        while True:
+            try:
+                await self._reserve(self._wanted(estimate, num_tokens))
+            except BudgetError as error:
+                if error.reset_s is not None or num_tokens <= _LEAST_TOKENS:
+                    raise
+                num_tokens = max(num_tokens // 4, _LEAST_TOKENS)
+            else:
+                return num_tokens
+
+    def _wanted(self, estimate: Estimate, per_choice: int) -> dict[str, Amounts]:
+        num_completion = per_choice * estimate.num_choices
+        return {
+            tier: self._amounts(tier, estimate.num_prompt_tokens, num_completion)
+            for tier in estimate.tiers
+        }
+
+    async def count(self) -> None:
+        """Reserve a request that writes no answer. Raises RateLimitError or BudgetError."""
+        if self.is_limited:
+            await self._reserve({"": Amounts(requests=1)})
+
+    def _amounts(self, tier: str, num_prompt: int, num_completion: int) -> Amounts:
+        most = self._tenancy.prices.most(
+            tier, num_prompt_tokens=num_prompt, num_completion_tokens=num_completion
+        )
+        return Amounts(requests=1, tokens=num_prompt + num_completion, usd_nanos=most.charge_nanos)
+
+    async def _reserve(self, wanted: dict[str, Amounts]) -> None:
+        if self._reservation is None:
+            want = Want(by_tier=wanted)
+            self._reservation = await self._tenancy.limiter.reserve(self.principal, want)
+            self._reserved = Reserved(dict(wanted), largest(wanted.values()))
+            return
+        reserved = self._reserved.by_tier
+        more = {t: beyond(amounts, reserved.get(t, NONE)) for t, amounts in wanted.items()}
+        if any(amounts != NONE for amounts in more.values()) and not await self._grow_by(more):
+            raise RateLimitError(
+                "The limits of this key have no room for another attempt at this request.",
+                retry_after_s=_RETRY_S,
+                headers=self.headers,
+            )
+
+    async def _grow(self, tiers: Iterable[str], num_tokens: int) -> bool:
+        """More of the answer, whoever writes it."""
+        more = {}
+        for tier in tiers:
+            amounts = self._amounts(tier, 0, num_tokens)
+            # Money is rounded down; what was reserved in parts is charged in one sum.
+            more[tier] = replace(amounts, requests=0, usd_nanos=amounts.usd_nanos + 1)
+        return await self._grow_by(more)
+
+    async def _grow_by(self, more: dict[str, Amounts]) -> bool:
+        assert self._reservation is not None, "it was reserved before"
+        if not await self._reservation.grow(Want(by_tier=more)):
+            return False
+        self._reserved.add(more)
+        return True
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The x-ratelimit headers; empty where nothing is limited."""
+        return {} if self._reservation is None else ratelimit_headers(self._reservation.states)
+
+    # ---- meanwhile ----------------------------------------------------------------------------
+
+    def follow_local(self, work: LocalWork, tell: Callable[[], LocalAnswer]) -> None:
+        """A local answer begins; `tell` is asked how it went when all of it is over."""
+        self._legs.append(_Leg(work=work, tell=tell))
+
+    def continued(self) -> None:
+        """Others go on behind what was sent: the beginning was delivered too."""
+        self._is_continued = True
+
+    def on_attempt(self, attempt: Attempt) -> None:
+        """A request to a server elsewhere has ended; losers and copies do so after the answer."""
+        if attempt.kind == "continuation":
+            self._is_continued = True
+        if self._is_booked:
+            entry = self._of_attempt(attempt, was_handed_over=False)
+            self._tenancy.ledger.add(priced(entry, self._tenancy.prices))
+        else:
+            self._attempts.append(attempt)
+
+    # ---- after --------------------------------------------------------------------------------
+
+    def end(self, ending: Ending) -> None:
+        """The response is over. What is left to do is done in the background."""
+        if self._ending is None:
+            self._begin_end(ending)
+
+    async def finish(self, ending: Ending) -> None:
+        """The same; returns when what is left of the reservation is given back.
+
+        So the next request finds it. Only an engine that is still about to end its work on an
+        answer that nobody got is not waited for.
+        """
+        if self._ending is not None:
+            return
+        is_known = ending == "answered" or self._is_work_complete
+        task = self._begin_end(ending)
+        if task is not None and is_known:
+            await self._charged.wait()
+
+    def _begin_end(self, ending: Ending) -> asyncio.Task[None] | None:
+        """The task that does what cannot be done at once."""
+        self._ending = ending
+        if self._reservation is None and self._is_work_complete:
+            self._book(self._rows())
+            return None
+        return self._tenancy.settlements.add(self._settle(ending))
+
+    @property
+    def _is_work_complete(self) -> bool:
+        return all(leg.work.is_complete for leg in self._legs)
+
+    async def _settle(self, ending: Ending) -> None:
+        """Charge, give back, and book when the engine has said its last words.
+
+        What a whole answer is charged does not depend on them.
+        """
+        try:
+            if ending != "answered":
+                await self._last_words()
+        finally:
+            rows = self._rows()
+            if self._reservation is not None:
+                rows = await self._charge(self._reservation, rows)
+            self._charged.set()
+        if not self._is_work_complete:
+            await self._last_words()
+            rows = capped(self._rows(), self._reserved) if self._reservation else self._rows()
+        self._book(rows)
+
+    async def _last_words(self) -> None:
+        for leg in self._legs:
+            await leg.work.wait()
+
+    async def _charge(self, reservation: Reservation, rows: list[LedgerRow]) -> list[LedgerRow]:
+        """The rows as they can be charged; what is left of the reservation is given back."""
+        more = missing(rows, self._reserved)
+        if more and not await self._grow_by(more):
+            rows = capped(rows, self._reserved)
+        taken = used(rows)
+        if not taken and self._ending == "answered" and "" in self._reserved.by_tier:
+            taken = {"": Amounts(requests=1)}  # no answer was asked for
+        await reservation.settle(taken)
+        return rows
+
+    def _book(self, rows: Iterable[LedgerRow]) -> None:
+        self._is_booked = True
+        for row in rows:
+            self._tenancy.ledger.add(row)
+        for leg in self._legs:
+            self._learn(leg.tell())
+
+    def _rows(self) -> list[LedgerRow]:
+        return [priced(entry, self._tenancy.prices) for entry in self._entries()]
+
+    def _entries(self) -> Iterator[Entry]:
+        was_handed_over = False
+        for leg in self._legs:
+            answer = leg.tell()
+            record_local(self._span, leg.work, answer)
+            was_handed_over = was_handed_over or answer.was_given_up
+            if answer.outcome == "failed" and self._was_delivered_in_part:
+                answer = replace(answer, is_delivered_in_part=True)
+            elif answer.outcome == "cancelled" and self._ending != "cancelled":
+                answer = replace(answer, outcome="lost")
+            yield from local_entries(answer, leg.work.by_tier(), self._template)
+        for attempt in self._attempts:
+            yield self._of_attempt(attempt, was_handed_over=was_handed_over)
+
+    def _learn(self, answer: LocalAnswer) -> None:
+        """How long answers are that may be as long as they like."""
+        if answer.is_bounded or answer.outcome not in ("answered", "limited", "cancelled"):
+            return
+        for num_tokens in answer.tokens_by_choice:
+            self._tenancy.lengths.learn(
+                answer.tier,
+                self.account.endpoint,
+                num_tokens,
+                was_cut=answer.outcome != "answered",
+            )
+
+    @property
+    def _was_delivered_in_part(self) -> bool:
+        """Whether a broken answer's beginning is part of one that came to its end."""
+        return self._is_continued and self._ending != "failed"
+
+    def _of_attempt(self, attempt: Attempt, *, was_handed_over: bool) -> Entry:
+        is_delivered = attempt.kind != "mirror" and not self._is_booked
+        match attempt.outcome:
+            case "answered":
+                pass
+            case "cancelled":
+                is_cut = self._credit is not None and self._credit.is_used_up
+                is_delivered = is_delivered and (is_cut or self._ending == "cancelled")
+            case "failed":
+                has_begun = attempt.first_token_s is not None and attempt.usage is not None
+                is_delivered = is_delivered and has_begun and self._was_delivered_in_part
+            case _:
+                is_delivered = False
+        if is_delivered and attempt.outcome == "answered" and self._ending == "failed":
+            is_delivered = False
+        return upstream_entry(
+            attempt,
+            self._template,
+            is_delivered=is_delivered,
+            was_handed_over=was_handed_over,
+            arrival_s=self.account.arrival_s,
+        )
+
+    def _template(self, **fields: Any) -> LedgerRow:
+        account = self.account
+        return LedgerRow(
+            row_id=self._tenancy.row_ids.next(),
+            request_id=account.request_id,
+            client_request_id=account.client_request_id,
+            ended_at=self._wall_clock(),
+            key_id=account.principal.key_id,
+            team_id=account.principal.team_id,
+            endpoint=account.endpoint,
+            arm=account.arm,
+            is_streamed=self.is_streamed,
+            **fields,
+        )

@@ -1,0 +1,136 @@
+"""Attempts in the ledger's words: one row for each, with what it took and what is charged."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from engine.events import TierWork
+from engine.request import Tier
+from gateway.ledger.row import LedgerRow, Outcome, RowKind
+
+_NOTHING: Final = TierWork(tier="small")
+Template = Callable[..., LedgerRow]
+"""Makes a row with what all rows of the request have in common."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokens:
+    """What the client is told that he used."""
+
+    num_prompt: int = 0
+    num_cached: int = 0
+    num_completion: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class Entry:
+    """A row in the making. `charged`: the tokens that the client pays for, of this attempt."""
+
+    row: LedgerRow
+    charged: Tokens = Tokens()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalAnswer:
+    """How one local answer went, as its generation tells it when it is over.
+
+    `tier` answered in the end, `first_tier` was asked first; was_probed: its hidden state was
+    looked at. `told` is the usage that the client is told, `num_held` tokens waited for a decision.
+    was_given_up: a tier elsewhere answered instead. is_delivered_in_part: it broke off, and others
+    went on behind it. is_bounded: the client had set `max_tokens`.
+    """
+
+    tier: Tier
+    first_tier: Tier
+    outcome: Outcome
+    models: Mapping[Tier, str]
+    told: Tokens
+    num_reasoning: int = 0
+    num_held: int = 0
+    was_probed: bool = False
+    was_given_up: bool = False
+    is_delivered_in_part: bool = False
+    is_bounded: bool = False
+    tokens_by_choice: tuple[int, ...] = ()
+    is_degraded: bool = False
+    hand_off: str = ""
+    failure: str = ""
+    queue_s: float | None = None
+    ttft_s: float | None = None
+    duration_s: float = 0.0
+
+
+def local_entries(
+    answer: LocalAnswer, works: Mapping[Tier, TierWork], template: Template
+) -> Iterator[Entry]:
+    """A row for each tier that worked on an answer, and one for what was drafted."""
+    drafted = _drafted(answer, works)
+    for tier in dict.fromkeys((answer.first_tier, answer.tier)):
+        work = works.get(tier)
+        is_last = tier == answer.tier and not answer.was_given_up
+        if work is None and not is_last:
+            continue
+        work = work or _NOTHING
+        num_prompt = answer.told.num_prompt
+        kind: RowKind = "answer" if tier == answer.first_tier else "escalation"
+        if not is_last and answer.was_probed and work.num_output_tokens == 0:
+            kind = "probe"
+        num_output = max(work.num_output_tokens, answer.told.num_completion if is_last else 0)
+        charged = _charged(answer, num_output) if is_last else Tokens()
+        yield Entry(
+            row=template(
+                kind=kind,
+                outcome=answer.outcome if is_last else "escalated",
+                tier=tier,
+                model=answer.models.get(tier, ""),
+                hand_off=answer.hand_off if is_last else "",
+                failure=answer.failure if is_last else "",
+                num_prompt_tokens=num_prompt,
+                num_cached_tokens=min(work.num_cached_tokens, num_prompt),
+                num_computed_tokens=work.num_computed_tokens,
+                num_completion_tokens=num_output,
+                num_reasoning_tokens=answer.num_reasoning if is_last else 0,
+                num_held_tokens=answer.num_held if tier == answer.first_tier else 0,
+                num_discarded_tokens=max(num_output - charged.num_completion, 0),
+                queue_s=answer.queue_s,
+                ttft_s=answer.ttft_s if is_last else None,
+                duration_s=answer.duration_s,
+                is_degraded=answer.is_degraded and is_last,
+            ),
+            charged=charged,
+        )
+    if drafted is not None:
+        yield Entry(row=template(**drafted))
+
+
+def _charged(answer: LocalAnswer, num_output: int) -> Tokens:
+    """What the client told of an answer that he got, or what was written until he left."""
+    told = answer.told
+    match answer.outcome:
+        case "answered" | "limited":
+            return told
+        case "failed" if answer.is_delivered_in_part:
+            return told
+        case "cancelled":
+            return replace(told, num_completion=num_output)
+        case _:
+            return Tokens()
+
+
+def _drafted(answer: LocalAnswer, works: Mapping[Tier, TierWork]) -> dict[str, object] | None:
+    """The row of the guesses for an answer; None where there were none."""
+    num_drafted = sum(work.num_drafted_tokens for work in works.values())
+    num_rows = sum(work.num_draft_rows for work in works.values())
+    if not num_drafted and not num_rows:
+        return None
+    guesser = next((tier for tier, work in works.items() if work.num_draft_rows), answer.tier)
+    return {
+        "kind": "draft",
+        "outcome": "answered" if answer.outcome == "limited" else answer.outcome,
+        "tier": guesser,
+        "model": answer.models.get(guesser, ""),
+        "num_computed_tokens": num_rows,
+        "num_drafted_tokens": num_drafted,
+        "num_accepted_tokens": sum(work.num_accepted_tokens for work in works.values()),
+        "duration_s": answer.duration_s,
+    }

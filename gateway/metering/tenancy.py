@@ -1,0 +1,83 @@
+"""What the gateway knows of tenants: who they are, what they may take, what they have taken."""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from gateway.ledger.book import Ledger
+from gateway.ledger.null import NullLedger
+from gateway.ledger.prices import PriceBook
+from gateway.ledger.row_ids import RowIds
+from gateway.limits.answer_lengths import AnswerLengths
+from gateway.limits.limiter import Limiter
+from gateway.limits.unlimited import Unlimited
+from gateway.storage.database import Database
+from gateway.tenants.parts import KeyParts, open_parts
+
+logger = logging.getLogger(__name__)
+
+_CLOSING_S: Final = 15.0
+
+
+class Settlements:
+    """What is left to do for requests whose answers are over."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is left to do."""
+        return bool(self._tasks)
+
+    def add(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Have it done, whoever leaves meanwhile; nobody has to wait."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    async def close(self) -> None:
+        """Wait until all of it is done."""
+        if self._tasks:
+            _, late = await asyncio.wait(self._tasks, timeout=_CLOSING_S)
+            for task in late:
+                task.cancel()
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("settlement failed error=%s", type(error).__name__, exc_info=error)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tenancy:
+    """Everything about tenants. By default everybody may ask, as much as he likes, unrecorded."""
+
+    keys: KeyParts = field(default_factory=open_parts)
+    limiter: Limiter = field(default_factory=Unlimited)
+    ledger: Ledger = field(default_factory=NullLedger)
+    prices: PriceBook = field(default_factory=PriceBook.free)
+    lengths: AnswerLengths = field(default_factory=AnswerLengths)
+    row_ids: RowIds = field(default_factory=lambda: RowIds(random.Random(), time.time))
+    settlements: Settlements = field(default_factory=Settlements)
+    database: Database | None = None
+
+    async def start(self) -> None:
+        """Ready to serve. Raises StorageError where the database cannot be used."""
+        await self.keys.authenticator.start()
+        await self.ledger.start()
+        await self.limiter.start()
+
+    async def close(self) -> None:
+        """All is settled and written."""
+        await self.settlements.close()
+        await self.limiter.close()
+        await self.ledger.close()
+        await self.keys.authenticator.close()
+        if self.database is not None:
+            self.database.close()

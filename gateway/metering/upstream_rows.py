@@ -1,0 +1,50 @@
+"""An attempt at a server elsewhere, in the ledger's words."""
+
+from gateway.ledger.row import LedgerRow, RowKind
+from gateway.metering.rows import Entry, Template, Tokens
+from gateway.upstream.attempts import Attempt
+from gateway.upstream.call import UpstreamUsage
+
+
+def upstream_entry(
+    attempt: Attempt,
+    template: Template,
+    *,
+    is_delivered: bool,
+    was_handed_over: bool,
+    arrival_s: float,
+) -> Entry:
+    """Its row. is_delivered: the client got what it wrote, or left while it did.
+
+    was_handed_over: a local answer had been given up for it.
+    """
+    usage = attempt.usage or UpstreamUsage(source="estimated")
+    kind: RowKind = attempt.kind
+    if kind == "answer" and was_handed_over:
+        kind = "escalation"
+    # The prompt of a continuation holds what was charged as an answer already.
+    has_prompt = attempt.kind != "continuation"
+    charged = Tokens()
+    if is_delivered:
+        charged = Tokens(
+            num_prompt=usage.num_prompt_tokens if has_prompt else 0,
+            num_cached=min(usage.num_cached_tokens, usage.num_prompt_tokens) if has_prompt else 0,
+            num_completion=usage.num_completion_tokens,
+        )
+    first_s = attempt.first_token_s
+    row: LedgerRow = template(
+        kind=kind,
+        outcome=attempt.outcome,
+        tier=attempt.tier,
+        replica=attempt.replica,
+        failure=attempt.failure or "",
+        num_prompt_tokens=usage.num_prompt_tokens,
+        num_cached_tokens=min(usage.num_cached_tokens, usage.num_prompt_tokens),
+        num_completion_tokens=usage.num_completion_tokens,
+        num_reasoning_tokens=usage.num_reasoning_tokens,
+        num_discarded_tokens=0 if is_delivered else usage.num_completion_tokens,
+        usage_source=usage.source,
+        ttft_s=None if first_s is None else first_s - arrival_s,
+        duration_s=attempt.ended_s - attempt.started_s,
+    )
+    return Entry(row=row, charged=charged)

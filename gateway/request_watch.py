@@ -1,0 +1,108 @@
+"""One API request as operators see it: its trace, and its text where that is captured."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+
+from gateway.errors import problem_of
+from gateway.handoff.leg import AnswerFacts
+from gateway.telemetry.capture import Capture, Exchange, Recording
+from gateway.telemetry.spans import AnswerMarks, end_answer
+from gateway.telemetry.tracer import Span
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watched:
+    """Which request it is. `body` is as the client sent it, JSON in his API's words."""
+
+    request_id: str
+    key_id: str
+    endpoint: str
+    body: bytes
+
+
+class RequestWatch:
+    """Told what becomes of a request. `with` it, planning that fails is told, too."""
+
+    def __init__(
+        self, watched: Watched, span: Span, capture: Capture, wall_clock: Callable[[], float]
+    ) -> None:
+        """`wall_clock`: seconds since 1970."""
+        self.span = span
+        self.recording: Recording | None = None
+        """Wants every part of the answer, as chat or completion; None where nobody does."""
+        self._watched = watched
+        self._capture = capture
+        self._wall_clock = wall_clock
+        self._is_streamed = False
+
+    def __enter__(self) -> None:
+        """The planning begins."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """It has ended; where it failed, so has the request."""
+        if error is not None:
+            self.ended(None, "failed", None, error)
+
+    def planned(self, *, is_private: bool, is_streamed: bool) -> None:
+        """It is going to be answered. A private request is not captured."""
+        self._is_streamed = is_streamed
+        if self._capture.wants(is_private=is_private):
+            self.recording = Recording()
+
+    def ended(
+        self,
+        facts: AnswerFacts | None,
+        outcome: str,
+        status: int | None,
+        error: BaseException | None = None,
+    ) -> None:
+        """The response is over. `status` is what was sent; `error` is what it ended by."""
+        if self.span.is_recording:
+            end_answer(self.span, _marks(facts, outcome, status, error))
+        if self.recording is not None:
+            watched = self._watched
+            self._capture.offer(
+                Exchange(
+                    request_id=watched.request_id,
+                    endpoint=watched.endpoint,
+                    ended_at=self._wall_clock(),
+                    request=watched.body,
+                    answer=self.recording.answer,
+                    is_private=False,
+                    is_streamed=self._is_streamed,
+                    is_cut=self.recording.is_cut,
+                    key_id=watched.key_id,
+                    tier="" if facts is None else facts.tier,
+                    outcome=outcome,
+                )
+            )
+
+
+def _marks(
+    facts: AnswerFacts | None, outcome: str, status: int | None, error: BaseException | None
+) -> AnswerMarks:
+    error_type = None
+    if isinstance(error, Exception):
+        problem = problem_of(error)
+        error_type = problem.code or type(error).__name__
+        status = problem.status if status is None else status
+    if facts is None:
+        return AnswerMarks(status=status, outcome=outcome, error_type=error_type)
+    return AnswerMarks(
+        status=status,
+        outcome=outcome,
+        tier=facts.tier,
+        reason=facts.reason,
+        hand_off=facts.hand_off,
+        answer_id=facts.job_id,
+        num_completion_tokens=facts.num_tokens,
+        ttft_s=facts.ttft_s,
+        is_degraded=facts.is_degraded,
+        error_type=error_type,
+    )

@@ -1,0 +1,53 @@
+"""Settings of HTTP: bounds on connections, browsers of other sites, repeated requests."""
+
+import re
+from typing import Annotated, Final
+
+from pydantic import BeforeValidator, Field, field_validator
+from pydantic_settings import NoDecode
+
+from gateway.settings_sections import Count, Seconds, Section, split_list
+
+_ORIGIN: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s/?#*,@]+")
+
+Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(split_list)]
+
+
+class CorsSettings(Section):
+    """Which web pages of other sites may ask."""
+
+    origins: Names = ()
+    """Their origins, such as https://app.example; "*" for all. Empty: none."""
+
+    @field_validator("origins")
+    @classmethod
+    def _as_browsers_write_them(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in origins:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise ValueError(
+                    f"{origin!r} is no origin: write scheme, host and port only, as in "
+                    'https://app.example:8443, or "*" for all'
+                )
+        return tuple(origin.lower() for origin in origins)
+
+
+class HttpSettings(Section):
+    """What a connection may do."""
+
+    cors: CorsSettings = Field(default_factory=CorsSettings)
+    header_timeout_s: Seconds = 10.0
+    """Time for a request's headers, from its first byte on."""
+    body_timeout_s: Seconds = 30.0
+    """Time between two parts of a request's body."""
+    write_timeout_s: Seconds = 60.0
+    """How long a client may not take more of its answer before the connection is cut."""
+    keep_alive_s: Seconds = 75.0
+    """How long a connection may be idle between two requests."""
+    max_header_bytes: Count = 32 * 1024
+    """Size of a request's line and headers together."""
+    max_connections: Count = 10_000
+    """Connections at the same time; more are refused."""
+    idempotency_ttl_s: Seconds = 86_400.0
+    """How long an answer is kept for requests that are repeated with their idempotency-key."""
+    idempotency_max_bytes: Annotated[int, Field(ge=0)] = 64 * 2**20
+    """Memory for them, all together; 0: the header is refused."""

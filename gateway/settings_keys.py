@@ -1,0 +1,24 @@
+"""Settings of keys: whether they are wanted, and how their secrets are kept."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, SecretStr
+
+from gateway.settings_sections import Section
+
+KeyMode = Literal["auto", "required", "off"]
+
+
+class KeySettings(Section):
+    """Who may ask. Keys are made by `outrider keys create`."""
+
+    mode: KeyMode = "auto"
+    """auto: keys are wanted as soon as there is one, and until then only this machine may ask;
+    required: always; off: never, whoever can reach the port may ask."""
+    secret: SecretStr | None = None
+    """What hashes of keys are keyed with; unset: drawn at the first start and kept beside the
+    database. Several gateways on one database need the same."""
+    admin_token: SecretStr | None = None
+    """A token for /admin beside keys with the admin scope; unset: such keys only."""
+    refresh_s: Annotated[float, Field(gt=0)] = 1.0
+    """How soon keys that another process makes or revokes are known here."""

@@ -1,0 +1,222 @@
+"""One database for worker threads: transactions that end, errors that say what to do."""
+
+import logging
+import os
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from sqlalchemy import URL, Connection, CursorResult, Engine, Table, create_engine, event, exc
+from sqlalchemy.dialects import postgresql, sqlite
+
+from gateway.errors import StorageError
+from gateway.settings import SettingsError
+from gateway.storage.migrating import migrate
+from gateway.storage.urls import describe, read_url
+
+logger = logging.getLogger(__name__)
+
+Dialect = Literal["sqlite", "postgresql"]
+
+_BUSY_TIMEOUT_S: Final = 10.0
+_CONNECT_TIMEOUT_S: Final = 5
+_STATEMENT_TIMEOUT_S: Final = 60
+_LOCK_TIMEOUT_S: Final = 30
+_POOL_SIZE: Final = 4
+_MAX_REASON_CHARS: Final = 300
+_WRITES: Final = "outrider_writes"
+
+
+class DatabaseError(StorageError):
+    """The database cannot be asked now.
+
+    Clients are told no more than that; `detail` says it to those who run the gateway.
+    """
+
+    def __init__(self, detail: str) -> None:
+        super().__init__("The database cannot be asked now. Try again soon.")
+        self.detail = detail
+
+
+class Database:
+    """A database, opened when it is first asked. Blocks: in an event loop, use a thread.
+
+    Safe for several threads, and for several processes on the same database.
+    """
+
+    def __init__(self, url: str) -> None:
+        """Nothing is opened yet. Raises SettingsError for an address that cannot be used."""
+        address = read_url(url)
+        self.name = describe(address)
+        """What to call it in messages; without user and password."""
+        self.dialect: Dialect = "sqlite" if address.drivername == "sqlite" else "postgresql"
+        self.path = Path(str(address.database)) if self.dialect == "sqlite" else None
+        """SQLite's file."""
+        self.engine = _sqlite_engine(address) if self.path else _postgres_engine(address)
+
+    def migrate(self) -> None:
+        """Make the tables, or bring them up to date; several processes may do so at once.
+
+        Raises SettingsError for a database that a newer program has made, or that is no database;
+        DatabaseError where it cannot be reached.
+        """
+        if self.path is not None:
+            _make_private(self.path)
+        try:
+            with self.write() as connection:
+                migrate(connection, self.name)
+        except exc.ProgrammingError as error:
+            raise SettingsError(f"database_url: {reason_of(error)}") from None
+        except DatabaseError as error:
+            if "file is not a database" not in error.detail:
+                raise
+            raise SettingsError(f"{self.name} is no database of SQLite's") from None
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        """A transaction that only reads. Raises DatabaseError where the database fails."""
+        with self._translated(), self.engine.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def write(self) -> Iterator[Connection]:
+        """A transaction: committed at the end, rolled back after an exception.
+
+        SQLite has one writer at a time, the others wait for it here. Raises DatabaseError where
+        the database fails; IntegrityError (SQLAlchemy's) is passed on.
+        """
+        with (
+            self._translated(),
+            self.engine.execution_options(**{_WRITES: True}).begin() as connection,
+        ):
+            yield connection
+
+    def close(self) -> None:
+        """Close all connections. Used again, it is opened again."""
+        self.engine.dispose()
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except exc.SQLAlchemyError as error:
+            if not _is_outage(error):
+                raise
+            detail = f"the database {self.name} cannot be asked: {reason_of(error)}"
+            raise DatabaseError(detail) from error
+
+
+def insert_new(
+    connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]
+) -> CursorResult[Any] | None:
+    """Insert the rows whose primary key is new; the others are passed over. Rows as dicts."""
+    if not rows:
+        return None
+    dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
+    statement = dialect.insert(table).on_conflict_do_nothing()
+    return connection.execute(statement, [dict(row) for row in rows])
+
+
+def reason_of(error: BaseException) -> str:
+    """What the database's driver said, on one line. No statement and no values of it."""
+    origin = error
+    if isinstance(error, exc.DBAPIError) and error.orig is not None:
+        origin = error.orig
+    words = " ".join(str(origin).split()) or type(origin).__name__
+    return words[:_MAX_REASON_CHARS]
+
+
+def _is_outage(error: exc.SQLAlchemyError) -> bool:
+    """Whether the database failed, rather than what it was asked."""
+    if isinstance(error, exc.DBAPIError) and error.connection_invalidated:
+        return True
+    # SQLite's driver says of a damaged file no more than that it is an error of the database.
+    return type(error) is exc.DatabaseError or isinstance(
+        error, exc.OperationalError | exc.InterfaceError | exc.InternalError | exc.TimeoutError
+    )
+
+
+def _sqlite_engine(address: URL) -> Engine:
+    engine = create_engine(
+        address,
+        pool_size=_POOL_SIZE,
+        pool_timeout=_BUSY_TIMEOUT_S,
+        connect_args={"timeout": _BUSY_TIMEOUT_S},
+    )
+    event.listen(engine, "connect", _set_up_sqlite)
+    event.listen(engine, "begin", _begin_sqlite)
+    return engine
+
+
+def _postgres_engine(address: URL) -> Engine:
+    defaults: dict[str, Any] = {
+        # A server that has vanished from the network is given up after half a minute.
+        "keepalives_idle": 10,
+        "keepalives_interval": 5,
+        "keepalives_count": 4,
+        "tcp_user_timeout": 30_000,
+        "connect_timeout": _CONNECT_TIMEOUT_S,
+        "application_name": "outrider",
+        "options": f"-c statement_timeout={_STATEMENT_TIMEOUT_S}s "
+        f"-c lock_timeout={_LOCK_TIMEOUT_S}s",
+    }
+    return create_engine(
+        address,
+        pool_size=_POOL_SIZE,
+        pool_timeout=_BUSY_TIMEOUT_S,
+        pool_pre_ping=True,  # a server that was started again has dropped our connections
+        connect_args={k: v for k, v in defaults.items() if k not in address.query},
+    )
+
+
+def _make_private(path: Path) -> None:
+    """Have the file made with rights for its owner only; its companions get the same.
+
+    Raises DatabaseError where it cannot be made or written.
+    """
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    except OSError as error:
+        raise DatabaseError(f"the database {path} cannot be opened: {error.strerror}") from None
+
+
+def _set_up_sqlite(connection: sqlite3.Connection, _: object) -> None:
+    """Settings that SQLite keeps per connection."""
+    connection.isolation_level = None  # Python's module begins transactions late, and unasked
+    cursor = connection.cursor()
+    try:
+        cursor.execute(f"PRAGMA busy_timeout = {round(_BUSY_TIMEOUT_S * 1000)}")
+        _use_wal(cursor)
+        # With a write-ahead log this loses no commit when a process dies; when the machine does,
+        # the last ones, and never the file.
+        cursor.execute("PRAGMA synchronous = NORMAL")
+        cursor.execute("PRAGMA foreign_keys = ON")
+    finally:
+        cursor.close()
+
+
+def _use_wal(cursor: sqlite3.Cursor) -> None:
+    """Write-ahead logging: readers and the writer do not wait for each other.
+
+    The change itself does not heed the busy timeout, so it is tried again while others open the
+    same new file.
+    """
+    deadline_s = time.monotonic() + _BUSY_TIMEOUT_S
+    while True:
+        try:
+            if cursor.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+                cursor.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > deadline_s:
+                raise
+            time.sleep(0.01)
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    """Writers take the lock at once: two that began by reading would stand in each other's way."""
+    writes = connection.get_execution_options().get(_WRITES, False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

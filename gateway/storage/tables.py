@@ -1,0 +1,145 @@
+"""All tables. Money is in whole nano-dollars, times are seconds since 1970 (UTC)."""
+
+from typing import Final
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+)
+
+SCHEMA_VERSION: Final = "0001"
+"""The newest migration; a database of another version is migrated, or refused if it is newer."""
+
+metadata: Final = MetaData(
+    naming_convention={
+        "pk": "pk_%(table_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_name)s",
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    }
+)
+
+
+def _number(name: str) -> Column[int]:
+    return Column(name, BigInteger, nullable=False)
+
+
+def _word(name: str) -> Column[str]:
+    # Of any length: PostgreSQL gains nothing by a bound, and one long name would fail its batch.
+    return Column(name, String, nullable=False)
+
+
+def _flag(name: str) -> Column[bool]:
+    return Column(name, Boolean, nullable=False)
+
+
+teams: Final = Table(
+    "teams",
+    metadata,
+    Column("id", String(16), primary_key=True),
+    Column("name", String(128), nullable=False, unique=True),
+    Column("limits", Text, nullable=False),  # JSON of a LimitSpec
+    Column("weight", Double, nullable=False),
+    Column("labels", Text, nullable=False),  # JSON of names to words
+    Column("created_at", Double, nullable=False),
+)
+
+keys: Final = Table(
+    "keys",
+    metadata,
+    Column("id", String(16), primary_key=True),
+    Column("name", String(128), nullable=False, index=True),
+    Column("team_id", String(16), ForeignKey("teams.id"), nullable=True),
+    Column("hash", String(64), nullable=False),  # in hexadecimals
+    Column("hashed_with", String(16), nullable=False),  # which secret, without telling it
+    # The secret before the last rotation, while it is still taken.
+    Column("old_hash", String(64), nullable=True),
+    Column("old_hash_until", Double, nullable=True),
+    Column("models", Text, nullable=True),  # JSON of a list; null: all
+    Column("tiers", Text, nullable=True),  # JSON of a list; null: all
+    _flag("is_admin"),
+    Column("limits", Text, nullable=False),  # JSON of a LimitSpec
+    Column("weight", Double, nullable=False),
+    Column("labels", Text, nullable=False),  # JSON of names to words
+    Column("created_at", Double, nullable=False),
+    Column("expires_at", Double, nullable=True),
+    Column("revoked_at", Double, nullable=True),
+)
+
+key_version: Final = Table(
+    "key_version",
+    metadata,
+    # One row. Whoever changes keys or teams adds one, so that others need not read them all to
+    # see that nothing has changed.
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("version", BigInteger, nullable=False),
+)
+
+secrets: Final = Table(
+    "secrets",
+    metadata,
+    Column("name", String(64), primary_key=True),
+    Column("value", Text, nullable=False),
+)
+
+price_versions: Final = Table(
+    "price_versions",
+    metadata,
+    Column("version", String(32), primary_key=True),
+    Column("document", Text, nullable=False),  # JSON of the prices
+    Column("created_at", Double, nullable=False),
+)
+
+ledger: Final = Table(
+    "ledger",
+    metadata,
+    # The fields of a ledger's row, under the same names, and the day of its end. No foreign keys:
+    # rows outlive keys.
+    Column("row_id", String, primary_key=True),
+    _word("request_id"),
+    Column("ended_at", Double, nullable=False),
+    Column("day", Integer, nullable=False),  # whole days since 1970-01-01 (UTC)
+    _word("kind"),
+    _word("outcome"),
+    _word("tier"),
+    _word("key_id"),
+    Column("team_id", String, nullable=True),
+    _word("client_request_id"),
+    _word("endpoint"),
+    _word("model"),
+    _word("replica"),
+    _word("arm"),
+    _word("hand_off"),
+    _word("failure"),
+    _number("num_prompt_tokens"),
+    _number("num_cached_tokens"),
+    _number("num_computed_tokens"),
+    _number("num_completion_tokens"),
+    _number("num_reasoning_tokens"),
+    _number("num_drafted_tokens"),
+    _number("num_accepted_tokens"),
+    _number("num_held_tokens"),
+    _number("num_discarded_tokens"),
+    _number("num_charged_tokens"),
+    _word("usage_source"),
+    _number("cost_nanos"),
+    _number("charge_nanos"),
+    _word("price_version"),
+    Column("queue_s", Double, nullable=True),
+    Column("ttft_s", Double, nullable=True),
+    Column("duration_s", Double, nullable=False),
+    _flag("is_streamed"),
+    _flag("is_degraded"),
+    Index(None, "ended_at"),
+    Index(None, "key_id", "ended_at"),
+    Index(None, "team_id", "ended_at"),
+)

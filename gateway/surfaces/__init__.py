@@ -1,0 +1,1 @@
+"""Other APIs than chat and completions, over the same answers."""

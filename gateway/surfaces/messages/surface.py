@@ -1,0 +1,46 @@
+"""POST /v1/messages as a surface over chat completions."""
+
+from typing import Final
+
+import msgspec
+
+from gateway.errors import Problem
+from gateway.handoff.slips import refuse_slips
+from gateway.surfaces.messages.problems import problem_object
+from gateway.surfaces.messages.request import chat_fields, chat_prompt_fields, tells_thoughts
+from gateway.surfaces.messages.schema import CountTokensRequest, MessagesRequest
+from gateway.surfaces.messages.writer import MessageWriter
+from gateway.surfaces.reading import read_body
+from gateway.surfaces.surface import Translated
+
+_encode: Final = msgspec.json.Encoder().encode
+
+
+class MessagesSurface:
+    """Anthropic's Messages API. Keeps nothing between requests.
+
+    has_tiers_elsewhere: somebody may read images and files, which the local models do not.
+    """
+
+    name: Final = "messages"
+
+    def __init__(self, *, has_tiers_elsewhere: bool) -> None:
+        self._has_tiers_elsewhere = has_tiers_elsewhere
+
+    def read(self, body: bytes) -> Translated:
+        """A chat completion's request, and who writes its answer. Raises BadRequestError."""
+        read = read_body(MessagesRequest, body)
+        if self._has_tiers_elsewhere:
+            refuse_slips(body, read.document)
+        fields = chat_fields(read.request, has_tiers_elsewhere=self._has_tiers_elsewhere)
+        writer = MessageWriter(tells_thoughts=tells_thoughts(read.request))
+        return Translated(chat_body=_encode(fields), writer=writer)
+
+    def read_prompt(self, body: bytes) -> bytes:
+        """A request to count tokens as a chat completion's request. Raises BadRequestError."""
+        request = read_body(CountTokensRequest, body).request
+        return _encode(chat_prompt_fields(request, has_tiers_elsewhere=self._has_tiers_elsewhere))
+
+    def problem_body(self, problem: Problem) -> bytes:
+        """The JSON of an error."""
+        return _encode(problem_object(problem))

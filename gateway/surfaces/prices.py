@@ -1,0 +1,52 @@
+"""What the names in GET /v1/models cost."""
+
+from decimal import Decimal
+from typing import Any, Final
+
+from gateway.ledger.prices import PriceBook
+from gateway.settings_sections import TierPriceSettings
+
+_TOKENS_PER_PRICE: Final = Decimal(10**6)
+
+
+def with_prices(card: dict[str, Any], prices: PriceBook) -> dict[str, Any]:
+    """A model's card with `tier`, `max_context` and `pricing`, which each of its tiers gets too.
+
+    Where several tiers may answer, `tier` is null, and the others are the largest and the dearest:
+    a request cannot be longer, nor a token cost more. Null for what nobody knows.
+    """
+    tiers = card["outrider"]
+    known = [prices.charge_of(tier["tier"]) for tier in tiers if prices.is_known(tier["tier"])]
+    contexts = [tier["max_context"] for tier in tiers]
+    is_priced = len(known) == len(tiers) and bool(tiers)
+    return {
+        **card,
+        "tier": tiers[0]["tier"] if len(tiers) == 1 else None,
+        "max_context": None if None in contexts else max(contexts, default=None),
+        "pricing": _pricing(known) if is_priced else None,
+        "outrider": [_priced(tier, prices) for tier in tiers],
+    }
+
+
+def _priced(tier: dict[str, Any], prices: PriceBook) -> dict[str, Any]:
+    name = tier["tier"]
+    return (
+        {**tier, "pricing": _pricing([prices.charge_of(name)])} if prices.is_known(name) else tier
+    )
+
+
+def _pricing(prices: list[TierPriceSettings]) -> dict[str, str]:
+    """USD for one token, as texts: that is how other gateways list prices."""
+    cached = [p.prompt if p.cached_prompt is None else p.cached_prompt for p in prices]
+    return {
+        "currency": "USD",
+        "prompt": _per_token(max(p.prompt for p in prices)),
+        "input_cache_read": _per_token(max(cached)),
+        "completion": _per_token(max(p.completion for p in prices)),
+    }
+
+
+def _per_token(usd_per_million: float) -> str:
+    """Exact, and never in powers of ten."""
+    per_token = Decimal(str(usd_per_million)) / _TOKENS_PER_PRICE
+    return f"{per_token.normalize():f}"

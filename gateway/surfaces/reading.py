@@ -1,0 +1,36 @@
+"""Bodies of other APIs' requests, read as strictly as our own."""
+
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import msgspec
+from pydantic import BaseModel
+
+from gateway.asgi import parse
+from gateway.errors import BadRequestError
+
+Request = TypeVar("Request", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadBody(Generic[Request]):
+    """A request, and the JSON that it was read from."""
+
+    request: Request
+    document: dict[str, Any]
+
+
+def read_body(model: type[Request], body: bytes) -> ReadBody[Request]:
+    """JSON to a validated request, all of whose values can be written as JSON again.
+
+    Raises BadRequestError that names the field; also for NaN, for numbers beyond all bounds, and
+    for what is nested too deeply.
+    """
+    try:
+        document = msgspec.json.decode(body)
+    except (ValueError, RecursionError) as error:
+        parse(model, body)  # says it in better words, of all but NaN and the like
+        raise BadRequestError(
+            f"The body is not valid JSON: {error}.", code="invalid_json"
+        ) from None
+    return ReadBody(request=parse(model, body), document=document)

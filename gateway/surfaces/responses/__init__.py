@@ -1,0 +1,1 @@
+"""OpenAI's /v1/responses over chat completions, without memory of earlier responses."""

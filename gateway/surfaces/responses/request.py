@@ -1,0 +1,348 @@
+"""POST /v1/responses: the request.
+
+As strict as chat's: every field is honoured, ignored because nothing follows from it here, or
+refused by name. docs/responses.md has the table.
+"""
+
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import Discriminator, Field, JsonValue, Tag
+
+from gateway.schema.common import (
+    MAX_LABEL_CHARS,
+    MAX_STOP_TOKEN_IDS,
+    MAX_STOPS,
+    MAX_TOP_LOGPROBS,
+    WHOLE,
+    Harmless,
+    Label,
+    LogitBias,
+    Off,
+    OutriderOptions,
+    Penalty,
+    PositiveCount,
+    RequestModel,
+    StopString,
+    TokenId,
+)
+from gateway.schema.structured import JsonObjectFormat, TextFormat
+from gateway.schema.tools import MAX_TOOLS, FunctionName
+from gateway.surfaces.responses.fields import (
+    ElsewhereOnly,
+    NotInBackground,
+    NotKnown,
+    NotStored,
+    NotTruncated,
+    Stateless,
+)
+
+MAX_METADATA = 16
+MAX_METADATA_KEY_CHARS = 64
+
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+Phase = Literal["commentary", "final_answer"]
+SummaryKind = Literal["auto", "concise", "detailed"]
+Includable = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+]
+
+
+class CacheBreakpoint(RequestModel):
+    """Where a prompt may be cached. Ignored: every prefix is cached here."""
+
+    mode: Literal["explicit"]
+    ttl: Label | None = None
+
+
+class InputText(RequestModel):
+    """A piece of what is said to the model. Images, audio and files are not supported."""
+
+    type: Literal["input_text"]
+    text: str
+    prompt_cache_breakpoint: CacheBreakpoint | None = None
+
+
+class OutputText(RequestModel):
+    """A piece of an earlier answer. Annotations and log-probabilities are not read."""
+
+    type: Literal["output_text"]
+    text: str
+    annotations: list[JsonValue] | None = None
+    logprobs: list[JsonValue] | None = None
+
+
+class RefusalText(RequestModel):
+    """An earlier answer in which the model refused; read as its text."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+
+InputParts = Annotated[list[InputText], Field(min_length=1)]
+AnswerPart = Annotated[InputText | OutputText | RefusalText, Field(discriminator="type")]
+
+
+class MessageItem(RequestModel):
+    """A message that instructs or asks."""
+
+    type: Literal["message"] = "message"
+    role: Literal["user", "system", "developer"]
+    content: str | InputParts
+    id: Label | None = None
+    status: ItemStatus | None = None
+    phase: Phase | None = None
+
+
+class AnswerItem(RequestModel):
+    """A message of an earlier answer, as this API returned it or as the client says it was."""
+
+    type: Literal["message"] = "message"
+    role: Literal["assistant"]
+    content: str | list[AnswerPart]
+    id: Label | None = None
+    status: ItemStatus | None = None
+    phase: Phase | None = None
+
+
+class DirectCaller(RequestModel):
+    """The model itself made the call."""
+
+    type: Literal["direct"]
+
+
+class FunctionCallItem(RequestModel):
+    """A call in an earlier answer. `arguments` is a JSON object as text; empty for none."""
+
+    type: Literal["function_call"]
+    call_id: Label
+    name: FunctionName
+    arguments: str
+    id: Label | None = None
+    status: ItemStatus | None = None
+    caller: DirectCaller | None = None
+    namespace: NotKnown = None
+    async_: Annotated[Off, Field(alias="async")] = None
+
+
+class FunctionOutputItem(RequestModel):
+    """What a call gave. Its call comes before it."""
+
+    type: Literal["function_call_output"]
+    call_id: Label
+    output: str | InputParts
+    id: Label | None = None
+    status: ItemStatus | None = None
+    name: Label | None = None
+    caller: DirectCaller | None = None
+    namespace: NotKnown = None
+
+
+class SummaryText(RequestModel):
+    """A summary of what the model thought; this gateway's are the thoughts themselves."""
+
+    type: Literal["summary_text"]
+    text: str
+
+
+class ReasoningText(RequestModel):
+    """What the model thought."""
+
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class ReasoningItem(RequestModel):
+    """Thinking in an earlier answer. What is encrypted cannot be read, and is passed over."""
+
+    type: Literal["reasoning"]
+    summary: list[SummaryText] | None = None
+    content: list[ReasoningText] | None = None
+    encrypted_content: str | None = None
+    id: Label | None = None
+    status: ItemStatus | None = None
+
+
+_KINDS: Final = ("message", "function_call", "function_call_output", "reasoning")
+
+
+def _kind_of(value: Any) -> str | None:
+    """Which item it is; None for one that is not supported. A message need not say its type."""
+    if not isinstance(value, dict):
+        return None
+    kind = value.get("type", "message")
+    if kind == "message" and value.get("role") == "assistant":
+        return "answer"
+    return kind if isinstance(kind, str) and kind in _KINDS else None
+
+
+Item = Annotated[
+    Annotated[MessageItem, Tag("message")]
+    | Annotated[AnswerItem, Tag("answer")]
+    | Annotated[FunctionCallItem, Tag("function_call")]
+    | Annotated[FunctionOutputItem, Tag("function_call_output")]
+    | Annotated[ReasoningItem, Tag("reasoning")],
+    Discriminator(
+        _kind_of,
+        custom_error_type="unsupported_item",
+        custom_error_message="the `type` of an item must be one of " + ", ".join(_KINDS),
+    ),
+]
+
+
+class FunctionTool(RequestModel):
+    """A function that the model may call. `parameters` is a JSON schema; absent: it takes none.
+
+    Arguments always conform to the schema; `strict` false is accepted and changes nothing.
+    """
+
+    type: Literal["function"]
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, JsonValue] | None = None
+    strict: bool | None = None
+    async_: Annotated[Off, Field(alias="async")] = None
+    defer_loading: Off = None
+    allowed_callers: Annotated[JsonValue, Harmless((None, ["direct"]))] = None
+    output_schema: NotKnown = None
+
+
+class FunctionChoice(RequestModel):
+    """Call this function."""
+
+    type: Literal["function"]
+    name: FunctionName
+
+
+class AllowedTools(RequestModel):
+    """Call these functions only; the model does not see the others."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[FunctionChoice], Field(min_length=1, max_length=MAX_TOOLS)]
+
+
+ToolChoice = (
+    Literal["none", "auto", "required"]
+    | Annotated[FunctionChoice | AllowedTools, Field(discriminator="type")]
+)
+
+
+class SchemaFormat(RequestModel):
+    """JSON that conforms to a schema, which is enforced, whatever `strict` says."""
+
+    type: Literal["json_schema"]
+    name: Label
+    schema_: Annotated[dict[str, JsonValue], Field(alias="schema")]
+    description: Annotated[str | None, Field(max_length=4096)] = None
+    strict: bool | None = None
+
+
+class TextConfig(RequestModel):
+    """What the answer's text is like."""
+
+    format: (
+        Annotated[TextFormat | JsonObjectFormat | SchemaFormat, Field(discriminator="type")] | None
+    ) = None
+    verbosity: ElsewhereOnly = None
+
+
+class ReasoningConfig(RequestModel):
+    """How the model thinks. Its thoughts are the summary, whichever is asked for."""
+
+    effort: ElsewhereOnly = None
+    summary: SummaryKind | None = None
+    generate_summary: SummaryKind | None = None
+    context: Annotated[JsonValue, Harmless((None, "auto"))] = None
+    mode: Annotated[JsonValue, Harmless((None, "standard"))] = None
+
+
+class CacheOptions(RequestModel):
+    """Wishes about the prompt cache. Ignored: every prefix is cached, as long as there is room."""
+
+    mode: Literal["implicit", "explicit"] | None = None
+    ttl: Label | None = None
+    prewarm: Off = None
+    comparison_response_id: Stateless = None
+
+
+class ResponseStreamOptions(RequestModel):
+    """How a stream is written."""
+
+    include_obfuscation: Off = None
+
+
+class ResponsesRequest(RequestModel):
+    """What to answer, and how."""
+
+    model: Annotated[str, Field(min_length=1, max_length=MAX_LABEL_CHARS)]
+    input: str | Annotated[list[Item], Field(min_length=1)]
+    instructions: Annotated[
+        str | None, Field(description="A system message in front of the input.")
+    ] = None
+    max_output_tokens: Annotated[
+        PositiveCount | None, Field(description="Of the answer and of the thinking before it.")
+    ] = None
+    temperature: Annotated[float, Field(ge=0.0, le=2.0)] | None = None
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
+    stream: bool | None = None
+    stream_options: ResponseStreamOptions | None = None
+    text: TextConfig | None = None
+    reasoning: ReasoningConfig | None = None
+    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    max_tool_calls: Annotated[
+        PositiveCount | None, Field(description="Of tools that the server runs; there are none.")
+    ] = None
+    include: list[Includable] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS), WHOLE] | None = None
+    metadata: (
+        Annotated[
+            dict[Annotated[str, Field(max_length=MAX_METADATA_KEY_CHARS)], Label],
+            Field(max_length=MAX_METADATA),
+        ]
+        | None
+    ) = None
+    service_tier: Literal["auto", "default", "priority", "flex"] | None = None
+    user: Label | None = None
+    safety_identifier: Label | None = None
+    prompt_cache_key: Label | None = None
+    prompt_cache_retention: Label | None = None
+    prompt_cache_options: CacheOptions | None = None
+    outrider: OutriderOptions | None = None
+
+    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1), WHOLE] | None = None
+    min_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1), WHOLE] | None = None
+    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Field(gt=0.0, le=10.0)] | None = None
+    logit_bias: LogitBias | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=2**31 - 1), WHOLE] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
+    ignore_eos: bool | None = None
+    chat_template_kwargs: dict[str, JsonValue] | None = None
+
+    store: NotStored = None
+    previous_response_id: Stateless = None
+    conversation: Stateless = None
+    background: NotInBackground = None
+    truncation: NotTruncated = None
+    prompt: NotKnown = None
+    context_management: Annotated[JsonValue, Harmless((None, []))] = None
+    moderation: NotKnown = None
+    image: NotKnown = None
+    access_programs: NotKnown = None
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether the text's tokens come with their log-probabilities."""
+        return bool(self.top_logprobs) or "message.output_text.logprobs" in (self.include or ())

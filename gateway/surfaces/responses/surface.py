@@ -1,0 +1,51 @@
+"""/v1/responses as a surface over chat."""
+
+import secrets
+import time
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from gateway.errors import Problem
+from gateway.surfaces.reading import read_body
+from gateway.surfaces.responses.paths import in_own_words
+from gateway.surfaces.responses.request import ResponsesRequest
+from gateway.surfaces.responses.translate import chat_document, repeated_fields
+from gateway.surfaces.responses.writer import ResponseWriter
+from gateway.surfaces.surface import Translated
+
+_encode: Final = msgspec.json.Encoder().encode
+
+
+def _random_id() -> str:
+    return secrets.token_hex(12)
+
+
+class ResponsesSurface:
+    """One for all requests: it remembers nothing."""
+
+    name: Final = "responses"
+
+    def __init__(
+        self,
+        *,
+        clock: Callable[[], float] = time.time,
+        new_id: Callable[[], str] = _random_id,
+    ) -> None:
+        """`clock`: seconds since 1970."""
+        self._clock = clock
+        self._new_id = new_id
+
+    def read(self, body: bytes) -> Translated:
+        """Translate a request. Raises BadRequestError, whose `param` is a field of this API."""
+        read = read_body(ResponsesRequest, body)
+        request, document = read.request, read.document
+        writer = ResponseWriter(
+            repeated_fields(request, document), clock=self._clock, new_id=self._new_id
+        )
+        return Translated(chat_body=_encode(chat_document(request, document)), writer=writer)
+
+    def problem_body(self, problem: Problem) -> bytes:
+        """OpenAI's error object, with the fields of this API."""
+        return in_own_words(problem).body()

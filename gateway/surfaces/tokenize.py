@@ -1,0 +1,147 @@
+"""What needs a tokenizer only: /v1/tokenize, /v1/detokenize, /v1/messages/count_tokens."""
+
+import asyncio
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
+
+import msgspec
+from starlette.responses import Response
+
+from engine.events import TierInfo
+from gateway.asgi import parse
+from gateway.chat import ChatTokenizer
+from gateway.chat_prompt import chat_prompt
+from gateway.context import GatewayContext
+from gateway.engine_requests import check_token_ids
+from gateway.errors import BadRequestError, ModelNotFoundError
+from gateway.handoff.names import AUTO
+from gateway.handoff.permissions import check_model, permitted
+from gateway.jobs import JobBuilder
+from gateway.schema.chat import ChatRequest
+from gateway.surfaces.messages.surface import MessagesSurface
+from gateway.surfaces.reading import read_body
+from gateway.surfaces.tokenize_schema import DetokenizeRequest, TokenizeMessages, TokenizePrompt
+from gateway.tenants.principal import Principal
+
+# Below this an answer is written within about a millisecond: less than a hop to a thread may cost.
+_INLINE_TOKENS: Final = 4096
+_PASSED_ON: Final = (
+    "messages",
+    "tools",
+    "tool_choice",
+    "chat_template_kwargs",
+    "add_generation_prompt",
+    "continue_final_message",
+)
+_encode: Final = msgspec.json.Encoder().encode
+
+Made = TypeVar("Made")
+
+
+class Tokenizing:
+    """The endpoints. They ask no model anything, and reserve nothing of a tenant's limits.
+
+    What may be either tier's (`auto`) is written in the tokens of the large one, whose answer is
+    the dearer.
+    """
+
+    def __init__(self, context: GatewayContext, jobs: JobBuilder) -> None:
+        self._context = context
+        self._jobs = jobs
+        self._messages = MessagesSurface(has_tiers_elsewhere=False)
+
+    async def tokenize(self, body: bytes, principal: Principal) -> Response:
+        """A prompt's tokens. Raises GatewayError or EngineError."""
+        form = TokenizeMessages if _has_messages(body) else TokenizePrompt
+        request = read_body(form, body).request
+        info = await self._info(request.model, principal)
+        tokenizer = self._tokenizer(info)
+        if isinstance(request, TokenizePrompt):
+            token_ids = await _encoded(request, tokenizer)
+        else:
+            fields = {name: getattr(request, name) for name in _PASSED_ON}
+            chat = ChatRequest.model_validate({"model": request.model or AUTO, **fields})
+            token_ids = (await chat_prompt(chat, tokenizer)).token_ids
+
+        def answer() -> dict[str, Any]:
+            texts = _texts(token_ids, tokenizer) if request.return_token_strs else None
+            return {
+                "count": len(token_ids),
+                "max_model_len": info.max_context,
+                "tokens": token_ids,
+                "token_strs": texts,
+                "tier": info.tier,
+            }
+
+        return _json(await _in_time(answer, len(token_ids)))
+
+    async def detokenize(self, body: bytes, principal: Principal) -> Response:
+        """The text of tokens. Raises GatewayError or EngineError."""
+        request = read_body(DetokenizeRequest, body).request
+        info = await self._info(request.model, principal)
+        check_token_ids(request.tokens, info, param="tokens")
+        tokenizer = self._tokenizer(info)
+
+        def text() -> str:
+            return tokenizer.decode(request.tokens, with_special=True)
+
+        return _json({"prompt": await _in_time(text, len(request.tokens)), "tier": info.tier})
+
+    async def count_tokens(self, body: bytes, principal: Principal) -> Response:
+        """The tokens of a prompt of the Messages API. Raises GatewayError or EngineError."""
+        chat = parse(ChatRequest, self._messages.read_prompt(body))
+        info = await self._info(chat.model, principal)
+        prompt = await chat_prompt(chat, self._tokenizer(info))
+        return _json({"input_tokens": len(prompt.token_ids)})
+
+    async def _info(self, model: str | None, principal: Principal) -> TierInfo:
+        """Whose tokens they are. Raises GatewayError or EngineError."""
+        name = model or AUTO
+        check_model(principal, name)
+        self._refuse_elsewhere(name)
+        names = await self._jobs.names()
+        if name not in names:
+            raise ModelNotFoundError(name, list(names))
+        return permitted(principal, names[name], None)[-1]
+
+    def _refuse_elsewhere(self, name: str) -> None:
+        """Raises BadRequestError for what only a server elsewhere can tokenise."""
+        cloud = self._context.cloud
+        if name.partition("/")[0] in cloud.tiers or not cloud.rules.has_local:
+            raise BadRequestError(
+                "model: tokens are known of this machine's models only, not of tiers elsewhere.",
+                param="model",
+                code="tokenizer_unknown",
+            )
+
+    def _tokenizer(self, info: TierInfo) -> ChatTokenizer:
+        return self._context.tokenizers[info.tier]
+
+
+def _has_messages(body: bytes) -> bool:
+    """Which form it is; what cannot be read is refused as either."""
+    try:
+        document = msgspec.json.decode(body)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(document, dict) and "messages" in document
+
+
+async def _encoded(request: TokenizePrompt, tokenizer: ChatTokenizer) -> Sequence[int]:
+    if request.add_special_tokens is False:
+        return await tokenizer.encode_answer(request.prompt, sys.maxsize)
+    return (await tokenizer.encode(request.prompt)).token_ids
+
+
+def _texts(token_ids: Sequence[int], tokenizer: ChatTokenizer) -> list[str]:
+    return [tokenizer.token_bytes(token_id).decode("utf-8", "replace") for token_id in token_ids]
+
+
+async def _in_time(make: Callable[[], Made], num_tokens: int) -> Made:
+    """Long ones in a thread, so that others' answers do not wait for them."""
+    return make() if num_tokens <= _INLINE_TOKENS else await asyncio.to_thread(make)
+
+
+def _json(content: dict[str, Any]) -> Response:
+    return Response(_encode(content), media_type="application/json")

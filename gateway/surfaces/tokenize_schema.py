@@ -1,0 +1,92 @@
+"""POST /v1/tokenize and /v1/detokenize: vLLM's fields, requests and answers."""
+
+from typing import Annotated, Final
+
+from pydantic import BaseModel, Field, JsonValue
+
+from engine.request import Tier
+from gateway.schema.chat import Message
+from gateway.schema.common import MAX_LABEL_CHARS, NotBuilt, Off, RequestModel, TokenId
+from gateway.schema.responses import ResponseModel
+from gateway.schema.tools import MAX_TOOLS, Tool, ToolChoice
+
+MAX_TOKENIZED_CHARS = 2**20
+MAX_DETOKENIZED_TOKENS = 2**20
+
+Model = Annotated[
+    str | None, Field(min_length=1, max_length=MAX_LABEL_CHARS, description="Absent: auto.")
+]
+
+
+class TokenizeFields(RequestModel):
+    """What both forms have."""
+
+    model: Model = None
+    return_token_strs: bool | None = None
+
+
+class TokenizePrompt(TokenizeFields):
+    """A text, as /v1/completions reads it."""
+
+    prompt: Annotated[str, Field(max_length=MAX_TOKENIZED_CHARS)]
+    add_special_tokens: Annotated[
+        bool | None,
+        Field(description="Absent and true: with what the tokenizer puts around a text (BOS)."),
+    ] = None
+
+
+class TokenizeMessages(TokenizeFields):
+    """A conversation, as /v1/chat/completions reads it."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, JsonValue] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: ToolChoice | None = None
+    add_special_tokens: Off = None
+    chat_template: NotBuilt = None
+    mm_processor_kwargs: NotBuilt = None
+
+
+class Tokenized(ResponseModel):
+    """A prompt's tokens. `tier` is whose they are, `max_model_len` its context.
+
+    `token_strs` are the tokens' texts, where they were asked for; a special token's is its name,
+    and of a token that is a part of a character U+FFFD.
+    """
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+    tier: Tier
+
+
+class DetokenizeRequest(RequestModel):
+    """Tokens, special ones included."""
+
+    model: Model = None
+    tokens: Annotated[list[TokenId], Field(max_length=MAX_DETOKENIZED_TOKENS)]
+
+
+class Detokenized(ResponseModel):
+    """Their text, in which special tokens are written by their names."""
+
+    prompt: str
+    tier: Tier
+
+
+class TokenCount(ResponseModel):
+    """The tokens of a prompt, as /v1/messages reads it."""
+
+    input_tokens: int
+
+
+TOKENIZE_MODELS: Final[tuple[type[BaseModel], ...]] = (
+    TokenizePrompt,
+    TokenizeMessages,
+    Tokenized,
+    DetokenizeRequest,
+    Detokenized,
+)

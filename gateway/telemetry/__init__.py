@@ -1,0 +1,1 @@
+"""Traces, structured logs, captured prompts."""

@@ -1,0 +1,288 @@
+"""Prompts and answers on disk, for whoever asked for them. Off unless the settings name a folder.
+
+One JSON object a line, a file a day (UTC), readable by the gateway's user only. A thread redacts
+and writes; what it cannot keep up with is dropped and counted, and no request waits for it.
+"""
+
+import asyncio
+import contextlib
+import datetime
+import errno
+import json
+import logging
+import os
+import queue
+import random
+import re
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from prometheus_client import CollectorRegistry, Counter
+
+from gateway.settings import SettingsError
+from gateway.settings_telemetry import CaptureSettings
+from gateway.telemetry.answer_text import answer_of
+from gateway.telemetry.redaction import redact_json
+
+log = logging.getLogger(__name__)
+
+_FILE: Final = re.compile(r"capture-(\d{4}-\d{2}-\d{2})\.jsonl")
+_MAX_PENDING: Final = 1000
+_MAX_CHARS: Final = 256 * 1024
+"""Of a request; redaction of more would hold up the gateway."""
+_MAX_ANSWER_BYTES: Final = 1 << 20
+"""Of an answer; a stream has some 200 for each token."""
+_LOOK_FOR_OLD_S: Final = 600.0
+_JOIN_TIMEOUT_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """One request and what it was answered.
+
+    `ended_at`: seconds since 1970. `request` is its body, JSON as it came. `answer`: a chat
+    completion or a completion as OpenAI has it, JSON or the events of its stream, as far as it was
+    delivered; `is_cut`: there was more than is kept.
+    """
+
+    request_id: str
+    endpoint: str
+    ended_at: float
+    request: bytes
+    answer: bytes
+    is_private: bool
+    is_streamed: bool = False
+    is_cut: bool = False
+    key_id: str = ""
+    tier: str = ""
+    outcome: str = ""
+
+
+class Capture(Protocol):
+    """Keeps exchanges, or not."""
+
+    def wants(self, *, is_private: bool) -> bool:
+        """Whether to keep this request's texts. Ask once a request; a private one is never kept."""
+
+    def offer(self, exchange: Exchange) -> None:
+        """Keep an exchange. Never blocks, never raises."""
+
+    async def close(self) -> None:
+        """Write what waits, for some seconds at most."""
+
+
+class NullCapture:
+    """Keeps nothing."""
+
+    __slots__ = ()
+
+    def wants(self, *, is_private: bool) -> bool:
+        """Never."""
+        return False
+
+    def offer(self, exchange: Exchange) -> None:
+        """Nothing."""
+
+    async def close(self) -> None:
+        """Nothing."""
+
+
+NULL_CAPTURE: Final[Capture] = NullCapture()
+
+
+class Recording:
+    """Gathers one answer while it is sent."""
+
+    __slots__ = ("_num_bytes", "_parts", "is_cut")
+
+    def __init__(self) -> None:
+        self.is_cut = False
+        self._parts: list[bytes] = []
+        self._num_bytes = 0
+
+    def add(self, part: bytes) -> None:
+        """One part more, as far as there is room."""
+        self._num_bytes += len(part)
+        if self._num_bytes > _MAX_ANSWER_BYTES:
+            self.is_cut = True
+        else:
+            self._parts.append(part)
+
+    @property
+    def answer(self) -> bytes:
+        """What was gathered."""
+        return b"".join(self._parts)
+
+
+def build_capture(
+    settings: CaptureSettings,
+    registry: CollectorRegistry,
+    *,
+    rng: random.Random,
+    wall_clock: Callable[[], float],
+) -> Capture:
+    """What the settings want. Raises SettingsError for a folder that cannot be written."""
+    if settings.folder is None:
+        return NULL_CAPTURE
+    folder = settings.folder
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise SettingsError(
+            f"telemetry.capture.folder = {str(folder)!r} cannot be written: "
+            f"{(error.strerror or str(error)).lower()}"
+        ) from None
+    return JsonlCapture(settings, folder, registry, rng=rng, wall_clock=wall_clock)
+
+
+class JsonlCapture:
+    """Writes exchanges, and deletes old ones, from a thread of its own."""
+
+    def __init__(
+        self,
+        settings: CaptureSettings,
+        folder: Path,
+        registry: CollectorRegistry,
+        *,
+        rng: random.Random,
+        wall_clock: Callable[[], float],
+    ) -> None:
+        """`wall_clock`: seconds since 1970, for what is too old."""
+        self._settings = settings
+        self._folder = folder
+        self._rng = rng
+        self._wall_clock = wall_clock
+        self._pending: queue.Queue[Exchange | None] = queue.Queue(_MAX_PENDING)
+        self._is_closed = False
+        self._cleaned_on: datetime.date | None = None
+        self._has_failed = False
+        self._is_torn = False
+        counter = Counter(
+            "outrider_captured", "Exchanges on disk, or not.", ["state"], registry=registry
+        )
+        self._written = counter.labels("written")
+        self._dropped = counter.labels("dropped")
+        self._failed = counter.labels("failed")
+        self._thread = threading.Thread(target=self._run, name="capture", daemon=True)
+        self._thread.start()
+
+    def wants(self, *, is_private: bool) -> bool:
+        """The settings' share of what is not private."""
+        return not is_private and not self._is_closed and self._rng.random() < self._settings.share
+
+    def offer(self, exchange: Exchange) -> None:
+        """Hand it to the thread, if that is not too far behind."""
+        if exchange.is_private:
+            log.error("private request was offered request_id=%s", exchange.request_id)
+            return
+        try:
+            if self._is_closed:
+                raise queue.Full
+            self._pending.put_nowait(exchange)
+        except queue.Full:
+            self._dropped.inc()
+
+    async def close(self) -> None:
+        """Write what waits."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        await asyncio.to_thread(self._end)
+
+    def _end(self) -> None:
+        with contextlib.suppress(queue.Full):  # then it is stuck, and is left behind
+            self._pending.put(None, timeout=_JOIN_TIMEOUT_S)
+            self._thread.join(_JOIN_TIMEOUT_S)
+
+    def _run(self) -> None:
+        """The thread: until None comes."""
+        while True:
+            exchange: Exchange | None = None
+            try:
+                self._remove_old()
+                exchange = self._pending.get(timeout=_LOOK_FOR_OLD_S)
+                if exchange is None:
+                    return
+                self._write(exchange)
+            except queue.Empty:
+                pass
+            except Exception as error:  # noqa: BLE001 - whatever it is, the next one may go well
+                self._note_failure(error)
+            else:
+                self._written.inc()
+                self._has_failed = False
+
+    def _note_failure(self, error: Exception) -> None:
+        """Count it; say so once, until it goes well again."""
+        self._failed.inc()
+        if not self._has_failed:
+            log.error("capture failed error=%s", type(error).__name__)
+        self._has_failed = True
+
+    def _write(self, exchange: Exchange) -> None:
+        """One line, at once: another process may write to the same file."""
+        line = json.dumps(self._document(exchange)).encode("ascii") + b"\n"
+        day = datetime.datetime.fromtimestamp(exchange.ended_at, datetime.UTC).date()
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        file = os.open(self._folder / f"capture-{day.isoformat()}.jsonl", flags, 0o600)
+        try:
+            if stat.S_IMODE(os.fstat(file).st_mode) != 0o600:
+                os.fchmod(file, 0o600)
+            if self._is_torn:
+                line = b"\n" + line  # the disk was full: half a line must not spoil this one
+            self._is_torn = os.write(file, line) != len(line)
+            if self._is_torn:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        finally:
+            os.close(file)
+
+    def _document(self, exchange: Exchange) -> dict[str, Any]:
+        """The line's object."""
+        moment = datetime.datetime.fromtimestamp(exchange.ended_at, datetime.UTC)
+        request: Any
+        if len(exchange.request) > _MAX_CHARS:
+            request = {"omitted_bytes": len(exchange.request)}
+        else:
+            request = self._redacted(json.loads(exchange.request))
+        answer = answer_of(exchange.answer, is_streamed=exchange.is_streamed)
+        return {
+            "time": moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "request_id": exchange.request_id,
+            "key": exchange.key_id,
+            "endpoint": exchange.endpoint,
+            "tier": exchange.tier,
+            "outcome": exchange.outcome,
+            "request": request,
+            "answer": [self._redacted(text) for text in answer],
+            "is_cut": exchange.is_cut,
+        }
+
+    def _redacted(self, value: Any) -> Any:
+        return redact_json(value) if self._settings.redact else value
+
+    def _remove_old(self) -> None:
+        """Delete the files of days that are too long ago; once a day, and at the start."""
+        today = datetime.datetime.fromtimestamp(self._wall_clock(), datetime.UTC).date()
+        if today == self._cleaned_on:
+            return
+        self._cleaned_on = today
+        last = today - datetime.timedelta(days=self._settings.retention_days)
+        for path, day in _dated(self._folder):
+            if day < last:
+                path.unlink(missing_ok=True)
+                log.info("captured day deleted day=%s", day)
+
+
+def _dated(folder: Path) -> Iterator[tuple[Path, datetime.date]]:
+    """Our files there, and their days."""
+    for path in sorted(folder.iterdir()):
+        found = _FILE.fullmatch(path.name)
+        if found is not None:
+            with contextlib.suppress(ValueError):
+                yield path, datetime.date.fromisoformat(found[1])

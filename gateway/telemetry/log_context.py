@@ -1,0 +1,33 @@
+"""Whose work a log line is about: known to every line that is written on the way of a request."""
+
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(slots=True)
+class LogContext:
+    """Ids of one request. Tasks that its own task starts share it, and may fill it in.
+
+    `key` is the key's public id, `tier` the one that answers.
+    """
+
+    request_id: str
+    key: str | None = None
+    tier: str | None = None
+    trace_id: str | None = None
+
+
+_CURRENT: Final[ContextVar[LogContext | None]] = ContextVar("outrider_log_context", default=None)
+
+
+def begin_log_context(request_id: str) -> LogContext:
+    """From here on this task, and those that it starts, work on this request."""
+    context = LogContext(request_id)
+    _CURRENT.set(context)
+    return context
+
+
+def log_context() -> LogContext | None:
+    """The request that is worked on; None between requests."""
+    return _CURRENT.get()

@@ -1,0 +1,352 @@
+"""Traces by OpenTelemetry. Import it only where traces are wanted: the SDK takes a while to load.
+
+Whether a trace is kept is decided once, at its root, and before the SDK is asked: what is not kept
+costs about a microsecond.
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.id_generator import IdGenerator
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+from opentelemetry.trace import SpanContext, StatusCode, TraceFlags
+from opentelemetry.trace.span import TraceState
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from gateway.telemetry.traceparent import RemoteParent, read_parent, traceparent
+from gateway.telemetry.tracer import (
+    NO_ATTRIBUTES,
+    Attributes,
+    NullSpan,
+    Span,
+    SpanKind,
+)
+
+log = logging.getLogger(__name__)
+
+_KINDS: Final[Mapping[SpanKind, trace.SpanKind]] = {
+    "server": trace.SpanKind.SERVER,
+    "internal": trace.SpanKind.INTERNAL,
+    "client": trace.SpanKind.CLIENT,
+}
+_EXPORT_TIMEOUT_S: Final = 5.0
+_MAX_QUEUE: Final = 8192
+_MAX_BATCH: Final = 512
+_BATCH_MS: Final = 1000.0
+_MAX_ATTRIBUTE_CHARS: Final = 512
+_NANOS: Final = 1_000_000_000
+
+
+class SpanCounts(Collector):
+    """How many spans have ended, were sent, and could not be. What is missing waits or was lost."""
+
+    def __init__(self) -> None:
+        self.ended = 0
+        self.sent = 0
+        self.failed = 0
+
+    def collect(self) -> Iterator[Metric]:
+        """One family."""
+        spans = CounterMetricFamily("outrider_trace_spans", "Spans of traces.", labels=["state"])
+        for state, count in (("ended", self.ended), ("sent", self.sent), ("failed", self.failed)):
+            spans.add_metric([state], count)
+        yield spans
+
+
+class CountingExporter(SpanExporter):
+    """Counts what another exporter sends. Runs in the SDK's one thread."""
+
+    def __init__(self, exporter: SpanExporter, counts: SpanCounts) -> None:
+        self._exporter = exporter
+        self._counts = counts
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Send a batch. Never raises."""
+        try:
+            result = self._exporter.export(spans)
+        except Exception as error:  # noqa: BLE001 - the SDK would print a traceback per batch
+            log.warning("traces not sent error=%s", type(error).__name__)
+            result = SpanExportResult.FAILURE
+        if result is SpanExportResult.SUCCESS:
+            self._counts.sent += len(spans)
+        else:
+            self._counts.failed += len(spans)
+        return result
+
+    def shutdown(self) -> None:
+        """Give up what waits."""
+        self._exporter.shutdown()
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        """Whether nothing is left."""
+        return self._exporter.force_flush(timeout_millis)
+
+
+class _Ids(IdGenerator):
+    """Ids from a generator of ours."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+
+    def generate_trace_id(self) -> int:
+        """128 bits, not all zero."""
+        return self._rng.getrandbits(128) or 1
+
+    def generate_span_id(self) -> int:
+        """64 bits, not all zero."""
+        return self._rng.getrandbits(64) or 1
+
+
+def make_provider(
+    url: str, service_name: str, rng: random.Random
+) -> tuple[TracerProvider, SpanCounts]:
+    """The SDK, sending to a collector by OTLP over HTTP from a thread of its own."""
+    counts = SpanCounts()
+    exporter = CountingExporter(OTLPSpanExporter(endpoint=url, timeout=_EXPORT_TIMEOUT_S), counts)
+    # It repeats what the counter says, once a batch, and with the collector's whole URL.
+    logging.getLogger("opentelemetry").setLevel(logging.ERROR)
+    processor = BatchSpanProcessor(
+        exporter,
+        max_queue_size=_MAX_QUEUE,
+        schedule_delay_millis=_BATCH_MS,
+        max_export_batch_size=_MAX_BATCH,
+    )
+    provider = provider_of(service_name, rng)
+    provider.add_span_processor(processor)
+    return provider, counts
+
+
+def provider_of(service_name: str, rng: random.Random) -> TracerProvider:
+    """The SDK without a way out of it yet."""
+    return TracerProvider(
+        sampler=ALWAYS_ON,
+        resource=Resource.create({"service.name": service_name}),
+        shutdown_on_exit=False,  # `close` does, and does not wait for ever
+        id_generator=_Ids(rng),
+        span_limits=SpanLimits(max_span_attribute_length=_MAX_ATTRIBUTE_CHARS),
+    )
+
+
+class OtelTracer:
+    """Traces a share of the requests, and those whose callers want it."""
+
+    def __init__(
+        self,
+        provider: TracerProvider,
+        counts: SpanCounts,
+        *,
+        share: float,
+        clock: Callable[[], float],
+        wall_clock: Callable[[], float],
+        rng: random.Random,
+        close_timeout_s: float = 5.0,
+    ) -> None:
+        """`share` is in [0, 1]. `clock` is the gateway's, `wall_clock` in seconds since 1970.
+
+        `close_timeout_s`: how long the end waits for the collector.
+        """
+        self._provider = provider
+        self._tracer = provider.get_tracer("outrider")
+        self._counts = counts
+        self._share = share
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._rng = rng
+        self._close_timeout_s = close_timeout_s
+
+    def begin(
+        self,
+        name: str,
+        *,
+        traceparent: str | None = None,
+        tracestate: str | None = None,
+        start_s: float | None = None,
+        attributes: Attributes = NO_ATTRIBUTES,
+    ) -> Span:
+        """A request's span. A caller's word on whether to trace wins over the share."""
+        parent = read_parent(traceparent, tracestate)
+        if parent is None and self._rng.random() >= self._share:
+            return UnrecordedSpan(
+                RemoteParent(
+                    trace_id=self._rng.getrandbits(128) or 1,
+                    span_id=self._rng.getrandbits(64) or 1,
+                    is_sampled=False,
+                )
+            )
+        if parent is not None and not parent.is_sampled:
+            return UnrecordedSpan(parent)
+        offset_s = self._wall_clock() - self._clock()
+        begun = _Begun(self._tracer, self._counts, self._clock, offset_s)
+        above = None if parent is None else _remote(parent)
+        return begun.span(name, above, "server", start_s, attributes)
+
+    async def close(self) -> None:
+        """Send what has ended; what the collector does not take in time is lost."""
+        ended = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def shut_down() -> None:
+            self._provider.shutdown()
+            with contextlib.suppress(RuntimeError):  # nobody has waited for so long
+                loop.call_soon_threadsafe(ended.set)
+
+        # Not by asyncio.to_thread: the end of the loop would wait for that thread after all.
+        threading.Thread(target=shut_down, name="traces-end", daemon=True).start()
+        try:
+            async with asyncio.timeout(self._close_timeout_s):
+                await ended.wait()
+        except TimeoutError:
+            log.warning(
+                "traces lost at the end count=%d",
+                self._counts.ended - self._counts.sent - self._counts.failed,
+            )
+
+
+class UnrecordedSpan(NullSpan):
+    """Work that is not traced, but tells those it asks that it is not."""
+
+    __slots__ = ("_parent",)
+
+    def __init__(self, parent: RemoteParent) -> None:
+        self._parent = parent
+
+    def headers(self) -> Mapping[str, str]:
+        """The caller's, or ones that say: not this one."""
+        return _headers(self._parent.header(), self._parent.state)
+
+
+class _Begun:
+    """What the spans of one trace share: above all how the gateway's clock relates to UTC."""
+
+    __slots__ = ("_clock", "_offset_s", "_tracer", "counts")
+
+    def __init__(
+        self,
+        tracer: trace.Tracer,
+        counts: SpanCounts,
+        clock: Callable[[], float],
+        offset_s: float,
+    ) -> None:
+        self._tracer = tracer
+        self._clock = clock
+        self._offset_s = offset_s
+        self.counts = counts
+
+    def span(
+        self,
+        name: str,
+        above: trace.Span | None,
+        kind: SpanKind,
+        start_s: float | None,
+        attributes: Attributes,
+    ) -> "OtelSpan":
+        """A span below another one, or the root."""
+        # An empty context, not the current one: other libraries' spans are none of ours.
+        context = trace.set_span_in_context(above or trace.INVALID_SPAN, Context())
+        span = self._tracer.start_span(
+            name,
+            context=context,
+            kind=_KINDS[kind],
+            attributes=attributes,
+            start_time=self.nanos(start_s),
+        )
+        return OtelSpan(self, span)
+
+    def nanos(self, at_s: float | None) -> int:
+        """A moment on the gateway's clock as nanoseconds since 1970; None is now."""
+        moment_s = self._clock() if at_s is None else at_s
+        return round((moment_s + self._offset_s) * _NANOS)
+
+
+class OtelSpan:
+    """A span that is recorded."""
+
+    __slots__ = ("_begun", "_span")
+
+    def __init__(self, begun: _Begun, span: trace.Span) -> None:
+        self._begun = begun
+        self._span = span
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether its trace is; also once it has ended, for pieces of it that are told late."""
+        return True
+
+    @property
+    def trace_id(self) -> str:
+        """32 hexadecimal digits."""
+        return f"{self._span.get_span_context().trace_id:032x}"
+
+    def child(
+        self,
+        name: str,
+        *,
+        kind: SpanKind = "internal",
+        start_s: float | None = None,
+        attributes: Attributes = NO_ATTRIBUTES,
+    ) -> Span:
+        """A piece of this work."""
+        return self._begun.span(name, self._span, kind, start_s, attributes)
+
+    def set(self, attributes: Attributes) -> None:
+        """Say more about the work."""
+        if self._span.is_recording():
+            self._span.set_attributes(attributes)
+
+    def event(
+        self, name: str, attributes: Attributes = NO_ATTRIBUTES, *, at_s: float | None = None
+    ) -> None:
+        """Something happened at one moment of it."""
+        if self._span.is_recording():
+            self._span.add_event(name, attributes, self._begun.nanos(at_s))
+
+    def fail(self, error_type: str) -> None:
+        """The work failed."""
+        if self._span.is_recording():
+            self._span.set_attribute("error.type", error_type)
+            self._span.set_status(StatusCode.ERROR)
+
+    def end(self, at_s: float | None = None) -> None:
+        """The work is over."""
+        if self._span.is_recording():
+            self._span.end(self._begun.nanos(at_s))
+            self._begun.counts.ended += 1
+
+    def headers(self) -> Mapping[str, str]:
+        """For a request that is part of this work."""
+        context = self._span.get_span_context()
+        header = traceparent(
+            context.trace_id, context.span_id, is_sampled=bool(context.trace_flags.sampled)
+        )
+        return _headers(header, context.trace_state.to_header())
+
+
+def _headers(parent: str, state: str) -> Mapping[str, str]:
+    if state:
+        return {"traceparent": parent, "tracestate": state}
+    return {"traceparent": parent}
+
+
+def _remote(parent: RemoteParent) -> trace.Span:
+    """The caller's span, as the SDK knows spans of others."""
+    return trace.NonRecordingSpan(
+        SpanContext(
+            trace_id=parent.trace_id,
+            span_id=parent.span_id,
+            is_remote=True,
+            trace_flags=TraceFlags(TraceFlags.SAMPLED),
+            trace_state=TraceState.from_header([parent.state]) if parent.state else None,
+        )
+    )

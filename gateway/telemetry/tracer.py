@@ -1,0 +1,136 @@
+"""The seam between the path of a request and the traces that operators read."""
+
+from collections.abc import Mapping
+from typing import Final, Literal, Protocol
+
+AttributeValue = str | int | float | bool | tuple[str, ...]
+Attributes = Mapping[str, AttributeValue]
+SpanKind = Literal["server", "internal", "client"]
+
+NO_ATTRIBUTES: Final[Attributes] = {}
+NO_HEADERS: Final[Mapping[str, str]] = {}
+
+
+class Span(Protocol):
+    """One piece of work in a trace. Never holds a prompt, an answer or a key.
+
+    All times are seconds on the gateway's clock; None is now. Nothing here blocks or raises.
+    """
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether anybody will see its trace. Where not, attributes need not be put together."""
+
+    @property
+    def trace_id(self) -> str:
+        """32 hexadecimal digits; empty where there is no trace."""
+
+    def child(
+        self,
+        name: str,
+        *,
+        kind: SpanKind = "internal",
+        start_s: float | None = None,
+        attributes: Attributes = NO_ATTRIBUTES,
+    ) -> "Span":
+        """A piece of this work. Whoever makes it ends it."""
+
+    def set(self, attributes: Attributes) -> None:
+        """Say more about the work; nothing once it has ended."""
+
+    def event(
+        self, name: str, attributes: Attributes = NO_ATTRIBUTES, *, at_s: float | None = None
+    ) -> None:
+        """Something happened at one moment of it."""
+
+    def fail(self, error_type: str) -> None:
+        """The work failed, by this short stable word."""
+
+    def end(self, at_s: float | None = None) -> None:
+        """The work is over. A second time does nothing."""
+
+    def headers(self) -> Mapping[str, str]:
+        """W3C `traceparent` and `tracestate`, for a request that is part of this work."""
+
+
+class Tracer(Protocol):
+    """Begins traces, or goes on with those of callers."""
+
+    def begin(
+        self,
+        name: str,
+        *,
+        traceparent: str | None = None,
+        tracestate: str | None = None,
+        start_s: float | None = None,
+        attributes: Attributes = NO_ATTRIBUTES,
+    ) -> Span:
+        """The span of one API request. The headers are the caller's, unchecked."""
+
+    async def close(self) -> None:
+        """Send what has ended, for some seconds at most."""
+
+
+class NullSpan:
+    """Work that nobody watches."""
+
+    __slots__ = ()
+
+    is_recording: Final = False
+    trace_id: Final = ""
+
+    def child(
+        self,
+        name: str,
+        *,
+        kind: SpanKind = "internal",
+        start_s: float | None = None,
+        attributes: Attributes = NO_ATTRIBUTES,
+    ) -> Span:
+        """Nobody watches that either."""
+        return self
+
+    def set(self, attributes: Attributes) -> None:
+        """Nothing."""
+
+    def event(
+        self, name: str, attributes: Attributes = NO_ATTRIBUTES, *, at_s: float | None = None
+    ) -> None:
+        """Nothing."""
+
+    def fail(self, error_type: str) -> None:
+        """Nothing."""
+
+    def end(self, at_s: float | None = None) -> None:
+        """Nothing."""
+
+    def headers(self) -> Mapping[str, str]:
+        """None."""
+        return NO_HEADERS
+
+
+NULL_SPAN: Final[Span] = NullSpan()
+
+
+class NullTracer:
+    """Traces nothing, and sends no trace on."""
+
+    __slots__ = ()
+
+    def begin(
+        self,
+        name: str,
+        *,
+        traceparent: str | None = None,
+        tracestate: str | None = None,
+        start_s: float | None = None,
+        attributes: Attributes = NO_ATTRIBUTES,
+    ) -> Span:
+        """Nobody watches it."""
+        return NULL_SPAN
+
+    async def close(self) -> None:
+        """Nothing."""
+
+
+NULL_TRACER: Final[Tracer] = NullTracer()

@@ -1,0 +1,65 @@
+"""Traces as the settings want them; OpenTelemetry is loaded only where they want any."""
+
+import random
+from collections.abc import Callable
+from typing import Final
+from urllib.parse import urlsplit
+
+from prometheus_client import CollectorRegistry
+
+from gateway.settings import SettingsError
+from gateway.settings_telemetry import TraceSettings
+from gateway.telemetry.tracer import NULL_TRACER, Tracer
+
+_PATH: Final = "/v1/traces"
+
+
+def build_tracer(
+    settings: TraceSettings,
+    registry: CollectorRegistry,
+    *,
+    clock: Callable[[], float],
+    wall_clock: Callable[[], float],
+    rng: random.Random,
+) -> Tracer:
+    """A tracer that sends to the settings' collector; one that does nothing where none is named.
+
+    `clock` is the gateway's, `wall_clock` tells seconds since 1970. Raises SettingsError for an
+    endpoint that cannot be used, and where the extra is not installed.
+    """
+    if settings.endpoint is None:
+        return NULL_TRACER
+    url = _url(settings.endpoint)
+    try:
+        from gateway.telemetry.otel import OtelTracer, make_provider
+    except ModuleNotFoundError as error:
+        raise SettingsError(
+            f"telemetry.traces.endpoint is set, but {error.name} is not installed. "
+            "Install it with: pip install 'outrider[telemetry]'"
+        ) from None
+    provider, counts = make_provider(url, settings.service_name, rng)
+    registry.register(counts)
+    return OtelTracer(
+        provider, counts, share=settings.share, clock=clock, wall_clock=wall_clock, rng=rng
+    )
+
+
+def _url(endpoint: str) -> str:
+    """Where to post traces. Raises SettingsError; never says what may be a password."""
+    try:
+        parts = urlsplit(endpoint)
+        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_address = False
+    if not is_address:
+        raise SettingsError(
+            "telemetry.traces.endpoint is no address of a collector; write it as "
+            "http://127.0.0.1:4318"
+        )
+    if "@" in parts.netloc or parts.query or parts.fragment:
+        raise SettingsError(
+            "telemetry.traces.endpoint must hold no password and no query; name headers for the "
+            "collector in OTEL_EXPORTER_OTLP_HEADERS"
+        )
+    path = parts.path.rstrip("/")
+    return f"{parts.scheme}://{parts.netloc}{path.removesuffix(_PATH)}{_PATH}"

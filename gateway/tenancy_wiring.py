@@ -1,0 +1,80 @@
+"""Tenants as the settings want them: keys, limits and the ledger, over one database."""
+
+import time
+
+from prometheus_client import CollectorRegistry
+
+from gateway.ledger.book import Ledger
+from gateway.ledger.history import usage_history
+from gateway.ledger.journal_place import journal_folder
+from gateway.ledger.metrics import LedgerMetrics
+from gateway.ledger.null import NullLedger
+from gateway.ledger.prices import PriceBook
+from gateway.ledger.writer import JournaledLedger
+from gateway.limits.limiter import Limiter
+from gateway.limits.memory_limiter import MemoryLimiter
+from gateway.limits.metrics import LimitMetrics
+from gateway.limits.redis_limiter import RedisLimiter
+from gateway.metering.tenancy import Tenancy
+from gateway.settings import Settings, SettingsError
+from gateway.storage.database import Database, DatabaseError
+from gateway.storage.open import open_database
+from gateway.tenants.loopback import is_loopback, listen_host
+from gateway.tenants.metrics import TenantMetrics
+from gateway.tenants.parts import build_key_parts, key_store
+
+
+def build_tenancy(settings: Settings, registry: CollectorRegistry) -> Tenancy:
+    """Opens the database and brings it up to date; blocks meanwhile. Raises SettingsError."""
+    prices = PriceBook.from_settings(settings)
+    database = open_database(settings)
+    return Tenancy(
+        keys=build_key_parts(settings, database, TenantMetrics(registry)),
+        limiter=_build_limiter(settings, database, registry),
+        ledger=_build_ledger(settings, database, prices, registry),
+        prices=prices,
+        database=database,
+    )
+
+
+def serving_host(settings: Settings) -> tuple[str, str | None]:
+    """The address to listen on, and what to warn of: without keys it is this machine's own.
+
+    Opens the database where that matters. Raises SettingsError.
+    """
+    if is_loopback(settings.server.host) or settings.keys.mode != "auto":
+        return listen_host(settings, has_keys=False)
+    database = open_database(settings)
+    if database is None:
+        return listen_host(settings, has_keys=False)
+    try:
+        return listen_host(settings, key_store(settings, database).load().has_any)
+    except DatabaseError as error:
+        raise SettingsError(error.detail) from None
+    finally:
+        database.close()
+
+
+def _build_limiter(
+    settings: Settings, database: Database | None, registry: CollectorRegistry
+) -> Limiter:
+    metrics = LimitMetrics(registry)
+    if settings.redis_url is not None:
+        return RedisLimiter.from_url(settings.redis_url, metrics=metrics)
+    if database is None or not settings.ledger.enabled:
+        return MemoryLimiter(metrics=metrics)
+    return MemoryLimiter(metrics=metrics, history=lambda: usage_history(database, time.time()))
+
+
+def _build_ledger(
+    settings: Settings, database: Database | None, prices: PriceBook, registry: CollectorRegistry
+) -> Ledger:
+    if database is None or not settings.ledger.enabled:
+        return NullLedger()
+    return JournaledLedger(
+        database=database,
+        journal=journal_folder(settings, database),
+        settings=settings.ledger,
+        prices=prices,
+        metrics=LedgerMetrics(registry),
+    )

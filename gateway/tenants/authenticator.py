@@ -1,0 +1,189 @@
+"""From a request's headers to whoever asks; in memory, in some microseconds."""
+
+import hmac
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from gateway.errors import AuthenticationError, PermissionDeniedError, RateLimitError
+from gateway.settings_keys import KeyMode
+from gateway.tenants.guesses import GuessGuard
+from gateway.tenants.key_book import BookEntry, KeyBook
+from gateway.tenants.keys import KeyHasher, id_in
+from gateway.tenants.metrics import FailureReason, TenantMetrics
+from gateway.tenants.principal import ANONYMOUS, Principal, Scopes
+
+logger = logging.getLogger(__name__)
+
+ADMIN_TOKEN_ID: Final = "admin-token"
+ADMIN_TOKEN: Final = Principal(
+    key_id=ADMIN_TOKEN_ID,
+    name="admin token",
+    tenant=ADMIN_TOKEN_ID,
+    # It administrates and generates nothing: that would be nobody's.
+    scopes=Scopes(models=frozenset(), tiers=frozenset(), is_admin=True),
+)
+
+_MAX_CREDENTIAL_CHARS: Final = 512
+_MALFORMED: Final[FailureReason] = "malformed"
+_HOW: Final = "Send the header authorization: Bearer KEY, or x-api-key: KEY."
+_NOT_KNOWN: Final = (f"This key is not known here. {_HOW}", "invalid_api_key")
+_FAILURES: Final[Mapping[FailureReason, tuple[str, str]]] = {
+    "missing": (f"This needs a key. {_HOW}", "missing_api_key"),
+    "malformed": _NOT_KNOWN,
+    "unknown": _NOT_KNOWN,
+    "expired": ("This key has expired. Ask for another.", "api_key_expired"),
+    "revoked": ("This key was revoked. Ask for another.", "api_key_revoked"),
+}
+
+
+class Authenticator:
+    """Knows who asks, and whether keys are wanted at all. For one event loop.
+
+    A key that is right is never shut out by what comes from other addresses, and one that was
+    right before not by its own address either: behind a proxy all clients have one.
+    """
+
+    def __init__(
+        self,
+        hasher: KeyHasher,
+        book: KeyBook | None,
+        *,
+        mode: KeyMode = "auto",
+        admin_token: str | None = None,
+        guard: GuessGuard | None = None,
+        metrics: TenantMetrics | None = None,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`book`: None where there is no database, so that there are no keys."""
+        self._hasher = hasher
+        self._book = book
+        self._mode = mode
+        self._admin_digest = None if admin_token is None else hasher.digest(admin_token)
+        self._guard = GuessGuard(time.monotonic) if guard is None else guard
+        self._metrics = metrics
+        self._wall_clock = wall_clock
+        self._seen_right: set[str] = set()
+        # What keys that do not exist are compared with, so that it takes the same time.
+        self._nobody = BookEntry(principal=ANONYMOUS, key_hash=bytes(32), is_revoked=True)
+        if metrics is not None and book is not None:
+            metrics.watch(lambda: len(book))
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether there has ever been a key."""
+        return self._book is not None and self._book.has_keys
+
+    @property
+    def is_open(self) -> bool:
+        """Whether no key is wanted now."""
+        return self._mode == "off" or (self._mode == "auto" and not self.has_keys)
+
+    async def start(self) -> None:
+        """Read the keys, and go on looking for changes. Raises DatabaseError."""
+        if self._book is not None:
+            await self._book.start()
+
+    async def close(self) -> None:
+        """Look no more."""
+        if self._book is not None:
+            await self._book.close()
+
+    def authenticate(
+        self, authorization: str | None, api_key: str | None, peer: str | None
+    ) -> Principal:
+        """Who asks, by the headers `authorization` and `x-api-key`; `peer`: his address.
+
+        While no key is wanted, who has none, or a wrong one, is ANONYMOUS. Raises
+        AuthenticationError for a missing or wrong key, RateLimitError after too many wrong ones.
+        """
+        credential = _credential(authorization, api_key)
+        if credential is None:
+            if self.is_open:
+                return ANONYMOUS
+            raise self._failure("missing", peer)
+        principal, reason = self._look_up(credential, peer)
+        if principal is not None:
+            return principal
+        if self.is_open:
+            return ANONYMOUS
+        raise self._failure(reason, peer)
+
+    def require_admin(self, principal: Principal) -> None:
+        """Raises AuthenticationError for nobody in particular, PermissionDeniedError for others."""
+        if principal.scopes.is_admin:
+            return
+        if principal is ANONYMOUS:
+            raise AuthenticationError(
+                f"This needs a key with the admin scope, or the admin token. {_HOW}"
+            )
+        raise PermissionDeniedError("This needs a key with the admin scope.", code="admin_only")
+
+    def _look_up(self, credential: str, peer: str | None) -> tuple[Principal | None, FailureReason]:
+        """Whose credential this is; without one, why nobody's."""
+        if self._admin_digest is None and not self.has_keys:
+            return None, "unknown"  # nothing to guess, so nothing to count
+        digest = self._hasher.digest(credential[:_MAX_CREDENTIAL_CHARS])
+        key_id = id_in(credential)
+        name = ADMIN_TOKEN_ID if key_id is None else key_id
+        is_blocked = self._guard.wait_s(peer) > 0
+        if is_blocked and name not in self._seen_right:
+            is_old = self._guard.has_seen(peer, digest)
+            return None, "unknown" if is_old else "throttled"
+        if key_id is None:
+            principal, reason = self._admin(digest), _MALFORMED
+        else:
+            principal, reason = self._key(key_id, digest)
+        if principal is not None:
+            self._seen_right.add(name)
+            return principal, reason
+        counted = self._guard.count(peer, digest)
+        if counted == "new" and not self.is_open:
+            logger.warning(
+                "key was not taken reason=%s key_id=%s peer=%s", reason, key_id or "-", peer
+            )
+        is_throttled = counted == "too_many" or (is_blocked and counted == "new")
+        return None, "throttled" if is_throttled else reason
+
+    def _admin(self, digest: bytes) -> Principal | None:
+        if self._admin_digest is None or not hmac.compare_digest(digest, self._admin_digest):
+            return None
+        return ADMIN_TOKEN
+
+    def _key(self, key_id: str, digest: bytes) -> tuple[Principal | None, FailureReason]:
+        """The key's principal if the digest is its own. Takes as long for ids that do not exist."""
+        entry = (None if self._book is None else self._book.find(key_id)) or self._nobody
+        now_s = self._wall_clock()
+        is_old = hmac.compare_digest(digest, entry.old_hash or self._nobody.key_hash)
+        if not hmac.compare_digest(digest, entry.key_hash) and not (
+            is_old and now_s < entry.old_hash_until
+        ):
+            return None, "unknown"
+        if entry.is_revoked:
+            return None, "revoked"
+        if entry.expires_at is not None and entry.expires_at <= now_s:
+            return None, "expired"
+        return entry.principal, "unknown"
+
+    def _failure(self, reason: FailureReason, peer: str | None) -> Exception:
+        """What the client is told."""
+        if self._metrics is not None:
+            self._metrics.failed(reason)
+        if reason != "throttled":
+            message, code = _FAILURES[reason]
+            return AuthenticationError(message, code=code)
+        wait_s = max(self._guard.wait_s(peer), self._guard.overall_wait_s)
+        return RateLimitError(
+            f"Too many wrong keys came from this address; wait {max(1, round(wait_s))} s.",
+            retry_after_s=wait_s,
+            code="too_many_wrong_keys",
+        )
+
+
+def _credential(authorization: str | None, api_key: str | None) -> str | None:
+    """What was sent as a key: of two, the one that looks like one."""
+    whole = (authorization or "").strip()
+    scheme, _, token = whole.partition(" ")
+    given = (token.strip() if scheme.lower() == "bearer" else whole, (api_key or "").strip())
+    return next((text for text in given if id_in(text)), given[0] or given[1] or None)

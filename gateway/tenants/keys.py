@@ -1,0 +1,73 @@
+"""API keys: how they look, how they are made, and what is kept of them."""
+
+import hmac
+import random
+import re
+import string
+from dataclasses import dataclass, field
+from typing import Final
+
+KEY_PREFIX: Final = "or-"
+KEY_ID: Final = re.compile(r"[0-9a-z]{8}")
+
+_KEY: Final = re.compile(r"or-([0-9a-z]{8})[0-9A-Za-z]{43}")
+_ID_LETTERS: Final = string.digits + string.ascii_lowercase
+_SECRET_LETTERS: Final = string.digits + string.ascii_uppercase + string.ascii_lowercase
+_SECRET_BITS: Final = 256
+_SECRET_CHARS: Final = 43  # 62 ** 43 > 2 ** 256
+_ID_CHARS: Final = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MintedKey:
+    """A new key. `text` is the whole of it, which is shown once and kept nowhere."""
+
+    key_id: str
+    text: str = field(repr=False)
+
+
+def mint_key(randomness: random.Random, key_id: str | None = None) -> MintedKey:
+    """A new key: `or-`, 8 characters of public id, 256 secret bits in 43 letters and digits.
+
+    `key_id`: for another secret under a known id. `randomness` must be the operating system's.
+    """
+    key_id = key_id or random_id(randomness)
+    number = randomness.getrandbits(_SECRET_BITS)
+    letters = []
+    for _ in range(_SECRET_CHARS):
+        number, index = divmod(number, len(_SECRET_LETTERS))
+        letters.append(_SECRET_LETTERS[index])
+    return MintedKey(key_id=key_id, text=f"{KEY_PREFIX}{key_id}{''.join(letters)}")
+
+
+def random_id(randomness: random.Random) -> str:
+    """A public id: 8 digits and small letters."""
+    return "".join(randomness.choice(_ID_LETTERS) for _ in range(_ID_CHARS))
+
+
+def id_in(text: str) -> str | None:
+    """The public id in a key; None for what has not a key's form."""
+    match = _KEY.fullmatch(text)
+    return match and match[1]
+
+
+def prefix_of(key_id: str) -> str:
+    """How a key begins: enough to recognise it, useless to ask with."""
+    return KEY_PREFIX + key_id
+
+
+class KeyHasher:
+    """HMAC-SHA256 under one secret. What it gives says nothing about a key to who lacks that."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+        self.name = self.digest("outrider key secret").hex()[:16]
+        """Tells this secret from others without telling it."""
+
+    def digest(self, text: str) -> bytes:
+        """32 bytes, the same for the same text. Costs about a microsecond."""
+        return hmac.digest(self._secret, text.encode("utf-8", "surrogatepass"), "sha256")
+
+    def cache_salt(self, tenant: str) -> str:
+        """What separates this tenant's prefix cache from others'; nobody else can know it."""
+        return self.digest(f"cache salt of {tenant}").hex()[:32]

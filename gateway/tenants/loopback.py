@@ -1,0 +1,33 @@
+"""Where the gateway may listen while there is no key."""
+
+import ipaddress
+
+from gateway.settings import Settings
+
+
+def listen_host(settings: Settings, has_keys: bool) -> tuple[str, str | None]:
+    """The address to listen on, and what to warn of.
+
+    As long as keys are wanted only where there is one (`keys.mode` auto), a gateway without keys
+    serves this machine alone.
+    """
+    host = settings.server.host
+    if is_loopback(host) or has_keys or settings.keys.mode == "required":
+        return host, None
+    if settings.keys.mode == "off":
+        return host, f"keys.mode is off: whoever reaches {host} may ask anything"
+    own = "::1" if ":" in host else "127.0.0.1"
+    return own, (
+        f"there is no key, so only this machine may ask: listening on {own}, not on {host}. "
+        "Make a key with `outrider keys create --name NAME` and start again."
+    )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address is reached from its own machine only."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

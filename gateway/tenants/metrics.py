@@ -1,0 +1,41 @@
+"""What /metrics says about keys."""
+
+from collections.abc import Callable
+from typing import Literal, get_args
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+FailureReason = Literal["missing", "malformed", "unknown", "expired", "revoked", "throttled"]
+
+
+class TenantMetrics:
+    """Counts failures; never whose."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._failures = Counter(
+            "outrider_auth_failures",
+            "Requests without a key that is taken, by what was wrong with it.",
+            ["reason"],
+            registry=registry,
+        )
+        for reason in get_args(FailureReason):
+            self._failures.labels(reason)
+        self._keys = Gauge("outrider_keys", "Keys in memory, revoked ones too.", registry=registry)
+
+        self._lost_sight = Counter(
+            "outrider_key_refresh_failures",
+            "Times that the keys could not be read again, so that the last known ones were used.",
+            registry=registry,
+        )
+
+    def lost_sight(self) -> None:
+        """Count a look at the keys that failed."""
+        self._lost_sight.inc()
+
+    def failed(self, reason: FailureReason) -> None:
+        """Count a request that was not let in."""
+        self._failures.labels(reason).inc()
+
+    def watch(self, num_keys: Callable[[], int]) -> None:
+        """Ask this for the number of keys."""
+        self._keys.set_function(num_keys)

@@ -1,0 +1,88 @@
+"""Settings and a database in, an authenticator out."""
+
+import random
+import secrets
+import time
+from dataclasses import dataclass
+
+from gateway.settings import Settings, SettingsError
+from gateway.storage.database import Database, DatabaseError
+from gateway.tenants.authenticator import Authenticator
+from gateway.tenants.guesses import GuessGuard
+from gateway.tenants.key_book import KeyBook
+from gateway.tenants.key_store import KeyStore, load_secret
+from gateway.tenants.keys import KeyHasher
+from gateway.tenants.metrics import TenantMetrics
+
+_MIN_ADMIN_TOKEN_CHARS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyParts:
+    """Who may ask. `store` and `book` are None where there is no database."""
+
+    authenticator: Authenticator
+    store: KeyStore | None = None
+    book: KeyBook | None = None
+
+
+def open_parts() -> KeyParts:
+    """No keys, and nobody wants one."""
+    return KeyParts(authenticator=Authenticator(KeyHasher(secrets.token_bytes(32)), None))
+
+
+def key_store(settings: Settings, database: Database) -> KeyStore:
+    """The keys of a database. Raises SettingsError where it cannot be asked."""
+    return KeyStore(database, _hasher(settings, database), randomness=random.SystemRandom())
+
+
+def build_key_parts(
+    settings: Settings, database: Database | None, metrics: TenantMetrics | None = None
+) -> KeyParts:
+    """Who may ask, as the settings want it. Blocks.
+
+    Raises SettingsError for settings that contradict each other, and for a database that cannot be
+    asked.
+    """
+    hidden = settings.keys.admin_token
+    token = None if hidden is None else hidden.get_secret_value()
+    if token is not None and len(token) < _MIN_ADMIN_TOKEN_CHARS:
+        raise SettingsError(
+            f"keys.admin_token is shorter than {_MIN_ADMIN_TOKEN_CHARS} characters and could be "
+            "guessed; take a random one, such as `openssl rand -hex 32` prints"
+        )
+    if database is None and settings.keys.mode == "required":
+        raise SettingsError('keys.mode is required, but database_url is "none": there are no keys')
+    hasher = _hasher(settings, database)
+    store = book = None
+    if database is not None:
+        store = KeyStore(database, hasher, randomness=random.SystemRandom())
+        book = KeyBook(
+            store,
+            hasher,
+            refresh_s=settings.keys.refresh_s,
+            isolate_tenants=settings.isolate_tenants,
+            on_failure=_nothing if metrics is None else metrics.lost_sight,
+        )
+    authenticator = Authenticator(
+        hasher,
+        book,
+        mode=settings.keys.mode,
+        admin_token=token,
+        guard=GuessGuard(time.monotonic),
+        metrics=metrics,
+    )
+    return KeyParts(authenticator=authenticator, store=store, book=book)
+
+
+def _nothing() -> None:
+    pass
+
+
+def _hasher(settings: Settings, database: Database | None) -> KeyHasher:
+    if database is None:
+        return KeyHasher(secrets.token_bytes(32))
+    try:
+        return KeyHasher(load_secret(database, settings.keys.secret, random.SystemRandom()))
+    except DatabaseError as error:
+        raise SettingsError(error.detail) from None

@@ -1,0 +1,53 @@
+"""Who a request is from, and what he may ask for."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from gateway.limits.amounts import NO_LIMITS, LimitSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scopes:
+    """What a key may do. None: every model, every tier.
+
+    `models` are names as requests write them (`auto`, a checkpoint, `cloud/NAME`); `tiers` are
+    local tiers and tiers elsewhere that may answer, whatever the request named.
+    """
+
+    models: frozenset[str] | None = None
+    tiers: frozenset[str] | None = None
+    is_admin: bool = False
+
+    def allows_model(self, name: str) -> bool:
+        """Whether requests may name this model."""
+        return self.models is None or name in self.models
+
+    def allows_tier(self, name: str) -> bool:
+        """Whether this tier may answer."""
+        return self.tiers is None or name in self.tiers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Principal:
+    """One key, as a request needs to know it.
+
+    `key_id` and `team_id` are public ids, never the secret. `tenant` shares a queue's fairness and
+    a prefix cache: the team, or the key where it is in none. `cache_salt` separates prefix caches;
+    empty where tenants are not isolated. `weight`: its share of a full queue, against others.
+    """
+
+    key_id: str
+    name: str
+    tenant: str
+    team_id: str | None = None
+    scopes: Scopes = field(default_factory=Scopes)
+    limits: LimitSpec = NO_LIMITS
+    team_limits: LimitSpec = NO_LIMITS
+    cache_salt: str = ""
+    weight: float = 1.0
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+ANONYMOUS: Final = Principal(key_id="anonymous", name="anonymous", tenant="anonymous")
+"""Everybody, while no key exists. May not administrate."""

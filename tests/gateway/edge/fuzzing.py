@@ -1,0 +1,129 @@
+"""schemathesis over a running gateway's whole schema: no 5xx, no answer that the schema lacks."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import schemathesis
+from schemathesis import GenerationMode
+from schemathesis.config import SchemathesisConfig
+from schemathesis.engine import Status, events, from_schema
+
+LATE = 504
+
+_SEMANTIC = re.compile(
+    "not supported together|no tool|two tools|schema's type|JSON object|valid JSON:|"
+    "read text only|at least 1 item after validation|the last message|nothing is said|not exist:"
+)
+
+
+@dataclass
+class Outcome:
+    """What was asked, and what should not have come back."""
+
+    failures: list[tuple[object, ...]] = field(default_factory=list)
+    statuses: Counter[int] = field(default_factory=Counter)
+    operations: dict[str, Counter[int]] = field(default_factory=dict)
+    num_linked: int = 0
+    """Requests made with what an earlier answer held."""
+
+    @property
+    def num_cases(self) -> int:
+        return self.statuses.total()
+
+
+def fuzz(
+    url: str,
+    *,
+    max_examples: int,
+    phases: tuple[str, ...] = ("coverage", "fuzzing"),
+    headers: Mapping[str, str] | None = None,
+    seed: int = 1,
+) -> Outcome:
+    """Ask by the schema that the gateway gives at /openapi.json, with these headers."""
+    document = httpx.get(f"{url}/openapi.json", headers=headers).raise_for_status().json()
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            # With the few keys that a fuzzer draws nearly all would be "used with another body".
+            operation["parameters"] = [
+                parameter
+                for parameter in operation.get("parameters", ())
+                if parameter["name"] != "idempotency-key"
+            ]
+    every = ("examples", "coverage", "fuzzing", "stateful")
+    settings: dict[str, Any] = {
+        "seed": seed,
+        "base-url": url,
+        "generation": {"max-examples": max_examples},
+        "phases": {name: {"enabled": name in phases} for name in every},
+        "checks": {
+            # Judged below: schemathesis asks an operation no more after a failure.
+            "positive_data_acceptance": {
+                "expected-statuses": ["2xx", "400", "401", "403", "404", "409", "429", "5xx"]
+            },
+            "not_a_server_error": {"expected-statuses": ["2xx", "4xx", "504"]},
+            # What comes back without a key is another test's.
+            "ignored_auth": {"enabled": not headers},
+        },
+    }
+    if headers:
+        settings["headers"] = dict(headers)
+    schema = schemathesis.openapi.from_dict(document, config=SchemathesisConfig.from_dict(settings))
+    outcome = Outcome()
+    for event in from_schema(schema).execute():
+        assert not isinstance(event, events.NonFatalError | events.FatalError), event
+        if isinstance(event, events.ScenarioFinished):
+            _add(outcome, event)
+    return outcome
+
+
+def _add(outcome: Outcome, event: events.ScenarioFinished) -> None:
+    for case_id, interaction in event.recorder.interactions.items():
+        response = interaction.response
+        assert response is not None
+        node = event.recorder.cases[case_id]
+        outcome.statuses[response.status_code] += 1
+        label = node.value.operation.label
+        outcome.operations.setdefault(label, Counter())[response.status_code] += 1
+        outcome.num_linked += node.transition is not None
+        outcome.failures += [
+            (label, check.name, check.failure_info, response.content[:300])
+            for check in event.recorder.checks.get(case_id, ())
+            if check.status is Status.FAILURE
+        ]
+        wrongs = {
+            "valid but refused": response.status_code == 400
+            and _is_valid(node.value)
+            and not is_semantic(response.content),
+            "server error": response.status_code == LATE and not is_late(response.content),
+        }
+        outcome.failures += [
+            (label, name, None, response.content[:300]) for name, is_so in wrongs.items() if is_so
+        ]
+
+
+def _is_valid(case: schemathesis.Case) -> bool:
+    """Whether the request is meant to conform to the schema."""
+    return case.meta is not None and case.meta.generation.mode is GenerationMode.POSITIVE
+
+
+def is_semantic(body: bytes) -> bool:
+    """Each field valid but the whole too long, or refused by the template: no schema can say so."""
+    error = json.loads(body)["error"]
+    message = error["message"]
+    return (
+        error.get("code") == "context_length_exceeded"
+        or "chat template" in message
+        or message.startswith("min_tokens:")  # more than max_tokens, or with a grammar
+        or message.startswith("outrider.")  # tier and model, no prices, no router
+        or _SEMANTIC.search(message) is not None
+    )
+
+
+def is_late(body: bytes) -> bool:
+    """A deadline may be shorter than any answer takes: then the server's error is the truth."""
+    return bool(json.loads(body)["error"].get("code") == "deadline_exceeded")

@@ -1,0 +1,158 @@
+"""Prices are exact: the parts never exceed the whole, and what is reserved covers what is paid."""
+
+import random
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.ledger.policy import is_charged, num_payable_tokens
+from gateway.ledger.prices import Money, PriceBook
+from gateway.ledger.row_ids import RowIds
+from gateway.settings import Settings, SettingsError, load_settings
+from tests.gateway.ledger.ledgers import row
+
+PRICE = st.decimals(min_value=0, max_value=1000, places=6).map(float)
+COUNT = st.integers(min_value=0, max_value=10**7)
+
+
+def book(**flags: object) -> PriceBook:
+    return PriceBook.from_settings(settings(**flags))
+
+
+def settings(**flags: object) -> Settings:
+    return load_settings(
+        flags={name.replace("__", "."): value for name, value in flags.items()}, environ={}
+    )
+
+
+def test_known_prices_cost_what_a_person_reckons() -> None:
+    prices = book(
+        routing__prices__large__prompt=2.5,
+        routing__prices__large__cached_prompt=0.25,
+        routing__prices__large__completion=10,
+        charges__large__prompt=5,
+        charges__large__completion=20,
+    )
+    money = prices.money(
+        "large", num_prompt_tokens=1000, num_cached_tokens=400, num_completion_tokens=50
+    )
+    # 600 x 2500 + 400 x 250 + 50 x 10000 nano-dollars; cached is charged as the rest where unset.
+    assert money == Money(cost_nanos=2_100_000, charge_nanos=6_000_000)
+    assert prices.is_known("large")
+    assert not prices.is_known("small")
+    assert prices.charge_of("large").completion == 20
+    assert prices.cost_of("large").cached_prompt == 0.25
+
+
+def test_without_a_charge_clients_pay_what_it_costs() -> None:
+    prices = book(routing__prices__small__prompt=0.0375, routing__prices__small__completion=0.15)
+    money = prices.money("small", num_prompt_tokens=3, num_completion_tokens=1)
+    assert money == Money(cost_nanos=262, charge_nanos=262)  # 3 x 37.5 + 150, rounded down
+
+
+@given(prompt=PRICE, cached=PRICE, completion=PRICE, fresh=COUNT, hit=COUNT, written=COUNT)
+def test_sums_are_exact_and_rounded_down_once(
+    prompt: float, cached: float, completion: float, fresh: int, hit: int, written: int
+) -> None:
+    prices = book(
+        routing__prices__small__prompt=prompt,
+        routing__prices__small__cached_prompt=cached,
+        routing__prices__small__completion=completion,
+    )
+    exact = sum(
+        Fraction(str(price)) * count * 1000
+        for price, count in ((prompt, fresh), (cached, hit), (completion, written))
+    )
+    money = prices.money(
+        "small",
+        num_prompt_tokens=fresh + hit,
+        num_cached_tokens=hit,
+        num_completion_tokens=written,
+    )
+    assert money.cost_nanos == exact.__floor__()
+
+
+@given(
+    price=st.tuples(PRICE, PRICE, PRICE),
+    reserved=st.tuples(COUNT, COUNT),
+    cuts=st.tuples(*[st.integers(0, 100)] * 3),
+)
+def test_parts_never_exceed_what_was_reserved_for_the_whole(
+    price: tuple[float, float, float],
+    reserved: tuple[int, int],
+    cuts: tuple[int, int, int],
+) -> None:
+    names = ("prompt", "cached_prompt", "completion")
+    prices = book(**{f"charges__small__{name}": p for name, p in zip(names, price, strict=True)})
+    prompt, completion = reserved
+    first = completion * cuts[0] // 100
+    parts = (
+        prices.money(
+            "small",
+            num_prompt_tokens=prompt,
+            num_cached_tokens=prompt * cuts[1] // 100,
+            num_completion_tokens=first,
+        ),
+        prices.money("small", num_prompt_tokens=0, num_completion_tokens=completion - first),
+    )
+    most = prices.most("small", num_prompt_tokens=prompt, num_completion_tokens=completion)
+    assert sum(part.charge_nanos for part in parts) <= most.charge_nanos
+
+
+def test_versions_are_of_the_prices_alone() -> None:
+    one, same = (book(routing__prices__small__prompt=1, log_level=log) for log in ("INFO", "ERROR"))
+    other = book(routing__prices__small__prompt=1.000001)
+    assert one.version == same.version != other.version
+    again = PriceBook.from_document(one.document)
+    assert again.version == one.version
+    tokens = {"num_prompt_tokens": 7, "num_completion_tokens": 9}
+    assert again.money("small", **tokens) == one.money("small", **tokens)
+
+
+def test_more_cached_than_there_is_counts_as_all() -> None:
+    prices = book(routing__prices__small__prompt=1, routing__prices__small__cached_prompt=0)
+    money = prices.money("small", num_prompt_tokens=5, num_cached_tokens=9, num_completion_tokens=0)
+    assert money.cost_nanos == 0
+    with pytest.raises(ValueError, match="negative"):
+        prices.money("small", num_prompt_tokens=-1, num_completion_tokens=0)
+
+
+def test_unknown_tiers_are_free_but_not_in_settings() -> None:
+    assert PriceBook.free().money("x", num_prompt_tokens=5, num_completion_tokens=5) == Money(
+        cost_nanos=0, charge_nanos=0
+    )
+    with pytest.raises(SettingsError, match=r"charges.lagre: there is no such tier.*large"):
+        book(charges__lagre__prompt=1)
+    with pytest.raises(SettingsError, match="inf"):
+        book(charges__large__prompt=float("inf"))
+
+
+def test_the_strong_tier_is_who_takes_what_is_hard() -> None:
+    cloud = {"tiers__cloud__url": "http://127.0.0.1:1/v1"}
+    assert book().strong_tier == "large"
+    assert book(**cloud).strong_tier == "large"
+    assert book(**cloud, handoff__strong="cloud").strong_tier == "cloud"
+    assert book(**cloud, models__large="none", models__small="x/y").strong_tier == "cloud"
+
+
+def test_clients_pay_for_answers_only() -> None:
+    assert is_charged("answer", "answered")
+    assert is_charged("hedge", "answered")
+    assert is_charged("continuation", "cancelled")
+    assert is_charged("escalation", "limited")
+    for kind in ("draft", "probe", "mirror"):
+        assert not is_charged(kind, "answered")
+    for outcome in ("failed", "refused", "lost", "escalated"):
+        assert not is_charged("answer", outcome)
+    assert num_payable_tokens(row(1, num_discarded_tokens=4, outcome="cancelled")) == 106
+    assert num_payable_tokens(row(1, outcome="lost")) == 0
+
+
+def test_row_ids_are_unique_short_and_in_order() -> None:
+    one, other = (RowIds(random.Random(seed), lambda: 1.79e9) for seed in (1, 2))
+    drawn = [one.next() for _ in range(1000)]
+    assert drawn == sorted(drawn)
+    assert len({*drawn, *(other.next() for _ in range(1000))}) == 2000
+    assert len(drawn[0]) <= 64

@@ -1,0 +1,44 @@
+"""Where a server is not installed its tests are skipped, unless all are required."""
+
+import pytest
+
+from tests import services
+
+
+def test_what_is_missing_is_skipped_with_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TEST_SERVICES", raising=False)
+    with pytest.raises(pytest.skip.Exception, match="Redis is not installed"):
+        services._missing("Redis")
+
+
+def test_or_fails_where_it_is_required(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEST_SERVICES", "required")
+    with pytest.raises(pytest.fail.Exception, match="PostgreSQL is not installed"):
+        services._missing("PostgreSQL")
+
+
+def test_each_database_is_new(postgres_server: services.PostgresServer) -> None:
+    import psycopg
+
+    first, second = postgres_server.new_database(), postgres_server.new_database()
+    assert first != second
+    with psycopg.connect(first) as connection:
+        connection.execute("CREATE TABLE t (a int)")
+    with psycopg.connect(second) as connection:
+        found = connection.execute("SELECT to_regclass('t')").fetchone()
+        assert found == (None,)
+
+
+def test_redis_answers(redis_url: str) -> None:
+    import redis
+
+    with redis.Redis.from_url(redis_url) as client:
+        assert client.dbsize() == 0
+        client.set("a", "b")
+
+
+def test_redis_is_empty_for_each_test(redis_url: str) -> None:
+    import redis
+
+    with redis.Redis.from_url(redis_url) as client:
+        assert client.dbsize() == 0

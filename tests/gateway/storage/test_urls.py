@@ -1,0 +1,74 @@
+"""Addresses of databases: what is taken, what is refused and how, and that no password shows."""
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from gateway.settings import SettingsError
+from gateway.storage import urls
+from gateway.storage.urls import default_database_url, describe, read_url, state_folder
+
+
+@pytest.mark.parametrize("scheme", ["postgres", "postgresql", "postgresql+psycopg"])
+def test_postgresql_by_any_of_its_names(scheme: str) -> None:
+    url = read_url(f"{scheme}://me:geheim@db.example:6000/outrider?sslmode=require")
+    assert url.drivername == "postgresql+psycopg"
+    assert url.password == "geheim"
+    assert url.query["sslmode"] == "require"
+    assert describe(url) == "postgresql://db.example:6000/outrider"
+
+
+def test_a_file_is_found_from_the_working_folder_and_from_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert read_url("sqlite:///my.db").database == str(tmp_path / "my.db")
+    assert read_url("sqlite:///~/my.db").database == str(tmp_path / "my.db")
+    assert read_url(f"sqlite:///{tmp_path}/my.db").database == str(tmp_path / "my.db")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("outrider.db", "no address of a database"),
+        ("", "no address of a database"),
+        ("postgresql://me:geheim@host:port/x", "no address of a database"),
+        ("mysql://me:geheim@host/x", "mysql cannot be used"),
+        ("postgresql+asyncpg://me:geheim@host/x", "asyncpg cannot be used"),
+        ("sqlite+aiosqlite:///x.db", "aiosqlite cannot be used"),
+        ("sqlite://", "needs a file"),
+        ("sqlite:///:memory:", "needs a file"),
+        ("sqlite:///file:x?mode=memory", "a file and nothing else"),
+        ("sqlite://host/geheim.db", "a file and nothing else"),
+        ("sqlite:////no/such/folder/x.db", "no folder /no/such/folder"),
+        ("sqlite:////tmp", "is a folder"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_in_words(text: str, says: str) -> None:
+    with pytest.raises(SettingsError, match=says) as refusal:
+        read_url(text)
+    assert "geheim" not in str(refusal.value)
+
+
+def test_without_the_driver_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(urls.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SettingsError, match=r"outrider\[postgres\]"):
+        read_url("postgresql://host/x")
+
+
+def test_the_default_is_a_private_folder_of_the_state(tmp_path: Path) -> None:
+    url = default_database_url({"XDG_STATE_HOME": str(tmp_path / "a" / "b")})
+    assert url == f"sqlite:///{tmp_path}/a/b/outrider/outrider.db"
+    assert stat.S_IMODE((tmp_path / "a" / "b" / "outrider").stat().st_mode) == 0o700
+
+
+def test_a_relative_state_home_is_passed_over() -> None:
+    assert state_folder({"XDG_STATE_HOME": "here"}) == state_folder({})
+
+
+def test_a_default_that_cannot_be_made_says_what_to_set(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SettingsError, match="Set database_url"):
+        default_database_url({"XDG_STATE_HOME": str(tmp_path / "file")})

@@ -1,0 +1,441 @@
+"""Traces: what is recorded of a request, what goes on to others, and that nothing is without."""
+
+import asyncio
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode
+from prometheus_client import CollectorRegistry
+
+from gateway.settings import SettingsError
+from gateway.settings_telemetry import TraceSettings
+from gateway.telemetry.otel import CountingExporter, OtelTracer, SpanCounts, provider_of
+from gateway.telemetry.spans import (
+    AnswerMarks,
+    AskedMarks,
+    AttemptMarks,
+    EngineMarks,
+    begin_attempt,
+    end_answer,
+    end_attempt,
+    record_asked,
+    record_engine,
+    record_route,
+)
+from gateway.telemetry.tracer import NULL_SPAN, NULL_TRACER
+from gateway.telemetry.tracing import build_tracer
+
+ROOT = Path(__file__).parents[3]
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+SPAN = "00f067aa0ba902b7"
+SAMPLED = f"00-{TRACE}-{SPAN}-01"
+NOT_SAMPLED = f"00-{TRACE}-{SPAN}-00"
+EPOCH_S = 1_800_000_000.0
+NANOS = 10**9
+
+
+@dataclass
+class Watched:
+    """A tracer and what it recorded. Its clock stands at 100 s, which is `EPOCH_S` in UTC."""
+
+    tracer: OtelTracer
+    exporter: InMemorySpanExporter
+    counts: SpanCounts
+
+    def spans(self) -> dict[str, ReadableSpan]:
+        return {span.name: span for span in self.exporter.get_finished_spans()}
+
+
+def watched(share: float = 1.0) -> Watched:
+    rng = random.Random(7)
+    provider, counts, exporter = provider_of("outrider", rng), SpanCounts(), InMemorySpanExporter()
+    provider.add_span_processor(SimpleSpanProcessor(CountingExporter(exporter, counts)))
+    tracer = OtelTracer(
+        provider,
+        counts,
+        share=share,
+        clock=lambda: 100.0,
+        wall_clock=lambda: EPOCH_S,
+        rng=rng,
+    )
+    return Watched(tracer, exporter, counts)
+
+
+def at(span: ReadableSpan) -> tuple[float, float]:
+    """Its start and end, on the gateway's clock."""
+    assert span.start_time is not None
+    assert span.end_time is not None
+    start, end = (nanos / NANOS - EPOCH_S + 100.0 for nanos in (span.start_time, span.end_time))
+    return pytest.approx(start, abs=1e-5), pytest.approx(end, abs=1e-5)
+
+
+def marks() -> EngineMarks:
+    return EngineMarks(
+        tier="small",
+        model="tiny",
+        started_s=91.0,
+        ended_s=95.0,
+        scheduled_s=91.5,
+        first_token_s=93.0,
+        num_prompt_tokens=40,
+        num_cached_tokens=30,
+        num_computed_tokens=10,
+        num_output_tokens=12,
+        num_steps=5,
+        num_drafted_tokens=20,
+        num_accepted_tokens=7,
+        finish_reason="stop",
+    )
+
+
+def test_a_requests_whole_tree() -> None:
+    seen = watched()
+    root = seen.tracer.begin("POST /v1/chat/completions", start_s=90.0)
+    record_asked(root, AskedMarks(request_id="r-1", model="auto", key_id="k1", max_tokens=64))
+    record_route(root, start_s=90.1, end_s=90.2, tier="small", reason="easy", quality=0.9)
+    record_engine(root, marks())
+    attempt = begin_attempt(
+        root, tier="cloud", replica="host:8443", kind="answer", model="big", start_s=95.0
+    )
+    end_attempt(
+        attempt, AttemptMarks(outcome="answered", ended_s=97.0, first_token_s=96.0, status=200)
+    )
+    answer = AnswerMarks(
+        status=200, outcome="answered", tier="cloud", ttft_s=6.0, num_completion_tokens=12
+    )
+    end_answer(root, answer, at_s=98.0)
+    end_answer(root, answer, at_s=99.0)  # twice is once
+
+    spans = seen.spans()
+    assert len(seen.exporter.get_finished_spans()) == 7
+    assert seen.counts.ended == seen.counts.sent == 7
+    top, work = spans["POST /v1/chat/completions"], spans["generate small"]
+    assert top.parent is None
+    assert top.kind is SpanKind.SERVER
+    assert at(top) == (90.0, 98.0)
+    assert {span.context.trace_id for span in spans.values()} == {top.context.trace_id}
+    for name in ("route", "generate small", "chat big"):
+        assert spans[name].parent.span_id == top.context.span_id
+    for name in ("queue", "prefill", "decode"):
+        assert spans[name].parent.span_id == work.context.span_id
+    assert at(work) == (91.0, 95.0)
+    assert at(spans["queue"]) == (91.0, 91.5)
+    assert at(spans["prefill"]) == (91.5, 93.0)
+    assert at(spans["decode"]) == (93.0, 95.0)
+    assert spans["decode"].attributes == {
+        "outrider.steps": 5,
+        "outrider.output_tokens": 12,
+        "outrider.drafted_tokens": 20,
+        "outrider.accepted_tokens": 7,
+    }
+    assert spans["prefill"].attributes == {
+        "outrider.computed_tokens": 10,
+        "outrider.cached_tokens": 30,
+    }
+    assert top.attributes is not None
+    assert top.attributes["gen_ai.request.model"] == "auto"
+    assert top.attributes["gen_ai.usage.output_tokens"] == 12
+    assert top.attributes["outrider.key.id"] == "k1"
+    asked = spans["chat big"]
+    assert asked.kind is SpanKind.CLIENT
+    assert asked.attributes is not None
+    assert (asked.attributes["server.address"], asked.attributes["server.port"]) == ("host", 8443)
+    assert [event.name for event in asked.events] == ["first_token"]
+
+
+def test_names_are_those_of_the_conventions() -> None:
+    """Every name is one that OpenTelemetry knows, or says that it is ours."""
+    import opentelemetry.semconv._incubating.attributes.gen_ai_attributes as gen_ai
+    import opentelemetry.semconv.attributes.error_attributes as error
+    import opentelemetry.semconv.attributes.http_attributes as http
+    import opentelemetry.semconv.attributes.server_attributes as server
+
+    known = {
+        value
+        for module in (gen_ai, error, http, server)
+        for value in vars(module).values()
+        if isinstance(value, str)
+    }
+    seen = watched()
+    root = seen.tracer.begin("POST /v1/chat/completions")
+    asked = AskedMarks(
+        request_id="r", model="m", num_choices=2, max_tokens=1, temperature=1.0, top_p=0.5
+    )
+    record_asked(root, asked)
+    record_engine(root, marks())
+    attempt = begin_attempt(root, tier="c", replica="h:1", kind="retry", model="b", start_s=95.0)
+    end_attempt(attempt, AttemptMarks(outcome="failed", ended_s=96.0, failure="status", status=500))
+    end_answer(root, AnswerMarks(status=502, outcome="failed", num_prompt_tokens=3, ttft_s=1.0))
+    names = {name for span in seen.spans().values() for name in (span.attributes or {})}
+    assert len(names) > 20
+    assert not {name for name in names - known if not name.startswith("outrider.")}
+
+
+def test_a_request_that_was_aborted_in_the_queue() -> None:
+    seen = watched()
+    root = seen.tracer.begin("r")
+    record_engine(root, EngineMarks(tier="large", model="m", started_s=91.0, ended_s=92.0))
+    root.end()
+    assert set(seen.spans()) == {"r", "generate large", "queue"}
+    assert at(seen.spans()["queue"]) == (91.0, 92.0)
+
+
+def test_work_of_which_nobody_knows_when_it_was_scheduled_has_no_queue() -> None:
+    """Such as a tier's that took a sequence over."""
+    seen = watched()
+    root = seen.tracer.begin("r")
+    root.end()
+    taken = EngineMarks(
+        tier="large",
+        model="m",
+        started_s=91.0,
+        ended_s=95.0,
+        first_token_s=92.0,
+        num_computed_tokens=5,
+    )
+    record_engine(root, taken)  # told after the response's end, as after an abort
+    spans = seen.spans()
+    assert set(spans) == {"r", "generate large", "prefill", "decode"}
+    assert at(spans["prefill"]) == (91.0, 92.0)
+    assert spans["generate large"].parent.span_id == spans["r"].context.span_id
+
+
+def test_clocks_that_disagree_make_no_negative_spans() -> None:
+    seen = watched()
+    root = seen.tracer.begin("r")
+    odd = EngineMarks(
+        tier="large", model="m", started_s=91.0, ended_s=90.0, scheduled_s=96.0, first_token_s=92.0
+    )
+    record_engine(root, odd)
+    for span in seen.exporter.get_finished_spans():
+        assert span.start_time is not None
+        assert span.end_time is not None
+        assert span.end_time >= span.start_time
+
+
+def test_failures_are_marked() -> None:
+    seen = watched()
+    root = seen.tracer.begin("r")
+    attempt = begin_attempt(root, tier="c", replica="h:1", kind="answer", model="b", start_s=95.0)
+    end_attempt(attempt, AttemptMarks(outcome="failed", ended_s=96.0, failure="connect"))
+    end_answer(root, AnswerMarks(status=503, outcome="failed", error_type="engine_died"))
+    spans = seen.spans()
+    for name, what in (("chat b", "connect"), ("r", "engine_died")):
+        assert spans[name].status.status_code is StatusCode.ERROR
+        assert (spans[name].attributes or {})["error.type"] == what
+
+
+def test_a_lost_hedge_is_no_failure() -> None:
+    seen = watched()
+    attempt = begin_attempt(
+        seen.tracer.begin("r"), tier="c", replica="h:1", kind="hedge", model="b", start_s=95.0
+    )
+    end_attempt(attempt, AttemptMarks(outcome="lost", ended_s=96.0))
+    assert seen.spans()["chat b"].status.status_code is StatusCode.UNSET
+
+
+def test_a_callers_trace_goes_on_and_out() -> None:
+    seen = watched(share=0.0)
+    root = seen.tracer.begin("r", traceparent=SAMPLED, tracestate="vendor=1")
+    assert root.trace_id == TRACE
+    attempt = begin_attempt(root, tier="c", replica="h:1", kind="answer", model="b", start_s=95.0)
+    out = attempt.headers()
+    end_attempt(attempt, AttemptMarks(outcome="answered", ended_s=96.0))
+    root.end()
+    spans = seen.spans()
+    assert f"{spans['r'].parent.span_id:016x}" == SPAN
+    assert out["traceparent"] == f"00-{TRACE}-{spans['chat b'].context.span_id:016x}-01"
+    assert out["tracestate"] == "vendor=1"
+
+
+def test_a_caller_who_does_not_trace_is_not_traced() -> None:
+    seen = watched(share=1.0)
+    root = seen.tracer.begin("r", traceparent=NOT_SAMPLED, tracestate="vendor=1")
+    assert not root.is_recording
+    child = begin_attempt(root, tier="c", replica="h:1", kind="answer", model="b", start_s=95.0)
+    assert child.headers() == {"traceparent": NOT_SAMPLED, "tracestate": "vendor=1"}
+    record_engine(root, marks())
+    end_answer(root, AnswerMarks(status=200, outcome="answered"))
+    assert not seen.exporter.get_finished_spans()
+
+
+def test_the_share_decides_for_the_rest() -> None:
+    seen = watched(share=0.25)
+    for _ in range(1000):
+        root = seen.tracer.begin("r")
+        # Those behind us are told, or they would throw their own dice.
+        assert root.headers()["traceparent"].endswith("-01" if root.is_recording else "-00")
+        root.end()
+    assert 200 < len(seen.exporter.get_finished_spans()) < 300
+
+
+def test_what_a_client_chose_is_kept_short() -> None:
+    seen = watched()
+    root = seen.tracer.begin("r")
+    record_asked(root, AskedMarks(request_id="x" * 5000, model="m" * 5000))
+    root.set({"outrider.reason": "y" * 5000})
+    root.end()
+    attributes = seen.spans()["r"].attributes or {}
+    assert max(len(value) for value in attributes.values() if isinstance(value, str)) <= 512
+
+
+def test_without_a_collector_nothing_is_traced_or_loaded() -> None:
+    tracer = build_tracer(
+        TraceSettings(),
+        CollectorRegistry(),
+        clock=time.monotonic,
+        wall_clock=time.time,
+        rng=random.Random(1),
+    )
+    assert tracer is NULL_TRACER
+    span = tracer.begin("r", traceparent=SAMPLED)
+    assert span is NULL_SPAN
+    assert span.child("x") is NULL_SPAN
+    assert not span.headers()
+    record_engine(span, marks())
+    end_answer(span, AnswerMarks(status=200, outcome="answered"))
+    script = """
+import sys
+import gateway.telemetry.tracing, gateway.telemetry.spans, gateway.telemetry.capture
+assert not [name for name in sys.modules if name.startswith("opentelemetry")]
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT)
+
+
+def build(endpoint: str, registry: CollectorRegistry | None = None) -> OtelTracer:
+    tracer = build_tracer(
+        TraceSettings(endpoint=endpoint, service_name="my gateway"),
+        registry or CollectorRegistry(),
+        clock=time.monotonic,
+        wall_clock=time.time,
+        rng=random.Random(1),
+    )
+    assert isinstance(tracer, OtelTracer)
+    return tracer
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    ["", "localhost:4318", "ftp://host", "http://", "http://h:0", "http://h:99999", "http://[::1"],
+)
+def test_an_endpoint_that_is_none_is_refused(endpoint: str) -> None:
+    with pytest.raises(SettingsError, match="no address of a collector"):
+        build(endpoint)
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["https://me:hunter2@h:4318", "https://h/?key=hunter2", "https://h/#hunter2"]
+)
+def test_secrets_do_not_belong_in_the_endpoint(endpoint: str) -> None:
+    with pytest.raises(SettingsError, match="OTEL_EXPORTER_OTLP_HEADERS") as refused:
+        build(endpoint)
+    assert "hunter2" not in str(refused.value)
+
+
+def test_without_the_extra_the_settings_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "gateway.telemetry.otel")
+    monkeypatch.setitem(sys.modules, "opentelemetry", None)
+    with pytest.raises(SettingsError, match=r"pip install 'outrider\[telemetry\]'"):
+        build("http://127.0.0.1:4318")
+
+
+@dataclass
+class Collector:
+    """A server that takes traces. `status`: how it answers."""
+
+    url: str
+    requests: list[tuple[str, ExportTraceServiceRequest]]
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    requests: list[tuple[str, ExportTraceServiceRequest]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            requests.append((self.path, ExportTraceServiceRequest.FromString(body)))
+            self.send_response(200)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        yield Collector(f"http://127.0.0.1:{server.server_port}", requests)
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("path", ["", "/", "/v1/traces"])
+def test_traces_reach_a_collector_at_the_latest_at_the_end(collector: Collector, path: str) -> None:
+    registry = CollectorRegistry()
+    tracer = build(collector.url + path, registry)
+    root = tracer.begin("POST /v1/completions")
+    record_engine(root, marks())
+    root.end()
+    asyncio.run(tracer.close())
+    ((where, request),) = collector.requests
+    assert where == "/v1/traces"
+    (resource,) = request.resource_spans
+    named = {item.key: item.value.string_value for item in resource.resource.attributes}
+    assert named["service.name"] == "my gateway"
+    names = [span.name for scope in resource.scope_spans for span in scope.spans]
+    assert sorted(names) == ["POST /v1/completions", "decode", "generate small", "prefill", "queue"]
+    sent = registry.get_sample_value("outrider_trace_spans_total", {"state": "sent"})
+    assert sent == registry.get_sample_value("outrider_trace_spans_total", {"state": "ended"}) == 5
+
+
+def test_a_collector_that_is_away_holds_up_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    class Stuck(InMemorySpanExporter):
+        """Takes what it is given, and never comes back in time."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.freed = threading.Event()
+
+        def export(self, spans: object) -> None:  # type: ignore[override]
+            self.freed.wait(10)
+            raise ConnectionError("secret-host:1")
+
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    stuck, counts, rng = Stuck(), SpanCounts(), random.Random(1)
+    provider = provider_of("outrider", rng)
+    processor = BatchSpanProcessor(CountingExporter(stuck, counts), max_queue_size=8,
+                                   max_export_batch_size=4)  # fmt: skip
+    provider.add_span_processor(processor)
+    tracer = OtelTracer(
+        provider,
+        counts,
+        share=1.0,
+        clock=time.monotonic,
+        wall_clock=time.time,
+        rng=rng,
+        close_timeout_s=0.05,
+    )
+    begun_s = time.monotonic()
+    for _ in range(1000):
+        tracer.begin("r").end()
+    asyncio.run(tracer.close())
+    assert time.monotonic() - begun_s < 5
+    assert counts.ended == 1000
+    assert counts.sent == 0
+    assert "traces lost at the end" in caplog.text
+    stuck.freed.set()
+    assert "secret-host" not in caplog.text

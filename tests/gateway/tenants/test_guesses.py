@@ -1,0 +1,96 @@
+"""Wrong keys are counted by address, in bounded memory."""
+
+import pytest
+
+from gateway.tenants.guesses import GuessGuard
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def guard_of(clock: Clock, **options: float) -> GuessGuard:
+    return GuessGuard(clock, **({"burst": 3, "per_minute": 6} | options))  # type: ignore[arg-type]
+
+
+def test_after_the_burst_an_address_waits(clock: Clock) -> None:
+    guard = guard_of(clock)
+    for n in range(3):
+        assert guard.wait_s("a") == 0
+        assert guard.count("a", b"%d" % n) == "new"
+    assert guard.wait_s("a") == pytest.approx(10)
+    assert guard.wait_s("b") == 0
+    clock.now_s += 9.9
+    assert guard.wait_s("a") > 0
+    clock.now_s += 0.2
+    assert guard.wait_s("a") == 0
+    clock.now_s += 10_000
+    assert [guard.count("a", b"x%d" % n) for n in range(3)] == ["new"] * 3
+    assert guard.wait_s("a") > 0  # what came back is no more than the burst
+
+
+def test_the_same_wrong_key_is_one_guess(clock: Clock) -> None:
+    guard = guard_of(clock)
+    assert not guard.has_seen("a", b"old")
+    assert guard.count("a", b"old") == "new"
+    assert {guard.count("a", b"old") for _ in range(100)} == {"again"}
+    assert guard.wait_s("a") == 0
+    assert guard.has_seen("a", b"old")
+    assert not guard.has_seen("b", b"old")
+
+
+def test_memory_is_bounded(clock: Clock) -> None:
+    guard = guard_of(clock, max_addresses=10, overall_burst=1e9)
+    for n in range(3):
+        guard.count("often", b"%d" % n)
+    for n in range(1000):
+        guard.count(f"10.0.{n // 250}.{n % 250}", b"x")
+        guard.count("often", b"%d" % n)
+    assert len(guard) == 10
+    assert guard.wait_s("often") > 0  # who goes on guessing is not forgotten
+
+
+def test_all_addresses_together_are_counted(clock: Clock) -> None:
+    guard = guard_of(clock, overall_burst=5, overall_per_minute=60)
+    counted = [guard.count(f"10.0.0.{n}", b"x") for n in range(7)]
+    assert counted == ["new"] * 5 + ["too_many"] * 2
+    assert guard.overall_wait_s == pytest.approx(1)
+    clock.now_s += 1
+    assert guard.count("10.0.1.1", b"x") == "new"
+
+
+def test_a_network_of_ipv6_is_one_address(clock: Clock) -> None:
+    guard = guard_of(clock)
+    for n in range(3):
+        guard.count(f"2001:db8:1:2::{n}", b"%d" % n)
+    assert guard.wait_s("2001:db8:1:2:ffff::1") > 0
+    assert guard.wait_s("2001:db8:1:3::1") == 0
+    assert len(guard) == 1
+
+
+def test_an_ipv4_address_is_the_same_in_ipv6(clock: Clock) -> None:
+    guard = guard_of(clock)
+    for n in range(3):
+        guard.count(f"::ffff:10.0.0.{n % 2}", b"%d" % n)
+    assert len(guard) == 2
+    guard.count("10.0.0.1", b"y")
+    guard.count("10.0.0.1", b"z")
+    assert guard.wait_s("::ffff:10.0.0.1") > 0
+    assert guard.wait_s("::ffff:10.0.0.0") == 0
+
+
+@pytest.mark.parametrize("peer", [None, "", "not:an:address", "/run/socket"])
+def test_whatever_stands_for_an_address(clock: Clock, peer: str | None) -> None:
+    guard = guard_of(clock)
+    for n in range(3):
+        guard.count(peer, b"%d" % n)
+    assert guard.wait_s(peer) > 0

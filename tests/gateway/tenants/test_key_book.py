@@ -1,0 +1,178 @@
+"""The keys in memory follow the database, and outlive it."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from gateway.limits.amounts import NO_LIMITS, LimitSpec
+from gateway.storage.database import DatabaseError
+from gateway.tenants.principal import Scopes
+from gateway.tenants.records import KeyOrder, TeamOrder
+from tests.gateway.tenants.world import HASHER, World
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110 - the book does not say when it has read
+            await asyncio.sleep(0.002)
+
+
+def test_a_principal_is_what_the_key_says(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    limits, team_limits = LimitSpec(tokens_per_minute=1), LimitSpec(tokens_per_minute=2)
+    scopes = Scopes(models=frozenset({"auto"}))
+    team = world.store.create_team(TeamOrder(name="t", limits=team_limits, weight=3.0))
+    order = KeyOrder(name="a", limits=limits, scopes=scopes, weight=2.0, labels={"x": "y"})
+    alone = world.store.create(order).record
+    member = world.store.create(KeyOrder(name="b", team_id=team.team_id, weight=2.0)).record
+
+    async def work() -> None:
+        one, two = (world.book.find(key.key_id) for key in (alone, member))
+        assert one is not None
+        assert two is not None
+        assert (one.principal.limits, one.principal.team_limits) == (limits, NO_LIMITS)
+        assert (one.principal.tenant, one.principal.team_id) == (alone.key_id, None)
+        assert (one.principal.scopes, one.principal.labels) == (scopes, {"x": "y"})
+        assert one.principal.weight == 2.0
+        assert two.principal.team_limits == team_limits
+        assert two.principal.tenant == two.principal.team_id == team.team_id
+        assert two.principal.weight == 3.0  # the queue is shared by teams
+        assert one.principal.cache_salt == HASHER.cache_salt(alone.key_id)
+        assert two.principal.cache_salt == HASHER.cache_salt(team.team_id)
+
+    world.run(work)
+
+
+def test_tenants_share_a_cache_where_they_may(tmp_path: Path) -> None:
+    world = World(tmp_path, isolate_tenants=False)
+    key = world.store.create(KeyOrder(name="a")).record
+
+    async def work() -> None:
+        entry = world.book.find(key.key_id)
+        assert entry is not None
+        assert entry.principal.cache_salt == ""
+
+    world.run(work)
+
+
+def test_what_another_process_changes_is_known_soon(tmp_path: Path) -> None:
+    world = World(tmp_path, refresh_s=0.005)
+
+    async def work() -> None:
+        assert not world.book.has_keys
+        key = await asyncio.to_thread(world.store.create, KeyOrder(name="a"))
+        await until(lambda: world.book.find(key.record.key_id) is not None)
+        assert world.book.has_keys
+        await asyncio.to_thread(world.store.revoke, key.record.key_id)
+        await until(
+            lambda: bool((entry := world.book.find(key.record.key_id)) and entry.is_revoked)
+        )
+
+    world.run(work)
+
+
+def test_nothing_is_read_again_that_has_not_changed(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.store.create(KeyOrder(name="a"))
+
+    async def work() -> None:
+        before = world.book._entries
+        await world.book.refresh()
+        assert world.book._entries is before
+
+    world.run(work)
+
+
+def test_without_its_database_the_last_state_is_served(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World(tmp_path, refresh_s=0.005)
+    key = world.store.create(KeyOrder(name="a"))
+
+    def failures() -> float:
+        return world.count("outrider_key_refresh_failures_total")
+
+    def version() -> int:
+        raise DatabaseError("it is away")
+
+    async def work() -> None:
+        there = world.store.version
+        world.store.version = version  # type: ignore[method-assign]
+        await until(lambda: failures() >= 3)
+        assert world.book.find(key.record.key_id) is not None
+        assert caplog.text.count("it is away") == 1
+        with pytest.raises(DatabaseError):
+            await world.book.refresh()
+        world.store.version = there  # type: ignore[method-assign]
+        other = await asyncio.to_thread(world.store.create, KeyOrder(name="b"))
+        await until(lambda: world.book.find(other.record.key_id) is not None)
+        assert "keys can be read again" in caplog.text
+
+    with caplog.at_level(logging.INFO):
+        world.run(work)
+
+
+def test_no_start_without_a_database(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    with world.database.write() as connection:
+        connection.execute(text("DROP TABLE key_version"))
+    world.database.close()
+    (tmp_path / "keys.db").write_bytes(b"SQLite format 3\0 and then nonsense" * 100)
+
+    async def work() -> None:
+        raise AssertionError
+
+    with pytest.raises(DatabaseError):
+        world.run(work)
+
+
+def test_keys_that_were_all_removed_leave_the_door_closed(tmp_path: Path) -> None:
+    """A table that somebody emptied by hand is no reason to let everybody in."""
+    world = World(tmp_path)
+    world.store.create(KeyOrder(name="a"))
+
+    async def work() -> None:
+        with world.database.write() as connection:
+            connection.execute(text("DELETE FROM keys"))
+            connection.execute(text("UPDATE key_version SET version = version + 1"))
+        await world.book.refresh()
+        assert len(world.book) == 0
+        assert world.book.has_keys
+        assert not world.authenticator.is_open
+
+    world.run(work)
+
+
+def test_a_key_whose_team_cannot_be_read_is_not_let_in_without_its_limits(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World(tmp_path)
+    team = world.store.create_team(TeamOrder(name="t", limits=LimitSpec(tokens_per_day=1)))
+    key = world.store.create(KeyOrder(name="a", team_id=team.team_id)).record
+    with world.database.write() as connection:
+        connection.execute(text("UPDATE teams SET limits = '['"))
+
+    async def work() -> None:
+        assert world.book.find(key.key_id) is None
+        assert world.book.has_keys
+
+    world.run(work)
+    assert f"key has a team that cannot be read id={key.key_id}" in caplog.text
+
+
+def test_keys_of_another_secret_are_told_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World(tmp_path)
+    world.store.create(KeyOrder(name="a"))
+    with world.database.write() as connection:
+        connection.execute(text("UPDATE keys SET hashed_with = 'another'"))
+
+    async def work() -> None:
+        assert "another keys.secret" in caplog.text
+
+    world.run(work)

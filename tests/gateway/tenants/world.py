@@ -1,0 +1,83 @@
+"""Keys on a database of their own, with clocks that tests turn."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+from prometheus_client import CollectorRegistry
+
+from gateway.settings_keys import KeyMode
+from gateway.storage.database import Database
+from gateway.tenants.authenticator import Authenticator
+from gateway.tenants.guesses import GuessGuard
+from gateway.tenants.key_book import KeyBook
+from gateway.tenants.key_store import KeyStore
+from gateway.tenants.keys import KeyHasher
+from gateway.tenants.metrics import TenantMetrics
+from gateway.tenants.parts import KeyParts
+
+HASHER = KeyHasher(b"a secret of these tests")
+ADMIN_TOKEN = "a-token-of-these-tests"
+Result = TypeVar("Result")
+
+
+class World:
+    """All parts; `now_s` is the time of every clock in it."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        mode: KeyMode = "auto",
+        admin_token: str | None = ADMIN_TOKEN,
+        refresh_s: float = 3600.0,
+        isolate_tenants: bool = True,
+    ) -> None:
+        self.now_s = 1_000_000.0
+        self.registry = CollectorRegistry()
+        self.database = Database(f"sqlite:///{folder}/keys.db")
+        self.database.migrate()
+        self.store = KeyStore(
+            self.database, HASHER, randomness=random.Random(5), wall_clock=self.clock
+        )
+        metrics = TenantMetrics(self.registry)
+        self.book = KeyBook(
+            self.store,
+            HASHER,
+            refresh_s=refresh_s,
+            isolate_tenants=isolate_tenants,
+            on_failure=metrics.lost_sight,
+        )
+        self.authenticator = Authenticator(
+            HASHER,
+            self.book,
+            mode=mode,
+            admin_token=admin_token,
+            guard=GuessGuard(self.clock, burst=5, per_minute=6),
+            metrics=metrics,
+            wall_clock=self.clock,
+        )
+        self.parts = KeyParts(authenticator=self.authenticator, store=self.store, book=self.book)
+
+    def clock(self) -> float:
+        """The time."""
+        return self.now_s
+
+    def count(self, name: str, **labels: str) -> float:
+        """A metric's value."""
+        return self.registry.get_sample_value(name, labels) or 0.0
+
+    def run(self, work: Callable[[], Awaitable[Result]]) -> Result:
+        """Run something between start and close."""
+
+        async def main() -> Result:
+            await self.authenticator.start()
+            try:
+                return await work()
+            finally:
+                await self.authenticator.close()
+                self.database.close()
+
+        return asyncio.run(main())
