@@ -91,6 +91,14 @@ JOBS = (
         ),
     ),
     Job(
+        script="bench_fair_queue",
+        arguments=("--dtype", "float32", "--repeats", "2"),
+        quick=(
+            *("--dtype", "float32", "--repeats", "1", "--burst", "8", "--max-new", "16"),
+            *("--steady", "4", "--max-sequences", "4"),
+        ),
+    ),
+    Job(
         script="bench_cascade",
         arguments=("--num-prompts", "6", "--repeats", "2", "--pool", "160"),
         quick=("--quick",),

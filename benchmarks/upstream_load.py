@@ -1,8 +1,8 @@
 """Clients of a gateway or of the mock behind it, in a process of their own.
 
-Two kinds of load: streamed requests that come at given moments (open loop), and whole answers one
-after the other by so many clients (closed loop). Prints what it saw as one JSON line, in
-microseconds.
+Kinds of load: streamed requests that come at given moments (open loop), with --whole such requests
+for whole answers, and whole answers one after the other by so many clients (closed loop). Prints
+what it saw as one JSON line, in microseconds.
 
 The mock stamps each piece with the moments when it got the request and when it sent the piece; all
 processes read the same clock. So what a request spent between client and mock is known exactly,
@@ -165,12 +165,15 @@ class Clients:
         return connection
 
 
-def http_request(document: dict[str, Any], *, path: str = "/v1/chat/completions") -> bytes:
-    """A whole POST."""
+def http_request(
+    document: dict[str, Any], *, path: str = "/v1/chat/completions", key: str | None = None
+) -> bytes:
+    """A whole POST, with a key where the server wants one."""
     body = json.dumps(document).encode()
+    authorization = "" if key is None else f"authorization: Bearer {key}\r\n"
     head = (
         f"POST {path} HTTP/1.1\r\nhost: {HOST}\r\ncontent-type: application/json\r\n"
-        f"content-length: {len(body)}\r\n\r\n"
+        f"{authorization}content-length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body
 
@@ -258,11 +261,16 @@ def _request(arguments: argparse.Namespace, *, streams: bool) -> bytes:
         "temperature": 0,
         "max_tokens": arguments.max_tokens,
     }
-    return http_request(document | ({"stream": True} if streams else {}))
+    return http_request(document | ({"stream": True} if streams else {}), key=arguments.key)
+
+
+def is_good(exchange: Exchange) -> bool:
+    """Whether it came to its end, and was an answer."""
+    return not exchange.failure and exchange.status == 200
 
 
 async def _run_open(arguments: argparse.Namespace) -> dict[str, Any]:
-    request = _request(arguments, streams=True)
+    request = _request(arguments, streams=not arguments.whole)
     clients = Clients(arguments.port)
     await clients.warm_up(8)
     await open_loop(clients, request, [i / arguments.rate for i in range(arguments.warm_up)])
@@ -272,7 +280,17 @@ async def _run_open(arguments: argparse.Namespace) -> dict[str, Any]:
         exchanges = await open_loop(clients, request, moments_s)
     busy_s = cpu_s(arguments.server_pid) - before_s
     clients.close()
-    return {"exchanges": [transit(exchange) for exchange in exchanges], "busy_s": busy_s}
+    if not arguments.whole:
+        return {"exchanges": [transit(exchange) for exchange in exchanges], "busy_s": busy_s}
+    return {
+        "busy_s": busy_s,
+        "num_failed": sum(not is_good(e) for e in exchanges),
+        "latencies": [_latency_us(e) if is_good(e) else None for e in exchanges],
+    }
+
+
+def _latency_us(exchange: Exchange) -> int:
+    return round((exchange.ended_ns - exchange.sent_ns) / 1e3)
 
 
 async def _run_closed(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -286,12 +304,12 @@ async def _run_closed(arguments: argparse.Namespace) -> dict[str, Any]:
         )
     busy_s = cpu_s(arguments.server_pid) - before_s
     clients.close()
-    good = [e for e in exchanges if not e.failure and e.status == 200]
+    good = [e for e in exchanges if is_good(e)]
     return {
         "seconds": seconds,
         "busy_s": busy_s,
         "num_failed": len(exchanges) - len(good),
-        "latencies": [round((e.ended_ns - e.sent_ns) / 1e3) for e in good],
+        "latencies": [_latency_us(e) for e in good],
     }
 
 
@@ -330,6 +348,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--warm-up", type=int, default=50, help="streamed requests before")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--core", type=int, help="stay on this core")
+    parser.add_argument("--key", help="sent as a bearer token")
+    parser.add_argument("--whole", action="store_true", help="with --rate: whole answers")
     arguments = parser.parse_args(argv)
     if (arguments.rate is None) == (arguments.clients is None):
         parser.error("give either --rate or --clients")

@@ -22,6 +22,8 @@ from benchmarks.record import ROOT
 HOST: Final = "127.0.0.1"
 _START_TIMEOUT_S: Final = 180.0
 _STOP_TIMEOUT_S: Final = 20.0
+_NO_MODELS: Final = ("--large", "none", "--small", "none")
+_NO_TENANTS: Final = ("--set", "database_url=none")
 _LAG_METRIC: Final = "outrider_event_loop_lag_seconds_bucket"
 
 
@@ -92,7 +94,7 @@ def relay_server(target: Server, *, core: int | None) -> Iterator[Server]:
 def gateway_server(
     tiers: Sequence[tuple[str, str]],
     *,
-    options: Sequence[str] = ("--large", "none", "--small", "none"),
+    options: Sequence[str] = (*_NO_MODELS, *_NO_TENANTS),
     core: int | None = None,
 ) -> Iterator[Server]:
     """`outrider serve` with these tiers: name and URL, the same name again for replicas."""
@@ -102,6 +104,17 @@ def gateway_server(
     command += ["--log-level", "WARNING", *options]
     with _running(command, core=core) as (process, log):
         yield _ready("outrider", process, port, "/ready", log)
+
+
+@contextlib.contextmanager
+def tenant_server(
+    name: str, options: Sequence[str], *, core: int | None = None
+) -> Iterator[Server]:
+    """A gateway over a mock engine (benchmarks/tenant_server.py)."""
+    port = free_port()
+    command = [sys.executable, "-m", "benchmarks.tenant_server", "--port", str(port), *options]
+    with _running(command, core=core) as (process, log):
+        yield _ready(name, process, port, "/ready", log)
 
 
 @contextlib.contextmanager

@@ -33,7 +33,7 @@ class FairQueueConfig:
     """
 
     aging_s: float = 30.0
-    max_lead_tokens: float = 4096.0
+    max_lead_tokens: float = 2048.0
 
 
 @dataclass(slots=True, kw_only=True)

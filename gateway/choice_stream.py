@@ -89,6 +89,7 @@ class ChoiceStream:
             job.cascade and job.cascade.mid_stream and not plan.escalated and not job.take_over
         )
         self._is_continued = False
+        self._num_continued = 0  # tokens behind which the other tier goes on
         self._held: list[Delta] = []
         self._held_reason: Literal["stop", "length"] | None = None
         self._small_ids: list[int] = []
@@ -133,6 +134,17 @@ class ChoiceStream:
         if job.credit is not None:
             stream = within_credit(stream, job.credit, request.tier)
         return await readers.enter_async_context(aclosing(EventReader(stream)))
+
+    @property
+    def written(self) -> tuple[tuple[Tier, int], ...]:
+        """How many tokens of the choice as it stands each tier has written."""
+        num_tokens = self.choice.usage.num_tokens
+        if not self._is_continued:
+            return ((self.tier, num_tokens),)
+        return (
+            (self._job.tier, self._num_continued),
+            (self.tier, num_tokens - self._num_continued),
+        )
 
     # ---- what is held -------------------------------------------------------------------------
 
@@ -386,6 +398,7 @@ class ChoiceStream:
         self.tier = tier
         self.cascade.escalated = True
         self._is_continued = True
+        self._num_continued = self.choice.usage.num_tokens
         self._last_token_s = None
         self._metrics.cascade_continued(tier)
 

@@ -3,6 +3,7 @@
 import functools
 import importlib.util
 import json
+import logging
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -438,7 +439,8 @@ def _tier_flags(tiers: list[str]) -> dict[str, Any]:
 def _configure_logging(level: str, log_format: Literal["text", "json"] = "text") -> None:
     from gateway.telemetry.logs import configure_logging
 
-    configure_logging(level, log_format)
+    if not logging.getLogger().handlers:  # else another program has its own, and calls us
+        configure_logging(level, log_format)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
+from prometheus_client import CollectorRegistry, Gauge
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -16,6 +17,12 @@ class Draining:
     """Whether the gateway is about to end; set once, by whoever gets the signal."""
 
     has_begun: bool = False
+
+
+def watch_draining(draining: Draining, registry: CollectorRegistry) -> None:
+    """Export it as a gauge."""
+    gauge = Gauge("outrider_draining", "1 from the signal to end on.", registry=registry)
+    gauge.set_function(lambda: float(draining.has_begun))
 
 
 class DrainGate:

@@ -13,12 +13,13 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from engine.errors import EngineError
-from gateway.errors import GatewayError, Problem, problem_of, report_problem
+from gateway.errors import AuthenticationError, GatewayError, Problem, problem_of, report_problem
 from gateway.telemetry.log_context import begin_log_context
 from gateway.tenants.principal import Principal
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 ProblemBody = Callable[[Problem], bytes]
+ProblemPage = Callable[[Problem], Response]
 
 _SANE_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _FREE: Final = frozenset({"/health", "/ready"})
@@ -52,12 +53,17 @@ class Entrance:
         *,
         authenticate: Authenticate,
         problem_bodies: Mapping[str, ProblemBody] | None = None,
+        sign_in: ProblemPage | None = None,
     ) -> None:
-        """`problem_bodies`: how errors are told by paths of other APIs."""
+        """`problem_bodies`: how errors are told by paths of other APIs.
+
+        `sign_in`: what a browser is shown that opens `/` and has no key.
+        """
         self.app = app
         self._endpoints = endpoints
         self._authenticate = authenticate
         self._problem_bodies = problem_bodies or {}
+        self._sign_in = sign_in
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request, or the application's lifespan.
@@ -100,7 +106,12 @@ class Entrance:
         except (GatewayError, EngineError, HTTPException) as error:
             problem = problem_of(error)
             report_problem(path, problem, error)
-            await self._told(path, problem)(scope, receive, send_with_id)
+            is_at_the_door = isinstance(error, AuthenticationError) and _is_browser(scope, headers)
+            if is_at_the_door and self._sign_in is not None:
+                response = self._sign_in(problem)
+            else:
+                response = self._told(path, problem)
+            await response(scope, receive, send_with_id)
         except Exception as error:
             if not has_started:
                 await self._told(path, problem_of(error))(scope, receive, send_with_id)
@@ -116,9 +127,15 @@ class Entrance:
 
     def _told(self, path: str, problem: Problem) -> Response:
         """The error in the words of the API that was asked."""
-        if problem.raw is None and (body := self._problem_bodies.get(path)) is not None:
+        if (body := self._problem_bodies.get(path)) is not None:
             return problem.response(body(problem))
         return problem.response()
+
+
+def _is_browser(scope: Scope, headers: Headers) -> bool:
+    """Whether somebody opens the page by hand: programs do not ask for HTML."""
+    is_page = scope["path"] == "/" and scope["method"] == "GET"
+    return is_page and "text/html" in headers.get("accept", "")
 
 
 def principal_of(request: Request) -> Principal:

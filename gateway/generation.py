@@ -67,6 +67,15 @@ class Generation:
         return [stream.cascade for stream in self._streams]
 
     @property
+    def written(self) -> dict[Tier, int]:
+        """How many tokens of the choices as they stand each tier has written."""
+        written: dict[Tier, int] = {}
+        for stream in self._streams:
+            for tier, num_tokens in stream.written:
+                written[tier] = written.get(tier, 0) + num_tokens
+        return written
+
+    @property
     def is_degraded(self) -> bool:
         """Whether a tier elsewhere should have taken an answer over, and could not."""
         return any(stream.is_degraded for stream in self._streams)

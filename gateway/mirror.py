@@ -71,6 +71,11 @@ class Mirror:
         self._copies: set[asyncio.Task[None]] = set()
         self._is_closed = False
 
+    @property
+    def tier(self) -> str:
+        """Who gets the copies."""
+        return self._tier.name
+
     def offer(self, call: UpstreamCall, answer: MirroredAnswer) -> bool:
         """Copy this request, or not; returns whether a copy was begun. Never raises or waits.
 

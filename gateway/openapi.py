@@ -121,6 +121,15 @@ _IDEMPOTENCY_HEADER: Final = {
 _TOKEN_COUNTS: Final = frozenset(
     {"max_tokens", "max_completion_tokens", "min_tokens", "max_output_tokens"}
 )
+_OTHER_REQUESTS: Final = frozenset(
+    {
+        "MessagesRequest",
+        "CountTokensRequest",
+        "TokenizePrompt",
+        "TokenizeMessages",
+        "DetokenizeRequest",
+    }
+)
 _FREE: Final = frozenset({"/health", "/ready"})
 _SECURITY: Final = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "A key of the gateway."},
@@ -242,6 +251,7 @@ def build_document(
     schemas: dict[str, Any] = definitions["$defs"]
     if limits is not None:
         _add_limits(schemas, limits)
+        _add_names(schemas, limits)
     document["components"] = {
         "schemas": dict(sorted(schemas.items())),
         "securitySchemes": _SECURITY,
@@ -288,11 +298,26 @@ def _add_limits(schemas: dict[str, Any], limits: LoadedLimits) -> None:
         stops["items"]["maximum"] = limits.vocab_size - 1
         biases = _branch(properties["logit_bias"], "object")
         biases["propertyNames"]["pattern"] = f"^({_at_most(limits.vocab_size - 1)})$"
+    if "DetokenizeRequest" in schemas:
+        tokens = schemas["DetokenizeRequest"]["properties"]["tokens"]
+        tokens["items"]["maximum"] = limits.vocab_size - 1
     for branch in schemas["CompletionRequest"]["properties"]["prompt"]["anyOf"]:
         items = branch.get("items", {})
         for schema in (items, items.get("items", {})):
             if schema.get("type") == "integer":
                 schema["maximum"] = limits.vocab_size - 1
+
+
+def _add_names(schemas: dict[str, Any], limits: LoadedLimits) -> None:
+    """The same for requests that are read in other ways; those that name no model mean `auto`."""
+    for request in _OTHER_REQUESTS & schemas.keys():
+        properties = schemas[request]["properties"]
+        if limits.names is not None:
+            model = properties["model"]
+            names = _branch(model, "string") if "anyOf" in model else model
+            names["enum"] = list(limits.names)
+        if "tokens" in properties:
+            properties["tokens"]["items"]["maximum"] = limits.vocab_size - 1
 
 
 def _branch(schema: dict[str, Any], kind: str) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from typing import Any, Final
 
 import uvicorn
 import uvloop
-from prometheus_client import Gauge
 from starlette.types import ASGIApp
 
 from engine.errors import EngineError
@@ -22,7 +21,7 @@ from engine.events import EngineInfo
 from gateway.app import create_app
 from gateway.backends.step_loop import ProgressCallback, no_progress
 from gateway.context import GatewayContext
-from gateway.draining import DrainGate, Draining
+from gateway.draining import DrainGate, Draining, watch_draining
 from gateway.edge.bounds import ConnectionBounds
 from gateway.edge.cors import CorsPolicy
 from gateway.edge.headers import EdgeHeaders
@@ -116,11 +115,7 @@ class GatewayRun:
         context = await _unless_failed(
             starting, asyncio.to_thread(build_context, self._settings, engine)
         )
-        Gauge(
-            "outrider_draining",
-            "1 from the signal to end on.",
-            registry=context.metrics.registry,
-        ).set_function(lambda: float(self._draining.has_begun))
+        watch_draining(self._draining, context.metrics.registry)
         gate = DrainGate(create_app(context), self._draining)
         self._server = _Server(self._uvicorn_config(gate, context))
         serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))

@@ -16,8 +16,8 @@ class KeySettings(Section):
     """auto: keys are wanted as soon as there is one, and until then only this machine may ask;
     required: always; off: never, whoever can reach the port may ask."""
     secret: SecretStr | None = None
-    """What hashes of keys are keyed with; unset: drawn at the first start and kept beside the
-    database. Several gateways on one database need the same."""
+    """What hashes of keys are keyed with; unset: drawn at the first start and kept in the database,
+    where all its gateways find it."""
     admin_token: SecretStr | None = None
     """A token for /admin beside keys with the admin scope; unset: such keys only."""
     refresh_s: Annotated[float, Field(gt=0)] = 1.0

@@ -202,8 +202,6 @@ class EdgeProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """A request's first bytes."""
-        if self.cycle is not None and not self.cycle.keep_alive:
-            self._leave(refusals.TOO_MANY_AT_ONCE)  # it had said that it was the last one
         if len(self.pipeline) >= _MAX_PIPELINED:
             self._leave(refusals.TOO_MANY_AT_ONCE)
         super().on_message_begin()

@@ -131,7 +131,7 @@ class CloudCalls:
         if meter is not None:
             credit = await self._admitted(meter, asked, tier)
             if credit is not None and not asked.is_streamed:
-                document = await _bounded(asked, credit, tier)
+                document = await _bounded(asked, credit)
             if origin.continues is not None:
                 meter.continued()
         call = UpstreamCall(
@@ -169,7 +169,7 @@ class CloudCalls:
         bound = asked.token_limit or self._context.limits.default_max_tokens
         local = self._context.tokenizers if "local" in asked.terms.places else ()
         allowed = [name for name in local if meter.principal.scopes.allows_tier(name)]
-        credit = await meter.admit(
+        return await meter.admit(
             Estimate(
                 tiers=(tier.name, *allowed),
                 num_prompt_tokens=self._num_prompt_tokens(asked),
@@ -178,7 +178,6 @@ class CloudCalls:
                 is_bounded=asked.token_limit is not None,
             )
         )
-        return None if asked.token_limit is not None else credit
 
     async def take_over(self, asked: Asked, weak: WeakAnswer) -> TakenOver | None:
         """Have the tier elsewhere answer in the place of a weak local answer.
@@ -229,6 +228,8 @@ class CloudCalls:
         mirror = self._cloud.mirror
         if mirror is None or asked.terms.is_private or not asked.document:
             return
+        if not asked.incoming.principal.scopes.allows_tier(mirror.tier):
+            return  # who may not be answered there is not read there either
         call = UpstreamCall(
             endpoint=asked.endpoint,
             document=asked.document,
@@ -293,14 +294,12 @@ def _beginning(document: Mapping[str, Any]) -> bytes:
     return msgspec.json.encode(document.get("prompt"))[:_AFFINE_CHARS]
 
 
-async def _bounded(asked: Asked, credit: Credit, tier: UpstreamTier) -> Mapping[str, Any]:
+async def _bounded(asked: Asked, credit: Credit) -> Mapping[str, Any]:
     """The request, no longer than its tenant's limits: nobody can end a whole answer in between."""
     num_answers = _num_answers(asked)
     num_tokens = await credit.stock_up(_LONG_ANSWER * num_answers) // num_answers
-    # OpenAI's own newest models refuse the older name, other servers do not know the newer one.
-    is_newer = tier.settings.server == "openai" and asked.endpoint == "chat"
-    name = "max_completion_tokens" if is_newer else "max_tokens"
-    return {**asked.document, name: max(num_tokens, 1)}
+    # The dialect gives it the name that the server knows.
+    return {**asked.document, "max_completion_tokens": max(num_tokens, 1)}
 
 
 def _num_answers(asked: Asked) -> int:
@@ -309,7 +308,7 @@ def _num_answers(asked: Asked) -> int:
     num_prompts = 1
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
         num_prompts = len(prompt)
-    num_tries = best_of if isinstance(best_of, int) else 1
+    num_tries = int(best_of) if isinstance(best_of, int | float) else 1
     return num_prompts * max(asked.num_choices, num_tries)
 
 

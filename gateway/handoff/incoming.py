@@ -19,7 +19,7 @@ from gateway.upstream.dialects.base import Resume
 from gateway.upstream.dialects.openai_request import is_resumable, request_body
 from gateway.upstream.traits import ServerTraits
 
-_AS_IT_IS: Final = ServerTraits(streams_usage=False)
+_AS_IT_IS: Final = ServerTraits(streams_usage=False, token_limit=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,11 +7,9 @@ from typing import Any, Final, Literal
 
 from sqlalchemy import ColumnElement, Connection, and_, case, distinct, func, or_, select
 
-from gateway.ledger.policy import DELIVERED, SERVING
+from gateway.ledger.dimensions import Dimension
 from gateway.ledger.prices import PriceBook
 from gateway.storage.tables import keys, ledger, price_versions, teams
-
-Dimension = Literal["key", "team", "tier", "model", "day", "kind", "outcome"]
 
 TOKENS: Final = (
     "prompt", "cached", "computed", "completion", "reasoning", "drafted", "accepted", "held",
@@ -28,6 +26,10 @@ _COLUMNS: Final[Mapping[Dimension, ColumnElement[Any]]] = {
     "kind": ledger.c.kind,
     "outcome": ledger.c.outcome,
 }
+_SERVING: Final = ("answer", "escalation", "retry", "hedge", "continuation")
+"""Kinds of attempts at what the client asked for; others make answers faster, or us wiser."""
+_DELIVERED: Final = ("answered", "cancelled", "limited")
+"""Ways to end with what the client got as his answer, or as the answer's beginning."""
 _EPOCH: Final = date(1970, 1, 1)
 _TOKENS_PER_NANO: Final = 1_000_000 / 10**9
 """Nano-dollars per token, in USD per million tokens."""
@@ -207,9 +209,9 @@ def _delivered_query(wanted: UsageFilter) -> Any:
     """
     row = ledger.c
     text = row.num_completion_tokens - row.num_discarded_tokens
-    is_serving = row.kind.in_(SERVING) & (row.outcome != "lost")
+    is_serving = row.kind.in_(_SERVING) & (row.outcome != "lost")
     has_prompt = (
-        is_serving & (row.kind != "continuation") & (row.outcome.in_(DELIVERED) | (text > 0))
+        is_serving & (row.kind != "continuation") & (row.outcome.in_(_DELIVERED) | (text > 0))
     )
     return (
         select(

@@ -10,8 +10,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.errors import BadRequestError, PermissionDeniedError, StorageError
+from gateway.ledger.dimensions import Dimension
 from gateway.ledger.moments import PATTERN, read_moment
-from gateway.ledger.queries import Dimension, UsageFilter
+from gateway.ledger.queries import UsageFilter
 from gateway.ledger.usage_report import UsageQuestion, UsageReport, usage_report
 from gateway.storage.database import Database
 from gateway.tenants.principal import Principal

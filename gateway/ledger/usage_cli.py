@@ -6,26 +6,17 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
+from gateway.ledger.dimensions import Dimension
 from gateway.ledger.moments import FORMS, read_moment
-from gateway.ledger.queries import Dimension, UsageFilter, ids_of
-from gateway.ledger.usage_report import (
-    SavingsReport,
-    UsageGroup,
-    UsageQuestion,
-    UsageReport,
-    UsageSums,
-    usage_report,
-)
 from gateway.settings import SettingsError, load_settings
-from gateway.storage.database import Database, DatabaseError
-from gateway.storage.open import open_database
-from gateway.terminal import make_console
+
+if TYPE_CHECKING:
+    from gateway.ledger.usage_report import SavingsReport, UsageGroup, UsageReport, UsageSums
+    from gateway.storage.database import Database
 
 USAGE_HELP: Final = """
 Show what was used, by whom, what it cost us and what clients pay.
@@ -43,6 +34,9 @@ Show what was used, by whom, what it cost us and what clients pay.
 Rows are in the database a second or so after an answer has ended. Times are UTC.
 """
 
+_TITLES: Final = (
+    "requests", "attempts", "prompt", "cached", "completion", "cost", "charge", "cost/M",
+)  # fmt: skip
 _MAX_GROUPS: Final = 1_000_000
 _EXIT_FAILED: Final = 1
 _EXIT_USAGE: Final = 2
@@ -64,6 +58,11 @@ def usage(  # noqa: PLR0913 - a flag each
     config: Annotated[Path | None, typer.Option(help="Settings file.")] = None,
 ) -> None:
     """Show usage; the help is `USAGE_HELP`."""
+    # Databases take half a second to import, which other commands need not wait for.
+    from gateway.ledger.queries import UsageFilter
+    from gateway.ledger.usage_report import UsageQuestion, usage_report
+    from gateway.storage.open import open_database
+
     with _user_errors():
         now_s = time.time()
         if as_csv and as_json:
@@ -95,8 +94,13 @@ def usage(  # noqa: PLR0913 - a flag each
         _print(report)
 
 
-def _print(report: UsageReport) -> None:
+def _print(report: "UsageReport") -> None:
     """A table, and below it what was saved."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    from gateway.terminal import make_console
+
     console = make_console()
     if not report.totals.attempts:
         console.print("nothing was used")
@@ -114,12 +118,7 @@ def _print(report: UsageReport) -> None:
         console.print(line, soft_wrap=True)
 
 
-_TITLES: Final = (
-    "requests", "attempts", "prompt", "cached", "completion", "cost", "charge", "cost/M",
-)  # fmt: skip
-
-
-def _cells(sums: UsageSums) -> list[str]:
+def _cells(sums: "UsageSums") -> list[str]:
     per_million = sums.cost_usd_per_million_tokens
     counts = (
         sums.requests,
@@ -136,7 +135,7 @@ def _cells(sums: UsageSums) -> list[str]:
     ]
 
 
-def _closing_lines(report: UsageReport) -> Iterator[str]:
+def _closing_lines(report: "UsageReport") -> Iterator[str]:
     dear = report.totals.cost_usd_per_million_charged_tokens
     if dear is not None:
         yield f"a million tokens that clients pay for cost us {_usd(dear)}, all else included"
@@ -149,17 +148,22 @@ def _closing_lines(report: UsageReport) -> Iterator[str]:
         yield _savings_line(report.savings)
 
 
-def _savings_line(saved: SavingsReport) -> str:
-    always = f"had {escape(saved.tier)} answered everything: {_usd(saved.always_usd)}"
+def _savings_line(saved: "SavingsReport") -> str:
+    from rich.markup import escape
+
     if saved.saved_share is None:
-        return f"{always}; it was {_usd(saved.cost_usd)}"
+        return f"nothing saved: {escape(saved.tier)} would have answered for nothing"
     word = "saved" if saved.saved_usd >= 0 else "lost"
-    amount = _usd(abs(saved.saved_usd))
-    return f"{word} {amount} ({abs(saved.saved_share):.1%}) against always-large: {always}"
+    return (
+        f"{word} {_usd(abs(saved.saved_usd))} ({abs(saved.saved_share):.1%}): had "
+        f"{escape(saved.tier)} answered everything, it would have cost {_usd(saved.always_usd)}"
+    )
 
 
-def _as_csv(report: UsageReport) -> str:
+def _as_csv(report: "UsageReport") -> str:
     """A header, then a line for each group; no totals, which a spreadsheet makes itself."""
+    from gateway.ledger.usage_report import UsageSums
+
     text = io.StringIO()
     fields = [report.by, "name", *UsageSums.model_fields]
     writer = csv.DictWriter(text, fields, lineterminator="\n")
@@ -177,7 +181,7 @@ def _tame(cell: object) -> object:
     return f"'{cell}" if is_formula else cell
 
 
-def _title(group: UsageGroup) -> str:
+def _title(group: "UsageGroup") -> str:
     if group.name is not None:
         return f"{group.name} ({group.group})"
     return group.group or "(none)"
@@ -188,7 +192,9 @@ def _usd(amount: float) -> str:
     return f"${amount:,.2f}" if amount >= 100 or not amount else f"${amount:,.4g}"
 
 
-def _ids(database: Database, by: Literal["key", "team"], word: str) -> list[str]:
+def _ids(database: "Database", by: Literal["key", "team"], word: str) -> list[str]:
+    from gateway.ledger.queries import ids_of
+
     with database.read() as connection:
         return ids_of(connection, by, word)
 
@@ -203,6 +209,8 @@ def _moment(name: str, text: str | None, now_s: float) -> float | None:
 @contextmanager
 def _user_errors() -> Iterator[None]:
     """Errors that the user can mend become a message and an exit status, without a traceback."""
+    from gateway.storage.database import DatabaseError
+
     try:
         yield
     except SettingsError as error:

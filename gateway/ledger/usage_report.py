@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from gateway.ledger.dimensions import Dimension
 from gateway.ledger.queries import (
-    Dimension,
     Savings,
     Usage,
     UsageFilter,

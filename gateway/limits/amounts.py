@@ -44,7 +44,7 @@ class LimitSpec(BaseModel):
     @property
     def is_empty(self) -> bool:
         """Whether nothing is limited."""
-        return self == NO_LIMITS
+        return self is NO_LIMITS or self == NO_LIMITS
 
 
 NO_LIMITS: Final = LimitSpec()
@@ -78,6 +78,8 @@ class Want:
     def most(self) -> Amounts:
         """The dearest tier's, each amount by itself."""
         amounts = self.by_tier.values()
+        if len(amounts) == 1:  # by far the most requests
+            return next(iter(amounts))
         return Amounts(
             requests=max((a.requests for a in amounts), default=0),
             tokens=max((a.tokens for a in amounts), default=0),

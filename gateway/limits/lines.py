@@ -80,9 +80,9 @@ class Holding:
 
     __slots__ = ("by_tier", "overall")
 
-    def __init__(self, want: Want) -> None:
-        self.by_tier = dict(want.by_tier)
-        self.overall = want.most
+    def __init__(self, by_tier: Mapping[str, Amounts], overall: Amounts) -> None:
+        self.by_tier = dict(by_tier)
+        self.overall = overall
 
     def growth(self, more: Want) -> tuple[Amounts, dict[str, Amounts]]:
         """What lines are asked for beyond what is held: of all tiers together, and by tier.

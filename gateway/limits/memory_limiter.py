@@ -54,11 +54,15 @@ class MemoryReservation:
     __slots__ = ("_entries", "_holding", "_is_settled", "_limiter", "plan")
 
     def __init__(
-        self, limiter: "MemoryLimiter", plan: _Plan, want: Want, entries: dict[int, list[Ask]]
+        self,
+        limiter: "MemoryLimiter",
+        plan: _Plan,
+        holding: Holding,
+        entries: dict[int, list[Ask]],
     ) -> None:
         self.plan = plan
         self._limiter = limiter
-        self._holding = Holding(want)
+        self._holding = holding
         self._entries = entries  # line → (slot, amount), oldest first
         self._is_settled = False
 
@@ -147,14 +151,15 @@ class MemoryLimiter:
         if not plan.counters:
             return UnlimitedReservation(want)
         moment = self.moment()
-        asks = plan.lines.asks(want.most, want.by_tier)
+        holding = Holding(want.by_tier, want.most)
+        asks = plan.lines.asks(holding.overall, want.by_tier)
         refusals = plan.refusals(asks, moment)
         if refusals:
             self._metrics.refused(decisive(refusals).line)
             raise refusal_error(refusals, plan.states(asks, moment))
         entries: dict[int, list[Ask]] = {}
         _enter(plan, asks, entries, moment)
-        reservation = MemoryReservation(self, plan, want, entries)
+        reservation = MemoryReservation(self, plan, holding, entries)
         self._open.add(reservation)
         return reservation
 

@@ -52,14 +52,14 @@ class RedisReservation:
         *,
         key: str,
         reservation_id: str,
-        want: Want,
+        holding: Holding,
         states: dict[int, LimitState],
     ) -> None:
         self.key = key
         self.reservation_id = reservation_id
         self._limiter = limiter
         self._plan = plan
-        self._holding = Holding(want)
+        self._holding = holding
         self._states = states  # by line
         self._step = 0
         self._is_settled = False
@@ -193,7 +193,8 @@ class RedisLimiter:
         key = _key(principal)
         self._num_made += 1
         reservation_id = f"{self._gateway_id}-{self._num_made}"
-        asks = plan.asks(want.most, want.by_tier)
+        holding = Holding(want.by_tier, want.most)
+        asks = plan.asks(holding.overall, want.by_tier)
         try:
             reply = await self._ask(key, reservation_id, 0, plan, asks)
         except StorageError:  # should it have been entered all the same, its lease will end
@@ -207,7 +208,7 @@ class RedisLimiter:
             self._metrics.refused(decisive(refusals).line)
             raise refusal_error(refusals, ordered(tuple(states.values())))
         reservation = RedisReservation(
-            self, plan, key=key, reservation_id=reservation_id, want=want, states=states
+            self, plan, key=key, reservation_id=reservation_id, holding=holding, states=states
         )
         self._open[reservation_id] = reservation
         return reservation

@@ -59,13 +59,19 @@ local function month_of(day)
   return (yoe + era * 400 + (month <= 2 and 1 or 0)) * 12 + month - 1
 end
 
-local minute = {}
+local minute = {seen = {}}
 function minute.key(name)
   return base .. ':m:' .. name
 end
+-- Its latest second and sum, asked for once; nil where nothing is entered.
 function minute.load(name)
-  local found = redis.call('HMGET', minute.key(name), 'at', 'sum')
-  return tonumber(found[1]), tonumber(found[2])
+  local state = minute.seen[name]
+  if state == nil then
+    local found = redis.call('HMGET', minute.key(name), 'at', 'sum')
+    state = found[1] and {at = tonumber(found[1]), sum = tonumber(found[2])} or false
+    minute.seen[name] = state
+  end
+  return state
 end
 function minute.amounts(name, from, to)
   local fields = {}
@@ -73,51 +79,56 @@ function minute.amounts(name, from, to)
   return redis.call('HMGET', minute.key(name), unpack(fields)), fields
 end
 function minute.used(name)
-  local key = minute.key(name)
-  local at, sum = minute.load(name)
-  if not at or second - at >= SLOTS then
-    redis.call('DEL', key)
+  local state = minute.load(name)
+  if not state then return 0 end
+  if second - state.at >= SLOTS then
+    redis.call('DEL', minute.key(name))
+    minute.seen[name] = false
     return 0
   end
-  if second > at then
-    local past, fields = minute.amounts(name, at + 1, second)
-    for _, amount in ipairs(past) do sum = sum - (tonumber(amount) or 0) end
-    redis.call('HDEL', key, unpack(fields))
-    redis.call('HSET', key, 'at', second, 'sum', text(sum))
+  if second > state.at then
+    local past, fields = minute.amounts(name, state.at + 1, second)
+    for _, amount in ipairs(past) do state.sum = state.sum - (tonumber(amount) or 0) end
+    state.at = second
+    redis.call('HDEL', minute.key(name), unpack(fields))
+    redis.call('HSET', minute.key(name), 'at', second, 'sum', text(state.sum))
   end
-  return sum
+  return state.sum
 end
-function minute.add(name, amount)
+function minute.enter(name, state, slot, amount)
   local key = minute.key(name)
-  local slot = minute.load(name) or second
-  redis.call('HSET', key, 'at', slot)
-  redis.call('HINCRBY', key, 'sum', text(amount))
+  state.sum = state.sum + amount
+  redis.call('HSET', key, 'at', state.at, 'sum', text(state.sum))
   redis.call('HINCRBY', key, slot %% SLOTS, text(amount))
   redis.call('PEXPIRE', key, KEEP_MINUTE_MS)
-  return slot
+end
+function minute.add(name, amount)
+  local state = minute.load(name) or {at = second, sum = 0}
+  minute.seen[name] = state
+  minute.enter(name, state, state.at, amount)
+  return state.at
 end
 function minute.give_back(name, slot, amount)
-  local at = minute.load(name)
-  if at and slot > at - SLOTS then
-    redis.call('HINCRBY', minute.key(name), 'sum', text(-amount))
-    redis.call('HINCRBY', minute.key(name), slot %% SLOTS, text(-amount))
-  end
+  local state = minute.load(name)
+  if state and slot > state.at - SLOTS then minute.enter(name, state, slot, -amount) end
 end
 function minute.wait_s(name, over)
-  local at = minute.load(name)
-  if not at then return 0 end
-  for i, amount in ipairs(minute.amounts(name, at - SLOTS + 1, at)) do
+  local state = minute.load(name)
+  if not state then return 0 end
+  for i, amount in ipairs(minute.amounts(name, state.at - SLOTS + 1, state.at)) do
     over = over - (tonumber(amount) or 0)
-    if over <= 0 then return at + i - now end
+    if over <= 0 then return state.at + i - now end
   end
   return 0
 end
 function minute.reset_s(name)
-  local at, sum = minute.load(name)
-  if not at or sum <= 0 then return 0 end
-  local amounts = minute.amounts(name, at - SLOTS + 1, at)
-  for i = SLOTS, 1, -1 do
-    if (tonumber(amounts[i]) or 0) > 0 then return at + i - now end
+  local state = minute.load(name)
+  if not state or state.sum <= 0 then return 0 end
+  for from = state.at, state.at - SLOTS + 1, -10 do
+    local amounts = minute.amounts(name, from - 9, from)
+    for i = 10, 1, -1 do
+      if (tonumber(amounts[i]) or 0) > 0 then return from - 10 + i + SLOTS - now end
+    end
   end
   return 0
 end

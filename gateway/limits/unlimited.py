@@ -31,7 +31,7 @@ class UnlimitedReservation:
         """Always; not once it is settled."""
         if self._is_settled:
             return False
-        holding = Holding(self._want)
+        holding = Holding(self._want.by_tier, self._want.most)
         holding.add(*holding.growth(more))
         self._want = Want(by_tier=holding.by_tier)
         return True

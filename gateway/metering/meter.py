@@ -69,12 +69,20 @@ class Estimate:
     is_bounded: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class _Leg:
     """One local answer. `tell` says how it went, when it is over."""
 
     work: LocalWork
     tell: Callable[[], LocalAnswer]
+    told: LocalAnswer | None = None
+
+    @property
+    def answer(self) -> LocalAnswer:
+        """How it went."""
+        if self.told is None:
+            self.told = self.tell()
+        return self.told
 
 
 class RequestMeter:
@@ -123,22 +131,22 @@ class RequestMeter:
     # ---- before -------------------------------------------------------------------------------
 
     async def admit(self, estimate: Estimate) -> Credit | None:
-        """Reserve what the answer is going to take; None where nothing is limited.
+        """Reserve what the answer is going to take.
 
-        Where others were to answer before, only the difference is reserved. Raises RateLimitError
-        or BudgetError.
+        Returns what it may grow on; None where it cannot take more than is reserved, and where
+        nothing is limited. Where others were to answer before, only the difference is reserved.
+        Raises RateLimitError or BudgetError.
         """
         if not self.is_limited:
             return None
         if estimate.is_bounded:
-            per_choice = estimate.max_tokens
-            await self._reserve(self._wanted(estimate, per_choice))
-        else:
-            per_choice = await self._reserve_usual(estimate)
-        num_completion = per_choice * estimate.num_choices
-        can_grow = per_choice < estimate.max_tokens
-        grow = partial(self._grow, estimate.tiers) if can_grow else None
-        self._credit = Credit(num_completion, grow)
+            await self._reserve(self._wanted(estimate, estimate.max_tokens))
+            return None
+        per_choice = await self._reserve_usual(estimate)
+        if per_choice >= estimate.max_tokens:
+            return None
+        grow = partial(self._grow, estimate.tiers)
+        self._credit = Credit(per_choice * estimate.num_choices, grow)
         return self._credit
 
     async def _reserve_usual(self, estimate: Estimate) -> int:
@@ -304,7 +312,8 @@ class RequestMeter:
         for row in rows:
             self._tenancy.ledger.add(row)
         for leg in self._legs:
-            self._learn(leg.tell())
+            record_local(self._span, leg.work, leg.answer)
+            self._learn(leg.answer)
 
     def _rows(self) -> list[LedgerRow]:
         return [priced(entry, self._tenancy.prices) for entry in self._entries()]
@@ -312,8 +321,7 @@ class RequestMeter:
     def _entries(self) -> Iterator[Entry]:
         was_handed_over = False
         for leg in self._legs:
-            answer = leg.tell()
-            record_local(self._span, leg.work, answer)
+            answer = leg.answer
             was_handed_over = was_handed_over or answer.was_given_up
             if answer.outcome == "failed" and self._was_delivered_in_part:
                 answer = replace(answer, is_delivered_in_part=True)

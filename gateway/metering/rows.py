@@ -1,7 +1,7 @@
 """Attempts in the ledger's words: one row for each, with what it took and what is charged."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from engine.events import TierWork
@@ -15,7 +15,7 @@ Template = Callable[..., LedgerRow]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokens:
-    """What the client is told that he used."""
+    """What the client pays for."""
 
     num_prompt: int = 0
     num_cached: int = 0
@@ -35,7 +35,8 @@ class LocalAnswer:
     """How one local answer went, as its generation tells it when it is over.
 
     `tier` answered in the end, `first_tier` was asked first; was_probed: its hidden state was
-    looked at. `told` is the usage that the client is told, `num_held` tokens waited for a decision.
+    looked at. The client is told of `num_prompt` tokens and of `written` ones, by the tier that
+    wrote them: of several choices each may have some. `num_held` tokens waited for a decision.
     was_given_up: a tier elsewhere answered instead. is_delivered_in_part: it broke off, and others
     went on behind it. is_bounded: the client had set `max_tokens`.
     """
@@ -44,7 +45,9 @@ class LocalAnswer:
     first_tier: Tier
     outcome: Outcome
     models: Mapping[Tier, str]
-    told: Tokens
+    num_prompt: int
+    num_cached: int = 0
+    written: Mapping[Tier, int]
     num_reasoning: int = 0
     num_held: int = 0
     was_probed: bool = False
@@ -65,22 +68,24 @@ def local_entries(
 ) -> Iterator[Entry]:
     """A row for each tier that worked on an answer, and one for what was drafted."""
     drafted = _drafted(answer, works)
-    for tier in dict.fromkeys((answer.first_tier, answer.tier)):
+    for tier in _writers(answer, works):
         work = works.get(tier)
         is_last = tier == answer.tier and not answer.was_given_up
-        if work is None and not is_last:
+        num_written = answer.written.get(tier, 0)
+        if work is None and not is_last and not num_written:
             continue
         work = work or _NOTHING
-        num_prompt = answer.told.num_prompt
+        num_prompt = answer.num_prompt
         kind: RowKind = "answer" if tier == answer.first_tier else "escalation"
         if not is_last and answer.was_probed and work.num_output_tokens == 0:
             kind = "probe"
-        num_output = max(work.num_output_tokens, answer.told.num_completion if is_last else 0)
-        charged = _charged(answer, num_output) if is_last else Tokens()
+        num_output = max(work.num_output_tokens, num_written)
+        charged = _charged(answer, num_written, num_output, is_last=is_last)
+        is_given_up = tier == answer.first_tier and not is_last and not charged.num_completion
         yield Entry(
             row=template(
                 kind=kind,
-                outcome=answer.outcome if is_last else "escalated",
+                outcome="escalated" if is_given_up else answer.outcome,
                 tier=tier,
                 model=answer.models.get(tier, ""),
                 hand_off=answer.hand_off if is_last else "",
@@ -103,18 +108,39 @@ def local_entries(
         yield Entry(row=template(**drafted))
 
 
-def _charged(answer: LocalAnswer, num_output: int) -> Tokens:
-    """What the client told of an answer that he got, or what was written until he left."""
-    told = answer.told
+def _writers(answer: LocalAnswer, works: Mapping[Tier, TierWork]) -> Iterator[Tier]:
+    """The tiers that read the prompt, the one that answered last.
+
+    A client may have left before the gateway knew that another tier went on.
+    """
+    known = (answer.first_tier, *works, answer.tier)
+    for tier in sorted(dict.fromkeys(known), key=lambda tier: (tier == answer.tier, tier)):
+        work = works.get(tier, _NOTHING)
+        is_named = tier in (answer.first_tier, answer.tier)
+        if is_named or work.num_computed_tokens or work.num_output_tokens:
+            yield tier
+
+
+def _charged(answer: LocalAnswer, num_written: int, num_output: int, *, is_last: bool) -> Tokens:
+    """A tier's part of an answer that the client got, or of what was written until he left."""
+    if answer.was_given_up:
+        return Tokens()
     match answer.outcome:
         case "answered" | "limited":
-            return told
+            pass
         case "failed" if answer.is_delivered_in_part:
-            return told
+            pass
+        case "cancelled" if is_last:
+            num_written = num_output
         case "cancelled":
-            return replace(told, num_completion=num_output)
+            pass
         case _:
             return Tokens()
+    if not is_last:
+        return Tokens(num_completion=num_written)
+    return Tokens(
+        num_prompt=answer.num_prompt, num_cached=answer.num_cached, num_completion=num_written
+    )
 
 
 def _drafted(answer: LocalAnswer, works: Mapping[Tier, TierWork]) -> dict[str, object] | None:

@@ -5,7 +5,7 @@ from typing import Final
 from gateway.generation import Generation
 from gateway.handoff.origin import Origin
 from gateway.ledger.row import Outcome
-from gateway.metering.rows import LocalAnswer, Tokens
+from gateway.metering.rows import LocalAnswer
 
 _OUTCOMES: Final[dict[str, Outcome]] = {
     "stop": "answered",
@@ -31,11 +31,9 @@ def tell(generation: Generation, origin: Origin) -> LocalAnswer:
         first_tier=job.tier,
         outcome=outcome,
         models=models,
-        told=Tokens(
-            num_prompt=job.num_prompt_tokens,
-            num_cached=min(sum(usage.num_cached_tokens for usage in used), job.num_prompt_tokens),
-            num_completion=sum(usage.num_tokens for usage in used),
-        ),
+        num_prompt=job.num_prompt_tokens,
+        num_cached=min(sum(usage.num_cached_tokens for usage in used), job.num_prompt_tokens),
+        written=generation.written,
         tokens_by_choice=tuple(usage.num_tokens for usage in used),
         num_reasoning=sum(usage.num_reasoning_tokens for usage in used),
         num_held=sum(cascade.num_held_tokens for cascade in generation.cascades),

@@ -36,6 +36,7 @@ def upstream_entry(
         kind=kind,
         outcome=attempt.outcome,
         tier=attempt.tier,
+        model=attempt.model,
         replica=attempt.replica,
         failure=attempt.failure or "",
         num_prompt_tokens=usage.num_prompt_tokens,

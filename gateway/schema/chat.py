@@ -7,6 +7,8 @@ from pydantic import Field, JsonValue
 from gateway.schema.common import (
     MAX_TOP_LOGPROBS,
     WHOLE,
+    CacheBreakpoint,
+    CacheOptions,
     EmptyList,
     GenerationFields,
     Harmless,
@@ -27,6 +29,7 @@ class TextPart(RequestModel):
 
     type: Literal["text"]
     text: str
+    prompt_cache_breakpoint: CacheBreakpoint | None = None
 
 
 Parts = Annotated[list[TextPart], Field(min_length=1)]
@@ -123,6 +126,8 @@ class ChatRequest(GenerationFields):
     parallel_tool_calls: Annotated[
         bool | None, Field(description="false: at most one call in an answer.")
     ] = None
+
+    prompt_cache_options: CacheOptions | None = None
 
     functions: EmptyList = None
     function_call: LegacyChoice = None

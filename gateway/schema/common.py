@@ -126,6 +126,20 @@ class StreamOptions(RequestModel):
     include_obfuscation: Off = None
 
 
+class CacheBreakpoint(RequestModel):
+    """Where a prompt may be cached. Ignored: every prefix is cached here."""
+
+    mode: Literal["explicit"]
+    ttl: Label | None = None
+
+
+class CacheOptions(RequestModel):
+    """Wishes about the prompt cache. Ignored: every prefix is cached, as long as there is room."""
+
+    mode: Literal["implicit", "explicit"] | None = None
+    ttl: Label | None = None
+
+
 class CascadeQuality(RequestModel):
     """A lossy setting: how far the small model's own tokens may stand.
 

@@ -43,6 +43,7 @@ class Envelope(_Lenient):
     temperature: Annotated[float, Field(ge=0.0, le=2.0)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1), WHOLE] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_ENVELOPE_CHOICES), WHOLE] | None = None
+    best_of: Annotated[int, Field(ge=0, le=MAX_ENVELOPE_CHOICES), WHOLE] | None = None
     stream: bool | None = None
     stream_options: EnvelopeStreamOptions | None = None
     user: Label | None = None

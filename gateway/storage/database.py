@@ -160,6 +160,7 @@ def _postgres_engine(address: URL) -> Engine:
         "tcp_user_timeout": 30_000,
         "connect_timeout": _CONNECT_TIMEOUT_S,
         "application_name": "outrider",
+        "prepare_threshold": None,  # poolers between us hand each transaction another connection
         "options": f"-c statement_timeout={_STATEMENT_TIMEOUT_S}s "
         f"-c lock_timeout={_LOCK_TIMEOUT_S}s",
     }

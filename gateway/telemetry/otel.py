@@ -1,7 +1,7 @@
 """Traces by OpenTelemetry. Import it only where traces are wanted: the SDK takes a while to load.
 
 Whether a trace is kept is decided once, at its root, and before the SDK is asked: what is not kept
-costs about a microsecond.
+costs some microseconds.
 """
 
 import asyncio

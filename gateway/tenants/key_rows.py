@@ -90,7 +90,8 @@ def readable(rows: Iterable[RowMapping], read: Callable[[RowMapping], Record]) -
         try:
             record = read(row)
         except (ValueError, TypeError) as error:
-            logger.error("row of a key or team is damaged id=%s error=%s", row["id"], error)
+            kind = type(error).__name__  # what it says may hold anything
+            logger.error("row of a key or team is damaged id=%s error=%s", row["id"], kind)
         else:
             yield record
 

@@ -16,9 +16,9 @@ another attempt of the same request was faster. cancelled: the client left."""
 class Attempt:
     """One request to one server, when it has ended. Times are seconds on the gateway's clock.
 
-    `replica` is `host:port`. `failure` is a `FailureKind` where there was one. `cost_usd` is what
-    it costs us; what of it the client pays is not decided here, but it never pays for `lost` ones
-    nor for mirrors.
+    `replica` is `host:port`, `model` what it was asked for. `failure` is a `FailureKind` where
+    there was one. `cost_usd` is what it costs us; what of it the client pays is not decided here,
+    but it never pays for `lost` ones nor for mirrors.
     """
 
     request_id: str
@@ -33,6 +33,7 @@ class Attempt:
     failure: str | None = None
     usage: UpstreamUsage | None = None
     cost_usd: float | None = None
+    model: str = ""
 
 
 OnAttempt = Callable[[Attempt], None]

@@ -346,6 +346,7 @@ class UpstreamRequest:
             failure=failure,
             usage=usage,
             cost_usd=None if usage is None else cost_usd(usage, tier.settings.price),
+            model=self._call.model,
         )
         tier.parts.on_attempt(attempt)
         if self._call.on_attempt is not None:

@@ -16,7 +16,7 @@ from gateway.upstream.model_list import model_ids
 from gateway.upstream.parts import TierParts, TierState
 from gateway.upstream.probing import Prober
 from gateway.upstream.replicas import ReplicaSet
-from gateway.upstream.traits import TRAITS, ServerTraits
+from gateway.upstream.traits import ServerTraits, traits_of
 
 __all__ = ["TierParts", "UpstreamTier"]
 
@@ -40,7 +40,7 @@ class UpstreamTier:
     ) -> None:
         self.name = name
         self.settings = settings
-        self.traits: ServerTraits = TRAITS[settings.server]
+        self.traits: ServerTraits = traits_of(settings.server, settings.url)
         self.replicas: ReplicaSet = parts.replicas
         self.first_token = LatencyEstimate(clock=parts.clock)
         """Seconds to the first token of streamed answers."""

@@ -1,7 +1,9 @@
 """What the kinds of servers can do: one table, so that nobody else asks for a server's name."""
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Final, Literal
+from urllib.parse import urlsplit
 
 ServerKind = Literal[
     "openai", "outrider", "vllm", "sglang", "tgi", "tensorrt_llm", "llama_cpp", "anthropic"
@@ -15,6 +17,8 @@ known already is skipped. final_message: the delivered text is the beginning of 
 (`continue_final_message`; for completions it is appended to the prompt). none: it cannot.
 """
 
+TokenLimitName = Literal["max_tokens", "max_completion_tokens"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerTraits:
@@ -24,7 +28,8 @@ class ServerTraits:
     makes use of `prediction`. streams_usage: it knows `stream_options.include_usage`. probe_path:
     what is asked to see whether it lives, behind the base URL; any answer below 500 will do.
     takes_request_id: it takes any text as `x-request-id`; llama-cpp-python's server refuses one
-    that is no UUID.
+    that is no UUID. token_limit: what a chat calls the most tokens of an answer; None where either
+    name may be the only right one, so that the request's own stays.
     """
 
     dialect: DialectName = "openai"
@@ -34,11 +39,15 @@ class ServerTraits:
     streams_usage: bool = True
     probe_path: str = "/models"
     takes_request_id: bool = True
+    token_limit: TokenLimitName | None = "max_tokens"
 
 
+# Every version of these knows `max_tokens`. Of two names SGLang takes the older, OpenAI neither.
 TRAITS: Final[dict[ServerKind, ServerTraits]] = {
-    "openai": ServerTraits(),
-    "outrider": ServerTraits(continuation="replay", has_prefix_cache=True, takes_prediction=True),
+    "openai": ServerTraits(token_limit=None),
+    "outrider": ServerTraits(
+        continuation="replay", has_prefix_cache=True, takes_prediction=True, token_limit=None
+    ),
     "vllm": ServerTraits(continuation="final_message", has_prefix_cache=True),
     "sglang": ServerTraits(continuation="final_message", has_prefix_cache=True),
     "tgi": ServerTraits(has_prefix_cache=True),
@@ -46,3 +55,17 @@ TRAITS: Final[dict[ServerKind, ServerTraits]] = {
     "llama_cpp": ServerTraits(streams_usage=False, takes_request_id=False),
     "anthropic": ServerTraits(dialect="anthropic"),
 }
+
+_OPENAI_HOSTS: Final = (".openai.com", ".openai.azure.com")
+
+
+def traits_of(server: ServerKind, urls: Iterable[str]) -> ServerTraits:
+    """The traits of a tier's server; OpenAI's own refuses what it calls by a newer name."""
+    traits = TRAITS[server]
+    if server != "openai" or not all(_is_openai(url) for url in urls):
+        return traits
+    return replace(traits, token_limit="max_completion_tokens")
+
+
+def _is_openai(url: str) -> bool:
+    return f".{urlsplit(url).hostname}".endswith(_OPENAI_HOSTS)

@@ -145,10 +145,11 @@ def test_a_long_running_answer_saves_no_claim_either() -> None:
     """Nothing of b waits while a is served, so b is not owed anything afterwards."""
     place = Place(max_sequences=2)
     place.ask("b", max_tokens=100)
-    for _ in range(6):
+    for _ in range(20):
         place.ask("a", max_tokens=2)
         while len(place.live) > 1:
             place.step()
+    assert "b1" in place.live
     for tenant in "aaaabbbb":
         place.ask(tenant)
     assert place.tenants() in ("abababab", "babababa")
@@ -190,7 +191,7 @@ def test_tiers_are_queues_of_their_own() -> None:
 
 
 @given(seed=st.integers(0, 2**32))
-@settings(max_examples=60)
+@settings(max_examples=25)
 def test_no_tenant_with_work_falls_behind_by_more_than_two_requests(seed: int) -> None:
     """The bound of start-time fair queueing, over any stretch in which all have work waiting."""
     rng = random.Random(seed)
@@ -293,6 +294,22 @@ def test_a_tenant_without_a_place_gets_one_of_who_has_all() -> None:
     place.assert_empty()
 
 
+def test_the_same_answer_gives_way_once_at_most() -> None:
+    place = Place(max_sequences=2)
+    for _ in range(2):
+        place.ask("a", max_tokens=90)
+    place.step()
+    for _ in range(5):
+        newcomer = place.ask("b", max_tokens=2)
+        for _ in range(12):
+            place.step()
+        displaced = [s.num_preemptions for s in place.all_of("a")]
+    assert displaced == [1, 1]
+    assert newcomer.status is SequenceStatus.WAITING  # the fifth waits for its turn
+    place.run()
+    place.assert_empty()
+
+
 def test_the_other_tiers_answers_give_way_too() -> None:
     place = Place(max_sequences=3)
     for _ in range(6):
@@ -335,7 +352,7 @@ def test_blocks_are_shared_like_places() -> None:
     max_sequences=st.sampled_from([1, 2, 5, 64]),
     max_tokens_per_step=st.sampled_from([3, 8, 64]),
 )
-@settings(max_examples=150)
+@settings(max_examples=80)
 def test_whatever_tenants_do_every_request_ends_and_nothing_is_left(
     seed: int, blocks: int, max_sequences: int, max_tokens_per_step: int
 ) -> None:

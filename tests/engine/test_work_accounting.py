@@ -12,7 +12,13 @@ from engine.core import Engine
 from engine.events import EngineEvent, Failed, Finished, TierWork
 from engine.grammar import InvalidGrammarError
 from engine.request import CascadeParams, GrammarSpec, Tier
-from tests.engines import make_engine, make_request, random_prompt, tiny_pair
+from tests.engines import (
+    make_engine,
+    make_request,
+    random_prompt,
+    tiny_pair,
+    watch_small_rows,
+)
 
 MAX_PROMPT, MAX_TOKENS = 60, 24
 
@@ -65,10 +71,13 @@ class Accounts:
         assert sums["num_unratified_tokens"] == stats.num_unratified_tokens
 
     def run(self) -> None:
-        for _ in range(5000):
+        for number in range(5000):
             if not self.engine.has_work:
                 return
             self.step()
+            if number % 500 == 499:  # a cascade may wait for the small blocks that these keep
+                for sequence in list(self.engine.scheduler.held):
+                    self.engine.settle(sequence.request_id)
         raise AssertionError("the requests do not end")
 
 
@@ -194,6 +203,21 @@ def test_drafting_is_the_small_models_work() -> None:
     assert small.num_draft_rows > 20 + 20
     assert large.num_draft_rows == 0
     assert large.num_drafted_tokens > large.num_accepted_tokens > 0
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_every_row_of_a_draft_pass_is_somebodys(on_device: bool) -> None:
+    engine = make_engine(tiny_pair(), on_device=on_device)
+    small_rows = watch_small_rows(engine)
+    accounts = Accounts(engine)
+    for number in range(3):
+        prompt = random_prompt(10 + 9 * number, seed=number)
+        engine.submit(make_request(str(number), prompt, max_tokens=24))
+    accounts.run()
+    each = [work_of(accounts.ended[str(number)], "small").num_draft_rows for number in range(3)]
+    assert sum(each) == sum(small_rows)
+    # everybody's text was read once at least, and the longest prompt is read by one of them only
+    assert all(rows >= 10 + 9 * number + 10 for number, rows in enumerate(each))
 
 
 def test_a_request_that_never_ran_did_nothing() -> None:

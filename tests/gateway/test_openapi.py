@@ -1,90 +1,112 @@
 """The OpenAPI document tells the truth: schemathesis finds no 5xx and no violation."""
 
-import json
-import re
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
-import schemathesis
-from schemathesis.config import SchemathesisConfig
-from schemathesis.engine import Status, events, from_schema
 
-from gateway.app import GatewayContext, GatewayLimits, create_app
 from gateway.chat import ChatTokenizer
-from tests.gateway.conftest import LengthPolicy
-from tests.gateway.scripted_client import Script, ScriptedClient, Step
+from gateway.edge.bounds import ConnectionBounds
+from tests.gateway.edge.fuzzing import LATE, Outcome, fuzz
+from tests.gateway.edge.gateways import ADMIN_TOKEN, Whole, keyed_gateway, whole_gateway
+from tests.gateway.edge.serving import served
 
-LATE = 504
-PHASES = {
-    "coverage": {"enabled": True},
-    "fuzzing": {"enabled": True},
-    "examples": {"enabled": False},
-    "stateful": {"enabled": False},
-}
-
-
-@pytest.fixture(scope="module")
-def app(tokenizer: ChatTokenizer) -> Any:
-    steps = [Step(token_ids=(70, 300, 310), num_drafted=4, num_accepted=2)] * 2
-    engine = ScriptedClient(
-        vocab_size=420, max_context=4096, script=lambda _: Script(steps=steps, top_ids=(5, 6, 7))
-    )
-    context = GatewayContext(
-        engine=engine,
-        tokenizers={"small": tokenizer, "large": tokenizer},
-        router=LengthPolicy(),
-        limits=GatewayLimits(),
-    )
-    return create_app(context)
+EVERY_PHASE = ("coverage", "fuzzing", "stateful")
+GENERATING = (
+    "POST /v1/chat/completions",
+    "POST /v1/completions",
+    "POST /v1/responses",
+    "POST /v1/messages",
+)
+OPEN = frozenset({"GET /health", "GET /ready"})
 
 
-def is_semantic(body: bytes) -> object:
-    """Each field valid but the whole too long, or refused by the template: no schema can say so."""
-    error = json.loads(body)["error"]
-    return (
-        error["code"] == "context_length_exceeded"
-        or "chat template" in error["message"]
-        or error["message"].startswith("min_tokens:")  # more than max_tokens, or with a grammar
-        or error["message"].startswith("outrider.")  # tier and model, no prices, no router
-        or re.search(
-            "not supported together|no tool|two tools|schema's type|JSON object|valid JSON:",
-            error["message"],
+@pytest.fixture
+def keyed(
+    tokenizer: ChatTokenizer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Whole, str]]:
+    """A gateway that wants keys, and one that may do all but administrate."""
+    with keyed_gateway(tokenizer, tmp_path_factory.mktemp("fuzzed")) as whole:
+        yield whole, whole.new_key("fuzzer")
+
+
+def asked(whole: Whole, max_examples: int, key: str | None = None, *phases: str) -> Outcome:
+    """Everything in the schema, over real sockets. Fails for what should not have come back."""
+    headers = None if key is None else {"authorization": f"Bearer {key}"}
+    phases = phases or ("fuzzing",)
+    # requests, which schemathesis asks with, closes its connections when it is collected.
+    with served(whole.app, ConnectionBounds(), clients_stay=True) as running:
+        outcome = fuzz(running.url, max_examples=max_examples, phases=phases, headers=headers)
+    assert outcome.failures == []
+    assert not [status for status in outcome.statuses if status >= 500 and status != LATE]
+    assert not whole.engine.running
+    return outcome
+
+
+def check_generating(outcome: Outcome) -> None:
+    """It got through: neither everything nor nothing was refused."""
+    for label in GENERATING:
+        assert outcome.operations[label][200], label
+        assert outcome.operations[label][400], label
+
+
+def check_administrating(outcome: Outcome) -> None:
+    """Keys and teams were found by the ids that their making answered with."""
+    assert outcome.num_linked > 5
+    for label in ("POST /admin/keys", "POST /admin/teams", "GET /admin/keys/{key_id}"):
+        assert outcome.operations[label][200], label
+    assert 401 not in outcome.statuses
+
+
+def test_the_whole_schema_without_keys(tokenizer: ChatTokenizer) -> None:
+    outcome = asked(whole_gateway(tokenizer), 28)
+    check_generating(outcome)
+    assert outcome.num_cases > 450
+    # Without any key there is nobody who could administrate.
+    assert set(outcome.operations["POST /admin/keys"]) <= {401, 404, 405}
+
+
+def test_the_whole_schema_with_a_key(keyed: tuple[Whole, str]) -> None:
+    whole, key = keyed
+    outcome = asked(whole, 20, key)
+    check_generating(outcome)
+    assert outcome.num_cases > 350
+    assert outcome.operations["GET /v1/usage"][200]
+    assert set(outcome.operations["POST /admin/keys"]) <= {403, 404, 405}
+    assert 401 not in outcome.statuses
+
+
+def test_sequences_of_requests_with_the_admin_token(keyed: tuple[Whole, str]) -> None:
+    whole, _ = keyed
+    outcome = asked(whole, 30, ADMIN_TOKEN, "stateful")
+    check_administrating(outcome)
+    assert outcome.num_cases > 120
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_ten_thousand_cases(tokenizer: ChatTokenizer, keyed: tuple[Whole, str]) -> None:
+    whole, key = keyed
+    without = asked(whole_gateway(tokenizer), 120, None, "coverage", "fuzzing")
+    with_key = asked(whole, 120, key, "coverage", "fuzzing")
+    with_token = asked(whole, 150, ADMIN_TOKEN, *EVERY_PHASE)
+    check_generating(without)
+    check_generating(with_key)
+    check_administrating(with_token)
+    assert without.num_cases + with_key.num_cases + with_token.num_cases > 10_000
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_without_a_key_nothing_is_learned(keyed: tuple[Whole, str]) -> None:
+    whole, key = keyed
+    headers = {"authorization": f"Bearer {key[:-1]}!"}
+    with served(whole.app, ConnectionBounds(), clients_stay=True) as running:
+        outcome = fuzz(
+            running.url,
+            max_examples=20,
+            headers=headers,
+            document_headers={"authorization": f"Bearer {key}"},
         )
-    )
-
-
-def is_late(response: Any) -> bool:
-    """A deadline may be shorter than any answer takes: then the server's error is the truth."""
-    if response.status_code != LATE:
-        return False
-    error = json.loads(response.content)["error"]
-    return bool(error["code"] == "deadline_exceeded")
-
-
-def test_schemathesis(app: Any) -> None:
-    config = SchemathesisConfig.from_dict(
-        {"seed": 1, "generation": {"max-examples": 8}, "phases": PHASES}
-    )
-    schema = schemathesis.openapi.from_asgi("/openapi.json", app, config=config)
-    failures: list[Any] = []
-    statuses = []
-    for event in from_schema(schema).execute():
-        assert not isinstance(event, events.NonFatalError | events.FatalError), event
-        if not isinstance(event, events.ScenarioFinished):
-            continue
-        for case_id, checks in event.recorder.checks.items():
-            response = event.recorder.interactions[case_id].response
-            assert response is not None
-            statuses.append(response.status_code)
-            failures += [
-                (check.name, check.failure_info, response.content[:300])
-                for check in checks
-                if check.status is Status.FAILURE
-                and not (check.name == "positive_data_acceptance" and is_semantic(response.content))
-                and not is_late(response)
-            ]
-    assert failures == []
-    # It got through: not everything was refused, and enough was asked.
-    assert statuses.count(200) > 100
-    assert statuses.count(400) > 100
-    assert not any(status >= 500 for status in statuses if status != LATE)
+    for label, statuses in outcome.operations.items():
+        if label not in OPEN:
+            assert set(statuses) <= {401, 404, 429}, label

@@ -86,8 +86,8 @@ def _runners(settings: Settings) -> dict[Tier, ModelRunner]:
     return {
         tier: ModelRunner(
             model=pair.large if tier == "large" else pair.small,
-            num_blocks=_NUM_BLOCKS,
-            block_size=16,
+            num_blocks=settings.engine.num_blocks or _NUM_BLOCKS,
+            block_size=settings.engine.block_size,
             prefix_caching=True,
         )
         for tier in named_models(settings)

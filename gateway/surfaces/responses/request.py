@@ -14,6 +14,8 @@ from gateway.schema.common import (
     MAX_STOPS,
     MAX_TOP_LOGPROBS,
     WHOLE,
+    CacheBreakpoint,
+    CacheOptions,
     Harmless,
     Label,
     LogitBias,
@@ -52,13 +54,6 @@ Includable = Literal[
     "computer_call_output.output.image_url",
     "code_interpreter_call.outputs",
 ]
-
-
-class CacheBreakpoint(RequestModel):
-    """Where a prompt may be cached. Ignored: every prefix is cached here."""
-
-    mode: Literal["explicit"]
-    ttl: Label | None = None
 
 
 class InputText(RequestModel):
@@ -263,11 +258,9 @@ class ReasoningConfig(RequestModel):
     mode: Annotated[JsonValue, Harmless((None, "standard"))] = None
 
 
-class CacheOptions(RequestModel):
-    """Wishes about the prompt cache. Ignored: every prefix is cached, as long as there is room."""
+class ResponseCacheOptions(CacheOptions):
+    """Ignored like chat's."""
 
-    mode: Literal["implicit", "explicit"] | None = None
-    ttl: Label | None = None
     prewarm: Off = None
     comparison_response_id: Stateless = None
 
@@ -315,7 +308,7 @@ class ResponsesRequest(RequestModel):
     safety_identifier: Label | None = None
     prompt_cache_key: Label | None = None
     prompt_cache_retention: Label | None = None
-    prompt_cache_options: CacheOptions | None = None
+    prompt_cache_options: ResponseCacheOptions | None = None
     outrider: OutriderOptions | None = None
 
     top_k: Annotated[int, Field(ge=-1, le=2**31 - 1), WHOLE] | None = None

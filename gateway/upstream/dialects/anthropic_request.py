@@ -27,6 +27,7 @@ _HINTS: Final = frozenset(
         "store",
         "service_tier",
         "prompt_cache_key",
+        "prompt_cache_options",
         "prompt_cache_retention",
         "safety_identifier",
         "add_generation_prompt",

@@ -11,7 +11,10 @@ from gateway.upstream.dialects.base import Resume
 from gateway.upstream.traits import Continuation, ServerTraits
 
 _encode: Final = msgspec.json.Encoder().encode
-_LIMITS: Final = ("max_tokens", "max_completion_tokens", "min_tokens")
+_NEWER_LIMIT: Final = "max_completion_tokens"
+_OLDER_LIMIT: Final = "max_tokens"
+_FURTHER_LIMIT: Final = "n_predict"  # llama.cpp's own, which wins there
+_LIMITS: Final = (_OLDER_LIMIT, _NEWER_LIMIT, "min_tokens")
 # With these, text in front of the answer means something else than an answer's beginning: a
 # grammar begins anew, an echo comes again, calls and log-probabilities would be missing.
 _UNCONTINUABLE: Final = (
@@ -51,6 +54,7 @@ def request_body(call: UpstreamCall, traits: ServerTraits, resume: Resume | None
     if guess and traits.takes_prediction and call.endpoint == "chat":
         is_known = resume is not None and guess == resume.text
         _predict(document, guess, is_known=is_known)
+    _name_limit(document, call, traits)
     return encode_request(document)
 
 
@@ -94,6 +98,24 @@ def _ask_for_usage(document: dict[str, Any]) -> None:
     options = document.get("stream_options")
     if options is None or isinstance(options, Mapping):
         document["stream_options"] = {**(options or {}), "include_usage": True}
+
+
+def _name_limit(document: dict[str, Any], call: UpstreamCall, traits: ServerTraits) -> None:
+    """One limit of an answer's length, under the name that the server knows.
+
+    It is the one that this gateway has read: what counts must not depend on who reads it. Of two
+    names servers take either.
+    """
+    newer, older = document.get(_NEWER_LIMIT), document.get(_OLDER_LIMIT)
+    limit = newer or older
+    if limit is None:
+        return
+    own = _NEWER_LIMIT if newer else _OLDER_LIMIT
+    name = (traits.token_limit or own) if call.endpoint == "chat" else _OLDER_LIMIT
+    for other in (_NEWER_LIMIT, _OLDER_LIMIT, _FURTHER_LIMIT):
+        if other != name:
+            document.pop(other, None)
+    document[name] = limit
 
 
 def _predict(document: dict[str, Any], guess: str, *, is_known: bool) -> None:

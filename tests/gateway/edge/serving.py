@@ -131,6 +131,7 @@ def served(
     loop: str = "uvloop",
     drain_s: int = 3,
     clients_stay: bool = False,
+    send_buffer: int | None = None,
 ) -> Iterator[Served]:
     """Run an application in a thread. Fails if a task is left at the end.
 
@@ -138,6 +139,8 @@ def served(
     """
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if send_buffer is not None:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
     listener.bind(("127.0.0.1", 0))
     registry = CollectorRegistry()
     config = uvicorn.Config(

@@ -4,12 +4,15 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from gateway.chat import ChatTokenizer
+from gateway.edge.bounds import ConnectionBounds
 from gateway.edge.idempotency import IdempotentAnswers
 from gateway.edge.metrics import EdgeMetrics
 from gateway.errors import (
@@ -19,6 +22,9 @@ from gateway.errors import (
     problem_of,
 )
 from tests.gateway.edge.asking import Exchange, http_scope
+from tests.gateway.edge.gateways import STEPS, whole_gateway
+from tests.gateway.edge.serving import served
+from tests.gateway.scripted_client import Script
 
 BODY = b'{"messages": []}'
 
@@ -189,7 +195,7 @@ def test_keys_are_of_one_owner_and_one_endpoint() -> None:
         ]
         assert [one.body for one in asked] == [b'{"number":%d}' % i for i in (1, 2, 3, 4)]
         # Nothing that is put together differently gives the same name.
-        await desk.ask("1", owner="teamkey-")
+        await desk.ask("1", path="/v1/chat/completionskey-")
         assert desk.kitchen.num_made == 5
 
     asyncio.run(main())
@@ -397,3 +403,38 @@ def test_keeping_no_answers_is_said() -> None:
         assert (await desk.ask(None)).body == b'{"number":1}'
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("path", "end"),
+    [
+        ("/v1/chat/completions", "data: [DONE]"),
+        ("/v1/responses", "event: response.completed"),
+        ("/v1/messages", "event: message_stop"),
+    ],
+)
+def test_a_whole_gateway_repeats_streams_and_not_those_that_broke_off(
+    tokenizer: ChatTokenizer, path: str, end: str
+) -> None:
+    whole = whole_gateway(tokenizer)
+    words = {"role": "user", "content": "Hello"}
+    body = {"model": "small", "stream": True}
+    body |= {"input": "Hello"} if path == "/v1/responses" else {"messages": [words]}
+    body |= {"max_tokens": 16} if path == "/v1/messages" else {}
+    failing = Script(steps=STEPS, failure=("internal", "gone"))
+    scripts = [failing, Script(steps=STEPS), Script(steps=STEPS)]
+    whole.engine.script = lambda _: scripts.pop(0)
+    with (
+        served(whole.app, ConnectionBounds()) as running,
+        httpx.Client(base_url=running.url, headers={"idempotency-key": "stream"}) as client,
+    ):
+        broken, good, again = (client.post(path, json=body) for _ in range(3))
+        mended = client.post(path, json=body | {"user": "me"}) if "chat" in path else None
+    assert end not in broken.text
+    assert end in good.text
+    assert (again.status_code, again.content) == (200, good.content)
+    assert again.headers["content-type"] == good.headers["content-type"]
+    assert "idempotent-replayed" not in good.headers
+    assert again.headers["idempotent-replayed"] == "true"
+    assert len(whole.engine.submitted) == 2
+    assert mended is None or mended.status_code == 422

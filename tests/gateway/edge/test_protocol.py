@@ -36,11 +36,12 @@ BOUNDS = ConnectionBounds(
 
 
 class Application:
-    """Answers /echo with what it got, /hold when it is let go, /flood with more than is read."""
+    """Answers /echo with what it got, /hold when it is let go, others with more than is read."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
         self.left: list[str] = []
+        self.size = 0
         self.let_go: asyncio.Event | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
 
@@ -61,8 +62,8 @@ class Application:
             return
         if scope["path"].startswith("/hold"):
             await self._hold(scope, receive, send)
-        elif scope["path"] == "/large":
-            await respond(send, 200, b"x" * 16 * 2**20)
+        elif scope["path"] == "/sized":
+            await respond(send, 200, b"x" * self.size)
         elif scope["path"] == "/flood":
             await send({"type": "http.response.start", "status": 200, "headers": []})
             for _ in range(2000):
@@ -251,12 +252,16 @@ def test_who_does_not_read_is_cut_off(running: Served) -> None:
         wait_for(lambda: running.is_clean())  # without a byte read
 
 
-def test_who_does_not_read_the_end_is_cut_off(running: Served) -> None:
+@pytest.mark.parametrize("size", [50_000, 16 * 2**20])
+def test_who_does_not_read_the_end_is_cut_off(own: Application, size: int) -> None:
     """The answer is whole and the connection closing, but not all of it is taken."""
-    with running.connect(receive_buffer=4096) as client:
-        client.sendall(b"GET /large HTTP/1.1\r\n" + HOST + b"Connection: close\r\n\r\n")
-        wait_for(lambda: running.num_connections == 1)
-        wait_for(running.is_clean)
+    with served(own, BOUNDS, send_buffer=4096) as running:
+        own.size = size
+        with running.connect(receive_buffer=4096) as client:
+            client.sendall(b"GET /sized HTTP/1.1\r\n" + HOST + b"Connection: close\r\n\r\n")
+            wait_for(lambda: own.asked == ["/sized"] and not running.num_tasks)
+            assert running.num_connections == 1
+            wait_for(running.is_clean)
 
 
 # Size
@@ -354,6 +359,16 @@ def test_a_body_that_stops_after_its_early_answer_ends_the_connection(running: S
     early = answer(running.ask(head))
     assert early.status == 413
     assert time.monotonic() - start_s < BOUNDS.keep_alive_s
+
+
+def test_an_idle_connection_after_an_early_answer_is_closed(running: Served) -> None:
+    with running.connect() as client:
+        client.sendall(b"POST /early HTTP/1.1\r\n" + HOST + b"Content-Length: 1000\r\n\r\nabc")
+        assert answer(read_until(client, b"too large")).status == 413
+        client.sendall(b"x" * 997)
+        start_s = time.monotonic()
+        assert read_to_end(client) == b""
+        assert 0.8 < time.monotonic() - start_s < 3
 
 
 # Number

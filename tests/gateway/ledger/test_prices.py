@@ -7,11 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.ledger.policy import is_charged, num_payable_tokens
 from gateway.ledger.prices import Money, PriceBook
 from gateway.ledger.row_ids import RowIds
 from gateway.settings import Settings, SettingsError, load_settings
-from tests.gateway.ledger.ledgers import row
 
 PRICE = st.decimals(min_value=0, max_value=1000, places=6).map(float)
 COUNT = st.integers(min_value=0, max_value=10**7)
@@ -135,19 +133,6 @@ def test_the_strong_tier_is_who_takes_what_is_hard() -> None:
     assert book(**cloud).strong_tier == "large"
     assert book(**cloud, handoff__strong="cloud").strong_tier == "cloud"
     assert book(**cloud, models__large="none", models__small="x/y").strong_tier == "cloud"
-
-
-def test_clients_pay_for_answers_only() -> None:
-    assert is_charged("answer", "answered")
-    assert is_charged("hedge", "answered")
-    assert is_charged("continuation", "cancelled")
-    assert is_charged("escalation", "limited")
-    for kind in ("draft", "probe", "mirror"):
-        assert not is_charged(kind, "answered")
-    for outcome in ("failed", "refused", "lost", "escalated"):
-        assert not is_charged("answer", outcome)
-    assert num_payable_tokens(row(1, num_discarded_tokens=4, outcome="cancelled")) == 106
-    assert num_payable_tokens(row(1, outcome="lost")) == 0
 
 
 def test_row_ids_are_unique_short_and_in_order() -> None:

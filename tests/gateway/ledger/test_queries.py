@@ -5,11 +5,11 @@ from collections.abc import Sequence
 
 import pytest
 
+from gateway.ledger.dimensions import Dimension
 from gateway.ledger.history import Used, usage_history, used_since
 from gateway.ledger.moments import read_moment
 from gateway.ledger.prices import PriceBook
 from gateway.ledger.queries import (
-    Dimension,
     Savings,
     UsageFilter,
     ids_of,

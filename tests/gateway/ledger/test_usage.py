@@ -165,7 +165,7 @@ def test_the_command_prints_a_table(filled: Database) -> None:
     assert status == 0
     assert "[red]app (one)" in text
     assert "$0.000189" in text
-    assert "saved $0.000227 (51.6%) against always-large" in text
+    assert "saved $0.000227 (51.6%): had large answered everything, it would" in text
     status, text = run(filled, "--by", "day", "--key", "[red]app", "--since", "2026-09-21")
     assert "2026-09-21" in text
     assert "2026-09-22" not in text

@@ -349,11 +349,11 @@ def test_fifty_clients_of_two_hundred_requests_never_pass_a_limit(
     rig: Rig,
 ) -> None:
     """Half of them on another gateway, where several share the counters."""
-    max_tokens, max_requests, max_open, max_nanos = 60_000, 4_000, 20, 2 * 10**9
+    max_tokens, max_requests, max_open, max_nanos = 18_000, 1_500, 20, 5 * 10**8
     principal = key(
         LimitSpec(tokens_per_minute=max_tokens, concurrent_requests=max_open),
         team_id="t",
-        team_limits=LimitSpec(requests_per_minute=max_requests, usd_per_day=2.0),
+        team_limits=LimitSpec(requests_per_minute=max_requests, usd_per_day=0.5),
     )
     open_now = charged_tokens = charged_nanos = num_let_in = most_open = num_refused = 0
     reserved_tokens = most_tokens = 0

@@ -177,17 +177,17 @@ def test_a_window_that_was_left_alone_is_empty() -> None:
 
 
 def test_keys_that_are_gone_cost_nothing() -> None:
-    """Counters of 50,000 keys, some of them open: only those that count are kept."""
+    """Counters of 12,000 keys, one of them open: only those that count are kept."""
     clocks = Clocks()
     limiter = clocks.limiter()
     limits = LimitSpec(requests_per_minute=2, concurrent_requests=2)
     stays = key(limits, key_id="stays")
     begun = at_once(limiter.reserve(stays, want()))
-    for i in range(50_000):
+    for i in range(12_000):
         at_once(at_once(limiter.reserve(key(limits, key_id=f"k{i}"), want())).settle({}))
         if i % 1_000 == 0:
             clocks.turn(61)
-    assert limiter.num_counters < 10_000
+    assert limiter.num_counters < 8_500
     at_once(limiter.reserve(stays, want()))
     with pytest.raises(RateLimitError, match="2 are under way"):
         at_once(limiter.reserve(stays, want()))

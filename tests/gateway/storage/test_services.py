@@ -17,16 +17,22 @@ def test_or_fails_where_it_is_required(monkeypatch: pytest.MonkeyPatch) -> None:
         services._missing("PostgreSQL")
 
 
-def test_each_database_is_new(postgres_server: services.PostgresServer) -> None:
+def test_a_database_is_empty_for_each_test(postgres_server: services.PostgresServer) -> None:
     import psycopg
 
-    first, second = postgres_server.new_database(), postgres_server.new_database()
-    assert first != second
-    with psycopg.connect(first) as connection:
-        connection.execute("CREATE TABLE t (a int)")
-    with psycopg.connect(second) as connection:
-        found = connection.execute("SELECT to_regclass('t')").fetchone()
-        assert found == (None,)
+    with postgres_server.lent_database() as url:
+        forgotten = psycopg.connect(url)
+        forgotten.execute("CREATE TABLE t (a int)")
+        forgotten.commit()
+        forgotten.execute("LOCK TABLE t")
+        with postgres_server.lent_database() as other:
+            assert other != url
+    with postgres_server.lent_database() as first, postgres_server.lent_database() as second:
+        assert url in (first, second)
+        for each in (first, second):
+            with psycopg.connect(each) as connection:
+                assert connection.execute("SELECT to_regclass('t')").fetchone() == (None,)
+    forgotten.close()
 
 
 def test_redis_answers(redis_url: str) -> None:

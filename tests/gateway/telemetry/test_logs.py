@@ -209,9 +209,13 @@ def test_a_traceback_outside_of_requests_says_all() -> None:
     assert "RuntimeError: the disk is full" in line["exception"]
 
 
-def test_access_lines_are_without_the_query() -> None:
+def test_access_lines_are_without_the_query(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = set_up("json")
-    logging.getLogger("uvicorn.access").info(
+    access = logging.getLogger("uvicorn.access")
+    access.setLevel(logging.INFO)
+    for logger in (access, logging.getLogger("uvicorn")):
+        monkeypatch.setattr(logger, "propagate", True)  # uvicorn's servers of other tests stop it
+    access.info(
         '%s - "%s %s HTTP/%s" %d', "127.0.0.1:5", "GET", f"/v1/usage?key={SECRET}", "1.1", 200
     )
     (line,) = lines(stream)

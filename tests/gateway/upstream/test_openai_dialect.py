@@ -13,7 +13,7 @@ from gateway.upstream.dialects.base import ReportedError, Resume, is_refusal
 from gateway.upstream.dialects.openai import OpenAIChunkReader, OpenAIDialect
 from gateway.upstream.dialects.openai_request import is_resumable
 from gateway.upstream.dialects.rewriting import cut_content, id_of, splice, with_id
-from gateway.upstream.traits import TRAITS, Continuation, ServerKind, ServerTraits
+from gateway.upstream.traits import TRAITS, Continuation, ServerKind, ServerTraits, traits_of
 
 DIALECT = OpenAIDialect("cloud")
 MESSAGES = [{"role": "user", "content": "What is a spool?"}]
@@ -153,6 +153,56 @@ def test_a_prediction_goes_to_servers_that_use_it_unless_the_client_has_its_own(
     assert body(chat(prediction=own), "outrider")["prediction"] == own
 
 
+NAMES = ("max_tokens", "max_completion_tokens", "n_predict")
+
+
+def limits(call: UpstreamCall, traits: ServerTraits) -> dict[str, Any]:
+    document = json.loads(DIALECT.body(call, traits))
+    return {name: document[name] for name in NAMES if name in document}
+
+
+@pytest.mark.parametrize("server", ["vllm", "sglang", "tgi", "tensorrt_llm", "llama_cpp"])
+@pytest.mark.parametrize("asked", [{"max_tokens": 9}, {"max_completion_tokens": 9}])
+def test_the_limit_of_an_answer_has_the_name_that_the_server_knows(
+    server: ServerKind, asked: dict[str, int]
+) -> None:
+    assert limits(chat(**asked), TRAITS[server]) == {"max_tokens": 9}
+    assert limits(completion("a", **asked), TRAITS[server]) == {"max_tokens": 9}
+
+
+@pytest.mark.parametrize("server", ["openai", "outrider"])
+@pytest.mark.parametrize("asked", [{"max_tokens": 9}, {"max_completion_tokens": 9}])
+def test_a_server_of_which_nobody_knows_it_gets_the_name_that_was_asked_with(
+    server: ServerKind, asked: dict[str, int]
+) -> None:
+    assert limits(chat(**asked), TRAITS[server]) == asked
+    assert limits(completion("a", **asked), TRAITS[server]) == {"max_tokens": 9}
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("https://api.openai.com/v1", "max_completion_tokens"),
+        ("https://me.openai.azure.com/openai/v1", "max_completion_tokens"),
+        ("https://api.openai.com.example.org/v1", "max_tokens"),
+        ("https://notopenai.com/v1", "max_tokens"),
+    ],
+)
+def test_openai_itself_is_asked_by_the_newer_name(url: str, name: str) -> None:
+    """Its reasoning models refuse the older one, which the Messages API sends."""
+    assert limits(chat(max_tokens=9), traits_of("openai", (url,))) == {name: 9}
+    assert limits(completion("a", max_tokens=9), traits_of("openai", (url,))) == {"max_tokens": 9}
+
+
+@pytest.mark.parametrize("server", [server for server in TRAITS if server != "anthropic"])
+def test_no_second_name_makes_an_answer_longer_than_was_counted(server: ServerKind) -> None:
+    """Servers differ in which of several limits wins; this gateway counts with the newer one."""
+    greedy = {"max_completion_tokens": 5, "max_tokens": 9000, "n_predict": 9000}
+    assert set(limits(chat(**greedy), TRAITS[server]).values()) == {5}
+    assert limits(completion("a", **greedy), TRAITS[server]) == {"max_tokens": 5}
+    assert limits(chat(n_predict=7), TRAITS[server]) == {"n_predict": 7}  # nothing was counted
+
+
 def test_a_replay_is_the_same_request_with_what_was_delivered_as_prediction() -> None:
     resume = Resume(text="A spool is", num_tokens=3, strategy="replay")
     again = body(chat(max_tokens=9), "outrider", resume)
@@ -172,7 +222,8 @@ def test_a_chat_goes_on_behind_what_was_delivered() -> None:
     assert rest["messages"] == [*MESSAGES, {"role": "assistant", "content": "A spool"}]
     assert rest["continue_final_message"] is True
     assert rest["add_generation_prompt"] is False
-    assert (rest["max_tokens"], rest["max_completion_tokens"], rest["min_tokens"]) == (7, 1, 0)
+    assert (rest["max_tokens"], rest["min_tokens"]) == (1, 0)
+    assert body(chat(max_tokens=10), resume=final("A spool", 3))["max_tokens"] == 7
     assert "continue_final_message" not in body(chat(), resume=final(""))
 
 

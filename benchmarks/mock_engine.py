@@ -1,0 +1,111 @@
+"""An engine without models, whose answers are there at once: what is left is the gateway's time."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+from engine.events import (
+    EngineEvent,
+    EngineInfo,
+    EngineStats,
+    Finished,
+    PrefillDone,
+    RequestStats,
+    TierInfo,
+    TierWork,
+    TokensEmitted,
+)
+from engine.request import EngineRequest, Tier
+from gateway.backends.client import OnEnd, tell_end
+
+_TOKEN_ID = 20
+_VOCAB_SIZE = 512
+
+
+class MockEngine:
+    """An `EngineClient` whose answers have `max_tokens` tokens, one a step, without delay."""
+
+    def __init__(self, tiers: tuple[Tier, ...] = ("small", "large")) -> None:
+        self._tiers = tiers
+        self.is_ready = False
+
+    async def start(self) -> None:
+        """There is nothing to load."""
+        self.is_ready = True
+
+    async def close(self) -> None:
+        """There is nothing to stop."""
+        self.is_ready = False
+
+    async def info(self) -> EngineInfo:
+        """What it claims to be."""
+        tiers = {
+            tier: TierInfo(
+                tier=tier,
+                model_id=f"mock-{tier}",
+                path="",
+                max_context=8192,
+                vocab_size=_VOCAB_SIZE,
+                num_parameters=1,
+                dtype="float32",
+                device="cpu",
+            )
+            for tier in self._tiers
+        }
+        return EngineInfo(tiers=tiers, speculation=False)
+
+    async def submit(
+        self, request: EngineRequest, on_end: OnEnd | None = None
+    ) -> AsyncGenerator[EngineEvent]:
+        """Answer at once; other requests have their turn between two tokens."""
+        request_id, tier = request.request_id, request.tier
+        num_prompt = len(request.prompt_token_ids)
+        num_output = 0
+        finish_reason = "abort"
+
+        def ended() -> Finished:
+            work = TierWork(
+                tier=tier,
+                num_prompt_tokens=num_prompt,
+                num_computed_tokens=num_prompt,
+                num_output_tokens=num_output,
+                num_steps=num_output,
+            )
+            stats = RequestStats(
+                num_prompt_tokens=num_prompt, num_output_tokens=num_output, work=(work,)
+            )
+            return Finished(
+                request_id=request_id, tier=tier, finish_reason=finish_reason, stats=stats
+            )
+
+        try:
+            yield PrefillDone(
+                request_id=request_id,
+                tier=tier,
+                num_prompt_tokens=num_prompt,
+                num_cached_tokens=0,
+                queue_s=0.0,
+            )
+            while num_output < request.sampling.max_tokens:
+                await asyncio.sleep(0)
+                num_output += 1
+                yield TokensEmitted(request_id=request_id, token_ids=(_TOKEN_ID,))
+            finish_reason = "length"
+            last = ended()
+            tell_end(on_end, request_id, last)
+            yield last
+        finally:
+            if finish_reason == "abort":
+                tell_end(on_end, request_id, ended())
+
+    async def switch_tier(self, request_id: str, tier: Tier, *, keeps_answer: bool = False) -> None:
+        """Nothing here is watched."""
+
+    async def settle(self, request_id: str) -> None:
+        """Nothing here is watched."""
+
+    async def abort(self, request_id: str) -> None:
+        """Answers are over before that."""
+
+    async def stats(self) -> EngineStats:
+        """It counts nothing."""
+        return EngineStats()

@@ -1,0 +1,32 @@
+"""A gateway with keys, limits and a ledger over a mock engine, for bench_tenants.
+
+python -m benchmarks.tenant_server --port 8123 --set database_url=sqlite:////tmp/o.db
+"""
+
+import argparse
+from collections.abc import Sequence
+from unittest.mock import patch
+
+from benchmarks.mock_engine import MockEngine
+from gateway.serving import GatewayRun, listen, serve_until_signalled
+from gateway.settings import load_settings
+from gateway.telemetry.logs import configure_logging
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Serve until a signal says otherwise."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--set", action="append", default=[], metavar="SECTION.NAME=VALUE")
+    arguments = parser.parse_args(argv)
+    flags = dict(assignment.split("=", 1) for assignment in arguments.set)
+    settings = load_settings(flags=flags, environ={})
+    configure_logging("WARNING", "text")
+    with patch("gateway.serving.build_client", lambda *_: MockEngine()):
+        serve_until_signalled(GatewayRun(settings, listen("127.0.0.1", arguments.port)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,339 @@
+"""The endpoints, and what they share."""
+
+import asyncio
+import logging
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from importlib import resources
+from typing import Any, Final
+
+import msgspec
+from fastapi import FastAPI, Request
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.responses import HTMLResponse, Response
+
+from engine.errors import EngineError
+from gateway.asgi import AnswerResponse, read_json_body
+from gateway.context import GatewayContext
+from gateway.edge.idempotency import IdempotentAnswers
+from gateway.entrance import principal_of
+from gateway.errors import GatewayError, Problem, UnavailableError
+from gateway.handoff.incoming import Incoming
+from gateway.handoff.permissions import check_model
+from gateway.handoff.planner import Planner
+from gateway.jobs import AUTO, JobBuilder
+from gateway.loop_lag import LoopLag
+from gateway.metering.meter import Account, RequestMeter
+from gateway.openapi import (
+    LoadedLimits,
+)
+from gateway.request_watch import RequestWatch, Watched
+from gateway.route_metrics import RouteCollector
+from gateway.surfaces.messages.surface import MessagesSurface
+from gateway.surfaces.prices import with_prices
+from gateway.surfaces.responses.surface import ResponsesSurface
+from gateway.surfaces.surface import Surface
+from gateway.surfaces.tokenize import Tokenizing
+from gateway.telemetry.log_context import log_context
+from gateway.telemetry.tracer import NULL_SPAN, Span
+from gateway.tenants.principal import Principal
+from gateway.upstream.call import HOPS_HEADER, Endpoint
+
+logger = logging.getLogger(__name__)
+
+_STATS_TIMEOUT_S: Final = 2.0
+_HOP: Final = re.compile(r"[A-Za-z0-9._:-]{1,64}")
+_PAGE_POLICY: Final = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+
+class Gateway:
+    """The endpoints and what they share."""
+
+    def __init__(self, context: GatewayContext) -> None:
+        self.context = context
+        self.metrics = context.metrics
+        if context.routing.guard is not None:
+            self.metrics.registry.register(RouteCollector(context.routing.guard))
+        self.jobs = JobBuilder(context, self.metrics)
+        self.planner = Planner(context, self.jobs)
+        self.responses_surface = ResponsesSurface(clock=context.wall_clock)
+        self.messages_surface = MessagesSurface(has_tiers_elsewhere=bool(context.cloud.tiers))
+        self._tokenizing = Tokenizing(context, self.jobs)
+        self._idempotent = IdempotentAnswers.of(context.http, context.clock, context.edge_metrics)
+        self._loop_lag = LoopLag(self.metrics.registry)
+        self._page = resources.files("gateway").joinpath("static/index.html").read_bytes()
+
+    @asynccontextmanager
+    async def lifespan(self, _: FastAPI) -> AsyncIterator[None]:
+        """Load the engine behind the open port, so that /health and /ready answer meanwhile."""
+        tiers = self.context.cloud.tiers.values()
+        background = [
+            asyncio.create_task(self._start_engine()),
+            asyncio.create_task(self._loop_lag.run()),
+        ]
+        try:
+            await self.context.tenancy.start()
+            for tier in tiers:
+                await tier.start()
+            yield
+        finally:
+            for task in background:
+                task.cancel()
+            await asyncio.wait(background)
+            if self.context.cloud.mirror is not None:
+                await self.context.cloud.mirror.close()
+            for tier in tiers:
+                await tier.close()
+            await self.context.engine.close()
+            await self.context.tenancy.close()
+            await self.context.capture.close()
+            await self.context.tracer.close()
+
+    async def _start_engine(self) -> None:
+        try:
+            await self.context.engine.start()
+            if self.context.routing.pair is not None:
+                await self.jobs.engine_info()  # whether these are the models of the router
+        except Exception as error:  # noqa: BLE001 - kept: /ready tells it
+            self.jobs.start_error = error
+            logger.error("engine failed to start error=%s message=%s", type(error).__name__, error)
+
+    async def chat(self, request: Request) -> Response:
+        """Answer a conversation."""
+        return await self._answer("chat", request)
+
+    async def completions(self, request: Request) -> Response:
+        """Continue text or token ids, without a chat template."""
+        return await self._answer("completion", request)
+
+    async def responses(self, request: Request) -> Response:
+        """Answer in the words of OpenAI's Responses API."""
+        return await self._answer("chat", request, self.responses_surface)
+
+    async def messages(self, request: Request) -> Response:
+        """Answer in the words of Anthropic's Messages API."""
+        return await self._answer("chat", request, self.messages_surface)
+
+    async def _answer(
+        self, endpoint: Endpoint, request: Request, surface: Surface | None = None
+    ) -> Response:
+        clock = self.context.clock
+        arrival_s = clock()
+        body = await self._body(request)
+
+        async def answered() -> Response:
+            name = surface.name if surface else endpoint
+            watch = self._watch(request, name, arrival_s, body)
+            meter = self._meter(request, name, arrival_s, watch.span)
+            with watch:
+                translated = None if surface is None else surface.read(body)
+                plan = await self.planner.plan(
+                    endpoint,
+                    body if translated is None else translated.chat_body,
+                    _incoming(request, arrival_s, meter, watch.span),
+                )
+            meter.is_streamed = plan.is_streamed
+            watch.planned(is_private=plan.is_private, is_streamed=plan.is_streamed)
+            return AnswerResponse(
+                plan.answering,
+                is_streamed=plan.is_streamed,
+                clock=clock,
+                meter=meter,
+                writer=None if translated is None else translated.writer,
+                watch=watch,
+            )
+
+        owner = principal_of(request).key_id
+        return await self._idempotent.answer(request, body, answered, owner=owner)
+
+    def _watch(
+        self, request: Request, endpoint: str, arrival_s: float, body: bytes
+    ) -> RequestWatch:
+        """Who follows the request for operators; its trace begins here, or goes on."""
+        context, headers = self.context, request.headers
+        span = context.tracer.begin(
+            f"POST {request.scope['path']}",
+            traceparent=headers.get("traceparent"),
+            tracestate=headers.get("tracestate"),
+            start_s=arrival_s,
+        )
+        if span.trace_id and (logged := log_context()) is not None:
+            logged.trace_id = span.trace_id
+        watched = Watched(
+            request_id=request.state.request_id,
+            key_id=principal_of(request).key_id,
+            endpoint=endpoint,
+            body=body,
+        )
+        return RequestWatch(watched, span, context.capture, context.wall_clock)
+
+    def _meter(
+        self, request: Request, endpoint: str, arrival_s: float, span: Span = NULL_SPAN
+    ) -> RequestMeter:
+        context = self.context
+        account = Account(
+            principal=principal_of(request),
+            request_id=context.tenancy.row_ids.next(),
+            client_request_id=request.state.request_id,
+            endpoint=endpoint,
+            arrival_s=arrival_s,
+        )
+        return RequestMeter(
+            context.tenancy,
+            account,
+            clock=context.clock,
+            wall_clock=context.wall_clock,
+            span=span,
+        )
+
+    async def _counted(
+        self, request: Request, work: Callable[[bytes, Principal], Awaitable[Response]]
+    ) -> Response:
+        """What writes no answer is a request all the same."""
+        arrival_s = self.context.clock()
+        body = await self._body(request)
+        meter = self._meter(request, request.url.path, arrival_s)
+        await meter.count()
+        try:
+            response = await work(body, principal_of(request))
+            response.headers.update(meter.headers)
+            return response
+        finally:
+            await meter.finish("answered")
+
+    async def route(self, request: Request) -> Response:
+        """Where a request would go, without answering it."""
+
+        async def report(body: bytes, principal: Principal) -> Response:
+            del principal
+            incoming = _incoming(request, self.context.clock())
+            told = await self.planner.route_report(_endpoint_of(body), body, incoming)
+            return json_response(told)
+
+        return await self._counted(request, report)
+
+    async def tokenize(self, request: Request) -> Response:
+        """The tokens of a text or of a conversation."""
+        return await self._counted(request, self._tokenizing.tokenize)
+
+    async def detokenize(self, request: Request) -> Response:
+        """The text of tokens."""
+        return await self._counted(request, self._tokenizing.detokenize)
+
+    async def count_tokens(self, request: Request) -> Response:
+        """How many tokens a request in the words of the Messages API has."""
+        return await self._counted(request, self._tokenizing.count_tokens)
+
+    async def models(self, request: Request) -> Response:
+        """The names that `model` accepts, of this key."""
+        names = await self.planner.names()
+        scopes = principal_of(request).scopes
+        prices = self.context.tenancy.prices
+        cards = [
+            with_prices(card, prices) for card in names.cards() if scopes.allows_model(card["id"])
+        ]
+        return json_response({"object": "list", "data": cards})
+
+    async def model(self, model_id: str, request: Request) -> Response:
+        """One of the names that `model` accepts."""
+        check_model(principal_of(request), model_id)
+        names = await self.planner.names()
+        return json_response(with_prices(names.card(model_id), self.context.tenancy.prices))
+
+    async def health(self) -> Response:
+        """The process is alive."""
+        return json_response({"status": "ok"})
+
+    async def ready(self) -> Response:
+        """Whether a request would be served now."""
+        cloud = self.context.cloud
+        has_cloud = cloud.rules.policy != "local_only" and any(
+            tier.is_available for tier in cloud.tiers.values()
+        )
+        if not has_cloud and not cloud.rules.has_local:
+            waits_s = [tier.retry_after_s for tier in cloud.tiers.values()]
+            raise UnavailableError(
+                "No tier elsewhere takes requests now, and no model is loaded on this machine.",
+                retry_after_s=min(waits_s),
+            )
+        if not has_cloud:
+            await self.jobs.engine_info()
+        return json_response({"ready": True})
+
+    async def expose_metrics(self) -> Response:
+        """Prometheus text."""
+        stats = None
+        try:
+            async with asyncio.timeout(_STATS_TIMEOUT_S):
+                stats = await self.context.engine.stats() if self.context.engine.is_ready else None
+        except (TimeoutError, EngineError) as error:
+            logger.warning("no engine statistics error=%s", type(error).__name__)
+        return Response(self.metrics.exposition(stats), media_type=CONTENT_TYPE_LATEST)
+
+    async def page(self) -> Response:
+        """The playground."""
+        return HTMLResponse(self._page, headers={"content-security-policy": _PAGE_POLICY})
+
+    def sign_in(self, problem: Problem) -> Response:
+        """The playground for who has no key yet: it holds no secrets, and asks for one."""
+        headers = {**problem.headers, "content-security-policy": _PAGE_POLICY}
+        return HTMLResponse(self._page, problem.status, headers)
+
+    async def limits(self) -> LoadedLimits | None:
+        """What the loaded models allow; None while the engine is not ready."""
+        try:
+            names = await self.jobs.names()
+        except (GatewayError, EngineError):
+            return None
+        tiers = names[AUTO]
+        if not tiers:
+            return None
+        return LoadedLimits(
+            names=None if self.context.cloud.tiers else tuple(names),
+            max_context=max(info.max_context for info in tiers),
+            vocab_size=max(info.vocab_size for info in tiers),
+        )
+
+    async def _body(self, request: Request) -> bytes:
+        return await read_json_body(request, limit_bytes=self.context.limits.max_body_bytes)
+
+
+def _incoming(
+    request: Request,
+    arrival_s: float,
+    meter: RequestMeter | None = None,
+    span: Span = NULL_SPAN,
+) -> Incoming:
+    """What came with the body."""
+    headers = request.headers
+    told = ",".join(headers.getlist(HOPS_HEADER)).split(",")
+    # What is no gateway's id is not sent on: the header goes to servers elsewhere.
+    hops = tuple(hop for part in told if _HOP.fullmatch(hop := part.strip()))
+    return Incoming(
+        arrival_s=arrival_s,
+        request_id=request.state.request_id,
+        hops=hops,
+        with_trace=headers.get("x-outrider-trace") == "1",
+        principal=principal_of(request),
+        meter=meter,
+        span=span,
+    )
+
+
+def _endpoint_of(body: bytes) -> Endpoint:
+    """Which endpoint's request a body is; what is neither is refused as a chat."""
+    try:
+        document = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return "chat"
+    is_completion = isinstance(document, dict) and "prompt" in document
+    return "completion" if is_completion and "messages" not in document else "chat"
+
+
+def json_response(content: dict[str, Any]) -> Response:
+    """A success."""
+    return Response(msgspec.json.encode(content), media_type="application/json")

@@ -1,0 +1,5 @@
+"""What usage can be summed by."""
+
+from typing import Literal
+
+Dimension = Literal["key", "team", "tier", "model", "day", "kind", "outcome"]

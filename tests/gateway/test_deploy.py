@@ -1,0 +1,338 @@
+"""The files in deploy/ say what the program does: metrics, settings, paths, signals."""
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from engine.events import EngineStats, TierStats
+from gateway.draining import Draining, watch_draining
+from gateway.edge.metrics import EdgeMetrics
+from gateway.ledger.metrics import LedgerMetrics
+from gateway.limits.metrics import LimitMetrics
+from gateway.loop_lag import LoopLag
+from gateway.metrics import GatewayMetrics
+from gateway.route_metrics import RouteCollector
+from gateway.settings import load_settings
+from gateway.telemetry.otel import SpanCounts
+from gateway.tenants.loopback import listen_host
+from gateway.tenants.metrics import TenantMetrics
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+METRIC = re.compile(r"\boutrider_[a-z0-9_]+\b")
+ENVIRONMENT = re.compile(r"OUTRIDER_[A-Z0-9_]+")
+
+
+def parsed(name: str) -> Any:
+    return yaml.safe_load((DEPLOY / name).read_text(encoding="utf-8"))
+
+
+class _Guard:
+    """A router's guard that knows every number."""
+
+    def numbers(self) -> Any:
+        class All:
+            def __getattr__(self, name: str) -> float:
+                return 1.0
+
+        return All()
+
+
+@pytest.fixture(scope="module")
+def exported() -> dict[str, set[str]]:
+    """Names of all samples that /metrics can have, each with its labels."""
+    metrics = GatewayMetrics()
+    registry = metrics.registry
+    EdgeMetrics(registry)
+    LedgerMetrics(registry)
+    LimitMetrics(registry)
+    TenantMetrics(registry)
+    LoopLag(registry)
+    registry.register(SpanCounts())
+    registry.register(RouteCollector(_Guard()))  # type: ignore[arg-type]
+    watch_draining(Draining(), registry)
+    stats = EngineStats(tiers={"small": TierStats(), "large": TierStats()})
+    metrics.exposition(stats)
+    found: dict[str, set[str]] = {}
+    for collector in set(registry._collector_to_names):
+        for family in collector.collect():
+            labels = {*getattr(collector, "_labelnames", ()), *getattr(family, "_labelnames", ())}
+            for sample in family.samples:
+                labels |= set(sample.labels)
+            for suffix in _suffixes(family.type):
+                found.setdefault(family.name + suffix, set()).update(labels)
+    return found
+
+
+def _suffixes(kind: str) -> tuple[str, ...]:
+    return {"counter": ("_total",), "histogram": ("_bucket", "_count", "_sum")}.get(kind, ("",))
+
+
+def expressions() -> Iterator[tuple[str, str]]:
+    """Every query of the dashboard and of the alerts, with where it stands."""
+    dashboard = json.loads((DEPLOY / "grafana/outrider.json").read_text(encoding="utf-8"))
+    for panel in dashboard["panels"]:
+        for target in panel.get("targets", ()):
+            yield f"panel {panel['title']}", target["expr"]
+    for variable in dashboard["templating"]["list"]:
+        if variable["type"] == "query":
+            yield f"variable {variable['name']}", variable["query"]
+    for group in parsed("prometheus/alerts.yml")["groups"]:
+        for rule in group["rules"]:
+            yield f"alert {rule['alert']}", rule["expr"]
+
+
+def test_every_metric_that_is_asked_for_is_exported(exported: dict[str, set[str]]) -> None:
+    asked = {name for _, expr in expressions() for name in METRIC.findall(expr)}
+    assert len(asked) > 45
+    assert not asked - set(exported)
+
+
+def test_every_label_that_is_asked_for_is_there(exported: dict[str, set[str]]) -> None:
+    of_prometheus = {"job", "instance", "le"}
+    selector = re.compile(r"(outrider_[a-z0-9_]+)\{([^}]*)\}")
+    num_checked = 0
+    for where, expr in expressions():
+        names = METRIC.findall(expr)
+        known = set.union(of_prometheus, *(exported[name] for name in names))
+        for grouped in re.findall(r"\bby \(([^)]*)\)", expr):
+            labels = {label.strip() for label in grouped.split(",")} - {""}
+            assert labels <= known, (where, labels - known)
+        for name, inside in selector.findall(expr):
+            labels = set(re.findall(r"(\w+)\s*[=!]~?\"", inside))
+            assert labels <= of_prometheus | exported[name], (where, name, labels)
+            num_checked += 1
+    assert num_checked > 60
+
+
+def test_queries_are_well_formed() -> None:
+    for where, expr in expressions():
+        for opening, closing in ("()", "{}", "[]"):
+            assert expr.count(opening) == expr.count(closing), where
+        # A counter without a rate only grows; a rate of a gauge means nothing.
+        for name in METRIC.findall(expr):
+            is_counter = name.endswith(("_total", "_bucket", "_count"))
+            if "label_values" not in expr:
+                rated = re.search(rf"(?:rate|increase)\({name}\b", expr)
+                assert bool(rated) == is_counter, (where, name)
+
+
+def test_the_dashboards_panels_do_not_overlap() -> None:
+    dashboard = json.loads((DEPLOY / "grafana/outrider.json").read_text(encoding="utf-8"))
+    taken: set[tuple[int, int]] = set()
+    ids = [panel["id"] for panel in dashboard["panels"]]
+    assert len(ids) == len(set(ids)) > 40
+    for panel in dashboard["panels"]:
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= 24
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not cells & taken, panel["title"]
+        taken |= cells
+        if panel["type"] != "row":
+            assert panel["description"]
+            assert all(target["legendFormat"] for target in panel["targets"])
+
+
+def settings_in(text: str) -> set[str]:
+    return set(ENVIRONMENT.findall(text)) - {"OUTRIDER_BIND"}
+
+
+def test_settings_of_the_image_and_of_compose_are_settings() -> None:
+    image = dict(re.findall(r"(OUTRIDER_\w+)=(\S+)", (DEPLOY / "Dockerfile").read_text()))
+    compose = parsed("compose.yaml")["services"]["gateway"]["environment"]
+    environ = {**image, **compose}
+    environ["OUTRIDER_DATABASE_URL"] = "postgresql://outrider:x@postgres:5432/outrider"
+    assert settings_in((DEPLOY / "compose.yaml").read_text()) <= set(environ)
+    settings = load_settings(environ=environ)
+    assert settings.telemetry.log_format == "json"
+    # Keys are wanted even while there is none, so that the port may be open.
+    assert listen_host(settings, has_keys=False) == ("0.0.0.0", None)
+    server = settings.server
+    grace = parsed("compose.yaml")["services"]["gateway"]["stop_grace_period"]
+    assert int(grace.removesuffix("s")) > server.drain_grace_s + server.drain_timeout_s
+
+
+# ---- the image --------------------------------------------------------------------------------
+
+
+def instructions() -> list[tuple[str, str]]:
+    """The Dockerfile's instructions and their arguments, lines joined."""
+    text = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
+    kept = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
+    lines = kept.replace("\\\n", " ").splitlines()
+    return [
+        (word, rest.strip()) for word, _, rest in (line.partition(" ") for line in lines) if word
+    ]
+
+
+def last(name: str) -> str:
+    return [rest for word, rest in instructions() if word == name][-1]
+
+
+def test_the_image_runs_as_nobody_and_gets_the_signals() -> None:
+    known = (
+        r"ARG|FROM|ENV|RUN|WORKDIR|COPY|USER|VOLUME|EXPOSE|STOPSIGNAL|HEALTHCHECK|ENTRYPOINT|CMD"
+    )
+    assert all(re.fullmatch(known, word) for word, _ in instructions())
+    assert last("USER") == "10001:10001"
+    assert last("STOPSIGNAL") == "SIGTERM"
+    # The forms without a shell: it would keep the signals for itself.
+    assert json.loads(last("ENTRYPOINT")) == ["outrider"]
+    assert json.loads(last("CMD")) == ["serve"]
+    check = last("HEALTHCHECK")
+    assert "/health'" in check
+    assert "--start-period" in check
+    assert isinstance(json.loads(check.partition(" CMD ")[2]), list)
+    words = [word for word, _ in instructions()]
+    assert words.index("USER") > max(i for i, word in enumerate(words) if word == "RUN")
+    assert all(":" in rest for word, rest in instructions() if word == "ARG" and "IMAGE" in rest)
+    assert "ADD" not in words
+
+
+def test_the_image_has_every_package_and_no_secret() -> None:
+    copied = {rest.split()[0] for word, rest in instructions() if word == "COPY"}
+    packages = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests", "benchmarks"}
+    assert {path for path in packages if (ROOT / path).is_dir()} <= copied
+    ignored = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
+    assert "*" in ignored
+    sent = {line[1:] for line in ignored if line.startswith("!")}
+    sources = {
+        part for word, rest in instructions() if word == "COPY" for part in rest.split()[:-1]
+    }
+    assert {part for part in sources if not part.startswith(("--", "/"))} == sent
+    assert all((ROOT / part).exists() for part in sent)
+
+
+def test_torch_comes_from_the_index_that_is_asked_for() -> None:
+    text = (DEPLOY / "Dockerfile").read_text()
+    assert re.search(r"^ARG TORCH_INDEX=$", text, re.MULTILINE)
+    assert "${TORCH_INDEX:+" in text
+    assert re.search(r"^torch==", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+
+
+# ---- compose ----------------------------------------------------------------------------------
+
+
+def test_compose_names_what_is_there() -> None:
+    compose = parsed("compose.yaml")
+    services = compose["services"]
+    assert set(services) == {"gateway", "postgres", "redis", "prometheus", "grafana"}
+    for name, service in services.items():
+        assert "healthcheck" in service or name == "gateway"  # the image has its own
+        assert "no-new-privileges:true" in service["security_opt"]
+        assert set(service["networks"]) <= set(compose["networks"])
+        assert not re.search(r":latest$|^[^:]+$", service["image"]) or name == "gateway"
+        for other, condition in service.get("depends_on", {}).items():
+            assert other in services
+            assert condition == {"condition": "service_healthy"}
+        for volume in service.get("volumes", ()):
+            source = volume.split(":")[0]
+            is_file = source.startswith(".")
+            assert (DEPLOY / source).exists() if is_file else source in compose["volumes"]
+            assert volume.endswith(":ro") if is_file else True
+    assert compose["networks"]["back"]["internal"]
+    for name in ("postgres", "redis", "prometheus"):
+        assert "ports" not in services[name]
+        assert services[name]["networks"] == ["back"]
+    for name in ("gateway", "grafana"):
+        assert all("127.0.0.1:" in port for port in services[name]["ports"])
+    assert services["gateway"]["read_only"]
+    assert services["gateway"]["cap_drop"] == ["ALL"]
+    policy = services["redis"]["command"]
+    assert policy[policy.index("--maxmemory-policy") + 1] == "noeviction"
+
+
+def test_no_password_is_written_down() -> None:
+    num_found = 0
+    for path in DEPLOY.rglob("*"):
+        if path.is_file():
+            text = path.read_text(encoding="utf-8")
+            found = re.findall(r"^\s*\"?(\w*PASSWORD\w*)\"?\s*[:=]\s*(\S+)", text, re.MULTILINE)
+            for name, value in found:
+                assert value.startswith("${"), (path.name, name)
+                num_found += 1
+            assert not re.search(r"://[^\s/:$]+:[^\s/@$]+@", text), path.name
+    assert num_found == 2
+
+
+# ---- prometheus and grafana -------------------------------------------------------------------
+
+
+def test_prometheus_scrapes_the_gateway() -> None:
+    config = parsed("prometheus/prometheus.yml")
+    (job,) = config["scrape_configs"]
+    assert job["metrics_path"] == "/metrics"
+    assert job["static_configs"] == [{"targets": ["gateway:8000"]}]
+    secret = job["authorization"]["credentials_file"]
+    assert secret == "/run/secrets/metrics_key"
+    assert "metrics_key" in parsed("compose.yaml")["services"]["prometheus"]["secrets"]
+    mounted = parsed("compose.yaml")["services"]["prometheus"]["volumes"]
+    assert all((DEPLOY / "prometheus" / name).exists() for name in config["rule_files"])
+    assert any(volume.endswith("/alerts.yml:ro") for volume in mounted)
+    for group in parsed("prometheus/alerts.yml")["groups"]:
+        for rule in group["rules"]:
+            assert set(rule["annotations"]) == {"summary", "action"}
+            assert rule["labels"]["severity"] in ("page", "ticket")
+
+
+def test_grafana_finds_the_dashboard_and_the_data() -> None:
+    (source,) = parsed("grafana/provisioning/datasources/prometheus.yaml")["datasources"]
+    assert source["url"] == "http://prometheus:9090"
+    (provider,) = parsed("grafana/provisioning/dashboards/outrider.yaml")["providers"]
+    folder = provider["options"]["path"]
+    mounted = parsed("compose.yaml")["services"]["grafana"]["volumes"]
+    assert f"./grafana/outrider.json:{folder}/outrider.json:ro" in mounted
+
+
+# ---- systemd ----------------------------------------------------------------------------------
+
+
+def unit() -> dict[str, list[str]]:
+    """The unit's settings; several of one name are several values."""
+    found: dict[str, list[str]] = {}
+    for line in (DEPLOY / "outrider.service").read_text(encoding="utf-8").splitlines():
+        if "=" in line and not line.startswith("#"):
+            name, _, value = line.partition("=")
+            found.setdefault(name, []).append(value)
+    return found
+
+
+def test_the_unit_lets_the_gateway_drain() -> None:
+    found = unit()
+    assert found["KillMode"] == ["mixed"]  # the engine's process is the gateway's to end
+    assert found["KillSignal"] == ["SIGTERM"]
+    server = load_settings(environ={}).server
+    assert int(found["TimeoutStopSec"][0]) > server.drain_grace_s + server.drain_timeout_s
+    assert found["StateDirectory"] == ["outrider"]
+    assert "XDG_STATE_HOME=/var/lib" in found["Environment"]
+    assert found["RestartPreventExitStatus"] == ["2"]
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not there")
+def test_systemd_takes_the_unit_and_finds_it_safe(tmp_path: Path) -> None:
+    text = (DEPLOY / "outrider.service").read_text(encoding="utf-8")
+    path = tmp_path / "outrider.service"
+    path.write_text(text.replace("/opt/outrider/bin/outrider serve", "/bin/true serve"))
+    assert "/bin/true" in path.read_text()
+    for command in (["verify"], ["security", "--offline=true", "--threshold=25"]):
+        result = subprocess.run(
+            ["systemd-analyze", *command, str(path)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert result.returncode == 0, result.stdout + result.stderr
+        if command == ["verify"]:
+            assert not result.stderr.strip()
