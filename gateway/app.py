@@ -1,13 +1,11 @@
 """The HTTP application: where its endpoints are, and how they are described."""
 
 from collections.abc import Awaitable, Callable
-from http import HTTPStatus
 from typing import Final
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
-from starlette.routing import Match, Route
 
 from engine.errors import EngineError
 from gateway.asgi import read_json_body
@@ -76,18 +74,11 @@ def create_app(context: GatewayContext) -> Entrance:
         openapi_url=None,
         docs_url=None,
         redoc_url=None,
+        redirect_slashes=False,  # a redirect would be made from the client's own host header
     )
     _add_routes(app, gateway)
-    for kind in (GatewayError, EngineError):
+    for kind in (GatewayError, EngineError, HTTPException):
         app.add_exception_handler(kind, handle_exception)
-
-    async def handle_http_exception(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-            error.headers = {"allow": ", ".join(_methods_of(app, request))}
-        return await handle_exception(request, error)
-
-    app.add_exception_handler(HTTPException, handle_http_exception)
     messages_problem = gateway.messages_surface.problem_body
     return Entrance(
         app,
@@ -148,15 +139,6 @@ def _add_routes(app: FastAPI, gateway: Gateway) -> None:
         return json_response(document)
 
     get("/openapi.json", include_in_schema=False)(openapi_document)
-
-
-def _methods_of(app: FastAPI, request: Request) -> list[str]:
-    """All methods of a path. Each is a route of its own, and the first one tells of itself only."""
-    found: set[str] = set()
-    for route in app.routes:
-        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE:
-            found |= route.methods or set()
-    return sorted(found)
 
 
 def _add_tenant_routes(app: FastAPI, tenancy: Tenancy) -> None:

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.errors import BadRequestError, PermissionDeniedError, StorageError
+from gateway.errors import BadRequestError, NotFoundError, PermissionDeniedError
 from gateway.ledger.dimensions import Dimension
 from gateway.ledger.moments import PATTERN, read_moment
 from gateway.ledger.queries import UsageFilter
@@ -49,7 +49,8 @@ _FAILURES: Final = {
     "400": "A parameter is unknown, or has a value that it cannot have; `param` names it.",
     "401": "No key, or none that is valid.",
     "403": "The key may see its own usage only.",
-    "503": "The ledger cannot be asked now, or there is none.",
+    "404": "This gateway keeps no ledger.",
+    "503": "The ledger cannot be asked now.",
 }
 
 
@@ -103,11 +104,13 @@ class UsageApi:
     async def usage(self, request: Request, principal: Principal) -> Response:
         """A report. A key sees what it pays for; an administrator everything, and our costs.
 
-        Raises BadRequestError, PermissionDeniedError, StorageError.
+        Raises BadRequestError, PermissionDeniedError, NotFoundError, StorageError.
         """
         question = read_question(dict(request.query_params), principal, self._wall_clock())
         if self._database is None:
-            raise StorageError("This gateway keeps no ledger; its operator sets database_url.")
+            raise NotFoundError(
+                "This gateway keeps no ledger; its operator sets database_url.", code="no_ledger"
+            )
         async with self._turns:
             report = await asyncio.to_thread(usage_report, self._database, question)
         # Others must not find it in a shared cache.

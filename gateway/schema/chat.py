@@ -13,6 +13,7 @@ from gateway.schema.common import (
     GenerationFields,
     Harmless,
     Label,
+    ListOf,
     NotBuilt,
     PositiveCount,
     RequestModel,
@@ -32,7 +33,7 @@ class TextPart(RequestModel):
     prompt_cache_breakpoint: CacheBreakpoint | None = None
 
 
-Parts = Annotated[list[TextPart], Field(min_length=1)]
+Parts = Annotated[ListOf[TextPart], Field(min_length=1)]
 
 
 def join_parts(content: str | list[TextPart] | None) -> str:
@@ -72,7 +73,7 @@ class AssistantMessage(RequestModel):
     refusal: NotBuilt = None
     annotations: EmptyList = None
     audio: NotBuilt = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: ListOf[ToolCall] | None = None
     function_call: NotBuilt = None
 
 
@@ -91,7 +92,7 @@ Message = Annotated[InputMessage | AssistantMessage | ToolMessage, Field(discrim
 class ChatRequest(GenerationFields):
     """A conversation to continue."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[ListOf[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[
         PositiveCount | None, Field(description="The newer name of max_tokens; it wins.")
     ] = None
@@ -119,7 +120,7 @@ class ChatRequest(GenerationFields):
             "continue_final_message is true."
         ),
     ] = None
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[ListOf[Tool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: Annotated[
         ToolChoice | None, Field(description="Absent: auto where there are tools.")
     ] = None

@@ -6,7 +6,7 @@ may be null. What OpenAI has and we have not yet is declared with `Harmless`: th
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -30,6 +30,12 @@ MAX_LABEL_CHARS = 512
 MAX_BIASES = 1024
 MAX_STOP_TOKEN_IDS = 16
 MAX_DEADLINE_MS = 86_400_000
+MAX_METADATA = 16
+
+
+_Item = TypeVar("_Item")
+ListOf = Annotated[list[_Item], Field(fail_fast=True)]
+"""A list of which only the first wrong item is complained of: one may send a million of them."""
 
 
 class RequestModel(BaseModel):
@@ -204,7 +210,7 @@ class OutriderOptions(RequestModel):
     speculation: Literal["on", "off"] | None = None
     max_draft_nodes: Annotated[int, Field(ge=0, le=255), WHOLE] | None = None
     max_draft_depth: Annotated[int, Field(ge=0, le=255), WHOLE] | None = None
-    sources: Annotated[list[Source], Field(max_length=16)] | None = None
+    sources: Annotated[ListOf[Source], Field(max_length=16)] | None = None
     slo: SloOptions | None = None
     quality: Literal["lossless"] | CascadeQuality | None = None
     tier: Label | None = None
@@ -232,14 +238,14 @@ class GenerationFields(RequestModel):
     ] = None
     min_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1), WHOLE] | None = None
-    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)] | None = None
+    stop: StopString | Annotated[ListOf[StopString], Field(max_length=MAX_STOPS)] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES), WHOLE] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     outrider: OutriderOptions | None = None
 
     user: Label | None = None
-    metadata: dict[Label, Label] | None = None
+    metadata: Annotated[dict[Label, Label], Field(max_length=MAX_METADATA)] | None = None
     store: Unstored = None
     service_tier: Annotated[
         ServiceTierName | None,
@@ -263,7 +269,7 @@ class GenerationFields(RequestModel):
         Field(description="Nothing ends an answer that has fewer; at most max_tokens."),
     ] = None
     stop_token_ids: Annotated[
-        Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS)] | None,
+        Annotated[ListOf[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS)] | None,
         Field(description="They end an answer beside the tokenizer's own, and have no text."),
     ] = None
     ignore_eos: Annotated[

@@ -9,6 +9,7 @@ from gateway.schema.common import (
     WHOLE,
     GenerationFields,
     Harmless,
+    ListOf,
     Off,
     One,
     TokenId,
@@ -22,12 +23,12 @@ NoSuffix = Annotated[
     Harmless((None, ""), "the models here cannot fill in text in front of a suffix"),
 ]
 PromptText = Annotated[str, Field(min_length=1)]
-TokenIds = Annotated[list[TokenId], Field(min_length=1)]
+TokenIds = Annotated[ListOf[TokenId], Field(min_length=1)]
 Prompts = (
     PromptText
-    | Annotated[list[PromptText], Field(min_length=1, max_length=MAX_PROMPTS)]
+    | Annotated[ListOf[PromptText], Field(min_length=1, max_length=MAX_PROMPTS)]
     | TokenIds
-    | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS)]
+    | Annotated[ListOf[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS)]
 )
 
 

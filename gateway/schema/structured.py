@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, JsonValue, model_validator
 from pydantic_core import PydanticCustomError
 
-from gateway.schema.common import Label, RequestModel
+from gateway.schema.common import Label, ListOf, RequestModel
 
 MAX_CHOICE_TEXTS = 1024
 
@@ -53,15 +53,18 @@ def _document_one_of(schema: dict[str, Any]) -> None:
         field["anyOf"] = branches
 
 
+ChoiceTexts = Annotated[ListOf[ChoiceText], Field(min_length=1, max_length=MAX_CHOICE_TEXTS)]
+
+
 class StructuredOutputs(RequestModel):
     """vLLM's names. Exactly one of them: what the whole answer matches."""
 
     model_config = ConfigDict(json_schema_extra=_document_one_of)
 
     regex: Annotated[str | None, Field(min_length=1)] = None
-    choice: Annotated[list[ChoiceText], Field(min_length=1, max_length=MAX_CHOICE_TEXTS)] | None = (
-        None
-    )
+    choice: (
+        Annotated[ListOf[ChoiceText], Field(min_length=1, max_length=MAX_CHOICE_TEXTS)] | None
+    ) = None
     grammar: Annotated[str | None, Field(min_length=1, description="In xgrammar's EBNF.")] = None
     json_: Annotated[
         dict[str, JsonValue] | str | None, Field(alias="json", description="A JSON schema.")

@@ -6,7 +6,7 @@ from pydantic import BaseModel, Field, JsonValue
 
 from engine.request import Tier
 from gateway.schema.chat import Message
-from gateway.schema.common import MAX_LABEL_CHARS, NotBuilt, Off, RequestModel, TokenId
+from gateway.schema.common import MAX_LABEL_CHARS, ListOf, NotBuilt, Off, RequestModel, TokenId
 from gateway.schema.responses import ResponseModel
 from gateway.schema.tools import MAX_TOOLS, Tool, ToolChoice
 
@@ -38,11 +38,11 @@ class TokenizePrompt(TokenizeFields):
 class TokenizeMessages(TokenizeFields):
     """A conversation, as /v1/chat/completions reads it."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[ListOf[Message], Field(min_length=1)]
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, JsonValue] | None = None
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[ListOf[Tool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     add_special_tokens: Off = None
     chat_template: NotBuilt = None
@@ -58,8 +58,8 @@ class Tokenized(ResponseModel):
 
     count: int
     max_model_len: int
-    tokens: list[int]
-    token_strs: list[str] | None
+    tokens: ListOf[int]
+    token_strs: ListOf[str] | None
     tier: Tier
 
 
@@ -67,7 +67,7 @@ class DetokenizeRequest(RequestModel):
     """Tokens, special ones included."""
 
     model: Model = None
-    tokens: Annotated[list[TokenId], Field(max_length=MAX_DETOKENIZED_TOKENS)]
+    tokens: Annotated[ListOf[TokenId], Field(max_length=MAX_DETOKENIZED_TOKENS)]
 
 
 class Detokenized(ResponseModel):

@@ -139,7 +139,7 @@ class Authenticator:
             self._seen_right.add(name)
             return principal, reason
         counted = self._guard.count(peer, digest)
-        if counted == "new" and not self.is_open:
+        if counted == "new" and not is_blocked and not self.is_open:
             logger.warning(
                 "key was not taken reason=%s key_id=%s peer=%s", reason, key_id or "-", peer
             )

@@ -86,8 +86,11 @@ class GuessGuard:
         if digest in bucket.recent:
             return "again"
         bucket.refill(now_s, self._per_s, self._burst)
+        is_held_back = bucket.left < 1
         bucket.left = max(0.0, bucket.left - 1)
         bucket.recent.append(digest)
+        if is_held_back:
+            return "new"  # what all together may try is not used up by one address
         self._overall.refill(now_s, self._overall_per_s, self._overall_burst)
         if self._overall.left < 1:
             return "too_many"

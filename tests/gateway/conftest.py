@@ -120,7 +120,13 @@ def serve(app: object) -> tuple[uvicorn.Server, threading.Thread, str]:
     """Run an app in a thread until its `should_exit` is set."""
     sock = socket.socket()
     sock.bind(("127.0.0.1", 0))
-    config = uvicorn.Config(app, loop="uvloop", http="httptools", log_level="error")  # type: ignore[arg-type]
+    config = uvicorn.Config(
+        app,  # type: ignore[arg-type]
+        loop="uvloop",
+        http="httptools",
+        log_level="error",
+        proxy_headers=False,
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
     thread.start()

@@ -15,6 +15,7 @@ from gateway.schema.common import (
     EmptyList,
     Harmless,
     Label,
+    ListOf,
     NotBuilt,
     OutriderOptions,
     PositiveCount,
@@ -120,7 +121,7 @@ class ToolResultBlock(RequestModel):
     tool_use_id: Label
     content: (
         str
-        | list[Annotated[TextBlock | ImageBlock | DocumentBlock, Field(discriminator="type")]]
+        | ListOf[Annotated[TextBlock | ImageBlock | DocumentBlock, Field(discriminator="type")]]
         | None
     ) = None
     is_error: bool | None = None
@@ -140,21 +141,21 @@ class UserMessage(RequestModel):
     """A question, or what tools gave."""
 
     role: Literal["user"]
-    content: str | list[FromUser]
+    content: str | ListOf[FromUser]
 
 
 class AssistantMessage(RequestModel):
     """An earlier answer; as the last message, the beginning of the one that is wanted."""
 
     role: Literal["assistant"]
-    content: str | list[FromAssistant]
+    content: str | ListOf[FromAssistant]
 
 
 class SystemMessage(RequestModel):
     """An instruction in the midst of a conversation."""
 
     role: Literal["system"]
-    content: str | list[TextBlock]
+    content: str | ListOf[TextBlock]
 
 
 Message = Annotated[UserMessage | AssistantMessage | SystemMessage, Field(discriminator="role")]
@@ -257,9 +258,9 @@ class PromptFields(RequestModel):
     """What the prompt is made of: the same in messages and in count_tokens."""
 
     model: Annotated[str, Field(min_length=1, max_length=MAX_LABEL_CHARS)]
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
-    system: str | list[TextBlock] | None = None
-    tools: Annotated[list[ClientTool], Field(max_length=MAX_TOOLS)] | None = None
+    messages: Annotated[ListOf[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    system: str | ListOf[TextBlock] | None = None
+    tools: Annotated[ListOf[ClientTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
@@ -282,7 +283,7 @@ class MessagesRequest(PromptFields):
         PositiveCount,
         Field(description="Where the context leaves less, the answer ends there."),
     ]
-    stop_sequences: Annotated[list[StopString], Field(max_length=MAX_STOPS)] | None = None
+    stop_sequences: Annotated[ListOf[StopString], Field(max_length=MAX_STOPS)] | None = None
     stream: bool | None = None
     temperature: Annotated[float, Field(ge=0.0, le=2.0)] | None = None
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = None

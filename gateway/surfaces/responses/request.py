@@ -18,6 +18,7 @@ from gateway.schema.common import (
     CacheOptions,
     Harmless,
     Label,
+    ListOf,
     LogitBias,
     Off,
     OutriderOptions,
@@ -69,8 +70,8 @@ class OutputText(RequestModel):
 
     type: Literal["output_text"]
     text: str
-    annotations: list[JsonValue] | None = None
-    logprobs: list[JsonValue] | None = None
+    annotations: ListOf[JsonValue] | None = None
+    logprobs: ListOf[JsonValue] | None = None
 
 
 class RefusalText(RequestModel):
@@ -80,7 +81,7 @@ class RefusalText(RequestModel):
     refusal: str
 
 
-InputParts = Annotated[list[InputText], Field(min_length=1)]
+InputParts = Annotated[ListOf[InputText], Field(min_length=1)]
 AnswerPart = Annotated[InputText | OutputText | RefusalText, Field(discriminator="type")]
 
 
@@ -100,7 +101,7 @@ class AnswerItem(RequestModel):
 
     type: Literal["message"] = "message"
     role: Literal["assistant"]
-    content: str | list[AnswerPart]
+    content: str | ListOf[AnswerPart]
     id: Label | None = None
     status: ItemStatus | None = None
     phase: Phase | None = None
@@ -157,8 +158,8 @@ class ReasoningItem(RequestModel):
     """Thinking in an earlier answer. What is encrypted cannot be read, and is passed over."""
 
     type: Literal["reasoning"]
-    summary: list[SummaryText] | None = None
-    content: list[ReasoningText] | None = None
+    summary: ListOf[SummaryText] | None = None
+    content: ListOf[ReasoningText] | None = None
     encrypted_content: str | None = None
     id: Label | None = None
     status: ItemStatus | None = None
@@ -220,7 +221,7 @@ class AllowedTools(RequestModel):
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: Annotated[list[FunctionChoice], Field(min_length=1, max_length=MAX_TOOLS)]
+    tools: Annotated[ListOf[FunctionChoice], Field(min_length=1, max_length=MAX_TOOLS)]
 
 
 ToolChoice = (
@@ -275,7 +276,7 @@ class ResponsesRequest(RequestModel):
     """What to answer, and how."""
 
     model: Annotated[str, Field(min_length=1, max_length=MAX_LABEL_CHARS)]
-    input: str | Annotated[list[Item], Field(min_length=1)]
+    input: str | Annotated[ListOf[Item], Field(min_length=1)]
     instructions: Annotated[
         str | None, Field(description="A system message in front of the input.")
     ] = None
@@ -288,13 +289,13 @@ class ResponsesRequest(RequestModel):
     stream_options: ResponseStreamOptions | None = None
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
-    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[ListOf[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: Annotated[
         PositiveCount | None, Field(description="Of tools that the server runs; there are none.")
     ] = None
-    include: list[Includable] | None = None
+    include: ListOf[Includable] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS), WHOLE] | None = None
     metadata: (
         Annotated[
@@ -314,13 +315,13 @@ class ResponsesRequest(RequestModel):
     top_k: Annotated[int, Field(ge=-1, le=2**31 - 1), WHOLE] | None = None
     min_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1), WHOLE] | None = None
-    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)] | None = None
+    stop: StopString | Annotated[ListOf[StopString], Field(max_length=MAX_STOPS)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Field(gt=0.0, le=10.0)] | None = None
     logit_bias: LogitBias | None = None
     min_tokens: Annotated[int, Field(ge=0, le=2**31 - 1), WHOLE] | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
+    stop_token_ids: Annotated[ListOf[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     ignore_eos: bool | None = None
     chat_template_kwargs: dict[str, JsonValue] | None = None
 

@@ -11,6 +11,7 @@ from sqlalchemy import select
 
 from gateway.chat import ChatTokenizer
 from gateway.limits.amounts import NO_LIMITS, LimitSpec
+from gateway.limits.memory_limiter import MemoryLimiter
 from gateway.storage import tables
 from gateway.storage.database import Database
 from gateway.tenants.principal import Scopes
@@ -73,6 +74,13 @@ class Books:
         assert response.status_code == 200, response.text
         used = response.json()["usage"]["total_tokens"]
         return int(response.headers["x-ratelimit-remaining-tokens"]) + used
+
+    def settle(self) -> None:
+        """Wait until nothing is under way, and all that is over is charged."""
+        tenancy = self.world.context.tenancy
+        assert isinstance(tenancy.limiter, MemoryLimiter)
+        reservations = tenancy.limiter._open
+        self.until(lambda: not reservations and not tenancy.settlements.is_busy)
 
     @staticmethod
     def until(condition: Callable[[], bool]) -> None:

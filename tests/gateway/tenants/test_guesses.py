@@ -94,3 +94,10 @@ def test_whatever_stands_for_an_address(clock: Clock, peer: str | None) -> None:
     for n in range(3):
         guard.count(peer, b"%d" % n)
     assert guard.wait_s(peer) > 0
+
+
+def test_one_address_does_not_use_up_what_all_may_try(clock: Clock) -> None:
+    guard = guard_of(clock, overall_burst=5, overall_per_minute=1)
+    for n in range(100):
+        assert guard.count("a", b"%d" % n) == "new"
+    assert [guard.count("b", b"%d" % n) for n in range(3)] == ["new", "new", "too_many"]
