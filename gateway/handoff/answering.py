@@ -15,10 +15,12 @@ from engine.errors import (
 )
 from gateway.errors import (
     BadRequestError,
+    BudgetError,
     GatewayError,
     GenerationError,
     LoopError,
     NotReadyError,
+    RateLimitError,
     ThrottledError,
     UnavailableError,
     UpstreamError,
@@ -171,6 +173,8 @@ def _may_go_on(error: GatewayError | EngineError, place: PlaceName) -> bool:
         return not isinstance(error, InvalidRequestError)
     if isinstance(error, UpstreamRefusalError):
         return error.status in _NOT_FOUND
+    if isinstance(error, RateLimitError | BudgetError):
+        return place == "cloud" and error.tier is not None  # a limit of that tier alone
     if isinstance(error, BadRequestError):
         return place == "cloud"  # it cannot be said in that server's API, but perhaps in ours
     return isinstance(
@@ -194,6 +198,8 @@ def _after_failure(origin: Origin, place: PlaceName, error: Exception) -> Origin
             kind, why = "load", "the queue of the local models is full"
         case BadRequestError():
             kind, why = "capability", "the tier elsewhere does not take such a request"
+        case RateLimitError() | BudgetError():
+            kind, why = "load", "the key's limit for the tier elsewhere is used up"
         case _:
             name = "local models" if place == "local" else "tier elsewhere"
             why = f"the {name} failed: {_name_of(error)}"

@@ -1,6 +1,6 @@
 """What a key may ask for: models by name, and tiers that may answer."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from engine.events import TierInfo
@@ -60,6 +60,18 @@ def permitted_terms(principal: Principal, terms: Terms, local: Sequence[str]) ->
     strong = terms.strong if terms.strong in places else places[0]
     cloud = terms.cloud if "cloud" in places else None
     return replace(terms, places=places, strong=strong, cloud=cloud)
+
+
+def without_tier(
+    principal: Principal, tier: str | None, local: Collection[str]
+) -> Principal | None:
+    """The same key without one of the `local` tiers; None where no other would be left."""
+    if tier is None or tier not in local:
+        return None
+    left = frozenset(name for name in local if name != tier and principal.scopes.allows_tier(name))
+    if not left:
+        return None
+    return replace(principal, scopes=replace(principal.scopes, tiers=left))
 
 
 def _denied(tier: str) -> PermissionDeniedError:

@@ -9,7 +9,7 @@ from engine.errors import PromptTooLongError
 from gateway.asgi import parse
 from gateway.context import GatewayContext
 from gateway.engine_requests import ApiRequest
-from gateway.errors import LoopError
+from gateway.errors import BudgetError, LoopError, RateLimitError
 from gateway.generation import Generation
 from gateway.handoff.answering import Answering, Place
 from gateway.handoff.cloud_calls import CloudCalls
@@ -21,7 +21,7 @@ from gateway.handoff.name_book import NameBook
 from gateway.handoff.names import AUTO, Meant, Names
 from gateway.handoff.needs import describe, lacking, needs_of
 from gateway.handoff.origin import DIRECT, Origin
-from gateway.handoff.permissions import check_model, permitted_terms
+from gateway.handoff.permissions import check_model, permitted_terms, without_tier
 from gateway.handoff.slips import refuse_slips
 from gateway.handoff.terms import Terms, terms_of
 from gateway.job import Job
@@ -274,11 +274,9 @@ class Planner:
             asked, elsewhere = asked.continued(origin.continues), None
         request, incoming = asked.request, asked.incoming
         assert request is not None, "a request for the local models was read as one"
-        job = await self._jobs.job(request, incoming, elsewhere)
-        if incoming.meter is not None:
-            job = await self._metered(incoming.meter, job, asked)
-            if origin.continues is not None:
-                incoming.meter.continued()
+        job = await self._admitted_job(asked, elsewhere)
+        if incoming.meter is not None and origin.continues is not None:
+            incoming.meter.continued()
         ticket = self._load.admit()
         generation = Generation(
             self._context.engine,
@@ -305,13 +303,39 @@ class Planner:
             is_continuable=self._continues_elsewhere(asked),
         )
 
-    async def _metered(self, meter: RequestMeter, job: Job, asked: Asked) -> Job:
-        """The job, reserved and to be booked. Raises RateLimitError or BudgetError."""
+    async def _admitted_job(self, asked: Asked, elsewhere: Elsewhere | None) -> Job:
+        """A job that is reserved; `auto` is for others than a tier whose own limit is used up.
+
+        Raises RateLimitError or BudgetError.
+        """
+        request, incoming = asked.request, asked.incoming
+        assert request is not None
+        principal, cloud = incoming.principal, asked.terms.cloud
+        while True:
+            job = await self._jobs.job(request, replace(incoming, principal=principal), elsewhere)
+            if incoming.meter is None:
+                return job
+            try:
+                return await self._metered(incoming.meter, job, cloud)
+            except (RateLimitError, BudgetError) as error:
+                left = without_tier(principal, error.tier, self._context.tokenizers)
+                if request.model != AUTO or (left is None and error.tier != cloud):
+                    raise
+                if error.tier == cloud:
+                    cloud = elsewhere = None
+                else:
+                    principal = left or principal
+
+    async def _metered(self, meter: RequestMeter, job: Job, cloud: str | None) -> Job:
+        """The job, reserved and to be booked; `cloud` takes it over, or answers where it fails.
+
+        Raises RateLimitError or BudgetError.
+        """
         tiers: list[str] = [job.tier]
         if job.escalation is not None:
             tiers.append(job.escalation.tier)
-        if asked.terms.cloud is not None:  # whoever takes it over, or answers where this fails
-            tiers.append(asked.terms.cloud)
+        if cloud is not None:
+            tiers.append(cloud)
         credit = await meter.admit(
             Estimate(
                 tiers=tuple(tiers),

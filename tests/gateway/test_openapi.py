@@ -10,7 +10,6 @@ from tests.gateway.edge.fuzzing import LATE, Outcome, fuzz
 from tests.gateway.edge.gateways import ADMIN_TOKEN, Whole, keyed_gateway, whole_gateway
 from tests.gateway.edge.serving import served
 
-EVERY_PHASE = ("coverage", "fuzzing", "stateful")
 GENERATING = (
     "POST /v1/chat/completions",
     "POST /v1/completions",
@@ -86,9 +85,9 @@ def test_sequences_of_requests_with_the_admin_token(keyed: tuple[Whole, str]) ->
 @pytest.mark.timeout(3600)
 def test_ten_thousand_cases(tokenizer: ChatTokenizer, keyed: tuple[Whole, str]) -> None:
     whole, key = keyed
-    without = asked(whole_gateway(tokenizer), 120, None, "coverage", "fuzzing")
-    with_key = asked(whole, 120, key, "coverage", "fuzzing")
-    with_token = asked(whole, 150, ADMIN_TOKEN, *EVERY_PHASE)
+    without = asked(whole_gateway(tokenizer), 40, None, "coverage", "fuzzing")
+    with_key = asked(whole, 40, key, "coverage", "fuzzing")
+    with_token = asked(whole, 100, ADMIN_TOKEN, "stateful")
     check_generating(without)
     check_generating(with_key)
     check_administrating(with_token)

@@ -276,6 +276,7 @@ class Workload:
     longest: int = 48
     prefix: str = "w"
     repeated_share: float = 0.0
+    several_share: float = 0.3
     _count: int = 0
 
     def next(self) -> Ask:
@@ -331,15 +332,15 @@ class Workload:
 
     def _add_options(self, path: str, body: Document) -> None:
         rng = self.rng
-        if rng.random() < 0.3:
-            body["n"] = rng.randint(1, 3)
+        if rng.random() < self.several_share:
+            body["n"] = rng.randint(2, 3)
         if rng.random() < 0.3:
             body["seed"] = rng.randint(0, 3)
         if rng.random() < 0.2:
             body["stop"] = rng.choice((["e"], [" "], ["the", "1"]))
         if rng.random() < 0.2:
             body["logprobs"] = True if path == PATHS[0] else 2
-        if rng.random() < 0.15:
+        if path == PATHS[0] and rng.random() < 0.2:
             body["response_format"] = _SCHEMA
         outrider: Document = {}
         if rng.random() < 0.15:
@@ -347,7 +348,7 @@ class Workload:
         if rng.random() < 0.15:
             outrider["deadline_ms"] = rng.choice((20, 60, 150, 400))
         if rng.random() < 0.1:
-            outrider["quality"] = {"mode": "cascade", "alpha": 0.3}
+            outrider["quality"] = {"cascade": 0.3}
         if outrider:
             body["outrider"] = outrider
 

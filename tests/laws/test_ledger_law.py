@@ -9,7 +9,7 @@ import itertools
 import json
 import random
 from collections import defaultdict
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +17,8 @@ import pytest
 
 from draft.tasks import stream
 from gateway.limits.amounts import LimitSpec
-from tests.gateway.hybrid import TestPolicy
+from router.cascade import CascadePlan
+from router.policy import NO_WISHES, Route, Wishes
 from tests.gateway.watches import PlannedWatch
 from tests.laws.accounts import (
     PATHS,
@@ -43,12 +44,25 @@ WORLDS: Final[dict[str, dict[str, Any]]] = {
 }
 
 
-def any_watch(rng: random.Random, world: str) -> PlannedWatch:
-    """Escalates at once, later, or at the end; keeps the answer; or gives up in mid-stream."""
-    if world == "mid_stream" and rng.random() < 0.7:
-        return PlannedWatch("commit", at=1, continue_at=rng.choice((2, 4, 9)))
-    at = rng.choice((0, 1, 2, 5, None))
-    return PlannedWatch(rng.choice(("escalate", "escalate", "commit")), at=at)
+@dataclass(frozen=True)
+class Chance:
+    """A router whose watches decide by chance."""
+
+    rng: random.Random
+    goes_on: bool
+
+    def route(self, text: str, wishes: Wishes = NO_WISHES) -> Route:
+        """The small model under a watch, where that may be."""
+        plan = CascadePlan(new_watch=self.watch, mid_stream=self.goes_on)
+        cascade = plan if wishes.may_watch else None
+        return Route(tier="small", reason="chance", quality=0.4, cascade=cascade, is_own=True)
+
+    def watch(self) -> PlannedWatch:
+        """Escalates at once, later, or at the end; keeps the answer; gives up in mid-stream."""
+        if self.goes_on and self.rng.random() < 0.7:
+            return PlannedWatch("commit", at=1, continue_at=self.rng.choice((2, 4, 9)))
+        at = self.rng.choice((0, 1, 2, 5, None))
+        return PlannedWatch(self.rng.choice(("escalate", "commit")), at=at)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +76,8 @@ def any_watch(rng: random.Random, world: str) -> PlannedWatch:
     ],
 )
 def test_the_ledger_is_the_engines_own_count(world: str, decides: str, tmp_path: Path) -> None:
-    check_books(world, decides, tmp_path, seed=1, num_requests=40)
+    num_requests = 80 if world == "cascade" else 40
+    check_books(world, decides, tmp_path, seed=1, num_requests=num_requests)
 
 
 @pytest.mark.long
@@ -81,7 +96,7 @@ def check_books(world: str, decides: str, folder: Path, *, seed: int, num_reques
     flags = WORLDS[world]
     policy = None
     if decides == "chance":
-        policy = TestPolicy(watch=lambda: any_watch(rng, world))
+        policy = Chance(random.Random(seed), goes_on=world == "mid_stream")
     with accounts(folder, flags, policy=policy) as made:
         limits = LimitSpec(tokens_per_day=LIMIT, requests_per_day=10_000, concurrent_requests=50)
         small = LimitSpec(tokens_per_day=1500)
@@ -91,11 +106,30 @@ def check_books(world: str, decides: str, folder: Path, *, seed: int, num_reques
             made.new_key("poor", small),
             made.new_key("member", team=limits),
         ]
-        workload = Workload(rng, keys)
+        workload = Workload(rng, keys, several_share=0.7)
         told = put_all([made.url], [workload.next() for _ in range(num_requests)], num_clients=8)
         check_sums(made)
         check_charges(made, told)
         check_limits(made, keys)
+        check_variety(made, world, decides, told)
+
+
+def check_variety(made: Accounts, world: str, decides: str, told: list[Told]) -> None:
+    """Or else the sums would say little of this world."""
+    rows, stats = made.rows(), made.engine_stats()
+    assert {row["outcome"] for row in rows} >= {"answered", "cancelled"}
+    writers = defaultdict(set)
+    for row in rows:
+        if row["num_charged_tokens"]:
+            writers[row["request_id"]].add(row["tier"])
+    if decides == "chance" and world in ("cascade", "mid_stream"):
+        assert any(len(tiers) == 2 for tiers in writers.values()), "no answer of two tiers"
+    if world == "few_blocks":
+        assert sum(tier.num_preemptions for tier in stats.tiers.values()) > 0
+    if world == "crowded":
+        assert any(row["failure"] == "queue_full" for row in rows)
+    assert bool(stats.num_draft_tokens) == (world != "plain")
+    assert any(one.has_left for one in told)
 
 
 def check_sums(made: Accounts) -> None:

@@ -16,9 +16,9 @@ from schemathesis.engine import Status, events, from_schema
 LATE = 504
 
 _SEMANTIC = re.compile(
-    "not supported together|no tool|two tools|schema's type|JSON object|valid JSON:|"
-    "continue_final_message|read text only|at least 1 item after validation|the last message|"
-    "not together with|nothing is said|not exist:|no word that could be found"
+    "not supported together|not together with|no tool|two tools|schema's type|JSON object|"
+    "valid JSON:|continue_final_message|read text only|there is no message|the last message|"
+    "at least 1 item after validation|nothing is said|not exist:|no word that could be found"
 )
 
 
@@ -137,4 +137,6 @@ def is_semantic(body: bytes) -> bool:
 
 def is_late(body: bytes) -> bool:
     """A deadline may be shorter than any answer takes: then the server's error is the truth."""
-    return bool(json.loads(body)["error"].get("code") == "deadline_exceeded")
+    error = json.loads(body)["error"]
+    # The Messages API has no codes.
+    return error.get("code") == "deadline_exceeded" or error["type"] == "timeout_error"

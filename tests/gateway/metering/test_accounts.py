@@ -288,3 +288,31 @@ def test_what_can_never_be_let_in_is_not_to_be_tried_again(opened: Open) -> None
     assert response.headers["x-should-retry"] == "false"
     assert response.json()["error"]["code"] == "insufficient_quota"
     assert left == 50
+
+
+@pytest.mark.parametrize("tier", ["small", "large"])
+def test_auto_is_answered_by_a_tier_that_is_left(opened: Open, tier: str) -> None:
+    """A limit of one tier is no limit of all."""
+    limits = LimitSpec(models={"large": LimitSpec(requests_per_minute=1)})
+    watch = lambda: PlannedWatch("commit")  # noqa: E731
+    policy = TestPolicy(tier="large", watch=None)
+    with opened(limits=limits, policy=policy) as made:
+        first = made.world.chat()
+        policy.tier, policy.watch = tier, watch  # it might be escalated to the large one
+        second = made.world.chat()
+        named = made.world.chat(model="large")
+    assert first.headers["x-outrider-tier"] == "large"
+    assert (second.status_code, second.headers["x-outrider-tier"]) == (200, "small")
+    assert named.status_code == 429
+
+
+def test_a_used_up_tier_elsewhere_leaves_the_local_models(opened: Open) -> None:
+    limits = LimitSpec(models={"cloud": LimitSpec(requests_per_minute=1)})
+    with opened(limits=limits) as made:
+        answers = [made.world.chat(outrider={"policy": "prefer_cloud"}) for _ in range(2)]
+        plain = made.world.chat()
+        only = made.world.chat(outrider={"policy": "cloud_only"})
+    tiers = [answer.headers["x-outrider-tier"] for answer in (*answers, plain)]
+    assert tiers == ["cloud", "small", "small"]
+    assert answers[1].headers["x-outrider-degraded"] == "true"
+    assert only.status_code == 429
