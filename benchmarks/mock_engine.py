@@ -19,10 +19,14 @@ from gateway.backends.client import OnEnd, tell_end
 
 _TOKEN_ID = 20
 _VOCAB_SIZE = 512
+_TOKENS_A_STEP = 4
 
 
 class MockEngine:
-    """An `EngineClient` whose answers have `max_tokens` tokens, one a step, without delay."""
+    """An `EngineClient` whose answers have `max_tokens` tokens without delay.
+
+    A step emits four of them, about as many as steps with drafts do.
+    """
 
     def __init__(self, tiers: tuple[Tier, ...] = ("small", "large")) -> None:
         self._tiers = tiers
@@ -87,8 +91,9 @@ class MockEngine:
             )
             while num_output < request.sampling.max_tokens:
                 await asyncio.sleep(0)
-                num_output += 1
-                yield TokensEmitted(request_id=request_id, token_ids=(_TOKEN_ID,))
+                num_new = min(_TOKENS_A_STEP, request.sampling.max_tokens - num_output)
+                num_output += num_new
+                yield TokensEmitted(request_id=request_id, token_ids=(_TOKEN_ID,) * num_new)
             finish_reason = "length"
             last = ended()
             tell_end(on_end, request_id, last)
