@@ -120,6 +120,11 @@ JOBS = (
         quick=(*_BF16, "--repeats", "1", "--num-prompts", "2", "--clients", "1", "4"),
     ),
     Job(
+        script="bench_tenants",
+        arguments=("--requests", "0"),
+        quick=("--requests", "0", "--repeats", "1", "--seconds", "2"),
+    ),
+    Job(
         script="bench_upstream",
         arguments=("--repeats", "3", "--seconds", "8"),
         quick=("--repeats", "1", "--seconds", "2"),

@@ -318,8 +318,10 @@ class Planner:
             try:
                 return await self._metered(incoming.meter, job, cloud)
             except (RateLimitError, BudgetError) as error:
+                if error.tier is None or request.model != AUTO:
+                    raise
                 left = without_tier(principal, error.tier, self._context.tokenizers)
-                if request.model != AUTO or (left is None and error.tier != cloud):
+                if left is None and error.tier != cloud:
                     raise
                 if error.tier == cloud:
                     cloud = elsewhere = None

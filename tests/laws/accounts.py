@@ -135,6 +135,16 @@ def until(condition: Callable[[], bool], timeout_s: float = _SETTLING_S) -> None
         time.sleep(0.02)
 
 
+def until_equal(ask: Callable[[], tuple[Any, Any]]) -> None:
+    """Both must become the same: a request whose client has left may begin after all others."""
+    deadline_s = time.monotonic() + _SETTLING_S / 2
+    one, other = ask()
+    while one != other and time.monotonic() < deadline_s:
+        time.sleep(0.1)
+        one, other = ask()
+    assert one == other
+
+
 # ---- clients ------------------------------------------------------------------------------------
 
 

@@ -42,6 +42,7 @@ from tests.laws.accounts import (
     put,
     put_all,
     until,
+    until_equal,
 )
 from tests.laws.gateways import ENGINE
 
@@ -289,7 +290,10 @@ def check_goes_on(made: Accounts, key: str, asks: list[Ask], old: set[str]) -> N
     ]
     told = put_all([made.url], again, num_clients=len(again))
     assert {one.status for one in told} == {200}
-    rows = [row for row in made.rows() if row["row_id"] not in old]
-    assert booked(rows) == counted(made.engine_stats())
+
+    def new_rows() -> list[Row]:
+        return [row for row in made.rows() if row["row_id"] not in old]
+
+    until_equal(lambda: (booked(new_rows()), counted(made.engine_stats())))
     response = made.gateway.http.get("/v1/usage", headers=bearer(key))
     assert response.status_code == 200

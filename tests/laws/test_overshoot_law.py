@@ -224,7 +224,7 @@ def attack(made: Gateways, limit: str, seed: int) -> Round:
 def use_up(made: Gateways, key: str, prefix: str) -> list[Told]:
     """One small request after another until one is refused."""
     words = [{"role": "user", "content": "Hello"}]
-    body = {"model": "small", "messages": words, "max_tokens": 20}
+    body = {"model": "large", "messages": words, "max_tokens": 20}
     told: list[Told] = []
     while not told or told[-1].status != 429:
         assert len(told) < 400, "the limit never comes"
