@@ -129,6 +129,7 @@ class AnswerResponse(Response):
         self._clock = clock
         self._arrival_s = clock()
         self._has_started = False
+        self._limit: asyncio.Timeout | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response. Raises GatewayError or EngineError before the first byte only."""
@@ -159,6 +160,7 @@ class AnswerResponse(Response):
             return
         try:
             async with asyncio.timeout(max(deadline_s - self._clock(), 0.0)) as limit:
+                self._limit = limit
                 await self._send(send)
         except TimeoutError:
             if not limit.expired():
@@ -210,7 +212,15 @@ class AnswerResponse(Response):
         await send({"type": "http.response.body", "body": b""})
 
     async def _finish(self, ending: Ending) -> None:
-        """Settle the account before the last byte is sent: the next request may follow at once."""
+        """Settle the account before the last byte is sent: the next request may follow at once.
+
+        From here on an answer that is whole is in time: what is paid for is sent.
+        """
+        if self._limit is not None and ending == "answered":
+            if self._limit.expired():
+                await asyncio.sleep(0)  # raises, where the end has not been seen yet
+            else:
+                self._limit.reschedule(None)
         self._ending = ending
         if self._meter is not None:
             await self._meter.finish(ending)

@@ -19,6 +19,8 @@ from engine.events import EngineStats
 from engine.request import TIERS
 from gateway.backends.in_process import InProcessEngineClient
 from gateway.backends.process_client import ProcessEngineClient
+from gateway.ledger.book import Ledger
+from gateway.ledger.writer import JournaledLedger
 from gateway.limits.amounts import NO_LIMITS, LimitSpec
 from gateway.storage import tables
 from gateway.tenants.records import KeyOrder, TeamOrder
@@ -74,7 +76,7 @@ class Accounts:
         tenancy = self.gateway.context.tenancy
         assert tenancy.database is not None
         until(lambda: not self.num_open and not tenancy.settlements.is_busy)
-        until(lambda: self._sample("outrider_ledger_pending_rows") == 0)
+        flush(tenancy.ledger)
         with tenancy.database.read() as connection:
             found = connection.execute(select(tables.ledger).order_by(tables.ledger.c.row_id))
             return [dict(row._mapping) for row in found]
@@ -133,6 +135,12 @@ def until(condition: Callable[[], bool], timeout_s: float = _SETTLING_S) -> None
     while not condition():
         assert time.monotonic() < deadline_s, "it never happened"
         time.sleep(0.02)
+
+
+def flush(ledger: Ledger) -> None:
+    """Have everything in the database that was added so far."""
+    assert isinstance(ledger, JournaledLedger)
+    asyncio.run(ledger.flush())
 
 
 def until_equal(ask: Callable[[], tuple[Any, Any]]) -> None:

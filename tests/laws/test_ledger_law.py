@@ -40,7 +40,7 @@ WORLDS: Final[dict[str, dict[str, Any]]] = {
     "cascade": CASCADE,
     "plain": {**CASCADE, "speculation.enabled": False},
     "mid_stream": {"routing.mid_stream": True, "routing.hold_back_tokens": 2},
-    "few_blocks": {**CASCADE, "engine.num_blocks": 100, "engine.block_size": 4},
+    "few_blocks": {**CASCADE, "engine.num_blocks": 80, "engine.block_size": 4},
     "crowded": {**CASCADE, "engine.max_sequences": 3, "engine.max_waiting": 2},
 }
 
@@ -77,7 +77,7 @@ class Chance:
     ],
 )
 def test_the_ledger_is_the_engines_own_count(world: str, decides: str, tmp_path: Path) -> None:
-    num_requests = 80 if world == "cascade" else 40
+    num_requests = 80 if world in ("cascade", "few_blocks") else 40
     check_books(world, decides, tmp_path, seed=1, num_requests=num_requests)
 
 
