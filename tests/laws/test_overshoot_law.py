@@ -215,6 +215,7 @@ def attack(made: Gateways, limit: str, seed: int) -> Round:
     )
     asks = [workload.next() for _ in range(200)]
     told = put_all(made.urls, asks, num_clients=200)
+    made.rows(key)  # who has left has given back what he had reserved
     told += use_up(made, key, f"{limit}-{seed}-more")
     rows = made.rows(key)
     check_limit(limit, told, rows)

@@ -14,7 +14,7 @@ from pydantic.json_schema import models_json_schema
 from starlette.requests import Request
 from typer.testing import CliRunner
 
-from gateway.errors import BadRequestError, PermissionDeniedError, StorageError
+from gateway.errors import BadRequestError, NotFoundError, PermissionDeniedError
 from gateway.ledger.row import LedgerRow
 from gateway.ledger.storing import RowStore
 from gateway.ledger.usage_api import USAGE_MODELS, USAGE_OPERATION, UsageApi
@@ -121,14 +121,14 @@ def test_bad_parameters_are_named(filled: Database, query: str, param: str) -> N
 
 
 def test_without_a_ledger_nothing_can_be_said() -> None:
-    with pytest.raises(StorageError, match="no ledger"):
+    with pytest.raises(NotFoundError, match="no ledger"):
         ask(None, ONE)
 
 
 def test_the_operation_names_its_parameters() -> None:
     parameters = {parameter["name"] for parameter in USAGE_OPERATION["parameters"]}
     assert parameters == {"by", "since", "until", "key", "team", "tier", "model", "limit"}
-    assert {*USAGE_OPERATION["responses"]} == {"200", "400", "401", "403", "503"}
+    assert {*USAGE_OPERATION["responses"]} == {"200", "400", "401", "403", "404", "503"}
 
 
 # ---- the command
