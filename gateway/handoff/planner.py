@@ -318,7 +318,8 @@ class Planner:
             try:
                 return await self._metered(incoming.meter, job, cloud)
             except (RateLimitError, BudgetError) as error:
-                if error.tier is None or request.model != AUTO:
+                is_named = request.outrider is not None and request.outrider.tier is not None
+                if error.tier is None or request.model != AUTO or is_named:
                     raise
                 left = without_tier(principal, error.tier, self._context.tokenizers)
                 if left is None and error.tier != cloud:
