@@ -85,7 +85,8 @@ class KeyBook:
     async def close(self) -> None:
         """Look no more."""
         if self._task is not None:
-            self._task.cancel()
+            async with self._one_at_a_time:  # a thread that reads would outlive its task
+                self._task.cancel()
             await asyncio.wait({self._task})
             self._task = None
 
