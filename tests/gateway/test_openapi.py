@@ -76,7 +76,7 @@ def test_the_whole_schema_with_a_key(keyed: tuple[Whole, str]) -> None:
 
 def test_sequences_of_requests_with_the_admin_token(keyed: tuple[Whole, str]) -> None:
     whole, _ = keyed
-    outcome = asked(whole, 30, ADMIN_TOKEN, "stateful")
+    outcome = asked(whole, 45, ADMIN_TOKEN, "stateful")
     check_administrating(outcome)
     assert outcome.num_cases > 120
 
