@@ -125,7 +125,10 @@ def accounts(
     database = {"database_url": f"sqlite:///{folder / 'books.db'}"}
     with gateway({**BOOKS, **database, **(flags or {})}, policy=policy) as made:
         opened = Accounts(made)
-        made.http.headers.update(bearer(opened.new_key("inspector")))
+        key = opened.new_key("inspector")
+        # Until the gateway has heard of its first key, it lets everybody in, as nobody.
+        until(lambda: made.http.get("/v1/models").status_code == 401)
+        made.http.headers.update(bearer(key))
         yield opened
 
 

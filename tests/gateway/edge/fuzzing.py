@@ -36,6 +36,14 @@ class Outcome:
     def num_cases(self) -> int:
         return self.statuses.total()
 
+    def add(self, other: "Outcome") -> None:
+        """Count another run's requests with these."""
+        self.failures += other.failures
+        self.statuses += other.statuses
+        self.num_linked += other.num_linked
+        for label, statuses in other.operations.items():
+            self.operations.setdefault(label, Counter()).update(statuses)
+
 
 def fuzz(
     url: str,
