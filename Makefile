@@ -11,7 +11,7 @@ NO_GPU := $(if $(HAS_GPU),, and not gpu)
 
 export PYTHON
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-hybrid serve test test-long check bench gpu-check clean distclean
+.PHONY: help demo demo-hybrid serve test test-long check bench bench-lab gpu-check clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -27,7 +27,7 @@ serve: $(VENV)/.installed-base ## start the gateway on port 8000
 
 # What only computes runs in two processes; what watches clocks and sockets has the machine for itself.
 COMPUTING := tests/draft tests/engine tests/kernels tests/laws tests/router tests/verifier
-TALKING := tests/laws/test_upstream_law.py tests/gateway tests/benchmarks
+TALKING := tests/laws/test_upstream_law.py tests/gateway tests/pages tests/benchmarks
 WORKERS ?= $(if $(HAS_GPU),0,2)
 
 test: $(VENV)/.installed-dev ## run the test suite; ARGS="tests/engine -k prefix" for a part of it
@@ -50,6 +50,9 @@ check: $(VENV)/.installed-dev ## formatting, lint, types, import rules
 
 bench: $(VENV)/.installed-dev ## run every benchmark; results go to benchmarks/results
 	@$(PY) -m benchmarks.run_all $(ARGS)
+
+bench-lab: $(VENV)/.installed-dev ## replay a trace, run an A/B to its decision; runs/lab/report.html
+	@$(PY) -m benchmarks.bench_lab $(ARGS)
 
 # With the machine's own Python: nothing is installed. DRY=1 needs no GPU, so .venv will do there.
 GPU_PYTHON ?= $(if $(and $(DRY),$(wildcard $(PY))),$(PY),python3)

@@ -3,15 +3,25 @@
 from collections.abc import Collection
 from typing import Final
 
-from engine.errors import InvalidRequestError, PromptTooLongError, QueueFullError
+from engine.config import EngineConfig
+from engine.errors import (
+    InfeasibleObjectiveError,
+    InvalidRequestError,
+    PromptTooLongError,
+    QueueFullError,
+)
 from engine.events import TierInfo
 from engine.protocols import Drafter
 from engine.request import EngineRequest, Tier
 from engine.runner import ModelRunner
+from engine.scheduler import Scheduler
 from engine.sequence import Sequence
+from engine.wait_model import Calibration, Job, predict_first_token_s
 
 # A refused request is told to come back after about this long.
 _RETRY_AFTER_S: Final = 1.0
+# Nobody is told to come back sooner than this.
+_LEAST_RETRY_S: Final = 0.05
 
 
 def check_prompt(request: EngineRequest, runner: ModelRunner) -> None:
@@ -64,6 +74,106 @@ def check_room(request: EngineRequest, waiting: Collection[Sequence], *, max_wai
     share = max_waiting * request.weight / sum(weights.values())
     if num_own >= share or num_waiting >= 2 * max_waiting:
         raise QueueFullError(num_waiting=num_waiting, retry_after_s=_RETRY_AFTER_S)
+
+
+class ObjectiveGate:
+    """Refuses requests whose first token cannot come in time, where they ask for that.
+
+    What it foretells is compared with what comes of the requests that it lets in.
+    """
+
+    def __init__(self, scheduler: Scheduler, *, config: EngineConfig) -> None:
+        self._scheduler = scheduler
+        self._config = config
+        self.calibration = Calibration()
+        self._forecasts: dict[Sequence, tuple[float, float]] = {}  # (when, predicted seconds)
+
+    def check(self, sequence: Sequence, now_s: float) -> None:
+        """Raise InfeasibleObjectiveError where a sequence's `ttft_s` is out of reach.
+
+        Where nobody else is there it is only refused if the fastest passes of late would be too
+        slow as well: an engine that has nothing else to do can only lose by refusing.
+        """
+        ttft_s = sequence.request.objective.ttft_s
+        if ttft_s is None or self._scheduler.times.row_s(sequence.tier) is None:
+            return  # nothing is asked, or nothing is known
+        elapsed_s = max(now_s - sequence.arrival_s, 0.0)
+        alone_s = self._rows_of(sequence) * self._scheduler.times.best_row_s[sequence.tier]
+        if elapsed_s + alone_s > ttft_s:
+            raise InfeasibleObjectiveError(
+                ttft_s=ttft_s,
+                predicted_wait_s=alone_s,
+                retry_after_s=None if alone_s > ttft_s else _LEAST_RETRY_S,
+            )
+        predicted_s = self._predict(sequence, now_s)
+        wait_s = predicted_s * self.calibration.ratio
+        has_others = bool(self._scheduler.num_running or self._scheduler.waiting)
+        if has_others and elapsed_s + wait_s > ttft_s:
+            self.calibration.relax()
+            raise InfeasibleObjectiveError(
+                ttft_s=ttft_s,
+                predicted_wait_s=wait_s,
+                retry_after_s=max(wait_s - ttft_s, _LEAST_RETRY_S),
+            )
+        self._forecasts[sequence] = (now_s, predicted_s)
+
+    def note_first_token(self, sequence: Sequence, now_s: float) -> None:
+        """Learn from a forecast, if there was one."""
+        if (forecast := self._forecasts.pop(sequence, None)) is not None:
+            then_s, predicted_s = forecast
+            self.calibration.note(predicted_s=predicted_s, actual_s=now_s - then_s)
+
+    def forget(self, sequence: Sequence) -> None:
+        """A sequence has ended; perhaps it never got as far as its first token."""
+        self._forecasts.pop(sequence, None)
+
+    def _predict(self, newcomer: Sequence, now_s: float) -> float:
+        """Seconds until its first token, before correction."""
+        scheduler, times, tier = self._scheduler, self._scheduler.times, newcomer.tier
+        pool = newcomer.view.pool
+        num_places = self._config.max_sequences - scheduler.num_running
+        num_blocks = pool.num_available
+        running: list[Job] = []
+        for other_tier, sequences in scheduler.running.items():
+            for sequence in sequences:
+                is_here = other_tier == tier
+                job = Job(
+                    num_rows=sequence.num_prefill_tokens * is_here * (not sequence.is_decoding),
+                    num_tokens=times.remaining_tokens(sequence),
+                    num_blocks=len(sequence.view.block_table) * is_here,
+                )
+                if scheduler.gives_way_to(sequence, newcomer):
+                    num_places, num_blocks = num_places + 1, num_blocks + job.num_blocks
+                else:
+                    running.append(job)
+        ahead = [self._job(s, len(s.token_ids)) for s in scheduler.ahead_of(newcomer, now_s)]
+        others = bool(running or ahead)
+        first_token_s = predict_first_token_s(
+            running=running,
+            ahead=ahead,
+            newcomer=self._job(newcomer, self._rows_of(newcomer)),
+            num_places=num_places,
+            num_blocks=num_blocks,
+            row_s=times.prefill_row_s(tier, is_alone=not others),
+            token_s=times.token_s(tier),
+        )
+        return first_token_s + (times.step_s or 0.0) * others
+
+    def _job(self, sequence: Sequence, num_rows: int) -> Job:
+        num_tokens = self._scheduler.times.remaining_tokens(sequence)
+        num_slots = len(sequence.token_ids) + int(num_tokens)
+        return Job(
+            num_rows=num_rows,
+            num_tokens=num_tokens,
+            num_blocks=-(-num_slots // sequence.view.pool.block_size),
+        )
+
+    @staticmethod
+    def _rows_of(sequence: Sequence) -> int:
+        """What is left of its prompt after the prefix that is cached."""
+        num_cached = sequence.view.match_prefix(sequence.token_ids)
+        sequence.view.release()
+        return len(sequence.token_ids) - num_cached
 
 
 def tier_info(tier: Tier, runner: ModelRunner) -> TierInfo:

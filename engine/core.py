@@ -6,7 +6,7 @@ from collections.abc import Sequence as SequenceOf
 
 import torch
 
-from engine.admission import check_cascade, check_prompt, check_room, tier_info
+from engine.admission import ObjectiveGate, check_cascade, check_prompt, check_room, tier_info
 from engine.config import EngineConfig
 from engine.device_rows import DeviceRows
 from engine.errors import InvalidRequestError, TierUnavailableError
@@ -19,7 +19,6 @@ from engine.events import (
     Finished,
     FinishReason,
 )
-from engine.fair_queue import FairQueue
 from engine.grammar import GrammarCompiler
 from engine.grammar_queue import GrammarQueue
 from engine.hand_over import HandOver
@@ -41,6 +40,7 @@ from engine.request import EngineRequest, Tier
 from engine.runner import ForwardSlice, ModelRunner, PassOutput
 from engine.scheduler import PassPlan, Scheduler
 from engine.sequence import Sequence, SequenceStatus
+from engine.slo_queue import SloQueue
 from engine.snapshot import StepCounts, snapshot
 from engine.speculation_counts import SpeculationCounts
 
@@ -78,7 +78,7 @@ class Engine:
         self.scheduler = Scheduler(
             runners=self._runners,
             config=self._config,
-            policy=policy or FairQueue(),
+            policy=policy or SloQueue(),
             drafter=drafter,
         )
         has_device = any(runner.device.type != "cpu" for runner in self._runners.values())
@@ -91,6 +91,7 @@ class Engine:
             forward=self._timed_forward,
             beside=self._beside,
         )
+        self._gate = ObjectiveGate(self.scheduler, config=self._config)
         self._hand_over = HandOver(runners=self._runners, scheduler=self.scheduler, drafter=drafter)
         self._grammars = GrammarQueue(grammars or {}, clock=clock)
         self._sequences: dict[str, Sequence] = {}
@@ -129,6 +130,8 @@ class Engine:
             token_ids=list(request.prompt_token_ids),
             rules=build_rules(request.sampling, num_prompt_tokens=len(request.prompt_token_ids)),
         )
+        if request.objective.refuses:
+            self._gate.check(sequence, sequence.submitted_s)
         self._sequences[request.request_id] = sequence
         if request.grammar is not None:
             self._grammars.add(sequence)
@@ -211,6 +214,8 @@ class Engine:
             trees = self._small_passes(large, None if large.is_empty else on_events)
             self._large_pass(large, trees)
             self._steps.num_steps += 1
+            if not large.prefills:
+                self.scheduler.times.note_step(time.perf_counter() - started_s)
         if len(self._sequences) == self._num_idle:  # there may be no next pass to wait beside
             self._beside.run()
         self._steps.total_s += time.perf_counter() - started_s
@@ -233,6 +238,7 @@ class Engine:
                 self.scheduler.add(sequence)
                 continue
             sequence.status = SequenceStatus.FINISHED
+            self._gate.forget(sequence)
             del self._sequences[sequence.request_id]
             self._events.append(
                 Failed(
@@ -391,6 +397,9 @@ class Engine:
             counts.note_emission(event)
         if sequence.first_token_s is None:
             sequence.first_token_s = now_s
+            self._gate.note_first_token(sequence, now_s)
+        if reason is not None:
+            self.scheduler.times.note_answer(sequence, now_s)
         self._events.append(event)
         if reason is not None and sequence.is_watched:
             sequence.held_reason = reason
@@ -401,6 +410,7 @@ class Engine:
 
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
         sequence.finish_reason = reason
+        self._gate.forget(sequence)
         if self._grammars.discard(sequence.request_id):
             sequence.status = SequenceStatus.FINISHED
         else:

@@ -36,6 +36,33 @@ class QueueFullError(EngineError):
         self.retry_after_s = retry_after_s
 
 
+class InfeasibleObjectiveError(EngineError):
+    """The first token cannot come in the time that the request asks for.
+
+    `predicted_wait_s`: until it would come. `retry_after_s`: when a request like this one would be
+    taken in, if nobody else came meanwhile; None where no waiting helps, because even an engine
+    without other work takes longer.
+    """
+
+    code = "infeasible_objective"
+
+    def __init__(
+        self, *, ttft_s: float, predicted_wait_s: float, retry_after_s: float | None
+    ) -> None:
+        advice = (
+            "That is the prompt's own time: shorten it, or allow more."
+            if retry_after_s is None
+            else f"Try again in {retry_after_s:.1f} s, or allow more."
+        )
+        super().__init__(
+            f"The first token is wanted within {ttft_s * 1000:.0f} ms of arrival, but would come "
+            f"in about {predicted_wait_s * 1000:.0f} ms. {advice}"
+        )
+        self.ttft_s = ttft_s
+        self.predicted_wait_s = predicted_wait_s
+        self.retry_after_s = retry_after_s
+
+
 class TierUnavailableError(EngineError):
     """The request names a tier that this engine has not loaded."""
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from engine.request import Source, Tier
+from engine.trace import StepTrace
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -49,7 +50,7 @@ class TokensEmitted:
     `num_predicted_tokens`: of `token_ids`, those that the client's prediction held at this place.
     `num_unratified_tokens`: those that the large model alone would not have chosen (cascade).
     `num_reused_tokens`: those that the retracted answer of the other tier held at this place.
-    `logprobs` is empty or as long as `token_ids`.
+    `logprobs` is empty or as long as `token_ids`. `trace`: for requests that want one.
     """
 
     request_id: str
@@ -60,6 +61,7 @@ class TokensEmitted:
     num_predicted_tokens: int = 0
     num_unratified_tokens: int = 0
     num_reused_tokens: int = 0
+    trace: StepTrace | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

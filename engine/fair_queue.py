@@ -171,21 +171,30 @@ class FairQueue(QueuePolicy):
         """Who should start, all of one tier. Lazy: mostly only the first few are wanted."""
         if not waiting:
             return
-        by_arrival = sorted(waiting, key=attrgetter("arrival_number"))
-        if self._charges:  # within a tenant, who had begun already goes on first
-            by_arrival.sort(key=lambda sequence: sequence not in self._charges)
         queues: dict[tuple[str, int], deque[Sequence]] = {}
-        aging_s = self._config.aging_s
-        for sequence in by_arrival:
-            request = sequence.request
-            priority = request.priority
-            if (waited_s := now_s - sequence.submitted_s) >= aging_s:
-                priority = min(priority + int(waited_s / aging_s), HIGH)
-            key = (request.tenant, priority)
+        for sequence in self._arranged(waiting, now_s):
+            key = (sequence.request.tenant, self._priority(sequence, now_s))
             if (queue := queues.get(key)) is None:
                 queue = queues[key] = deque()
             queue.append(sequence)
         yield from self._take_turns(queues)
+
+    def _arranged(self, waiting: list[Sequence], now_s: float) -> list[Sequence]:
+        """In the order that holds within a tenant and a priority; who had begun already is first.
+
+        now_s: for policies that go by it.
+        """
+        by_arrival = sorted(waiting, key=attrgetter("arrival_number"))
+        if self._charges:
+            by_arrival.sort(key=lambda sequence: sequence not in self._charges)
+        return by_arrival
+
+    def _priority(self, sequence: Sequence, now_s: float) -> int:
+        """What a sequence's priority has come to by now."""
+        priority, aging_s = sequence.request.priority, self._config.aging_s
+        if (waited_s := now_s - sequence.submitted_s) >= aging_s:
+            return min(priority + int(waited_s / aging_s), HIGH)
+        return priority
 
     def _take_turns(self, queues: dict[tuple[str, int], deque[Sequence]]) -> Iterator[Sequence]:
         """One queue for each tenant and priority; in a tenant the higher priority is first."""

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from engine.block_pool import OutOfBlocksError
 from engine.events import FinishReason, PrefillDone, TokenLogprobs, TokensEmitted
+from engine.origins import step_trace
 from engine.runner import ForwardSlice, ModelRunner
 from engine.sequence import Sequence
 from engine.speculation_counts import num_predicted, num_reused
@@ -160,6 +161,7 @@ def emission(item: Judged, verdict: Verdict, emitted: list[int], logits: Tensor)
         num_unratified_tokens=sum(verdict.unratified[: len(emitted)]),
         num_reused_tokens=num_reused(item.tree, accepted_nodes),
         logprobs=token_logprobs(logits, rows, emitted, request.sampling.num_logprobs),
+        trace=step_trace(item.sequence, item.tree, verdict, emitted) if request.traces else None,
     )
 
 

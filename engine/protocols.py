@@ -14,6 +14,7 @@ from engine.runner import ForwardSlice
 from engine.sequence import Sequence
 from engine.token_tree import TokenTree
 from engine.verdict import Verdict
+from engine.wait_model import ServiceTimes
 from kernels.sampling_rows import SamplingTable
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "Drafter",
     "Proposal",
     "QueuePolicy",
+    "StepShares",
     "Trees",
     "Verdict",
     "Verifier",
@@ -151,8 +153,23 @@ class Verifier(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepShares:
+    """Who gets less of a step than he could use, because others are short of time.
+
+    paused: running sequences that get no row of it. batch_prefill_s: how long the prompts of those
+    for whom nobody waits may make a pass.
+    """
+
+    paused: frozenset[Sequence]
+    batch_prefill_s: float
+
+
 class QueuePolicy(Protocol):
     """Orders `Scheduler.waiting`, and says who gives way. To be inherited from."""
+
+    def attach(self, times: ServiceTimes, *, num_places: int) -> None:
+        """Told once, by the scheduler that will ask: what things take, and how many run at once."""
 
     def order(self, waiting: list[Sequence], now_s: float) -> Iterable[Sequence]:
         """The sequences, all of one tier, in the order in which they should start.
@@ -168,6 +185,26 @@ class QueuePolicy(Protocol):
 
     def removed(self, sequence: Sequence) -> None:
         """A sequence that was added has ended, is held or leaves its tier. It may be waiting."""
+
+    def preempted(self, sequence: Sequence) -> None:
+        """A running sequence went back to the queue."""
+
+    @property
+    def has_objectives(self) -> bool:
+        """Whether anybody who is there has said how fast it should be: then the next two count."""
+        return False
+
+    def step_shares(self, now_s: float) -> StepShares | None:
+        """Who holds back in the step that begins. None: nobody."""
+        return None
+
+    def start_by_s(self, sequence: Sequence) -> float:
+        """When its prompt has to be begun at the latest; earlier goes first within a pass."""
+        return sequence.arrival_s
+
+    def gives_way_to(self, sequence: Sequence, newcomer: Sequence) -> bool:
+        """Whether a running sequence would lose its place to a newcomer that is short of time."""
+        return False
 
     @property
     def may_displace(self) -> bool:

@@ -167,6 +167,36 @@ class CascadeParams:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LatencyObjective:
+    """What a request's latency is to be. Seconds; None for no such wish.
+
+    `ttft_s`: from arrival to the first token. `inter_token_s`: the mean between tokens. is_batch:
+    nobody waits for it, so it fills what others leave. refuses: where the first token cannot come
+    in time, the request is refused at once instead of being answered late.
+    """
+
+    ttft_s: float | None = None
+    inter_token_s: float | None = None
+    is_batch: bool = False
+    refuses: bool = False
+
+    def __post_init__(self) -> None:
+        """Raise ValueError naming the field that is out of range."""
+        for name in ("ttft_s", "inter_token_s"):
+            value = getattr(self, name)
+            if value is not None and not 0.0 < value < math.inf:
+                raise ValueError(f"{name}={value} must be None, or positive and finite")
+
+    @property
+    def is_stated(self) -> bool:
+        """Whether there is any wish at all."""
+        return self.is_batch or self.ttft_s is not None or self.inter_token_s is not None
+
+
+NO_OBJECTIVE: Final = LatencyObjective()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRequest:
     """One sequence to generate. The n choices of an API request are n engine requests.
 
@@ -178,7 +208,8 @@ class EngineRequest:
     `may_escalate`: somebody watches this small answer. Its tokens' rivals are kept for the large
     tier, and where it ends by itself it is held (`AnswerHeld`) until `settle` or `switch_tier`.
     `tenant` shares the queue's fairness, by `weight` against others; `priority` is HIGH, NORMAL or
-    LOW. They decide when the answer starts, never what it is.
+    LOW. They and the `objective` decide when the answer starts, never what it is. `traces`: what is
+    emitted says where it came from (engine/trace.py).
     """
 
     request_id: str
@@ -197,6 +228,8 @@ class EngineRequest:
     tenant: str = ""
     weight: float = 1.0
     priority: int = NORMAL
+    objective: LatencyObjective = NO_OBJECTIVE
+    traces: bool = False
 
     def __post_init__(self) -> None:
         """Raise ValueError for a weight or a priority that no queue could use."""

@@ -1,19 +1,23 @@
 """Who computes what in the next pass: admission, prefill chunks, pre-emption."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from engine.block_pool import OutOfBlocksError
 from engine.config import EngineConfig
-from engine.protocols import Drafter, QueuePolicy
+from engine.protocols import Drafter, QueuePolicy, StepShares
 from engine.request import Tier
 from engine.runner import ModelRunner
 from engine.sequence import Sequence, SequenceStatus
+from engine.wait_model import ServiceTimes
 from engine.work_counts import WorkCounts, note_start
 
-_EMA_WEIGHT = 0.2
-# Below this many rows a pass says little about the cost of one more row.
-_MIN_ROWS_FOR_COST = 32
+# A batch prompt that may be computed at all gets so many rows, or it would never end.
+_MIN_BATCH_ROWS = 16
+# One part of so many of a pass is left to prompts that are less urgent than one that waits.
+_PATIENT_PART = 4
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,7 +65,10 @@ class Scheduler:
         self._config = config
         self._policy = policy
         self._drafter = drafter
-        self._row_cost_s: dict[Tier, float] = {}
+        self.times = ServiceTimes(config)
+        policy.attach(self.times, num_places=config.max_sequences)
+        self._shares: StepShares | None = None  # of the step
+        self._batch_rows = 0  # what is left of a pass for prompts for which nobody waits
         self._promised: list[Sequence] = []  # for each of them a running one gave way
 
     @property
@@ -102,6 +109,7 @@ class Scheduler:
         """Put a running sequence back into the queue; its tokens stay, its KV is recomputed."""
         self.running[sequence.tier].remove(sequence)
         self._let_go(sequence)
+        self._policy.preempted(sequence)
         sequence.num_preemptions += 1
         for counts in self.counts(sequence, sequence.tier):
             counts.num_preemptions += 1
@@ -120,16 +128,15 @@ class Scheduler:
 
     def note_pass(self, tier: Tier, *, num_rows: int, elapsed_s: float) -> None:
         """Learn what a row costs, from a pass with many of them."""
-        if num_rows >= _MIN_ROWS_FOR_COST:
-            cost_s = elapsed_s / num_rows
-            known_s = self._row_cost_s.get(tier, cost_s)
-            self._row_cost_s[tier] = known_s + _EMA_WEIGHT * (cost_s - known_s)
+        self.times.note_pass(tier, num_rows=num_rows, elapsed_s=elapsed_s)
 
     def make_way(self, now_s: float) -> None:
         """Where every place is taken, free one for each tier where somebody has a claim to it.
 
         To be called once a step, before its first plan: what is planned already cannot give way.
+        Who holds back in the step is settled here, too.
         """
+        self._shares = self._policy.step_shares(now_s) if self._policy.has_objectives else None
         self._promised = [s for s in self._promised if s.status is SequenceStatus.WAITING]
         capacity = self._config.max_sequences
         for tier in self.running:
@@ -167,19 +174,14 @@ class Scheduler:
         """Fill one pass of a tier's model: decode first, then prefill chunks, then newcomers."""
         plan = PassPlan()
         running = sorted(self.running[tier], key=lambda sequence: sequence.arrival_number)
+        if self._shares is not None and (paused := self._shares.paused):
+            running = [sequence for sequence in running if sequence not in paused]
         for sequence in running:
             # an older sequence may have taken this one's place in this very loop
             is_due = sequence.status is SequenceStatus.RUNNING and sequence.is_decoding
             if is_due and self._reserve(sequence, 1):
                 plan.decodes.append(sequence)
-        if with_prefill:
-            budget = self._prefill_budget(tier) - len(plan.decodes)
-            for sequence in running:
-                if sequence.status is SequenceStatus.RUNNING and not sequence.is_decoding:
-                    num_tokens = min(sequence.num_prefill_tokens, budget)
-                    if num_tokens > 0 and self._reserve(sequence, num_tokens):
-                        plan.prefills.append((sequence, num_tokens))
-                        budget -= num_tokens
+        budget = self._plan_prompts(plan, running, tier, now_s) if with_prefill else 0
         # Who gave way is taken out before admission, which may start it again.
         plan.leave_out_waiting()
         if with_prefill:
@@ -191,15 +193,73 @@ class Scheduler:
             plan.leave_out_waiting()  # newcomers may have displaced somebody
         return plan
 
+    def _plan_prompts(
+        self, plan: PassPlan, running: list[Sequence], tier: Tier, now_s: float
+    ) -> int:
+        """Give the prompts that are under way their rows; returns how many a pass has left."""
+        budget = self._prefill_budget(tier) - len(plan.decodes)
+        prompts = [sequence for sequence in running if not sequence.is_decoding]
+        if self._policy.has_objectives:
+            return budget - self._plan_by_urgency(plan, prompts, tier, budget, now_s)
+        for sequence in prompts:
+            budget -= self._plan_prompt(plan, sequence, budget)
+        return budget
+
+    def _plan_by_urgency(
+        self, plan: PassPlan, prompts: list[Sequence], tier: Tier, budget: int, now_s: float
+    ) -> int:
+        """The most urgent first; those that are less so than a newcomer leave it most of the rows.
+
+        Returns how many rows were given away.
+        """
+        start_by_s = self._policy.start_by_s
+        newcomer_s = math.inf
+        if prompts and self.num_running < self._config.max_sequences:
+            waiting = (start_by_s(s) for s in self.waiting if s.tier == tier)
+            newcomer_s = min((at_s for at_s in waiting if at_s >= now_s), default=math.inf)
+        left, for_patient = budget, max(budget // _PATIENT_PART, 1)
+        for sequence in sorted(prompts, key=start_by_s):
+            is_patient = start_by_s(sequence) > newcomer_s
+            rows = self._plan_prompt(plan, sequence, min(left, for_patient) if is_patient else left)
+            left -= rows
+            for_patient -= rows * is_patient
+        return budget - left
+
+    def _plan_prompt(self, plan: PassPlan, sequence: Sequence, budget: int) -> int:
+        """Take the next chunk of a prompt into a pass, if it still runs; returns its rows."""
+        if sequence.status is not SequenceStatus.RUNNING:
+            return 0
+        num_tokens = self._chunk(sequence, budget)
+        if num_tokens <= 0 or not self._reserve(sequence, num_tokens):
+            return 0
+        plan.prefills.append((sequence, num_tokens))
+        return num_tokens
+
     def _prefill_budget(self, tier: Tier) -> int:
         """Rows that a pass may have; fewer where somebody waits for the next token meanwhile."""
         config = self._config
-        cost_s = self._row_cost_s.get(tier)
         somebody_decodes = any(s.is_decoding for running in self.running.values() for s in running)
-        if cost_s is None or not somebody_decodes:
-            return config.max_tokens_per_step
-        affordable = max(int(config.prefill_chunk_s / cost_s), config.min_prefill_tokens)
-        return min(affordable, config.max_tokens_per_step)
+        budget = config.max_tokens_per_step
+        if somebody_decodes:
+            budget = self.times.prefill_rows(tier, config.prefill_chunk_s)
+        if self._shares is not None:
+            row_s = self.times.row_s(tier)
+            affordable = budget if row_s is None else self._shares.batch_prefill_s / row_s
+            self._batch_rows = int(max(min(affordable, budget), _MIN_BATCH_ROWS))
+        return budget
+
+    def _chunk(self, sequence: Sequence, budget: int) -> int:
+        """How many of its uncomputed tokens go into the pass."""
+        num_tokens = min(sequence.num_prefill_tokens, budget)
+        if self._shares is not None and sequence.request.objective.is_batch:
+            num_tokens = min(num_tokens, self._batch_rows)
+            self._batch_rows -= num_tokens
+        return num_tokens
+
+    def _is_left_out(self, sequence: Sequence) -> bool:
+        """Whether it is one of those for whom nobody waits, and they have had their rows."""
+        is_full = self._shares is not None and self._batch_rows <= 0
+        return is_full and sequence.request.objective.is_batch
 
     def _admit(self, tier: Tier, budget: int, now_s: float) -> Iterator[tuple[Sequence, int]]:
         """Start waiting sequences while rows and blocks last, in the policy's order.
@@ -215,11 +275,11 @@ class Scheduler:
                 return
             if self.num_running + self._num_promised(sequence) >= max_sequences:
                 continue
-            if self._prompt_is_under_way(sequence):
+            if self._prompt_is_under_way(sequence) or self._is_left_out(sequence):
                 continue
             if not self._fits(sequence) and not self._displace(sequence):
                 return
-            num_tokens = min(sequence.num_prefill_tokens, budget)
+            num_tokens = self._chunk(sequence, budget)
             num_rows = max(num_tokens, 1)
             self._runners[tier].copy_blocks(
                 sequence.view.reserve(sequence.view.num_computed_tokens + num_rows)
@@ -239,6 +299,20 @@ class Scheduler:
             self._policy.started(sequence)
             budget -= num_rows
             yield sequence, num_tokens
+
+    def ahead_of(self, newcomer: Sequence, now_s: float) -> list[Sequence]:
+        """Who of its tier would start before a sequence that is not here yet, in order."""
+        self._policy.added(newcomer)
+        try:
+            candidates = [s for s in self.waiting if s.tier == newcomer.tier]
+            order = self._policy.order([*candidates, newcomer], now_s)
+            return list(takewhile(lambda sequence: sequence is not newcomer, order))
+        finally:
+            self._policy.removed(newcomer)
+
+    def gives_way_to(self, sequence: Sequence, newcomer: Sequence) -> bool:
+        """Whether a running sequence would lose its place to a newcomer that needs one."""
+        return self._policy.gives_way_to(sequence, newcomer)
 
     def _num_promised(self, sequence: Sequence) -> int:
         """How many places are kept for others."""

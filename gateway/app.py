@@ -10,9 +10,15 @@ from starlette.responses import Response
 from engine.errors import EngineError
 from gateway.asgi import read_json_body
 from gateway.context import GatewayContext, GatewayLimits
-from gateway.endpoints import Gateway, json_response
+from gateway.dashboard.schema import DASHBOARD_MODELS, Dashboard
+from gateway.endpoints import DASHBOARD_PATH, PLAYGROUND_PATHS, Gateway, json_response
 from gateway.entrance import Entrance, principal_of
 from gateway.errors import GatewayError, handle_exception
+from gateway.experiments.admin import ExperimentApi
+from gateway.experiments.admin_routes import EXPERIMENT_ROUTES
+from gateway.experiments.admin_schema import EXPERIMENT_MODELS
+from gateway.experiments.feedback import FeedbackApi
+from gateway.experiments.feedback_schema import FEEDBACK_MODELS, FEEDBACK_OPERATION
 from gateway.ledger.usage_api import USAGE_MODELS, USAGE_OPERATION, UsageApi
 from gateway.metering.tenancy import Tenancy
 from gateway.openapi import (
@@ -59,6 +65,9 @@ _OTHER_MODELS: Final = (
     *TOKENIZE_MODELS,
     *USAGE_MODELS,
     *ADMIN_MODELS,
+    *DASHBOARD_MODELS,
+    *EXPERIMENT_MODELS,
+    *FEEDBACK_MODELS,
 )
 _MAX_ADMIN_BODY_BYTES: Final = 2**20
 
@@ -128,9 +137,14 @@ def _add_routes(app: FastAPI, gateway: Gateway) -> None:
         openapi_extra=operation(Readiness, "Ready.", 503, operation_id="ready"),
     )(gateway.ready)
     get("/metrics", include_in_schema=False)(gateway.expose_metrics)
-    get("/", include_in_schema=False)(gateway.page)
+    for path in PLAYGROUND_PATHS:
+        get(path, include_in_schema=False)(gateway.page)
+    get(DASHBOARD_PATH, include_in_schema=False)(gateway.dashboard_page)
+    figures = operation(Dashboard, "What has been going on.", operation_id="getDashboard")
+    get("/v1/dashboard", openapi_extra=figures)(_with_principal(gateway.dashboard.dashboard))
 
     _add_tenant_routes(app, gateway.context.tenancy)
+    _add_experiment_routes(app, gateway.context)
 
     async def openapi_document() -> Response:
         limits = await gateway.limits()
@@ -150,6 +164,21 @@ def _add_tenant_routes(app: FastAPI, tenancy: Tenancy) -> None:
         app.add_api_route(
             route.path,
             _with_principal(getattr(admin, route.handler)),
+            methods=[route.method],
+            openapi_extra=route.operation,
+        )
+
+
+def _add_experiment_routes(app: FastAPI, context: GatewayContext) -> None:
+    """What administrators ask of experiments, and what is said of answers."""
+    authenticator = context.tenancy.keys.authenticator
+    api = ExperimentApi(authenticator, context.experiments, _read_small_body)
+    feedback = FeedbackApi(context.experiments.feedback, _read_small_body)
+    app.post("/v1/feedback", openapi_extra=FEEDBACK_OPERATION)(_with_principal(feedback.give))
+    for route in EXPERIMENT_ROUTES:
+        app.add_api_route(
+            route.path,
+            _with_principal(getattr(api, route.handler)),
             methods=[route.method],
             openapi_extra=route.operation,
         )

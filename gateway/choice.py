@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import groupby
 from typing import Literal
@@ -14,10 +14,12 @@ from gateway.stopping import StopMatcher
 from gateway.thinking import Kind as ThinkingKind
 from gateway.thinking import ThinkingSplitter
 from gateway.tool_parser import PieceKind, ToolParser, ToolPiece
+from gateway.trace import DRAFTED, OWN, ChoiceTrace, DeltaTrace, Mark
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 Kind = ThinkingKind | PieceKind
 Piece = tuple[str, bool]
+_Pieces = list[tuple[Kind, str, Mark]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +29,8 @@ class Delta:
     `call_index` counts a choice's tool calls: "call" begins one and says the function's name,
     "arguments" goes on with it. `call_id` is there where one begins. `tokenizer` is the one that
     knows `logprobs`, where it is not the job's. The last delta of a choice has the finish reason
-    and no text, and the stop string, if it was one of the request's that ended it.
+    and no text, and the stop string, if it was one of the request's that ended it. `trace`: of the
+    pieces, where the request is traced.
     """
 
     index: int
@@ -40,6 +43,7 @@ class Delta:
     tokenizer: ChatTokenizer | None = None
     finish_reason: FinishReason | None = None
     stop: str | None = None
+    trace: DeltaTrace | None = None
 
 
 @dataclass(slots=True)
@@ -58,6 +62,7 @@ class ChoiceUsage:
     num_predicted_tokens: int = 0  # of them, that were right
     queue_s: float | None = None
     first_token_s: float | None = None
+    last_token_s: float | None = None
 
     @property
     def num_mispredicted_tokens(self) -> int:
@@ -68,11 +73,11 @@ class ChoiceUsage:
 class _HeldPiece:
     """Text that may still turn out to be the beginning of a stop string."""
 
-    __slots__ = ("drafted", "text")
+    __slots__ = ("mark", "text")
 
-    def __init__(self, text: str, drafted: bool) -> None:
+    def __init__(self, text: str, mark: Mark) -> None:
         self.text = text
-        self.drafted = drafted
+        self.mark = mark
 
 
 class Choice:
@@ -104,6 +109,8 @@ class Choice:
         self._min_tokens = sampling.min_tokens
         self._tokenizer = None if reader.tokenizer is job.tokenizer else reader.tokenizer
         self._detokenizer = reader.tokenizer.detokenizer()
+        self._trace = ChoiceTrace(reader.tokenizer) if request.traces else None
+        self._last_mark = OWN
         self._splitter = (
             ThinkingSplitter(opens_thinking=opens_thinking) if job.splits_thinking else None
         )
@@ -133,7 +140,9 @@ class Choice:
         usage.num_steps += 1
         usage.num_drafted_tokens += event.num_drafted_tokens
         num_before = usage.num_tokens
-        out: list[tuple[Kind, str, bool]] = []
+        if self._trace is not None and event.trace is not None:
+            self._trace.note(event.trace)
+        out: _Pieces = []
         for position, token_id in enumerate(event.token_ids):
             drafted = position < event.num_accepted_tokens
             usage.num_tokens += 1
@@ -141,7 +150,8 @@ class Choice:
             if token_id in self._stop_token_ids:
                 continue  # the token that ends an answer has no text, whatever its name
             begin = self._num_answer
-            is_answer = self._add_text(self._text(token_id), drafted, out)
+            self._last_mark = mark = self._mark(event, position, was_drafted=drafted)
+            is_answer = self._add_text(self._text(token_id), mark, out)
             if event.logprobs and is_answer:
                 entry = event.logprobs[position]
                 self._logprobs.append((begin, self._num_answer, entry))
@@ -156,16 +166,23 @@ class Choice:
 
     def end(self, finish_reason: FinishReason) -> list[Delta]:
         """The engine is done: release what was held back."""
-        out: list[tuple[Kind, str, bool]] = []
-        self._add_text(self._detokenizer.flush(), False, out)
+        out: _Pieces = []
+        mark = replace(self._last_mark, was_drafted=False)
+        self._add_text(self._detokenizer.flush(), mark, out)
         if self._splitter and self.finish_reason is None:
-            self._add_pieces(self._splitter.flush(), False, out)
+            self._add_pieces(self._splitter.flush(), mark, out)
         if self._parser and self.finish_reason is None:
-            self._add_tool_pieces(self._parser, self._parser.flush(), False, out)
+            self._add_tool_pieces(self._parser, self._parser.flush(), mark, out)
         if self.finish_reason is None:
             self._release(self._num_content, out)
             self._finish(finish_reason)
         return self._deltas(out)
+
+    def _mark(self, event: TokensEmitted, position: int, *, was_drafted: bool) -> Mark:
+        """Where a token of a step came from."""
+        if self._trace is None or event.trace is None:
+            return DRAFTED if was_drafted else OWN
+        return self._trace.mark(event.trace, position, was_drafted=was_drafted)
 
     def _finish(self, reason: FinishReason) -> None:
         """A call that the model chose to make is a reason of its own (OpenAI's wording)."""
@@ -180,15 +197,15 @@ class Choice:
             return self._detokenizer.flush() + special_text
         return self._detokenizer.push(token_id)
 
-    def _add_text(self, text: str, drafted: bool, out: list[tuple[Kind, str, bool]]) -> bool:
+    def _add_text(self, text: str, mark: Mark, out: _Pieces) -> bool:
         """Whether the token belongs to the answer, not to the thinking before it."""
         splitter = self._splitter
         if splitter is None:
             if text:
-                self._add_answer(text, drafted, out)
+                self._add_answer(text, mark, out)
             return True
         was_thinking = splitter.is_thinking
-        self._add_pieces(splitter.push(text), drafted, out)
+        self._add_pieces(splitter.push(text), mark, out)
         if splitter.is_thinking and not was_thinking:
             # The tag itself may have been several tokens, which looked like an answer until now.
             self._logprobs.clear()
@@ -200,36 +217,36 @@ class Choice:
     def _add_pieces(
         self,
         pieces: Iterable[tuple[ThinkingKind, str]],
-        drafted: bool,
-        out: list[tuple[Kind, str, bool]],
+        mark: Mark,
+        out: _Pieces,
     ) -> None:
         for kind, text in pieces:
             if kind == "reasoning":
-                out.append((kind, text, drafted))
+                out.append((kind, text, mark))
             elif self.finish_reason is None:
-                self._add_answer(text, drafted, out)
+                self._add_answer(text, mark, out)
 
-    def _add_answer(self, text: str, drafted: bool, out: list[tuple[Kind, str, bool]]) -> None:
+    def _add_answer(self, text: str, mark: Mark, out: _Pieces) -> None:
         """Content, and where there are tools, calls."""
         self._num_answer += len(text)
         if self._parser is None:
             self._num_parsed = self._num_answer
-            self._add_content(text, drafted, out)
+            self._add_content(text, mark, out)
         else:
-            self._add_tool_pieces(self._parser, self._parser.push(text), drafted, out)
+            self._add_tool_pieces(self._parser, self._parser.push(text), mark, out)
 
     def _add_tool_pieces(
         self,
         parser: ToolParser,
         pieces: Iterable[ToolPiece],
-        drafted: bool,
-        out: list[tuple[Kind, str, bool]],
+        mark: Mark,
+        out: _Pieces,
     ) -> None:
         """Stop strings are looked for in content only; none goes on behind a call."""
         for piece in pieces:
             self._num_parsed = piece.end
             if piece.kind == "content":
-                self._add_content(piece.text, drafted, out)
+                self._add_content(piece.text, mark, out)
                 if self.finish_reason is not None:
                     return
                 continue
@@ -238,10 +255,10 @@ class Choice:
                 self._release(self._num_content, out)
                 if self._stops is not None:
                     self._stops.interrupt()
-            out.append((piece.kind, piece.text, drafted))
+            out.append((piece.kind, piece.text, mark))
         self._num_parsed = parser.num_decided
 
-    def _add_content(self, text: str, drafted: bool, out: list[tuple[Kind, str, bool]]) -> None:
+    def _add_content(self, text: str, mark: Mark, out: _Pieces) -> None:
         """Release what cannot belong to a stop string; cut at a stop string."""
         self._num_content += len(text)
         is_too_short = self.usage.num_tokens <= self._min_tokens
@@ -249,9 +266,9 @@ class Choice:
             self._stops.skip(text)
         if self._stops is None or is_too_short:
             self._num_released = self._num_content
-            out.append(("content", text, drafted))
+            out.append(("content", text, mark))
             return
-        self._held.append(_HeldPiece(text, drafted))
+        self._held.append(_HeldPiece(text, mark))
         cut = self._stops.push(text)
         if cut is None:
             self._release(self._num_content - self._stops.num_held, out)
@@ -260,23 +277,26 @@ class Choice:
             self._stop = self._stops.found
             self._finish("stop")
 
-    def _release(self, end: int, out: list[tuple[Kind, str, bool]]) -> None:
+    def _release(self, end: int, out: _Pieces) -> None:
         """Move held content up to position `end` out, piece by piece."""
         while self._held and self._num_released < end:
             piece = self._held[0]
             text = piece.text[: end - self._num_released]
-            out.append(("content", text, piece.drafted))
+            out.append(("content", text, piece.mark))
             self._num_released += len(text)
             piece.text = piece.text[len(text) :]
             if not piece.text:
                 self._held.popleft()
 
-    def _deltas(self, out: list[tuple[Kind, str, bool]]) -> list[Delta]:
+    def _deltas(self, out: _Pieces) -> list[Delta]:
         """One delta for each run of thinking, content or arguments, then the finish."""
         deltas = []
         call_index = self._num_calls - sum(kind == "call" for kind, _, _ in out) - 1
         for kind, run in groupby(out, key=lambda item: item[0]):
-            pieces = tuple((text, drafted) for _, text, drafted in run)
+            texts, marks = [], []
+            for _, text, mark in run:
+                texts.append(text)
+                marks.append(mark)
             call_index += kind == "call"
             deltas.append(
                 Delta(
@@ -284,10 +304,13 @@ class Choice:
                     kind=kind,
                     call_index=max(call_index, 0),
                     call_id=self._call_id(call_index) if kind == "call" else "",
-                    text="".join(text for text, _ in pieces),
-                    pieces=pieces,
+                    text="".join(texts),
+                    pieces=tuple(
+                        (text, mark.was_drafted) for text, mark in zip(texts, marks, strict=True)
+                    ),
                     logprobs=self._released_logprobs() if kind != "reasoning" else (),
                     tokenizer=self._tokenizer,
+                    trace=None if self._trace is None else self._trace.of_pieces(marks),
                 )
             )
         if self.finish_reason is not None:

@@ -31,6 +31,7 @@ from gateway.hold_back import HoldBack
 from gateway.job import Answer, EscalationTarget, Job
 from gateway.metering.credit import within_credit
 from gateway.metrics import GatewayMetrics
+from gateway.trace import told_as_reused
 from router.cascade import Judgement
 
 _REFUSED = "cascade: the large tier could not take it, small answer kept"
@@ -388,7 +389,10 @@ class ChoiceStream:
         if self._predicts_small and self.cascade.escalated:
             # What was predicted is the small answer, not what the client expects.
             event = replace(
-                event, num_predicted_tokens=0, num_reused_tokens=event.num_predicted_tokens
+                event,
+                num_predicted_tokens=0,
+                num_reused_tokens=event.num_predicted_tokens,
+                trace=event.trace and told_as_reused(event.trace),
             )
         return self.choice.add_tokens(event)
 
@@ -412,7 +416,7 @@ class ChoiceStream:
             metrics.time_to_first_token.observe(now_s - self._job.arrival_s)
         elif num_tokens and self._last_token_s is not None:
             metrics.inter_token_latency.observe((now_s - self._last_token_s) / num_tokens)
-        self._last_token_s = now_s
+        self._last_token_s = usage.last_token_s = now_s
 
     # ---- for those who learn from answers -----------------------------------------------------
 

@@ -1,6 +1,5 @@
-"""The command line: `outrider serve | chat | keys | usage | doctor | config | router | draft`."""
+"""The command line: `outrider serve | chat | bench | plan | experiment | keys | usage | …`."""
 
-import functools
 import importlib.util
 import json
 import logging
@@ -8,14 +7,30 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal, ParamSpec, TypeVar
+from typing import Annotated, Literal
 
 import typer
 
-from engine.errors import EngineError
 from engine.events import EngineInfo
+from gateway.bench.bench_cli import BENCH_HELP, bench
+from gateway.command import (
+    EXIT_FAILED,
+    Assignments,
+    ConfigFile,
+    Device,
+    Dtype,
+    Large,
+    NumThreads,
+    Small,
+    Tiers,
+    assigned,
+    reports_user_errors,
+    tier_flags,
+)
+from gateway.experiments.cli import app as experiment_app
 from gateway.keys_cli import app as keys_app
 from gateway.ledger.usage_cli import USAGE_HELP, usage
+from gateway.plan_cli import PLAN_HELP, plan
 from gateway.settings import (
     DEFAULT_FILE,
     KEY_VARIABLE,
@@ -26,11 +41,6 @@ from gateway.settings import (
 )
 from gateway.settings_tiers import Policy
 
-Params = ParamSpec("Params")
-Result = TypeVar("Result")
-
-EXIT_FAILED = 1
-EXIT_USAGE = 2
 DEFAULT_URL = "http://127.0.0.1:8000"
 
 app = typer.Typer(
@@ -44,7 +54,10 @@ app = typer.Typer(
 config_app = typer.Typer(name="config", help="See and write settings.", no_args_is_help=True)
 app.add_typer(config_app)
 app.add_typer(keys_app)
+app.add_typer(experiment_app)
 app.command("usage", help=USAGE_HELP)(usage)
+app.command("bench", help=BENCH_HELP)(bench)
+app.command("plan", help=PLAN_HELP)(plan)
 if importlib.util.find_spec("gateway.router_cli") is not None:
     from gateway.router_cli import app as router_app
 
@@ -54,56 +67,10 @@ if importlib.util.find_spec("gateway.draft_cli") is not None:
 
     app.add_typer(draft_app)
 
-ConfigFile = Annotated[
-    Path | None,
-    typer.Option("--config", help=f"Settings file; otherwise {DEFAULT_FILE} here if there is one."),
-]
-Large = Annotated[str | None, typer.Option(help="Folder or Hugging Face id of the large model.")]
-Small = Annotated[str | None, typer.Option(help="The same for the small model.")]
-Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
-Dtype = Annotated[str | None, typer.Option(help="auto, bfloat16, float16 or float32.")]
-Tiers = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--tier",
-        metavar="NAME=URL",
-        help="A tier that is a server elsewhere; the same NAME again is another replica of it.",
-    ),
-]
-Assignments = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="SECTION.NAME=VALUE", help="Any setting; repeatable."),
-]
-NumThreads = Annotated[int | None, typer.Option(help="CPU threads of the engine.")]
-
 
 def main() -> None:
     """Entry point of the `outrider` command."""
     app()
-
-
-def reports_user_errors(command: Callable[Params, Result]) -> Callable[Params, Result]:
-    """Turn errors that the user can mend into a message and an exit status, without a traceback."""
-
-    @functools.wraps(command)
-    def wrapped(*args: Params.args, **kwargs: Params.kwargs) -> Result:
-        from gateway.terminal_chat import ChatError
-
-        try:
-            return command(*args, **kwargs)
-        except SettingsError as error:
-            _complain(str(error))
-            raise typer.Exit(EXIT_USAGE) from None
-        except (EngineError, ChatError) as error:
-            _complain(str(error))
-            raise typer.Exit(EXIT_FAILED) from None
-
-    return wrapped
-
-
-def _complain(message: str) -> None:
-    for line in message.splitlines():
-        typer.secho(f"outrider: {line}", fg=typer.colors.RED, err=True)
 
 
 _SERVE_EXAMPLES = """
@@ -195,8 +162,8 @@ def serve(  # noqa: PLR0913 - a flag each
         "log_level": log_level,
     }
     given = {key: value for key, value in flags.items() if value is not None}
-    given |= _tier_flags(tiers or [])
-    settings = load_settings(config_file=config, flags=_assigned(assignments or []) | given)
+    given |= tier_flags(tiers or [])
+    settings = load_settings(config_file=config, flags=assigned(assignments or []) | given)
     _serve(settings)
 
 
@@ -317,7 +284,7 @@ def chat(  # noqa: PLR0913 - a flag each
         "models.small": small,
         "engine.device": device,
         "engine.dtype": dtype,
-        **_tier_flags(tiers or []),
+        **tier_flags(tiers or []),
     }
     wants_own_engine = config is not None or any(value is not None for value in flags.values())
     # People have the address at hand as OpenAI's clients take it.
@@ -371,12 +338,12 @@ def doctor(  # noqa: PLR0913 - a flag each
         "models.small": small,
         "engine.device": device,
         "server.port": port,
-        **_tier_flags(tiers or []),
+        **tier_flags(tiers or []),
     }
     checks = []
     console = make_console()
     given = {key: value for key, value in flags.items() if value is not None}
-    settings = load_settings(config_file=config, flags=_assigned(assignments or []) | given)
+    settings = load_settings(config_file=config, flags=assigned(assignments or []) | given)
     for check in examine(settings):
         checks.append(check)
         if not as_json:
@@ -411,29 +378,6 @@ def config_init(
     except OSError as error:
         raise SettingsError(f"{path} cannot be written: {error.strerror}") from None
     typer.echo(f"wrote {path}")
-
-
-def _assigned(assignments: list[str]) -> dict[str, Any]:
-    """`--set section.name=value` as flags. Raises SettingsError for another form."""
-    flags: dict[str, Any] = {}
-    for assignment in assignments:
-        key, equals, value = assignment.partition("=")
-        if not equals or not key.strip():
-            raise SettingsError(f"--set {assignment}: write it as --set section.name=value")
-        flags[key.strip()] = value.strip()
-    return flags
-
-
-def _tier_flags(tiers: list[str]) -> dict[str, Any]:
-    """`--tier name=url` as flags. Raises SettingsError for another form."""
-    flags: dict[str, Any] = {}
-    for tier in tiers:
-        name, equals, url = (part.strip() for part in tier.partition("="))
-        if not equals or not name or not url or "." in name:
-            raise SettingsError(f"--tier {tier}: write it as --tier cloud=https://host/v1")
-        key = f"tiers.{name}.url"
-        flags[key] = (*flags.get(key, ()), *url.split(","))
-    return flags
 
 
 def _configure_logging(level: str, log_format: Literal["text", "json"] = "text") -> None:

@@ -9,11 +9,13 @@ from engine.request import Tier
 from gateway.backends.client import EngineClient
 from gateway.chat import ChatTokenizer
 from gateway.edge.metrics import EdgeMetrics
+from gateway.experiments.experiments import Experiments
 from gateway.handoff.terms import Rules
 from gateway.metering.tenancy import Tenancy
 from gateway.metrics import GatewayMetrics
 from gateway.mirror import Mirror
 from gateway.settings_http import HttpSettings
+from gateway.slo.parts import SloParts
 from gateway.telemetry.capture import NULL_CAPTURE, Capture
 from gateway.telemetry.tracer import NULL_TRACER, Tracer
 from gateway.upstream.tier import UpstreamTier
@@ -85,6 +87,8 @@ class GatewayContext:
     tenancy: Tenancy = field(default_factory=Tenancy)
     http: HttpSettings = field(default_factory=HttpSettings)
     edge_metrics: EdgeMetrics | None = None
+    experiments: Experiments = field(default_factory=Experiments)
+    slo: SloParts = field(default_factory=SloParts)
     tracer: Tracer = NULL_TRACER
     capture: Capture = NULL_CAPTURE
     wall_clock: Callable[[], float] = time.time

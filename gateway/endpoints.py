@@ -5,6 +5,7 @@ import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib import resources
 from typing import Any, Final
 
@@ -14,8 +15,12 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import HTMLResponse, Response
 
 from engine.errors import EngineError
+from engine.events import EngineStats
 from gateway.asgi import AnswerResponse, read_json_body
 from gateway.context import GatewayContext
+from gateway.dashboard.api import DashboardApi, DashboardSources
+from gateway.dashboard.experiments import experiment_documents
+from gateway.dashboard.recent import RecentOutcomes
 from gateway.edge.idempotency import IdempotentAnswers
 from gateway.entrance import principal_of
 from gateway.errors import GatewayError, Problem, UnavailableError
@@ -28,6 +33,7 @@ from gateway.metering.meter import Account, RequestMeter
 from gateway.openapi import (
     LoadedLimits,
 )
+from gateway.outcome_record import OutcomeRecord
 from gateway.request_watch import RequestWatch, Watched
 from gateway.route_metrics import RouteCollector
 from gateway.surfaces.messages.surface import MessagesSurface
@@ -41,6 +47,9 @@ from gateway.tenants.principal import Principal
 from gateway.upstream.call import HOPS_HEADER, Endpoint
 
 logger = logging.getLogger(__name__)
+
+PLAYGROUND_PATHS: Final = ("/", "/playground")
+DASHBOARD_PATH: Final = "/dashboard"
 
 _STATS_TIMEOUT_S: Final = 2.0
 _HOP: Final = re.compile(r"[A-Za-z0-9._:-]{1,64}")
@@ -64,8 +73,21 @@ class Gateway:
         self.messages_surface = MessagesSurface(has_tiers_elsewhere=bool(context.cloud.tiers))
         self._tokenizing = Tokenizing(context, self.jobs)
         self._idempotent = IdempotentAnswers.of(context.http, context.clock, context.edge_metrics)
+        recent = RecentOutcomes(clock=context.clock)
+        self._sinks = (*context.experiments.sinks, context.slo.goodput, recent)
+        self.dashboard = DashboardApi(
+            DashboardSources(
+                recent=recent,
+                classes=context.slo.classes.settings,
+                read_stats=self._stats,
+                clock=context.clock,
+                wall_clock=context.wall_clock,
+                read_experiments=partial(experiment_documents, context.experiments),
+            )
+        )
         self._loop_lag = LoopLag(self.metrics.registry)
-        self._page = resources.files("gateway").joinpath("static/index.html").read_bytes()
+        self._page = _page("index.html")
+        self._dashboard_page = _page("dashboard.html")
 
     @asynccontextmanager
     async def lifespan(self, _: FastAPI) -> AsyncIterator[None]:
@@ -77,6 +99,7 @@ class Gateway:
         ]
         try:
             await self.context.tenancy.start()
+            await self.context.experiments.start()
             for tier in tiers:
                 await tier.start()
             yield
@@ -89,6 +112,8 @@ class Gateway:
             for tier in tiers:
                 await tier.close()
             await self.context.engine.close()
+            await self.dashboard.close()
+            await self.context.experiments.close()
             await self.context.tenancy.close()
             await self.context.capture.close()
             await self.context.tracer.close()
@@ -127,16 +152,18 @@ class Gateway:
 
         async def answered() -> Response:
             name = surface.name if surface else endpoint
-            watch = self._watch(request, name, arrival_s, body)
-            meter = self._meter(request, name, arrival_s, watch.span)
+            record = self._record(arrival_s)
+            watch = self._watch(request, name, arrival_s, body, record)
+            meter = self._meter(request, name, arrival_s, watch.span, record)
+            record.identify(meter.account)
             with watch:
                 translated = None if surface is None else surface.read(body)
                 plan = await self.planner.plan(
                     endpoint,
                     body if translated is None else translated.chat_body,
-                    _incoming(request, arrival_s, meter, watch.span),
+                    _incoming(request, arrival_s, meter, watch.span, record),
                 )
-            meter.is_streamed = plan.is_streamed
+            meter.is_streamed = record.is_streamed = plan.is_streamed
             watch.planned(is_private=plan.is_private, is_streamed=plan.is_streamed)
             return AnswerResponse(
                 plan.answering,
@@ -145,13 +172,21 @@ class Gateway:
                 meter=meter,
                 writer=None if translated is None else translated.writer,
                 watch=watch,
+                arm=plan.arm,
             )
 
         owner = principal_of(request).key_id
         return await self._idempotent.answer(request, body, answered, owner=owner)
 
+    def _record(self, arrival_s: float) -> OutcomeRecord:
+        """What those who count get to know of the request."""
+        context = self.context
+        return OutcomeRecord(
+            self._sinks, arrival_s=arrival_s, clock=context.clock, wall_clock=context.wall_clock
+        )
+
     def _watch(
-        self, request: Request, endpoint: str, arrival_s: float, body: bytes
+        self, request: Request, endpoint: str, arrival_s: float, body: bytes, record: OutcomeRecord
     ) -> RequestWatch:
         """Who follows the request for operators; its trace begins here, or goes on."""
         context, headers = self.context, request.headers
@@ -169,10 +204,15 @@ class Gateway:
             endpoint=endpoint,
             body=body,
         )
-        return RequestWatch(watched, span, context.capture, context.wall_clock)
+        return RequestWatch(watched, span, context.capture, context.wall_clock, record)
 
     def _meter(
-        self, request: Request, endpoint: str, arrival_s: float, span: Span = NULL_SPAN
+        self,
+        request: Request,
+        endpoint: str,
+        arrival_s: float,
+        span: Span = NULL_SPAN,
+        record: OutcomeRecord | None = None,
     ) -> RequestMeter:
         context = self.context
         account = Account(
@@ -188,6 +228,7 @@ class Gateway:
             clock=context.clock,
             wall_clock=context.wall_clock,
             span=span,
+            on_booked=None if record is None else record.booked,
         )
 
     async def _counted(
@@ -269,19 +310,34 @@ class Gateway:
         stats = None
         try:
             async with asyncio.timeout(_STATS_TIMEOUT_S):
-                stats = await self.context.engine.stats() if self.context.engine.is_ready else None
+                stats = await self._stats()
         except (TimeoutError, EngineError) as error:
             logger.warning("no engine statistics error=%s", type(error).__name__)
         return Response(self.metrics.exposition(stats), media_type=CONTENT_TYPE_LATEST)
+
+    async def _stats(self) -> EngineStats | None:
+        """The engine's snapshot; None while it is not there. Raises EngineError."""
+        return await self.context.engine.stats() if self.context.engine.is_ready else None
 
     async def page(self) -> Response:
         """The playground."""
         return HTMLResponse(self._page, headers={"content-security-policy": _PAGE_POLICY})
 
-    def sign_in(self, problem: Problem) -> Response:
-        """The playground for who has no key yet: it holds no secrets, and asks for one."""
-        headers = {**problem.headers, "content-security-policy": _PAGE_POLICY}
-        return HTMLResponse(self._page, problem.status, headers)
+    async def dashboard_page(self) -> Response:
+        """The dashboard."""
+        return HTMLResponse(self._dashboard_page, headers={"content-security-policy": _PAGE_POLICY})
+
+    @property
+    def sign_in(self) -> dict[str, Callable[[Problem], Response]]:
+        """The pages for who has no key yet: they hold no secrets, and ask for one."""
+
+        def shown(page: bytes, problem: Problem) -> Response:
+            headers = {**problem.headers, "content-security-policy": _PAGE_POLICY}
+            return HTMLResponse(page, problem.status, headers)
+
+        pages = dict.fromkeys(PLAYGROUND_PATHS, self._page)
+        pages[DASHBOARD_PATH] = self._dashboard_page
+        return {path: partial(shown, page) for path, page in pages.items()}
 
     async def limits(self) -> LoadedLimits | None:
         """What the loaded models allow; None while the engine is not ready."""
@@ -302,11 +358,16 @@ class Gateway:
         return await read_json_body(request, limit_bytes=self.context.limits.max_body_bytes)
 
 
+def _page(name: str) -> bytes:
+    return resources.files("gateway").joinpath(f"static/{name}").read_bytes()
+
+
 def _incoming(
     request: Request,
     arrival_s: float,
     meter: RequestMeter | None = None,
     span: Span = NULL_SPAN,
+    record: OutcomeRecord | None = None,
 ) -> Incoming:
     """What came with the body."""
     headers = request.headers
@@ -320,6 +381,8 @@ def _incoming(
         with_trace=headers.get("x-outrider-trace") == "1",
         principal=principal_of(request),
         meter=meter,
+        outcome=record,
+        headers=headers,
         span=span,
     )
 

@@ -6,9 +6,11 @@ from dataclasses import dataclass, replace
 from engine.errors import PromptTooLongError
 from engine.events import TierInfo
 from engine.request import (
+    NO_OBJECTIVE,
     CascadeParams,
     EngineRequest,
     GrammarSpec,
+    LatencyObjective,
     SamplingParams,
     SpeculationParams,
 )
@@ -48,7 +50,7 @@ class Frame:
     """What the engine requests of one job share, whichever tier gets them.
 
     `watch`: None where nobody watches the answers; else whether hidden states are wanted.
-    `priority` is the queue's (gateway/service_tier.py).
+    `priority` is the queue's (gateway/service_tier.py), `objective` what the queue keeps to.
     """
 
     job_id: str
@@ -58,6 +60,7 @@ class Frame:
     default_max_tokens: int | None
     principal: Principal
     priority: int = 0
+    objective: LatencyObjective = NO_OBJECTIVE
     watch: bool | None = None
 
 
@@ -87,6 +90,7 @@ def engine_requests(request: ApiRequest, rendered: Rendered, frame: Frame) -> li
                 tenant=frame.principal.tenant,
                 weight=frame.principal.weight,
                 priority=frame.priority,
+                objective=frame.objective,
             )
             _check_combination(request, engine_request)
             made.append(engine_request)

@@ -53,17 +53,17 @@ class Entrance:
         *,
         authenticate: Authenticate,
         problem_bodies: Mapping[str, ProblemBody] | None = None,
-        sign_in: ProblemPage | None = None,
+        sign_in: Mapping[str, ProblemPage] | None = None,
     ) -> None:
         """`problem_bodies`: how errors are told by paths of other APIs.
 
-        `sign_in`: what a browser is shown that opens `/` and has no key.
+        `sign_in`: by the pages' paths, what a browser is shown that opens one and has no key.
         """
         self.app = app
         self._endpoints = endpoints
         self._authenticate = authenticate
         self._problem_bodies = problem_bodies or {}
-        self._sign_in = sign_in
+        self._sign_in = sign_in or {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request, or the application's lifespan.
@@ -106,9 +106,9 @@ class Entrance:
         except (GatewayError, EngineError, HTTPException) as error:
             problem = problem_of(error)
             report_problem(path, problem, error)
-            is_at_the_door = isinstance(error, AuthenticationError) and _is_browser(scope, headers)
-            if is_at_the_door and self._sign_in is not None:
-                response = self._sign_in(problem)
+            page = self._sign_in.get(path) if isinstance(error, AuthenticationError) else None
+            if page is not None and _is_browser(scope, headers):
+                response = page(problem)
             else:
                 response = self._told(path, problem)
             await response(scope, receive, send_with_id)
@@ -134,8 +134,7 @@ class Entrance:
 
 def _is_browser(scope: Scope, headers: Headers) -> bool:
     """Whether somebody opens the page by hand: programs do not ask for HTML."""
-    is_page = scope["path"] == "/" and scope["method"] == "GET"
-    return is_page and "text/html" in headers.get("accept", "")
+    return scope["method"] == "GET" and "text/html" in headers.get("accept", "")
 
 
 def principal_of(request: Request) -> Principal:

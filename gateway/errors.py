@@ -19,6 +19,7 @@ from starlette.routing import Match, Route
 from engine.errors import (
     EngineDiedError,
     EngineError,
+    InfeasibleObjectiveError,
     InvalidRequestError,
     PromptTooLongError,
     QueueFullError,
@@ -323,6 +324,7 @@ _ANSWERS: Final[Mapping[type[Exception], _Answer]] = {
     BodyTooLargeError: _Answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, code="body_too_large"),
     MediaTypeError: _Answer(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, code="unsupported_media_type"),
     QueueFullError: _Answer(HTTPStatus.TOO_MANY_REQUESTS, RATE_LIMIT, retry_after_s=1.0),
+    InfeasibleObjectiveError: _Answer(HTTPStatus.TOO_MANY_REQUESTS, RATE_LIMIT),
     NotReadyError: _Answer(HTTPStatus.SERVICE_UNAVAILABLE, SERVER_ERROR, retry_after_s=1.0),
     EngineDiedError: _Answer(HTTPStatus.SERVICE_UNAVAILABLE, SERVER_ERROR, retry_after_s=1.0),
     EngineLostError: _Answer(HTTPStatus.SERVICE_UNAVAILABLE, SERVER_ERROR, retry_after_s=1.0),
@@ -410,6 +412,8 @@ def _retry_headers(error: Exception, answer: _Answer) -> dict[str, str]:
     headers = dict(getattr(error, "headers", {}))
     wait_s: float | None = getattr(error, "retry_after_s", answer.retry_after_s)
     should_retry: bool | None = getattr(error, "should_retry", None if wait_s is None else True)
+    if wait_s is None and isinstance(error, InfeasibleObjectiveError):
+        should_retry = False  # clients repeat a 429 unless they are told not to
     if wait_s is not None:
         wait_s = min(wait_s, _MAX_WAIT_S if should_retry else _MAX_RESET_S)
         headers["retry-after"] = str(max(1, math.ceil(wait_s)))

@@ -122,6 +122,15 @@ class Generation:
         firsts = [c.usage.first_token_s for c in self.choices if c.usage.first_token_s is not None]
         return min(firsts) - self.job.arrival_s if firsts else None
 
+    def inter_token_s(self) -> float | None:
+        """Seconds between two tokens of a choice, in the mean; None where none has two."""
+        total_s, num_gaps = 0.0, 0
+        for usage in (choice.usage for choice in self.choices):
+            if usage.first_token_s is not None and usage.last_token_s is not None:
+                total_s += usage.last_token_s - usage.first_token_s
+                num_gaps += max(usage.num_tokens - 1, 0)
+        return total_s / num_gaps if num_gaps else None
+
     @property
     def is_cut_by_limit(self) -> bool:
         """Whether an answer ended where its tenant's limit did."""

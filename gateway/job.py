@@ -1,7 +1,7 @@
 """An API request, ready for the engine: what to generate, how to read it, who watches it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.request import EngineRequest, Tier
 from gateway.chat import ChatTokenizer
@@ -73,7 +73,8 @@ class Job:
     with the seconds that a choice queued, `on_answer` once for each choice that ended by itself;
     they must not block. is_bounded: the client has said how long an answer may be. `credit`: the
     tokens that its tenant has left for it, None where nobody counts. `work` is told what the engine
-    did. `service_tier`: what the response says of it, where the request named one.
+    did. `service_tier`: what the response says of it, where the request named one; `arm`: the same
+    of experiments.
 
     Raises ValueError for a cascade without a tier to escalate to.
     """
@@ -100,9 +101,19 @@ class Job:
     on_answer: Callable[[Answer], None] | None = None
     is_bounded: bool = False
     service_tier: str | None = None
+    arm: str = ""
     credit: Credit | None = None
     work: LocalWork | None = None
+
+    def traced(self) -> "Job":
+        """The same, with the engine telling where each token came from."""
+        return replace(self, choices=tuple(map(_traced, self.choices)))
 
     def __post_init__(self) -> None:
         if self.cascade is not None and self.escalation is None and self.take_over is None:
             raise ValueError("a job with a cascade needs an escalation target")
+
+
+def _traced(plan: ChoicePlan) -> ChoicePlan:
+    escalated = None if plan.escalated is None else replace(plan.escalated, traces=True)
+    return replace(plan, request=replace(plan.request, traces=True), escalated=escalated)

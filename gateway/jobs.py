@@ -2,29 +2,25 @@
 
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
-from math import ceil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
-from engine.errors import EngineError, PromptTooLongError
+from engine.errors import EngineError
 from engine.events import EngineInfo, TierInfo
-from engine.request import TIERS
-from gateway.chat import ChatTokenizer, Prompt
-from gateway.chat_prompt import chat_prompt
+from engine.request import TIERS, LatencyObjective
 from gateway.context import GatewayContext as GatewayContext
 from gateway.context import GatewayLimits as GatewayLimits
 from gateway.dialogue import Dialogue
 from gateway.engine_requests import (
     ApiRequest,
-    Expected,
     Frame,
     Rendered,
-    check_token_ids,
     engine_requests,
     escalated_requests,
 )
 from gateway.errors import BadRequestError, ModelNotFoundError, NotReadyError
+from gateway.forms import Form, Prompts, chat_form, completion_form
 from gateway.handoff.incoming import Incoming
 from gateway.handoff.leg import Elsewhere, HandOffError
 from gateway.handoff.permissions import permitted
@@ -34,14 +30,9 @@ from gateway.prompt_end import continues_text
 from gateway.route_report import describe_route
 from gateway.schema.chat import ChatRequest
 from gateway.schema.common import OutriderOptions
-from gateway.schema.completions import CompletionRequest
 from gateway.service_tier import read_service_tier
-from gateway.structured import plan_structured
 from gateway.targets import Ask, Target, TargetChooser
 from gateway.telemetry.spans import record_route
-from gateway.tenants.principal import Principal
-from gateway.thinking import Thinking
-from gateway.tools import plan_tools
 from router.guard import Outcome
 from router.policy import pair_complaint
 
@@ -52,26 +43,11 @@ _NO_OPTIONS: Final = OutriderOptions()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Form:
-    """What chat and completions do differently.
-
-    `render` and `expect` make a tier's prompts and what is known of the answers to them.
-    """
-
-    prefix: str
-    text: Callable[[ChatTokenizer], str]
-    render: Callable[[TierInfo, ChatTokenizer], Awaitable[tuple[Prompt, ...]]]
-    expect: Callable[[Rendered], Awaitable[Expected]]
-    has_token_ids: bool
-    dialogue: Dialogue | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Begun:
     """How a request came, and who else may answer it."""
 
     incoming: Incoming
-    form: _Form
+    form: Form
     elsewhere: Elsewhere | None = None
 
 
@@ -156,88 +132,11 @@ class JobBuilder:
         self, request: ApiRequest, incoming: Incoming, elsewhere: Elsewhere | None
     ) -> _Begun:
         if isinstance(request, ChatRequest):
-            form = self._chat_form(request, incoming.principal)
+            salt = incoming.principal.cache_salt
+            form = chat_form(request, Dialogue(request.messages, self._context.routing, salt))
         else:
-            form = self._completion_form(request)
+            form = completion_form(request)
         return _Begun(incoming=incoming, form=form, elsewhere=elsewhere)
-
-    def _chat_form(self, request: ChatRequest, principal: Principal) -> _Form:
-        plan = plan_tools(request)
-        structured = plan_structured(request.response_format, request.structured_outputs)
-        if plan is not None and structured is not None:
-            raise BadRequestError(
-                f"{structured.param}: not supported together with tools; set tool_choice to none.",
-                param=structured.param,
-            )
-
-        async def render(info: TierInfo, tokenizer: ChatTokenizer) -> tuple[Prompt, ...]:
-            num_chars = sum(len(str(message.content)) for message in request.messages)
-            _refuse_hopeless(num_chars, info, tokenizer, request.token_limit)
-            return (await chat_prompt(request, tokenizer),)
-
-        async def expect(rendered: Rendered) -> Expected:
-            tokenizer = rendered.tokenizer
-            prediction: tuple[int, ...] = ()
-            if request.prediction is not None:
-                prediction = await tokenizer.encode_answer(
-                    request.prediction.text, rendered.info.max_context
-                )
-            expected = Expected(prediction=prediction)
-            thinking = _thinking(tokenizer, rendered.prompts[0])
-            if plan is not None:
-                return replace(
-                    expected,
-                    grammar=plan.grammar(tokenizer.dialect, thinking),
-                    tools=plan.reading(tokenizer.dialect),
-                    grammar_param="tools",
-                )
-            if structured is not None:
-                return replace(
-                    expected, grammar=structured.grammar(thinking), grammar_param=structured.param
-                )
-            return expected
-
-        return _Form(
-            prefix="chatcmpl",
-            text=lambda _: request.last_user_text,
-            render=render,
-            expect=expect,
-            has_token_ids=_has_token_ids(request),
-            dialogue=Dialogue(request.messages, self._context.routing, principal.cache_salt),
-        )
-
-    def _completion_form(self, request: CompletionRequest) -> _Form:
-        def text(tokenizer: ChatTokenizer) -> str:
-            first = request.prompts[0]
-            return first if isinstance(first, str) else tokenizer.decode(first)
-
-        async def render(info: TierInfo, tokenizer: ChatTokenizer) -> tuple[Prompt, ...]:
-            prompts = []
-            for prompt in request.prompts:
-                if isinstance(prompt, str):
-                    _refuse_hopeless(len(prompt), info, tokenizer, request.token_limit)
-                    prompts.append(await tokenizer.encode(prompt))
-                else:
-                    prompts.append(Prompt(token_ids=prompt))
-            return tuple(prompts)
-
-        async def expect(rendered: Rendered) -> Expected:
-            for prompt in request.prompts:
-                if not isinstance(prompt, str):
-                    check_token_ids(prompt, rendered.info)
-            structured = plan_structured(None, request.structured_outputs)
-            if structured is None:
-                return Expected()
-            return Expected(grammar=structured.grammar(), grammar_param=structured.param)
-
-        has_token_ids = any(not isinstance(prompt, str) for prompt in request.prompts)
-        return _Form(
-            prefix="cmpl",
-            text=text,
-            render=render,
-            expect=expect,
-            has_token_ids=has_token_ids or _has_token_ids(request),
-        )
 
     async def _plan(self, request: ApiRequest, begun: _Begun) -> _Planned:
         """Choose a tier and make its job."""
@@ -247,7 +146,7 @@ class JobBuilder:
             raise ModelNotFoundError(request.model, list(names))
         options = request.outrider or _NO_OPTIONS
         candidates = permitted(begun.incoming.principal, names[request.model], options.tier)
-        prompts = _Prompts(form, self._context)
+        prompts = Prompts(form, self._context.tokenizers)
         ask = Ask(
             is_auto=request.model == AUTO,
             candidates=candidates,
@@ -268,6 +167,20 @@ class JobBuilder:
         job = await self._job(request, target, prompts, begun)
         return _Planned(job=job, ask=ask, target=target)
 
+    def _objective(
+        self, request: ApiRequest, rendered: Rendered, incoming: Incoming
+    ) -> LatencyObjective:
+        """The latency that the request is to have. Raises BadRequestError."""
+        resolved = self._context.slo.classes.resolve(
+            request.outrider,
+            has_tools=isinstance(request, ChatRequest) and bool(request.tools),
+            service_tier=request.service_tier,
+            num_prompt_tokens=max(len(prompt.token_ids) for prompt in rendered.prompts),
+        )
+        if incoming.outcome is not None:
+            incoming.outcome.serve_under(resolved)
+        return resolved.objective
+
     def _trace_route(self, incoming: Incoming, target: Target, start_s: float) -> None:
         if incoming.span.is_recording:
             record_route(
@@ -283,7 +196,7 @@ class JobBuilder:
         self,
         request: ApiRequest,
         target: Target,
-        prompts: "_Prompts",
+        prompts: Prompts,
         begun: _Begun,
     ) -> Job:
         """One engine request for each choice of each prompt."""
@@ -308,6 +221,7 @@ class JobBuilder:
             default_max_tokens=self._context.limits.default_max_tokens,
             principal=begun.incoming.principal,
             priority=service_tier.priority,
+            objective=self._objective(request, rendered, begun.incoming),
             watch=None if plan is None else plan.wants_hidden_state,
         )
         requests = engine_requests(request, rendered, frame)
@@ -354,6 +268,7 @@ class JobBuilder:
             on_answer=self._learner(form.dialogue, num_prompt_tokens),
             is_bounded=request.token_limit is not None,
             service_tier=None if request.service_tier is None else service_tier.reported,
+            arm=begun.incoming.arm,
         )
 
     def _counted(self, planned: _Planned) -> Job:
@@ -390,52 +305,3 @@ class JobBuilder:
                 parts.guard.saw_escalated(answer.confidence, agreement)
 
         return learn
-
-
-class _Prompts:
-    """A request's prompts by tier; tiers that write alike share them."""
-
-    def __init__(self, form: _Form, context: GatewayContext) -> None:
-        self._form = form
-        self._context = context
-        self._done: dict[str, tuple[Prompt, ...]] = {}
-
-    async def of(self, info: TierInfo) -> tuple[Prompt, ...]:
-        """Rendered for a tier. Raises GatewayError or PromptTooLongError."""
-        tokenizer = self._context.tokenizers[info.tier]
-        if tokenizer.rendering not in self._done:
-            self._done[tokenizer.rendering] = await self._form.render(info, tokenizer)
-        return self._done[tokenizer.rendering]
-
-    async def rendered(self, info: TierInfo) -> Rendered:
-        """With what is known of the answers."""
-        rendered = Rendered(
-            info=info,
-            tokenizer=self._context.tokenizers[info.tier],
-            prompts=await self.of(info),
-            expected=Expected(),
-        )
-        return replace(rendered, expected=await self._form.expect(rendered))
-
-
-def _has_token_ids(request: ApiRequest) -> bool:
-    return bool(request.logit_bias or request.stop_token_ids)
-
-
-def _thinking(tokenizer: ChatTokenizer, prompt: Prompt) -> Thinking:
-    """Whether an answer begins with a thinking block."""
-    if prompt.opens_thinking:
-        return "open"
-    return "possible" if tokenizer.may_think else "none"
-
-
-def _refuse_hopeless(
-    num_chars: int, info: TierInfo, tokenizer: ChatTokenizer, limit: int | None
-) -> None:
-    """Refuse a text that cannot fit however it is tokenised, before paying for tokenising it."""
-    # Normalisation may shorten a text; it does not do so four times.
-    at_least = ceil(num_chars / (4 * tokenizer.max_token_bytes))
-    if at_least > info.max_context:
-        raise PromptTooLongError(
-            num_tokens=at_least, max_tokens=limit or 1, max_context=info.max_context
-        )

@@ -1,21 +1,25 @@
 """`outrider keys create | list | rotate | revoke | team`: who may ask, and how much."""
 
-import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gateway.settings import DEFAULT_FILE, SettingsError, load_settings
+from gateway.database_cli import (
+    AsJson,
+    ConfigFile,
+    DatabaseUrl,
+    checked,
+    echo_json,
+    opened_database,
+)
+from gateway.settings import SettingsError
 
 if TYPE_CHECKING:
     from gateway.tenants.key_store import KeyStore, ShownKey
-
-EXIT_FAILED: Final = 1
-EXIT_USAGE: Final = 2
 
 app = typer.Typer(
     name="keys",
@@ -31,18 +35,6 @@ team_app = typer.Typer(
 )
 app.add_typer(team_app)
 
-DatabaseUrl = Annotated[
-    str | None,
-    typer.Option(
-        help="Where keys are kept: sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME; "
-        "otherwise the settings' database_url, or OUTRIDER_DATABASE_URL."
-    ),
-]
-ConfigFile = Annotated[
-    Path | None,
-    typer.Option("--config", help=f"Settings file; otherwise {DEFAULT_FILE} here if there is one."),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
 Name = Annotated[str, typer.Option(help="What to call it.")]
 RequestsPerMinute = Annotated[int | None, typer.Option(min=0, help="In any 60 seconds.")]
 TokensPerMinute = Annotated[
@@ -143,7 +135,7 @@ def create(  # noqa: PLR0913 - a flag each
             "labels": _labels(labels or []),
             "expires_at": expires and int(moment_s(expires, "--expires", time.time())),
         }
-        order = _checked(KeyCreate, wanted)
+        order = checked(KeyCreate, wanted)
         team_id = None if team is None else store.find_team(team).team_id
         is_first = not store.load().has_any
         shown = store.create(order.order(team_id))
@@ -169,7 +161,7 @@ def list_keys(
         now_s = time.time()
         keys = sorted(table.keys, key=lambda key: (key.created_at, key.key_id))
         if as_json:
-            _echo_json([key_report(key, now_s) for key in keys])
+            echo_json([key_report(key, now_s) for key in keys])
         else:
             print_keys(make_console(), keys, table.teams, now_s)
 
@@ -209,7 +201,7 @@ def revoke(
 
         record = store.revoke(store.find(key).key_id)
         if as_json:
-            _echo_json(key_report(record, time.time()))
+            echo_json(key_report(record, time.time()))
         else:
             typer.echo(f"Revoked key {visible(record.name)}, id {record.key_id}.")
 
@@ -252,9 +244,9 @@ def create_team(  # noqa: PLR0913 - a flag each
             "weight": weight,
             "labels": _labels(labels or []),
         }
-        record = store.create_team(_checked(TeamCreate, wanted).order())
+        record = store.create_team(checked(TeamCreate, wanted).order())
         if as_json:
-            _echo_json(team_report(record))
+            echo_json(team_report(record))
         else:
             typer.echo(f"Made team {visible(record.name)}, id {record.team_id}.")
 
@@ -271,7 +263,7 @@ def list_teams(
 
         teams = store.teams()
         if as_json:
-            _echo_json([team_report(team) for team in teams])
+            echo_json([team_report(team) for team in teams])
         else:
             print_teams(make_console(), teams)
 
@@ -279,49 +271,10 @@ def list_teams(
 @contextmanager
 def _store(database_url: str | None, config: Path | None) -> "Iterator[KeyStore]":
     """The keys; what goes wrong becomes a message and an exit status."""
-    from gateway.errors import GatewayError
-
-    try:
-        settings = load_settings(config_file=config)
-        # Slow to load, and not needed for help.
-        from gateway.storage.open import open_database
+    with opened_database(database_url, config, kept="keys") as (settings, database):
         from gateway.tenants.parts import key_store
 
-        database = open_database(settings, database_url=database_url)
-        if database is None:
-            raise SettingsError(
-                'database_url is "none", so there is nowhere to keep keys; name one with '
-                "--database-url"
-            )
-        try:
-            yield key_store(settings, database)
-        finally:
-            database.close()
-    except SettingsError as error:
-        _complain(str(error))
-        raise typer.Exit(EXIT_USAGE) from None
-    except GatewayError as error:
-        _complain(getattr(error, "detail", None) or str(error))
-        raise typer.Exit(EXIT_FAILED) from None
-
-
-def _complain(message: str) -> None:
-    for line in message.splitlines():
-        typer.secho(f"outrider: {line}", fg=typer.colors.RED, err=True)
-
-
-def _checked(model: Any, wanted: dict[str, Any]) -> Any:
-    """The wanted key or team, by the same rules as /admin. Raises SettingsError."""
-    from pydantic import ValidationError
-
-    try:
-        return model.model_validate(wanted)
-    except ValidationError as error:
-        lines = [
-            f"{'.'.join(str(part) for part in detail['loc'])}: {detail['msg'].lower()}"
-            for detail in error.errors(include_url=False, include_input=False)
-        ]
-        raise SettingsError("\n".join(lines)) from None
+        yield key_store(settings, database)
 
 
 def _model_limits(texts: list[str]) -> dict[str, dict[str, float]]:
@@ -359,10 +312,6 @@ def _show(shown: "ShownKey", done: str, as_json: bool) -> None:
     from gateway.terminal import make_console
 
     if as_json:
-        _echo_json(key_report(shown.record, time.time()) | {"key": shown.text})
+        echo_json(key_report(shown.record, time.time()) | {"key": shown.text})
     else:
         print_shown(make_console(), shown, done)
-
-
-def _echo_json(document: Any) -> None:
-    typer.echo(json.dumps(document, indent=2))

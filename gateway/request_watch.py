@@ -6,6 +6,7 @@ from types import TracebackType
 
 from gateway.errors import problem_of
 from gateway.handoff.leg import AnswerFacts
+from gateway.outcome_record import OutcomeRecord
 from gateway.telemetry.capture import Capture, Exchange, Recording
 from gateway.telemetry.spans import AnswerMarks, end_answer
 from gateway.telemetry.tracer import Span
@@ -25,15 +26,21 @@ class RequestWatch:
     """Told what becomes of a request. `with` it, planning that fails is told, too."""
 
     def __init__(
-        self, watched: Watched, span: Span, capture: Capture, wall_clock: Callable[[], float]
+        self,
+        watched: Watched,
+        span: Span,
+        capture: Capture,
+        wall_clock: Callable[[], float],
+        record: OutcomeRecord,
     ) -> None:
-        """`wall_clock`: seconds since 1970."""
+        """`wall_clock`: seconds since 1970. `record`: for those who count."""
         self.span = span
         self.recording: Recording | None = None
         """Wants every part of the answer, as chat or completion; None where nobody does."""
         self._watched = watched
         self._capture = capture
         self._wall_clock = wall_clock
+        self._record = record
         self._is_streamed = False
 
     def __enter__(self) -> None:
@@ -63,6 +70,7 @@ class RequestWatch:
         error: BaseException | None = None,
     ) -> None:
         """The response is over. `status` is what was sent; `error` is what it ended by."""
+        self._record.ended(facts, outcome, status, error)
         if self.span.is_recording:
             end_answer(self.span, _marks(facts, outcome, status, error))
         if self.recording is not None:

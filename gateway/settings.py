@@ -19,6 +19,7 @@ from pydantic_settings import (
 from pydantic_settings import SettingsError as SourceError
 
 from gateway import settings_paths
+from gateway.settings_experiments import ExperimentName, ExperimentSettings
 from gateway.settings_http import HttpSettings
 from gateway.settings_keys import KeySettings
 from gateway.settings_ledger import LedgerSettings
@@ -35,6 +36,7 @@ from gateway.settings_sections import (
 from gateway.settings_sections import SpeculationSettings as SpeculationSettings
 from gateway.settings_sections import bundled_pair as bundled_pair
 from gateway.settings_sections import is_missing_folder as is_missing_folder
+from gateway.settings_slo import SloSettings
 from gateway.settings_telemetry import TelemetrySettings
 from gateway.settings_tiers import (
     Complaint,
@@ -120,6 +122,9 @@ class Settings(BaseSettings):
     charges: dict[str, TierPriceSettings] = Field(default_factory=dict)
     """What clients pay by tier, in USD per million tokens; of others, what their tokens cost us."""
     telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings)
+    slo: SloSettings = Field(default_factory=SloSettings)
+    experiments: dict[ExperimentName, ExperimentSettings] = Field(default_factory=dict)
+    """Experiments by name, beside those that are made with /admin/experiments."""
     log_level: LogLevel = "INFO"
     """How much is logged."""
     database_url: str | None = None

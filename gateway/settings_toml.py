@@ -5,13 +5,23 @@ from typing import Final
 
 from pydantic import BaseModel
 
+from gateway.settings_experiments import ArmSpec, ExperimentSettings
 from gateway.settings_paths import named_sections
 from gateway.settings_sections import TierPriceSettings
 from gateway.settings_tiers import UpstreamSettings
 
+
+def _arm(overlay: Mapping[str, object]) -> ArmSpec:
+    return ArmSpec.model_validate({"set": dict(overlay)})
+
+
 _EXAMPLES: Final[Mapping[str, tuple[str, BaseModel]]] = {
     "tiers": ("cloud", UpstreamSettings(url=("https://host/v1",))),
     "charges": ("large", TierPriceSettings(prompt=2, completion=8)),
+    "experiments": (
+        "short-drafts",
+        ExperimentSettings(arms={"control": ArmSpec(), "short": _arm({"max_draft_nodes": 4})}),
+    ),
 }
 """What stands, commented out, for sections that users name themselves while there are none."""
 
@@ -36,7 +46,8 @@ def _lines(path: str, section: BaseModel) -> Iterator[str]:
                 key, example = _EXAMPLES[where]
                 examples[f"{where}.{key}"] = example
         else:
-            yield f"# {' '.join((field.description or '').split())}"
+            if field.description:
+                yield f"# {' '.join(field.description.split())}"
             yield f"#{name} =" if value is None else f"{name} = {_value(value)}"
     for inner_path, one in inner.items():
         yield from ("", *_comment(one), f"[{inner_path}]")
@@ -59,7 +70,9 @@ def _value(value: object) -> str:
             return "true" if value else "false"
         case int() | float():
             return repr(value)
-        case tuple():
+        case BaseModel():
+            return _value(value.model_dump(mode="json", exclude_none=True, by_alias=True))
+        case tuple() | list():
             return f"[{', '.join(_value(item) for item in value)}]"
         case dict():
             pairs = (f"{_value(key)} = {_value(item)}" for key, item in value.items())

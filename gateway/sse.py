@@ -16,6 +16,7 @@ from gateway.chat import ChatTokenizer
 from gateway.choice import Delta
 from gateway.generation import Generation
 from gateway.handoff.origin import Origin
+from gateway.trace import DeltaTrace
 
 DONE: Final = b"data: [DONE]\n\n"
 _encode = msgspec.json.Encoder().encode
@@ -26,10 +27,13 @@ _LINE_ENDS: Final = {"\x85": b"\\u0085", "\u2028": b"\\u2028", "\u2029": b"\\u20
 def encode_text(text: str) -> bytes:
     """A JSON string that no line reader can cut."""
     encoded: bytes = _encode(text)
-    if not text.isascii():
-        for char, escape in _LINE_ENDS.items():
-            if char in text:
-                encoded = encoded.replace(char.encode(), escape)
+    return encoded if text.isascii() else _without_line_ends(encoded)
+
+
+def _without_line_ends(encoded: bytes) -> bytes:
+    """The same JSON; such characters are in its strings only."""
+    for char, escape in _LINE_ENDS.items():
+        encoded = encoded.replace(char.encode(), escape)
     return encoded
 
 
@@ -70,6 +74,7 @@ def report(generation: Generation, origin: Origin) -> dict[str, Any]:
         "seed": job.seed,
         "hand_off": origin.hand_off or ("failure" if generation.is_degraded else None),
         "degraded": origin.is_degraded or generation.is_degraded,
+        "arm": job.arm or None,
     }
 
 
@@ -267,6 +272,16 @@ def finite(logprob: float) -> float:
     return max(logprob, -9999.0)
 
 
+def _trace_fields(trace: DeltaTrace | None) -> bytes:
+    """What stands behind the tokens of a traced chunk."""
+    if trace is None:
+        return b""
+    body = b',"origins":' + _encode(trace.origins) + b',"steps":' + _encode(trace.steps)
+    if trace.trees:
+        body += b',"trees":' + _without_line_ends(_encode(trace.trees))
+    return body
+
+
 class ChunkWriter:
     """Writes the events of one stream."""
 
@@ -314,7 +329,7 @@ class ChunkWriter:
                 b"[" + encode_text(text) + (b",true]" if drafted else b",false]")
                 for text, drafted in delta.pieces
             )
-            parts.append(b',"outrider":{"tokens":[' + pieces + b"]}")
+            parts += (b',"outrider":{"tokens":[', pieces, b"]", _trace_fields(delta.trace), b"}")
         parts.append(self._tail)
         return b"".join(parts)
 

@@ -14,7 +14,7 @@ from gateway.handoff.leg import HandOffError
 from gateway.handoff.origin import Origin
 from gateway.schema.common import OutriderOptions
 from router.costs import ConversationSize, gain_factor, prices_by_size
-from router.policy import NO_WISHES, Route, WishError, Wishes
+from router.policy import Route, WishError, Wishes
 
 _CHARS_PER_TOKEN = 4.0
 Candidates = Sequence[TierInfo]
@@ -101,12 +101,13 @@ class TargetChooser:
             if ask.elsewhere is not None and small is not None:
                 return await self._shared(ask, small, ask.elsewhere)
             return await self._routed(ask, candidates)
-        if ask.options.min_quality is not None:
-            raise BadRequestError(
-                "outrider.min_quality: the request names its model; the router chooses by quality "
-                "where the model is auto and no tier is set.",
-                param="outrider.min_quality",
-            )
+        for name in ("min_quality", "threshold"):
+            if getattr(ask.options, name) is not None:
+                raise BadRequestError(
+                    f"outrider.{name}: the request names its model; the router chooses by quality "
+                    "where the model is auto and no tier is set.",
+                    param=f"outrider.{name}",
+                )
         await self._budget(ask, candidates)
         return self._target(candidates[0], "requested")
 
@@ -175,8 +176,8 @@ class TargetChooser:
             reason = f"tool loop: {elsewhere}, nobody knows who made the calls"
             raise HandOffError(Origin(hand_off="quality", reason=reason, route_tier="small"))
         tokenizer = self._context.tokenizers[small.tier]
-        wishes = Wishes(
-            min_quality=ask.options.min_quality,
+        wishes = replace(
+            _asked_wishes(ask.options),
             is_whole=not ask.is_streamed,
             may_watch=ask.num_choices == 1 and len(await ask.prompts(small)) == 1,
         )
@@ -201,10 +202,10 @@ class TargetChooser:
     def _wishes(self, ask: Ask, candidates: Candidates, budget: _Budget) -> Wishes:
         tiers = {info.tier: info for info in candidates}
         if set(tiers) != {"small", "large"}:
-            return replace(NO_WISHES, min_quality=ask.options.min_quality)
+            return _asked_wishes(ask.options)
         is_alike = self.renders_alike
-        wishes = Wishes(
-            min_quality=ask.options.min_quality,
+        wishes = replace(
+            _asked_wishes(ask.options),
             is_whole=not ask.is_streamed,
             may_watch=budget.may_escalate and (is_alike or not ask.has_token_ids),
         )
@@ -299,6 +300,22 @@ class TargetChooser:
         if tokenizer is None:
             raise TierUnavailableError(f"The {info.tier} tier has no tokenizer.")
         return Target(info=info, reason=reason, tokenizer=tokenizer, route=route)
+
+
+def _asked_wishes(options: OutriderOptions) -> Wishes:
+    """What the request itself says of its route. Raises BadRequestError."""
+    if options.min_quality is not None and options.threshold is not None:
+        raise BadRequestError(
+            "outrider.threshold: min_quality chooses a threshold; set one of them.",
+            param="outrider.threshold",
+        )
+    hold_back_ms = options.hold_back_ms
+    return Wishes(
+        min_quality=options.min_quality,
+        threshold=options.threshold,
+        hold_back_tokens=options.hold_back_tokens,
+        hold_back_s=None if hold_back_ms is None else hold_back_ms / 1000,
+    )
 
 
 def _narrowed(ask: Ask, engine: EngineInfo) -> Candidates:

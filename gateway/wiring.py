@@ -94,6 +94,7 @@ def _engine_settings(settings: Settings) -> Settings:
         "keys": KeySettings(),
         "database_url": None,
         "redis_url": None,
+        "experiments": {},
     }
     return settings.model_copy(update=not_its_business)
 
@@ -128,8 +129,10 @@ def build_context(settings: Settings, engine: EngineClient) -> "GatewayContext":
     from gateway.chat import ChatTokenizer
     from gateway.context import GatewayContext, GatewayLimits
     from gateway.edge.metrics import EdgeMetrics
+    from gateway.experiments.experiments import build_experiments
     from gateway.metrics import GatewayMetrics
     from gateway.routing_wiring import build_routing
+    from gateway.slo.parts import build_slo
     from gateway.telemetry.capture import build_capture
     from gateway.telemetry.tracing import build_tracer
     from gateway.tenancy_wiring import build_tenancy
@@ -163,6 +166,8 @@ def build_context(settings: Settings, engine: EngineClient) -> "GatewayContext":
         tenancy=tenancy,
         http=settings.http,
         edge_metrics=EdgeMetrics(metrics.registry),
+        experiments=build_experiments(settings.experiments, tenancy.database, metrics.registry),
+        slo=build_slo(settings.slo, metrics.registry),
         tracer=build_tracer(
             settings.telemetry.traces,
             metrics.registry,

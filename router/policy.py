@@ -42,10 +42,13 @@ class Wishes:
     waits for the first token, so the whole answer may be judged. may_watch: False where an
     answer cannot be held back or handed over. current and gain_factor: the tier that has the
     conversation in its cache, and by how much that changes the gain asked of the large model
-    (router/costs.py).
+    (router/costs.py). threshold, hold_back_tokens, hold_back_s: instead of the server's own.
     """
 
     min_quality: float | None = None
+    threshold: float | None = None
+    hold_back_tokens: int | None = None
+    hold_back_s: float | None = None
     is_whole: bool = False
     may_watch: bool = True
     current: Tier | None = None
@@ -146,7 +149,9 @@ class TrainedPolicy:
     def _effective(self, wishes: Wishes) -> Setting:
         """The setting for these wishes; its band says whether answers may be watched."""
         setting = self.current_setting()
-        if wishes.min_quality is not None:
+        if wishes.threshold is not None:
+            setting = own_setting(self.scorer, wishes.threshold)
+        elif wishes.min_quality is not None:
             if self.dial is None:
                 raise WishError(
                     "the router has no calibration table; `outrider router calibrate` makes one"
@@ -211,7 +216,7 @@ class TrainedPolicy:
             threshold=setting.threshold,
             sure=band,
             last_stage=self._last_stage,
-            hold_back_tokens=options.hold_back_tokens,
+            hold_back_tokens=wishes.hold_back_tokens or options.hold_back_tokens,
             is_whole=is_whole,
             goes_on=options.mid_stream,
         )
@@ -227,7 +232,7 @@ class TrainedPolicy:
 
         return CascadePlan(
             new_watch=lambda: WatchedAnswer(stages, rules, estimate, on_verdict),
-            hold_back_s=None if is_whole else options.hold_back_s,
+            hold_back_s=None if is_whole else wishes.hold_back_s or options.hold_back_s,
             mid_stream=options.mid_stream,
             wants_hidden_state=self.scorer.probe is not None,
         )
@@ -235,7 +240,8 @@ class TrainedPolicy:
 
 def _is_own(wishes: Wishes) -> bool:
     """Whether the server's own setting decides, so that its calibration says what to expect."""
-    return wishes.min_quality is None and wishes.may_watch and wishes.gain_factor == 1.0
+    asked = (wishes.min_quality, wishes.threshold, wishes.hold_back_tokens, wishes.hold_back_s)
+    return asked == (None,) * 4 and wishes.may_watch and wishes.gain_factor == 1.0
 
 
 def _reason(what: str, figures: str, tier: Tier, wishes: Wishes) -> str:

@@ -9,6 +9,7 @@ from typing import Final
 
 from engine.errors import (
     EngineError,
+    InfeasibleObjectiveError,
     InvalidRequestError,
     PromptTooLongError,
     QueueFullError,
@@ -196,6 +197,8 @@ def _after_failure(origin: Origin, place: PlaceName, error: Exception) -> Origin
             kind, why = "capability", "too long for the local models"
         case QueueFullError():
             kind, why = "load", "the queue of the local models is full"
+        case InfeasibleObjectiveError():
+            kind, why = "load", "the local models are too busy for its first token"
         case BadRequestError():
             kind, why = "capability", "the tier elsewhere does not take such a request"
         case RateLimitError() | BudgetError():

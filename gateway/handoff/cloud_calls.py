@@ -147,7 +147,7 @@ class CloudCalls:
             on_attempt=None if meter is None else meter.on_attempt,
             span=asked.incoming.span,
         )
-        return CloudLeg(
+        made = CloudLeg(
             tier,
             call,
             origin,
@@ -156,6 +156,8 @@ class CloudCalls:
             is_continuable=self._cloud.rules.continue_elsewhere and asked.is_continuable,
             credit=credit,
         )
+        made.arm = asked.incoming.arm
+        return made
 
     async def _admitted(
         self, meter: RequestMeter, asked: Asked, tier: UpstreamTier

@@ -47,6 +47,7 @@ class CloudLeg:
         """
         self.call = call
         self.texts: tuple[str, ...] = ()  # of the choices, when it is over
+        self.arm = ""  # the arms of experiments that the request is in, for the report
         self._tier = tier
         self._origin = origin
         self._answer: UpstreamAnswer = tier.answer(call)
@@ -228,6 +229,7 @@ class CloudLeg:
             "usage_source": usage.source,
             "usage_corrected": usage.is_corrected,
             "cost_usd": rounded(cost_usd(usage, self._tier.settings.price)),
+            "arm": self.arm or None,
         }
 
     @property
@@ -244,6 +246,7 @@ class CloudLeg:
             num_tokens=answer.usage.num_completion_tokens if self._is_over else 0,
             hand_off=origin.hand_off,
             confidence=origin.confidence,
+            is_escalated=origin.hand_off == "confidence",
             ttft_s=None if first_s is None else first_s - self.call.arrival_s,
         )
 

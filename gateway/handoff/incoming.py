@@ -11,6 +11,7 @@ from gateway.handoff.names import Meant
 from gateway.handoff.origin import DIRECT, Origin, Unfinished
 from gateway.handoff.terms import Terms
 from gateway.metering.meter import RequestMeter
+from gateway.outcome_record import OutcomeRecord
 from gateway.telemetry.spans import AskedMarks, record_asked
 from gateway.telemetry.tracer import NULL_SPAN, Span
 from gateway.tenants.principal import ANONYMOUS, Principal
@@ -26,8 +27,9 @@ _AS_IT_IS: Final = ServerTraits(streams_usage=False, token_limit=None)
 class Incoming:
     """What came with a body. `hops`: the gateways that the request has come through, this one not.
 
-    `with_trace`: the client wants to see which tokens had been drafted. `meter`: the request's
-    account, None where it only asks.
+    `with_trace`: the client wants to see where tokens came from. `meter`: the request's account,
+    `outcome`: those who count what becomes of it; None where it only asks. `headers` by names in
+    lower case. `arm`: the arms of experiments that it is in, in words.
     """
 
     arrival_s: float
@@ -36,6 +38,9 @@ class Incoming:
     with_trace: bool = False
     principal: Principal = ANONYMOUS
     meter: RequestMeter | None = None
+    outcome: OutcomeRecord | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    arm: str = ""
     span: Span = NULL_SPAN
 
 

@@ -13,7 +13,10 @@ PlaceName = Literal["local", "cloud"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerFacts:
-    """What headers and logs say of an answer. Seconds since the request's arrival."""
+    """What headers and logs say of an answer. Seconds since the request's arrival.
+
+    `inter_token_s`: the mean between two tokens, where the leg knows when there was one.
+    """
 
     tier: str
     reason: str
@@ -23,7 +26,12 @@ class AnswerFacts:
     hand_off: HandOffKind | None = None
     confidence: float | None = None
     is_degraded: bool = False
+    is_escalated: bool = False
     ttft_s: float | None = None
+    inter_token_s: float | None = None
+    num_prompt_tokens: int = 0
+    num_drafted_tokens: int = 0
+    num_accepted_tokens: int = 0
 
 
 class Leg(Protocol):

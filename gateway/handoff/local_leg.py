@@ -130,6 +130,7 @@ class LocalLeg:
         if self._taken_over_by is not None:
             return self._taken_over_by.facts
         generation, origin = self._generation, self._origin
+        used = [choice.usage for choice in generation.choices]
         return AnswerFacts(
             tier=generation.tier,
             reason=origin.explain(generation.reason),
@@ -139,5 +140,10 @@ class LocalLeg:
             hand_off=origin.hand_off or ("failure" if generation.is_degraded else None),
             confidence=generation.confidence,
             is_degraded=origin.is_degraded or generation.is_degraded,
+            is_escalated=any(usage.escalated for usage in generation.cascades),
             ttft_s=generation.ttft_s(),
+            inter_token_s=generation.inter_token_s(),
+            num_prompt_tokens=generation.job.num_prompt_tokens,
+            num_drafted_tokens=sum(usage.num_drafted_tokens for usage in used),
+            num_accepted_tokens=sum(usage.num_accepted_tokens for usage in used),
         )

@@ -6,10 +6,8 @@ from functools import partial
 from typing import Any, Final
 
 from engine.errors import PromptTooLongError
-from gateway.asgi import parse
 from gateway.context import GatewayContext
-from gateway.engine_requests import ApiRequest
-from gateway.errors import BudgetError, LoopError, RateLimitError
+from gateway.errors import BudgetError, RateLimitError
 from gateway.generation import Generation
 from gateway.handoff.answering import Answering, Place
 from gateway.handoff.cloud_calls import CloudCalls
@@ -18,12 +16,10 @@ from gateway.handoff.leg import Elsewhere, HandOffError, Leg, PlaceName
 from gateway.handoff.local_leg import LocalLeg, Writing
 from gateway.handoff.local_load import LocalLoad
 from gateway.handoff.name_book import NameBook
-from gateway.handoff.names import AUTO, Meant, Names
-from gateway.handoff.needs import describe, lacking, needs_of
+from gateway.handoff.names import AUTO, Names
 from gateway.handoff.origin import DIRECT, Origin
-from gateway.handoff.permissions import check_model, permitted_terms, without_tier
-from gateway.handoff.slips import refuse_slips
-from gateway.handoff.terms import Terms, terms_of
+from gateway.handoff.permissions import without_tier
+from gateway.handoff.reading import RequestReader
 from gateway.job import Job
 from gateway.jobs import JobBuilder
 from gateway.metering.local_work import LocalWork
@@ -31,29 +27,24 @@ from gateway.metering.meter import Estimate, RequestMeter
 from gateway.metering.telling import tell
 from gateway.mirror import MirroredAnswer
 from gateway.schema.chat import ChatRequest
-from gateway.schema.common import OutriderOptions
-from gateway.schema.completions import CompletionRequest
-from gateway.schema.envelope import read_request
 from gateway.sse import ChatFormat, CompletionFormat
 from gateway.upstream.call import Endpoint
 
-_REQUESTS: Final[dict[Endpoint, type[ChatRequest] | type[CompletionRequest]]] = {
-    "chat": ChatRequest,
-    "completion": CompletionRequest,
-}
-_NO_OPTIONS: Final = OutriderOptions()
-_MAX_HOPS: Final = 8
 # Of a deadline: means are not promises, and somebody has to write the answer.
 _RESERVE: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How a request is going to be answered; is_private: and that nobody else may see it."""
+    """How a request is going to be answered; is_private: and that nobody else may see it.
+
+    `arm`: the arms of experiments that it is in.
+    """
 
     answering: Answering
     is_streamed: bool
     is_private: bool
+    arm: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +65,7 @@ class Planner:
         self._load = LocalLoad(context.clock)
         self._names = NameBook(context, jobs)
         self._calls = CloudCalls(context, self._names)
+        self._reader = RequestReader(context, self._names, self._calls)
 
     async def names(self) -> Names:
         """All names, with what the servers list. Raises NotReadyError or EngineError."""
@@ -81,7 +73,7 @@ class Planner:
 
     async def plan(self, endpoint: Endpoint, body: bytes, incoming: Incoming) -> Plan:
         """Who answers. Raises GatewayError or EngineError."""
-        asked = await self._asked(endpoint, body, incoming)
+        asked = await self._reader.read(endpoint, body, incoming)
         trace_asked(asked)
         order = self._order(asked)
         places = [self._place(asked, order, index) for index in range(len(order.places))]
@@ -99,13 +91,14 @@ class Planner:
             answering=answering,
             is_streamed=asked.is_streamed,
             is_private=asked.terms.is_private,
+            arm=asked.incoming.arm,
         )
 
     async def route_report(
         self, endpoint: Endpoint, body: bytes, incoming: Incoming
     ) -> dict[str, Any]:
         """Where the request would go, as `RouteReport` has it. Raises what the request would."""
-        asked = await self._asked(endpoint, body, incoming)
+        asked = await self._reader.read(endpoint, body, incoming)
         order = self._order(asked)
         origin = order.origin
         if order.places[0] == "local":
@@ -120,84 +113,6 @@ class Planner:
                     raise
                 origin = Origin(hand_off="capability", reason="too long for the local models")
         return self._calls.route_report(asked, origin)
-
-    async def _asked(self, endpoint: Endpoint, body: bytes, incoming: Incoming) -> Asked:
-        """What the request says. Raises GatewayError."""
-        if self._cloud.gateway_id in incoming.hops or len(incoming.hops) >= _MAX_HOPS:
-            raise LoopError(
-                "The request has come through this gateway before: its tiers point at each other."
-                if self._cloud.gateway_id in incoming.hops
-                else f"The request has come through {len(incoming.hops)} gateways."
-            )
-        if not self._cloud.tiers:
-            request = parse(_REQUESTS[endpoint], body)
-            check_model(incoming.principal, request.model)
-            return Asked(
-                endpoint=endpoint,
-                incoming=incoming,
-                terms=self._terms(request.outrider or _NO_OPTIONS, request.model, None, incoming),
-                request=request,
-                is_streamed=bool(request.stream),
-                num_choices=request.n or 1,
-                token_limit=request.token_limit,
-            )
-        read = read_request(body, endpoint)
-        envelope = read.envelope
-        if envelope.options.privacy is None:
-            refuse_slips(body, read.document)
-        check_model(incoming.principal, envelope.model)
-        meant = await self._names.resolve(envelope.model, envelope.options.tier)
-        asked = Asked(
-            endpoint=endpoint,
-            incoming=incoming,
-            terms=self._terms(envelope.options, envelope.model, meant, incoming),
-            is_streamed=envelope.is_streamed,
-            num_choices=envelope.num_choices,
-            token_limit=envelope.token_limit,
-            meant=meant,
-            document=read.outward(),
-            max_cost_usd=envelope.options.max_cost_usd,
-        )
-        asked = self._without_impossible(asked)
-        if "local" in asked.terms.places:
-            request = parse(_REQUESTS[endpoint], body)
-            if meant.named == "cloud":  # a name that the local models do not have
-                request = _for_any(request)
-            asked = replace(asked, request=request)
-        if "cloud" in asked.terms.places:
-            names = await self._names.current()
-            asked = replace(asked, model=self._calls.model(asked, names))
-        return asked
-
-    def _terms(
-        self, options: OutriderOptions, model: str, meant: Meant | None, incoming: Incoming
-    ) -> Terms:
-        named = meant.named if meant else ("auto" if model == AUTO else "local")
-        cloud = meant.tier if meant else None
-        terms = terms_of(
-            options, self._cloud.rules, arrival_s=incoming.arrival_s, named=named, cloud=cloud
-        )
-        return permitted_terms(incoming.principal, terms, tuple(self._context.tokenizers))
-
-    def _without_impossible(self, asked: Asked) -> Asked:
-        """Without the places that cannot answer this request, as far as one is left."""
-        terms = asked.terms
-        if "cloud" in terms.places:
-            complaint = self._calls.complaint(asked)
-            if complaint is not None and "local" not in terms.places:
-                raise complaint
-            if complaint is not None:
-                return replace(asked, terms=replace(terms, places=("local",), cloud=None))
-        if terms.places and "local" in terms.places and terms.cloud is not None:
-            needs = needs_of(asked.document, asked.endpoint)
-            supports = self._cloud.tiers[terms.cloud].settings.supports
-            if needs and not lacking(needs, supports):
-                return replace(
-                    asked,
-                    terms=replace(terms, places=("cloud",)),
-                    origin=Origin(hand_off="capability", reason=describe(needs)),
-                )
-        return asked
 
     def _order(self, asked: Asked) -> _Order:
         """Who is asked in turn: as the terms say, unless the local models are too busy."""
@@ -277,6 +192,8 @@ class Planner:
         job = await self._admitted_job(asked, elsewhere)
         if incoming.meter is not None and origin.continues is not None:
             incoming.meter.continued()
+        if incoming.with_trace and asked.is_streamed:
+            job = job.traced()
         ticket = self._load.admit()
         generation = Generation(
             self._context.engine,
@@ -375,9 +292,3 @@ class Planner:
             finish_reason=generation.choices[0].finish_reason,
         )
         self._calls.mirror(asked, answer)
-
-
-def _for_any(request: ApiRequest) -> ApiRequest:
-    """The request, for whichever local model."""
-    options = request.outrider and request.outrider.model_copy(update={"tier": None})
-    return request.model_copy(update={"model": AUTO, "outrider": options})

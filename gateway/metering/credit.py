@@ -104,4 +104,5 @@ def _cut(event: TokensEmitted, num_tokens: int) -> TokensEmitted:
         num_predicted_tokens=min(event.num_predicted_tokens, num_tokens),
         num_unratified_tokens=min(event.num_unratified_tokens, num_tokens),
         num_reused_tokens=min(event.num_reused_tokens, num_tokens),
+        trace=event.trace and replace(event.trace, origins=event.trace.origins[:num_tokens]),
     )

@@ -52,7 +52,6 @@ class Account:
     client_request_id: str
     endpoint: str
     arrival_s: float
-    arm: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,14 +98,21 @@ class RequestMeter:
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
         span: Span = NULL_SPAN,
+        on_booked: Callable[[list[LedgerRow]], None] | None = None,
     ) -> None:
-        """`wall_clock` gives the seconds since 1970, for the ledger; `span` is the request's."""
+        """`wall_clock` gives the seconds since 1970, for the ledger; `span` is the request's.
+
+        `on_booked` is called once, with the rows of all attempts that ended before the answer did.
+        """
         self.account = account
+        self.arm = ""
+        """The arms of experiments that the request is in."""
         self.is_streamed = False
         self._tenancy = tenancy
         self._clock = clock
         self._wall_clock = wall_clock
         self._span = span
+        self._on_booked = on_booked
         self._reservation: Reservation | None = None
         self._reserved = Reserved({}, NONE)
         self._legs: list[_Leg] = []
@@ -307,10 +313,12 @@ class RequestMeter:
         await reservation.settle(taken)
         return rows
 
-    def _book(self, rows: Iterable[LedgerRow]) -> None:
+    def _book(self, rows: list[LedgerRow]) -> None:
         self._is_booked = True
         for row in rows:
             self._tenancy.ledger.add(row)
+        if self._on_booked is not None:
+            self._on_booked(rows)
         for leg in self._legs:
             record_local(self._span, leg.work, leg.answer)
             self._learn(leg.answer)
@@ -381,7 +389,7 @@ class RequestMeter:
             key_id=account.principal.key_id,
             team_id=account.principal.team_id,
             endpoint=account.endpoint,
-            arm=account.arm,
+            arm=self.arm,
             is_streamed=self.is_streamed,
             **fields,
         )

@@ -156,38 +156,17 @@ class CascadeQuality(RequestModel):
     rule: CascadeRule | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """Annotation of a field under `OutriderOptions` whose feature comes later.
-
-    The Python type stays the field's own, so building the feature means deleting the annotation.
-    """
-
-    def __get_pydantic_core_schema__(
-        self, source: Any, handler: GetCoreSchemaHandler
-    ) -> core_schema.CoreSchema:
-        """Check the type first, then refuse whatever is not null."""
-
-        def refuse(value: object) -> None:
-            if value is not None:
-                raise PydanticCustomError("unsupported_value", "this option is not built yet")
-
-        return core_schema.no_info_after_validator_function(refuse, handler(source))
-
-    def __get_pydantic_json_schema__(self, *_: Any) -> dict[str, Any]:
-        """Only null passes today."""
-        return {"enum": [None], "description": "Not built yet."}
-
-
 class SloOptions(RequestModel):
     """The latency a request asks for.
 
-    `inter_token_ms` is the time between two tokens: a request that is behind it gets more of what
-    is drafted in a step.
+    `class`: one of the server's classes of requests, whose objectives hold where the request names
+    none. `ttft_ms`: from arrival to the first token; a request that cannot have it any more is
+    refused with status 429. `inter_token_ms` is the mean time between two tokens: a request that is
+    behind it gets more of what is drafted in a step.
     """
 
-    class_: Annotated[Label | None, Planned(), Field(alias="class")] = None
-    ttft_ms: Annotated[float | None, Field(gt=0), Planned()] = None
+    class_: Annotated[Label | None, Field(alias="class")] = None
+    ttft_ms: Annotated[float, Field(ge=0.01, le=3_600_000)] | None = None
     inter_token_ms: Annotated[float, Field(ge=0.01, le=3_600_000)] | None = None
 
 
@@ -198,7 +177,9 @@ class OutriderOptions(RequestModel):
     its guesses may come from. `quality`: the large model's own distribution (lossless, the default)
     or a speculative cascade of both models. `tier` takes the choice from the router: a local model
     or a tier elsewhere. `min_quality` is the accuracy that `auto` is to keep, as a share of what
-    the large model alone has. `max_cost_usd` bounds what the request may cost at the server's
+    the large model alone has; or `threshold`: the estimated quality from which on the small model's
+    answer stands. `hold_back_tokens`, `hold_back_ms`: how much of an answer under watch is held
+    back at most. `max_cost_usd` bounds what the request may cost at the server's
     prices: a tier that could cost more does not answer. `fit_context`: where prompt and max_tokens
     do not fit the context together, the answer may be as long as the context leaves.
 
@@ -215,6 +196,9 @@ class OutriderOptions(RequestModel):
     quality: Literal["lossless"] | CascadeQuality | None = None
     tier: Label | None = None
     min_quality: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
+    threshold: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
+    hold_back_tokens: Annotated[int, Field(ge=1, le=512), WHOLE] | None = None
+    hold_back_ms: Annotated[float, Field(ge=0.01, le=3_600_000)] | None = None
     max_cost_usd: Annotated[float, Field(gt=0.0)] | None = None
     fit_context: bool | None = None
     policy: Policy | None = None

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from engine.request import Tier
+from engine.trace import NodeSource, TokenOrigin
 from gateway.handoff.origin import HandOffKind
 from gateway.upstream.call import UsageSource
 from gateway.upstream.traits import ServerKind
@@ -31,7 +32,8 @@ class OutriderReport(ResponseModel):
     `mean_emitted_tokens` is tokens per pass of the tier's model; `seed` reproduces a sampled answer
     and is null for greedy ones. `unratified_tokens` are those of a speculative cascade that the
     large model alone would not have chosen. `hand_off` says why it answers who was not asked first,
-    and `degraded` that a tier elsewhere should have answered and could not.
+    and `degraded` that a tier elsewhere should have answered and could not. `arm`: which arms of
+    experiments it was answered by, null for none.
     """
 
     tier: Tier
@@ -52,14 +54,15 @@ class OutriderReport(ResponseModel):
     seed: int | None
     hand_off: HandOffKind | None
     degraded: bool
+    arm: str | None
 
 
 class UpstreamReport(ResponseModel):
     """How a tier elsewhere served the request; the rest of its answer is the server's own.
 
-    `tier`, `reason`, `route_tier`, `escalated`, `hand_off`, `quality`, `confidence` and the tokens
-    held and discarded are as in `OutriderReport`. `attempts` were made; `hedged`: a second one ran
-    beside the first; `continuations`: how often another replica went on where one had failed.
+    `tier`, `reason`, `route_tier`, `escalated`, `hand_off`, `quality`, `confidence`, `arm` and the
+    tokens held and discarded are as in `OutriderReport`. `attempts` were made; `hedged`: a second
+    one ran beside the first; `continuations`: how often another replica went on where one failed.
     `usage_source` says who counted the tokens, `usage_corrected` that the server had said something
     else. `cost_usd` at the operator's prices; null where there are none, or no tokens known yet.
     """
@@ -81,12 +84,27 @@ class UpstreamReport(ResponseModel):
     usage_source: UsageSource
     usage_corrected: bool
     cost_usd: float | None
+    arm: str | None
+
+
+class TraceTree(ResponseModel):
+    """The guesses of one step: text, parent (-1: the root), who guessed it, if it was right."""
+
+    step: int
+    nodes: list[tuple[str, int, list[NodeSource], bool]]
 
 
 class TokenTrace(ResponseModel):
-    """With the header `x-outrider-trace: 1`: the chunk's text by token, and which were drafted."""
+    """With the header `x-outrider-trace: 1`: the chunk's text by token, and which were drafted.
+
+    `origins` and `steps`, one a token: where it came from, and which of the answer's steps emitted
+    it. `trees` of the steps that judged guesses, once each.
+    """
 
     tokens: list[tuple[str, bool]]
+    origins: list[TokenOrigin] = []
+    steps: list[int] = []
+    trees: list[TraceTree] = []
 
 
 class PromptTokensDetails(ResponseModel):

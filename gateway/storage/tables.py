@@ -16,7 +16,7 @@ from sqlalchemy import (
     Text,
 )
 
-SCHEMA_VERSION: Final = "0001"
+SCHEMA_VERSION: Final = "0002"
 """The newest migration; a database of another version is migrated, or refused if it is newer."""
 
 metadata: Final = MetaData(
@@ -142,4 +142,82 @@ ledger: Final = Table(
     Index(None, "ended_at"),
     Index(None, "key_id", "ended_at"),
     Index(None, "team_id", "ended_at"),
+)
+
+experiments: Final = Table(
+    "experiments",
+    metadata,
+    # What holds of an experiment's newest version now.
+    Column("name", String(32), primary_key=True),
+    Column("version", Integer, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("share", Double, nullable=False),
+    Column("slots", Text, nullable=False),  # JSON of ranges of its layer's slots
+    Column("source", String(16), nullable=False),
+    Column("fingerprint", String(64), nullable=True),  # of the settings that were last applied
+    Column("created_at", Double, nullable=False),
+)
+
+experiment_versions: Final = Table(
+    "experiment_versions",
+    metadata,
+    Column("experiment", String(32), primary_key=True),
+    Column("version", Integer, primary_key=True, autoincrement=False),
+    Column("document", Text, nullable=False),  # JSON of an ExperimentSpec
+    Column("arm_slots", Text, nullable=False),  # JSON of arms to ranges of slots
+    Column("stopped_arms", Text, nullable=False),  # JSON of arms to reasons and times
+    Column("created_at", Double, nullable=False),
+    Column("started_at", Double, nullable=True),
+    Column("stopped_at", Double, nullable=True),
+)
+
+experiment_events: Final = Table(
+    "experiment_events",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("experiment", String(32), nullable=False, index=True),
+    Column("version", Integer, nullable=False),
+    Column("at", Double, nullable=False),
+    Column("kind", String(32), nullable=False),
+    Column("detail", Text, nullable=False),
+)
+
+experiment_changes: Final = Table(
+    "experiment_changes",
+    metadata,
+    # One row, as in key_version.
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("version", BigInteger, nullable=False),
+)
+
+experiment_measures: Final = Table(
+    "experiment_measures",
+    metadata,
+    # One row per arm and gateway process; the rows of an arm are added up. No foreign keys: a
+    # gateway may still be counting when an experiment is deleted.
+    Column("experiment", String(32), primary_key=True),
+    Column("version", Integer, primary_key=True, autoincrement=False),
+    Column("arm", String(32), primary_key=True),
+    Column("writer", String(32), primary_key=True),
+    _number("sequence"),  # of the writer's last addition, so that none is made twice
+    Column("updated_at", Double, nullable=False),
+    Column("document", Text, nullable=False),  # JSON: counts, sums and sketches
+)
+
+feedback: Final = Table(
+    "feedback",
+    metadata,
+    # The last word on a request by name; one row for each arm that it was in, arm "" for none.
+    Column("request_id", String, primary_key=True),
+    Column("name", String(64), primary_key=True),
+    Column("experiment", String(32), primary_key=True),
+    _number("version"),
+    _word("arm"),
+    _number("unit_bucket"),
+    _word("key_id"),
+    _word("kind"),  # score, success, label
+    Column("value", Double, nullable=False),
+    _word("label"),
+    Column("given_at", Double, nullable=False),
+    Index(None, "experiment", "version"),
 )

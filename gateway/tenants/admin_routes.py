@@ -26,8 +26,8 @@ _FAILURES: Final[Mapping[int, str]] = {
     400: "The request is malformed; `param` names the field.",
     401: "No key, or none that is known here.",
     403: "The key has not the admin scope.",
-    404: "There is no such key or team, or no database.",
-    409: "The name is taken, or the key is revoked.",
+    404: "There is no such key, team or experiment, or no database.",
+    409: "The name is taken, the key is revoked, or another experiment is in the way.",
     413: "The body is too large.",
     415: "The body is not declared as application/json.",
     429: "Too many wrong keys came from this address.",
@@ -96,7 +96,7 @@ def _failure(status: int) -> dict[str, Any]:
     }
 
 
-def _operation(
+def admin_operation(
     name: str,
     answer: type[BaseModel],
     description: str,
@@ -105,8 +105,9 @@ def _operation(
     parameters: list[dict[str, Any]] | None = None,
     conflicts: bool = False,
 ) -> dict[str, Any]:
+    """What the OpenAPI document says of an endpoint of /admin."""
     statuses = (_BOTH if body is None else _WITH_BODY) | ({409} if conflicts else set())
-    if parameters is _PAGING:
+    if any(each["in"] == "query" for each in parameters or []):
         statuses |= {400}
     success = {"description": description, "headers": _ID_HEADER, "content": _ref(answer)}
     operation: dict[str, Any] = {
@@ -129,25 +130,25 @@ def _routes() -> tuple[AdminRoute, ...]:
             "GET",
             keys,
             "list_keys",
-            _operation("listKeys", KeyList, "A page of the keys.", parameters=_PAGING),
+            admin_operation("listKeys", KeyList, "A page of the keys.", parameters=_PAGING),
         ),
         (
             "POST",
             keys,
             "create_key",
-            _operation("createKey", NewKeyReport, "The key, shown once.", body=KeyCreate),
+            admin_operation("createKey", NewKeyReport, "The key, shown once.", body=KeyCreate),
         ),
         (
             "GET",
             key,
             "get_key",
-            _operation("getKey", KeyReport, "The key.", parameters=[_KEY_ID]),
+            admin_operation("getKey", KeyReport, "The key.", parameters=[_KEY_ID]),
         ),
         (
             "PATCH",
             key,
             "update_key",
-            _operation(
+            admin_operation(
                 "updateKey",
                 KeyReport,
                 "The key as it is now.",
@@ -159,13 +160,13 @@ def _routes() -> tuple[AdminRoute, ...]:
             "DELETE",
             key,
             "revoke_key",
-            _operation("revokeKey", KeyReport, "The key, revoked.", parameters=[_KEY_ID]),
+            admin_operation("revokeKey", KeyReport, "The key, revoked.", parameters=[_KEY_ID]),
         ),
         (
             "POST",
             f"{key}/rotate",
             "rotate_key",
-            _operation(
+            admin_operation(
                 "rotateKey",
                 NewKeyReport,
                 "The key with its new secret, shown once.",
@@ -174,24 +175,24 @@ def _routes() -> tuple[AdminRoute, ...]:
                 conflicts=True,
             ),
         ),
-        ("GET", teams, "list_teams", _operation("listTeams", TeamList, "All teams.")),
+        ("GET", teams, "list_teams", admin_operation("listTeams", TeamList, "All teams.")),
         (
             "POST",
             teams,
             "create_team",
-            _operation("createTeam", TeamReport, "The team.", body=TeamCreate, conflicts=True),
+            admin_operation("createTeam", TeamReport, "The team.", body=TeamCreate, conflicts=True),
         ),
         (
             "GET",
             team,
             "get_team",
-            _operation("getTeam", TeamReport, "The team.", parameters=[_TEAM]),
+            admin_operation("getTeam", TeamReport, "The team.", parameters=[_TEAM]),
         ),
         (
             "PATCH",
             team,
             "update_team",
-            _operation(
+            admin_operation(
                 "updateTeam",
                 TeamReport,
                 "The team as it is now.",

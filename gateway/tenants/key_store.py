@@ -14,12 +14,12 @@ from sqlalchemy.exc import IntegrityError
 from gateway.errors import ConflictError, NotFoundError
 from gateway.storage import tables
 from gateway.storage.database import Database, insert_new
+from gateway.storage.secrets import drawn_secret
 from gateway.tenants.key_rows import fields_of, key_of, readable, row_of_key, row_of_team, team_of
 from gateway.tenants.keys import KEY_PREFIX, KeyHasher, id_in, mint_key, random_id
 from gateway.tenants.records import KeyOrder, KeyRecord, KeyTable, TeamOrder, TeamRecord
 
 _SECRET: Final = "keys.secret"
-_SECRET_BYTES: Final = 32
 _TEAM_PREFIX: Final = "team-"
 _MAX_TRIES: Final = 8
 
@@ -41,16 +41,7 @@ def load_secret(
     """
     if configured is not None:
         return configured.get_secret_value().encode()
-    drawn = randomness.randbytes(_SECRET_BYTES).hex()
-    secrets = tables.secrets
-    wanted = select(secrets.c.value).where(secrets.c.name == _SECRET)
-    with database.read() as connection:
-        kept = connection.execute(wanted).scalar()
-    if kept is None:
-        with database.write() as connection:
-            insert_new(connection, secrets, [{"name": _SECRET, "value": drawn}])
-            kept = connection.execute(wanted).scalar_one()
-    return bytes.fromhex(kept)
+    return drawn_secret(database, _SECRET, randomness)
 
 
 class KeyStore:

@@ -15,9 +15,11 @@ from engine.request import Tier
 from gateway.app import create_app
 from gateway.chat import ChatTokenizer
 from gateway.context import GatewayContext, GatewayLimits
+from gateway.experiments.experiments import build_experiments
 from gateway.metering.tenancy import Tenancy
 from gateway.metrics import GatewayMetrics
 from gateway.settings import Settings
+from gateway.slo.parts import build_slo
 from gateway.telemetry.capture import build_capture
 from gateway.telemetry.tracer import NULL_TRACER, Tracer
 from gateway.tenancy_wiring import build_tenancy
@@ -183,6 +185,7 @@ def hybrid(
             vocab_size=420, script=lambda _: Script(), tiers=local or ("large",)
         )
         router = policy or TestPolicy(tier=local[0] if local else "large")
+        tenancy = build_tenancy(settings, metrics.registry) if settings.database_url else Tenancy()
         context = GatewayContext(
             engine=engine,
             tokenizers=dict.fromkeys(local, tokenizer),
@@ -190,9 +193,9 @@ def hybrid(
             limits=GatewayLimits(default_max_tokens=64),
             cloud=cloud,
             metrics=metrics,
-            tenancy=(
-                build_tenancy(settings, metrics.registry) if settings.database_url else Tenancy()
-            ),
+            tenancy=tenancy,
+            experiments=build_experiments(settings.experiments, tenancy.database, metrics.registry),
+            slo=build_slo(settings.slo, metrics.registry),
             http=settings.http,
             tracer=tracer,
             capture=build_capture(

@@ -21,6 +21,7 @@ from engine.events import (
     TokensEmitted,
 )
 from engine.request import EngineRequest, Tier
+from engine.trace import StepTrace, TokenOrigin
 from gateway.backends.client import OnEnd, tell_end
 from gateway.backends.seen_work import SeenWork
 
@@ -31,6 +32,7 @@ class Step:
 
     `num_unratified` of them the large model alone would not have chosen; `num_reused` the retracted
     answer held. `logprobs`, where they are asked for: one a token; empty: -0.25 each.
+    `trace`, where it is asked for; None: what the numbers say, without a tree.
     """
 
     token_ids: tuple[int, ...]
@@ -40,6 +42,7 @@ class Step:
     num_predicted: int = 0
     num_reused: int = 0
     logprobs: tuple[float, ...] = ()
+    trace: StepTrace | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,6 +199,7 @@ class ScriptedClient:
                 num_predicted_tokens=step.num_predicted,
                 num_reused_tokens=step.num_reused,
                 logprobs=self._logprobs(request, script, step),
+                trace=(step.trace or _plain_trace(step, tier)) if request.traces else None,
             )
         if script.breaks_off:
             return
@@ -249,6 +253,12 @@ class ScriptedClient:
             dtype="float32",
             device="cpu",
         )
+
+
+def _plain_trace(step: Step, tier: Tier) -> StepTrace:
+    own: TokenOrigin = "small" if tier == "small" else "target"
+    num_own = len(step.token_ids) - step.num_accepted
+    return StepTrace(origins=("model",) * step.num_accepted + (own,) * num_own)
 
 
 def _is_leaving(playing: _Playing, script: Script) -> bool:

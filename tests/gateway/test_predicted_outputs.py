@@ -9,6 +9,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
+from engine.request import LatencyObjective
 from gateway.asgi import parse
 from gateway.chat import ChatTokenizer
 from gateway.errors import BadRequestError
@@ -214,8 +215,8 @@ def test_sources_and_pace_reach_the_engine(
         ({"slo": {"inter_token_ms": 0}}, "outrider.slo.inter_token_ms"),
         ({"slo": {"inter_token_ms": 1e-320}}, "outrider.slo.inter_token_ms"),  # 0 s
         ({"slo": {"inter_token_ms": "9"}}, "outrider.slo.inter_token_ms"),
-        ({"slo": {"class": "batch"}}, "outrider.slo.class"),
-        ({"slo": {"ttft_ms": 50, "inter_token_ms": 5}}, "outrider.slo.ttft_ms"),
+        ({"slo": {"class": 3}}, "outrider.slo.class"),
+        ({"slo": {"ttft_ms": 0, "inter_token_ms": 5}}, "outrider.slo.ttft_ms"),
         ({"slo": {"pace": 1}}, "outrider.slo.pace"),
     ],
 )
@@ -223,8 +224,29 @@ def test_what_is_wrong_in_them_is_named(options: dict[str, object], param: str) 
     assert refused(ChatRequest, {**CHAT, "outrider": options}) == param
 
 
-def test_what_is_not_built_says_so() -> None:
-    for field, value in (("class", "batch"), ("ttft_ms", 50)):
-        body = json.dumps({**CHAT, "outrider": {"slo": {field: value}}}).encode()
-        with pytest.raises(BadRequestError, match="not built yet"):
-            parse(ChatRequest, body)
+@pytest.mark.parametrize(
+    ("options", "fields", "objective"),
+    [
+        ({}, {}, LatencyObjective(ttft_s=1.0, inter_token_s=0.1)),
+        ({"class": "batch"}, {}, LatencyObjective(is_batch=True)),
+        ({"ttft_ms": 50.0}, {}, LatencyObjective(ttft_s=0.05, inter_token_s=0.1, refuses=True)),
+        ({}, {"service_tier": "flex"}, LatencyObjective(is_batch=True)),
+    ],
+)
+def test_the_latency_asked_for_reaches_the_queue(
+    server: Server,
+    http: httpx.Client,
+    options: dict[str, object],
+    fields: dict[str, object],
+    objective: LatencyObjective,
+) -> None:
+    body = {**CHAT, **fields, "outrider": {"slo": options}}
+    assert http.post("/v1/chat/completions", json=body).status_code == 200
+    assert server.engine.submitted[-1].objective == objective
+
+
+def test_a_class_that_there_is_not_is_named(http: httpx.Client) -> None:
+    body = {**CHAT, "outrider": {"slo": {"class": "bacth"}}}
+    error = http.post("/v1/chat/completions", json=body).json()["error"]
+    assert error["param"] == "outrider.slo.class"
+    assert "batch" in error["message"]

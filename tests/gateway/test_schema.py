@@ -91,24 +91,6 @@ def test_what_is_not_supported_is_named(field: str) -> None:
     assert "not supported" in str(error)
 
 
-NOT_BUILT = {
-    "class": "interactive",
-    "ttft_ms": 100,
-}
-
-
-@pytest.mark.parametrize("field", NOT_BUILT)
-@pytest.mark.parametrize(
-    ("model", "document"), [(ChatRequest, CHAT), (CompletionRequest, COMPLETION)]
-)
-def test_outrider_options_that_are_not_built(
-    model: type[BaseModel], document: dict[str, object], field: str
-) -> None:
-    error = refusal(model, {**document, "outrider": {"slo": {field: NOT_BUILT[field]}}})
-    assert error.param == f"outrider.slo.{field}"
-    assert "not built yet" in str(error)
-
-
 @pytest.mark.parametrize(
     ("extra", "param"),
     [

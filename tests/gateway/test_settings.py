@@ -1,5 +1,6 @@
 """Where a setting comes from, who wins, and what a wrong one says."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -83,11 +84,16 @@ def test_variables_are_read_in_any_case_and_as_sections() -> None:
     assert settings.server.port == 5
 
 
-@pytest.mark.parametrize("path", list(setting_paths()), ids=".".join)
+# An experiment's fields mean nothing one by one.
+SINGLE_PATHS = [path for path in setting_paths() if path[0] != "experiments"]
+
+
+@pytest.mark.parametrize("path", SINGLE_PATHS, ids=".".join)
 def test_every_setting_can_come_from_the_environment(path: tuple[str, ...]) -> None:
     base = {
         "OUTRIDER_TIERS__NAME__URL": "http://x/v1",
         "OUTRIDER_CHARGES__NAME__COMPLETION": "1",
+        "OUTRIDER_SLO__CLASSES__NAME": "{}",
     }
     variable = f"OUTRIDER_{'__'.join(path).upper()}"
     value = setting_of(load_settings(environ=base), path)
@@ -107,6 +113,24 @@ def test_every_setting_can_come_from_the_environment(path: tuple[str, ...]) -> N
     if isinstance(found, SecretStr):
         found = found.get_secret_value()
     assert str(found) in (str(value), text, "1.0") or found == {"x-a": "b"}
+
+
+def test_an_experiment_can_come_from_file_and_environment(empty_folder: Path) -> None:
+    write(
+        empty_folder,
+        """
+        [experiments.drafts]
+        unit = "user"
+        arms.control = {weight = 1}
+        arms.wide = {weight = 1, set = {max_draft_nodes = 64}}
+        """,
+    )
+    wanted = {"arms": {"a": {}, "b": {"set": {"speculation": "off"}}}, "control": "a"}
+    environ = {"OUTRIDER_EXPERIMENTS__PLAIN": json.dumps(wanted)}
+    experiments = load_settings(environ=environ).experiments
+    assert set(experiments) == {"drafts", "plain"}
+    assert experiments["drafts"].overlay("wide").document() == {"max_draft_nodes": 64}
+    assert experiments["plain"].overlay("b").document() == {"speculation": "off"}
 
 
 def setting_of(settings: object, path: tuple[str, ...]) -> object:

@@ -152,6 +152,21 @@ def test_min_quality_is_for_the_router(world: Callable[..., World]) -> None:
     assert "calibration table" in str(error)
 
 
+def test_a_threshold_of_the_requests_own(world: Callable[..., World]) -> None:
+    made = world(quality=0.45)
+    assert made.job(outrider={"threshold": 0.4}).tier == "small"
+    assert made.job(outrider={"threshold": 0.5}).tier == "large"
+    for options in ({"threshold": 0.5, "tier": "small"}, {"threshold": 0.5, "min_quality": 0.5}):
+        assert made.refusal(outrider=options).param == "outrider.threshold"
+
+
+def test_a_hold_back_of_the_requests_own(world: Callable[..., World]) -> None:
+    options = {"hold_back_tokens": 3, "hold_back_ms": 40.0}
+    job = world(calibration=table()).job(stream=True, outrider=options)
+    assert job.cascade is not None
+    assert job.cascade.hold_back_s == 0.04
+
+
 # ---- cascades ----------------------------------------------------------------------------------
 
 

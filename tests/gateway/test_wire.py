@@ -8,6 +8,7 @@ import engine.errors
 from engine.errors import (
     EngineDiedError,
     EngineError,
+    InfeasibleObjectiveError,
     PromptTooLongError,
     QueueFullError,
     TierUnavailableError,
@@ -234,6 +235,8 @@ def test_a_decoded_request_is_checked_like_any_other() -> None:
     [
         PromptTooLongError(num_tokens=9000, max_tokens=10, max_context=8192),
         QueueFullError(num_waiting=4, retry_after_s=2.5),
+        InfeasibleObjectiveError(ttft_s=0.2, predicted_wait_s=1.5, retry_after_s=1.3),
+        InfeasibleObjectiveError(ttft_s=0.2, predicted_wait_s=1.5, retry_after_s=None),
         TierUnavailableError("no small tier"),
         EngineDiedError("gone"),
     ],

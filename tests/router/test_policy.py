@@ -153,6 +153,22 @@ def test_min_quality_picks_a_point_and_is_no_setting_of_the_servers() -> None:
         FixedPolicy("small", "one tier loaded").route("x", Wishes(min_quality=0.5))
 
 
+def test_a_threshold_and_a_hold_back_of_the_requests_own() -> None:
+    policy = policy_of(scorer_that_says(0.6))
+    assert policy.route("x", Wishes(threshold=0.59)).tier == "small"
+    strict = policy.route("x", Wishes(threshold=0.61))
+    assert (strict.tier, strict.threshold, strict.is_own) == ("large", 0.61, False)
+    watched = policy_of(scorer_that_says(0.5, table()))
+    own = watched.route("x", Wishes(hold_back_tokens=4, hold_back_s=0.05))
+    assert own.cascade is not None
+    assert own.cascade.hold_back_s == 0.05
+    assert not own.is_own
+    assert own.cascade.new_watch().on_tokens([-0.1] * 4).action != "hold"
+    usual = watched.route("x").cascade
+    assert usual is not None
+    assert usual.new_watch().on_tokens([-0.1] * 4).action == "hold"
+
+
 def test_a_conversation_stays_where_its_cache_is() -> None:
     scorer = scorer_that_says(0.45)
     policy = policy_of(scorer, Setting(threshold=0.5))

@@ -1,0 +1,351 @@
+"""Latency objectives: who is short of time goes first, as far as fairness between tenants allows.
+
+Between tenants the fair queue decides. Within a tenant the request whose first token has the least
+slack starts first (earliest deadline first, less the time that its own prompt takes). One that can
+no longer make it lets those pass that can: under overload the deadlines that are missed are then
+few, instead of all (the domino effect of earliest deadline first; Locke, "Best-Effort Decision
+Making for Real-Time Scheduling", 1986). Requests for which nobody waits (batch) fill what is left.
+
+Nobody starves: whoever has been passed over for long enough gets one of every few starts, oldest
+first, and a pause or a loss of one's place happens a bounded number of times.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Final
+
+from engine.fair_queue import FairQueue, FairQueueConfig
+from engine.protocols import StepShares
+from engine.request import LOW, NORMAL, Tier
+from engine.sequence import Sequence, SequenceStatus
+from engine.wait_model import ServiceTimes
+
+# A prompt may take so much longer than expected before its deadline counts as out of reach.
+_PREFILL_MARGIN: Final = 1.2
+# A newcomer that has used up this share of its time, and still has no place, may take another's.
+_PRESSING_SHARE: Final = 0.5
+# With less than this share of its time left, a prompt is computed without batch beside it.
+_GUARDED_SHARE: Final = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SloQueueConfig:
+    """How far objectives go.
+
+    unstated_ttft_s: a request without an objective stands where one with this would.
+    late_aging_s: a request that is so much over its time counts as passed over; batch_aging_s: a
+    batch request that has waited so long does. aged_every: of so many starts of a tier one is for
+    those. batch_share: how many places batch may hold while anybody else is there.
+    pace: of the time between tokens that is asked for, the share that is aimed at. max_pause_s: a
+    batch answer that stood still for so long gets a step. max_displacements: how often a batch
+    answer may lose its place to one that is short of time. max_lead_tokens: a tenant that has had
+    so many more tokens (over its weight) than the one whose turn it is takes no place from others.
+    """
+
+    unstated_ttft_s: float = 10.0
+    late_aging_s: float = 20.0
+    batch_aging_s: float = 120.0
+    aged_every: int = 4
+    batch_share: float = 0.5
+    pace: float = 0.8
+    max_pause_s: float = 2.0
+    max_displacements: int = 2
+    max_lead_tokens: float = 2048.0
+
+
+class SloQueue(FairQueue):
+    """The fair queue, with deadlines within each tenant; the same where nobody has any.
+
+    A batch request counts as low priority between tenants as well, until it has waited for
+    `batch_aging_s`.
+    """
+
+    def __init__(
+        self, config: SloQueueConfig | None = None, *, fair: FairQueueConfig | None = None
+    ) -> None:
+        """`fair`: how tenants share; see there."""
+        super().__init__(fair)
+        self._slo = config or SloQueueConfig()
+        self._times: ServiceTimes | None = None
+        self._max_batch_running = 1
+        self._stated: dict[Sequence, None] = {}  # objectives of those for whom somebody waits
+        self._batch: dict[Sequence, int] = {}  # how often each has been displaced
+        self._paused_since_s: dict[Sequence, float] = {}
+        self._batch_running: set[Sequence] = set()
+        self._num_here = 0
+        self._now_s = 0.0  # of the step
+        self._is_pressed = False  # somebody who runs, or is about to, is short of time
+        self._aged: frozenset[Sequence] = frozenset()
+        self._num_since_aged: dict[Tier, int] = {}
+
+    def attach(self, times: ServiceTimes, *, num_places: int) -> None:
+        """Go by these times, and leave batch its share of so many places."""
+        self._times = times
+        self._max_batch_running = max(int(num_places * self._slo.batch_share), 1)
+
+    # ---- what happens to sequences --------------------------------------------------------
+
+    @property
+    def has_objectives(self) -> bool:
+        """Whether anybody who is there has said how fast it should be."""
+        return bool(self._stated or self._batch)
+
+    def added(self, sequence: Sequence) -> None:
+        """A sequence came to the queue."""
+        super().added(sequence)
+        self._num_here += 1
+        objective = sequence.request.objective
+        if objective.is_batch:
+            self._batch[sequence] = 0
+        elif objective.is_stated:
+            self._stated[sequence] = None
+
+    def started(self, sequence: Sequence) -> None:
+        """Charge the tenant, and count who was passed over meanwhile."""
+        super().started(sequence)
+        if sequence in self._batch:
+            self._batch_running.add(sequence)
+        if sequence in self._aged:
+            self._num_since_aged[sequence.tier] = 0
+        elif self._aged:
+            self._num_since_aged[sequence.tier] = self._num_since_aged.get(sequence.tier, 0) + 1
+
+    def removed(self, sequence: Sequence) -> None:
+        """Forget it."""
+        super().removed(sequence)
+        self._num_here -= 1
+        self._batch_running.discard(sequence)
+        self._batch.pop(sequence, None)
+        self._stated.pop(sequence, None)
+        self._paused_since_s.pop(sequence, None)
+        if sequence in self._aged:
+            self._aged -= {sequence}
+
+    def preempted(self, sequence: Sequence) -> None:
+        """It stands in the queue again: no pause of it goes on."""
+        self._batch_running.discard(sequence)
+        self._paused_since_s.pop(sequence, None)
+
+    # ---- time -----------------------------------------------------------------------------
+
+    def start_by_s(self, sequence: Sequence) -> float:
+        """When its prompt must be begun, so that its first token comes in time.
+
+        Batch has until it counts as passed over, so within a pass nobody waits for ever.
+        """
+        objective = sequence.request.objective
+        if objective.is_batch:
+            return sequence.arrival_s + self._slo.batch_aging_s
+        ttft_s = objective.ttft_s
+        if ttft_s is None:
+            return sequence.arrival_s + self._slo.unstated_ttft_s
+        return sequence.arrival_s + ttft_s - self._lead_s(sequence)
+
+    def _lead_s(self, sequence: Sequence) -> float:
+        """How long it takes from the start of its prompt to its first token."""
+        times = self._times
+        if times is None:
+            return 0.0
+        row_s = times.prefill_row_s(sequence.tier)
+        return _PREFILL_MARGIN * sequence.num_uncomputed_tokens * row_s + (times.step_s or 0.0)
+
+    @property
+    def _step_s(self) -> float:
+        return 0.0 if self._times is None else self._times.step_s or 0.0
+
+    def _is_late(self, sequence: Sequence, now_s: float) -> bool:
+        """Whether its first token cannot come in time any more."""
+        return (
+            sequence.first_token_s is None
+            and sequence.request.objective.ttft_s is not None
+            and not sequence.request.objective.is_batch
+            and now_s > self.start_by_s(sequence)
+        )
+
+    def _is_aged(self, sequence: Sequence, now_s: float) -> bool:
+        """Whether it was passed over for long enough."""
+        objective, waited_s = sequence.request.objective, now_s - sequence.arrival_s
+        if objective.is_batch:
+            return waited_s >= self._slo.batch_aging_s
+        if objective.ttft_s is None or sequence.first_token_s is not None:
+            return False
+        return waited_s >= objective.ttft_s + self._slo.late_aging_s
+
+    # ---- who is next ----------------------------------------------------------------------
+
+    def order(self, waiting: list[Sequence], now_s: float) -> Iterator[Sequence]:
+        """As the fair queue; without those that would only be in the way now."""
+        if not self.has_objectives:
+            yield from super().order(waiting, now_s)
+            return
+        self._now_s = now_s
+        for sequence in super().order(waiting, now_s):
+            if self._may_start(sequence, now_s):
+                yield sequence
+
+    def _may_start(self, sequence: Sequence, now_s: float) -> bool:
+        """Whether nobody who is short of time would be hurt, and batch leaves places to others."""
+        is_batch = sequence in self._batch
+        is_full = len(self._batch_running) >= self._max_batch_running
+        if is_batch and is_full and self._num_here > len(self._batch):
+            return False
+        if not self._is_pressed or sequence in self._aged:
+            return True
+        if is_batch or self._is_late(sequence, now_s):
+            return False
+        return not self._has_time(sequence, now_s)
+
+    def _has_time(self, sequence: Sequence, now_s: float) -> bool:
+        """Whether it can wait until those who run are no longer short of time."""
+        ttft_s = sequence.request.objective.ttft_s
+        if ttft_s is None or sequence.first_token_s is not None:
+            return False
+        left_s = self.start_by_s(sequence) - now_s - self._step_s
+        return left_s > _GUARDED_SHARE * ttft_s
+
+    def _arranged(self, waiting: list[Sequence], now_s: float) -> list[Sequence]:
+        """By slack; who was passed over for long in between, the oldest first."""
+        self._aged = frozenset()
+        if not self.has_objectives:
+            return super()._arranged(waiting, now_s)
+        ranked = sorted(waiting, key=lambda sequence: self._rank(sequence, now_s))
+        aged = [sequence for sequence in ranked if self._is_aged(sequence, now_s)]
+        if not aged:
+            return ranked
+        self._aged = frozenset(aged)
+        aged.sort(key=attrgetter("arrival_number"))
+        others = (sequence for sequence in ranked if sequence not in self._aged)
+        return list(self._interleaved(others, aged))
+
+    def _interleaved(self, others: Iterable[Sequence], aged: list[Sequence]) -> Iterator[Sequence]:
+        every = self._slo.aged_every
+        number = self._num_since_aged.get(aged[0].tier, 0)
+        queue = iter(aged)
+        for sequence in others:
+            number += 1
+            if number >= every and (one := next(queue, None)) is not None:
+                number = 0
+                yield one
+            yield sequence
+        yield from queue
+
+    def _rank(self, sequence: Sequence, now_s: float) -> tuple[int, float, int]:
+        """Lower starts earlier: begun and lost its place, in time, late; then batch likewise."""
+        number = sequence.arrival_number
+        has_begun = sequence in self._charges
+        if sequence in self._batch:
+            return 3 if has_begun else 4, 0.0, number
+        if has_begun:
+            return 0, 0.0, number
+        start_by_s = self.start_by_s(sequence)
+        if now_s > start_by_s and sequence.request.objective.ttft_s is not None:
+            return 2, 0.0, number
+        return 1, start_by_s, number
+
+    def _priority(self, sequence: Sequence, now_s: float) -> int:
+        """Age goes by the objective where there is one, not by the fair queue's own measure."""
+        objective = sequence.request.objective
+        if not objective.is_batch and objective.ttft_s is None:
+            return super()._priority(sequence, now_s)
+        own = sequence.request.priority
+        if sequence in self._aged:
+            return max(own, NORMAL)
+        return LOW if objective.is_batch else own
+
+    # ---- who holds back -------------------------------------------------------------------
+
+    def step_shares(self, now_s: float) -> StepShares | None:
+        """Batch answers stand still, and batch prompts wait, while others are short of time."""
+        self._now_s = now_s
+        spare_s = min((self._spare_s(s, now_s) for s in self._stated), default=math.inf)
+        self._is_pressed = spare_s < 0.0
+        if not self._batch:
+            return None
+        if not self._is_pressed:
+            self._paused_since_s.clear()
+            return StepShares(paused=frozenset(), batch_prefill_s=spare_s)
+        paused: frozenset[Sequence] = frozenset()
+        # For one that has no place yet, it would only make all of them end later.
+        if any(s.status is SequenceStatus.RUNNING for s in self._stated):
+            paused = frozenset(s for s in self._batch_running if self._pauses(s, now_s))
+        return StepShares(paused=paused, batch_prefill_s=0.0)
+
+    def _pauses(self, sequence: Sequence, now_s: float) -> bool:
+        """Whether its pause begins or goes on; after `max_pause_s` it gets one step."""
+        since_s = self._paused_since_s.setdefault(sequence, now_s)
+        if now_s - since_s < self._slo.max_pause_s:
+            return True
+        del self._paused_since_s[sequence]
+        return False
+
+    def _spare_s(self, sequence: Sequence, now_s: float) -> float:
+        """How much time a sequence could give to others now; infinite where it asks for none.
+
+        Until the next token is due or the prompt has to be begun, less the step that begins.
+        """
+        objective = sequence.request.objective
+        if sequence.first_token_s is None:
+            if objective.ttft_s is None or self._is_late(sequence, now_s):
+                return math.inf
+            left_s = self.start_by_s(sequence) - now_s
+            return left_s - self._step_s - _GUARDED_SHARE * objective.ttft_s
+        if objective.inter_token_s is None or sequence.status is not SequenceStatus.RUNNING:
+            return math.inf
+        num_tokens, inter_token_s = sequence.num_output_tokens, objective.inter_token_s
+        begun_s = sequence.first_token_s - now_s - self._step_s
+        if begun_s + num_tokens * inter_token_s + self._gain_s(sequence, inter_token_s) < 0.0:
+            return math.inf  # too far behind: nobody's holding back would help
+        return begun_s + num_tokens * inter_token_s * self._slo.pace
+
+    def _gain_s(self, sequence: Sequence, inter_token_s: float) -> float:
+        """How much of being behind the rest of an answer could make good, at the best pace."""
+        if self._times is None:
+            return 0.0
+        best_s = self._times.best_token_s.get(sequence.tier, 0.0)
+        return self._times.remaining_tokens(sequence) * (inter_token_s - best_s)
+
+    # ---- who gives way --------------------------------------------------------------------
+
+    @property
+    def may_displace(self) -> bool:
+        """Whether there is more than one tenant, or batch that could make room for others."""
+        return bool(self._batch and self._stated) or super().may_displace
+
+    def displaced(
+        self, newcomer: Sequence, holders: Mapping[Sequence, int], *, wanted: int, capacity: int
+    ) -> Sequence | None:
+        """As the fair queue; else, for one that is short of time, the cheapest batch answer.
+
+        Cheapest is the one that has the least to compute again.
+        """
+        victim = super().displaced(newcomer, holders, wanted=wanted, capacity=capacity)
+        if victim is not None or not self._batch or not self._is_pressing(newcomer):
+            return victim
+        able = [sequence for sequence in holders if self.gives_way_to(sequence, newcomer)]
+        if not able:
+            return None
+        victim = min(able, key=lambda s: (s.view.num_computed_tokens, -s.arrival_number))
+        self._batch[victim] += 1
+        return victim
+
+    def gives_way_to(self, sequence: Sequence, newcomer: Sequence) -> bool:
+        """Whether it is batch that may still lose its place, and the newcomer's tenant may ask."""
+        num_displaced = self._batch.get(sequence)
+        if num_displaced is None or num_displaced >= self._slo.max_displacements:
+            return False
+        if newcomer.request.objective.is_batch or newcomer.request.objective.ttft_s is None:
+            return False
+        if sequence.request.tenant == newcomer.request.tenant:
+            return True
+        lead = self._account(newcomer).served - self._books_of(newcomer).virtual_time
+        return lead <= self._slo.max_lead_tokens
+
+    def _is_pressing(self, newcomer: Sequence) -> bool:
+        """Whether it has little time left, and enough to gain by a place."""
+        ttft_s = newcomer.request.objective.ttft_s
+        if newcomer not in self._stated or ttft_s is None or newcomer.first_token_s is not None:
+            return False
+        now_s = self._now_s
+        return now_s <= self.start_by_s(newcomer) <= now_s + _PRESSING_SHARE * ttft_s

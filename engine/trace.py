@@ -1,0 +1,37 @@
+"""What a traced request is told of a step: where its tokens came from, and what was guessed."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from engine.request import Source
+
+# small: the small model's own word, because its tier answers or because a cascade let it stand.
+# target: the large model's own. grammar: nothing else was allowed. reused: drafted from the answer
+# that was retracted at a change of tier, and right. Else the source that had drafted the token.
+TokenOrigin = Source | Literal["small", "target", "reused"]
+NodeSource = Source | Literal["reused"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceNode:
+    """A node of a verified tree. `parent`: its place in the step's nodes, -1 of the root.
+
+    `sources`: all that had guessed it, none of the root. is_accepted: it is on the path that the
+    target accepted; the root always is.
+    """
+
+    token_id: int
+    parent: int
+    sources: tuple[NodeSource, ...] = ()
+    is_accepted: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTrace:
+    """One step of one sequence. `origins`: one a token that was emitted.
+
+    `nodes`: the tree, root first and parents before children; empty where nothing was drafted.
+    """
+
+    origins: tuple[TokenOrigin, ...]
+    nodes: tuple[TraceNode, ...] = ()

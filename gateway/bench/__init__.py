@@ -1,0 +1,1 @@
+"""`outrider bench`: load, measurements and reports against any OpenAI-compatible server."""

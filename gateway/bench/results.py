@@ -1,0 +1,367 @@
+"""What a benchmark run leaves: a row for each request, what they sum up to, and the conditions.
+
+A file is one JSON document. Times of a row are seconds since the run's clock was started; durations
+are milliseconds, as people speak of them. Rows can be summed up again: `summary.summarize`.
+"""
+
+import math
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import msgspec
+
+SCHEMA_VERSION: Final = 1
+KIND: Final = "outrider.bench"
+
+LoopKind = Literal["open", "closed"]
+TokenSource = Literal["usage", "chunks"]
+"""Who counted an answer's tokens: the server, or we the events that had text."""
+
+ErrorKind = Literal[
+    "unreachable",  # no connection
+    "timeout",  # not a whole answer in time
+    "stall",  # nothing came for too long
+    "rate_limited",  # 429
+    "refused",  # another 4xx
+    "server_error",  # 5xx, or an error in the midst of the stream
+    "broken",  # the connection ended before the answer did
+    "garbage",  # not what an OpenAI-compatible server sends
+    "empty",  # a whole answer without a token
+    "unfinished",  # the run was over
+]
+
+
+class ResultError(Exception):
+    """A file is not a result of a run; the message says why."""
+
+
+class Objectives(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request has to meet, milliseconds; None asks for nothing.
+
+    `inter_token_ms` is about the mean gap of an answer (TPOT), as in AdaServe and as `--goodput
+    tpot` of vLLM's benchmark. `e2e_ms`: the whole answer.
+    """
+
+    ttft_ms: float | None = None
+    inter_token_ms: float | None = None
+    e2e_ms: float | None = None
+
+    @property
+    def are_any(self) -> bool:
+        """Whether anything is asked for."""
+        return (self.ttft_ms, self.inter_token_ms, self.e2e_ms) != (None, None, None)
+
+
+class RequestRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One request. Seconds are since the run's clock was started.
+
+    `scheduled_s`: when it was due; in a closed loop, when it was sent. Latencies count from here:
+    a request that had to wait for its sender has waited (coordinated omission). `sent_s`: when it
+    went out, None where it never did. `first_s`, `last_s`: arrival of the first and the last event
+    that had a token; `ended_s`: end of the answer or the failure.
+    `gaps_ms`: between one event with tokens and the next (an event may have several tokens).
+    `arm`: of a paired run, which side. `planned_*`: what the workload wanted, None where it did not
+    say. `num_drafted_tokens` and the following come from the `outrider` report, None without one.
+    """
+
+    index: int
+    scheduled_s: float
+    sent_s: float | None = None
+    first_s: float | None = None
+    last_s: float | None = None
+    ended_s: float
+    gaps_ms: list[float] = []
+    category: str = ""
+    is_warm_up: bool = False
+    arm: str = ""
+    error: ErrorKind | None = None
+    status: int | None = None
+    message: str = ""
+    request_id: str = ""
+    num_prompt_tokens: int | None = None
+    num_cached_tokens: int | None = None
+    num_completion_tokens: int = 0
+    token_source: TokenSource = "usage"
+    planned_prompt_tokens: int | None = None
+    planned_completion_tokens: int | None = None
+    finish_reason: str | None = None
+    num_drafted_tokens: int | None = None
+    num_accepted_tokens: int | None = None
+    mean_emitted_tokens: float | None = None
+    tier: str | None = None
+    reason: str | None = None
+    is_escalated: bool | None = None
+    server_ttft_ms: float | None = None
+    server_queue_ms: float | None = None
+    cost_usd: float | None = None
+
+    @property
+    def is_success(self) -> bool:
+        """Whether it has a whole answer."""
+        return self.error is None
+
+    @property
+    def lateness_ms(self) -> float | None:
+        """How long after it was due it was sent."""
+        return None if self.sent_s is None else 1e3 * (self.sent_s - self.scheduled_s)
+
+    @property
+    def ttft_ms(self) -> float | None:
+        """From when it was due to the first token."""
+        return None if self.first_s is None else 1e3 * (self.first_s - self.scheduled_s)
+
+    @property
+    def sent_ttft_ms(self) -> float | None:
+        """From when it was sent to the first token."""
+        if self.first_s is None or self.sent_s is None:
+            return None
+        return 1e3 * (self.first_s - self.sent_s)
+
+    @property
+    def tpot_ms(self) -> float | None:
+        """Mean time of a token behind the first; None for answers of one token."""
+        if self.first_s is None or self.last_s is None or self.num_completion_tokens < 2:
+            return None
+        return 1e3 * (self.last_s - self.first_s) / (self.num_completion_tokens - 1)
+
+    @property
+    def e2e_ms(self) -> float:
+        """From when it was due to its end."""
+        return 1e3 * (self.ended_s - self.scheduled_s)
+
+    @property
+    def sent_e2e_ms(self) -> float | None:
+        """From when it was sent to its end."""
+        return None if self.sent_s is None else 1e3 * (self.ended_s - self.sent_s)
+
+    def attains(self, objectives: Objectives) -> bool:
+        """Whether it has a whole answer that meets everything asked for.
+
+        An answer of one token has no gap that could be too long.
+        """
+        return (
+            self.is_success
+            and _is_within(self.ttft_ms, objectives.ttft_ms)
+            and _is_within(self.tpot_ms, objectives.inter_token_ms)
+            and _is_within(self.e2e_ms, objectives.e2e_ms)
+        )
+
+
+def _is_within(value: float | None, bound: float | None) -> bool:
+    return bound is None or value is None or value <= bound
+
+
+class Estimate(msgspec.Struct, frozen=True, kw_only=True):
+    """A figure with its 95 % interval; a bound is None where the samples are too few for one."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+class Quantities(msgspec.Struct, frozen=True, kw_only=True):
+    """A distribution, all in the samples' unit. Quantiles: linear between the nearest ranks."""
+
+    num_samples: int
+    mean: Estimate
+    p50: Estimate
+    p90: Estimate
+    p95: Estimate
+    p99: Estimate
+    minimum: float
+    maximum: float
+
+
+class Acceptance(msgspec.Struct, frozen=True, kw_only=True):
+    """How drafting went, over the requests whose report told."""
+
+    num_requests: int
+    num_drafted_tokens: int
+    num_accepted_tokens: int
+    mean_emitted_tokens: float
+
+    @property
+    def share(self) -> float | None:
+        """Accepted of drafted; None where nothing was drafted."""
+        if self.num_drafted_tokens == 0:
+            return None
+        return self.num_accepted_tokens / self.num_drafted_tokens
+
+
+class CategorySummary(msgspec.Struct, frozen=True, kw_only=True):
+    """The requests of one category. Latencies are of those with a whole answer."""
+
+    name: str
+    num_requests: int
+    num_failed: int
+    ttft_ms: Quantities | None = None
+    tpot_ms: Quantities | None = None
+    e2e_ms: Quantities | None = None
+    attainment: Estimate | None = None
+    acceptance: Acceptance | None = None
+    num_completion_tokens: int = 0
+
+
+class Schedule(msgspec.Struct, frozen=True, kw_only=True):
+    """How well an open loop kept its times.
+
+    `num_held`: requests that were due while as many as allowed were in flight, so that they waited
+    here; their waiting is in the latencies.
+    """
+
+    lateness_ms: Quantities | None = None
+    num_held: int = 0
+    most_in_flight: int = 0
+    max_in_flight: int | None = None
+
+
+class Cost(msgspec.Struct, frozen=True, kw_only=True):
+    """USD. `source`: "reported" (each answer's own), "server" (its price list) or "given"."""
+
+    total_usd: float
+    usd_per_million_completion_tokens: float | None
+    usd_per_million_tokens: float | None
+    source: Literal["reported", "server", "given"]
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """What the rows sum up to; warm-up left out.
+
+    Latencies are of whole answers. `ttft_ms` and `e2e_ms` count from when a request was due;
+    `sent_*` from when it was sent. `itl_ms`: all gaps between events of all answers; `tpot_ms`: one
+    mean gap a token for each answer. `duration_s`: from the first due to the last end.
+    `goodput_per_s` and `attainment`: of all requests, failed ones missed.
+    """
+
+    num_requests: int
+    num_completed: int
+    errors: dict[str, int]
+    duration_s: float
+    offered_per_s: float | None
+    completed_per_s: float
+    prompt_tokens_per_s: float | None
+    completion_tokens_per_s: float
+    num_prompt_tokens: int | None
+    num_completion_tokens: int
+    token_source: Literal["usage", "chunks", "mixed"]
+    ttft_ms: Quantities | None
+    itl_ms: Quantities | None
+    tpot_ms: Quantities | None
+    e2e_ms: Quantities | None
+    sent_ttft_ms: Quantities | None
+    sent_e2e_ms: Quantities | None
+    attainment: Estimate | None
+    goodput_per_s: float | None
+    schedule: Schedule
+    cost: Cost | None
+    acceptance: Acceptance | None
+    categories: list[CategorySummary]
+    tiers: dict[str, int]
+
+    @property
+    def num_failed(self) -> int:
+        """Requests without a whole answer."""
+        return self.num_requests - self.num_completed
+
+
+class SearchStep(msgspec.Struct, frozen=True, kw_only=True):
+    """One rate that was tried, in the order of trying."""
+
+    rate_per_s: float
+    is_enough: bool
+    summary: Summary
+
+
+class SearchReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The highest rate at which enough requests meet their objectives.
+
+    `best_rate_per_s`: None where not even the lowest rate was enough. `is_bounded`: whether a
+    higher rate that is too much was found as well; if not, the target may take more.
+    """
+
+    target_attainment: float
+    best_rate_per_s: float | None
+    is_bounded: bool
+    steps: list[SearchStep]
+
+
+class Meta(msgspec.Struct, frozen=True, kw_only=True):
+    """The conditions of a run. `url` has no user and no password.
+
+    `settings`: the load (loop, rate_per_s, concurrency, duration_s, seed, timeouts…), as told.
+    `workload`: what was asked (kind, name, numbers, what was mended or clipped). `request_fields`:
+    what each request's body had beside its prompt. `versions`: outrider, python, aiohttp.
+    `notes`: what a reader has to know, in words. Times: ISO 8601, UTC.
+    """
+
+    url: str
+    model: str
+    started_at: str
+    ended_at: str
+    loop: LoopKind
+    workload: dict[str, Any]
+    settings: dict[str, Any]
+    request_fields: dict[str, Any]
+    versions: dict[str, str]
+    machine: str
+    served_by: str | None = None
+    device: str | None = None
+    commit: str | None = None
+    arm: str = ""
+    notes: list[str] = []
+
+
+class BenchResult(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole run. With a search, `rows` and `summary` are those of the best rate (of the lowest,
+    where none was enough)."""
+
+    schema_version: int = SCHEMA_VERSION
+    kind: str = KIND
+    meta: Meta
+    objectives: Objectives
+    summary: Summary
+    rows: list[RequestRow]
+    search: SearchReport | None = None
+
+    @property
+    def measured(self) -> list[RequestRow]:
+        """The rows without the warm-up."""
+        return [row for row in self.rows if not row.is_warm_up]
+
+
+def write_result(result: BenchResult, path: Path) -> None:
+    """Write a file that `read_result` reads. Raises ResultError where it cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
+    except OSError as error:
+        raise ResultError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def read_result(path: Path) -> BenchResult:
+    """Read a file of `write_result`. Raises ResultError, in words."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ResultError(f"{path} cannot be read: {error.strerror}") from error
+    try:
+        result = msgspec.json.decode(data, type=BenchResult)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ResultError(
+            f"{path} is no result of `outrider bench --json` ({error}); run it again to make one"
+        ) from error
+    if result.kind != KIND:
+        raise ResultError(f"{path} holds a {result.kind!r}, not a {KIND!r}")
+    if result.schema_version != SCHEMA_VERSION:
+        raise ResultError(
+            f"{path} has version {result.schema_version} of the format; this one reads "
+            f"{SCHEMA_VERSION}: run the benchmark again"
+        )
+    return result
+
+
+def rounded(value: float, digits: int = 6) -> float:
+    """To so many significant digits, so that files are no longer than they are exact."""
+    if value == 0.0 or not math.isfinite(value):
+        return value
+    return round(value, digits - 1 - math.floor(math.log10(abs(value))))

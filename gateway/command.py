@@ -1,0 +1,87 @@
+"""What the commands have in common: options, flags that set anything, errors without tracebacks."""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Final, ParamSpec, TypeVar
+
+import typer
+
+from engine.errors import EngineError
+from gateway.settings import DEFAULT_FILE, SettingsError
+
+Params = ParamSpec("Params")
+Result = TypeVar("Result")
+
+EXIT_FAILED: Final = 1
+EXIT_USAGE: Final = 2
+
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option("--config", help=f"Settings file; otherwise {DEFAULT_FILE} here if there is one."),
+]
+Large = Annotated[str | None, typer.Option(help="Folder or Hugging Face id of the large model.")]
+Small = Annotated[str | None, typer.Option(help="The same for the small model.")]
+Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
+Dtype = Annotated[str | None, typer.Option(help="auto, bfloat16, float16 or float32.")]
+Tiers = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--tier",
+        metavar="NAME=URL",
+        help="A tier that is a server elsewhere; the same NAME again is another replica of it.",
+    ),
+]
+Assignments = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="SECTION.NAME=VALUE", help="Any setting; repeatable."),
+]
+NumThreads = Annotated[int | None, typer.Option(help="CPU threads of the engine.")]
+
+
+def reports_user_errors(command: Callable[Params, Result]) -> Callable[Params, Result]:
+    """Turn errors that the user can mend into a message and an exit status, without a traceback."""
+
+    @functools.wraps(command)
+    def wrapped(*args: Params.args, **kwargs: Params.kwargs) -> Result:
+        from gateway.terminal_chat import ChatError
+
+        try:
+            return command(*args, **kwargs)
+        except SettingsError as error:
+            complain(str(error))
+            raise typer.Exit(EXIT_USAGE) from None
+        except (EngineError, ChatError) as error:
+            complain(str(error))
+            raise typer.Exit(EXIT_FAILED) from None
+
+    return wrapped
+
+
+def complain(message: str) -> None:
+    """Say what is wrong, in red, where programs do not read."""
+    for line in message.splitlines():
+        typer.secho(f"outrider: {line}", fg=typer.colors.RED, err=True)
+
+
+def assigned(assignments: list[str]) -> dict[str, Any]:
+    """`--set section.name=value` as flags. Raises SettingsError for another form."""
+    flags: dict[str, Any] = {}
+    for assignment in assignments:
+        key, equals, value = assignment.partition("=")
+        if not equals or not key.strip():
+            raise SettingsError(f"--set {assignment}: write it as --set section.name=value")
+        flags[key.strip()] = value.strip()
+    return flags
+
+
+def tier_flags(tiers: list[str]) -> dict[str, Any]:
+    """`--tier name=url` as flags. Raises SettingsError for another form."""
+    flags: dict[str, Any] = {}
+    for tier in tiers:
+        name, equals, url = (part.strip() for part in tier.partition("="))
+        if not equals or not name or not url or "." in name:
+            raise SettingsError(f"--tier {tier}: write it as --tier cloud=https://host/v1")
+        key = f"tiers.{name}.url"
+        flags[key] = (*flags.get(key, ()), *url.split(","))
+    return flags

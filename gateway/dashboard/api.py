@@ -1,0 +1,156 @@
+"""GET /v1/dashboard: what is going on, for the page at /dashboard."""
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from engine.errors import EngineError
+from engine.events import EngineStats
+from gateway.dashboard.engine_figures import EngineMoments
+from gateway.dashboard.figures import figures
+from gateway.dashboard.recent import RecentOutcomes
+from gateway.dashboard.schema import Dashboard, EngineFigures
+from gateway.settings_slo import SloClassSettings
+from gateway.tenants.principal import ANONYMOUS, Principal
+
+logger = logging.getLogger(__name__)
+
+FRESH_S: Final = 1.0
+"""However many ask, figures are worked out once in so long for each who may see them."""
+
+_EXPERIMENTS_FRESH_S: Final = 10.0
+_STATS_TIMEOUT_S: Final = 2.0
+_MAX_SCOPES: Final = 64
+_HEADERS: Final = {"cache-control": "private, no-store"}
+
+StatsReader = Callable[[], Awaitable[EngineStats | None]]
+"""The engine's snapshot; None while there is none. May raise EngineError."""
+ExperimentReader = Callable[[], Awaitable[Sequence[Mapping[str, Any]]]]
+"""The experiments with their intervals, as JSON values. It may take long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DashboardSources:
+    """Where the figures come from. `clock` is that of `recent`, `wall_clock` counts since 1970."""
+
+    recent: RecentOutcomes
+    classes: Mapping[str, SloClassSettings]
+    read_stats: StatsReader
+    clock: Callable[[], float]
+    wall_clock: Callable[[], float]
+    read_experiments: ExperimentReader | None = None
+
+
+@dataclass(slots=True)
+class _Scope:
+    """What one kind of viewer was told last. The lock: others who ask meanwhile get the same."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    made_s: float = float("-inf")
+    body: bytes = b""
+
+
+class DashboardApi:
+    """Works figures out when somebody looks, at most once a second for each scope."""
+
+    def __init__(self, sources: DashboardSources) -> None:
+        self._sources = sources
+        self._moments = EngineMoments()
+        self._scopes: OrderedDict[str | None, _Scope] = OrderedDict()
+        self._turns = asyncio.Semaphore(1)
+        self._experiments: list[dict[str, Any]] | None = None
+        self._experiments_made_s = float("-inf")
+        self._experiments_task: asyncio.Task[None] | None = None
+
+    async def dashboard(self, request: Request, principal: Principal) -> Response:
+        """The figures. Administrators see all, as everybody does while there are no keys.
+
+        Other keys see the requests of their team, or their own where they are in none.
+        """
+        del request
+        sees_all = principal.scopes.is_admin or principal is ANONYMOUS
+        scope = self._scope(None if sees_all else principal.tenant)
+        async with scope.lock:
+            if self._sources.clock() - scope.made_s >= FRESH_S:
+                async with self._turns:
+                    scope.body = await self._body(None if sees_all else principal.tenant)
+                scope.made_s = self._sources.clock()
+        return Response(scope.body, media_type="application/json", headers=_HEADERS)
+
+    async def close(self) -> None:
+        """End what is still being worked out."""
+        if self._experiments_task is not None:
+            self._experiments_task.cancel()
+            await asyncio.wait([self._experiments_task])
+
+    def _scope(self, tenant: str | None) -> _Scope:
+        """The least recently asked for is forgotten beyond 64, which costs it a calculation."""
+        scope = self._scopes.setdefault(tenant, _Scope())
+        self._scopes.move_to_end(tenant)
+        if len(self._scopes) > _MAX_SCOPES:
+            self._scopes.popitem(last=False)
+        return scope
+
+    async def _body(self, tenant: str | None) -> bytes:
+        sources, sees_all = self._sources, tenant is None
+        engine = await self._engine() if sees_all else None
+        if sees_all:
+            self._refresh_experiments()
+        experiments = self._experiments if sees_all else None
+        rows = sources.recent.rows(tenant)
+        at = sources.wall_clock()
+
+        def work() -> bytes:
+            done = figures(rows, sources.classes, shows_costs=sees_all)
+            snapshot = Dashboard(
+                at=at,
+                scope="all" if sees_all else "own",
+                window_s=done.window_s,
+                requests=done.requests,
+                latency=done.latency,
+                tiers=done.tiers,
+                classes=done.classes,
+                series=done.series,
+                engine=engine,
+                experiments=experiments,
+            )
+            return snapshot.model_dump_json().encode()
+
+        return await asyncio.to_thread(work)
+
+    async def _engine(self) -> EngineFigures | None:
+        stats = None
+        try:
+            async with asyncio.timeout(_STATS_TIMEOUT_S):
+                stats = await self._sources.read_stats()
+        except (TimeoutError, EngineError) as error:
+            logger.warning("no engine statistics error=%s", type(error).__name__)
+        now_s = self._sources.clock()
+        if stats is None:
+            return None
+        self._moments.add(stats, now_s)
+        return self._moments.figures(now_s)
+
+    def _refresh_experiments(self) -> None:
+        """Their intervals take longer than a look: who asks first gets those of the last time."""
+        if self._sources.read_experiments is None or self._experiments_task is not None:
+            return
+        if self._sources.clock() - self._experiments_made_s < _EXPERIMENTS_FRESH_S:
+            return
+        task = asyncio.create_task(self._read_experiments(self._sources.read_experiments))
+        self._experiments_task = task
+
+    async def _read_experiments(self, read: ExperimentReader) -> None:
+        try:
+            self._experiments = [dict(one) for one in await read()]
+        except Exception as error:  # noqa: BLE001 - the other figures are shown all the same
+            logger.warning("no experiments for the dashboard error=%s", type(error).__name__)
+        finally:
+            self._experiments_made_s = self._sources.clock()
+            self._experiments_task = None

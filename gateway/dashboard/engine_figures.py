@@ -1,0 +1,144 @@
+"""From the engine's snapshots to the figures of the live page."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from engine.events import EngineStats, TierStats
+from engine.request import Tier
+from gateway.dashboard.schema import (
+    Acceptance,
+    EngineFigures,
+    EngineHistory,
+    EngineTier,
+    SourceFigures,
+)
+
+_KEPT_S: Final = 300.0
+_MIN_GAP_S: Final = 0.9
+_MAX_MOMENTS: Final = 600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Moment:
+    at_s: float
+    stats: EngineStats
+
+
+_START: Final = EngineStats()
+
+
+@dataclass(slots=True)
+class EngineMoments:
+    """Snapshots of the engine over the last five minutes, as far as somebody looked."""
+
+    _moments: deque[_Moment] = field(default_factory=lambda: deque(maxlen=_MAX_MOMENTS))
+
+    def add(self, stats: EngineStats, at_s: float) -> None:
+        """Keep a snapshot. A restarted engine counts from zero: what was before is dropped."""
+        moments = self._moments
+        if moments and stats.num_steps < moments[-1].stats.num_steps:
+            moments.clear()
+        if len(moments) > 1 and at_s - moments[-2].at_s < _MIN_GAP_S:
+            moments.pop()
+        moments.append(_Moment(at_s=at_s, stats=stats))
+        while at_s - moments[0].at_s > _KEPT_S:
+            moments.popleft()
+
+    def figures(self, now_s: float) -> EngineFigures | None:
+        """What the latest snapshot says, and how it differs from the oldest; None without any."""
+        if not self._moments:
+            return None
+        first, last = self._moments[0], self._moments[-1]
+        over_s = last.at_s - first.at_s
+        has_span = over_s >= _MIN_GAP_S
+        before = (
+            first.stats if has_span and first.stats.num_drafts < last.stats.num_drafts else None
+        )
+        return EngineFigures(
+            over_s=over_s if has_span else None,
+            tiers=[
+                _tier(name, stats, first.stats.tiers.get(name), over_s if has_span else None)
+                for name, stats in last.stats.tiers.items()
+            ],
+            acceptance=_acceptance(last.stats, before or _START),
+            history=self._history(now_s),
+        )
+
+    def _history(self, now_s: float) -> EngineHistory:
+        moments = self._moments
+        names = list(moments[-1].stats.tiers)
+
+        def of(name: Tier) -> list[TierStats]:
+            return [moment.stats.tiers.get(name, TierStats()) for moment in moments]
+
+        return EngineHistory(
+            age_s=[round(now_s - moment.at_s, 3) for moment in moments],
+            num_running={name: [tier.num_running for tier in of(name)] for name in names},
+            num_waiting={name: [tier.num_waiting for tier in of(name)] for name in names},
+            kv_cache_usage={
+                name: [round(tier.kv_cache_usage, 4) for tier in of(name)] for name in names
+            },
+        )
+
+
+def _tier(name: str, now: TierStats, before: TierStats | None, over_s: float | None) -> EngineTier:
+    """Rates are since `before`; where that is the same moment, shares are since the start."""
+    tokens_per_s = None
+    base = TierStats()
+    if before is not None and over_s is not None:
+        base = before
+        tokens_per_s = max(0, now.num_output_tokens - before.num_output_tokens) / over_s
+    num_queried = now.prefix_cache_queries - base.prefix_cache_queries
+    num_hits = now.prefix_cache_hits - base.prefix_cache_hits
+    if num_queried <= 0:  # an idle window: what was found since the start tells more than nothing
+        num_queried, num_hits = now.prefix_cache_queries, now.prefix_cache_hits
+    return EngineTier(
+        name=name,
+        num_running=now.num_running,
+        num_waiting=now.num_waiting,
+        kv_cache_usage=now.kv_cache_usage,
+        num_preemptions=now.num_preemptions,
+        prefix_hit_share=_share(num_hits, num_queried),
+        tokens_per_s=tokens_per_s,
+    )
+
+
+def _acceptance(now: EngineStats, before: EngineStats) -> Acceptance:
+    num_drafts = now.num_drafts - before.num_drafts
+    num_accepted = now.num_accepted_tokens - before.num_accepted_tokens
+    by_depth = _differences(now.accepted_per_depth, before.accepted_per_depth)
+    sources = []
+    for name in now.drafted_by_source:
+        drafted = _differences(now.drafted_by_source[name], before.drafted_by_source.get(name, ()))
+        accepted = _differences(
+            now.accepted_by_source.get(name, ()), before.accepted_by_source.get(name, ())
+        )
+        accepted += [0] * (len(drafted) - len(accepted))
+        sources.append(
+            SourceFigures(
+                name=name,
+                num_drafted=sum(drafted),
+                num_accepted=sum(accepted),
+                by_depth=[_share(good, num) for good, num in zip(accepted, drafted, strict=False)],
+            )
+        )
+    return Acceptance(
+        num_drafts=num_drafts,
+        num_draft_tokens=now.num_draft_tokens - before.num_draft_tokens,
+        num_accepted_tokens=num_accepted,
+        tokens_per_step=1 + num_accepted / num_drafts if num_drafts else None,
+        accepted_by_depth=[_share(good, num_drafts) or 0.0 for good in by_depth],
+        sources=[source for source in sources if source.num_drafted],
+    )
+
+
+def _differences(now: Sequence[int], before: Sequence[int]) -> list[int]:
+    """By depth; depths may have come since."""
+    return [n - (before[i] if i < len(before) else 0) for i, n in enumerate(now)]
+
+
+def _share(part: int, whole: int) -> float | None:
+    """None of nothing; readings of one snapshot may be a node apart, so at most 1."""
+    return min(1.0, max(0.0, part / whole)) if whole > 0 else None

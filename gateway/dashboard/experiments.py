@@ -1,0 +1,28 @@
+"""Which experiments the live page shows, with all that may be said of them."""
+
+from typing import Any, Final
+
+from gateway.errors import NotFoundError
+from gateway.experiments.experiments import Experiments
+
+_MAX_SHOWN: Final = 16
+_MAX_STOPPED: Final = 3
+
+
+async def experiment_documents(experiments: Experiments) -> list[dict[str, Any]]:
+    """The reports of those that run, the youngest first, then of the last three that were stopped.
+
+    Raises StorageError.
+    """
+    records = experiments.book.experiments.values()
+    running = [record for record in records if record.state == "running"]
+    stopped = [record for record in records if record.state == "stopped"]
+    running.sort(key=lambda record: -(record.started_at or 0.0))
+    stopped.sort(key=lambda record: -(record.stopped_at or 0.0))
+    found = []
+    for record in (*running[:_MAX_SHOWN], *stopped[:_MAX_STOPPED]):
+        try:
+            found.append((await experiments.report(record.name)).document())
+        except NotFoundError:  # deleted meanwhile
+            continue
+    return found

@@ -1,0 +1,180 @@
+"""What GET /v1/dashboard answers."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+Milliseconds = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+PerSecond = Annotated[float, Field(ge=0)]
+Usd = Annotated[float, Field(description="USD.")]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Quantiles(_Model):
+    """Of one latency, over the requests that had it. Milliseconds; null where none had."""
+
+    num: int
+    p50: Milliseconds | None
+    p95: Milliseconds | None
+    p99: Milliseconds | None
+
+
+class QuantileSeries(_Model):
+    """The same for each cell of time."""
+
+    p50: list[Milliseconds | None]
+    p95: list[Milliseconds | None]
+    p99: list[Milliseconds | None]
+
+
+class Latencies(_Model):
+    """From arrival to the first token, the mean between an answer's tokens, arrival to end."""
+
+    ttft_ms: Quantiles
+    inter_token_ms: Quantiles
+    e2e_ms: Quantiles
+
+
+class RequestFigures(_Model):
+    """Requests that ended in the window, and at which rates.
+
+    `cost_usd_per_s` is what the tokens cost the gateway; for who may see his own only, what he is
+    charged.
+    """
+
+    num: int
+    num_answered: int
+    num_failed: int
+    num_refused: int
+    num_cancelled: int
+    per_s: PerSecond
+    tokens_per_s: PerSecond
+    goodput: PerSecond
+    cost_usd_per_s: Usd
+
+
+class TierFigures(_Model):
+    """A tier's share of the answers."""
+
+    name: str
+    num: int
+    share: Share
+
+
+class ClassFigures(_Model):
+    """A class of requests: how many met all their objectives. `goodput`: such ones per second.
+
+    `ttft_ms` and `inter_token_ms` are the class's own objectives, null for none; requests may have
+    brought others.
+    """
+
+    name: str
+    num: int
+    num_attained: int
+    attainment: Share | None
+    goodput: PerSecond
+    ttft_ms: Milliseconds | None
+    inter_token_ms: Milliseconds | None
+
+
+class Series(_Model):
+    """Over the window, in cells of `cell_s` seconds, the oldest first.
+
+    `age_s`: how long ago each cell ended; it is negative for the one that has begun.
+    """
+
+    cell_s: float
+    age_s: list[float]
+    ttft_ms: QuantileSeries
+    inter_token_ms: QuantileSeries
+    e2e_ms: QuantileSeries
+    requests_per_s: list[PerSecond]
+    goodput: list[PerSecond]
+    tokens_per_s: list[PerSecond]
+    cost_usd_per_s: list[Usd]
+
+
+class EngineTier(_Model):
+    """A local model now. `tokens_per_s` and `prefix_hit_share`: since the oldest moment kept."""
+
+    name: str
+    num_running: int
+    num_waiting: int
+    kv_cache_usage: Share
+    num_preemptions: int
+    prefix_hit_share: Share | None
+    tokens_per_s: PerSecond | None
+
+
+class SourceFigures(_Model):
+    """Nodes of one source of guesses: how many were verified and accepted, in all and by depth.
+
+    `by_depth` holds the accepted share of those at each depth, from 1 on; null where none was
+    verified.
+    """
+
+    name: str
+    num_drafted: int
+    num_accepted: int
+    by_depth: list[Share | None]
+
+
+class Acceptance(_Model):
+    """What became of drafts. `tokens_per_step`: emitted by a verifying pass, its own one included.
+
+    `accepted_by_depth`: the share of trees whose accepted path got to each depth, from 1 on.
+    """
+
+    num_drafts: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    tokens_per_step: float | None
+    accepted_by_depth: list[Share]
+    sources: list[SourceFigures]
+
+
+class EngineHistory(_Model):
+    """Moments at which somebody looked: how long ago, and the gauges of each tier then."""
+
+    age_s: list[float]
+    num_running: dict[str, list[int]]
+    num_waiting: dict[str, list[int]]
+    kv_cache_usage: dict[str, list[Share]]
+
+
+class EngineFigures(_Model):
+    """The local models. `over_s`: what `acceptance` and rates are about; null: since the start."""
+
+    over_s: float | None
+    tiers: list[EngineTier]
+    acceptance: Acceptance
+    history: EngineHistory
+
+
+class Dashboard(_Model):
+    """What has been going on, as the page at /dashboard draws it.
+
+    `scope`: all requests, or those of the key's own team. `window_s`: the time that figures of
+    requests are about; less where the gateway is young or very busy. `engine` and `experiments` are
+    null for who may see his own requests only, and where there are none.
+    """
+
+    object: Literal["dashboard"] = "dashboard"
+    at: float
+    scope: Literal["all", "own"]
+    window_s: float
+    requests: RequestFigures
+    latency: Latencies
+    tiers: list[TierFigures]
+    classes: list[ClassFigures]
+    series: Series
+    engine: EngineFigures | None
+    experiments: list[dict[str, JsonValue]] | None
+
+
+DASHBOARD_MODELS: tuple[type[BaseModel], ...] = (Dashboard,)
+"""For the components of the OpenAPI document."""

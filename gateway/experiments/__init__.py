@@ -1,0 +1,1 @@
+"""A/B experiments: who gets which settings, what is measured, what may be concluded."""

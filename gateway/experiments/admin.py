@@ -1,0 +1,204 @@
+"""The endpoints of /admin/experiments, for those who may."""
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, TypeVar
+
+import msgspec
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.errors import BadRequestError, StorageError, bad_request
+from gateway.experiments.admin_routes import MAX_VERSION
+from gateway.experiments.admin_schema import (
+    ExperimentCreate,
+    ExperimentUpdate,
+    experiment_detail,
+    experiment_report,
+)
+from gateway.experiments.experiments import Experiments
+from gateway.experiments.records import ExperimentRecord
+from gateway.experiments.rows import spec_document
+from gateway.settings_experiments import ExperimentSpec
+from gateway.tenants.authenticator import Authenticator
+from gateway.tenants.principal import Principal
+
+logger = logging.getLogger(__name__)
+
+Parsed = TypeVar("Parsed", bound=BaseModel)
+
+_NOT_SPEC: Final = frozenset({"share", "state"})
+
+
+class ExperimentApi:
+    """Handlers of requests whose principal is known. Each one refuses who may not administrate.
+
+    They raise GatewayErrors: AuthenticationError, PermissionDeniedError, NotFoundError,
+    ConflictError, BadRequestError, StorageError.
+    """
+
+    def __init__(
+        self,
+        authenticator: Authenticator,
+        experiments: Experiments,
+        read_body: Callable[[Request], Awaitable[bytes]],
+    ) -> None:
+        """`read_body` reads a JSON request's body, within the limits of all bodies."""
+        self._authenticator = authenticator
+        self._experiments = experiments
+        self._store = experiments.store
+        self._read_body = read_body
+
+    async def list_experiments(self, _: Request, principal: Principal) -> Response:
+        """All experiments."""
+        self._authenticator.require_admin(principal)
+        table = await asyncio.to_thread(self._store.load)
+        data = [experiment_report(record) for record in table.experiments.values()]
+        return _json({"object": "list", "data": data})
+
+    async def create_experiment(self, request: Request, principal: Principal) -> Response:
+        """Make an experiment, and let it run where that is wanted."""
+        self._authenticator.require_admin(principal)
+        body = await self._read_body(request)
+        wanted = _parsed(ExperimentCreate, body)
+        _refuse_twins(body)
+
+        def create() -> ExperimentRecord:
+            record = self._store.create(wanted.name, wanted.spec(), share=wanted.share)
+            if not wanted.start:
+                return record
+            try:
+                return self._store.start(wanted.name)
+            except Exception:
+                self._store.delete(wanted.name)  # or the request could not be sent again
+                raise
+
+        record = await self._change(create)
+        logger.info("experiment created name=%s by=%s", record.name, principal.key_id)
+        return _json(experiment_report(record))
+
+    async def get_experiment(self, request: Request, principal: Principal) -> Response:
+        """One experiment, its versions, and what was done to it."""
+        self._authenticator.require_admin(principal)
+        name = request.path_params["experiment"]
+
+        def detail() -> dict[str, Any]:
+            record = self._store.get(name)
+            return experiment_detail(record, self._store.versions(name), self._store.events(name))
+
+        return _json(await asyncio.to_thread(detail))
+
+    async def update_experiment(self, request: Request, principal: Principal) -> Response:
+        """Edit, ramp, start or stop: what is asked, together or not at all."""
+        self._authenticator.require_admin(principal)
+        name = request.path_params["experiment"]
+        body = await self._read_body(request)
+        wanted = _parsed(ExperimentUpdate, body)
+        _refuse_twins(body)
+        given = wanted.model_fields_set
+
+        def update() -> ExperimentRecord:
+            return self._store.update(
+                name,
+                spec=_edited(self._store.get(name), wanted, given - _NOT_SPEC),
+                share=wanted.share if "share" in given else None,
+                state=wanted.state if "state" in given else None,
+            )
+
+        record = await self._change(update)
+        logger.info(
+            "experiment changed name=%s version=%d by=%s", name, record.version, principal.key_id
+        )
+        return _json(experiment_report(record))
+
+    async def delete_experiment(self, request: Request, principal: Principal) -> Response:
+        """Forget an experiment that does not run, with its data."""
+        self._authenticator.require_admin(principal)
+        name = request.path_params["experiment"]
+        await self._experiments.delete(name)
+        await self._look_again()
+        logger.info("experiment deleted name=%s by=%s", name, principal.key_id)
+        return _json({"object": "experiment", "name": name, "deleted": True})
+
+    async def start_experiment(self, request: Request, principal: Principal) -> Response:
+        """Let it run."""
+        self._authenticator.require_admin(principal)
+        name = request.path_params["experiment"]
+        record = await self._change(lambda: self._store.start(name))
+        logger.info("experiment started name=%s by=%s", name, principal.key_id)
+        return _json(experiment_report(record))
+
+    async def stop_experiment(self, request: Request, principal: Principal) -> Response:
+        """Let it run no more."""
+        self._authenticator.require_admin(principal)
+        name = request.path_params["experiment"]
+        record = await self._change(lambda: self._store.stop(name))
+        logger.info("experiment stopped name=%s by=%s", name, principal.key_id)
+        return _json(experiment_report(record))
+
+    async def report_experiment(self, request: Request, principal: Principal) -> Response:
+        """What may be said of it now."""
+        self._authenticator.require_admin(principal)
+        name = request.path_params["experiment"]
+        version = _version(request.query_params.get("version"))
+        analysis = await self._experiments.report(name, version)
+        return _json(analysis.document())
+
+    async def _change(self, change: Callable[[], ExperimentRecord]) -> ExperimentRecord:
+        """Change it, and know of it at once: the answer tells what holds from now on."""
+        record = await asyncio.to_thread(change)
+        await self._look_again()
+        return record
+
+    async def _look_again(self) -> None:
+        try:
+            await self._experiments.book.refresh()
+        except StorageError:  # it is changed; the book looks again by itself
+            logger.warning("experiments were changed and could not be read again")
+
+
+def _parsed(model: type[Parsed], body: bytes) -> Parsed:
+    try:
+        return model.model_validate_json(body)
+    except ValidationError as error:
+        raise bad_request(error, body) from None
+
+
+def _edited(
+    record: ExperimentRecord, wanted: BaseModel, given: frozenset[str] | set[str]
+) -> ExperimentSpec | None:
+    """The experiment with the fields that are given; None for none. Raises BadRequestError."""
+    if not given:
+        return None
+    changes = wanted.model_dump(mode="json", include=set(given), by_alias=True)
+    body = json.dumps(spec_document(record.spec) | changes).encode()
+    return _parsed(ExperimentSpec, body)
+
+
+def _refuse_twins(body: bytes) -> None:
+    """Raise BadRequestError where a name is there twice, as two arms: the last would win."""
+
+    def check(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        names = [name for name, _ in pairs]
+        twin = next((name for name in names if names.count(name) > 1), None)
+        if twin is not None:
+            raise BadRequestError(f"{twin[:64]}: it is there twice.", param=twin[:64])
+        return dict(pairs)
+
+    json.loads(body, object_pairs_hook=check)
+
+
+def _version(text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:11]) <= MAX_VERSION:
+        raise BadRequestError("version: a whole number from 1.", param="version")
+    return int(text)
+
+
+def _json(content: dict[str, Any]) -> Response:
+    headers = {"cache-control": "no-store"}
+    return Response(msgspec.json.encode(content), headers=headers, media_type="application/json")

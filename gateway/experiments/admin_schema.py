@@ -1,0 +1,250 @@
+"""/admin/experiments: what is asked and answered."""
+
+from collections.abc import Sequence
+from copy import copy
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic.fields import FieldInfo
+
+from gateway.experiments.records import ExperimentEvent, ExperimentRecord, VersionRecord
+from gateway.experiments.rows import spec_document
+from gateway.schema.common import RequestModel
+from gateway.settings_experiments import (
+    ExperimentName,
+    ExperimentSpec,
+    ExperimentState,
+    Share,
+)
+
+
+class ExperimentCreate(ExperimentSpec):
+    """A new experiment. It runs as soon as it is started."""
+
+    name: ExperimentName
+    """What to call it."""
+    share: Share = 1.0
+    """How many of the units take part while it runs."""
+    start: bool = False
+    """Whether it runs at once."""
+
+    def spec(self) -> ExperimentSpec:
+        """The experiment itself."""
+        fields = ExperimentSpec.model_fields
+        return ExperimentSpec.model_construct(**{name: getattr(self, name) for name in fields})
+
+
+def _without_defaults(schema: dict[str, Any]) -> None:
+    """Absent fields stay as they are, so there is nothing that they default to."""
+    for described in schema["properties"].values():
+        described.pop("default", None)
+
+
+class _Update(RequestModel):
+    """What of an experiment is to change: the fields that are there, each one as a whole.
+
+    `share` and `state` change the running version; other fields, but for `description` and
+    `guardrails`, make a new one, whose data are kept apart.
+    """
+
+    model_config = ConfigDict(
+        use_attribute_docstrings=True, json_schema_extra=_without_defaults, title="ExperimentUpdate"
+    )
+
+    share: Share = 1.0
+    """How many of the units take part."""
+    state: Literal["running", "stopped"] = "stopped"
+    """Whether it runs."""
+
+
+def _absent(info: FieldInfo) -> FieldInfo:
+    """The field, where it may be left out."""
+    twin = copy(info)
+    if twin.is_required():
+        twin.default = None
+    return twin
+
+
+if TYPE_CHECKING:
+    ExperimentUpdate = _Update
+else:
+    ExperimentUpdate = create_model(
+        "ExperimentUpdate",
+        __base__=_Update,
+        __doc__=_Update.__doc__,
+        **{
+            name: (info.annotation, _absent(info))
+            for name, info in ExperimentSpec.model_fields.items()
+        },
+    )
+
+
+class Report(BaseModel):
+    """Base of the answers."""
+
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+
+class StoppedReport(Report):
+    """Why an arm takes no part any more, and since when (seconds since 1970, UTC)."""
+
+    reason: str
+    at: float
+
+
+class ExperimentArmReport(Report):
+    """An arm; `share` of the experiment's units are in it, `set` is what it sets."""
+
+    name: str
+    share: float
+    set: dict[str, Any]
+    is_control: bool
+    stopped: StoppedReport | None
+
+
+class ExperimentReport(Report):
+    """An experiment as it is now. Times are seconds since 1970 (UTC).
+
+    `definition`: all that was said of it and is not the default. `source`: file, for one of the
+    gateway's settings.
+    """
+
+    object: Literal["experiment"] = "experiment"
+    name: str
+    version: int
+    state: ExperimentState
+    share: float
+    source: str
+    unit: str
+    layer: str
+    metric: str
+    alpha: float
+    arms: list[ExperimentArmReport]
+    definition: dict[str, Any]
+    created_at: float
+    started_at: float | None
+    stopped_at: float | None
+
+
+class VersionReport(Report):
+    """One version; its data are apart from those of others."""
+
+    version: int
+    definition: dict[str, Any]
+    created_at: float
+    started_at: float | None
+    stopped_at: float | None
+
+
+class EventReport(Report):
+    """Something that was done to it."""
+
+    version: int
+    at: float
+    kind: str
+    detail: str
+
+
+class ExperimentDetail(ExperimentReport):
+    """An experiment with its versions, the oldest first, and its last events, newest first."""
+
+    versions: list[VersionReport]
+    events: list[EventReport]
+
+
+class ExperimentList(Report):
+    """All experiments, by name."""
+
+    object: Literal["list"] = "list"
+    data: list[ExperimentReport]
+
+
+class DeletedExperiment(Report):
+    """It is forgotten, with its data."""
+
+    object: Literal["experiment"] = "experiment"
+    name: str
+    deleted: bool = True
+
+
+class ExperimentAnalysis(BaseModel):
+    """What may be said of an experiment now: arms, comparisons with the control, the verdict."""
+
+    model_config = ConfigDict(extra="allow", protected_namespaces=())
+
+    experiment: str
+    version: int
+    state: str
+    metric: str
+    alpha: float
+    control: str
+    verdict: dict[str, Any]
+    arms: list[dict[str, Any]] = Field(description="Every arm with its intervals.")
+    comparisons: list[dict[str, Any]]
+
+
+EXPERIMENT_MODELS: Final[tuple[type[BaseModel], ...]] = (
+    ExperimentCreate,
+    ExperimentUpdate,
+    ExperimentReport,
+    ExperimentDetail,
+    ExperimentList,
+    DeletedExperiment,
+    ExperimentAnalysis,
+)
+
+
+def experiment_report(record: ExperimentRecord) -> dict[str, Any]:
+    """An ExperimentReport as JSON has it."""
+    spec, version = record.spec, record.current
+    return {
+        "object": "experiment",
+        "name": record.name,
+        "version": record.version,
+        "state": record.state,
+        "share": record.share,
+        "source": record.source,
+        "unit": spec.unit,
+        "layer": spec.layer,
+        "metric": spec.metric,
+        "alpha": spec.alpha,
+        "arms": [_arm_report(record, arm) for arm in spec.arms],
+        "definition": spec_document(spec),
+        "created_at": record.created_at,
+        "started_at": version.started_at,
+        "stopped_at": version.stopped_at,
+    }
+
+
+def experiment_detail(
+    record: ExperimentRecord, versions: Sequence[VersionRecord], events: Sequence[ExperimentEvent]
+) -> dict[str, Any]:
+    """An ExperimentDetail as JSON has it."""
+    return experiment_report(record) | {
+        "versions": [_version_report(version) for version in versions],
+        "events": [
+            {"version": event.version, "at": event.at, "kind": event.kind, "detail": event.detail}
+            for event in events
+        ],
+    }
+
+
+def _arm_report(record: ExperimentRecord, arm: str) -> dict[str, Any]:
+    stop = record.current.stopped_arms.get(arm)
+    return {
+        "name": arm,
+        "share": record.current.weights[arm],
+        "set": record.spec.overlay(arm).document(),
+        "is_control": arm == record.control,
+        "stopped": None if stop is None else {"reason": stop.reason, "at": stop.at},
+    }
+
+
+def _version_report(version: VersionRecord) -> dict[str, Any]:
+    return {
+        "version": version.number,
+        "definition": spec_document(version.spec),
+        "created_at": version.created_at,
+        "started_at": version.started_at,
+        "stopped_at": version.stopped_at,
+    }

@@ -1,0 +1,106 @@
+"""Who is in which arm: what a request is to an experiment, and what it gets."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Final, Protocol
+
+from gateway.errors import BadRequestError
+from gateway.experiments.overlay import NO_OVERLAY, Overlay
+from gateway.outcomes import ArmRef
+
+ARM_HEADER: Final = "x-outrider-arm"
+"""Forces an arm, written EXPERIMENT/ARM; the answer has it too."""
+
+_CONVERSATION_BYTES: Final = 16
+_MAX_NAMED: Final = 32
+_MAX_QUOTED_CHARS: Final = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """A request, as far as experiments look at it.
+
+    `user` and `conversation` (see `conversation_unit`) are empty where nobody knows them. `headers`
+    by names in lower case. `own_fields`: what of the request's `outrider` object it sets itself,
+    and "service_tier"; who sets what an experiment is about takes no part in it.
+    """
+
+    key_id: str
+    team_id: str = ""
+    user: str = ""
+    conversation: str = ""
+    request_id: str = ""
+    model: str = ""
+    endpoint: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    own_fields: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """The arms of a request and what they set together. `is_forced`: it is measured as nobody's.
+
+    `label`: "experiment:version/arm", several joined by commas, with "forced:" before a forced one.
+    `measured`: the arms that count it; a forced request has none.
+    """
+
+    arms: tuple[ArmRef, ...]
+    overlay: Overlay = NO_OVERLAY
+    label: str = ""
+    is_forced: bool = False
+
+    @property
+    def measured(self) -> tuple[ArmRef, ...]:
+        """The arms for the request's outcome."""
+        return () if self.is_forced else self.arms
+
+
+class Assigner(Protocol):
+    """Knows the arms of a request. Called on the event loop for every request."""
+
+    @property
+    def wants_conversation(self) -> bool:
+        """Whether anybody looks at `Subject.conversation`; else it need not be computed."""
+
+    def assign(self, subject: Subject) -> Assignment | None:
+        """The arms of a request; None for none.
+
+        Raises BadRequestError where the header forces an arm that does not exist.
+        """
+
+
+class NobodyAssigner:
+    """No experiments: nobody is in an arm, and no arm can be forced."""
+
+    wants_conversation: Final = False
+
+    def assign(self, subject: Subject) -> Assignment | None:
+        """None. Raises BadRequestError for a request that forces an arm."""
+        if ARM_HEADER in subject.headers:
+            raise unknown_arm(subject.headers[ARM_HEADER], ())
+        return None
+
+
+def conversation_unit(key_id: str, first_user_text: str) -> str:
+    """What a conversation is known by in experiments: who asked, and how it began.
+
+    The same in every process, so that a conversation stays in its arm wherever it is answered.
+    """
+    parts = (key_id, first_user_text.strip())
+    digest = blake2b(digest_size=_CONVERSATION_BYTES)
+    for part in (text.encode("utf-8", "surrogatepass") for text in parts):
+        digest.update(b"%d:" % len(part))
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def unknown_arm(wanted: str, known: Sequence[str]) -> BadRequestError:
+    """What to say of a forced arm that there is not. `known`: those there are, EXPERIMENT/ARM."""
+    named = ", ".join(known[:_MAX_NAMED]) or "none"
+    more = f" and {len(known) - _MAX_NAMED} more" if len(known) > _MAX_NAMED else ""
+    return BadRequestError(
+        f"{ARM_HEADER}: there is no arm {wanted[:_MAX_QUOTED_CHARS]!r}; there are: {named}{more}.",
+        param=ARM_HEADER,
+        code="unknown_arm",
+    )

@@ -1,0 +1,393 @@
+"""`outrider experiment`: create, run, edit and report on experiments.
+
+It works on the database, beside running gateways, which look at it again every second.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gateway.database_cli import (
+    EXIT_FAILED,
+    AsJson,
+    ConfigFile,
+    DatabaseUrl,
+    checked,
+    complain,
+    echo_json,
+    opened_database,
+)
+from gateway.settings import SettingsError
+
+if TYPE_CHECKING:
+    from gateway.experiments.records import ExperimentRecord
+    from gateway.experiments.reporting import Reporter
+    from gateway.experiments.store import ExperimentStore
+
+app = typer.Typer(
+    name="experiment",
+    help="A/B experiments: make them, run them, see what may be concluded.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The experiment's name.")]
+Arms = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--arm",
+        metavar='"NAME SETTING=VALUE ..."',
+        help="An arm and what it sets of a request's outrider object, or weight=N; repeatable.",
+    ),
+]
+Fields = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="FIELD=VALUE",
+        help="Any field by its path, such as metric=ttft or guardrails.error_share=0.02.",
+    ),
+]
+Version = Annotated[
+    int | None, typer.Option(min=1, help="Which version; otherwise the newest one.")
+]
+SpecFile = Annotated[
+    Path | None, typer.Option("--file", help="All fields as JSON, as /admin/experiments has them.")
+]
+
+_CREATE_HELP = """
+Make an experiment. It runs when it is started, also in gateways that run already.
+
+[bold]Examples[/bold]
+
+  outrider experiment create drafts --arm "control max_draft_nodes=8" --arm "deep max_draft_nodes=32" --start
+
+  outrider experiment create router --arm control --arm "bold threshold=0.4" --unit conversation --share 0.1
+
+  outrider experiment create holds --arm control --arm "short hold_back_ms=80" --set metric=ttft --set slo.ttft_ms=300
+
+  outrider experiment create cheap --arm "control weight=9" --arm "small tier=small weight=1" --set guardrails.error_share=0.02
+
+Who sets such a setting himself takes no part, and keeps what he set.
+"""  # noqa: E501 - what is typed stands on one line
+
+
+@app.command(help=_CREATE_HELP)
+def create(  # noqa: PLR0913 - a flag each
+    name: Name,
+    arms: Arms = None,
+    unit: Annotated[
+        str | None, typer.Option(help="What stays in its arm: user, key, conversation or request.")
+    ] = None,
+    layer: Annotated[
+        str | None, typer.Option(help="Experiments of one layer have no unit in common.")
+    ] = None,
+    share: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="How many of the units take part.")
+    ] = 1.0,
+    fields: Fields = None,
+    file: SpecFile = None,
+    start: Annotated[bool, typer.Option("--start", help="Let it run at once.")] = False,
+    database_url: DatabaseUrl = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make an experiment; the help is `_CREATE_HELP`."""
+    with _store(database_url, config) as store:
+        from gateway.experiments.admin_schema import ExperimentCreate
+
+        wanted = _document(file)
+        for field, value in (("unit", unit), ("layer", layer)):
+            if value is not None:
+                wanted[field] = value
+        _put_arms(wanted, arms or [])
+        _put_fields(wanted, fields or [])
+        order = checked(ExperimentCreate, {"share": share} | wanted | {"name": name})
+        record = store.create(name, order.spec(), share=order.share)
+        if start:
+            record = _started_or_gone(store, name)
+        _say(record, "Made", as_json)
+
+
+@app.command("list")
+def list_experiments(
+    database_url: DatabaseUrl = None, config: ConfigFile = None, as_json: AsJson = False
+) -> None:
+    """List all experiments."""
+    with _store(database_url, config) as store:
+        from gateway.experiments.admin_schema import experiment_report
+        from gateway.experiments.tables import print_experiments
+        from gateway.terminal import make_console
+
+        records = list(store.load().experiments.values())
+        if as_json:
+            echo_json([experiment_report(record) for record in records])
+        else:
+            print_experiments(make_console(), records)
+
+
+@app.command()
+def show(
+    name: Name,
+    database_url: DatabaseUrl = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show one experiment: its arms, its versions, and what was done to it."""
+    with _store(database_url, config) as store:
+        from gateway.experiments.admin_schema import experiment_detail
+        from gateway.experiments.tables import print_experiment
+        from gateway.terminal import make_console
+
+        record, versions, events = store.get(name), store.versions(name), store.events(name)
+        if as_json:
+            echo_json(experiment_detail(record, versions, events))
+        else:
+            print_experiment(make_console(), record, events)
+
+
+@app.command()
+def start(
+    name: Name,
+    database_url: DatabaseUrl = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Let it run. Running gateways know it within seconds."""
+    with _store(database_url, config) as store:
+        _say(store.start(name), "Started", as_json)
+
+
+@app.command()
+def stop(
+    name: Name,
+    database_url: DatabaseUrl = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Let it run no more. Its data stay."""
+    with _store(database_url, config) as store:
+        _say(store.stop(name), "Stopped", as_json)
+
+
+@app.command()
+def ramp(
+    name: Name,
+    share: Annotated[float, typer.Argument(min=0.0, max=1.0, help="Such as 0.25.")],
+    database_url: DatabaseUrl = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Let another share of the units take part; whoever is in stays in when it grows."""
+    with _store(database_url, config) as store:
+        _say(store.ramp(name, share), "Ramped", as_json)
+
+
+@app.command()
+def edit(
+    name: Name,
+    arms: Arms = None,
+    remove_arms: Annotated[
+        list[str] | None, typer.Option("--remove-arm", help="Without this arm; repeatable.")
+    ] = None,
+    fields: Fields = None,
+    database_url: DatabaseUrl = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make it another one: a new version, whose data are kept apart from those until now."""
+    with _store(database_url, config) as store:
+        from gateway.experiments.rows import spec_document
+        from gateway.settings_experiments import ExperimentSpec
+
+        wanted = spec_document(store.get(name).spec)
+        for arm in remove_arms or []:
+            if wanted["arms"].pop(arm, None) is None:
+                raise SettingsError(f"--remove-arm {arm}: {name} has no such arm")
+        _put_arms(wanted, arms or [], replaceable=set(wanted["arms"]))
+        _put_fields(wanted, fields or [])
+        _say(store.edit(name, checked(ExperimentSpec, wanted)), "Edited", as_json)
+
+
+@app.command()
+def delete(name: Name, database_url: DatabaseUrl = None, config: ConfigFile = None) -> None:
+    """Forget an experiment that does not run, with all its data."""
+    with opened_database(database_url, config, kept="experiments") as (_, database):
+        from gateway.experiments.measure_store import MeasureStore
+        from gateway.experiments.store import ExperimentStore
+
+        ExperimentStore(database).delete(name)
+        MeasureStore(database).delete(name)
+        typer.echo(f"Deleted {name}.")
+
+
+@app.command()
+def report(
+    name: Name,
+    version: Version = None,
+    png: Annotated[
+        Path | None, typer.Option(help="Draw it into this file as well (needs matplotlib).")
+    ] = None,
+    database_url: DatabaseUrl = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what may be concluded now. Look as often as you like: it stays valid."""
+    with _reporter(database_url, config) as reporter:
+        from gateway.experiments.statistics.report_text import print_report
+        from gateway.terminal import make_console
+
+        analysis = reporter.report(name, version)
+        if png is not None:
+            _draw(analysis, png)
+        if as_json:
+            echo_json(analysis.document())
+        else:
+            print_report(analysis, make_console())
+
+
+@app.command()
+def check(
+    name: Name,
+    version: Version = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the random splits.")] = 0,
+    database_url: DatabaseUrl = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check the statistics on the experiment's own data, split at random where nothing differs.
+
+    Exit status 1 where they are not to be trusted.
+    """
+    with _reporter(database_url, config) as reporter:
+        import numpy as np
+
+        from gateway.experiments.statistics.report_text import print_check
+        from gateway.terminal import make_console
+
+        result = reporter.check(name, version, np.random.default_rng(seed))
+        if as_json:
+            echo_json(result.document())
+        else:
+            print_check(result, make_console())
+        if not result.is_sound:
+            raise typer.Exit(EXIT_FAILED)
+
+
+@contextmanager
+def _store(database_url: str | None, config: Path | None) -> "Iterator[ExperimentStore]":
+    with opened_database(database_url, config, kept="experiments") as (_, database):
+        from gateway.experiments.store import ExperimentStore
+
+        yield ExperimentStore(database)
+
+
+@contextmanager
+def _reporter(database_url: str | None, config: Path | None) -> "Iterator[Reporter]":
+    with opened_database(database_url, config, kept="experiments") as (_, database):
+        from gateway.experiments.measure_store import MeasureStore
+        from gateway.experiments.reporting import Reporter
+        from gateway.experiments.store import ExperimentStore
+
+        yield Reporter(ExperimentStore(database), MeasureStore(database))
+
+
+def _started_or_gone(store: "ExperimentStore", name: str) -> "ExperimentRecord":
+    """Start a new experiment; where that is not possible, nothing is left of it."""
+    try:
+        return store.start(name)
+    except Exception:
+        store.delete(name)
+        raise
+
+
+def _draw(analysis: Any, png: Path) -> None:
+    from gateway.experiments.statistics.report_png import PlotsMissingError, write_png
+
+    try:
+        write_png(analysis, png)
+    except (PlotsMissingError, OSError) as error:
+        complain(f"--png {png}: {error}")
+        raise typer.Exit(EXIT_FAILED) from None
+
+
+def _document(file: Path | None) -> dict[str, Any]:
+    """The fields in a JSON file. Raises SettingsError."""
+    if file is None:
+        return {}
+    try:
+        document = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"--file {file} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise SettingsError(f"--file {file} is not valid JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise SettingsError(f"--file {file}: an object with the experiment's fields is wanted")
+    return document
+
+
+def _put_arms(
+    wanted: dict[str, Any], texts: list[str], *, replaceable: set[str] | None = None
+) -> None:
+    """`NAME SETTING=VALUE ...` into the arms, in place of the one of `replaceable` so called.
+
+    Raises SettingsError for another form, and for two arms of one name.
+    """
+    old = set(replaceable or ())
+    for text in texts:
+        name, *settings = text.split() or [""]
+        arms = wanted.setdefault("arms", {})
+        if not name or "=" in name:
+            raise SettingsError(
+                f'--arm {text}: write it as --arm "NAME SETTING=VALUE", such as '
+                '--arm "deep max_draft_nodes=32"'
+            )
+        if name in arms and name not in old:
+            raise SettingsError(f"--arm {name}: there are two arms of this name")
+        arm: dict[str, Any] = {"set": {}}
+        for setting in settings:
+            path, value = _pair("--arm", setting)
+            _put(arm if path == ["weight"] else arm["set"], path, value, f"--arm {text}")
+        arms[name] = arm
+        old.discard(name)
+
+
+def _put_fields(wanted: dict[str, Any], texts: list[str]) -> None:
+    """`FIELD=VALUE` into the experiment's fields. Raises SettingsError for another form."""
+    for text in texts:
+        path, value = _pair("--set", text)
+        _put(wanted, path, value, f"--set {text}")
+
+
+def _pair(flag: str, text: str) -> tuple[list[str], Any]:
+    """`a.b=1` as (["a", "b"], 1). What is no JSON is text; commas make a list of texts."""
+    path, equals, value = text.partition("=")
+    if not equals or not all(path.split(".")):
+        raise SettingsError(f"{flag} {text}: write it as NAME=VALUE")
+    try:
+        return path.split("."), json.loads(value)
+    except ValueError:
+        is_list = "," in value or path in {"sources", "set.sources"} or path.endswith(".sources")
+        return path.split("."), value.split(",") if is_list else value
+
+
+def _put(target: dict[str, Any], path: list[str], value: Any, where: str) -> None:
+    for part in path[:-1]:
+        target = target.setdefault(part, {})
+        if not isinstance(target, dict):
+            raise SettingsError(f"{where}: {part} has no fields")
+    target[path[-1]] = value
+
+
+def _say(record: "ExperimentRecord", done: str, as_json: bool) -> None:
+    from gateway.experiments.admin_schema import experiment_report
+
+    if as_json:
+        echo_json(experiment_report(record))
+        return
+    takes = f", {record.share:.4g} of the units take part" if record.is_running else ""
+    typer.echo(f"{done} {record.name}, version {record.version}: {record.state}{takes}.")

@@ -1,0 +1,79 @@
+"""Whether a request takes part in an experiment."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from gateway.experiments.assigner import Subject
+from gateway.experiments.overlay import related_fields
+from gateway.settings_experiments import ExperimentSpec, UnitKind
+
+ANY: Final = "*"
+_NOBODY: Final = frozenset({"", "anonymous"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Eligibility:
+    """Who takes part, ready to be asked for every request. None: everybody.
+
+    `about`: settings that the request must not set itself, or arms could not be compared.
+    """
+
+    keys: frozenset[str] | None
+    teams: frozenset[str] | None
+    models: frozenset[str] | None
+    endpoints: frozenset[str] | None
+    headers: tuple[tuple[str, str], ...]
+    about: frozenset[str]
+
+    @classmethod
+    def of(cls, spec: ExperimentSpec) -> "Eligibility":
+        """As the experiment wants it."""
+        wanted = spec.eligible
+        return cls(
+            keys=_names(wanted.keys),
+            teams=_names(wanted.teams),
+            models=_names(wanted.models),
+            endpoints=_names(wanted.endpoints),
+            headers=tuple(wanted.headers.items()),
+            about=related_fields(spec.about),
+        )
+
+    def admits(self, subject: Subject) -> bool:
+        """Whether this request takes part."""
+        return (
+            self.about.isdisjoint(subject.own_fields)
+            and (self.keys is None or subject.key_id in self.keys)
+            and (self.teams is None or subject.team_id in self.teams)
+            and (self.models is None or subject.model in self.models)
+            and (self.endpoints is None or subject.endpoint in self.endpoints)
+            and (not self.headers or _has_all(subject.headers, self.headers))
+        )
+
+
+def unit_of(kind: UnitKind, subject: Subject) -> str:
+    """What stays in its arm; empty where the request has no such thing, and takes no part.
+
+    Users are known within their team, or their key where it is in none. Who asks without a key is
+    nobody in particular: all of them together would be a single unit.
+    """
+    match kind:
+        case "user":
+            user = subject.user
+            return f"{subject.team_id or subject.key_id}\0{user}" if user else ""
+        case "key":
+            return "" if subject.key_id in _NOBODY else subject.key_id
+        case "conversation":
+            return subject.conversation
+        case "request":
+            return subject.request_id
+
+
+def _names(names: list[str] | None) -> frozenset[str] | None:
+    return None if names is None else frozenset(names)
+
+
+def _has_all(headers: Mapping[str, str], wanted: tuple[tuple[str, str], ...]) -> bool:
+    return all(
+        name in headers and (value == ANY or headers[name] == value) for name, value in wanted
+    )

@@ -1,0 +1,133 @@
+"""The experiments that a gateway holds: who is in which arm, what is counted, what is kept."""
+
+import asyncio
+import random
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from prometheus_client import CollectorRegistry
+
+from gateway.errors import ConflictError, StorageError
+from gateway.experiments.actions import ExperimentActions
+from gateway.experiments.assigner import Assigner
+from gateway.experiments.book import ExperimentBook
+from gateway.experiments.feedback import FeedbackDesk
+from gateway.experiments.keeper import ExperimentKeeper, KeeperMetrics
+from gateway.experiments.keeping import BookControl
+from gateway.experiments.measure_store import MeasureStore, MemoryMeasureStore, TotalsStore
+from gateway.experiments.measures import ArmMeasures, MeasureWriter
+from gateway.experiments.memory_store import MemoryExperimentStore
+from gateway.experiments.recent import RecentRequests
+from gateway.experiments.reporting import Reporter
+from gateway.experiments.statistics.report import Analysis
+from gateway.experiments.store import ExperimentStore
+from gateway.experiments.syncing import apply_settings
+from gateway.outcomes import OutcomeSink
+from gateway.settings import SettingsError
+from gateway.settings_experiments import ExperimentSettings
+from gateway.storage.database import Database, DatabaseError
+from gateway.storage.secrets import drawn_secret
+
+_SECRET: Final = "experiments.secret"
+_NO_DATABASE_SECRET: Final = b"experiments without a database"
+"""Without a database there is nowhere to keep one, and units are to keep their arms."""
+
+
+class Experiments:
+    """Everything about experiments. Without arguments: none, and a memory to make some in.
+
+    For one event loop.
+    """
+
+    def __init__(
+        self,
+        database: Database | None = None,
+        *,
+        secret: bytes = _NO_DATABASE_SECRET,
+        registry: CollectorRegistry | None = None,
+        wall_clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Nothing is read yet. `clock` is monotonic, `wall_clock` seconds since 1970 (UTC)."""
+        registry = CollectorRegistry() if registry is None else registry
+        self.store: ExperimentActions = (
+            MemoryExperimentStore(wall_clock=wall_clock)
+            if database is None
+            else ExperimentStore(database, wall_clock=wall_clock)
+        )
+        self.totals: TotalsStore = (
+            MemoryMeasureStore() if database is None else MeasureStore(database)
+        )
+        self.book = ExperimentBook(self.store, secret)
+        measures, recent = ArmMeasures(), RecentRequests()
+        self.sinks: tuple[OutcomeSink, ...] = (measures, recent)
+        """Those who count what became of requests."""
+        self.feedback = FeedbackDesk(recent, self.totals, database, registry, wall_clock=wall_clock)
+        """Where outcomes are posted back."""
+        self.writer = MeasureWriter(
+            measures, self.totals, writer_id=uuid.uuid4().hex, wall_clock=wall_clock
+        )
+        control = BookControl(lambda: self.book.experiments.values(), self.store, self.book.refresh)
+        self._keeper = ExperimentKeeper(
+            control, self.totals, self.writer.flush, KeeperMetrics(registry), clock=clock
+        )
+        self._reporter = Reporter(self.store, self.totals)
+
+    @property
+    def assigner(self) -> Assigner:
+        """Who is in which arm."""
+        return self.book
+
+    async def start(self) -> None:
+        """Ready to assign. Raises StorageError where the database cannot be used."""
+        await self.book.start()
+        await self.writer.start()
+        await self._keeper.start()
+
+    async def close(self) -> None:
+        """All that was measured is written."""
+        await self._keeper.close()
+        await self.writer.close()
+        await self.book.close()
+
+    async def report(self, name: str, version: int | None = None) -> Analysis:
+        """All that may be said of an experiment now, with what this gateway has just counted.
+
+        Raises NotFoundError for an experiment or version that does not exist, and StorageError.
+        """
+        await self.writer.flush()
+        return await asyncio.to_thread(self._reporter.report, name, version)
+
+    async def delete(self, name: str) -> None:
+        """Forget an experiment and its data. Raises NotFoundError; ConflictError while it runs."""
+        await self.writer.flush()
+        await asyncio.to_thread(self.store.delete, name)
+        await asyncio.to_thread(self.totals.delete, name)
+
+
+def build_experiments(
+    wanted: Mapping[str, ExperimentSettings],
+    database: Database | None,
+    registry: CollectorRegistry,
+) -> Experiments:
+    """The experiments of a gateway, as its settings want them. Blocks.
+
+    Raises SettingsError for experiments that exclude each other, and for a database that cannot be
+    asked.
+    """
+    try:
+        if database is None:
+            experiments = Experiments(registry=registry)
+        else:
+            secret = drawn_secret(database, _SECRET, random.SystemRandom())
+            experiments = Experiments(database, secret=secret, registry=registry)
+        apply_settings(experiments.store, wanted)
+    except ConflictError as error:
+        raise SettingsError(str(error)) from None
+    except DatabaseError as error:
+        raise SettingsError(error.detail) from None
+    except StorageError as error:
+        raise SettingsError(str(error)) from None
+    return experiments

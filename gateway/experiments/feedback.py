@@ -1,0 +1,158 @@
+"""POST /v1/feedback: what became of an answer, told by those who used it."""
+
+import asyncio
+import logging
+import re
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter
+from pydantic import TypeAdapter, ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.errors import BadRequestError, NotFoundError, bad_request
+from gateway.experiments.feedback_schema import (
+    AnyFeedback,
+    FeedbackReceipt,
+    LabelFeedback,
+    ScoreFeedback,
+)
+from gateway.experiments.feedback_totals import FeedbackRow
+from gateway.experiments.measure_store import MAX_NAMES, TooManyNamesError, TotalsStore
+from gateway.experiments.recent import (
+    LEDGER_AGE_S,
+    KnownRequest,
+    RecentRequests,
+    find_in_ledger,
+)
+from gateway.experiments.totals import FeedbackKind
+from gateway.outcomes import ArmRef
+from gateway.storage.database import Database
+from gateway.tenants.principal import Principal
+
+logger = logging.getLogger(__name__)
+
+ReadBody = Callable[[Request], Awaitable[bytes]]
+
+_BODY: Final[TypeAdapter[AnyFeedback]] = TypeAdapter(AnyFeedback)
+_ID: Final = re.compile(r"[!-~]{1,256}")
+_GRACE_S: Final = 0.25
+_MAX_SEARCHES: Final = 2
+"""Searches of the ledger at once: whoever asks for what there is not must not keep others off."""
+_NO_ARM: Final = ArmRef(experiment="", version=0, arm="")
+
+
+class FeedbackDesk:
+    """Finds the request that feedback is on, and keeps what is said. For one event loop."""
+
+    def __init__(
+        self,
+        recent: RecentRequests,
+        store: TotalsStore,
+        database: Database | None,
+        registry: CollectorRegistry,
+        *,
+        wall_clock: Callable[[], float] = time.time,
+        grace_s: float = _GRACE_S,
+    ) -> None:
+        """`database`: the ledger's, for requests that are not in memory. `grace_s`: how long an
+        unknown request is waited for, since its answer may just have ended."""
+        self._recent = recent
+        self._store = store
+        self._database = database
+        self._wall_clock = wall_clock
+        self._grace_s = grace_s
+        self._searches = asyncio.Semaphore(_MAX_SEARCHES)
+        self._given = Counter(
+            "outrider_feedback", "Feedback that was kept.", ["kind"], registry=registry
+        )
+
+    async def give(self, principal: Principal, said: AnyFeedback) -> None:
+        """Keep it, in place of what was said before under the same name.
+
+        Raises NotFoundError where this tenant has had no such answer, BadRequestError where a
+        request has too many names, StorageError.
+        """
+        known = await self._find(principal, said.request_id)
+        if known is None:
+            raise NotFoundError(
+                "No request of this key has this id, or it is too long ago.",
+                param="request_id",
+                code="request_not_found",
+            )
+        rows = [
+            _row(said, known, ref, principal.key_id, self._wall_clock())
+            for ref in known.arms or (_NO_ARM,)
+        ]
+        try:
+            await asyncio.to_thread(self._store.put_feedback, rows)
+        except TooManyNamesError:
+            raise BadRequestError(
+                f"name: there is feedback on this request under {MAX_NAMES} names already.",
+                param="name",
+            ) from None
+        self._given.labels(rows[0].kind).inc()
+
+    async def _find(self, principal: Principal, known_as: str) -> KnownRequest | None:
+        if _ID.fullmatch(known_as) is None:  # no id of ours or of a server's looks like that
+            return None
+        found = self._recent.find(principal, known_as)
+        if found is None and self._database is not None:
+            since_s = self._wall_clock() - LEDGER_AGE_S
+            async with self._searches:
+                found = await asyncio.to_thread(
+                    find_in_ledger, self._database, principal, known_as, since_s
+                )
+        if found is None:
+            found = await self._recent.wait_for(principal, known_as, self._grace_s)
+        return found
+
+
+class FeedbackApi:
+    """The endpoint."""
+
+    def __init__(self, desk: FeedbackDesk, read_body: ReadBody) -> None:
+        """`read_body` reads a JSON request's body, within the limits of all bodies."""
+        self._desk = desk
+        self._read_body = read_body
+
+    async def give(self, request: Request, principal: Principal) -> Response:
+        """Keep the feedback. Raises BadRequestError, NotFoundError, StorageError."""
+        body = await self._read_body(request)
+        try:
+            said = _BODY.validate_json(body)
+        except ValidationError as error:
+            raise bad_request(error, body) from None
+        await self._desk.give(principal, said)
+        receipt = FeedbackReceipt(request_id=said.request_id, name=said.name)
+        headers = {"cache-control": "no-store"}
+        return Response(receipt.model_dump_json(), media_type="application/json", headers=headers)
+
+
+def _row(
+    said: AnyFeedback, known: KnownRequest, ref: ArmRef, key_id: str, now_s: float
+) -> FeedbackRow:
+    kind, value, label = _content(said)
+    return FeedbackRow(
+        request_id=known.request_id,
+        name=said.name,
+        experiment=ref.experiment,
+        version=ref.version,
+        arm=ref.arm,
+        unit_bucket=ref.unit_bucket,
+        key_id=key_id,
+        kind=kind,
+        value=value,
+        label=label,
+        given_at=now_s,
+    )
+
+
+def _content(said: AnyFeedback) -> tuple[FeedbackKind, float, str]:
+    if isinstance(said, ScoreFeedback):
+        return "score", said.score, ""
+    if isinstance(said, LabelFeedback):
+        return "label", 1.0, said.label
+    return "success", float(said.success), ""

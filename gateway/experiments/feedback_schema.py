@@ -1,0 +1,133 @@
+"""/v1/feedback: what is asked and answered."""
+
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+
+from gateway.schema.common import RequestModel
+
+_MAX_SCORE: Final = 1e9
+_ONE_LINE: Final = r"^[^\x00-\x1f\x7f]*$"
+
+AnsweredId = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=256,
+        description="The answer's id, or the x-request-id that came with it.",
+    ),
+]
+Name = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=64,
+        pattern=r"^[A-Za-z0-9._-]+$",
+        description="What was judged. One request has one outcome under each name.",
+    ),
+]
+Label = Annotated[str, Field(min_length=1, max_length=64, pattern=_ONE_LINE)]
+Score = Annotated[float, Field(ge=-_MAX_SCORE, le=_MAX_SCORE)]
+
+
+class ScoreFeedback(RequestModel):
+    """A number: the higher, the better."""
+
+    request_id: AnsweredId
+    score: Score
+    name: Name = "score"
+
+
+class SuccessFeedback(RequestModel):
+    """Whether the answer did what it was for."""
+
+    request_id: AnsweredId
+    success: bool
+    name: Name = "success"
+
+
+class LabelFeedback(RequestModel):
+    """A word."""
+
+    request_id: AnsweredId
+    label: Label
+    name: Name = "label"
+
+
+def _model_of(body: object) -> str:
+    """Which model a body is meant to be, by what it says; a score where it says nothing."""
+    if isinstance(body, dict) and "score" not in body:
+        for field, name in (("success", "SuccessFeedback"), ("label", "LabelFeedback")):
+            if field in body:
+                return name
+    return "ScoreFeedback"
+
+
+AnyFeedback = Annotated[
+    Annotated[ScoreFeedback, Tag("ScoreFeedback")]
+    | Annotated[SuccessFeedback, Tag("SuccessFeedback")]
+    | Annotated[LabelFeedback, Tag("LabelFeedback")],
+    Discriminator(_model_of),
+]
+
+
+class FeedbackReceipt(BaseModel):
+    """The feedback is kept; what was said before under this name holds no more."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    object: Literal["feedback"] = "feedback"
+    request_id: str
+    name: str
+
+
+FEEDBACK_MODELS: Final[tuple[type[BaseModel], ...]] = (
+    ScoreFeedback,
+    SuccessFeedback,
+    LabelFeedback,
+    FeedbackReceipt,
+)
+"""For the components of the OpenAPI document."""
+
+_FAILURES: Final = {
+    "400": "The body is malformed; `param` names the field.",
+    "401": "No key, or none that is valid.",
+    "404": "This key has had no such answer lately.",
+    "413": "The body is too large.",
+    "415": "The body is not declared as application/json.",
+    "503": "The database cannot be asked now.",
+}
+
+
+def _content(*names: str) -> dict[str, Any]:
+    references = [{"$ref": f"#/components/schemas/{name}"} for name in names]
+    schema = references[0] if len(references) == 1 else {"anyOf": references}
+    return {"application/json": {"schema": schema}}
+
+
+def _response(description: str, model: str, *headers: str) -> dict[str, Any]:
+    names = ("x-request-id", *headers)
+    return {
+        "description": description,
+        "headers": {name: {"schema": {"type": "string"}} for name in names},
+        "content": _content(model),
+    }
+
+
+_RETRY_HEADERS: Final = ("retry-after", "retry-after-ms", "x-should-retry")
+
+FEEDBACK_OPERATION: Final[dict[str, Any]] = {
+    "operationId": "giveFeedback",
+    "requestBody": {
+        "required": True,
+        "content": _content(*(model.__name__ for model in FEEDBACK_MODELS[:-1])),
+    },
+    "responses": {
+        "200": _response("It is kept.", FeedbackReceipt.__name__),
+        **{
+            status: _response(text, "ErrorResponse", *(_RETRY_HEADERS if status == "503" else ()))
+            for status, text in _FAILURES.items()
+        },
+    },
+}
+"""For the OpenAPI document."""

@@ -1,0 +1,60 @@
+"""The experiments of a book, as the keeper looks at them and changes them."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Protocol
+
+from gateway.experiments.keeper import WatchedExperiment
+from gateway.experiments.records import ExperimentRecord
+
+
+class ArmStore(Protocol):
+    """Changes experiments where they are kept; blocks. Raises GatewayErrors."""
+
+    def stop_arm(self, name: str, version: int, arm: str, reason: str) -> object:
+        """Take an arm out; nothing where it is out, or where the version is not the newest."""
+
+    def set_weights(self, name: str, version: int, weights: Mapping[str, float]) -> object:
+        """Other weights for the arms that are not stopped; the version stays the same."""
+
+
+class BookControl:
+    """An ArmControl over the records in memory and the store that they come from."""
+
+    def __init__(
+        self,
+        records: Callable[[], Iterable[ExperimentRecord]],
+        store: ArmStore,
+        refresh: Callable[[], Awaitable[object]],
+    ) -> None:
+        """`records` are the last known ones; `refresh` reads them again after a change."""
+        self._records = records
+        self._store = store
+        self._refresh = refresh
+
+    def watched(self) -> list[WatchedExperiment]:
+        """Those that run now."""
+        return [_watched(record) for record in self._records() if record.is_running]
+
+    async def stop_arm(self, name: str, version: int, arm: str, reason: str) -> None:
+        """Take an arm out."""
+        await asyncio.to_thread(self._store.stop_arm, name, version, arm, reason)
+        await self._refresh()
+
+    async def set_weights(self, name: str, version: int, weights: Mapping[str, float]) -> None:
+        """Share the traffic out anew."""
+        await asyncio.to_thread(self._store.set_weights, name, version, weights)
+        await self._refresh()
+
+
+def _watched(record: ExperimentRecord) -> WatchedExperiment:
+    weights = record.current.weights
+    return WatchedExperiment(
+        name=record.name,
+        version=record.version,
+        weights={arm: weights[arm] for arm in record.live_arms},
+        stopped_arms=frozenset(record.current.stopped_arms),
+        guardrails=record.guardrails,
+        allocation=record.allocation,
+        is_independent=record.spec.unit == "request",
+    )

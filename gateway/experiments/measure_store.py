@@ -1,0 +1,264 @@
+"""Where arms' totals and feedback are kept: each gateway adds to rows of its own."""
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, Protocol
+
+from sqlalchemy import Connection, delete, distinct, func, insert, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from gateway.experiments.feedback_totals import (
+    FeedbackByArm,
+    FeedbackRow,
+    sums_in_database,
+    sums_of_rows,
+)
+from gateway.experiments.measure_document import decode_totals, encode_totals
+from gateway.experiments.totals import ArmTotals
+from gateway.storage.database import Database
+from gateway.storage.tables import experiment_measures as measures
+from gateway.storage.tables import feedback
+
+ArmKey = tuple[str, int, str]
+"""Experiment, version, arm."""
+
+FOLDED_WRITER: Final = "folded"
+"""Whose rows hold what gateways have counted that are gone."""
+MAX_NAMES: Final = 16
+"""Names under which feedback on one request may be given."""
+
+
+class TooManyNamesError(ValueError):
+    """A request has feedback under MAX_NAMES names already."""
+
+
+class TotalsStore(Protocol):
+    """Keeps totals and feedback. All blocks, and may raise StorageError."""
+
+    def add(
+        self, writer_id: str, sequence: int, batch: Mapping[ArmKey, ArmTotals], now_s: float
+    ) -> None:
+        """Add a writer's batch; nothing where the writer's `sequence` has come so far already."""
+
+    def totals(self, experiment: str, version: int) -> dict[str, ArmTotals]:
+        """By arm, all writers together, with feedback. Arms without any request are left out."""
+
+    def put_feedback(self, rows: Sequence[FeedbackRow]) -> None:
+        """Rows of one request and name; they replace what was said before.
+
+        Raises TooManyNamesError.
+        """
+
+    def fold(self, before_s: float) -> int:
+        """Put rows together that were not added to since then; how many they were."""
+
+    def delete(self, experiment: str) -> None:
+        """Forget all versions, feedback too."""
+
+
+class MeasureStore:
+    """In the gateway's database. Several gateways may use it at once."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def add(
+        self, writer_id: str, sequence: int, batch: Mapping[ArmKey, ArmTotals], now_s: float
+    ) -> None:
+        """Add a writer's batch, in one transaction."""
+        with self._database.write() as connection:
+            for key in sorted(batch):
+                _add_row(connection, writer_id, sequence, batch[key], now_s)
+
+    def totals(self, experiment: str, version: int) -> dict[str, ArmTotals]:
+        """By arm, all writers together, with feedback."""
+        with self._database.read() as connection:
+            rows = connection.execute(
+                select(measures).where(
+                    measures.c.experiment == experiment, measures.c.version == version
+                )
+            ).all()
+            given = sums_in_database(connection, experiment, version)
+        return _with_feedback(_sum_by_arm(_decoded(row) for row in rows), given)
+
+    def put_feedback(self, rows: Sequence[FeedbackRow]) -> None:
+        """Replace what was said before under the same name."""
+        if not rows:
+            return
+        request_id, name = rows[0].request_id, rows[0].name
+        column = feedback.c
+        with self._database.write() as connection:
+            others = select(func.count(distinct(column.name))).where(
+                column.request_id == request_id, column.name != name
+            )
+            if connection.execute(others).scalar_one() >= MAX_NAMES:
+                raise TooManyNamesError(request_id)
+            dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
+            statement = dialect.insert(feedback)
+            changed = {
+                n: statement.excluded[n] for n in ("kind", "value", "label", "given_at", "key_id")
+            }
+            statement = statement.on_conflict_do_update(
+                index_elements=["request_id", "name", "experiment"], set_=changed
+            )
+            connection.execute(statement, [row.columns() for row in rows])
+
+    def fold(self, before_s: float) -> int:
+        """Put rows together that were not added to since then; how many they were."""
+        with self._database.write() as connection:
+            rows = connection.execute(
+                select(measures)
+                .where(measures.c.updated_at < before_s, measures.c.writer != FOLDED_WRITER)
+                .with_for_update()
+            ).all()
+            for row in rows:
+                connection.execute(delete(measures).where(*_is_row(row)))
+            newest = max((row.updated_at for row in rows), default=0.0)
+            for totals in _sum_by_key(_decoded(row) for row in rows).values():
+                _add_row(connection, FOLDED_WRITER, None, totals, newest)
+            return len(rows)
+
+    def delete(self, experiment: str) -> None:
+        """Forget all versions, feedback too."""
+        with self._database.write() as connection:
+            connection.execute(delete(measures).where(measures.c.experiment == experiment))
+            connection.execute(delete(feedback).where(feedback.c.experiment == experiment))
+
+
+class MemoryMeasureStore:
+    """In memory, for a gateway without a database: gone when it ends."""
+
+    def __init__(self, max_feedback: int = 100_000) -> None:
+        """`max_feedback` rows at most; the oldest are dropped."""
+        self._lock = threading.Lock()
+        self._totals: dict[ArmKey, ArmTotals] = {}
+        self._sequences: dict[str, int] = {}
+        self._feedback: dict[tuple[str, str, str], FeedbackRow] = {}
+        self._names: dict[str, set[str]] = {}
+        self._max_feedback = max_feedback
+
+    def add(
+        self, writer_id: str, sequence: int, batch: Mapping[ArmKey, ArmTotals], now_s: float
+    ) -> None:
+        """Add a writer's batch."""
+        with self._lock:
+            if self._sequences.get(writer_id, 0) >= sequence:
+                return
+            self._sequences[writer_id] = sequence
+            for key, totals in batch.items():
+                before = self._totals.get(key)
+                self._totals[key] = totals if before is None else before + totals
+
+    def totals(self, experiment: str, version: int) -> dict[str, ArmTotals]:
+        """By arm, with feedback."""
+        with self._lock:
+            found = {
+                key[2]: totals
+                for key, totals in self._totals.items()
+                if key[:2] == (experiment, version)
+            }
+            rows = [
+                row
+                for row in self._feedback.values()
+                if (row.experiment, row.version) == (experiment, version)
+            ]
+        return _with_feedback(found, sums_of_rows(rows))
+
+    def put_feedback(self, rows: Sequence[FeedbackRow]) -> None:
+        """Replace what was said before under the same name."""
+        with self._lock:
+            for row in rows:
+                names = self._names.setdefault(row.request_id, set())
+                if row.name not in names and len(names) >= MAX_NAMES:
+                    raise TooManyNamesError(row.request_id)
+                names.add(row.name)
+                self._feedback[row.request_id, row.name, row.experiment] = row
+            while len(self._feedback) > self._max_feedback:
+                self._forget(next(iter(self._feedback)))
+
+    def fold(self, before_s: float) -> int:
+        """Nothing: totals are together already."""
+        return 0
+
+    def delete(self, experiment: str) -> None:
+        """Forget all versions, feedback too."""
+        with self._lock:
+            self._totals = {k: v for k, v in self._totals.items() if k[0] != experiment}
+            for key in [key for key in self._feedback if key[2] == experiment]:
+                self._forget(key)
+
+    def _forget(self, key: tuple[str, str, str]) -> None:
+        del self._feedback[key]
+        names = self._names.get(key[0], set())
+        names.discard(key[1])
+        if not names:
+            self._names.pop(key[0], None)
+
+
+def _is_row(row: Any) -> tuple[Any, ...]:
+    column = measures.c
+    return (
+        column.experiment == row.experiment,
+        column.version == row.version,
+        column.arm == row.arm,
+        column.writer == row.writer,
+    )
+
+
+def _add_row(
+    connection: Connection,
+    writer_id: str,
+    sequence: int | None,
+    totals: ArmTotals,
+    now_s: float,
+) -> None:
+    """Add to the writer's row of the arm. `sequence` None: whatever was added before."""
+    column = measures.c
+    where = (
+        column.experiment == totals.experiment,
+        column.version == totals.version,
+        column.arm == totals.arm,
+        column.writer == writer_id,
+    )
+    row = connection.execute(select(measures).where(*where).with_for_update()).first()
+    if row is None:
+        values = {
+            "experiment": totals.experiment,
+            "version": totals.version,
+            "arm": totals.arm,
+            "writer": writer_id,
+            "sequence": sequence or 0,
+            "updated_at": now_s,
+            "document": encode_totals(totals),
+        }
+        connection.execute(insert(measures).values(values))
+        return
+    if sequence is not None and row.sequence >= sequence:
+        return
+    document = encode_totals(_decoded(row) + totals)
+    connection.execute(
+        update(measures)
+        .where(*where)
+        .values(sequence=sequence or 0, updated_at=now_s, document=document)
+    )
+
+
+def _decoded(row: Any) -> ArmTotals:
+    return decode_totals(row.experiment, row.version, row.arm, row.document)
+
+
+def _sum_by_key(parts: Iterable[ArmTotals]) -> dict[ArmKey, ArmTotals]:
+    found: dict[ArmKey, ArmTotals] = {}
+    for part in parts:
+        key = (part.experiment, part.version, part.arm)
+        found[key] = found[key] + part if key in found else part
+    return found
+
+
+def _sum_by_arm(parts: Iterable[ArmTotals]) -> dict[str, ArmTotals]:
+    return {key[2]: totals for key, totals in _sum_by_key(parts).items()}
+
+
+def _with_feedback(arms: dict[str, ArmTotals], given: FeedbackByArm) -> dict[str, ArmTotals]:
+    return {arm: replace(arms[arm], feedback=given.get(arm, ())) for arm in sorted(arms)}

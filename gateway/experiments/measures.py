@@ -1,0 +1,248 @@
+"""Counts what experiments' arms do: microseconds a request, stored every few seconds."""
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import numpy as np
+
+from gateway.errors import StorageError
+from gateway.experiments.measure_store import ArmKey, TotalsStore
+from gateway.experiments.sketch import QuantileSketch
+from gateway.experiments.totals import (
+    METRIC_NAMES,
+    NUM_UNIT_BUCKETS,
+    SKETCH_NAMES,
+    ArmTotals,
+    MetricName,
+    MetricTotals,
+    SketchName,
+)
+from gateway.outcomes import RequestOutcome
+
+logger = logging.getLogger(__name__)
+
+_USD_PER_NANO: Final = 1e-9
+_STRIDE: Final = 3 * NUM_UNIT_BUCKETS
+"""A metric's numbers: counts, sums and squares, each by bucket."""
+_OFFSETS: Final[Mapping[MetricName, int]] = {
+    name: position * _STRIDE for position, name in enumerate(METRIC_NAMES)
+}
+_FLUSH_S: Final = 5.0
+_FOLD_AFTER_S: Final = 86_400.0
+"""Rows of a gateway that has not counted for so long are put together with others like it."""
+
+Values = list[tuple[MetricName, float]]
+
+
+class ArmMeasures:
+    """Counts outcomes by arm since they were last taken. For one event loop."""
+
+    def __init__(self) -> None:
+        self._cells: dict[ArmKey, _Cell] = {}
+
+    def observe(self, outcome: RequestOutcome) -> None:
+        """Count it for each of its arms; what was nobody's is not counted. Raises nothing."""
+        if not outcome.arms:
+            return
+        values = _values(outcome)
+        for ref in outcome.arms:
+            key = (ref.experiment, ref.version, ref.arm)
+            cell = self._cells.get(key)
+            if cell is None:
+                cell = self._cells[key] = _Cell(outcome.ended_at)
+            cell.add(values, ref.unit_bucket % NUM_UNIT_BUCKETS, outcome.ended_at)
+
+    def take(self) -> dict[ArmKey, ArmTotals]:
+        """What was counted since the last call; it is forgotten here."""
+        cells, self._cells = self._cells, {}
+        return {key: cell.totals(key) for key, cell in cells.items()}
+
+
+class _Cell:
+    """One arm's numbers. Lists, since single numbers of an array take three times as long."""
+
+    __slots__ = ("_first_at", "_last_at", "_numbers", "_sketches")
+
+    def __init__(self, now_s: float) -> None:
+        self._numbers = [0.0] * (_STRIDE * len(METRIC_NAMES))
+        self._sketches: dict[SketchName, QuantileSketch] = {
+            name: QuantileSketch() for name in SKETCH_NAMES
+        }
+        self._first_at = self._last_at = now_s
+
+    def add(self, values: Values, bucket: int, ended_at: float) -> None:
+        numbers, sketches = self._numbers, self._sketches
+        for name, value in values:
+            place = _OFFSETS[name] + bucket
+            numbers[place] += 1.0
+            if value:
+                numbers[place + NUM_UNIT_BUCKETS] += value
+                numbers[place + 2 * NUM_UNIT_BUCKETS] += value * value
+            if name in sketches:
+                sketches[name].add(value)
+        self._first_at = min(self._first_at, ended_at)
+        self._last_at = max(self._last_at, ended_at)
+
+    def totals(self, key: ArmKey) -> ArmTotals:
+        experiment, version, arm = key
+        shape = (len(METRIC_NAMES), 3, NUM_UNIT_BUCKETS)
+        numbers = np.array(self._numbers, dtype=np.float64).reshape(shape)
+        return ArmTotals(
+            experiment=experiment,
+            version=version,
+            arm=arm,
+            metrics={
+                name: MetricTotals(counts=part[0], sums=part[1], squares=part[2])
+                for name, part in zip(METRIC_NAMES, numbers, strict=True)
+            },
+            sketches=self._sketches,
+            first_at=self._first_at,
+            last_at=self._last_at,
+        )
+
+
+def _values(outcome: RequestOutcome) -> Values:
+    """What the request adds to which metric.
+
+    Who gave up says nothing on attainment and errors; how many did is a metric of its own. A
+    refusal's duration would flatter, so durations are of answers only.
+    """
+    ending = outcome.ending
+    values: Values = [
+        ("cancelled", float(ending == "cancelled")),
+        ("cost_usd", outcome.cost_nanos * _USD_PER_NANO),
+    ]
+    if ending != "cancelled":
+        values.append(("attained", float(outcome.is_attained)))
+        values.append(("failed", float(ending == "failed")))
+        values.append(("refused", float(ending == "refused")))
+    latencies: Values = []
+    if outcome.ttft_s is not None:
+        latencies.append(("ttft_s", outcome.ttft_s))
+    if outcome.inter_token_s is not None:
+        latencies.append(("inter_token_s", outcome.inter_token_s))
+    if ending == "answered":
+        values.append(("escalated", float(outcome.is_escalated)))
+        values.append(("degraded", float(outcome.is_degraded)))
+        values.append(("completion_tokens", float(outcome.num_completion_tokens)))
+        latencies.append(("duration_s", outcome.duration_s))
+    # A clock that was set back gives no latency: better none than a wrong one.
+    values.extend(pair for pair in latencies if 0.0 <= pair[1] < math.inf)
+    return values
+
+
+class MeasureWriter:
+    """Adds what was counted to the store, every `every_s` and at the end. For one event loop.
+
+    A batch whose storing failed is tried again, unchanged and under the same number, before
+    anything newer: the store passes over what it has, so nothing is counted twice or lost.
+    """
+
+    def __init__(
+        self,
+        measures: ArmMeasures,
+        store: TotalsStore,
+        *,
+        writer_id: str,
+        wall_clock: Callable[[], float],
+        every_s: float = _FLUSH_S,
+    ) -> None:
+        """`writer_id` is of this process's run alone, at most 32 characters."""
+        self._measures = measures
+        self._store = store
+        self._writer_id = writer_id
+        self._wall_clock = wall_clock
+        self._every_s = every_s
+        self._sequence = 0
+        self._batch: dict[ArmKey, ArmTotals] = {}
+        self._is_away = False
+        self._one_at_a_time = asyncio.Lock()
+        self._flushes: set[asyncio.Task[None]] = set()
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begin to store. Rows of gateways that are long gone are put together first."""
+        try:
+            await asyncio.to_thread(self._store.fold, self._wall_clock() - _FOLD_AFTER_S)
+        except StorageError:
+            logger.warning("old measures of experiments were not put together")
+        self._task = asyncio.create_task(self._keep_storing())
+
+    async def flush(self) -> None:
+        """Store what was counted until now. Raises StorageError; what was not stored is kept.
+
+        It is finished also where the caller is cancelled.
+        """
+        task = asyncio.create_task(self._flush())
+        self._flushes.add(task)
+        task.add_done_callback(self._flushes.discard)
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.add_done_callback(_heard)
+            raise
+
+    async def close(self) -> None:
+        """Store what is left, and stop."""
+        if self._task is not None:
+            async with self._one_at_a_time:  # a thread that stores would outlive its task
+                self._task.cancel()
+            await asyncio.wait({self._task})
+            self._task = None
+        await self._store_all()
+        if self._batch:
+            logger.error("measures of experiments are lost arms=%d", len(self._batch))
+
+    async def _flush(self) -> None:
+        async with self._one_at_a_time:
+            # Twice at most: a batch that failed before, and what was counted since.
+            while True:
+                was_kept = bool(self._batch)
+                if not was_kept:
+                    self._batch = self._measures.take()
+                    self._sequence += 1
+                if not self._batch:
+                    return
+                await asyncio.to_thread(
+                    self._store.add,
+                    self._writer_id,
+                    self._sequence,
+                    self._batch,
+                    self._wall_clock(),
+                )
+                self._batch = {}
+                if not was_kept:
+                    return
+
+    async def _keep_storing(self) -> None:
+        while True:
+            await asyncio.sleep(self._every_s)
+            await self._store_all()
+
+    async def _store_all(self) -> None:
+        try:
+            await self.flush()
+        except StorageError as error:
+            if not self._is_away:
+                reason = getattr(error, "detail", str(error))
+                logger.warning("measures of experiments wait to be stored reason=%s", reason)
+            self._is_away = True
+        except Exception as error:  # noqa: BLE001 - the batch is kept; the next time may be better
+            logger.error(
+                "measures of experiments were not stored error=%s message=%s",
+                type(error).__name__,
+                error,
+            )
+        else:
+            if self._is_away:
+                logger.info("measures of experiments are stored again")
+            self._is_away = False
+
+
+def _heard(task: asyncio.Task[None]) -> None:
+    """Nobody waits for it any more; the batch is kept, and the next flush tells."""
+    if not task.cancelled():
+        task.exception()

@@ -1,0 +1,164 @@
+"""What an arm sets: settings that a request may carry, laid under the request's own."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from pydantic import ValidationError, create_model, model_validator
+
+from gateway.schema.common import GenerationFields, OutriderOptions, RequestModel, ServiceTierName
+from gateway.settings_paths import did_you_mean
+
+OPTION_FIELDS: Final = (
+    "speculation",
+    "max_draft_nodes",
+    "max_draft_depth",
+    "sources",
+    "quality",
+    "tier",
+    "min_quality",
+    "threshold",
+    "hold_back_tokens",
+    "hold_back_ms",
+    "policy",
+    "slo",
+)
+"""The fields of OutriderOptions that an arm may set; the others are promises to the client."""
+SERVICE_TIER: Final = "service_tier"
+OVERLAY_FIELDS: Final = (*OPTION_FIELDS, SERVICE_TIER)
+
+_CHOICE: Final = frozenset({"tier", "min_quality", "threshold"})
+"""A tier that is named leaves nothing to choose, and quality is asked for in one way only."""
+_GROUPS: Final = (
+    frozenset({"speculation", "max_draft_nodes", "max_draft_depth", "sources"}),
+    _CHOICE | {"policy", "hold_back_tokens", "hold_back_ms"},
+)
+
+
+class _SettingsBase(RequestModel):
+    """What of a request's settings an arm sets; names and bounds are those of requests."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _are_settings(cls, value: Any) -> Any:
+        if isinstance(value, Mapping):
+            for name in value:
+                if name not in OVERLAY_FIELDS:
+                    raise ValueError(_not_a_setting(str(name)))
+        return value
+
+
+_FIELDS: Final[dict[str, Any]] = {
+    name: (info.annotation, info) for name, info in OutriderOptions.model_fields.items()
+}
+_TIER_FIELD: Final[Any] = GenerationFields.model_fields[SERVICE_TIER]
+
+if TYPE_CHECKING:
+    ArmOverlay = _SettingsBase
+else:
+    ArmOverlay = create_model(
+        "ArmOverlay",
+        __base__=_SettingsBase,
+        __doc__=_SettingsBase.__doc__,
+        **{name: _FIELDS[name] for name in OPTION_FIELDS},
+        **{SERVICE_TIER: (_TIER_FIELD.annotation, _TIER_FIELD)},
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlay:
+    """What an arm sets. Unset options are None."""
+
+    options: OutriderOptions = field(default_factory=OutriderOptions)
+    service_tier: ServiceTierName | None = None
+    fields: frozenset[str] = field(init=False)
+    """The names of what is set."""
+    _values: tuple[tuple[str, Any], ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Note what is set."""
+        pairs = ((name, getattr(self.options, name)) for name in OPTION_FIELDS)
+        values = tuple(pair for pair in pairs if pair[1] is not None)
+        names = {name for name, _ in values}
+        object.__setattr__(self, "_values", values)
+        if self.service_tier is not None:
+            names.add(SERVICE_TIER)
+        object.__setattr__(self, "fields", frozenset(names))
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> "Overlay":
+        """An overlay as `document` writes it. Raises ValueError for what is no setting."""
+        try:
+            parsed = ArmOverlay.model_validate(document)
+        except ValidationError as error:
+            details = error.errors(include_url=False, include_input=False)
+            # A union complains once a branch; the branch that got deepest is the one meant.
+            detail = max(details, key=lambda one: len(one["loc"]))
+            where = ".".join(str(part) for part in detail["loc"])
+            what = detail["msg"].removeprefix("Value error, ")
+            raise ValueError(f"{where}: {what}" if where else what) from None
+        return cls.of_model(parsed)
+
+    @classmethod
+    def of_model(cls, parsed: RequestModel) -> "Overlay":
+        """The same from an ArmOverlay."""
+        set_ = {name: getattr(parsed, name) for name in OVERLAY_FIELDS}
+        service_tier: ServiceTierName | None = set_.pop(SERVICE_TIER)
+        given = {name: value for name, value in set_.items() if value is not None}
+        return cls(options=OutriderOptions.model_construct(**given), service_tier=service_tier)
+
+    def merge(self, own: OutriderOptions | None) -> OutriderOptions | None:
+        """The request's options with what it leaves open filled in; its own ones win."""
+        if not self._values:
+            return own
+        if own is None:
+            return self.options
+        left_open = {name: value for name, value in self._values if getattr(own, name) is None}
+        return own.model_copy(update=left_open) if left_open else own
+
+    def merge_service_tier(self, own: ServiceTierName | None) -> ServiceTierName | None:
+        """The same for `service_tier`."""
+        return self.service_tier if own is None else own
+
+    def over(self, below: "Overlay") -> "Overlay":
+        """Both together; where both set something, this one wins."""
+        return Overlay(
+            options=self.merge(None if not below.fields else self._filled(below)) or below.options,
+            service_tier=self.service_tier or below.service_tier,
+        )
+
+    def _filled(self, below: "Overlay") -> OutriderOptions:
+        update = dict.fromkeys(self.fields - _ONLY_SERVICE_TIER)
+        return below.options.model_copy(update=update)
+
+    def document(self) -> dict[str, Any]:
+        """What is set, as JSON has it."""
+        document: dict[str, Any] = self.options.model_dump(
+            mode="json", exclude_none=True, by_alias=True
+        )
+        if self.service_tier is not None:
+            document[SERVICE_TIER] = self.service_tier
+        return document
+
+
+_ONLY_SERVICE_TIER: Final = frozenset({SERVICE_TIER})
+NO_OVERLAY: Final = Overlay()
+
+
+def related_fields(fields: Iterable[str]) -> frozenset[str]:
+    """These settings and those that would get in their way: who sets one is not comparable."""
+    names = frozenset(fields)
+    groups = (group for group in _GROUPS if names & group)
+    return names.union(*groups)
+
+
+def contradictions(first: frozenset[str], second: frozenset[str]) -> frozenset[str]:
+    """The settings of two overlays that cannot hold together; empty where they can."""
+    both, choice = first & second, (first | second) & _CHOICE
+    return both | (choice if len(choice) > 1 else frozenset())
+
+
+def _not_a_setting(name: str) -> str:
+    if name in OutriderOptions.model_fields:
+        return f"{name} is for the request alone to set, and not for an arm"
+    return f"{name} is not a setting that an arm can set{did_you_mean(name, OVERLAY_FIELDS)}"

@@ -1,0 +1,131 @@
+"""Which requests there were lately, so that feedback finds its arms."""
+
+import asyncio
+import hashlib
+import re
+from collections import deque
+from dataclasses import dataclass
+from typing import Final
+
+from sqlalchemy import and_, or_, select
+
+from gateway.experiments.totals import NUM_UNIT_BUCKETS
+from gateway.outcomes import ArmRef, RequestOutcome
+from gateway.storage.database import Database
+from gateway.storage.tables import ledger
+from gateway.tenants.principal import Principal
+
+MAX_RECENT: Final = 50_000
+"""Requests in memory; about 30 MB."""
+LEDGER_AGE_S: Final = 86_400.0
+"""How far back the ledger is searched: it has no index by request."""
+_ARM: Final = re.compile(r"([a-z0-9-]+):([0-9]{1,9})/([^,/:]+)")
+
+_Owner = tuple[str, str]
+"""A team, or a key where it is in none: team id, key id."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownRequest:
+    """A request that is over. `request_id` is ours, and unique."""
+
+    request_id: str
+    arms: tuple[ArmRef, ...]
+
+
+class RecentRequests:
+    """The last MAX_RECENT requests, by the ids that their clients know. For one event loop."""
+
+    def __init__(self, max_requests: int = MAX_RECENT) -> None:
+        self._max_requests = max_requests
+        self._by_id: dict[tuple[_Owner, str], KnownRequest] = {}
+        self._oldest: deque[tuple[KnownRequest, _Owner, tuple[str, ...]]] = deque()
+        self._arrived = asyncio.Event()
+
+    def observe(self, outcome: RequestOutcome) -> None:
+        """Remember it. The oldest is forgotten where there are too many."""
+        if not outcome.request_id:
+            return
+        known = KnownRequest(request_id=outcome.request_id, arms=outcome.arms)
+        owner = _owner(outcome.team_id, outcome.key_id)
+        ids = _ids(outcome)
+        for known_as in ids:
+            self._by_id[owner, known_as] = known
+        self._oldest.append((known, owner, ids))
+        if len(self._oldest) > self._max_requests:
+            self._forget_oldest()
+        self._arrived.set()
+        self._arrived.clear()
+
+    def find(self, principal: Principal, known_as: str) -> KnownRequest | None:
+        """This tenant's request by the id of its answer, its x-request-id or our own id."""
+        return self._by_id.get((_owner(principal.team_id or "", principal.key_id), known_as))
+
+    async def wait_for(
+        self, principal: Principal, known_as: str, timeout_s: float
+    ) -> KnownRequest | None:
+        """The same; a client may be faster than our bookkeeping at the end of its answer."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while (known := self.find(principal, known_as)) is None:
+                    await self._arrived.wait()
+        except TimeoutError:
+            return None
+        return known
+
+    def _forget_oldest(self) -> None:
+        known, owner, ids = self._oldest.popleft()
+        for known_as in ids:
+            if self._by_id.get((owner, known_as)) is known:
+                del self._by_id[owner, known_as]
+
+
+def find_in_ledger(
+    database: Database, principal: Principal, known_as: str, since_s: float
+) -> KnownRequest | None:
+    """This tenant's request by its x-request-id or our own id; blocks. Raises StorageError.
+
+    The ledger does not know the unit, so all of a key's requests are in one bucket.
+    """
+    row = ledger.c
+    is_own = and_(row.key_id == principal.key_id, row.team_id.is_(None))
+    if principal.team_id is not None:
+        is_own = row.team_id == principal.team_id
+    question = (
+        select(row.request_id, row.arm, row.key_id)
+        .where(is_own, row.ended_at >= since_s)
+        .where(or_(row.client_request_id == known_as, row.request_id == known_as))
+        .order_by(row.ended_at.desc())
+        .limit(1)
+    )
+    with database.read() as connection:
+        found = connection.execute(question).first()
+    if found is None:
+        return None
+    return KnownRequest(request_id=found.request_id, arms=_arms(found.arm, found.key_id))
+
+
+def _arms(text: str, key_id: str) -> tuple[ArmRef, ...]:
+    digest = hashlib.blake2b(key_id.encode(), digest_size=4).digest()
+    bucket = int.from_bytes(digest, "big") % NUM_UNIT_BUCKETS
+    matches = (_ARM.fullmatch(part) for part in text.split(","))
+    return tuple(
+        ArmRef(experiment=match[1], version=int(match[2]), arm=match[3], unit_bucket=bucket)
+        for match in matches
+        if match is not None
+    )
+
+
+def _owner(team_id: str, key_id: str) -> _Owner:
+    return (team_id, "") if team_id else ("", key_id)
+
+
+def _ids(outcome: RequestOutcome) -> tuple[str, ...]:
+    """What the client may call it. Other APIs' answers have ids of their own, made of ours."""
+    answer_id = outcome.answer_id
+    ids = [outcome.request_id, outcome.client_request_id, answer_id]
+    if answer_id and outcome.endpoint == "messages":
+        ids.append(f"msg_{answer_id.removeprefix('chatcmpl-').removeprefix('msg_')}")
+    elif answer_id and outcome.endpoint == "responses":
+        ids.append(f"resp_{answer_id.rpartition('-')[2]}")
+    return tuple(dict.fromkeys(known_as for known_as in ids if known_as))

@@ -1,0 +1,125 @@
+"""Experiments as they are kept."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from gateway.experiments.rules import AllocationRule, GuardrailLimits
+from gateway.experiments.slots import Ranges, shares_of
+from gateway.settings_experiments import ExperimentSpec, ExperimentState
+
+EventKind = Literal[
+    "created", "edited", "started", "stopped", "ramped", "arm_stopped", "weights_changed"
+]
+ExperimentSource = Literal["admin", "file"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoppedArm:
+    """Why and when an arm was taken out. `at`: seconds since 1970 (UTC)."""
+
+    reason: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionRecord:
+    """What an experiment is, from one edit to the next; its data are apart from other versions'.
+
+    `arm_slots`: the slots of units by arm. Times are seconds since 1970 (UTC).
+    """
+
+    number: int
+    spec: ExperimentSpec
+    arm_slots: Mapping[str, Ranges]
+    stopped_arms: Mapping[str, StoppedArm] = field(default_factory=dict)
+    created_at: float
+    started_at: float | None = None
+    stopped_at: float | None = None
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The arms' shares of the units, which add up to 1; stopped arms have theirs still."""
+        return shares_of(self.arm_slots)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExperimentRecord:
+    """An experiment and its newest version.
+
+    `share` of the units takes part while it runs; `slots` are those of its layer, none otherwise.
+    `fingerprint` is of the settings in outrider.toml that were last applied.
+    """
+
+    name: str
+    state: ExperimentState
+    share: float
+    current: VersionRecord
+    slots: Ranges = ()
+    source: ExperimentSource = "admin"
+    fingerprint: str | None = None
+    created_at: float
+
+    @property
+    def version(self) -> int:
+        """The newest version's number."""
+        return self.current.number
+
+    @property
+    def spec(self) -> ExperimentSpec:
+        """What it is now."""
+        return self.current.spec
+
+    @property
+    def control(self) -> str:
+        """The arm that the others are compared with."""
+        return self.current.spec.control_arm
+
+    @property
+    def started_at(self) -> float | None:
+        """When the newest version began to run."""
+        return self.current.started_at
+
+    @property
+    def stopped_at(self) -> float | None:
+        """When it stopped; None while it runs, and before."""
+        return self.current.stopped_at
+
+    @property
+    def is_running(self) -> bool:
+        """Whether units are put into its arms."""
+        return self.state == "running"
+
+    @property
+    def live_arms(self) -> tuple[str, ...]:
+        """Arms that are not stopped."""
+        return tuple(arm for arm in self.spec.arms if arm not in self.current.stopped_arms)
+
+    @property
+    def guardrails(self) -> GuardrailLimits:
+        """What stops an arm."""
+        return GuardrailLimits(**self.spec.guardrails.model_dump())
+
+    @property
+    def allocation(self) -> AllocationRule:
+        """Whether weights change by themselves."""
+        return AllocationRule(**self.spec.allocation.model_dump())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExperimentEvent:
+    """Something that was done to an experiment. `at`: seconds since 1970 (UTC)."""
+
+    experiment: str
+    version: int
+    at: float
+    kind: EventKind
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExperimentTable:
+    """All experiments at one moment. `version` changes when any of them does."""
+
+    version: int
+    experiments: Mapping[str, ExperimentRecord] = field(default_factory=dict)

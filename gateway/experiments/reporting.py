@@ -1,0 +1,88 @@
+"""An experiment's records and its measures, put together for the statistics."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gateway.errors import NotFoundError
+from gateway.experiments.actions import ExperimentActions
+from gateway.experiments.measure_store import TotalsStore
+from gateway.experiments.records import ExperimentRecord, VersionRecord
+from gateway.experiments.statistics.plan import Limits, Plan
+from gateway.experiments.totals import ArmTotals
+
+if TYPE_CHECKING:
+    from gateway.experiments.statistics.report import Analysis
+    from gateway.experiments.statistics.selfcheck import SelfCheck
+
+
+def plan_of(record: ExperimentRecord, version: VersionRecord | None = None) -> Plan:
+    """What the statistics must know of a version; the newest one unless another is given."""
+    version = version or record.current
+    spec = version.spec
+    is_newest = version.number == record.version
+    return Plan(
+        name=record.name,
+        version=version.number,
+        control=spec.control_arm,
+        weights=version.weights,
+        metric=spec.metric,
+        alpha=spec.alpha,
+        unit=spec.unit,
+        state=record.state if is_newest else "stopped",
+        is_adaptive=spec.allocation.kind != "fixed",
+        stopped={arm: one.reason for arm, one in version.stopped_arms.items()},
+        limits=Limits(**asdict(record.guardrails)) if is_newest else _limits(version),
+        min_effect=spec.min_effect,
+        feedback_name=spec.feedback_name,
+    )
+
+
+class Reporter:
+    """Reports on experiments. Blocks: in an event loop, use a thread.
+
+    Raises NotFoundError for an experiment or a version that does not exist, StorageError where the
+    database cannot be asked.
+    """
+
+    def __init__(self, store: ExperimentActions, totals: TotalsStore) -> None:
+        self._store = store
+        self._totals = totals
+
+    def plan(self, name: str, version: int | None = None) -> Plan:
+        """What the statistics must know of it; the newest version unless another is named."""
+        record = self._store.get(name)
+        if version is None or version == record.version:
+            return plan_of(record)
+        found = next((one for one in self._store.versions(name) if one.number == version), None)
+        if found is None:
+            raise NotFoundError(
+                f"The experiment {name!r} has no version {version}.",
+                param="version",
+                code="not_found",
+            )
+        return plan_of(record, found)
+
+    def totals(self, plan: Plan) -> Mapping[str, ArmTotals]:
+        """What was counted of this version, by arm."""
+        return self._totals.totals(plan.name, plan.version)
+
+    def report(self, name: str, version: int | None = None) -> "Analysis":
+        """All that may be said of it now."""
+        from gateway.experiments.statistics.report import analyse  # SciPy is slow to load
+
+        plan = self.plan(name, version)
+        return analyse(plan, self.totals(plan))
+
+    def check(self, name: str, version: int | None, randomness: np.random.Generator) -> "SelfCheck":
+        """Whether the data of the experiment, split at random, show no difference."""
+        from gateway.experiments.statistics.selfcheck import self_check
+
+        plan = self.plan(name, version)
+        return self_check(plan, self.totals(plan), randomness)
+
+
+def _limits(version: VersionRecord) -> Limits:
+    return Limits(**version.spec.guardrails.model_dump())

@@ -1,0 +1,1 @@
+"""Statistics that stay valid while one looks: confidence sequences, decisions, simulations."""

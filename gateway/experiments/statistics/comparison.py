@@ -1,0 +1,26 @@
+"""What may be said of an arm against the control."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.experiments.statistics.interval import Interval, finite
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Arm minus control, and arm / control - 1, each with an interval.
+
+    `p_value` is always valid: under equality it is ever at most alpha with probability alpha.
+    """
+
+    difference: Interval
+    lift: Interval
+    p_value: float
+
+    def document(self) -> dict[str, Any]:
+        """As JSON."""
+        return {
+            "difference": self.difference.document(),
+            "lift": self.lift.document(),
+            "p_value": finite(self.p_value),
+        }

@@ -1,0 +1,174 @@
+"""When an experiment is decided, and for which arm: the verdict, in words."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from gateway.experiments.statistics.comparison import Comparison
+from gateway.experiments.statistics.interval import Interval
+from gateway.experiments.statistics.mismatch import Mismatch
+from gateway.experiments.statistics.plan import Plan, PlanMetric
+
+VerdictState = Literal["undecided", "better", "worse", "equivalent", "mixed", "invalid"]
+
+METRIC_WORDS: Final[Mapping[PlanMetric, str]] = {
+    "attainment": "attainment",
+    "ttft": "mean time to first token",
+    "tpot": "mean inter-token time",
+    "e2e": "mean end-to-end time",
+    "cost": "mean cost of a request",
+    "feedback": "feedback",
+}
+_WRITTEN: Final[Mapping[PlanMetric, tuple[float, str, str]]] = {
+    "attainment": (100.0, " points", ".2f"),
+    "ttft": (1000.0, " ms", ".4g"),
+    "tpot": (1000.0, " ms", ".4g"),
+    "e2e": (1000.0, " ms", ".4g"),
+    "cost": (1.0, " USD", ".3g"),
+    "feedback": (1.0, "", ".3g"),
+}
+"""By what a value is multiplied, in what unit and how it is written."""
+_HIGHER_IS_BETTER: Final = frozenset({"attainment", "feedback"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What may be concluded.
+
+    better: an arm surely beats the control (`winner`); worse: the control beats every arm; mixed:
+    it beats some; equivalent: no difference that matters; invalid: the arms' sizes are wrong.
+    """
+
+    state: VerdictState
+    text: str
+    winner: str | None = None
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether the experiment may end with this."""
+        return self.state in ("better", "worse", "equivalent")
+
+
+def decide(
+    plan: Plan, comparisons: Mapping[str, Comparison | None], mismatch: Mismatch | None
+) -> Verdict:
+    """The verdict, from each arm's comparison with the control on the metric that decides.
+
+    `comparisons`: None where it could not be made. `mismatch`: None where it is not tested.
+    """
+    if mismatch is not None and mismatch.is_mismatch:
+        return Verdict(state="invalid", text=_mismatch_text(mismatch))
+    known = {
+        arm: found
+        for arm, found in comparisons.items()
+        if found is not None and arm not in plan.stopped
+    }
+    if not known:
+        return Verdict(state="undecided", text=f"Nothing to compare yet by {_metric(plan)}.")
+    sign = 1.0 if plan.metric in _HIGHER_IS_BETTER else -1.0
+    better = [arm for arm, found in known.items() if _surely(found, sign)]
+    worse = [arm for arm, found in known.items() if _surely(found, -sign)]
+    if better:
+        return _better(plan, known, better, sign)
+    if len(worse) == len(known):
+        told = "; ".join(f"{arm} {phrase(plan.metric, known[arm].difference)}" for arm in worse)
+        return Verdict(
+            state="worse",
+            winner=plan.control,
+            text=f"No arm beats {_control(plan)} by {_metric(plan)}: {told}.",
+        )
+    if all(_is_small(found, plan.min_effect) for found in known.values()):
+        return Verdict(
+            state="equivalent",
+            text=(
+                f"No difference of {_metric(plan)} that matters: all are within "
+                f"{_amount(plan.metric, plan.min_effect or 0.0)} of {_control(plan)}."
+            ),
+        )
+    told = "; ".join(
+        f"{arm} {phrase(plan.metric, found.difference)}{_outlook(found)}"
+        for arm, found in known.items()
+    )
+    if worse:
+        return Verdict(state="mixed", text=f"Worse by {_metric(plan)}: {', '.join(worse)}. {told}.")
+    return Verdict(
+        state="undecided", text=f"No difference of {_metric(plan)} has been shown yet: {told}."
+    )
+
+
+def phrase(metric: PlanMetric, interval: Interval) -> str:
+    """A difference in words: estimate and bounds with their unit."""
+    if not math.isfinite(interval.low) or not math.isfinite(interval.high):
+        return "not enough data"
+    scale, unit, figures = _WRITTEN[metric]
+    estimate, low, high = (
+        f"{value * scale:+{figures}}" for value in (interval.estimate, interval.low, interval.high)
+    )
+    return f"{estimate}{unit} ({low} to {high})"
+
+
+def _better(plan: Plan, known: Mapping[str, Comparison], better: list[str], sign: float) -> Verdict:
+    winner = max(better, key=lambda arm: sign * known[arm].difference.estimate)
+    text = (
+        f"{winner} is better than {_control(plan)} by {_metric(plan)}: "
+        f"{phrase(plan.metric, known[winner].difference)}."
+    )
+    rest = [arm for arm in better if arm != winner]
+    if rest:
+        text += f" Better than the control too, and not told apart from it: {', '.join(rest)}."
+    return Verdict(state="better", winner=winner, text=text)
+
+
+def _surely(comparison: Comparison, sign: float) -> bool:
+    difference = comparison.difference
+    return difference.is_above(0.0) if sign > 0.0 else difference.is_below(0.0)
+
+
+def _is_small(comparison: Comparison, min_effect: float | None) -> bool:
+    if min_effect is None:
+        return False
+    difference = comparison.difference
+    return difference.low > -min_effect and difference.high < min_effect
+
+
+def _outlook(comparison: Comparison) -> str:
+    """How many times the data it takes, should the estimate be the truth."""
+    difference = comparison.difference
+    reach = (difference.high - difference.low) / 2.0
+    if not math.isfinite(reach) or difference.estimate == 0.0:
+        return ""
+    factor = (reach / abs(difference.estimate)) ** 2
+    if factor > _FAR:
+        return ""
+    return f", to be shown with about {max(factor, 1.1):.1f} times the data if that is the truth"
+
+
+_FAR: Final = 100.0
+
+
+def _metric(plan: Plan) -> str:
+    if plan.metric == "feedback" and plan.feedback_name:
+        return f"feedback {plan.feedback_name}"
+    return METRIC_WORDS[plan.metric]
+
+
+def _control(plan: Plan) -> str:
+    return "the control" if plan.control == "control" else f"the control {plan.control}"
+
+
+def _amount(metric: PlanMetric, value: float) -> str:
+    scale, unit, figures = _WRITTEN[metric]
+    return f"{value * scale:{figures}}{unit}"
+
+
+def _mismatch_text(mismatch: Mismatch) -> str:
+    total = max(1, sum(mismatch.observed))
+    told = ", ".join(
+        f"{count / total:.1%} instead of {share:.1%}"
+        for count, share in zip(mismatch.observed, mismatch.expected_shares, strict=True)
+    )
+    return (
+        f"The arms are not as large as their weights say ({told}; p = {mismatch.p_value:.1g}): "
+        "find out why before believing any difference."
+    )

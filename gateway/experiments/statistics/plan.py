@@ -1,0 +1,71 @@
+"""What the statistics must know of an experiment: its arms, its question, how it runs."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+PlanMetric = Literal["attainment", "ttft", "tpot", "e2e", "cost", "feedback"]
+UnitName = Literal["user", "key", "conversation", "request"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Guardrails: what no arm may surely exceed; None where there is none. As rules.py has them."""
+
+    p95_ttft_ms: float | None = None
+    error_share: float | None = None
+    cost_per_request_usd: float | None = None
+    alpha: float = 0.05
+
+
+NO_LIMITS: Final = Limits()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One version of an experiment.
+
+    `weights` of its arms, positive, in any scale. `metric`: what decides; times and cost by their
+    mean. `alpha`: probability that any arm is wrongly said to differ from the control, ever.
+    `is_adaptive`: weights follow attainment. `stopped`: arms that were, with the reason.
+    `min_effect`: a smaller difference of the metric (in its unit: shares, seconds, dollars) does
+    not matter. `feedback_name`: which feedback, where that is the metric.
+    Raises ValueError for a control that is no arm, or a single arm.
+    """
+
+    name: str
+    version: int
+    control: str
+    weights: Mapping[str, float]
+    metric: PlanMetric = "attainment"
+    alpha: float = 0.05
+    unit: UnitName = "user"
+    state: str = "running"
+    is_adaptive: bool = False
+    stopped: Mapping[str, str] = field(default_factory=dict)
+    limits: Limits = NO_LIMITS
+    min_effect: float | None = None
+    feedback_name: str = ""
+
+    def __post_init__(self) -> None:
+        if self.control not in self.weights:
+            raise ValueError(
+                f"the control {self.control!r} is not among the arms {', '.join(self.weights)}"
+            )
+        if len(self.weights) < 2:
+            raise ValueError(f"{self.name} has a single arm: there is nothing to compare")
+
+    @property
+    def is_independent(self) -> bool:
+        """Whether each request is a unit of its own."""
+        return self.unit == "request"
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """All arms but the control."""
+        return tuple(name for name in self.weights if name != self.control)
+
+    @property
+    def comparison_alpha(self) -> float:
+        """Alpha of each comparison that decides: shared out among the arms (Bonferroni)."""
+        return self.alpha / len(self.others)

@@ -1,0 +1,238 @@
+"""Experiments in the database."""
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import Connection, RowMapping, delete, func, insert, select, update
+
+from gateway.errors import ConflictError, NotFoundError
+from gateway.experiments import lifecycle
+from gateway.experiments.actions import MAX_EVENTS, ExperimentActions, Step
+from gateway.experiments.records import (
+    EventKind,
+    ExperimentEvent,
+    ExperimentRecord,
+    ExperimentSource,
+    ExperimentTable,
+    VersionRecord,
+)
+from gateway.experiments.rows import (
+    experiment_of,
+    row_of_experiment,
+    row_of_version,
+    version_of,
+)
+from gateway.settings_experiments import ExperimentSpec
+from gateway.storage import tables
+from gateway.storage.database import Database, insert_new
+
+logger = logging.getLogger(__name__)
+
+
+class ExperimentStore(ExperimentActions):
+    """Experiments in the database. Every method raises DatabaseError where it cannot be asked."""
+
+    def __init__(self, database: Database, *, wall_clock: Callable[[], float] = time.time) -> None:
+        super().__init__(wall_clock)
+        self._database = database
+
+    def version(self) -> int:
+        """A number that changes with every change of an experiment."""
+        with self._database.read() as connection:
+            return _changes(connection)
+
+    def load(self) -> ExperimentTable:
+        """All of them, by name; what cannot be read is left out, and logged."""
+        with self._database.read() as connection:
+            version = _changes(connection)  # first: rows that are newer are only read once more
+            records = _all(connection)
+        return ExperimentTable(version=version, experiments={one.name: one for one in records})
+
+    def get(self, name: str) -> ExperimentRecord:
+        """One experiment."""
+        with self._database.read() as connection:
+            return _get(connection, name)
+
+    def versions(self, name: str) -> list[VersionRecord]:
+        """All its versions, the oldest first."""
+        versions = tables.experiment_versions
+        query = select(versions).where(versions.c.experiment == name).order_by(versions.c.version)
+        with self._database.read() as connection:
+            _get(connection, name)
+            return [version_of(row) for row in connection.execute(query).mappings()]
+
+    def events(self, name: str, *, limit: int = MAX_EVENTS) -> list[ExperimentEvent]:
+        """What was done to it, the newest first."""
+        events = tables.experiment_events
+        query = select(events).where(events.c.experiment == name).order_by(events.c.id.desc())
+        with self._database.read() as connection:
+            rows = connection.execute(query.limit(limit)).mappings().all()
+        fields = ("experiment", "version", "at", "kind", "detail")
+        return [ExperimentEvent(**{name: row[name] for name in fields}) for row in rows]
+
+    def create(
+        self,
+        name: str,
+        spec: ExperimentSpec,
+        *,
+        share: float = 1.0,
+        source: ExperimentSource = "admin",
+    ) -> ExperimentRecord:
+        """Make an experiment, which does not run yet. Raises ConflictError for a taken name.
+
+        Versions go on where those of a deleted namesake ended, whose data may still come in.
+        """
+        now_s = self.wall_clock()
+        with self._writing() as connection:
+            experiments = tables.experiments
+            taken = select(experiments.c.name).where(experiments.c.name == name)
+            if connection.execute(taken).first() is not None:
+                raise ConflictError(f"There is an experiment {name!r} already.", param="name")
+            record = lifecycle.created(
+                name,
+                spec,
+                share=share,
+                now_s=now_s,
+                first_version=_last_counted(connection, name) + 1,
+                source=source,
+            )
+            connection.execute(insert(experiments).values(row_of_experiment(record)))
+            row = row_of_version(name, record.current)
+            connection.execute(insert(tables.experiment_versions).values(row))
+            _note(connection, record, "created", now_s)
+        return record
+
+    def mark(self, name: str, *, fingerprint: str | None) -> None:
+        """Remember which settings were applied; None: the settings have it no more."""
+        source: ExperimentSource = "admin" if fingerprint is None else "file"
+        row = {"fingerprint": fingerprint, "source": source}
+        experiments = tables.experiments
+        with self._writing() as connection:
+            connection.execute(update(experiments).where(experiments.c.name == name).values(row))
+
+    def delete(self, name: str) -> None:
+        """Forget it with all its versions. Raises ConflictError while it runs."""
+        with self._writing() as connection:
+            if _get(connection, name).is_running:
+                raise ConflictError(f"The experiment {name!r} runs. Stop it first.")
+            for table in (tables.experiment_events, tables.experiment_versions):
+                connection.execute(delete(table).where(table.c.experiment == name))
+            experiments = tables.experiments
+            connection.execute(delete(experiments).where(experiments.c.name == name))
+
+    def _change(self, name: str, kind: EventKind, step: Step, detail: str = "") -> ExperimentRecord:
+        """Do something to an experiment, and note it where it changed anything."""
+        now_s = self.wall_clock()
+        with self._writing() as connection:
+            before = _get(connection, name)
+            after = step(before, [one for one in _all(connection) if one.name != name])
+            if after != before:
+                _save(connection, before, after, now_s)
+                _note(connection, after, kind, now_s, detail)
+        return after
+
+    @contextmanager
+    def _writing(self) -> Iterator[Connection]:
+        """A transaction that changes experiments; one at a time, on PostgreSQL by that row."""
+        changes = tables.experiment_changes
+        with self._database.write() as connection:
+            insert_new(connection, changes, [{"id": 1, "version": 0}])
+            connection.execute(update(changes).values(version=changes.c.version + 1))
+            yield connection
+
+
+def _changes(connection: Connection) -> int:
+    return connection.execute(select(tables.experiment_changes.c.version)).scalar() or 0
+
+
+def _joined() -> Any:
+    experiments, versions = tables.experiments, tables.experiment_versions
+    is_newest = (versions.c.experiment == experiments.c.name) & (
+        versions.c.version == experiments.c.version
+    )
+    # Names that both have are the version's, but for when it was made.
+    columns = [
+        *(column for column in experiments.c),
+        versions.c.document,
+        versions.c.arm_slots,
+        versions.c.stopped_arms,
+        versions.c.created_at.label("version_created_at"),
+        versions.c.started_at,
+        versions.c.stopped_at,
+    ]
+    return select(*columns).join(versions, is_newest).order_by(experiments.c.name)
+
+
+def _all(connection: Connection) -> list[ExperimentRecord]:
+    records = []
+    for row in connection.execute(_joined()).mappings():
+        record = _readable(row)
+        if record is not None:
+            records.append(record)
+    return records
+
+
+def _readable(row: RowMapping) -> ExperimentRecord | None:
+    try:
+        return experiment_of(row)
+    except (ValueError, TypeError, KeyError) as error:
+        # What it says may hold anything.
+        logger.error(
+            "row of an experiment is damaged name=%s error=%s", row["name"], type(error).__name__
+        )
+        return None
+
+
+def _get(connection: Connection, name: str) -> ExperimentRecord:
+    query = _joined().where(tables.experiments.c.name == name)
+    row = connection.execute(query).mappings().first()
+    record = None if row is None else _readable(row)
+    if record is None:
+        raise NotFoundError("No experiment has this name.", param="experiment", code="not_found")
+    return record
+
+
+def _save(
+    connection: Connection, before: ExperimentRecord, after: ExperimentRecord, now_s: float
+) -> None:
+    experiments, versions = tables.experiments, tables.experiment_versions
+    row = row_of_experiment(after)
+    connection.execute(update(experiments).where(experiments.c.name == after.name).values(row))
+    version = row_of_version(after.name, after.current)
+    if after.version == before.version:
+        is_it = (versions.c.experiment == after.name) & (versions.c.version == after.version)
+        connection.execute(update(versions).where(is_it).values(version))
+        return
+    connection.execute(insert(versions).values(version))
+    if before.current.started_at is not None and before.current.stopped_at is None:
+        is_old = (versions.c.experiment == after.name) & (versions.c.version == before.version)
+        connection.execute(update(versions).where(is_old).values(stopped_at=now_s))
+
+
+def _note(
+    connection: Connection,
+    record: ExperimentRecord,
+    kind: EventKind,
+    now_s: float,
+    detail: str = "",
+) -> None:
+    row = {
+        "experiment": record.name,
+        "version": record.version,
+        "at": now_s,
+        "kind": kind,
+        "detail": detail,
+    }
+    connection.execute(insert(tables.experiment_events).values(row))
+
+
+def _last_counted(connection: Connection, name: str) -> int:
+    """The newest version of a deleted namesake that anything was counted of."""
+    newest = 0
+    for table in (tables.experiment_measures, tables.feedback):
+        query = select(func.max(table.c.version)).where(table.c.experiment == name)
+        newest = max(newest, connection.execute(query).scalar() or 0)
+    return newest

@@ -1,0 +1,52 @@
+"""Experiments of outrider.toml, brought into the store when a gateway starts."""
+
+from collections.abc import Mapping
+from hashlib import blake2b
+
+from gateway.errors import ConflictError
+from gateway.experiments.actions import ExperimentActions
+from gateway.settings_experiments import ExperimentSettings
+
+_FINGERPRINT_BYTES = 16
+
+
+def apply_settings(store: ExperimentActions, wanted: Mapping[str, ExperimentSettings]) -> list[str]:
+    """Make, edit, start and stop what the settings want; the names that changed.
+
+    What the settings said before and say still is left as it is now: an arm that was stopped
+    meanwhile, or an experiment that was, does not come back by a restart. What they say no more is
+    stopped. Blocks. Raises ConflictError, which names the experiment, and DatabaseError.
+    """
+    known = store.load().experiments
+    changed = []
+    for name, record in known.items():
+        if record.source == "file" and name not in wanted:
+            store.stop(name, reason="it is in the settings no more")
+            store.mark(name, fingerprint=None)
+            changed.append(name)
+    prints = {name: _fingerprint(settings) for name, settings in wanted.items()}
+    new = {
+        name: settings
+        for name, settings in wanted.items()
+        if name not in known or known[name].fingerprint != prints[name]
+    }
+    # Those that give slots and settings free go before those that need them.
+    for name in sorted(new, key=lambda each: (new[each].state == "running", each)):
+        try:
+            _apply(store, name, new[name])
+        except ConflictError as error:
+            raise ConflictError(f"experiments.{name}: {error}", param=name) from None
+        store.mark(name, fingerprint=prints[name])
+        changed.append(name)
+    return changed
+
+
+def _apply(store: ExperimentActions, name: str, wanted: ExperimentSettings) -> None:
+    if name not in store.load().experiments:
+        store.create(name, wanted.spec(), share=wanted.share, source="file")
+    store.update(name, spec=wanted.spec(), share=wanted.share, state=wanted.state)
+
+
+def _fingerprint(settings: ExperimentSettings) -> str:
+    text = settings.model_dump_json()
+    return blake2b(text.encode(), digest_size=_FINGERPRINT_BYTES).hexdigest()

@@ -1,0 +1,112 @@
+"""Experiments on the way of a request: what they look at, and what an assignment changes."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import msgspec
+
+from gateway.engine_requests import ApiRequest
+from gateway.experiments.assigner import Assigner, Assignment, Subject, conversation_unit
+from gateway.handoff.incoming import Incoming
+from gateway.handoff.names import AUTO
+from gateway.schema.common import OutriderOptions
+from gateway.schema.envelope import ReadRequest
+from gateway.upstream.call import Endpoint
+
+_NO_OPTIONS: Final = OutriderOptions()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choosing:
+    """What a request says that experiments look at. `options`: its own `outrider` object."""
+
+    model: str
+    options: OutriderOptions | None = None
+    user: str | None = None
+    service_tier: str | None = None
+
+    @property
+    def own_fields(self) -> frozenset[str]:
+        """What the request itself decides, so that no experiment may."""
+        options = self.options or _NO_OPTIONS
+        own = {name for name in options.model_fields_set if getattr(options, name) is not None}
+        if self.service_tier is not None:
+            own.add("service_tier")
+        if self.model != AUTO:
+            own.add("tier")
+        return frozenset(own)
+
+
+def choosing_of(asked: ApiRequest | ReadRequest) -> Choosing:
+    """Of a request as the local models read it, or as it is read for tiers elsewhere."""
+    if not isinstance(asked, ReadRequest):
+        return Choosing(
+            model=asked.model,
+            options=asked.outrider,
+            user=asked.safety_identifier or asked.user,
+            service_tier=asked.service_tier,
+        )
+    document, envelope = asked.document, asked.envelope
+    known, service_tier = document.get("safety_identifier"), document.get("service_tier")
+    return Choosing(
+        model=envelope.model,
+        options=envelope.outrider,
+        user=known if isinstance(known, str) else envelope.user,
+        service_tier=service_tier if isinstance(service_tier, str) else None,
+    )
+
+
+def assignment_of(
+    assigner: Assigner, choosing: Choosing, body: bytes, endpoint: Endpoint, incoming: Incoming
+) -> Assignment | None:
+    """The arms of a request. Raises BadRequestError for a forced arm that there is not."""
+    principal, meter = incoming.principal, incoming.meter
+    conversation = ""
+    if assigner.wants_conversation:
+        conversation = conversation_unit(principal.key_id, _first_words(body))
+    return assigner.assign(
+        Subject(
+            key_id=principal.key_id,
+            team_id=principal.team_id or "",
+            user=choosing.user or "",
+            conversation=conversation,
+            request_id=incoming.request_id,
+            model=choosing.model,
+            endpoint=endpoint if meter is None else meter.account.endpoint,
+            headers=incoming.headers,
+            own_fields=choosing.own_fields,
+        )
+    )
+
+
+def with_arms(incoming: Incoming, assignment: Assignment | None) -> Incoming:
+    """The request, known to be in these arms: also to its books, and to those who count."""
+    if assignment is None:
+        return incoming
+    if incoming.meter is not None:
+        incoming.meter.arm = assignment.label
+    if incoming.outcome is not None:
+        incoming.outcome.arms = assignment.measured
+    return replace(incoming, arm=assignment.label)
+
+
+def overlaid(request: ApiRequest, assignment: Assignment | None) -> ApiRequest:
+    """The request, with what its arms set."""
+    if assignment is None:
+        return request
+    overlay = assignment.overlay
+    changes: dict[str, Any] = {
+        "outrider": overlay.merge(request.outrider),
+        "service_tier": overlay.merge_service_tier(request.service_tier),
+    }
+    return request.model_copy(update=changes)
+
+
+def _first_words(body: bytes) -> str:
+    """How a conversation began, or a prompt as it is; the body has been read as JSON before."""
+    document: Mapping[str, Any] = msgspec.json.decode(body)
+    for message in document.get("messages") or ():
+        if isinstance(message, dict) and message.get("role") == "user":
+            return str(message.get("content"))
+    return str(document.get("prompt", ""))

@@ -1,0 +1,164 @@
+"""From a request's bytes to what it says: its terms, its arms, and the latency it is to have."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from gateway.asgi import parse
+from gateway.context import GatewayContext
+from gateway.engine_requests import ApiRequest
+from gateway.errors import LoopError
+from gateway.experiments.assigner import Assignment
+from gateway.handoff.arms import assignment_of, choosing_of, overlaid, with_arms
+from gateway.handoff.cloud_calls import CloudCalls
+from gateway.handoff.incoming import Asked, Incoming
+from gateway.handoff.name_book import NameBook
+from gateway.handoff.names import AUTO, Meant
+from gateway.handoff.needs import describe, lacking, needs_of
+from gateway.handoff.origin import Origin
+from gateway.handoff.permissions import check_model, permitted_terms
+from gateway.handoff.slips import refuse_slips
+from gateway.handoff.terms import Terms, terms_of
+from gateway.schema.chat import ChatRequest
+from gateway.schema.common import OutriderOptions
+from gateway.schema.completions import CompletionRequest
+from gateway.schema.envelope import ReadRequest, read_request
+from gateway.upstream.call import Endpoint
+
+_REQUESTS: Final[dict[Endpoint, type[ChatRequest] | type[CompletionRequest]]] = {
+    "chat": ChatRequest,
+    "completion": CompletionRequest,
+}
+_NO_OPTIONS: Final = OutriderOptions()
+_MAX_HOPS: Final = 8
+
+
+class RequestReader:
+    """Reads requests. Keeps nothing of them."""
+
+    def __init__(self, context: GatewayContext, names: NameBook, calls: CloudCalls) -> None:
+        self._context = context
+        self._cloud = context.cloud
+        self._names = names
+        self._calls = calls
+
+    async def read(self, endpoint: Endpoint, body: bytes, incoming: Incoming) -> Asked:
+        """What the request says. Raises GatewayError."""
+        if self._cloud.gateway_id in incoming.hops or len(incoming.hops) >= _MAX_HOPS:
+            raise LoopError(
+                "The request has come through this gateway before: its tiers point at each other."
+                if self._cloud.gateway_id in incoming.hops
+                else f"The request has come through {len(incoming.hops)} gateways."
+            )
+        if not self._cloud.tiers:
+            return self._read_for_local(endpoint, body, incoming)
+        return await self._read_for_tiers(endpoint, body, incoming)
+
+    def _read_for_local(self, endpoint: Endpoint, body: bytes, incoming: Incoming) -> Asked:
+        """Where there are no tiers elsewhere."""
+        request = parse(_REQUESTS[endpoint], body)
+        check_model(incoming.principal, request.model)
+        assignment = self._assigned(request, body, endpoint, incoming)
+        request = overlaid(request, assignment)
+        return Asked(
+            endpoint=endpoint,
+            incoming=with_arms(incoming, assignment),
+            terms=self._terms(request.outrider or _NO_OPTIONS, request.model, None, incoming),
+            request=request,
+            is_streamed=bool(request.stream),
+            num_choices=request.n or 1,
+            token_limit=request.token_limit,
+        )
+
+    async def _read_for_tiers(self, endpoint: Endpoint, body: bytes, incoming: Incoming) -> Asked:
+        read = read_request(body, endpoint)
+        envelope = read.envelope
+        if envelope.options.privacy is None:
+            refuse_slips(body, read.document)
+        check_model(incoming.principal, envelope.model)
+        assignment = self._assigned(read, body, endpoint, incoming)
+        options = envelope.options
+        if assignment is not None:
+            options = assignment.overlay.merge(envelope.outrider) or options
+        self._serve_under(options, read.document, incoming)
+        meant = await self._names.resolve(envelope.model, options.tier)
+        asked = Asked(
+            endpoint=endpoint,
+            incoming=with_arms(incoming, assignment),
+            terms=self._terms(options, envelope.model, meant, incoming),
+            is_streamed=envelope.is_streamed,
+            num_choices=envelope.num_choices,
+            token_limit=envelope.token_limit,
+            meant=meant,
+            document=read.outward(),
+            max_cost_usd=options.max_cost_usd,
+        )
+        asked = self._without_impossible(asked)
+        if "local" in asked.terms.places:
+            request = overlaid(parse(_REQUESTS[endpoint], body), assignment)
+            if meant.named == "cloud":  # a name that the local models do not have
+                request = _for_any(request)
+            asked = replace(asked, request=request)
+        if "cloud" in asked.terms.places:
+            names = await self._names.current()
+            asked = replace(asked, model=self._calls.model(asked, names))
+        return asked
+
+    def _assigned(
+        self, asked: ApiRequest | ReadRequest, body: bytes, endpoint: Endpoint, incoming: Incoming
+    ) -> Assignment | None:
+        """The arms of experiments that the request is in. Raises BadRequestError."""
+        assigner = self._context.experiments.assigner
+        return assignment_of(assigner, choosing_of(asked), body, endpoint, incoming)
+
+    def _serve_under(
+        self, options: OutriderOptions, document: Mapping[str, Any], incoming: Incoming
+    ) -> None:
+        """Note the latency that it is to have, whoever answers. Raises BadRequestError.
+
+        The local models know its tokens, and say it again.
+        """
+        service_tier = document.get("service_tier")
+        resolved = self._context.slo.classes.resolve(
+            options,
+            has_tools=bool(document.get("tools")),
+            service_tier=service_tier if isinstance(service_tier, str) else None,
+        )
+        if incoming.outcome is not None:
+            incoming.outcome.serve_under(resolved)
+
+    def _terms(
+        self, options: OutriderOptions, model: str, meant: Meant | None, incoming: Incoming
+    ) -> Terms:
+        named = meant.named if meant else ("auto" if model == AUTO else "local")
+        cloud = meant.tier if meant else None
+        terms = terms_of(
+            options, self._cloud.rules, arrival_s=incoming.arrival_s, named=named, cloud=cloud
+        )
+        return permitted_terms(incoming.principal, terms, tuple(self._context.tokenizers))
+
+    def _without_impossible(self, asked: Asked) -> Asked:
+        """Without the places that cannot answer this request, as far as one is left."""
+        terms = asked.terms
+        if "cloud" in terms.places:
+            complaint = self._calls.complaint(asked)
+            if complaint is not None and "local" not in terms.places:
+                raise complaint
+            if complaint is not None:
+                return replace(asked, terms=replace(terms, places=("local",), cloud=None))
+        if terms.places and "local" in terms.places and terms.cloud is not None:
+            needs = needs_of(asked.document, asked.endpoint)
+            supports = self._cloud.tiers[terms.cloud].settings.supports
+            if needs and not lacking(needs, supports):
+                return replace(
+                    asked,
+                    terms=replace(terms, places=("cloud",)),
+                    origin=Origin(hand_off="capability", reason=describe(needs)),
+                )
+        return asked
+
+
+def _for_any(request: ApiRequest) -> ApiRequest:
+    """The request, for whichever local model."""
+    options = request.outrider and request.outrider.model_copy(update={"tier": None})
+    return request.model_copy(update={"model": AUTO, "outrider": options})

@@ -1,0 +1,75 @@
+"""What became of an API request, for those who count: experiments and objectives."""
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+Ending = Literal["answered", "cancelled", "failed", "refused"]
+"""Whole; given up by the client; an error of ours or of a server's; refused for what it asks, or
+because there was no room for it (status 429)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmRef:
+    """An arm of an experiment's version. `unit_bucket`, in [0, 64), is of the unit's hash."""
+
+    experiment: str
+    version: int
+    arm: str
+    unit_bucket: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOutcome:
+    """One API request that is over and booked. Times are seconds.
+
+    `request_id` is ours, `client_request_id` the header's, `answer_id` the id in the answer's body.
+    `tier` is who answered, empty for nobody; `status` what was sent, None where the client had
+    left. `ended_at` counts since 1970. ttft_s, inter_token_s (the mean between the first token and
+    the last) and duration_s count from the request's arrival; None where there was no such token;
+    an answer that is not streamed has its engine's times. The objectives are those it was served
+    under, None for none. `cost_nanos` of all attempts. `arms`: none where it was forced.
+    """
+
+    request_id: str
+    client_request_id: str
+    answer_id: str = ""
+    key_id: str = ""
+    team_id: str = ""
+    endpoint: str = ""
+    model: str = ""
+    tier: str = ""
+    ending: Ending = "answered"
+    status: int | None = None
+    error_code: str | None = None
+    ended_at: float = 0.0
+    is_streamed: bool = False
+    is_escalated: bool = False
+    is_degraded: bool = False
+    ttft_s: float | None = None
+    inter_token_s: float | None = None
+    duration_s: float = 0.0
+    num_prompt_tokens: int = 0
+    num_completion_tokens: int = 0
+    num_drafted_tokens: int = 0
+    num_accepted_tokens: int = 0
+    cost_nanos: int = 0
+    charge_nanos: int = 0
+    slo_class: str = ""
+    slo_ttft_s: float | None = None
+    slo_inter_token_s: float | None = None
+    arms: tuple[ArmRef, ...] = ()
+
+    @property
+    def is_attained(self) -> bool:
+        """Whether it was answered within all its objectives; where there are none, answered."""
+        if self.ending != "answered":
+            return False
+        pairs = ((self.ttft_s, self.slo_ttft_s), (self.inter_token_s, self.slo_inter_token_s))
+        return all(value is None or limit is None or value <= limit for value, limit in pairs)
+
+
+class OutcomeSink(Protocol):
+    """Wants to know of every request that is over."""
+
+    def observe(self, outcome: RequestOutcome) -> None:
+        """Note it. Called on the event loop: microseconds, and nothing may be raised."""

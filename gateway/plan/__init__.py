@@ -1,0 +1,1 @@
+"""`outrider plan`: how many users fit, how long they wait, and what it costs."""

@@ -1,0 +1,174 @@
+"""From a system and what users ask to a table: who fits, who waits, what it costs."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from gateway.plan.shapes import ModelShape
+from gateway.plan.simulate import Ask, Figures, Simulation, System, TierName, figures
+from gateway.plan.workload import Lengths
+
+CONCURRENCIES: Final = (1, 2, 4, 8, 16, 32, 64, 128)
+_REQUESTS_A_USER: Final = 6
+_LEAST_REQUESTS: Final = 48
+_OPEN_REQUESTS: Final = (240, 1200)
+"""Of an open loop, at least and at most; between them, twenty times those that are under way."""
+_BISECTIONS: Final = 9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """What latency is wanted, of which share of requests. Seconds; None for no such objective."""
+
+    ttft_s: float | None = None
+    inter_token_s: float | None = None
+    attainment: float = 0.9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """A way to serve. `small_share` of the requests is answered by the small tier."""
+
+    name: str
+    system: System
+    small_share: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One row of the table. `usd_per_million` of answer tokens; None where no price was named."""
+
+    num_users: int
+    figures: Figures
+    usd_per_million: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """What a variant carries. `best`: at the highest rate that attains the goal, None for none."""
+
+    variant: Variant
+    lines: tuple[Line, ...]
+    best_rate_per_s: float | None
+    best: Line | None
+
+
+def kv_tokens(
+    memory_bytes: float, shapes: Sequence[ModelShape], *, reserve_bytes: float = 0.0
+) -> int:
+    """Tokens whose KV fits beside the weights; every tier's cache has room for as many.
+
+    Raises ValueError where not even the weights fit.
+    """
+    left = memory_bytes - reserve_bytes - sum(shape.weight_bytes for shape in shapes)
+    if left <= 0:
+        needed = sum(shape.weight_bytes for shape in shapes) + reserve_bytes
+        raise ValueError(
+            f"the weights need {needed / 1e9:.1f} GB, the device has {memory_bytes / 1e9:.1f} GB; "
+            "take a larger device, a smaller model, or several devices behind a tier elsewhere"
+        )
+    return int(left // sum(shape.kv_bytes_per_token for shape in shapes))
+
+
+def users_that_fit(num_kv_tokens: int, lengths: Lengths, window: int | None = None) -> int:
+    """Answers whose KV fits at the same time, in the mean over their steps."""
+    held = lengths.mean_held if window is None else min(lengths.mean_held, window)
+    return int(num_kv_tokens // max(held, 1.0))
+
+
+def plan(
+    variant: Variant,
+    lengths: Lengths,
+    goal: Goal,
+    *,
+    usd_per_hour: float | None = None,
+    concurrencies: Sequence[int] = CONCURRENCIES,
+    seed: int = 0,
+) -> Capacity:
+    """Simulate a variant at several numbers of users, and search its highest rate.
+
+    Raises ValueError for requests that cannot be served at all.
+    """
+    lines = []
+    for num_users in concurrencies:
+        asks = _asks(variant, lengths, max(_LEAST_REQUESTS, num_users * _REQUESTS_A_USER), seed)
+        served = Simulation(variant.system).run(asks, num_users=num_users)
+        found = figures(served, ttft_s=goal.ttft_s, inter_token_s=goal.inter_token_s)
+        lines.append(_line(num_users, found, usd_per_hour))
+    rate, best = _search(variant, lengths, goal, lines, seed)
+    return Capacity(
+        variant=variant,
+        lines=tuple(lines),
+        best_rate_per_s=rate,
+        best=None if best is None else _line(0, best, usd_per_hour),
+    )
+
+
+def at_rate(
+    variant: Variant,
+    lengths: Lengths,
+    goal: Goal,
+    rate_per_s: float,
+    *,
+    alone_s: float,
+    seed: int = 0,
+) -> tuple[Figures, bool]:
+    """Requests that come by chance (Poisson) at a rate; and whether they are kept up with.
+
+    `alone_s`: how long a request takes that is alone. Who falls behind has a queue left when the
+    last one has come.
+    """
+    least, most = _OPEN_REQUESTS
+    count = int(min(max(20 * rate_per_s * alone_s, least), most))
+    gaps = np.random.default_rng(seed).exponential(1.0, count)
+    gaps *= count / rate_per_s / gaps.sum()  # the rate itself is not left to chance
+    asks = _asks(variant, lengths, count, seed)
+    timed = [replace(ask, at_s=float(at)) for ask, at in zip(asks, np.cumsum(gaps), strict=True)]
+    served = Simulation(variant.system).run(timed)
+    found = figures(served, ttft_s=goal.ttft_s, inter_token_s=goal.inter_token_s)
+    last_s = float(gaps.sum())
+    left_s = max(one.end_s for one in served) - last_s
+    return found, left_s <= 4 * alone_s + 0.02 * last_s
+
+
+def _asks(variant: Variant, lengths: Lengths, count: int, seed: int) -> list[Ask]:
+    """As many requests, from the lengths in turn."""
+    is_small = np.random.default_rng(seed).random(count) < variant.small_share
+    tiers: Iterator[TierName] = ("small" if small else "large" for small in is_small)
+    if variant.system.large is None:
+        tiers = iter(["small"] * count)
+    return [
+        Ask(
+            num_prompt=int(lengths.prompts[number % len(lengths)]),
+            num_answer=int(lengths.answers[number % len(lengths)]),
+            tier=tier,
+        )
+        for number, tier in enumerate(tiers)
+    ]
+
+
+def _search(
+    variant: Variant, lengths: Lengths, goal: Goal, lines: Sequence[Line], seed: int
+) -> tuple[float | None, Figures | None]:
+    """The highest rate at which enough requests attain the goal, by bisection."""
+    high = max(line.figures.requests_per_s for line in lines) * 1.2
+    low, best = 0.0, None
+    alone_s = lines[0].num_users / lines[0].figures.requests_per_s
+    lowest = high / 2**_BISECTIONS
+    for _ in range(_BISECTIONS):
+        rate = (low + high) / 2
+        found, keeps_up = at_rate(variant, lengths, goal, rate, alone_s=alone_s, seed=seed)
+        if found.attainment >= goal.attainment and keeps_up:
+            low, best = rate, found
+        else:
+            high = rate
+    return (low, best) if low > lowest else (None, None)
+
+
+def _line(num_users: int, found: Figures, usd_per_hour: float | None) -> Line:
+    usd = None
+    if usd_per_hour is not None and found.tokens_per_s > 0:
+        usd = usd_per_hour / 3600 / found.tokens_per_s * 1e6
+    return Line(num_users=num_users, figures=found, usd_per_million=usd)

@@ -1,0 +1,76 @@
+"""A plan beside what was measured (`outrider bench --json`): by how much it is wrong."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from gateway.bench.results import BenchResult, RequestRow
+from gateway.plan.simulate import Ask, Simulation, System, figures
+from gateway.plan.workload import Lengths, measured_lengths
+
+_MS: Final = 1000.0
+
+
+class CheckError(ValueError):
+    """A run that nothing can be compared with; the message says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """A figure as it was predicted and as it was measured, in `unit`."""
+
+    name: str
+    unit: str
+    predicted: float
+    measured: float
+
+    @property
+    def error(self) -> float:
+        """Relative to what was measured: 0.1 is ten percent too much."""
+        return self.predicted / self.measured - 1.0 if self.measured else float("inf")
+
+
+def lengths_of(result: BenchResult) -> Lengths:
+    """What the run's requests asked and got. Raises CheckError where nobody told."""
+    rows = _usable(result)
+    pairs = [(row.num_prompt_tokens or 1, row.num_completion_tokens) for row in rows]
+    return measured_lengths("as measured", pairs)
+
+
+def compare(system: System, result: BenchResult, *, overhead_s: float = 0.0) -> list[Compared]:
+    """The run's own requests, simulated as they came. Raises CheckError.
+
+    `overhead_s`: what lies between the engine and the client, added to the first token.
+    """
+    rows = _usable(result)
+    concurrency = result.meta.settings.get("concurrency")
+    is_open = not isinstance(concurrency, int)
+    asks = [
+        Ask(
+            num_prompt=row.num_prompt_tokens or 1,
+            num_answer=row.num_completion_tokens,
+            tier="small" if row.tier == "small" else "large",
+            at_s=row.scheduled_s if is_open else None,
+        )
+        for row in sorted(rows, key=lambda row: row.scheduled_s)
+    ]
+    found = figures(Simulation(system).run(asks, num_users=None if is_open else concurrency))
+    ttft = [row.ttft_ms for row in rows if row.ttft_ms is not None]
+    tpot = [row.tpot_ms for row in rows if row.tpot_ms is not None]
+    if not ttft or not tpot:
+        raise CheckError("the measured run has no streamed answers, so nobody knows their times")
+    pairs = (
+        ("TTFT p50", "ms", (found.ttft_p50_s + overhead_s) * _MS, float(np.quantile(ttft, 0.5))),
+        ("TPOT p50", "ms", found.tpot_p50_s * _MS, float(np.quantile(tpot, 0.5))),
+        ("tokens", "1/s", found.tokens_per_s, result.summary.completion_tokens_per_s),
+    )
+    return [Compared(name=n, unit=u, predicted=p, measured=m) for n, u, p, m in pairs]
+
+
+def _usable(result: BenchResult) -> list[RequestRow]:
+    """Whole answers with known lengths. Raises CheckError where there are none."""
+    rows = [row for row in result.measured if row.is_success and row.num_completion_tokens]
+    if not rows:
+        raise CheckError("the measured run has no successful request with a known length")
+    return rows

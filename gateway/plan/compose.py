@@ -1,0 +1,193 @@
+"""What is planned: the device, the ways to serve, and what each rests on."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from engine.model_config import ModelConfig
+from engine.request import TIERS, Tier
+from gateway.backends.step_loop import ProgressCallback
+from gateway.bench.results import BenchResult
+from gateway.engine_wiring import named_models
+from gateway.plan.capacity import Goal, Variant, kv_tokens, plan
+from gateway.plan.check import compare
+from gateway.plan.devices import DEVICES
+from gateway.plan.measure import measure
+from gateway.plan.report import Plan
+from gateway.plan.shapes import ModelShape
+from gateway.plan.simulate import Speculation, System, TierModel
+from gateway.plan.workload import Lengths
+from gateway.settings import Settings
+
+HERE: Final = "here"
+_RESERVE_SHARE: Final = 0.1
+_ASSUMED_ACCEPTANCE: Final = 0.7
+_ASSUMED_HOST_S: Final = 0.0005
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ground:
+    """What serves, and how that is known. `shapes` in the order of the tiers."""
+
+    device: str
+    is_measured: bool
+    shapes: Sequence[ModelShape]
+    tiers: Mapping[Tier, TierModel]
+    speculation: Speculation | None
+    max_context: int
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What is to be found out. `measured`: a run to be compared with."""
+
+    lengths: Lengths
+    goal: Goal
+    small_share: float = 0.5
+    usd_per_hour: float | None = None
+    window: int | None = None
+    measured: BenchResult | None = None
+    overhead_s: float = 0.0
+
+
+def ground(
+    device: str, settings: Settings, *, acceptance: float | None, on_progress: ProgressCallback
+) -> Ground:
+    """What there is to serve with. Raises ValueError or EngineError."""
+    if device == HERE:
+        return _here(settings, acceptance, on_progress)
+    if device not in DEVICES:
+        known = ", ".join((HERE, *DEVICES))
+        raise ValueError(f"--device {device}: not known; those that are: {known}")
+    return _by_data_sheet(device, settings, acceptance)
+
+
+def _here(settings: Settings, acceptance: float | None, on_progress: ProgressCallback) -> Ground:
+    found = measure(settings, on_progress)
+    speculation = found.speculation
+    if speculation is not None and acceptance is not None:
+        speculation = replace(speculation, acceptance=acceptance)
+    notes = ["Step times and the host's part were measured just now, with the machine as it is."]
+    if found.acceptance is not None and acceptance is None:
+        notes.append(
+            f"Of the small model's first guesses {found.acceptance:.0%} were right, for the "
+            "prompts that come with Outrider; --acceptance says it for yours."
+        )
+    return Ground(
+        device=f"this machine ({found.device})",
+        is_measured=True,
+        shapes=[found.shapes[tier] for tier in TIERS if tier in found.shapes],
+        tiers=found.tiers,
+        speculation=speculation,
+        max_context=min(shape.max_context for shape in found.shapes.values()),
+        notes=tuple(notes),
+    )
+
+
+def _by_data_sheet(name: str, settings: Settings, acceptance: float | None) -> Ground:
+    device, options = DEVICES[name], settings.engine
+    shapes: dict[Tier, ModelShape] = {
+        tier: ModelShape.of(
+            ModelConfig.from_hf(path), dtype=options.dtype, kv_dtype=options.kv_cache_dtype
+        )
+        for tier, path in named_models(settings).items()
+    }
+    num_kv = kv_tokens(
+        device.memory_bytes,
+        list(shapes.values()),
+        reserve_bytes=_RESERVE_SHARE * device.memory_bytes,
+    )
+    notes = [
+        f"A roofline with {device.bandwidth_share:.0%} of the bandwidth, {device.flops_share:.0%} "
+        f"of the operations, {1e3 * device.launch_s:g} ms of launches a pass and "
+        f"{1e3 * _ASSUMED_HOST_S:g} ms of host work a step: assumed, not measured.",
+        f"{_RESERVE_SHARE:.0%} of the memory is left free.",
+    ]
+    speculation = None
+    if len(shapes) > 1:
+        speculation = Speculation(acceptance=acceptance or _ASSUMED_ACCEPTANCE)
+        if acceptance is None:
+            notes.append(
+                f"Guesses are taken to be right with a chance of {_ASSUMED_ACCEPTANCE:g}; measure "
+                "it (`outrider bench` shows the acceptance) and say --acceptance."
+            )
+    return Ground(
+        device=name,
+        is_measured=False,
+        shapes=[shapes[tier] for tier in TIERS if tier in shapes],
+        tiers={
+            tier: TierModel(curve=device.curve(shape), num_kv_tokens=num_kv, host_s=_ASSUMED_HOST_S)
+            for tier, shape in shapes.items()
+        },
+        speculation=speculation,
+        max_context=min(shape.max_context for shape in shapes.values()),
+        notes=tuple(notes),
+    )
+
+
+def compose(found: Ground, wanted: Wanted, settings: Settings) -> Plan:
+    """Every way to serve, simulated. Raises ValueError for requests that cannot be served."""
+    lengths = wanted.lengths.within(found.max_context)
+    variants = _variants(found, wanted, settings)
+    notes = list(found.notes)
+    notes.append(
+        "Simulated: chunked prefill, continuous batching, KV reserved for whole answers; no prefix "
+        "cache, no pre-emption, and guesses as chains."
+    )
+    if lengths.mean_prompt < wanted.lengths.mean_prompt:
+        notes.append(f"Lengths were cut to the models' context of {found.max_context} tokens.")
+    if wanted.window is not None:
+        notes.append(
+            f"Window of {wanted.window} tokens: what would be if an answer kept no more KV. The "
+            "models would no longer see what lies before it, so answers would change; the engine "
+            "does so only for models that were trained with a window."
+        )
+    compared = (
+        compare(variants[-1].system, wanted.measured, overhead_s=wanted.overhead_s)
+        if wanted.measured is not None
+        else ()
+    )
+    return Plan(
+        device=found.device,
+        is_measured=found.is_measured,
+        shapes=found.shapes,
+        num_kv_tokens=min(tier.num_kv_tokens for tier in found.tiers.values()),
+        lengths=lengths,
+        window=wanted.window,
+        goal=wanted.goal,
+        usd_per_hour=wanted.usd_per_hour,
+        capacities=[
+            plan(variant, lengths, wanted.goal, usd_per_hour=wanted.usd_per_hour)
+            for variant in variants
+        ],
+        compared=compared,
+        notes=notes,
+    )
+
+
+def _variants(found: Ground, wanted: Wanted, settings: Settings) -> list[Variant]:
+    """From plain decoding to everything that this pair can do."""
+    large, small = found.tiers.get("large"), found.tiers.get("small")
+    options = settings.engine
+    bare = System(
+        large=large,
+        small=small if large is None else None,
+        max_sequences=options.max_sequences,
+        max_rows=options.max_tokens_per_step,
+        window=wanted.window,
+    )
+    name = "small model alone" if large is None else "large model alone"
+    variants = [Variant(name=name, system=bare)]
+    if large is None or small is None:
+        return variants
+    both = replace(bare, small=small)
+    if found.speculation is not None:
+        guessing = replace(both, speculation=found.speculation)
+        variants.append(Variant(name="with speculation", system=guessing))
+        both = guessing
+    if wanted.small_share > 0:
+        share = wanted.small_share
+        label = f"and the small model answers {share:.0%}"
+        variants.append(Variant(name=label, system=both, small_share=share))
+    return variants

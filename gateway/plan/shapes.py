@@ -1,0 +1,57 @@
+"""What a model takes of a device: bytes of weights, bytes of KV for each token, operations."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from engine.model_config import ModelConfig
+
+_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
+FP8: Final = "fp8"
+_SCALE_BYTES: Final = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """A model's sizes. `kv_bytes_per_token` is of all layers, keys and values.
+
+    `attention_flops_per_key`: of one row, for each token that it sees, in all layers.
+    """
+
+    name: str
+    num_parameters: int
+    weight_bytes: int
+    kv_bytes_per_token: int
+    attention_flops_per_key: int
+    max_context: int
+
+    @property
+    def flops_per_row(self) -> int:
+        """Of one token's pass without attention: a multiplication and an addition a parameter."""
+        return 2 * self.num_parameters
+
+    @classmethod
+    def of(
+        cls, config: ModelConfig, *, dtype: str = "auto", kv_dtype: str = "auto"
+    ) -> "ModelShape":
+        """From a checkpoint's config.json. fp8 KV has a scale of 4 bytes a head of each slot."""
+        dtype = config.dtype if dtype == "auto" else dtype
+        width = config.num_query_heads * config.head_dim
+        kv_width = config.num_kv_heads * config.head_dim
+        hidden, inner = config.hidden_size, config.intermediate_size
+        layer = hidden * (2 * width + 2 * kv_width) + 3 * hidden * inner + 2 * hidden
+        embedding = config.vocab_size * hidden
+        num_parameters = config.num_layers * layer + embedding + hidden
+        if not config.tie_word_embeddings:
+            num_parameters += embedding
+        if kv_dtype == FP8:
+            kv_bytes = 2 * config.num_kv_heads * (config.head_dim + _SCALE_BYTES)
+        else:
+            kv_bytes = 2 * kv_width * _BYTES[dtype]
+        return cls(
+            name=config.model_id.rstrip("/").rpartition("/")[2],
+            num_parameters=num_parameters,
+            weight_bytes=num_parameters * _BYTES[dtype],
+            kv_bytes_per_token=config.num_layers * kv_bytes,
+            attention_flops_per_key=4 * config.num_layers * width,
+            max_context=config.max_position_embeddings,
+        )

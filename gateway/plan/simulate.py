@@ -1,0 +1,340 @@
+"""Steps of the engine, simulated: who waits, who is prefilled, who gets a token, how long it takes.
+
+One step has several small passes and at most one large pass, as the engine's own
+(engine/core.py): decoding comes first, prefill chunks fill the rest of the row budget, a request
+starts where its KV fits. Each small pass advances the small answers by a token and the drafts by a
+level. Nothing is random but what is asked: the same workload gives the same figures.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Final, Literal
+
+import numpy as np
+
+from gateway.plan.curves import PassCurve
+
+TierName = Literal["small", "large"]
+TIERS: Final[tuple[TierName, ...]] = ("large", "small")
+_MOST_DEPTH: Final = 16
+_WARM_UP: Final = 0.2
+"""Of the requests of a closed loop, those that begin on an empty engine and are not counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierModel:
+    """A tier: how long its passes take, and for how many tokens it has KV.
+
+    `host_s` is what a pass costs beside the model: planning, sampling, telling.
+    """
+
+    curve: PassCurve
+    num_kv_tokens: int
+    host_s: float = 0.0
+
+    def pass_s(self, num_rows: int, context: float) -> float:
+        """Seconds of a pass; nothing for no rows."""
+        return self.host_s + self.curve(num_rows, context) if num_rows else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speculation:
+    """Guesses in a chain: each is right with the chance `acceptance`, if those before it are."""
+
+    acceptance: float
+    max_depth: int = _MOST_DEPTH
+
+    def emitted(self, depth: int) -> float:
+        """Tokens of a step, in the mean (Leviathan et al. 2023, equation 1)."""
+        ratio = min(self.acceptance, 0.999)
+        return (1 - ratio ** (depth + 1)) / (1 - ratio)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class System:
+    """What answers. `large` or `small` may be missing; speculation needs both."""
+
+    large: TierModel | None = None
+    small: TierModel | None = None
+    speculation: Speculation | None = None
+    max_sequences: int = 64
+    max_rows: int = 2048
+    window: int | None = None
+    """KV that a sequence keeps at most; None: all."""
+
+    def of(self, name: TierName) -> TierModel | None:
+        """A tier by its name."""
+        return self.large if name == "large" else self.small
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """A request. `at_s` None: as soon as one of the users is free (closed loop)."""
+
+    num_prompt: int
+    num_answer: int
+    tier: TierName = "large"
+    at_s: float | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Served:
+    """How a request went, in seconds from its arrival. `end_s` is on the simulation's clock."""
+
+    tier: TierName
+    num_prompt: int
+    num_answer: int
+    arrived_s: float
+    ttft_s: float = 0.0
+    end_s: float = 0.0
+
+    @property
+    def tpot_s(self) -> float:
+        """Mean seconds between two tokens; 0.0 for an answer of one."""
+        if self.num_answer < 2:
+            return 0.0
+        return (self.end_s - self.arrived_s - self.ttft_s) / (self.num_answer - 1)
+
+
+@dataclass(slots=True)
+class _Running:
+    served: Served
+    prompt_left: int
+    answer_left: float
+    num_kv: int
+
+
+@dataclass(slots=True)
+class _Queue:
+    """One tier's requests."""
+
+    tier: TierModel
+    waiting: deque[Served] = field(default_factory=deque)
+    running: list[_Running] = field(default_factory=list)
+    num_kv: int = 0
+
+    @property
+    def decoding(self) -> list[_Running]:
+        return [one for one in self.running if not one.prompt_left]
+
+
+class Simulation:
+    """An engine that serves a list of requests."""
+
+    def __init__(self, system: System) -> None:
+        self._system = system
+        self._queues: dict[TierName, _Queue] = {
+            name: _Queue(tier) for name in TIERS if (tier := system.of(name)) is not None
+        }
+        self._now_s = 0.0
+        # By how many decode; contexts change little enough between two steps of as many.
+        self._depth = cache(self._best_depth)
+
+    def run(self, asks: list[Ask], *, num_users: int | None = None) -> list[Served]:
+        """Serve them all; with `num_users`, each asks again when it has its answer.
+
+        Raises ValueError for a request that fits no KV cache, or whose tier is not there.
+        """
+        for ask in asks:
+            self._check(ask)
+        coming = deque(asks)
+        done: list[Served] = []
+        num_open = 0
+        while coming or num_open:
+            while coming and self._has_come(coming[0], num_open, num_users):
+                ask = coming.popleft()
+                num_open += 1
+                self._queues[ask.tier].waiting.append(
+                    Served(
+                        tier=ask.tier,
+                        num_prompt=ask.num_prompt,
+                        num_answer=ask.num_answer,
+                        arrived_s=self._now_s if ask.at_s is None else ask.at_s,
+                    )
+                )
+            if not num_open:  # nobody is here before the next one comes
+                self._now_s = coming[0].at_s or self._now_s
+                continue
+            ended = self._step()
+            num_open -= len(ended)
+            done += ended
+        return done
+
+    def _check(self, ask: Ask) -> None:
+        queue = self._queues.get(ask.tier)
+        if queue is None:
+            raise ValueError(f"a request is for the {ask.tier} tier, which is not planned")
+        if self._kept(ask.num_prompt + ask.num_answer) > queue.tier.num_kv_tokens:
+            raise ValueError(
+                f"a request of {ask.num_prompt} + {ask.num_answer} tokens does not fit the "
+                f"{ask.tier} tier's KV cache of {queue.tier.num_kv_tokens} tokens"
+            )
+
+    def _has_come(self, ask: Ask, num_open: int, num_users: int | None) -> bool:
+        if ask.at_s is None:
+            return num_users is not None and num_open < num_users
+        return ask.at_s <= self._now_s
+
+    def _kept(self, num_tokens: int) -> int:
+        window = self._system.window
+        return num_tokens if window is None else min(num_tokens, window)
+
+    # ---- one step -----------------------------------------------------------------------------
+
+    def _step(self) -> list[Served]:
+        """Plan, let the time pass, and give everybody what the step brought."""
+        for queue in self._queues.values():
+            self._start(queue)
+        large, small = self._queues.get("large"), self._queues.get("small")
+        num_decoding = 0 if large is None else len(large.decoding)
+        depth = self._depth(num_decoding) if num_decoding else 0
+        seconds, emitted = 0.0, 1.0
+        chunks: list[tuple[_Running, int]] = []
+        if large is not None and large.running:
+            rows, taken = self._fill(large, num_decoding * (1 + depth))
+            seconds += large.tier.pass_s(rows, _context(large))
+            chunks += taken
+            if depth and self._system.speculation is not None:
+                emitted = self._system.speculation.emitted(depth)
+        small_passes = max(depth, 1 if small is not None and small.running else 0)
+        if small is not None and small_passes:
+            rows, taken = self._fill(small, len(small.decoding))
+            beside = num_decoding if depth else 0
+            seconds += small.tier.pass_s(rows + beside, _context(small))
+            usual = len(small.decoding) + beside
+            seconds += (small_passes - 1) * small.tier.pass_s(usual, _context(small))
+            chunks += taken
+        self._now_s += seconds
+        ended = self._advance(large, emitted) + self._advance(small, float(small_passes))
+        return ended + self._prefilled(chunks)
+
+    def _start(self, queue: _Queue) -> None:
+        """Those that wait, in the order of their arrival, while places and KV last."""
+        while queue.waiting and len(queue.running) < self._system.max_sequences:
+            served = queue.waiting[0]
+            num_kv = self._kept(served.num_prompt + served.num_answer)
+            if queue.num_kv + num_kv > queue.tier.num_kv_tokens:
+                return
+            queue.waiting.popleft()
+            queue.num_kv += num_kv
+            queue.running.append(
+                _Running(served, served.num_prompt, float(served.num_answer), num_kv)
+            )
+
+    def _fill(self, queue: _Queue, num_rows: int) -> tuple[int, list[tuple[_Running, int]]]:
+        """Prefill chunks in what decoding leaves of the row budget."""
+        chunks = []
+        for one in queue.running:
+            left = self._system.max_rows - num_rows
+            if not one.prompt_left or left <= 0:
+                continue
+            size = min(one.prompt_left, left)
+            chunks.append((one, size))
+            num_rows += size
+        return num_rows, chunks
+
+    def _prefilled(self, chunks: list[tuple[_Running, int]]) -> list[Served]:
+        """A whole prompt gives its answer's first token."""
+        ended = []
+        for one, size in chunks:
+            one.prompt_left -= size
+            if not one.prompt_left:
+                one.served.ttft_s = self._now_s - one.served.arrived_s
+                one.answer_left -= 1.0
+                if one.answer_left <= 0:
+                    ended.append(self._end(one))
+        return ended
+
+    def _advance(self, queue: _Queue | None, emitted: float) -> list[Served]:
+        if queue is None:
+            return []
+        ended = []
+        for one in queue.decoding:
+            one.answer_left -= emitted
+            if one.answer_left <= 0:
+                ended.append(self._end(one))
+        return ended
+
+    def _end(self, one: _Running) -> Served:
+        queue = self._queues[one.served.tier]
+        queue.running.remove(one)
+        queue.num_kv -= one.num_kv
+        one.served.end_s = self._now_s
+        return one.served
+
+    def _best_depth(self, num_decoding: int) -> int:
+        """How deep to guess, so that most tokens come a second; 0 where guessing does not pay."""
+        system = self._system
+        if system.speculation is None or system.large is None or system.small is None:
+            return 0
+        context = _context(self._queues["large"])
+
+        def rate(depth: int) -> float:
+            assert system.large is not None
+            assert system.small is not None
+            assert system.speculation is not None
+            seconds = system.large.pass_s(num_decoding * (1 + depth), context)
+            seconds += depth * system.small.pass_s(num_decoding, context)
+            return system.speculation.emitted(depth) / seconds
+
+        return max(range(system.speculation.max_depth + 1), key=rate)
+
+
+def _context(queue: _Queue) -> float:
+    """Tokens that a running sequence sees, about."""
+    if not queue.running:
+        return 0.0
+    seen = 0.0
+    for one in queue.running:
+        served = one.served
+        seen += served.num_prompt - one.prompt_left + served.num_answer - one.answer_left
+    return seen / len(queue.running)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """What a simulated run came to. Seconds, and rates by the second."""
+
+    ttft_p50_s: float
+    ttft_p95_s: float
+    tpot_p50_s: float
+    tpot_p95_s: float
+    requests_per_s: float
+    tokens_per_s: float
+    attainment: float
+    small_share: float
+
+    @property
+    def goodput_per_s(self) -> float:
+        """Requests a second that attain their objectives."""
+        return self.requests_per_s * self.attainment
+
+
+def figures(
+    served: list[Served], *, ttft_s: float | None = None, inter_token_s: float | None = None
+) -> Figures:
+    """Of all but the first requests, which met an empty engine."""
+    by_end = sorted(served, key=lambda one: one.end_s)
+    num_first = int(len(by_end) * _WARM_UP)
+    begun_s = by_end[num_first - 1].end_s if num_first else 0.0
+    # Those that ended together with the last of the first are over, too.
+    counted = [one for one in by_end if one.end_s > begun_s] or by_end
+    span_s = max(counted[-1].end_s - begun_s, 1e-9)
+    ttft = np.array([one.ttft_s for one in counted])
+    tpot = np.array([one.tpot_s for one in counted])
+    is_good = np.ones(len(counted), dtype=bool)
+    if ttft_s is not None:
+        is_good &= ttft <= ttft_s
+    if inter_token_s is not None:
+        is_good &= tpot <= inter_token_s
+    return Figures(
+        ttft_p50_s=float(np.quantile(ttft, 0.5)),
+        ttft_p95_s=float(np.quantile(ttft, 0.95)),
+        tpot_p50_s=float(np.quantile(tpot, 0.5)),
+        tpot_p95_s=float(np.quantile(tpot, 0.95)),
+        requests_per_s=len(counted) / span_s,
+        tokens_per_s=sum(one.num_answer for one in counted) / span_s,
+        attainment=float(is_good.mean()),
+        small_share=sum(one.tier == "small" for one in counted) / len(counted),
+    )

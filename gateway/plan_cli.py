@@ -1,0 +1,153 @@
+"""`outrider plan`: what a device carries, before it is bought."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from gateway.command import EXIT_USAGE, assigned, complain
+from gateway.settings import SettingsError, load_settings
+
+if TYPE_CHECKING:
+    from gateway.bench.results import BenchResult
+    from gateway.plan.capacity import Goal
+    from gateway.plan.workload import Lengths
+
+PLAN_HELP: Final = """
+How many users fit, how long they wait and what it costs: simulated from step times that are
+measured here, or from a GPU's data sheet.
+
+[bold]Examples[/bold]
+
+  outrider plan  [dim]# the bundled pair on this machine[/dim]
+
+  outrider plan --device h100 --large Qwen/Qwen3-8B --small Qwen/Qwen3-0.6B \\
+  --prompt-tokens 1000 --answer-tokens 250 --slo ttft_ms=500,inter_token_ms=30 --usd-per-hour 2.5
+
+  outrider plan --trace azure.csv --small-share 0.6  [dim]# lengths from a trace[/dim]
+
+  outrider bench --concurrency 8 --json run.json && outrider plan --check run.json
+
+  outrider plan --window 4096  [dim]# what if no answer kept more KV than that[/dim]
+"""
+_MS: Final = 1000.0
+
+
+def plan(  # noqa: PLR0913 - a flag each
+    device: Annotated[
+        str, typer.Option(help="here (measured), or a data sheet's: h100, a100-80gb, l4, …")
+    ] = "here",
+    large: Annotated[str | None, typer.Option(help="Folder or Hugging Face id.")] = None,
+    small: Annotated[str | None, typer.Option(help="The same for the small model.")] = None,
+    prompt_tokens: Annotated[float, typer.Option(min=1, help="Of a prompt, in the mean.")] = 300,
+    answer_tokens: Annotated[float, typer.Option(min=1, help="Of an answer, in the mean.")] = 120,
+    trace: Annotated[
+        Path | None, typer.Option(help="Take lengths from a trace (Azure, Mooncake) instead.")
+    ] = None,
+    slo: Annotated[
+        str, typer.Option(help="ttft_ms=…,inter_token_ms=…")
+    ] = "ttft_ms=1000,inter_token_ms=100",
+    target_attainment: Annotated[
+        float, typer.Option(min=0.01, max=1.0, help="Share of requests that is to attain it.")
+    ] = 0.9,
+    small_share: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Answers that the small model gives.")
+    ] = 0.5,
+    acceptance: Annotated[
+        float | None,
+        typer.Option(min=0.0, max=0.99, help="Chance that a guess is right; unset: measured."),
+    ] = None,
+    usd_per_hour: Annotated[
+        float | None, typer.Option(min=0.0, help="What the device costs.")
+    ] = None,
+    window: Annotated[
+        int | None, typer.Option(min=1, help="What if an answer kept at most so many tokens of KV.")
+    ] = None,
+    check: Annotated[
+        Path | None, typer.Option(help="A run of `outrider bench --json` to be compared with.")
+    ] = None,
+    overhead_ms: Annotated[
+        float, typer.Option(min=0.0, help="Between client and engine, on the first token.")
+    ] = 3.0,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write it for programs; - for the terminal.")
+    ] = None,
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", help="SECTION.NAME=VALUE, any setting.")
+    ] = None,
+) -> None:
+    """Plan capacity."""
+    from engine.errors import EngineError
+    from gateway.bench.results import ResultError, read_result
+    from gateway.bench.traces import WorkloadError
+    from gateway.plan.compose import Wanted, compose, ground
+    from gateway.plan.report import print_plan
+    from gateway.terminal import LoadingProgress, make_console
+
+    console = make_console(stderr=json_file is not None and str(json_file) == "-")
+    flags = {"models.large": large, "models.small": small}
+    given = {name: value for name, value in flags.items() if value is not None}
+    try:
+        settings = load_settings(flags=assigned(assignments or []) | given)
+        measured = None if check is None else read_result(check)
+        wanted = Wanted(
+            lengths=_lengths(trace, (prompt_tokens, answer_tokens), measured),
+            goal=_goal(slo, target_attainment),
+            small_share=small_share,
+            usd_per_hour=usd_per_hour,
+            window=window,
+            measured=measured,
+            overhead_s=overhead_ms / _MS,
+        )
+        with LoadingProgress(console) as progress:
+            found = ground(device, settings, acceptance=acceptance, on_progress=progress.report)
+        planned = compose(found, wanted, settings)
+    except (SettingsError, WorkloadError, ResultError, EngineError, ValueError) as error:
+        complain(str(error))
+        raise typer.Exit(EXIT_USAGE) from None
+    text = json.dumps(planned.document(), indent=2)
+    if json_file is not None and str(json_file) == "-":
+        typer.echo(text)
+        return
+    print_plan(console, planned)
+    if json_file is not None:
+        json_file.write_text(text + "\n")
+        console.print(f"written: {json_file}")
+
+
+def _goal(text: str, attainment: float) -> "Goal":
+    """Objectives as they are written on the command line. Raises ValueError."""
+    from gateway.plan.capacity import Goal
+
+    names = {"ttft_ms": "ttft_s", "inter_token_ms": "inter_token_s"}
+    seconds: dict[str, float] = {}
+    for part in filter(None, (piece.strip() for piece in text.split(","))):
+        name, _, value = part.partition("=")
+        if name not in names:
+            raise ValueError(f"--slo {part}: write ttft_ms=… or inter_token_ms=…")
+        try:
+            milliseconds = float(value)
+        except ValueError:
+            milliseconds = 0.0
+        if not 0 < milliseconds < float("inf"):
+            raise ValueError(f"--slo {part}: write a positive number of milliseconds")
+        seconds[names[name]] = milliseconds / _MS
+    return Goal(attainment=attainment, **seconds)
+
+
+def _lengths(
+    trace: Path | None, means: tuple[float, float], measured: "BenchResult | None"
+) -> "Lengths":
+    """Of the trace, of the run that is compared with, or as chats have them."""
+    import numpy as np
+
+    from gateway.bench.traces import load_trace
+    from gateway.plan.check import lengths_of
+    from gateway.plan.workload import trace_lengths, usual_lengths
+
+    if trace is not None:
+        return trace_lengths(load_trace(trace))
+    if measured is not None:
+        return lengths_of(measured)
+    return usual_lengths(*means, np.random.default_rng(0))

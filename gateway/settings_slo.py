@@ -1,0 +1,89 @@
+"""Settings of latency objectives: `[slo]` and `[slo.classes.NAME]`."""
+
+import re
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import Field, field_validator
+
+from gateway.settings_sections import Count, Section
+
+SHORT_CHAT: Final = "short-chat"
+LONG_CONTEXT: Final = "long-context"
+TOOL_CALLING: Final = "tool-calling"
+BATCH: Final = "batch"
+
+MAX_CLASSES: Final = 32
+
+_CLASS_NAME: Final = re.compile(r"[a-z][a-z0-9-]{0,31}")
+
+RefusalRule = Literal["own", "all", "never"]
+
+
+class SloClassSettings(Section):
+    """The latency that a class of requests is to have; 0 for no such objective."""
+
+    ttft_ms: Annotated[float, Field(ge=0, le=86_400_000)] = 0.0
+    """Time from a request's arrival to its first token."""
+    inter_token_ms: Annotated[float, Field(ge=0, le=3_600_000)] = 0.0
+    """Mean time between the tokens of an answer."""
+    is_batch: bool = False
+    """Whether nobody waits for it: it fills what the other classes leave."""
+
+
+# The first three lie around the limits of MLPerf Inference for chats (450 ms and 40 ms for
+# interactive use to 6 s and 175 ms for the largest model).
+_DEFAULT_CLASSES: Final = {
+    SHORT_CHAT: SloClassSettings(ttft_ms=1000.0, inter_token_ms=100.0),
+    LONG_CONTEXT: SloClassSettings(ttft_ms=6000.0, inter_token_ms=150.0),
+    TOOL_CALLING: SloClassSettings(ttft_ms=2000.0, inter_token_ms=100.0),
+    BATCH: SloClassSettings(is_batch=True),
+}
+
+
+def default_classes() -> dict[str, SloClassSettings]:
+    """The classes that there always are, as they are where nobody says otherwise."""
+    return dict(_DEFAULT_CLASSES)
+
+
+class SloSettings(Section):
+    """Which latency requests are to have, where they do not say so themselves."""
+
+    classes: dict[str, SloClassSettings] = Field(default_factory=default_classes)
+    """Classes by the name that requests ask for in outrider.slo.class."""
+    long_context_tokens: Count = 2048
+    """Prompts of so many tokens are of the class long-context, unless they name another."""
+    refuse: RefusalRule = "own"
+    """Who is refused at once, with status 429, where the first token cannot come in time: own (who
+    sends ttft_ms), all (who has an objective of a class as well), or never."""
+    window_s: Annotated[float, Field(ge=5.0, le=3600.0)] = 60.0
+    """Goodput is exported over so many seconds."""
+
+    @field_validator("classes", mode="before")
+    @classmethod
+    def _over_defaults(cls, given: object) -> object:
+        """What is said of a class that there always is changes only what it says."""
+        if not isinstance(given, dict):
+            return given
+        merged: dict[str, Any] = {
+            name: settings.model_dump() for name, settings in _DEFAULT_CLASSES.items()
+        }
+        for written, settings in given.items():
+            # A variable of the environment cannot have a hyphen in its name.
+            name = str(written).replace("_", "-")
+            said = settings.model_dump() if isinstance(settings, SloClassSettings) else settings
+            is_both = isinstance(said, dict) and name in merged
+            merged[name] = {**merged[name], **said} if is_both else said
+        return merged
+
+    @field_validator("classes")
+    @classmethod
+    def _can_be_named(cls, classes: dict[str, SloClassSettings]) -> dict[str, SloClassSettings]:
+        for name in classes:
+            if not _CLASS_NAME.fullmatch(name):
+                raise ValueError(
+                    f"{name!r} is no name of a class: write 1 to 32 small letters, digits and -, "
+                    "with a letter first"
+                )
+        if len(classes) > MAX_CLASSES:
+            raise ValueError(f"{len(classes)} classes are more than {MAX_CLASSES}")
+        return classes

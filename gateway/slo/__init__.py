@@ -1,0 +1,1 @@
+"""Latency objectives: classes of requests, and how often they are attained."""

@@ -1,0 +1,136 @@
+"""Which latency a request is to have: its own words, else those of its class."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from engine.request import NO_OBJECTIVE, LatencyObjective
+from gateway.errors import BadRequestError
+from gateway.schema.common import OutriderOptions
+from gateway.settings_paths import did_you_mean
+from gateway.settings_slo import (
+    BATCH,
+    LONG_CONTEXT,
+    SHORT_CHAT,
+    TOOL_CALLING,
+    RefusalRule,
+    SloClassSettings,
+    SloSettings,
+)
+
+_FLEX: Final = "flex"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedObjective:
+    """What a request's latency is to be. Seconds; None for no such objective.
+
+    `class_name`: for figures, and for what the request does not say itself. is_batch: it fills what
+    others leave. is_own: the request itself named the class or a latency. refuses: it is rather
+    refused at once than answered late.
+    """
+
+    class_name: str
+    ttft_s: float | None = None
+    inter_token_s: float | None = None
+    is_batch: bool = False
+    is_own: bool = False
+    refuses: bool = False
+
+    @property
+    def objective(self) -> LatencyObjective:
+        """The same for the engine."""
+        if self.ttft_s is None and self.inter_token_s is None and not self.is_batch:
+            return NO_OBJECTIVE
+        return LatencyObjective(
+            ttft_s=self.ttft_s,
+            inter_token_s=self.inter_token_s,
+            is_batch=self.is_batch,
+            refuses=self.refuses,
+        )
+
+
+class SloClasses:
+    """The classes of the settings, and which of them a request belongs to."""
+
+    def __init__(self, settings: SloSettings | None = None) -> None:
+        settings = SloSettings() if settings is None else settings
+        self._classes = dict(settings.classes)
+        self._long_context_tokens = settings.long_context_tokens
+        self._rule: RefusalRule = settings.refuse
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What `outrider.slo.class` may be."""
+        return tuple(self._classes)
+
+    @property
+    def settings(self) -> Mapping[str, SloClassSettings]:
+        """The classes' own objectives, by name."""
+        return self._classes
+
+    def check(self, options: OutriderOptions | None) -> None:
+        """Raise BadRequestError for a class that there is not."""
+        slo = None if options is None else options.slo
+        name = None if slo is None else slo.class_
+        if name is not None and name not in self._classes:
+            known = ", ".join(self._classes)
+            close = did_you_mean(name, self.names)
+            hint = close if "did you mean" in close else ""
+            raise BadRequestError(
+                f"outrider.slo.class: there is no class {name!r}{hint}. Those that there are: "
+                f"{known}.",
+                param="outrider.slo.class",
+            )
+
+    def resolve(
+        self,
+        options: OutriderOptions | None,
+        *,
+        has_tools: bool = False,
+        service_tier: str | None = None,
+        num_prompt_tokens: int = 0,
+    ) -> ResolvedObjective:
+        """The latency that a request is to have. Raises BadRequestError for an unknown class.
+
+        Who names no class is batch with `service_tier` flex, tool-calling with tools, long-context
+        with a long prompt, and short-chat else: in this order.
+        """
+        self.check(options)
+        slo = None if options is None else options.slo
+        own_class = None if slo is None else slo.class_
+        own_ttft_ms = None if slo is None else slo.ttft_ms
+        own_inter_token_ms = None if slo is None else slo.inter_token_ms
+        name = own_class or self._inferred(has_tools, service_tier, num_prompt_tokens)
+        settings = self._classes[name]
+        ttft_s = _seconds(settings.ttft_ms if own_ttft_ms is None else own_ttft_ms)
+        return ResolvedObjective(
+            class_name=name,
+            ttft_s=ttft_s,
+            inter_token_s=_seconds(
+                settings.inter_token_ms if own_inter_token_ms is None else own_inter_token_ms
+            ),
+            is_batch=settings.is_batch,
+            is_own=any(own is not None for own in (own_class, own_ttft_ms, own_inter_token_ms)),
+            refuses=self._refuses(ttft_s, is_own=own_ttft_ms is not None),
+        )
+
+    def _inferred(self, has_tools: bool, service_tier: str | None, num_prompt_tokens: int) -> str:
+        # Who asks for the cheap place in the queue has said that he can wait, tools or not.
+        if service_tier == _FLEX:
+            return BATCH
+        if has_tools:
+            return TOOL_CALLING
+        if num_prompt_tokens >= self._long_context_tokens:
+            return LONG_CONTEXT
+        return SHORT_CHAT
+
+    def _refuses(self, ttft_s: float | None, *, is_own: bool) -> bool:
+        if ttft_s is None or self._rule == "never":
+            return False
+        return is_own or self._rule == "all"
+
+
+def _seconds(value_ms: float) -> float | None:
+    """Zero stands for no objective in the settings."""
+    return value_ms / 1000.0 if value_ms > 0 else None

@@ -1,0 +1,35 @@
+"""What the gateway holds of latency objectives."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from prometheus_client import CollectorRegistry
+
+from gateway.settings_slo import SloSettings
+from gateway.slo.classes import SloClasses
+from gateway.slo.goodput import GoodputSink
+
+
+def _default_goodput() -> GoodputSink:
+    return GoodputSink(SloClasses().names, clock=time.monotonic)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SloParts:
+    """`classes` says what latency a request is to have, `goodput` counts how often it was so."""
+
+    classes: SloClasses = field(default_factory=SloClasses)
+    goodput: GoodputSink = field(default_factory=_default_goodput)
+
+
+def build_slo(
+    settings: SloSettings,
+    registry: CollectorRegistry | None = None,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+) -> SloParts:
+    """The parts as the settings have them; figures go to `registry`."""
+    classes = SloClasses(settings)
+    goodput = GoodputSink(classes.names, clock=clock, window_s=settings.window_s, registry=registry)
+    return SloParts(classes=classes, goodput=goodput)

@@ -1,0 +1,28 @@
+"""Secrets that a database keeps for all who share it."""
+
+import random
+from typing import Final
+
+from sqlalchemy import select
+
+from gateway.storage import tables
+from gateway.storage.database import Database, insert_new
+
+_SECRET_BYTES: Final = 32
+
+
+def drawn_secret(database: Database, name: str, randomness: random.Random) -> bytes:
+    """The secret of this name, 32 bytes; whoever asks first draws it. Raises DatabaseError.
+
+    `randomness` must be the operating system's.
+    """
+    drawn = randomness.randbytes(_SECRET_BYTES).hex()
+    secrets = tables.secrets
+    wanted = select(secrets.c.value).where(secrets.c.name == name)
+    with database.read() as connection:
+        kept = connection.execute(wanted).scalar()
+    if kept is None:
+        with database.write() as connection:
+            insert_new(connection, secrets, [{"name": name, "value": drawn}])
+            kept = connection.execute(wanted).scalar_one()
+    return bytes.fromhex(kept)

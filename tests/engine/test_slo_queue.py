@@ -1,0 +1,438 @@
+"""Deadlines within fairness: who starts, who waits, who gives way, and that nobody starves."""
+
+import random
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.config import EngineConfig
+from engine.fair_queue import FairQueue
+from engine.request import (
+    HIGH,
+    LOW,
+    NO_OBJECTIVE,
+    NORMAL,
+    EngineRequest,
+    LatencyObjective,
+    SamplingParams,
+    Tier,
+)
+from engine.sequence import Sequence, SequenceStatus
+from engine.slo_queue import SloQueue, SloQueueConfig
+from tests.engine.test_scheduler import BLOCK_SIZE, CAPACITY, Simulation
+
+BATCH = LatencyObjective(is_batch=True)
+CONFIG = SloQueueConfig(
+    unstated_ttft_s=10.0, late_aging_s=20.0, batch_aging_s=60.0, aged_every=4, max_pause_s=2.0
+)
+
+
+def soon(ttft_s: float = 1.0, inter_token_s: float | None = None) -> LatencyObjective:
+    return LatencyObjective(ttft_s=ttft_s, inter_token_s=inter_token_s)
+
+
+class Place(Simulation):
+    """A simulated engine with a clock, whose requests have objectives. A step is `step_s`."""
+
+    def __init__(
+        self, *, large: int = 400, small: int = 400, step_s: float = 0.1, **config: object
+    ) -> None:
+        self.queue = SloQueue(CONFIG)
+        super().__init__(
+            num_blocks={"large": large, "small": small},
+            config=EngineConfig(**{"min_prefill_tokens": 1, **config}),  # type: ignore[arg-type]
+            policy=self.queue,
+        )
+        self.now_s = 0.0
+        self.step_s = step_s
+        self.num_asked = 0
+
+    def ask(
+        self,
+        objective: LatencyObjective = NO_OBJECTIVE,
+        *,
+        tenant: str = "t",
+        num_prompt: int = 20,
+        max_tokens: int = 10,
+        priority: int = NORMAL,
+        weight: float = 1.0,
+        tier: Tier = "large",
+    ) -> Sequence:
+        self.num_asked += 1
+        request = EngineRequest(
+            request_id=f"{tenant}{self.num_asked}",
+            prompt_token_ids=tuple([self.num_asked] * num_prompt),
+            tier=tier,
+            sampling=SamplingParams(max_tokens=max_tokens),
+            tenant=tenant,
+            weight=weight,
+            priority=priority,
+            objective=objective,
+        )
+        sequence = Sequence(
+            request=request,
+            tier=tier,
+            view=self.runners[tier].new_view(),
+            noise=None,  # type: ignore[arg-type]
+            submitted_s=self.now_s,
+            token_ids=list(request.prompt_token_ids),
+        )
+        self.live[request.request_id] = sequence
+        self.scheduler.add(sequence)
+        return sequence
+
+    def step(self) -> None:
+        self.scheduler.make_way(self.now_s)
+        for tier in ("large", "small"):
+            plan = self.scheduler.plan(tier, self.now_s)
+            self.check(plan, tier)
+            before = list(self.live.values())
+            self.compute(plan)
+            for sequence in before:
+                if sequence.first_token_s is None and sequence.num_output_tokens:
+                    sequence.first_token_s = self.now_s + self.step_s
+        self.scheduler.times.note_step(self.step_s)
+        self.now_s += self.step_s
+
+    def order(self) -> list[Sequence]:
+        return list(self.queue.order(list(self.scheduler.waiting), self.now_s))
+
+    def assert_forgotten(self) -> None:
+        self.assert_empty()
+        queue = self.queue
+        kept = (queue._charges, queue._batch, queue._batch_running, queue._stated, queue._aged)
+        assert not any(kept)
+        assert not queue._paused_since_s
+        assert queue._num_here == 0
+
+
+# ---- who is next -----------------------------------------------------------------------------
+
+
+def test_without_objectives_it_is_the_fair_queue() -> None:
+    rng = random.Random(3)
+    place = Place()
+    for _ in range(40):
+        place.ask(
+            tenant=rng.choice("abc"),
+            num_prompt=rng.randrange(1, 60),
+            priority=rng.choice([LOW, NORMAL, HIGH]),
+            weight=rng.choice([1.0, 3.0]),
+        )
+    fair = FairQueue()
+    for sequence in place.scheduler.waiting:
+        fair.added(sequence)
+    assert not place.queue.has_objectives
+    for now_s in (0.0, 35.0, 70.0):
+        expected = list(fair.order(list(place.scheduler.waiting), now_s))
+        assert list(place.queue.order(list(place.scheduler.waiting), now_s)) == expected
+    assert place.queue.step_shares(0.0) is None
+
+
+def test_the_least_slack_starts_first_and_a_longer_prompt_has_less() -> None:
+    place = Place()
+    relaxed, urgent = place.ask(soon(5.0)), place.ask(soon(1.0))
+    unstated = place.ask()  # as if it wanted 10 s
+    assert place.order() == [urgent, relaxed, unstated]
+    place.scheduler.note_pass("large", num_rows=100, elapsed_s=1.0)  # 10 ms a row
+    long = place.ask(soon(5.0), num_prompt=380)
+    assert place.order() == [long, urgent, relaxed, unstated]
+
+
+def test_one_that_cannot_make_it_lets_those_pass_that_can() -> None:
+    place = Place()
+    late = place.ask(soon(1.0))
+    place.now_s = 1.5
+    in_time, unstated = place.ask(soon(1.0)), place.ask()
+    assert place.order() == [in_time, unstated, late]
+
+
+def test_the_late_are_not_passed_over_for_ever() -> None:
+    place = Place(max_sequences=1)
+    late = [place.ask(soon(1.0), max_tokens=2) for _ in range(3)]
+    place.now_s = 25.0
+    started = []
+    for _ in range(30):  # more than it can serve
+        newcomers = [place.ask(soon(1.0), max_tokens=2) for _ in range(2)]
+        place.step()
+        started += [s for s in (*late, *newcomers) if s.status is SequenceStatus.RUNNING]
+    places = [place.started.index(sequence.request_id) for sequence in late]
+    assert places == [3, 7, 11]  # one start of four, the oldest first
+
+
+def test_batch_waits_while_anybody_else_waits_but_not_for_ever() -> None:
+    place = Place()
+    batch = place.ask(BATCH)
+    unstated, urgent = place.ask(), place.ask(soon(1.0))
+    other = place.ask(tenant="u")
+    assert place.order()[-1] is batch
+    place.now_s = 70.0
+    newer = [place.ask(soon(5.0)) for _ in range(5)]
+    order = place.order()
+    assert {unstated, urgent, other, *newer} < set(order)
+    assert order.index(batch) < len(order) - 1
+
+
+def test_between_tenants_fairness_decides() -> None:
+    place = Place()
+    hers = [place.ask(soon(0.2), tenant="a") for _ in range(4)]
+    his = [place.ask(tenant="b") for _ in range(2)]
+    order = place.order()
+    assert [sequence.request.tenant for sequence in order] == ["a", "b", "a", "b", "a", "a"]
+    assert order == [hers[0], his[0], hers[1], his[1], hers[2], hers[3]]
+
+
+def test_batch_leaves_places_to_others() -> None:
+    place = Place(max_sequences=4)
+    place.ask(max_tokens=30)
+    batch = [place.ask(BATCH, max_tokens=30) for _ in range(5)]
+    place.step()
+    assert sum(s.status is SequenceStatus.RUNNING for s in batch) == 2  # half of the places
+    place.run()
+    place.assert_forgotten()
+
+
+def test_batch_alone_takes_all_places() -> None:
+    place = Place(max_sequences=4)
+    batch = [place.ask(BATCH, max_tokens=30) for _ in range(5)]
+    place.step()
+    assert sum(s.status is SequenceStatus.RUNNING for s in batch) == 4
+
+
+# ---- who holds back --------------------------------------------------------------------------
+
+
+def test_batch_stands_still_while_an_answer_is_behind_and_gets_on_after_a_while() -> None:
+    place = Place(step_s=0.1)
+    batch = place.ask(BATCH, max_tokens=200)
+    place.step()
+    chat = place.ask(soon(5.0, inter_token_s=0.11), max_tokens=60)  # 0.088 is aimed at
+    written = []
+    for _ in range(50):
+        place.step()
+        written.append(batch.num_output_tokens)
+    assert chat.num_output_tokens > 45
+    moved = [step for step, (a, b) in enumerate(pairwise(written)) if b > a]
+    assert 1 <= len(moved) <= 6
+    place.run()
+    place.assert_forgotten()
+
+
+def test_nobody_holds_back_for_an_answer_that_is_out_of_reach() -> None:
+    place = Place(step_s=0.1)
+    batch = place.ask(BATCH, max_tokens=60)
+    place.step()
+    place.ask(soon(5.0, inter_token_s=0.02), max_tokens=10)
+    for _ in range(12):
+        place.step()
+    assert batch.num_output_tokens >= 11
+
+
+def test_newcomers_with_time_left_wait_for_answers_that_are_behind() -> None:
+    place = Place(step_s=0.1)
+    place.ask(soon(5.0, inter_token_s=0.11), max_tokens=100)
+    place.step()
+    place.step()
+    newcomer, unstated = place.ask(soon(3.0)), place.ask()
+    begun_s = place.now_s
+    while newcomer.status is SequenceStatus.WAITING:
+        assert unstated.status is not SequenceStatus.WAITING or place.now_s == begun_s
+        place.step()
+    assert 2.0 < place.now_s - begun_s < 3.0  # a fifth of its time is kept in hand
+    assert newcomer.first_token_s is not None
+    assert newcomer.first_token_s <= begun_s + 3.0
+
+
+def test_batch_goes_on_beside_answers_that_are_ahead() -> None:
+    place = Place(step_s=0.1)
+    batch = place.ask(BATCH, max_tokens=30)
+    place.ask(soon(5.0, inter_token_s=0.3), max_tokens=60)
+    for _ in range(20):
+        place.step()
+    assert batch.num_output_tokens >= 18
+
+
+def test_a_batch_prompt_takes_no_more_of_a_pass_than_the_answers_beside_it_can_spare() -> None:
+    place = Place(step_s=0.01, max_tokens_per_step=1000)
+    place.scheduler.note_pass("large", num_rows=100, elapsed_s=0.1)  # 1 ms a row
+    chat = place.ask(soon(5.0, inter_token_s=0.1), max_tokens=60)
+    place.step()
+    place.step()
+    assert chat.num_output_tokens == 2
+    batch = place.ask(BATCH, num_prompt=300)
+    place.step()
+    # Two tokens came in 10 ms where 160 ms are aimed at; 10 ms of that for the step itself.
+    assert batch.view.num_computed_tokens == pytest.approx(100, abs=60)
+    place.abort(batch.request_id)
+    batch = place.ask(BATCH, num_prompt=300)
+    place.now_s = chat.first_token_s + 0.225  # barely in time
+    place.step()
+    assert batch.view.num_computed_tokens <= 20
+    place.run()
+
+
+@pytest.mark.parametrize("objective", [BATCH, NO_OBJECTIVE, soon(8.0)])
+def test_the_prompt_with_the_least_time_left_is_computed_first(objective: LatencyObjective) -> None:
+    place = Place(max_tokens_per_step=12)
+    first = place.ask(objective, num_prompt=50)
+    place.step()
+    second = place.ask(soon(5.0), num_prompt=20)
+    for _ in range(2):
+        place.step()
+    assert second.num_output_tokens == 1  # in chunks of 9 and 11
+    assert first.view.num_computed_tokens == 12 + 3 + 1
+    place.run()
+
+
+# ---- who gives way ---------------------------------------------------------------------------
+
+
+def full_of_batch(num_places: int = 3, **more: object) -> tuple[Place, list[Sequence]]:
+    place = Place(max_sequences=num_places)
+    batch = [
+        place.ask(BATCH, max_tokens=100, num_prompt=10 * (3 - n), **more)  # type: ignore[arg-type]
+        for n in range(num_places)
+    ]
+    place.step()
+    assert all(sequence.status is SequenceStatus.RUNNING for sequence in batch)
+    return place, batch
+
+
+def test_one_that_would_be_late_takes_the_place_of_the_batch_answer_that_costs_least() -> None:
+    place, batch = full_of_batch()
+    chat = place.ask(soon(1.0))
+    place.step()
+    assert chat.status is SequenceStatus.WAITING  # there is time yet
+    place.now_s += 0.5
+    place.step()
+    assert chat.status is SequenceStatus.RUNNING
+    assert [sequence.num_preemptions for sequence in batch] == [0, 0, 1]
+    place.run()
+    place.assert_forgotten()
+
+
+def test_a_batch_answer_gives_way_so_often_and_no_more() -> None:
+    place, (batch,) = full_of_batch(1)
+    for _ in range(6):
+        chat = place.ask(soon(1.0), max_tokens=2)
+        place.now_s += 0.6
+        for _ in range(4):
+            place.step()
+    assert batch.num_preemptions == CONFIG.max_displacements
+    assert chat.status is SequenceStatus.WAITING
+    place.run()
+    place.assert_forgotten()
+
+
+@pytest.mark.parametrize("objective", [NO_OBJECTIVE, BATCH, LatencyObjective(inter_token_s=0.1)])
+def test_nobody_gives_way_to_one_who_is_in_no_hurry(objective: LatencyObjective) -> None:
+    place, batch = full_of_batch()
+    place.ask(objective)
+    for _ in range(8):
+        place.step()
+    assert not any(sequence.num_preemptions for sequence in batch)
+
+
+def test_nobody_gives_way_to_one_that_is_late_anyway() -> None:
+    place, batch = full_of_batch()
+    place.ask(soon(1.0))
+    place.now_s += 1.5
+    place.step()
+    assert not any(sequence.num_preemptions for sequence in batch)
+
+
+def test_answers_that_somebody_waits_for_do_not_give_way() -> None:
+    place = Place(max_sequences=2)
+    running = [place.ask(soon(9.0), max_tokens=50), place.ask(max_tokens=50)]
+    place.step()
+    place.ask(soon(0.5))
+    for _ in range(4):
+        place.step()
+    assert not any(sequence.num_preemptions for sequence in running)
+
+
+def test_a_tenant_that_has_had_much_more_takes_no_place_of_anothers_batch() -> None:
+    for served, num_preemptions in ((0.0, 1), (5000.0, 0)):
+        place, (batch,) = full_of_batch(1, tenant="poor", weight=10.0)
+        place.queue._books["large"].virtual_time = 0.0
+        chat = place.ask(soon(1.0), tenant="rich", num_prompt=20, weight=0.1)
+        place.queue._account(chat).served = served
+        place.now_s += 0.6
+        place.step()
+        assert batch.num_preemptions == num_preemptions
+
+
+def test_blocks_are_made_free_like_places() -> None:
+    place = Place(large=30, max_sequences=64)
+    batch = [place.ask(BATCH, num_prompt=30, max_tokens=8) for _ in range(3)]
+    place.step()
+    chat = place.ask(soon(1.0), num_prompt=40, max_tokens=4)
+    place.now_s += 0.6
+    place.step()
+    assert chat.status is SequenceStatus.RUNNING
+    assert sum(sequence.num_preemptions for sequence in batch) >= 1
+    place.run()
+    place.assert_forgotten()
+
+
+# ---- whatever comes ----------------------------------------------------------------------------
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    blocks=st.integers(CAPACITY // BLOCK_SIZE, 20),
+    max_sequences=st.sampled_from([1, 2, 5, 64]),
+    max_tokens_per_step=st.sampled_from([3, 20, 64]),
+)
+@settings(max_examples=60, deadline=None)
+def test_whatever_is_asked_every_request_ends_and_nothing_is_left(
+    seed: int, blocks: int, max_sequences: int, max_tokens_per_step: int
+) -> None:
+    rng = random.Random(seed)
+    place = Place(
+        large=blocks,
+        small=blocks,
+        max_sequences=max_sequences,
+        max_tokens_per_step=max_tokens_per_step,
+        step_s=rng.choice([0.01, 0.5, 5.0]),
+    )
+    if rng.random() < 0.5:
+        place.scheduler.note_pass("large", num_rows=100, elapsed_s=rng.choice([0.1, 10.0]))
+    expected: set[str] = set()
+    for _ in range(rng.randrange(1, 24)):
+        num_prompt = rng.randrange(1, CAPACITY - 2)
+        sequence = place.ask(
+            rng.choice([NO_OBJECTIVE, BATCH, BATCH, soon(0.3), soon(2.0, 0.05), soon(30.0, 2.0)]),
+            tenant=rng.choice("aab"),
+            num_prompt=num_prompt,
+            max_tokens=rng.randrange(1, CAPACITY - num_prompt + 1),
+            priority=rng.choice([LOW, NORMAL, HIGH]),
+            tier=rng.choice(["large", "large", "small"]),
+        )
+        expected.add(sequence.request_id)
+        for _ in range(rng.choice([0, 0, 1, 3])):
+            place.step()
+        if place.live and rng.random() < 0.2:
+            victim = rng.choice(sorted(place.live))
+            place.abort(victim)
+            expected.discard(victim)
+        if place.live and rng.random() < 0.2:
+            moved = rng.choice(sorted(place.live))
+            place.switch(moved, "small" if place.live[moved].tier == "large" else "large")
+    place.run(max_steps=20_000)
+    assert expected <= set(place.finished)
+    place.assert_forgotten()
+
+
+def test_nobody_starves_under_a_flood() -> None:
+    """More short chats than there is time for; batch and late ones still end."""
+    place = Place(max_sequences=4, step_s=0.5)
+    old = [place.ask(BATCH, max_tokens=6), place.ask(soon(0.6), max_tokens=6)]
+    for _ in range(400):
+        for _ in range(2):
+            place.ask(soon(1.5, 0.6), max_tokens=6)
+        place.step()
+    assert all(sequence.request_id in place.finished for sequence in old)
+    assert len(place.scheduler.waiting) > 50  # it was a flood

@@ -1,0 +1,143 @@
+"""Which latency a request is to have: its own words, its class's, and what is refused."""
+
+import tomllib
+from typing import Any
+
+import pytest
+
+from engine.errors import InfeasibleObjectiveError
+from engine.request import NO_OBJECTIVE
+from gateway.errors import BadRequestError, problem_of
+from gateway.schema.common import OutriderOptions
+from gateway.settings_slo import SloSettings
+from gateway.settings_toml import to_toml
+from gateway.slo.classes import SloClasses
+
+
+def options(**slo: Any) -> OutriderOptions:
+    return OutriderOptions.model_validate({"slo": slo})
+
+
+CLASSES = SloClasses(
+    SloSettings.model_validate(
+        {
+            "classes": {"voice": {"ttft_ms": 200, "inter_token_ms": 30}, "free": {}},
+            "long_context_tokens": 100,
+        }
+    )
+)
+
+
+@pytest.mark.parametrize(
+    ("asked", "name"),
+    [
+        ({}, "short-chat"),
+        ({"num_prompt_tokens": 99}, "short-chat"),
+        ({"num_prompt_tokens": 100}, "long-context"),
+        ({"has_tools": True, "num_prompt_tokens": 100}, "tool-calling"),
+        ({"service_tier": "flex", "has_tools": True, "num_prompt_tokens": 100}, "batch"),
+        ({"service_tier": "priority"}, "short-chat"),
+    ],
+)
+def test_who_names_no_class_gets_the_one_that_fits(asked: dict[str, Any], name: str) -> None:
+    resolved = CLASSES.resolve(None, **asked)
+    assert resolved.class_name == name
+    assert not resolved.is_own
+    assert not resolved.refuses
+    assert resolved.is_batch == (name == "batch")
+
+
+def test_an_own_class_wins_over_what_the_request_looks_like() -> None:
+    resolved = CLASSES.resolve(options(**{"class": "voice"}), has_tools=True, service_tier="flex")
+    assert (resolved.class_name, resolved.ttft_s, resolved.inter_token_s) == ("voice", 0.2, 0.03)
+    assert resolved.is_own
+    assert not resolved.is_batch
+    assert not resolved.refuses, "the objective is the class's, not the request's"
+
+
+def test_own_latencies_win_one_by_one_over_the_class() -> None:
+    resolved = CLASSES.resolve(options(**{"class": "voice"}, inter_token_ms=55))
+    assert (resolved.ttft_s, resolved.inter_token_s) == (0.2, 0.055)
+    resolved = CLASSES.resolve(options(ttft_ms=70))
+    assert (resolved.class_name, resolved.ttft_s, resolved.inter_token_s) == (
+        "short-chat",
+        0.07,
+        0.1,
+    )
+    assert resolved.refuses
+    assert resolved.objective.ttft_s == 0.07
+    assert resolved.objective.refuses
+
+
+def test_a_class_without_objectives_asks_the_engine_for_nothing() -> None:
+    assert CLASSES.resolve(options(**{"class": "free"})).objective is NO_OBJECTIVE
+    batch = CLASSES.resolve(options(**{"class": "batch"})).objective
+    assert batch.is_batch
+    assert batch.ttft_s is None
+
+
+@pytest.mark.parametrize(("rule", "own", "others"), [("all", True, True), ("never", False, False)])
+def test_the_operator_says_who_is_refused(rule: str, own: bool, others: bool) -> None:
+    classes = SloClasses(SloSettings.model_validate({"refuse": rule}))
+    assert classes.resolve(options(ttft_ms=5)).refuses is own
+    assert classes.resolve(None).refuses is others
+    assert not classes.resolve(options(**{"class": "batch"})).refuses, "it has no such objective"
+
+
+def test_an_unknown_class_is_refused_naming_those_there_are() -> None:
+    with pytest.raises(BadRequestError) as refused:
+        CLASSES.resolve(options(**{"class": "short-chats"}))
+    assert refused.value.param == "outrider.slo.class"
+    assert "did you mean short-chat?" in str(refused.value)
+    for name in ("short-chat", "long-context", "tool-calling", "batch", "voice", "free"):
+        assert name in str(refused.value)
+    with pytest.raises(BadRequestError):
+        CLASSES.check(options(**{"class": ""}))
+
+
+def test_a_setting_of_a_class_that_there_always_is_leaves_the_others() -> None:
+    settings = SloSettings.model_validate({"classes": {"short_chat": {"ttft_ms": 300}}})
+    changed = settings.classes["short-chat"]
+    assert (changed.ttft_ms, changed.inter_token_ms) == (300, 100)
+    assert settings.classes["batch"].is_batch
+    assert set(settings.classes) == {"short-chat", "long-context", "tool-calling", "batch"}
+    assert SloSettings.model_validate_json(settings.model_dump_json()) == settings
+
+
+@pytest.mark.parametrize(
+    ("classes", "what"),
+    [
+        ({"Voice": {}}, "'Voice' is no name of a class"),
+        ({"voice": {"ttft_ms": -1}}, "greater than or equal to 0"),
+        ({"voice": {"ttft": 1}}, "Extra inputs"),
+        ({"voice": 7}, "valid dictionary"),
+        ({f"c{i}": {} for i in range(40)}, "44 classes are more than 32"),
+    ],
+)
+def test_classes_that_cannot_be_are_refused(classes: dict[str, Any], what: str) -> None:
+    with pytest.raises(ValueError, match=what):
+        SloSettings.model_validate({"classes": classes})
+
+
+def test_the_settings_are_written_and_read_alike() -> None:
+    settings = SloSettings.model_validate({"classes": {"voice": {"ttft_ms": 200}}, "refuse": "all"})
+    assert SloSettings.model_validate(tomllib.loads(to_toml(settings))) == settings
+
+
+def test_who_cannot_be_served_in_time_is_told_when_he_could() -> None:
+    told = problem_of(
+        InfeasibleObjectiveError(ttft_s=0.1, predicted_wait_s=2.4, retry_after_s=2.3004)
+    )
+    assert (told.status, told.type, told.code) == (429, "rate_limit_error", "infeasible_objective")
+    assert told.headers["retry-after"] == "3"
+    assert told.headers["retry-after-ms"] == "2301"
+    assert told.headers["x-should-retry"] == "true"
+
+
+def test_who_could_never_be_served_in_time_is_told_not_to_repeat_it() -> None:
+    told = problem_of(
+        InfeasibleObjectiveError(ttft_s=0.001, predicted_wait_s=0.4, retry_after_s=None)
+    )
+    assert told.status == 429
+    assert "retry-after" not in told.headers
+    assert told.headers["x-should-retry"] == "false"
