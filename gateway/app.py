@@ -19,6 +19,7 @@ from gateway.experiments.admin_routes import EXPERIMENT_ROUTES
 from gateway.experiments.admin_schema import EXPERIMENT_MODELS
 from gateway.experiments.feedback import FeedbackApi
 from gateway.experiments.feedback_schema import FEEDBACK_MODELS, FEEDBACK_OPERATION
+from gateway.handoff.arm_check import arm_check
 from gateway.ledger.usage_api import USAGE_MODELS, USAGE_OPERATION, UsageApi
 from gateway.metering.tenancy import Tenancy
 from gateway.openapi import (
@@ -144,7 +145,7 @@ def _add_routes(app: FastAPI, gateway: Gateway) -> None:
     get("/v1/dashboard", openapi_extra=figures)(_with_principal(gateway.dashboard.dashboard))
 
     _add_tenant_routes(app, gateway.context.tenancy)
-    _add_experiment_routes(app, gateway.context)
+    _add_experiment_routes(app, gateway)
 
     async def openapi_document() -> Response:
         limits = await gateway.limits()
@@ -169,10 +170,12 @@ def _add_tenant_routes(app: FastAPI, tenancy: Tenancy) -> None:
         )
 
 
-def _add_experiment_routes(app: FastAPI, context: GatewayContext) -> None:
+def _add_experiment_routes(app: FastAPI, gateway: Gateway) -> None:
     """What administrators ask of experiments, and what is said of answers."""
+    context = gateway.context
     authenticator = context.tenancy.keys.authenticator
-    api = ExperimentApi(authenticator, context.experiments, _read_small_body)
+    check = arm_check(gateway.planner, context.clock)
+    api = ExperimentApi(authenticator, context.experiments, _read_small_body, check)
     feedback = FeedbackApi(context.experiments.feedback, _read_small_body)
     app.post("/v1/feedback", openapi_extra=FEEDBACK_OPERATION)(_with_principal(feedback.give))
     for route in EXPERIMENT_ROUTES:

@@ -112,12 +112,8 @@ class AnswerResponse(Response):
         meter: RequestMeter | None = None,
         writer: AnswerWriter | None = None,
         watch: RequestWatch | None = None,
-        arm: str = "",
     ) -> None:
-        """`meter` and `watch` are told how it ended. `writer` says it in another API's words.
-
-        `arm`: the arms of experiments that it is in, for a header.
-        """
+        """`meter` and `watch` are told how it ended. `writer` says it in another API's words."""
         super().__init__()
         del self.headers["content-length"]
         self.has_failed = False
@@ -126,7 +122,6 @@ class AnswerResponse(Response):
         self._meter = meter
         self._writer = writer
         self._watch = watch
-        self._arm = arm
         self._recording = None if watch is None else watch.recording
         self._error: Exception | None = None
         self._ending: Ending = "failed"
@@ -269,8 +264,8 @@ class AnswerResponse(Response):
         self._has_started = True
         if facts := self._answering.facts:
             self.headers.update(_headers(facts))
-        if self._arm:
-            self.headers["x-outrider-arm"] = self._arm
+        if self._answering.arm:
+            self.headers["x-outrider-arm"] = self._answering.arm
         if self._meter is not None:
             self.headers.update(self._meter.headers)
         await send(

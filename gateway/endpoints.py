@@ -172,7 +172,6 @@ class Gateway:
                 meter=meter,
                 writer=None if translated is None else translated.writer,
                 watch=watch,
-                arm=plan.arm,
             )
 
         owner = principal_of(request).key_id

@@ -481,7 +481,9 @@ def bad_request(error: ValidationError, body: bytes) -> BadRequestError:
     index = next(i for i, path in enumerate(paths) if len(path) == depth)
     param = ".".join(_shortened(str(part)) for part in paths[index]) or None
     reason = _explain(details[index], _value_at(document, paths[index]))
-    return BadRequestError(f"{param or 'body'}: {reason}.", param=param)
+    reason = reason.removeprefix("Value error, ")  # pydantic's, before a validator's own words
+    end = "" if reason.endswith(("?", ".")) else "."
+    return BadRequestError(f"{param or 'body'}: {reason}{end}", param=param)
 
 
 def _shortened(name: str) -> str:

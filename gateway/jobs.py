@@ -176,6 +176,7 @@ class JobBuilder:
             has_tools=isinstance(request, ChatRequest) and bool(request.tools),
             service_tier=request.service_tier,
             num_prompt_tokens=max(len(prompt.token_ids) for prompt in rendered.prompts),
+            is_arms=incoming.has_arms_slo,
         )
         if incoming.outcome is not None:
             incoming.outcome.serve_under(resolved)

@@ -68,7 +68,8 @@ def plan(  # noqa: PLR0913 - a flag each
         Path | None, typer.Option(help="A run of `outrider bench --json` to be compared with.")
     ] = None,
     overhead_ms: Annotated[
-        float, typer.Option(min=0.0, help="Between client and engine, on the first token.")
+        float,
+        typer.Option(min=0.0, help="With --check: between client and engine, on the first token."),
     ] = 3.0,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write it for programs; - for the terminal.")

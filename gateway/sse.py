@@ -292,12 +292,15 @@ class ChunkWriter:
         origin: Origin,
         *,
         with_usage: bool,
+        with_running_usage: bool,
         with_trace: bool,
     ) -> None:
+        """`with_usage`: a last chunk has the usage. `with_running_usage`: so has each before it."""
         self._generation = generation
         self._form = form
         self._origin = origin
         self._with_usage = with_usage
+        self._with_running_usage = with_running_usage
         self._with_trace = with_trace
         self._head = b""
         self._tail = (b',"usage":null' if with_usage else b"") + b"}\n\n"
@@ -330,7 +333,10 @@ class ChunkWriter:
                 for text, drafted in delta.pieces
             )
             parts += (b',"outrider":{"tokens":[', pieces, b"]", _trace_fields(delta.trace), b"}")
-        parts.append(self._tail)
+        if self._with_running_usage:
+            parts += (b',"usage":', _encode(usage(self._generation)), b"}\n\n")
+        else:
+            parts.append(self._tail)
         return b"".join(parts)
 
     def _begin(self) -> bytes:

@@ -126,7 +126,10 @@ def bench(  # noqa: PLR0913 - a flag each
     stall: Annotated[float, typer.Option(min=0.1, help="Seconds without a sign of life.")] = 60.0,
     seed: Annotated[int, typer.Option(min=0, help="Of times, lengths and order.")] = 0,
     salt: Annotated[
-        str, typer.Option(help="Of made-up texts; the same asks what a cache may know.")
+        str,
+        typer.Option(
+            help="Of made-up texts: the same salt makes the same, which a prefix cache may know."
+        ),
     ] = "",
     commit: Annotated[str | None, typer.Option(help="Written into the result.")] = None,
     serve: Annotated[

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from gateway.bench.figure_text import figure_text
 from gateway.bench.intervals import proportion_estimate
 from gateway.bench.resampling import (
     Floats,
@@ -51,6 +52,8 @@ _LATENCIES: Final = (("ttft", "TTFT"), ("tpot", "TPOT"), ("e2e", "E2E"))
 # What one usually compares; every other condition should be the same on both sides.
 _SUBJECTS: Final = ("url", "model", "arm", "request_fields", "served_by", "commit", "versions")
 _IGNORED: Final = ("started_at", "ended_at", "notes")
+# It only names texts that are made, so that no run finds them in a cache.
+_SALT: Final = "settings.salt"
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
@@ -169,7 +172,8 @@ def different_conditions(first: BenchResult, second: BenchResult) -> list[Condit
     found = []
     for name in names:
         texts = [side.get(name, "not said") for side in sides]
-        if name.partition(".")[0] in _IGNORED or texts[0] == texts[1]:
+        is_ignored = name == _SALT or name.partition(".")[0] in _IGNORED
+        if is_ignored or texts[0] == texts[1]:
             continue
         is_subject = name.partition(".")[0] in _SUBJECTS
         found.append(Condition(name=name, first=texts[0], second=texts[1], is_subject=is_subject))
@@ -435,13 +439,8 @@ def _print_conditions(console: Console, comparison: Comparison) -> None:
     console.print(table)
 
 
-def figure_text(value: float) -> str:
-    """Four digits, no exponent for what people count."""
-    return f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
-
-
 def interval_text(estimate: Estimate) -> str:
     """[low, high], or nothing where there is none."""
     if estimate.low is None or estimate.high is None:
         return ""
-    return f"[{estimate.low:.4g}, {estimate.high:.4g}]"
+    return f"[{figure_text(estimate.low)}, {figure_text(estimate.high)}]"

@@ -10,7 +10,8 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 
-from gateway.bench.compare import Comparison, figure_text
+from gateway.bench.compare import Comparison
+from gateway.bench.figure_text import figure_text
 from gateway.bench.report_charts import comparison_figures, run_figures
 from gateway.bench.report_tables import (
     category_table,

@@ -6,7 +6,8 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.bench.compare import Comparison, figure_text, interval_text
+from gateway.bench.compare import Comparison, interval_text
+from gateway.bench.figure_text import figure_text
 from gateway.bench.results import (
     BenchResult,
     CategorySummary,

@@ -5,6 +5,7 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
+from gateway.bench.figure_text import figure_text
 from gateway.bench.results import BenchResult, Estimate, Objectives, Quantities, Summary
 
 _WIDE: Final = 130
@@ -60,19 +61,19 @@ def _latencies(summary: Summary, *, shows_intervals: bool) -> Table:
 def _figures(found: Quantities, shows_intervals: bool) -> list[str]:
     wanted = (found.mean, found.p50, found.p90, found.p95, found.p99)
     show = _with_interval if shows_intervals else _alone
-    return [show(estimate) for estimate in wanted] + [f"{found.maximum:.4g}"]
+    return [show(estimate) for estimate in wanted] + [figure_text(found.maximum)]
 
 
 def _alone(estimate: Estimate) -> str:
-    return f"{estimate.value:.4g}"
+    return figure_text(estimate.value)
 
 
 def _with_interval(estimate: Estimate) -> str:
     if estimate.low is None and estimate.high is None:
-        return f"{estimate.value:.4g}"
+        return figure_text(estimate.value)
     low = "…" if estimate.low is None else f"{estimate.low:.3g}"
     high = "…" if estimate.high is None else f"{estimate.high:.3g}"
-    return f"{estimate.value:.4g} [dim]{low}-{high}[/dim]"
+    return f"{figure_text(estimate.value)} [dim]{low}-{high}[/dim]"
 
 
 def _lines(result: BenchResult) -> list[str]:
@@ -80,7 +81,7 @@ def _lines(result: BenchResult) -> list[str]:
     lines = [
         f"{summary.num_completed} of {summary.num_requests} requests answered in "
         f"{summary.duration_s:.1f} s: {summary.completed_per_s:.3g} requests/s, "
-        f"{summary.completion_tokens_per_s:.4g} tokens/s"
+        f"{figure_text(summary.completion_tokens_per_s)} tokens/s"
         + (" (counted as events)" if summary.token_source == "chunks" else "")
         + ("" if summary.offered_per_s is None else f"; {summary.offered_per_s:.3g}/s offered")
     ]
@@ -95,11 +96,11 @@ def _lines(result: BenchResult) -> list[str]:
         first = next((row for row in result.measured if row.error is not None), None)
         if first is not None and first.message:
             lines.append(f"[dim]the first: {_plain(first.message)}[/dim]")
-    if summary.cost is not None and summary.cost.usd_per_million_completion_tokens is not None:
-        cost = summary.cost
+    cost = summary.cost
+    if cost is not None and (usd := cost.usd_per_million_completion_tokens) is not None:
         lines.append(
-            f"{cost.usd_per_million_completion_tokens:.4g} USD per million answer tokens, prompts "
-            f"included (prices: {cost.source})"
+            f"{figure_text(usd)} USD per million answer tokens, prompts included (prices: "
+            f"{cost.source})"
         )
     if summary.acceptance is not None and summary.acceptance.share is not None:
         lines.append(
@@ -171,7 +172,7 @@ def _search(result: BenchResult) -> Table:
     if search.best_rate_per_s is None:
         title = f"at no rate that was tried did {wanted}"
     else:
-        title = f"{wanted} up to {search.best_rate_per_s:.4g} requests/s"
+        title = f"{wanted} up to {figure_text(search.best_rate_per_s)} requests/s"
         title += "" if search.is_bounded else ", and perhaps beyond: no rate was too much"
     table = Table(box=None, pad_edge=False, header_style="dim", title=title, title_justify="left")
     for name in ("requests/s", "attainment", "goodput", "TTFT p95", "TPOT p95", "failed", "enough"):
@@ -179,7 +180,7 @@ def _search(result: BenchResult) -> Table:
     for step in sorted(search.steps, key=lambda step: step.rate_per_s):
         summary = step.summary
         table.add_row(
-            f"{step.rate_per_s:.4g}",
+            figure_text(step.rate_per_s),
             "" if summary.attainment is None else _share(summary.attainment),
             "" if summary.goodput_per_s is None else f"{summary.goodput_per_s:.3g}",
             "" if summary.ttft_ms is None else f"{summary.ttft_ms.p95.value:.4g}",

@@ -22,7 +22,7 @@ WorkloadKind = Literal["prompts", "trace", "synthetic"]
 # Of a trace's requests so many fit the context whole; the few longer ones are clipped.
 _FITTING_SHARE: Final = 0.99
 # Texts have not exactly as many tokens as wanted.
-_SPARE_SHARE: Final = 0.03
+_SPARE_SHARE: Final = 0.06
 _SPARE_TOKENS: Final = 8
 _MOST_REQUESTS: Final = 1_000_000
 

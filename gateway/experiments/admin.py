@@ -33,6 +33,11 @@ Parsed = TypeVar("Parsed", bound=BaseModel)
 _NOT_SPEC: Final = frozenset({"share", "state"})
 
 
+async def _anything(spec: ExperimentSpec) -> None:
+    """Every arm can be served."""
+    del spec
+
+
 class ExperimentApi:
     """Handlers of requests whose principal is known. Each one refuses who may not administrate.
 
@@ -45,8 +50,13 @@ class ExperimentApi:
         authenticator: Authenticator,
         experiments: Experiments,
         read_body: Callable[[Request], Awaitable[bytes]],
+        check: Callable[[ExperimentSpec], Awaitable[None]] = _anything,
     ) -> None:
-        """`read_body` reads a JSON request's body, within the limits of all bodies."""
+        """`read_body` reads a JSON request's body, within the limits of all bodies.
+
+        `check` raises ConflictError for arms that this gateway cannot serve, before they run.
+        """
+        self._check = check
         self._authenticator = authenticator
         self._experiments = experiments
         self._store = experiments.store
@@ -65,6 +75,8 @@ class ExperimentApi:
         body = await self._read_body(request)
         wanted = _parsed(ExperimentCreate, body)
         _refuse_twins(body)
+        if wanted.start:
+            await self._check(wanted.spec())
 
         def create() -> ExperimentRecord:
             record = self._store.create(wanted.name, wanted.spec(), share=wanted.share)
@@ -99,6 +111,11 @@ class ExperimentApi:
         wanted = _parsed(ExperimentUpdate, body)
         _refuse_twins(body)
         given = wanted.model_fields_set
+        before = await asyncio.to_thread(self._store.get, name)
+        spec = _edited(before, wanted, given - _NOT_SPEC)
+        will_run = before.is_running if wanted.state is None else wanted.state == "running"
+        if will_run and (spec is not None or not before.is_running):
+            await self._check(spec or before.spec)
 
         def update() -> ExperimentRecord:
             return self._store.update(
@@ -127,6 +144,9 @@ class ExperimentApi:
         """Let it run."""
         self._authenticator.require_admin(principal)
         name = request.path_params["experiment"]
+        before = await asyncio.to_thread(self._store.get, name)
+        if not before.is_running:
+            await self._check(before.spec)
         record = await self._change(lambda: self._store.start(name))
         logger.info("experiment started name=%s by=%s", name, principal.key_id)
         return _json(experiment_report(record))

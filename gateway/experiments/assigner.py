@@ -23,7 +23,8 @@ class Subject:
 
     `user` and `conversation` (see `conversation_unit`) are empty where nobody knows them. `headers`
     by names in lower case. `own_fields`: what of the request's `outrider` object it sets itself,
-    and "service_tier"; who sets what an experiment is about takes no part in it.
+    and "service_tier"; who sets what an experiment is about takes no part in it. `tiers` that may
+    answer this key, None for all. is_admin: it may see, and force, the arms of all experiments.
     """
 
     key_id: str
@@ -35,6 +36,8 @@ class Subject:
     endpoint: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
     own_fields: frozenset[str] = frozenset()
+    tiers: frozenset[str] | None = None
+    is_admin: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

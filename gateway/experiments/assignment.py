@@ -78,6 +78,7 @@ class HashAssigner:
             for record in records
             for arm in record.spec.arms
         }
+        self._eligibility = {record.name: Eligibility.of(record.spec) for record in records}
         self._layers = _layers([one for one in records if one.is_running], secret)
         self._wants_conversation = any(layer.unit == "conversation" for layer in self._layers)
         self._combined: dict[tuple[int, ...], tuple[Overlay, str]] = {}
@@ -93,7 +94,7 @@ class HashAssigner:
         Raises BadRequestError where the header forces an arm that does not exist.
         """
         if ARM_HEADER in subject.headers:
-            return self._force(subject.headers[ARM_HEADER])
+            return self._force(subject.headers[ARM_HEADER].strip(), subject)
         first: Assignment | None = None
         more: list[Assignment] = []
         for layer in self._layers:
@@ -108,11 +109,20 @@ class HashAssigner:
             return first
         return self._together([first, *more])
 
-    def _force(self, wanted: str) -> Assignment:
-        found = self._forced.get(wanted.strip())
-        if found is None:
-            raise unknown_arm(wanted, sorted(self._forced))
+    def _force(self, wanted: str, subject: Subject) -> Assignment:
+        """The arm that the request wants. It sets nothing that the request could not set itself.
+
+        Other tenants' experiments are nobody's business: for who cannot be in them there are none.
+        """
+        found = self._forced.get(wanted)
+        if found is None or not self._shows(found, subject):
+            shown = (name for name, arm in self._forced.items() if self._shows(arm, subject))
+            raise unknown_arm(wanted, sorted(shown))
         return found
+
+    def _shows(self, forced: Assignment, subject: Subject) -> bool:
+        (ref,) = forced.arms
+        return subject.is_admin or self._eligibility[ref.experiment].is_open_to(subject)
 
     def _together(self, parts: list[Assignment]) -> Assignment:
         """The assignments of several layers, which set different things."""

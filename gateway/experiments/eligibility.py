@@ -16,7 +16,10 @@ _NOBODY: Final = frozenset({"", "anonymous"})
 class Eligibility:
     """Who takes part, ready to be asked for every request. None: everybody.
 
-    `about`: settings that the request must not set itself, or arms could not be compared.
+    `about`: settings that the request must not set itself, or arms could not be compared. `tiers`
+    that arms name, all of which the key must be allowed: else some arms could not have it, and the
+    others would be compared with what is left. is_about_places: arms say who may answer, so that no
+    key takes part that only some tiers may answer.
     """
 
     keys: frozenset[str] | None
@@ -25,6 +28,8 @@ class Eligibility:
     endpoints: frozenset[str] | None
     headers: tuple[tuple[str, str], ...]
     about: frozenset[str]
+    tiers: frozenset[str]
+    is_about_places: bool
 
     @classmethod
     def of(cls, spec: ExperimentSpec) -> "Eligibility":
@@ -36,19 +41,30 @@ class Eligibility:
             models=_names(wanted.models),
             endpoints=_names(wanted.endpoints),
             headers=tuple(wanted.headers.items()),
-            about=related_fields(spec.about),
+            about=_about(spec),
+            tiers=_tiers(spec),
+            is_about_places="policy" in spec.about,
         )
 
     def admits(self, subject: Subject) -> bool:
         """Whether this request takes part."""
         return (
             self.about.isdisjoint(subject.own_fields)
-            and (self.keys is None or subject.key_id in self.keys)
-            and (self.teams is None or subject.team_id in self.teams)
+            and self.is_open_to(subject)
+            and (subject.tiers is None or self._may_have_any_arm(subject.tiers))
             and (self.models is None or subject.model in self.models)
             and (self.endpoints is None or subject.endpoint in self.endpoints)
             and (not self.headers or _has_all(subject.headers, self.headers))
         )
+
+    def is_open_to(self, subject: Subject) -> bool:
+        """Whether requests of this key and team may take part."""
+        return (self.keys is None or subject.key_id in self.keys) and (
+            self.teams is None or subject.team_id in self.teams
+        )
+
+    def _may_have_any_arm(self, tiers: frozenset[str]) -> bool:
+        return not self.is_about_places and self.tiers <= tiers
 
 
 def unit_of(kind: UnitKind, subject: Subject) -> str:
@@ -67,6 +83,17 @@ def unit_of(kind: UnitKind, subject: Subject) -> str:
             return subject.conversation
         case "request":
             return subject.request_id
+
+
+def _about(spec: ExperimentSpec) -> frozenset[str]:
+    """What a request must not set itself: a private one cannot be sent elsewhere either."""
+    about = related_fields(spec.about)
+    return about | {"privacy"} if "policy" in spec.about else about
+
+
+def _tiers(spec: ExperimentSpec) -> frozenset[str]:
+    named = (spec.overlay(arm).options.tier for arm in spec.arms)
+    return frozenset(tier for tier in named if tier is not None)
 
 
 def _names(names: list[str] | None) -> frozenset[str] | None:

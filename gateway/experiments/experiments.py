@@ -16,6 +16,7 @@ from gateway.experiments.book import ExperimentBook
 from gateway.experiments.feedback import FeedbackDesk
 from gateway.experiments.keeper import ExperimentKeeper, KeeperMetrics
 from gateway.experiments.keeping import BookControl
+from gateway.experiments.left_out import LeftOut
 from gateway.experiments.measure_store import MeasureStore, MemoryMeasureStore, TotalsStore
 from gateway.experiments.measures import ArmMeasures, MeasureWriter
 from gateway.experiments.memory_store import MemoryExperimentStore
@@ -73,6 +74,8 @@ class Experiments:
         self._keeper = ExperimentKeeper(
             control, self.totals, self.writer.flush, KeeperMetrics(registry), clock=clock
         )
+        self.left_out = LeftOut(registry, clock=clock)
+        """Requests that could not be served as their arm wanted it."""
         self._reporter = Reporter(self.store, self.totals)
 
     @property

@@ -52,6 +52,10 @@ class Place:
     patience_s: Callable[[], float | None] = field(default=lambda: None)
 
 
+Instead = Callable[[Exception], Awaitable["Answering | None"]]
+"""Another answering in the place of one that has led to this error, or None. May raise its own."""
+
+
 class Answering:
     """One API request while it is answered. Use `parts` once.
 
@@ -67,18 +71,25 @@ class Answering:
         deadline_s: float | None = None,
         continues_elsewhere: bool = False,
         on_begin: Callable[[Origin, str], None] = lambda origin, tier: None,
+        arm: str = "",
+        instead: Instead | None = None,
     ) -> None:
         """`origin`: why the first place is asked. `deadline_s`: on the gateway's clock.
 
         continues_elsewhere: where an answer breaks off, another place may go on behind it.
-        `on_begin` is told why the leg that has begun to answer does so, and its tier.
+        `on_begin` is told why the leg that has begun to answer does so, and its tier. `arm`: the
+        arms of experiments that the request is in. `instead` is asked once, before the first part
+        and with the error that would be raised, for another answering in this one's place.
         """
+        self.arm = arm
+        """The arms of experiments that the request is in; known for sure when it is begun."""
         self.deadline_s = deadline_s
         self.leg: Leg | None = None
         self._places = places
         self._continues_elsewhere = continues_elsewhere
         self._origin = origin
         self._on_begin = on_begin
+        self._instead = instead
         self._failures: dict[PlaceName, Exception] = {}
         self._current: PlaceName | None = None
 
@@ -87,7 +98,7 @@ class Answering:
 
         Raises GatewayError or EngineError; before the first part, of the failure that says most.
         """
-        begun: _Begun | None = await self._begin()
+        begun: _Begun | None = await self._begin_or_instead()
         while begun is not None:
             parts, part = begun
             begun = None
@@ -105,6 +116,19 @@ class Answering:
     def facts(self) -> AnswerFacts | None:
         """What is known of the answer; None where nobody began to work on one."""
         return None if self.leg is None else self.leg.facts
+
+    async def _begin_or_instead(self) -> _Begun:
+        try:
+            return await self._begin()
+        except (GatewayError, EngineError) as error:
+            other = None if self._instead is None else await self._instead(error)
+            if other is None:
+                raise
+        self.leg, self.arm = None, other.arm
+        self._places, self._origin = other._places, other._origin
+        self._continues_elsewhere, self._on_begin = other._continues_elsewhere, other._on_begin
+        self._failures, self._current = {}, None
+        return await self._begin()
 
     async def _begin(self) -> _Begun:
         """The body of the first leg that begins, and its first part."""

@@ -7,14 +7,18 @@ from typing import Any, Final
 import msgspec
 
 from gateway.engine_requests import ApiRequest
+from gateway.errors import BudgetError, RateLimitError, problem_of
 from gateway.experiments.assigner import Assigner, Assignment, Subject, conversation_unit
 from gateway.handoff.incoming import Incoming
 from gateway.handoff.names import AUTO
+from gateway.ledger.row import MAX_LENGTHS
 from gateway.schema.common import OutriderOptions
 from gateway.schema.envelope import ReadRequest
+from gateway.tenants.principal import ANONYMOUS
 from gateway.upstream.call import Endpoint
 
 _NO_OPTIONS: Final = OutriderOptions()
+_REFUSALS: Final = frozenset({400, 403, 404, 409, 413, 422})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,19 +80,29 @@ def assignment_of(
             endpoint=endpoint if meter is None else meter.account.endpoint,
             headers=incoming.headers,
             own_fields=choosing.own_fields,
+            tiers=principal.scopes.tiers,
+            is_admin=principal.scopes.is_admin or principal is ANONYMOUS,
         )
     )
 
 
-def with_arms(incoming: Incoming, assignment: Assignment | None) -> Incoming:
-    """The request, known to be in these arms: also to its books, and to those who count."""
+def with_arms(
+    incoming: Incoming, assignment: Assignment | None, own: OutriderOptions | None
+) -> Incoming:
+    """The request, known to be in these arms: also to its books, and to those who count.
+
+    `own`: what it says itself.
+    """
+    label = "" if assignment is None else assignment.label
+    if incoming.meter is not None:
+        incoming.meter.arm = _kept(label)
+    if incoming.outcome is not None:
+        incoming.outcome.arms = () if assignment is None else assignment.measured
     if assignment is None:
         return incoming
-    if incoming.meter is not None:
-        incoming.meter.arm = assignment.label
-    if incoming.outcome is not None:
-        incoming.outcome.arms = assignment.measured
-    return replace(incoming, arm=assignment.label)
+    has_own_slo = own is not None and own.slo is not None
+    has_arms_slo = "slo" in assignment.overlay.fields and not has_own_slo
+    return replace(incoming, arm=label, has_arms_slo=has_arms_slo)
 
 
 def overlaid(request: ApiRequest, assignment: Assignment | None) -> ApiRequest:
@@ -103,10 +117,34 @@ def overlaid(request: ApiRequest, assignment: Assignment | None) -> ApiRequest:
     return request.model_copy(update=changes)
 
 
+def may_be_arms_fault(assignment: Assignment | None, error: Exception) -> bool:
+    """Whether a request might be served if it were in no arm: nobody asked to be in one.
+
+    Refusals of what it asks for; not the failures and the lack of room that experiments measure. Of
+    limits, those of one tier, which an arm may have named. Who forces an arm is told its error.
+    """
+    if assignment is None or assignment.is_forced or not assignment.overlay.fields:
+        return False
+    if isinstance(error, RateLimitError | BudgetError):
+        return error.tier is not None
+    return problem_of(error).status in _REFUSALS
+
+
+def _kept(label: str) -> str:
+    """As much of it as the ledger keeps: whole arms, or it would name others."""
+    while len(label) > MAX_LENGTHS["arm"]:
+        label = label.rpartition(",")[0]
+    return label
+
+
 def _first_words(body: bytes) -> str:
-    """How a conversation began, or a prompt as it is; the body has been read as JSON before."""
-    document: Mapping[str, Any] = msgspec.json.decode(body)
-    for message in document.get("messages") or ():
+    """How a conversation began, or a prompt as it is; nothing of what is no request."""
+    try:
+        document: Mapping[str, Any] = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):  # others read what JSON does not allow
+        return ""
+    messages = document.get("messages")
+    for message in messages if isinstance(messages, list) else ():
         if isinstance(message, dict) and message.get("role") == "user":
             return str(message.get("content"))
     return str(document.get("prompt", ""))

@@ -7,6 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from gateway.engine_requests import ApiRequest
+from gateway.experiments.assigner import Assignment
 from gateway.handoff.names import Meant
 from gateway.handoff.origin import DIRECT, Origin, Unfinished
 from gateway.handoff.terms import Terms
@@ -29,7 +30,8 @@ class Incoming:
 
     `with_trace`: the client wants to see where tokens came from. `meter`: the request's account,
     `outcome`: those who count what becomes of it; None where it only asks. `headers` by names in
-    lower case. `arm`: the arms of experiments that it is in, in words.
+    lower case. `arm`: the arms of experiments that it is in, in words. has_arms_slo: its latency
+    objective is an arm's word and not its own.
     """
 
     arrival_s: float
@@ -41,6 +43,7 @@ class Incoming:
     outcome: OutcomeRecord | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     arm: str = ""
+    has_arms_slo: bool = False
     span: Span = NULL_SPAN
 
 
@@ -51,6 +54,7 @@ class Asked:
     `request` as the local models read it, None where they are not to. `document`, without its
     `outrider` object, and `meant` as a tier elsewhere gets them: only where there are such tiers;
     `model` is what its server is asked for. `origin`: why nobody else may answer.
+    `assignment`: the arms of experiments that it is in.
     """
 
     endpoint: Endpoint
@@ -65,6 +69,7 @@ class Asked:
     model: str | None = None
     max_cost_usd: float | None = None
     origin: Origin = DIRECT
+    assignment: Assignment | None = None
 
     @property
     def is_continuable(self) -> bool:

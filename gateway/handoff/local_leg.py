@@ -15,10 +15,11 @@ from gateway.handoff.origin import Origin, Unfinished
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Writing:
-    """How the client wants the answer written."""
+    """How the client wants the answer written. `with_running_usage` goes with `with_usage`."""
 
     is_streamed: bool
     with_usage: bool = False
+    with_running_usage: bool = False
     with_trace: bool = False
 
 
@@ -59,6 +60,7 @@ class LocalLeg:
             self._form,
             self._origin,
             with_usage=writing.with_usage,
+            with_running_usage=writing.with_running_usage,
             with_trace=writing.with_trace,
         )
         collected: list[Delta] = []

@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
-from engine.errors import PromptTooLongError
+from engine.errors import EngineError, PromptTooLongError
 from gateway.context import GatewayContext
-from gateway.errors import BudgetError, RateLimitError
+from gateway.errors import BudgetError, GatewayError, RateLimitError
 from gateway.generation import Generation
-from gateway.handoff.answering import Answering, Place
+from gateway.handoff.answering import Answering, Instead, Place
 from gateway.handoff.cloud_calls import CloudCalls
 from gateway.handoff.incoming import Asked, Incoming, trace_asked
 from gateway.handoff.leg import Elsewhere, HandOffError, Leg, PlaceName
@@ -36,15 +36,11 @@ _RESERVE: Final = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How a request is going to be answered; is_private: and that nobody else may see it.
-
-    `arm`: the arms of experiments that it is in.
-    """
+    """How a request is going to be answered; is_private: and that nobody else may see it."""
 
     answering: Answering
     is_streamed: bool
     is_private: bool
-    arm: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,23 +71,32 @@ class Planner:
         """Who answers. Raises GatewayError or EngineError."""
         asked = await self._reader.read(endpoint, body, incoming)
         trace_asked(asked)
+
+        async def without_arms(error: Exception) -> Answering | None:
+            plain = await self._reader.without_arms(asked, body, incoming, error)
+            return None if plain is None else self._answering(plain)
+
+        return Plan(
+            answering=self._answering(asked, without_arms),
+            is_streamed=asked.is_streamed,
+            is_private=asked.terms.is_private,
+        )
+
+    def _answering(self, asked: Asked, instead: Instead | None = None) -> Answering:
+        """Those who may answer, in turn; `instead` where they refuse."""
         order = self._order(asked)
         places = [self._place(asked, order, index) for index in range(len(order.places))]
         if len(places) > 1 and order.places[0] == "local":
             # Where what it handed over is not taken after all, the local models answer it.
             places.append(Place(name="local", open=partial(self._open_local, asked, None)))
-        answering = Answering(
+        return Answering(
             places,
             origin=order.origin,
             deadline_s=asked.terms.deadline_s,
             continues_elsewhere=self._continues_elsewhere(asked),
             on_begin=self._calls.count_origin,
-        )
-        return Plan(
-            answering=answering,
-            is_streamed=asked.is_streamed,
-            is_private=asked.terms.is_private,
             arm=asked.incoming.arm,
+            instead=instead,
         )
 
     async def route_report(
@@ -99,6 +104,15 @@ class Planner:
     ) -> dict[str, Any]:
         """Where the request would go, as `RouteReport` has it. Raises what the request would."""
         asked = await self._reader.read(endpoint, body, incoming)
+        try:
+            return await self._route_of(asked)
+        except (GatewayError, EngineError) as error:
+            plain = await self._reader.without_arms(asked, body, incoming, error)
+            if plain is None:
+                raise
+            return await self._route_of(plain)
+
+    async def _route_of(self, asked: Asked) -> dict[str, Any]:
         order = self._order(asked)
         origin = order.origin
         if order.places[0] == "local":
@@ -210,6 +224,7 @@ class Planner:
             Writing(
                 is_streamed=asked.is_streamed,
                 with_usage=request.wants_usage_chunk,
+                with_running_usage=request.wants_running_usage,
                 with_trace=incoming.with_trace,
             ),
             origin,

@@ -4,12 +4,19 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from engine.errors import EngineError
 from gateway.asgi import parse
 from gateway.context import GatewayContext
 from gateway.engine_requests import ApiRequest
-from gateway.errors import LoopError
+from gateway.errors import GatewayError, LoopError
 from gateway.experiments.assigner import Assignment
-from gateway.handoff.arms import assignment_of, choosing_of, overlaid, with_arms
+from gateway.handoff.arms import (
+    assignment_of,
+    choosing_of,
+    may_be_arms_fault,
+    overlaid,
+    with_arms,
+)
 from gateway.handoff.cloud_calls import CloudCalls
 from gateway.handoff.incoming import Asked, Incoming
 from gateway.handoff.name_book import NameBook
@@ -43,7 +50,10 @@ class RequestReader:
         self._calls = calls
 
     async def read(self, endpoint: Endpoint, body: bytes, incoming: Incoming) -> Asked:
-        """What the request says. Raises GatewayError."""
+        """What the request says. Raises GatewayError.
+
+        Who cannot be served as his arm wants it is in none.
+        """
         if self._cloud.gateway_id in incoming.hops or len(incoming.hops) >= _MAX_HOPS:
             raise LoopError(
                 "The request has come through this gateway before: its tiers point at each other."
@@ -59,15 +69,33 @@ class RequestReader:
         request = parse(_REQUESTS[endpoint], body)
         check_model(incoming.principal, request.model)
         assignment = self._assigned(request, body, endpoint, incoming)
+        try:
+            return self._asked_here(endpoint, request, incoming, assignment)
+        except (GatewayError, EngineError) as error:
+            if assignment is None or not may_be_arms_fault(assignment, error):
+                raise
+            asked = self._asked_here(endpoint, request, incoming, None)
+            self._note(assignment, error, incoming)
+            return asked
+
+    def _asked_here(
+        self,
+        endpoint: Endpoint,
+        request: ApiRequest,
+        incoming: Incoming,
+        assignment: Assignment | None,
+    ) -> Asked:
+        incoming = with_arms(incoming, assignment, request.outrider)
         request = overlaid(request, assignment)
         return Asked(
             endpoint=endpoint,
-            incoming=with_arms(incoming, assignment),
+            incoming=incoming,
             terms=self._terms(request.outrider or _NO_OPTIONS, request.model, None, incoming),
             request=request,
             is_streamed=bool(request.stream),
             num_choices=request.n or 1,
             token_limit=request.token_limit,
+            assignment=assignment,
         )
 
     async def _read_for_tiers(self, endpoint: Endpoint, body: bytes, incoming: Incoming) -> Asked:
@@ -77,6 +105,44 @@ class RequestReader:
             refuse_slips(body, read.document)
         check_model(incoming.principal, envelope.model)
         assignment = self._assigned(read, body, endpoint, incoming)
+        try:
+            return await self._asked_anywhere(endpoint, body, read, incoming, assignment)
+        except (GatewayError, EngineError) as error:
+            if assignment is None or not may_be_arms_fault(assignment, error):
+                raise
+            asked = await self._asked_anywhere(endpoint, body, read, incoming, None)
+            self._note(assignment, error, incoming)
+            return asked
+
+    async def without_arms(
+        self, asked: Asked, body: bytes, incoming: Incoming, error: Exception
+    ) -> Asked | None:
+        """The request as it is without experiments, where its arm may have led to this error.
+
+        None where it was not the arm. Raises GatewayError.
+        """
+        assignment = asked.assignment
+        if assignment is None or not may_be_arms_fault(assignment, error):
+            return None
+        if not self._cloud.tiers:
+            plain = self._asked_here(
+                asked.endpoint, parse(_REQUESTS[asked.endpoint], body), incoming, None
+            )
+        else:
+            read = read_request(body, asked.endpoint)
+            plain = await self._asked_anywhere(asked.endpoint, body, read, incoming, None)
+        self._note(assignment, error, incoming)
+        return plain
+
+    async def _asked_anywhere(
+        self,
+        endpoint: Endpoint,
+        body: bytes,
+        read: ReadRequest,
+        incoming: Incoming,
+        assignment: Assignment | None,
+    ) -> Asked:
+        envelope = read.envelope
         options = envelope.options
         if assignment is not None:
             options = assignment.overlay.merge(envelope.outrider) or options
@@ -84,7 +150,7 @@ class RequestReader:
         meant = await self._names.resolve(envelope.model, options.tier)
         asked = Asked(
             endpoint=endpoint,
-            incoming=with_arms(incoming, assignment),
+            incoming=with_arms(incoming, assignment, envelope.outrider),
             terms=self._terms(options, envelope.model, meant, incoming),
             is_streamed=envelope.is_streamed,
             num_choices=envelope.num_choices,
@@ -92,6 +158,7 @@ class RequestReader:
             meant=meant,
             document=read.outward(),
             max_cost_usd=options.max_cost_usd,
+            assignment=assignment,
         )
         asked = self._without_impossible(asked)
         if "local" in asked.terms.places:
@@ -103,6 +170,10 @@ class RequestReader:
             names = await self._names.current()
             asked = replace(asked, model=self._calls.model(asked, names))
         return asked
+
+    def _note(self, assignment: Assignment, error: Exception, incoming: Incoming) -> None:
+        if incoming.outcome is not None:  # else it only asks
+            self._context.experiments.left_out.note(assignment, error)
 
     def _assigned(
         self, asked: ApiRequest | ReadRequest, body: bytes, endpoint: Endpoint, incoming: Incoming

@@ -38,7 +38,7 @@ MAX_LENGTHS: Final[Mapping[str, int]] = {
     "endpoint": 32,
     "model": 256,
     "replica": 256,
-    "arm": 64,
+    "arm": 1024,
     "hand_off": 64,
     "failure": 64,
     "usage_source": 16,

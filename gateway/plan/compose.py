@@ -67,11 +67,11 @@ def _here(settings: Settings, acceptance: float | None, on_progress: ProgressCal
     found = measure(settings, on_progress)
     speculation = found.speculation
     if speculation is not None and acceptance is not None:
-        speculation = replace(speculation, acceptance=acceptance)
+        speculation = Speculation(acceptance=acceptance)
     notes = ["Step times and the host's part were measured just now, with the machine as it is."]
-    if found.acceptance is not None and acceptance is None:
+    if speculation is not None and acceptance is None:
         notes.append(
-            f"Of the small model's first guesses {found.acceptance:.0%} were right, for the "
+            f"Of the small model's first guesses {speculation.acceptance:.0%} were right, for the "
             "prompts that come with Outrider; --acceptance says it for yours."
         )
     return Ground(
@@ -106,7 +106,9 @@ def _by_data_sheet(name: str, settings: Settings, acceptance: float | None) -> G
     ]
     speculation = None
     if len(shapes) > 1:
-        speculation = Speculation(acceptance=acceptance or _ASSUMED_ACCEPTANCE)
+        speculation = Speculation(
+            acceptance=_ASSUMED_ACCEPTANCE if acceptance is None else acceptance
+        )
         if acceptance is None:
             notes.append(
                 f"Guesses are taken to be right with a chance of {_ASSUMED_ACCEPTANCE:g}; measure "
@@ -131,9 +133,10 @@ def compose(found: Ground, wanted: Wanted, settings: Settings) -> Plan:
     lengths = wanted.lengths.within(found.max_context)
     variants = _variants(found, wanted, settings)
     notes = list(found.notes)
+    is_measured = found.speculation is not None and bool(found.speculation.measured)
     notes.append(
         "Simulated: chunked prefill, continuous batching, KV reserved for whole answers; no prefix "
-        "cache, no pre-emption, and guesses as chains."
+        "cache, no pre-emption" + ("." if is_measured else ", and guesses as chains.")
     )
     if lengths.mean_prompt < wanted.lengths.mean_prompt:
         notes.append(f"Lengths were cut to the models' context of {found.max_context} tokens.")

@@ -2,9 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+import numpy as np
 
 from engine.request import EngineRequest, SamplingParams, SpeculationParams, Tier
 from gateway.backends.step_loop import ProgressCallback
@@ -12,7 +14,7 @@ from gateway.bench.prompts import built_in_prompts
 from gateway.engine_wiring import join, load_runners, measure_budget, named_models
 from gateway.plan.curves import MeasuredCurve
 from gateway.plan.shapes import ModelShape
-from gateway.plan.simulate import Speculation, TierModel
+from gateway.plan.simulate import GuessedStep, Speculation, TierModel
 
 if TYPE_CHECKING:
     from engine.core import Engine
@@ -20,26 +22,19 @@ if TYPE_CHECKING:
     from engine.step_times import StepTimeCurve
     from gateway.settings import Settings
 
-_NUM_TOKENS: Final = 48
-_NUM_TOGETHER: Final = 8
+_NUM_TOKENS: Final = 32
+_TOGETHER: Final = (1, 2, 4, 8, 16)
+_NUM_ROUNDS: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """What was found out on this machine. `device` in words; tiers by their names.
-
-    `acceptance`: the chance that a guess is right whose parents are; None without speculation.
-    """
+    """What was found out on this machine. `device` in words; tiers by their names."""
 
     device: str
     shapes: Mapping[Tier, ModelShape]
     tiers: Mapping[Tier, TierModel]
-    acceptance: float | None
-
-    @property
-    def speculation(self) -> Speculation | None:
-        """The guesses as the simulation wants them."""
-        return None if self.acceptance is None else Speculation(acceptance=self.acceptance)
+    speculation: Speculation | None
 
 
 def measure(settings: "Settings", on_progress: ProgressCallback) -> Measurement:
@@ -48,8 +43,17 @@ def measure(settings: "Settings", on_progress: ProgressCallback) -> Measurement:
     curves = {tier: _curve_of(runner) for tier, runner in runners.items()}
     budget = measure_budget(settings, runners, on_progress)
     engine = join(settings, runners, budget)
-    prompts = asyncio.run(_prompts(settings))
-    acceptance = _acceptance(engine, prompts) if len(runners) > 1 and budget else None
+    small = runners.get("small")
+    lab = _Lab(
+        engine,
+        asyncio.run(_prompts(settings)),
+        lambda: 0 if small is None else small.times.num_passes,
+    )
+    plain = {tier: lab.steps(tier, speculates=False) for tier in runners}
+    speculation = None
+    if len(runners) > 1 and budget is not None:
+        guessed = lab.steps("large", speculates=True)
+        speculation = Speculation(acceptance=lab.acceptance, measured=guessed)
     any_runner = next(iter(runners.values()))
     return Measurement(
         device=str(any_runner.device),
@@ -62,14 +66,12 @@ def measure(settings: "Settings", on_progress: ProgressCallback) -> Measurement:
             for tier, runner in runners.items()
         },
         tiers={
-            tier: TierModel(
-                curve=curves[tier],
-                num_kv_tokens=runner.pool.num_blocks * settings.engine.block_size,
-                host_s=_host_s(engine, tier, prompts, curves[tier]),
+            tier: _tier(
+                curves[tier], plain[tier], runner.pool.num_blocks * settings.engine.block_size
             )
             for tier, runner in runners.items()
         },
-        acceptance=acceptance,
+        speculation=speculation,
     )
 
 
@@ -102,43 +104,83 @@ async def _prompts(settings: "Settings") -> dict[Tier, list[tuple[int, ...]]]:
     return prompts
 
 
-def _serve(
-    engine: "Engine", tier: Tier, prompts: list[tuple[int, ...]], *, speculates: bool
-) -> tuple[float, int]:
-    """Write `_NUM_TOKENS` tokens behind each prompt, together; seconds and steps behind prefill."""
-    for number, token_ids in enumerate(prompts):
-        engine.submit(
-            EngineRequest(
-                request_id=f"plan-{tier}-{speculates}-{number}",
-                prompt_token_ids=token_ids,
-                tier=tier,
-                sampling=SamplingParams(max_tokens=_NUM_TOKENS, min_tokens=_NUM_TOKENS),
-                speculation=SpeculationParams(enabled=speculates),
-            )
+def _tier(curve: MeasuredCurve, steps: tuple[GuessedStep, ...], num_kv_tokens: int) -> TierModel:
+    """A tier whose plain steps take what they took: what the passes do not explain is the host."""
+    numbers = np.array([step.num_decoding for step in steps])
+    left = [step.seconds - curve(int(step.num_decoding), curve.context) for step in steps]
+    slope = max(float(np.polyfit(numbers, np.array(left), 1)[0]), 0.0)
+    return TierModel(
+        curve=curve,
+        num_kv_tokens=num_kv_tokens,
+        host_s=max(float(np.median(np.array(left) - slope * numbers)), 0.0),
+        host_sequence_s=slope,
+    )
+
+
+class _Lab:
+    """Has an engine write answers, and looks at its clock."""
+
+    def __init__(
+        self,
+        engine: "Engine",
+        prompts: Mapping[Tier, list[tuple[int, ...]]],
+        num_small_passes: Callable[[], int],
+    ) -> None:
+        """`num_small_passes`: of the small model so far."""
+        self._engine = engine
+        self._num_small_passes = num_small_passes
+        self._prompts = prompts
+        self._num_asked = 0
+
+    @property
+    def acceptance(self) -> float:
+        """Of the small model's first guesses so far, the share that was right."""
+        stats = self._engine.stats()
+        if not stats.accepted_per_depth or not stats.num_drafts:
+            return 0.0
+        return min(stats.accepted_per_depth[0] / stats.num_drafts, 0.99)
+
+    def steps(self, tier: Tier, *, speculates: bool) -> tuple[GuessedStep, ...]:
+        """The steps of a tier by how many decode together."""
+        return tuple(self._step(tier, number, speculates) for number in _TOGETHER)
+
+    def _step(self, tier: Tier, number: int, speculates: bool) -> GuessedStep:
+        """The middle one of many; whatever disturbs the machine disturbs a few of them."""
+        engine, seconds = self._engine, []
+        num_emitted = num_passes = 0
+        for _ in range(_NUM_ROUNDS):
+            self._submit(tier, number, speculates)
+            engine.step()  # the prompts
+            before, passes_before = engine.stats().tiers[tier], self._num_small_passes()
+            now = before
+            while now.num_running == number:
+                begun_s = time.perf_counter()
+                engine.step()
+                seconds.append(time.perf_counter() - begun_s)
+                now = engine.stats().tiers[tier]
+            num_emitted += now.num_output_tokens - before.num_output_tokens
+            num_passes += self._num_small_passes() - passes_before
+            while engine.has_work:
+                engine.step()
+        num_steps = max(len(seconds), 1)
+        return GuessedStep(
+            num_decoding=number,
+            seconds=float(np.median(seconds)),
+            emitted=max(num_emitted / (num_steps * number), 1.0),
+            num_small_passes=num_passes / num_steps if speculates else 0.0,
         )
-    engine.step()  # the prompts
-    begun_s, num_before = time.perf_counter(), engine.stats().num_steps
-    while engine.has_work:
-        engine.step()
-    return time.perf_counter() - begun_s, engine.stats().num_steps - num_before
 
-
-def _acceptance(engine: "Engine", prompts: Mapping[Tier, list[tuple[int, ...]]]) -> float:
-    """Of the small model's first guesses, the share that is right."""
-    _serve(engine, "large", prompts["large"][:_NUM_TOGETHER], speculates=True)
-    stats = engine.stats()
-    accepted, num_drafts = stats.accepted_per_depth, stats.num_drafts
-    return min(accepted[0] / num_drafts, 0.99) if accepted and num_drafts else 0.0
-
-
-def _host_s(
-    engine: "Engine",
-    tier: Tier,
-    prompts: Mapping[Tier, list[tuple[int, ...]]],
-    curve: MeasuredCurve,
-) -> float:
-    """What a step of plain decoding takes beyond its pass."""
-    together = prompts[tier][:_NUM_TOGETHER]
-    seconds, num_steps = _serve(engine, tier, together, speculates=False)
-    context = sum(len(prompt) for prompt in together) / len(together) + _NUM_TOKENS / 2
-    return max(seconds / max(num_steps, 1) - curve(len(together), context), 0.0)
+    def _submit(self, tier: Tier, number: int, speculates: bool) -> None:
+        """Answers of one length, whatever they say, so that all decode until the end."""
+        prompts = self._prompts[tier]
+        for _ in range(number):
+            self._num_asked += 1
+            self._engine.submit(
+                EngineRequest(
+                    request_id=f"plan-{self._num_asked}",
+                    prompt_token_ids=prompts[self._num_asked % len(prompts)],
+                    tier=tier,
+                    sampling=SamplingParams(max_tokens=_NUM_TOKENS),
+                    speculation=SpeculationParams(enabled=speculates, sources=("model",)),
+                )
+            )

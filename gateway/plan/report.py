@@ -143,7 +143,7 @@ def _side_by_side(plan: Plan) -> Table:
         table.add_row(
             capacity.variant.name,
             f"{rate:.2f}",
-            f"{best.figures.goodput_per_s:.2f}",
+            f"{rate * best.figures.attainment:.2f}",
             f"{best.figures.tokens_per_s:,.0f}",
             "" if first is None else f"{rate / first:.2f} x",
             "" if usd is None else f"{usd:.3f}",

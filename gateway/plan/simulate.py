@@ -7,7 +7,8 @@ level. Nothing is random but what is asked: the same workload gives the same fig
 """
 
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Final, Literal
 
@@ -26,24 +27,62 @@ _WARM_UP: Final = 0.2
 class TierModel:
     """A tier: how long its passes take, and for how many tokens it has KV.
 
-    `host_s` is what a pass costs beside the model: planning, sampling, telling.
+    `host_s` is what a pass costs beside the model (planning, telling), and `host_sequence_s` more
+    for each answer in it (sampling, events).
     """
 
     curve: PassCurve
     num_kv_tokens: int
     host_s: float = 0.0
+    host_sequence_s: float = 0.0
 
-    def pass_s(self, num_rows: int, context: float) -> float:
+    def pass_s(self, num_rows: int, num_sequences: int, context: float) -> float:
         """Seconds of a pass; nothing for no rows."""
-        return self.host_s + self.curve(num_rows, context) if num_rows else 0.0
+        if not num_rows:
+            return 0.0
+        host_s = self.host_s + num_sequences * self.host_sequence_s
+        return host_s + self.curve(num_rows, context)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuessedStep:
+    """A step with guesses as it was measured, with so many answers decoding and no prompts.
+
+    `emitted`: tokens of each of them. `num_small_passes`: of the small model in the step.
+    """
+
+    num_decoding: float
+    seconds: float
+    emitted: float
+    num_small_passes: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speculation:
-    """Guesses in a chain: each is right with the chance `acceptance`, if those before it are."""
+    """Guesses in a chain: each is right with the chance `acceptance`, if those before it are.
+
+    `measured`: steps as they were, by ascending numbers of answers; they are believed instead.
+    """
 
     acceptance: float
     max_depth: int = _MOST_DEPTH
+    measured: tuple[GuessedStep, ...] = ()
+
+    def step_of(self, num_decoding: int, plain_s: Callable[[int], float]) -> GuessedStep:
+        """Between two measured steps; beyond the last, guessing gains what it gained there.
+
+        `plain_s`: seconds of a step without guesses, by how many decode.
+        """
+        numbers = [one.num_decoding for one in self.measured]
+        last = self.measured[-1]
+        if num_decoding > last.num_decoding:
+            factor = plain_s(num_decoding) / plain_s(int(last.num_decoding))
+            return replace(last, num_decoding=num_decoding, seconds=last.seconds * factor)
+        between = {
+            name: float(np.interp(num_decoding, numbers, [getattr(s, name) for s in self.measured]))
+            for name in ("seconds", "emitted", "num_small_passes")
+        }
+        return GuessedStep(num_decoding=num_decoding, **between)
 
     def emitted(self, depth: int) -> float:
         """Tokens of a step, in the mean (Leviathan et al. 2023, equation 1)."""
@@ -187,27 +226,64 @@ class Simulation:
         for queue in self._queues.values():
             self._start(queue)
         large, small = self._queues.get("large"), self._queues.get("small")
-        num_decoding = 0 if large is None else len(large.decoding)
-        depth = self._depth(num_decoding) if num_decoding else 0
-        seconds, emitted = 0.0, 1.0
+        guessed = self._guessed(0 if large is None else len(large.decoding))
+        seconds = guessed.seconds
         chunks: list[tuple[_Running, int]] = []
         if large is not None and large.running:
-            rows, taken = self._fill(large, num_decoding * (1 + depth))
-            seconds += large.tier.pass_s(rows, _context(large))
+            chunks, more_s = self._prompts(large, int(guessed.num_decoding))
+            seconds += more_s
+        num_passes = max(guessed.num_small_passes, 1.0 if small and small.running else 0.0)
+        if small is not None and small.running:
+            num_small = len(small.decoding)
+            taken, more_s = self._prompts(small, num_small)
             chunks += taken
-            if depth and self._system.speculation is not None:
-                emitted = self._system.speculation.emitted(depth)
-        small_passes = max(depth, 1 if small is not None and small.running else 0)
-        if small is not None and small_passes:
-            rows, taken = self._fill(small, len(small.decoding))
-            beside = num_decoding if depth else 0
-            seconds += small.tier.pass_s(rows + beside, _context(small))
-            usual = len(small.decoding) + beside
-            seconds += (small_passes - 1) * small.tier.pass_s(usual, _context(small))
-            chunks += taken
+            seconds += more_s
+            # In the passes that guess, its answers are rows more; the others are for them alone.
+            beside = int(guessed.num_decoding) if guessed.num_small_passes else 0
+            context = _context(small)
+            alone_s = small.tier.pass_s(beside, beside, context)
+            both_s = small.tier.pass_s(num_small + beside, num_small + beside, context)
+            seconds += num_passes * max(both_s - alone_s, 0.0)
         self._now_s += seconds
-        ended = self._advance(large, emitted) + self._advance(small, float(small_passes))
+        ended = self._advance(large, guessed.emitted) + self._advance(small, num_passes)
         return ended + self._prefilled(chunks)
+
+    def _guessed(self, num_decoding: int) -> GuessedStep:
+        """The step of those who decode on the large tier, with its guesses, without prompts."""
+        nobody = GuessedStep(num_decoding=0, seconds=0.0, emitted=1.0, num_small_passes=0.0)
+        large, speculation = self._queues.get("large"), self._system.speculation
+        if large is None or not num_decoding:
+            return nobody
+        context = _context(large)
+        if speculation is not None and speculation.measured:
+            tier = large.tier
+            plain_s = tier.pass_s(num_decoding, num_decoding, context)
+            step = speculation.step_of(num_decoding, lambda n: tier.pass_s(n, n, context))
+            if step.seconds / step.emitted > plain_s:  # the engine would not guess
+                return replace(nobody, num_decoding=num_decoding, seconds=plain_s)
+            return step
+        depth = self._depth(num_decoding)
+        seconds = large.tier.pass_s(num_decoding * (1 + depth), num_decoding, context)
+        emitted = 1.0
+        if depth:
+            assert speculation is not None
+            assert self._system.small is not None
+            seconds += depth * self._system.small.pass_s(num_decoding, num_decoding, context)
+            emitted = speculation.emitted(depth)
+        return GuessedStep(
+            num_decoding=num_decoding,
+            seconds=seconds,
+            emitted=emitted,
+            num_small_passes=float(depth),
+        )
+
+    def _prompts(self, queue: _Queue, num_rows: int) -> tuple[list[tuple[_Running, int]], float]:
+        """Prefill chunks beside so many rows, and the seconds that they take more."""
+        total, chunks = self._fill(queue, num_rows)
+        context, tier = _context(queue), queue.tier
+        num_sequences = num_rows + len(chunks)
+        without_s = tier.pass_s(num_rows, num_rows, context)
+        return chunks, max(tier.pass_s(total, num_sequences, context) - without_s, 0.0)
 
     def _start(self, queue: _Queue) -> None:
         """Those that wait, in the order of their arrival, while places and KV last."""
@@ -274,8 +350,8 @@ class Simulation:
             assert system.large is not None
             assert system.small is not None
             assert system.speculation is not None
-            seconds = system.large.pass_s(num_decoding * (1 + depth), context)
-            seconds += depth * system.small.pass_s(num_decoding, context)
+            seconds = system.large.pass_s(num_decoding * (1 + depth), num_decoding, context)
+            seconds += depth * system.small.pass_s(num_decoding, num_decoding, context)
             return system.speculation.emitted(depth) / seconds
 
         return max(range(system.speculation.max_depth + 1), key=rate)

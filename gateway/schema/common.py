@@ -126,9 +126,13 @@ ServiceTierName = Literal["auto", "default", "flex", "priority"]
 
 
 class StreamOptions(RequestModel):
-    """How a stream is written. Ignored when `stream` is false."""
+    """How a stream is written. Ignored when `stream` is false.
+
+    `continuous_usage_stats`: with `include_usage`, every chunk has the usage so far (vLLM's field).
+    """
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
     include_obfuscation: Off = None
 
 
@@ -264,6 +268,12 @@ class GenerationFields(RequestModel):
     def wants_usage_chunk(self) -> bool:
         """Whether a stream ends with a chunk that carries `usage`."""
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def wants_running_usage(self) -> bool:
+        """Whether each of its chunks carries the usage so far."""
+        options = self.stream_options
+        return self.wants_usage_chunk and bool(options and options.continuous_usage_stats)
 
     @property
     def stop_strings(self) -> tuple[str, ...]:

@@ -90,11 +90,13 @@ class SloClasses:
         has_tools: bool = False,
         service_tier: str | None = None,
         num_prompt_tokens: int = 0,
+        is_arms: bool = False,
     ) -> ResolvedObjective:
         """The latency that a request is to have. Raises BadRequestError for an unknown class.
 
         Who names no class is batch with `service_tier` flex, tool-calling with tools, long-context
-        with a long prompt, and short-chat else: in this order.
+        with a long prompt, and short-chat else: in this order. is_arms: an experiment's arm says
+        it and not the request, which did not ask to be refused for it.
         """
         self.check(options)
         slo = None if options is None else options.slo
@@ -112,7 +114,7 @@ class SloClasses:
             ),
             is_batch=settings.is_batch,
             is_own=any(own is not None for own in (own_class, own_ttft_ms, own_inter_token_ms)),
-            refuses=self._refuses(ttft_s, is_own=own_ttft_ms is not None),
+            refuses=self._refuses(ttft_s, is_own=own_ttft_ms is not None and not is_arms),
         )
 
     def _inferred(self, has_tools: bool, service_tier: str | None, num_prompt_tokens: int) -> str:

@@ -56,7 +56,7 @@ def test_places_become_free_as_answers_end() -> None:
 def test_blocks_are_waited_for_like_places() -> None:
     def wait_s(num_blocks: int) -> float:
         return predict_first_token_s(
-            running=[job(num_tokens=20, num_blocks=6)],
+            running=[job(num_tokens=20, num_blocks=6), job(num_tokens=50, num_blocks=6)],
             ahead=[],
             newcomer=job(num_rows=10, num_blocks=num_blocks),
             num_places=9,
@@ -66,7 +66,7 @@ def test_blocks_are_waited_for_like_places() -> None:
 
     assert wait_s(3) == pytest.approx(0.1)
     assert wait_s(9) == pytest.approx(2.1)
-    assert wait_s(1000) == pytest.approx(2.1)  # nobody is left to wait for
+    assert wait_s(1000) == pytest.approx(5.1)  # nobody is left to wait for
 
 
 def test_a_correction_is_learnt_bounded_and_let_go() -> None:

@@ -159,6 +159,28 @@ def test_chunks_match_the_schema(
         Completion.model_validate(event)
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_usage_so_far_comes_with_every_chunk(server: Server, http: httpx.Client, path: str) -> None:
+    server.says("Hello there, fox", group=3)
+    start = HI if "chat" in path else {"model": "large", "prompt": "x"}
+
+    def usages(**options: bool) -> list[Any]:
+        answer = http.post(path, json={**start, "stream": True, "stream_options": options})
+        return [event.get("usage", "none") for event in events_of(answer.text)]
+
+    *running, last = usages(include_usage=True, continuous_usage_stats=True)
+    counts = [one["completion_tokens"] for one in running]
+    assert counts == sorted(counts)
+    assert len(set(counts)) > 1
+    assert running[-1] == last == usages(include_usage=True)[-1]
+    assert all(
+        one["total_tokens"] == one["prompt_tokens"] + n
+        for one, n in zip(running, counts, strict=True)
+    )
+    assert usages(include_usage=True, continuous_usage_stats=False)[0] is None
+    assert set(usages(continuous_usage_stats=True)) == {"none"}, "as at vLLM, only beside the other"
+
+
 def test_the_trace_joins_to_the_text(server: Server, http: httpx.Client) -> None:
     server.says("<think>fox</think>Hello there", group=3)
     response = http.post(

@@ -14,12 +14,18 @@ import yaml
 from engine.events import EngineStats, TierStats
 from gateway.draining import Draining, watch_draining
 from gateway.edge.metrics import EdgeMetrics
+from gateway.experiments.feedback import FeedbackDesk
+from gateway.experiments.keeper import KeeperMetrics
+from gateway.experiments.left_out import LeftOut
+from gateway.experiments.measure_store import MemoryMeasureStore
+from gateway.experiments.recent import RecentRequests
 from gateway.ledger.metrics import LedgerMetrics
 from gateway.limits.metrics import LimitMetrics
 from gateway.loop_lag import LoopLag
 from gateway.metrics import GatewayMetrics
 from gateway.route_metrics import RouteCollector
 from gateway.settings import load_settings
+from gateway.slo.goodput import GoodputSink
 from gateway.telemetry.otel import SpanCounts
 from gateway.tenants.loopback import listen_host
 from gateway.tenants.metrics import TenantMetrics
@@ -55,6 +61,10 @@ def exported() -> dict[str, set[str]]:
     LimitMetrics(registry)
     TenantMetrics(registry)
     LoopLag(registry)
+    GoodputSink(("short-chat",), clock=lambda: 0.0, registry=registry)
+    KeeperMetrics(registry)
+    LeftOut(registry, clock=lambda: 0.0)
+    FeedbackDesk(RecentRequests(), MemoryMeasureStore(), None, registry)
     registry.register(SpanCounts())
     registry.register(RouteCollector(_Guard()))  # type: ignore[arg-type]
     watch_draining(Draining(), registry)

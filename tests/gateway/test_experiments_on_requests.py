@@ -1,6 +1,5 @@
 """Experiments from the request's side: arms, what they set, what is counted, what is said of it."""
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -59,7 +58,9 @@ def totals(made: Books, name: str, num_requests: int) -> dict[str, ArmTotals]:
     found: dict[str, ArmTotals] = {}
 
     def is_complete() -> bool:
-        asyncio.run(experiments.writer.flush())
+        # The report has written what was counted, in the server's own loop.
+        report = made.world.http.get(f"/admin/experiments/{name}/report", headers=BOSS)
+        assert report.status_code == 200, report.text
         found.update(experiments.totals.totals(name, version))
         return sum(arm.num_requests for arm in found.values()) >= num_requests
 

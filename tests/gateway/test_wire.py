@@ -1,5 +1,6 @@
 """Everything that crosses the process border arrives as it left."""
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,6 +31,7 @@ from engine.events import (
     TokensEmitted,
 )
 from engine.request import SOURCES, TIERS, EngineRequest, SamplingParams, SpeculationParams
+from engine.trace import StepTrace, TraceNode
 from gateway.backends import wire
 
 counts = st.integers(0, 2**40)
@@ -70,6 +72,22 @@ request_stats = st.builds(
     ttft_s=st.none() | floats,
     work=st.lists(tier_work, max_size=2).map(tuple),
 )
+traces = st.builds(
+    StepTrace,
+    origins=st.lists(st.sampled_from([*SOURCES, "small", "target", "reused"]), max_size=5).map(
+        tuple
+    ),
+    nodes=st.lists(
+        st.builds(
+            TraceNode,
+            token_id=token_ids,
+            parent=st.integers(-1, 255),
+            sources=st.lists(st.sampled_from([*SOURCES, "reused"]), max_size=3).map(tuple),
+            is_accepted=st.booleans(),
+        ),
+        max_size=4,
+    ).map(tuple),
+)
 events: st.SearchStrategy[EngineEvent] = st.one_of(
     st.builds(
         PrefillDone,
@@ -90,6 +108,7 @@ events: st.SearchStrategy[EngineEvent] = st.one_of(
         num_predicted_tokens=counts,
         num_unratified_tokens=counts,
         num_reused_tokens=counts,
+        trace=st.none() | traces,
     ),
     st.builds(AnswerHeld, request_id=ids, finish_reason=st.sampled_from(["stop", "length"])),
     st.builds(TierSwitched, request_id=ids, tier=tiers, keeps_answer=st.booleans()),
@@ -141,6 +160,7 @@ requests = st.builds(
     tenant=ids,
     weight=st.floats(0, 1e9, exclude_min=True),
     priority=st.sampled_from([-1, 0, 1]),
+    traces=st.booleans(),
 )
 tier_stats = st.builds(
     TierStats,
@@ -216,6 +236,24 @@ def test_the_events_of_a_step_keep_their_order_and_types(step_events: list[Engin
     assert isinstance(decoded, wire.Events)
     assert decoded.unpack() == step_events
     assert [type(event) for event in decoded.unpack()] == [type(event) for event in step_events]
+
+
+def test_a_step_that_nobody_traces_has_no_trace_on_the_wire() -> None:
+    """It would travel with every token."""
+    plain = TokensEmitted(request_id="r", token_ids=(1, 2))
+    told = TokensEmitted(
+        request_id="r", token_ids=(1, 2), trace=StepTrace(origins=("model", "target"))
+    )
+    without, with_trace = (wire.encode(wire.Events.pack([event])) for event in (plain, told))
+    assert b"origins" not in without
+    assert b"model" in with_trace
+
+
+def test_an_unknown_origin_is_refused() -> None:
+    event = TokensEmitted(request_id="r", token_ids=(1,), trace=StepTrace(origins=("model",)))
+    frame = wire.encode(wire.Events.pack([event])).replace(b"model", b"muddl")
+    with pytest.raises(msgspec.ValidationError):
+        wire.decode_reply(frame)
 
 
 def test_a_decoded_request_is_checked_like_any_other() -> None:

@@ -62,7 +62,7 @@ def ask(page: Page, text: str, *, count: int = 1) -> None:
 def coloured(page: Page) -> list[list[str]]:
     """The last answer's tokens and the classes that colour them."""
     pairs: list[list[str]] = page.evaluate(
-        "[...[...document.querySelectorAll('.text')].at(-1).children]"
+        "[...[...document.querySelectorAll('.text')].at(-1).querySelectorAll('.t')]"
         ".map((token) => [token.textContent, token.className.split(' ')[1]])"
     )
     return pairs
@@ -132,6 +132,30 @@ def test_two_answers_side_by_side(gateway: Running, new_page: NewPage) -> None:
     drafting = [request.speculation.enabled for request in gateway.whole.engine.submitted[-2:]]
     assert drafting == [True, False]
     assert page.locator("[data-live=ttft]").all_inner_texts()[1].endswith("ms")
+
+
+def test_a_long_answer_is_laid_out_in_parts(
+    gateway: Running, new_page: NewPage, encode: Callable[[str], list[int]]
+) -> None:
+    """Nobody sees where: its text is the same, also when it is copied."""
+    lines = [f"line {number} of the fox\n" for number in range(40)]
+    steps = [Step(token_ids=(token,)) for line in lines for token in encode(line)]
+    before = gateway.whole.engine.script
+    gateway.whole.engine.script = lambda _: Script(steps=steps)
+    page = new_page(gateway.url, permissions=["clipboard-read", "clipboard-write"])
+    ask(page, "long")
+    gateway.whole.engine.script = before
+    assert page.locator(".text .part").count() > 2
+    assert page.locator(".text .t").count() == len(steps)
+    assert page.evaluate("document.querySelector('.text').textContent") == "".join(lines)
+    heights = page.evaluate(
+        "[document.querySelector('.text').getBoundingClientRect().height,"
+        " parseFloat(getComputedStyle(document.querySelector('.text')).lineHeight)]"
+    )
+    assert round(heights[0] / heights[1]) == len(lines), "no line is lost or added"
+    page.evaluate("getSelection().selectAllChildren(document.querySelector('.text'))")
+    page.keyboard.press("Control+c")
+    assert page.evaluate("navigator.clipboard.readText()") == "".join(lines)
 
 
 def test_a_phone_needs_no_sideways_scrolling(gateway: Running, new_page: NewPage) -> None:

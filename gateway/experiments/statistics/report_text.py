@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from gateway.experiments.statistics.comparison import Comparison
@@ -176,7 +177,8 @@ def _feedback_text(arm: ArmReport, name: str) -> str:
         if each.name != name:
             continue
         if each.kind == "label":
-            told.append(", ".join(f"{label}: {count}" for label, count in each.labels.items()))
+            labels = (f"{escape(label)}: {count}" for label, count in each.labels.items())
+            told.append(", ".join(labels))
         else:
             show = share if each.kind == "success" else _plain
             told.append(f"{interval_text(each.interval, show)} of {each.count}")

@@ -25,7 +25,15 @@ from gateway.plan.check import CheckError, compare
 from gateway.plan.curves import MeasuredCurve, RooflineCurve
 from gateway.plan.devices import DEVICES
 from gateway.plan.shapes import ModelShape
-from gateway.plan.simulate import Ask, Simulation, Speculation, System, TierModel, figures
+from gateway.plan.simulate import (
+    Ask,
+    GuessedStep,
+    Simulation,
+    Speculation,
+    System,
+    TierModel,
+    figures,
+)
 from gateway.plan.workload import fixed_lengths, measured_lengths, usual_lengths
 from gateway.settings import bundled_pair
 
@@ -171,6 +179,22 @@ def test_guessing_pays_where_the_small_pass_is_cheap() -> None:
     assert 4.0 < slow.tpot_s / fast.tpot_s < 5.0
     dear = System(large=TIER, small=TIER, speculation=Speculation(acceptance=0.3))
     assert Simulation(dear).run(asks, num_users=1)[0].tpot_s == pytest.approx(slow.tpot_s)
+
+
+def test_measured_steps_are_believed() -> None:
+    steps = tuple(
+        GuessedStep(num_decoding=n, seconds=s, emitted=e, num_small_passes=2.0)
+        for n, s, e in ((1, 0.02, 4.0), (3, 0.04, 2.0))
+    )
+    guessing = Speculation(acceptance=0.0, measured=steps)
+    plain_s = {3: 0.01, 6: 0.03}.__getitem__
+    between, beyond = guessing.step_of(2, plain_s), guessing.step_of(6, plain_s)
+    assert (between.seconds, between.emitted) == (pytest.approx(0.03), 3.0)
+    assert (beyond.seconds, beyond.emitted) == (pytest.approx(0.12), 2.0)
+    system = System(large=TIER, small=TIER, speculation=guessing)
+    (alone,) = Simulation(system).run([Ask(num_prompt=1, num_answer=9)], num_users=1)
+    # The prompt's pass gives one token, then two steps of four.
+    assert alone.end_s == pytest.approx(0.01 + 2 * 0.02)
 
 
 def test_emitted_tokens_are_the_geometric_sum() -> None:

@@ -1,0 +1,50 @@
+"""Whether this gateway can serve what an experiment's arms set, asked before it starts."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import msgspec
+
+from engine.errors import EngineError
+from gateway.errors import ConflictError, GatewayError, problem_of
+from gateway.experiments.overlay import SERVICE_TIER
+from gateway.handoff.incoming import Incoming
+from gateway.handoff.names import AUTO
+from gateway.handoff.planner import Planner
+from gateway.settings_experiments import ExperimentSpec
+
+_PROBE: Final = "Hello"
+_SERVER_ERROR: Final = 500
+
+ArmCheck = Callable[[ExperimentSpec], Awaitable[None]]
+"""Raises ConflictError, in words, for an arm that no request could be served with."""
+
+
+def arm_check(planner: Planner, clock: Callable[[], float]) -> ArmCheck:
+    """Asks the planner where a short request of each arm would go; nothing is answered."""
+
+    async def check(spec: ExperimentSpec) -> None:
+        models = spec.eligible.models or [AUTO]
+        model = AUTO if AUTO in models else models[0]
+        for arm in spec.arms:
+            body = msgspec.json.encode(_request(model, spec.overlay(arm).document()))
+            try:
+                await planner.route_report("chat", body, Incoming(arrival_s=clock(), request_id=""))
+            except (GatewayError, EngineError) as error:
+                # What is loading, or away, may be there when somebody asks.
+                if problem_of(error).status < _SERVER_ERROR:
+                    raise ConflictError(
+                        f"The arm {arm!r} cannot be served here: {error}", param=f"arms.{arm}.set"
+                    ) from None
+
+    return check
+
+
+def _request(model: str, sets: dict[str, Any]) -> dict[str, Any]:
+    request: dict[str, Any] = {
+        "model": model,
+        "messages": [{"role": "user", "content": _PROBE}],
+    }
+    if SERVICE_TIER in sets:
+        request[SERVICE_TIER] = sets.pop(SERVICE_TIER)
+    return request | ({"outrider": sets} if sets else {})
