@@ -25,8 +25,10 @@ demo-hybrid: $(VENV)/.installed-demo ## a device with the small model and a clou
 serve: $(VENV)/.installed-base ## start the gateway on port 8000
 	@$(PY) -m gateway.cli serve
 
-# What only computes runs in two processes; what watches clocks and sockets has the machine for itself.
-COMPUTING := tests/draft tests/engine tests/kernels tests/laws tests/router tests/verifier
+# What only computes, or does not mind a busy machine, runs in two processes; what watches clocks and
+# sockets has the machine for itself.
+ROBUST := $(addprefix tests/gateway/,dashboard experiments ledger limits plan slo storage surfaces tenants)
+COMPUTING := tests/draft tests/engine tests/kernels tests/laws tests/router tests/verifier $(ROBUST)
 TALKING := tests/laws/test_upstream_law.py tests/gateway tests/pages tests/benchmarks
 WORKERS ?= $(if $(HAS_GPU),0,2)
 
@@ -36,7 +38,7 @@ ifdef ARGS
 else
 	@$(PY) -m pytest -m "not long$(NO_GPU)" -n $(WORKERS) --dist worksteal $(COMPUTING) \
 		--ignore tests/laws/test_upstream_law.py
-	@$(PY) -m pytest -m "not long$(NO_GPU)" $(TALKING)
+	@$(PY) -m pytest -m "not long$(NO_GPU)" $(TALKING) $(addprefix --ignore=,$(ROBUST))
 endif
 
 test-long: $(VENV)/.installed-dev ## run the soak tests and the large counts
