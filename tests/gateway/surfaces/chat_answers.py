@@ -24,6 +24,7 @@ REPORT = {
     "seed": None,
     "hand_off": None,
     "degraded": False,
+    "arm": None,
 }
 USAGE = {
     "prompt_tokens": 9,
