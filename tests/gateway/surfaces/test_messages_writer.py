@@ -288,7 +288,6 @@ def test_a_stream_that_breaks_off() -> None:
         "reason": "requested",
         "hand_off": None,
         "degraded": False,
-        "arm": None,
         "completion_tokens": 2,
     }
     writer = MessageWriter(tells_thoughts=False)

@@ -249,7 +249,6 @@ def test_a_stream_that_breaks_off() -> None:
         "reason": "router: short",
         "hand_off": None,
         "degraded": False,
-        "arm": None,
         "completion_tokens": 2,
     }
     stream += writer.ending_badly(FAILURE, delivered)
