@@ -86,8 +86,9 @@ def tools(client: openai.OpenAI) -> None:
 
 def structured(client: openai.OpenAI) -> None:
     """An answer that is JSON of a given form, whatever the model would rather say."""
+    # The likeliest: sampled, a number may go on until max_tokens, and be no JSON.
     answer = client.chat.completions.parse(
-        model="large", messages=QUESTION, response_format=Sum, max_tokens=64
+        model="large", messages=QUESTION, response_format=Sum, max_tokens=64, temperature=0
     )
     say("structured", answer.choices[0].message.parsed)
 
