@@ -45,7 +45,7 @@ class SloQueueConfig:
     """
 
     unstated_ttft_s: float = 10.0
-    late_aging_s: float = 20.0
+    late_aging_s: float = 1.0
     batch_aging_s: float = 120.0
     aged_every: int = 4
     batch_share: float = 0.5
