@@ -17,6 +17,7 @@ from draft.text_sources import TextSources
 from draft.token_map import TokenMap
 from engine.forest import Forest, ForestVerdicts, HostForest
 from engine.kv_view import KVView
+from engine.own_failure import OwnFailure
 from engine.protocols import DraftLogits, DraftPass, Proposal, Trees, Verdict
 from engine.runner import ModelRunner
 from engine.sequence import Sequence
@@ -82,7 +83,8 @@ class TreeDrafter:
         drafts = [self._plant(sequence) for sequence in sequences]
         step = self._step_budget(drafts)
         for draft in drafts:
-            self._guess_from_text(draft)
+            with OwnFailure(draft.sequence):
+                self._guess_from_text(draft)
         growers = self._choose_growers(drafts, step)
         spent_s = yield from self._grow(growers, drafts, step)
         return Trees(host=harvest(drafts, least_chance(drafts, step, spent_s=spent_s)))
@@ -268,12 +270,13 @@ class TreeDrafter:
         grammar, tree = draft.sequence.grammar, draft.tree
         if grammar is None or "grammar" not in draft.sources:
             return
-        for node in nodes:
+        for node in nodes if draft.sequence.failure is None else ():
             candidate = tree.candidates[node]
             limit = draft.max_text_depth - candidate.depth
             if limit > 0 and candidate.path_prob >= _WORTH_FORCING:
-                forced = grammar.forced_tokens(draft.sequence.token_ids, tree.path(node), limit)
-                tree.add_chain(SOURCE_BIT["grammar"], forced, [_FORCED] * len(forced), node)
+                with OwnFailure(draft.sequence):
+                    forced = grammar.forced_tokens(draft.sequence.token_ids, tree.path(node), limit)
+                    tree.add_chain(SOURCE_BIT["grammar"], forced, [_FORCED] * len(forced), node)
 
     # ---- the small model's guesses --------------------------------------------------------
 

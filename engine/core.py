@@ -132,11 +132,11 @@ class Engine:
         )
         if request.objective.refuses:
             self._gate.check(sequence, sequence.submitted_s)
-        self._sequences[request.request_id] = sequence
         if request.grammar is not None:
             self._grammars.add(sequence)
         else:
             self.scheduler.add(sequence)
+        self._sequences[request.request_id] = sequence
 
     def abort(self, request_id: str) -> None:
         """End a request now; its blocks are free when this returns. Unknown ids are ignored."""
@@ -216,6 +216,8 @@ class Engine:
             self._steps.num_steps += 1
             if not large.prefills:
                 self.scheduler.times.note_step(time.perf_counter() - started_s)
+            for sequence in [s for s in self._sequences.values() if s.failure is not None]:
+                self._fail(sequence)  # it was not judged in this step
         if len(self._sequences) == self._num_idle:  # there may be no next pass to wait beside
             self._beside.run()
         self._steps.total_s += time.perf_counter() - started_s
@@ -238,16 +240,7 @@ class Engine:
                 self.scheduler.add(sequence)
                 continue
             sequence.status = SequenceStatus.FINISHED
-            self._gate.forget(sequence)
-            del self._sequences[sequence.request_id]
-            self._events.append(
-                Failed(
-                    request_id=sequence.request_id,
-                    code="invalid_grammar",
-                    message=str(error),
-                    stats=sequence.stats(),
-                )
-            )
+            self._forget(sequence, code="invalid_grammar", message=str(error))
 
     def _plan_large(self) -> PassPlan:
         if "large" not in self._runners:
@@ -377,6 +370,9 @@ class Engine:
     def _accept(self, item: Judged, verdict: Verdict, output: PassOutput, now_s: float) -> None:
         """Append what was emitted, report it, and finish the sequence where it ends."""
         sequence = item.sequence
+        if sequence.failure is not None:
+            self._fail(sequence)
+            return
         if not sequence.prefill_was_reported:
             sequence.prefill_was_reported = True
             self._events.append(prefill_done(sequence, output.hidden[item.first_row]))
@@ -407,6 +403,32 @@ class Engine:
             self._events.append(AnswerHeld(request_id=sequence.request_id, finish_reason=reason))
         elif reason is not None:
             self._finish(sequence, reason)
+
+    def _fail(self, sequence: Sequence) -> None:
+        """End a sequence whose own part of the step could not be done."""
+        sequence.finish_reason = "abort"
+        self.scheduler.remove(sequence)
+        self._forget(
+            sequence,
+            code="request_failed",
+            message=(
+                "The grammar or the sampling parameters of this request could not be followed "
+                f"({type(sequence.failure).__name__}); the same request would fail again."
+            ),
+        )
+
+    def _forget(self, sequence: Sequence, *, code: str, message: str) -> None:
+        """Drop a sequence that the scheduler does not have any more, and say why."""
+        self._gate.forget(sequence)
+        del self._sequences[sequence.request_id]
+        self._events.append(
+            Failed(
+                request_id=sequence.request_id,
+                code=code,
+                message=message,
+                stats=sequence.stats(),
+            )
+        )
 
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
         sequence.finish_reason = reason

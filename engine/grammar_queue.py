@@ -91,6 +91,8 @@ class GrammarQueue:
                     _attach(item.sequence, item.future.result())
                 except InvalidGrammarError as invalid:
                     error = invalid
+                except Exception as other:  # noqa: BLE001 - a compiler's own, for this request only
+                    error = InvalidGrammarError(f"it cannot be compiled ({type(other).__name__})")
             elif now_s - item.started_s > self._timeout_s:
                 error = InvalidGrammarError(
                     f"compiling the grammar took more than {self._timeout_s:g} s; simplify it"

@@ -9,10 +9,12 @@ from torch import Tensor
 from engine.block_pool import OutOfBlocksError
 from engine.events import FinishReason, PrefillDone, TokenLogprobs, TokensEmitted
 from engine.origins import step_trace
+from engine.own_failure import OwnFailure
 from engine.runner import ForwardSlice, ModelRunner
 from engine.sequence import Sequence
 from engine.speculation_counts import num_predicted, num_reused
 from engine.token_tree import TokenTree
+from engine.trace import StepTrace
 from engine.verdict import Verdict
 
 
@@ -161,8 +163,15 @@ def emission(item: Judged, verdict: Verdict, emitted: list[int], logits: Tensor)
         num_unratified_tokens=sum(verdict.unratified[: len(emitted)]),
         num_reused_tokens=num_reused(item.tree, accepted_nodes),
         logprobs=token_logprobs(logits, rows, emitted, request.sampling.num_logprobs),
-        trace=step_trace(item.sequence, item.tree, verdict, emitted) if request.traces else None,
+        trace=_trace(item, verdict, emitted) if request.traces else None,
     )
+
+
+def _trace(item: Judged, verdict: Verdict, emitted: list[int]) -> StepTrace | None:
+    """Where the tokens came from; None where the sequence's grammar cannot be asked."""
+    with OwnFailure(item.sequence):
+        return step_trace(item.sequence, item.tree, verdict, emitted)
+    return None
 
 
 def token_logprobs(

@@ -9,6 +9,7 @@ from engine.device_rows import DeviceRows
 from engine.forest import Forest, ForestReadback, path_moves, slot_table
 from engine.host_work import HostWork
 from engine.judged import Judged, accepted_moves, answer_slices, fit_tree, plant
+from engine.own_failure import OwnFailure
 from engine.protocols import Drafter, Trees, Verdict, Verifier
 from engine.request import Tier
 from engine.runner import ForwardSlice, ModelRunner, PassOutput
@@ -123,9 +124,11 @@ class LargePass:
         max_nodes = self._config.max_tokens_per_step - num_rows
         if self._drafter is None or not sequence.wants_tree or max_nodes <= 0:
             return None
-        return self._drafter.recall(
-            sequence, max_nodes=max_nodes, num_rows=num_rows, num_beside=num_beside
-        )
+        with OwnFailure(sequence):
+            return self._drafter.recall(
+                sequence, max_nodes=max_nodes, num_rows=num_rows, num_beside=num_beside
+            )
+        return None
 
     def _judge_forest(self, forest: Forest, output: PassOutput) -> ForestReadback:
         """Judge on the device, move the accepted paths' keys and values, copy all that back."""

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from engine.logit_rules import LogitEdits, LogitRule, SamplingRule
 from engine.noise import SequenceNoise
+from engine.own_failure import OwnFailure
 from engine.request import SamplingParams
 from engine.sequence import Sequence
 from kernels.gumbel_noise import row_keys
@@ -53,12 +54,14 @@ def process_logits(logits: Tensor, groups: SequenceOf[RowGroup]) -> Tensor:
     start = 0
     for group in groups:
         sequence, num_rows = group.sequence, len(group.depths)
-        paths = group.paths() if sequence.rules and num_rows else []
-        for rule in sequence.rules if num_rows else ():
-            if isinstance(rule, SamplingRule):
-                rule.collect(edits, start, sequence.token_ids, paths)
-            else:
-                others.append((rule, start, group, paths))
+        if sequence.rules and num_rows and sequence.failure is None:
+            with OwnFailure(sequence):
+                paths = group.paths()
+                for rule in sequence.rules:
+                    if isinstance(rule, SamplingRule):
+                        rule.collect(edits, start, sequence.token_ids, paths)
+                    else:
+                        others.append((rule, start, group, paths))
         start += num_rows
     if edits or others:
         processed = logits.clone()
@@ -66,7 +69,8 @@ def process_logits(logits: Tensor, groups: SequenceOf[RowGroup]) -> Tensor:
         edits.apply(processed)
     for rule, start, group, paths in others:  # after the edits: a grammar has the last word
         rows = processed[start : start + len(group.depths)]
-        rule.apply(rows, group.sequence.token_ids, paths)
+        with OwnFailure(group.sequence):
+            rule.apply(rows, group.sequence.token_ids, paths)
     return processed
 
 

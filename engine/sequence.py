@@ -60,6 +60,8 @@ class Sequence:
     # Why a watched answer ended that waits for `settle` or a change of tier.
     held_reason: FinishReason | None = None
     is_settled: bool = False
+    # What broke while its rules, its grammar or its guesses were followed; nothing is emitted then.
+    failure: Exception | None = None
     prefill_was_reported: bool = False
     first_scheduled_s: float | None = None
     first_token_s: float | None = None

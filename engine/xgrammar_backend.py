@@ -105,8 +105,12 @@ class XGrammarCompiler:
             compiled = self._compile_kind(spec)
         except InvalidGrammarError:
             raise
-        # Everything that xgrammar has to say arrives as RuntimeError, its bindings add TypeError.
-        except (RuntimeError, TypeError, ValueError, RecursionError, MemoryError) as error:
+        except RuntimeError as error:  # what xgrammar has to say
+            raise InvalidGrammarError(_reason(error)) from error
+        except Exception as error:  # a text from a client must never end more than its request
+            log.warning(
+                "grammar could not be read kind=%s error=%s", spec.kind, type(error).__name__
+            )
             raise InvalidGrammarError(_reason(error)) from error
         grammar = XGrammar(
             compiled,

@@ -131,6 +131,9 @@ def _apply(command: Command, engine: StepEngine, channel: Channel) -> None:
                 engine.submit(request)
             except EngineError as error:
                 channel.send(Refused(request.request_id, pack_error(error)))
+            except Exception as error:  # one request's own values must not end the others
+                log.exception("request could not be queued request_id=%s", request.request_id)
+                channel.send(Refused(request.request_id, pack_error(error)))
         case Abort(request_id):
             engine.abort(request_id)
         case SwitchTier(request_id, tier, keeps_answer):
