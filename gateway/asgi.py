@@ -202,6 +202,9 @@ class AnswerResponse(Response):
                 await self._send_part(send, first)
                 async for part in parts:
                     await self._send_part(send, part)
+            except DeadlineExceededError as late:
+                await self._end_badly(send, late, "cancelled")
+                return
             except (GatewayError, EngineError) as error:
                 await self._end_badly(send, error)
                 return
@@ -227,7 +230,7 @@ class AnswerResponse(Response):
 
     async def _send_part(self, send: Send, part: bytes) -> None:
         """This runs for each token of each client."""
-        if part.endswith(sse.DONE):
+        if part.endswith(sse.DONE) and sse.is_end(part):
             await self._finish("answered")
         if self._recording is not None:
             self._recording.add(part)

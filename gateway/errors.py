@@ -187,8 +187,10 @@ class ThrottledError(GatewayError):
 class DeadlineExceededError(GatewayError):
     """The request's own deadline has passed."""
 
+    CODE: Final = "deadline_exceeded"
+
     def __init__(self, message: str) -> None:
-        super().__init__(message, param="outrider.deadline_ms", code="deadline_exceeded")
+        super().__init__(message, param="outrider.deadline_ms", code=self.CODE)
 
 
 class LoopError(GatewayError):

@@ -19,6 +19,7 @@ from gateway.handoff.origin import Origin
 from gateway.trace import DeltaTrace
 
 DONE: Final = b"data: [DONE]\n\n"
+_EVENT_ENDS: Final = (b"\n\n", b"\n\r\n", b"\r\r")
 _encode = msgspec.json.Encoder().encode
 # JSON leaves these alone, but common line readers end a line at them.
 _LINE_ENDS: Final = {"\x85": b"\\u0085", "\u2028": b"\\u2028", "\u2029": b"\\u2029"}
@@ -35,6 +36,12 @@ def _without_line_ends(encoded: bytes) -> bytes:
     for char, escape in _LINE_ENDS.items():
         encoded = encoded.replace(char.encode(), escape)
     return encoded
+
+
+def is_end(part: bytes) -> bool:
+    """Whether a part that ends like [DONE] ends with it: a comment may look like it."""
+    before = part[: -len(DONE)]
+    return not before or before.endswith(_EVENT_ENDS)
 
 
 def event(body: bytes) -> bytes:

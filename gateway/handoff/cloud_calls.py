@@ -130,7 +130,7 @@ class CloudCalls:
         document, credit = asked.document, None
         if meter is not None:
             credit = await self._admitted(meter, asked, tier)
-            if credit is not None and not asked.is_streamed:
+            if credit is not None and not asked.is_streamed and asked.token_limit is None:
                 document = await _bounded(asked, credit)
             if origin.continues is not None:
                 meter.continued()
@@ -168,7 +168,6 @@ class CloudCalls:
         """
         if not meter.is_limited:
             return None
-        bound = asked.token_limit or self._context.limits.default_max_tokens
         local = self._context.tokenizers if "local" in asked.terms.places else ()
         allowed = [name for name in local if meter.principal.scopes.allows_tier(name)]
         return await meter.admit(
@@ -176,8 +175,10 @@ class CloudCalls:
                 tiers=(tier.name, *allowed),
                 num_prompt_tokens=self._num_prompt_tokens(asked),
                 num_choices=_num_answers(asked),
-                max_tokens=bound or tier.settings.max_context or _LONGEST_ANSWER,
+                # The default for the local models is not sent, and binds no other server.
+                max_tokens=asked.token_limit or tier.settings.max_context or _LONGEST_ANSWER,
                 is_bounded=asked.token_limit is not None,
+                is_kept_elsewhere=True,
             )
         )
 

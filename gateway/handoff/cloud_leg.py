@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import aclosing
-from math import ceil
 from typing import Any, Final
 
 import msgspec
@@ -13,16 +12,15 @@ from gateway.handoff.origin import Origin, Unfinished
 from gateway.metering.credit import Credit
 from gateway.sse import DONE, event, rounded
 from gateway.upstream.answer import UpstreamAnswer
-from gateway.upstream.call import Chunk, UpstreamCall, WholeAnswer
-from gateway.upstream.dialects.openai import num_answers
+from gateway.upstream.call import Chunk, UpstreamCall, WholeAnswer, num_answers
 from gateway.upstream.dialects.rewriting import id_of, splice, with_id
 from gateway.upstream.event_stream import event_data
+from gateway.upstream.tally import Tally
 from gateway.upstream.tier import UpstreamTier
 from gateway.upstream.usage import cost_usd, usage_object
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.decode
-_CHARS_PER_TOKEN: Final = 4
 _BLOT: Final = "***"
 
 
@@ -55,6 +53,8 @@ class CloudLeg:
         self._secrets = secrets
         self._is_continuable = is_continuable
         self._credit = credit
+        self._tally = Tally()
+        self._num_credited = 0
         self._num_open = num_answers(call)
         self._ended: set[int] = set()
         self._wants_usage = call.wants_usage_chunk
@@ -73,6 +73,8 @@ class CloudLeg:
                 async with aclosing(answer.chunks()) as chunks:
                     async for chunk in chunks:
                         if await self._is_used_up(chunk):
+                            # Booked first: the gateway's own [DONE] settles the account.
+                            await answer.cut_off(chunk)
                             yield self._cut_off(chunk)
                             break
                         if part := self._written(chunk):
@@ -94,12 +96,20 @@ class CloudLeg:
             self._is_over = True
 
     async def _is_used_up(self, chunk: Chunk) -> bool:
-        """Whether the tenant has no token left for this one. This runs for each token."""
-        if self._credit is None or not chunk.has_text:
+        """Whether the tenant has no token left for this one. This runs for each token.
+
+        An answer that the client has bounded is the server's to end. Only one that is longer than
+        any of so many tokens can be is ended here.
+        """
+        if self._credit is None:
             return False
-        # Nobody tells a chunk's tokens; most are one, of about four characters.
-        num_chars = len(chunk.content) + len(chunk.reasoning)
-        num_tokens = max(ceil(num_chars / _CHARS_PER_TOKEN), 1)
+        self._tally.add(chunk)
+        is_bounded = self.call.token_limit is not None
+        total = self._tally.least_tokens if is_bounded else self._tally.num_tokens
+        num_tokens = total - self._num_credited
+        if num_tokens <= 0:
+            return False
+        self._num_credited = total
         return await self._credit.take(num_tokens) < num_tokens
 
     def _cut_off(self, chunk: Chunk) -> bytes:

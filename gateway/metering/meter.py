@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, Literal
 
-from gateway.errors import BudgetError, RateLimitError
+from gateway.errors import BudgetError, DeadlineExceededError, RateLimitError
 from gateway.ledger.row import LedgerRow
 from gateway.limits.amounts import Amounts, Want
 from gateway.limits.headers import ratelimit_headers
@@ -59,6 +59,7 @@ class Estimate:
     """What an answer is going to take at most, its prompts counted once.
 
     `tiers` may answer, `max_tokens` is of each choice; is_bounded: the client has said so.
+    is_kept_elsewhere: that the answer is no longer is the word of another server.
     """
 
     tiers: tuple[str, ...]
@@ -66,6 +67,7 @@ class Estimate:
     num_choices: int
     max_tokens: int
     is_bounded: bool
+    is_kept_elsewhere: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -139,17 +141,18 @@ class RequestMeter:
     async def admit(self, estimate: Estimate) -> Credit | None:
         """Reserve what the answer is going to take.
 
-        Returns what it may grow on; None where it cannot take more than is reserved, and where
-        nothing is limited. Where others were to answer before, only the difference is reserved.
-        Raises RateLimitError or BudgetError.
+        Returns what it may take, and grow on; None where it cannot take more than is reserved, and
+        where nothing is limited. Where other tiers were to answer before, only the difference is
+        reserved. Raises RateLimitError or BudgetError.
         """
         if not self.is_limited:
             return None
         if estimate.is_bounded:
             await self._reserve(self._wanted(estimate, estimate.max_tokens))
-            return None
-        per_choice = await self._reserve_usual(estimate)
-        if per_choice >= estimate.max_tokens:
+            per_choice = estimate.max_tokens
+        else:
+            per_choice = await self._reserve_usual(estimate)
+        if per_choice >= estimate.max_tokens and not estimate.is_kept_elsewhere:
             return None
         grow = partial(self._grow, estimate.tiers)
         self._credit = Credit(per_choice * estimate.num_choices, grow)
@@ -359,11 +362,15 @@ class RequestMeter:
     def _of_attempt(self, attempt: Attempt, *, was_handed_over: bool) -> Entry:
         is_delivered = attempt.kind != "mirror" and not self._is_booked
         match attempt.outcome:
-            case "answered":
+            case "answered" | "limited":
                 pass
             case "cancelled":
-                is_cut = self._credit is not None and self._credit.is_used_up
-                is_delivered = is_delivered and (is_cut or self._ending == "cancelled")
+                # By the request's own word, and the server is to be paid.
+                is_late = attempt.failure == DeadlineExceededError.CODE
+                is_delivered = is_delivered and (is_late or self._ending == "cancelled")
+            case "refused":
+                # In the middle of its answer: the request was at fault, and had a part of it.
+                is_delivered = is_delivered and attempt.first_token_s is not None
             case "failed":
                 has_begun = attempt.first_token_s is not None and attempt.usage is not None
                 is_delivered = is_delivered and has_begun and self._was_delivered_in_part

@@ -136,6 +136,13 @@ class UpstreamAnswer:
                     yield chunk
                 return
 
+    async def cut_off(self, undelivered: Chunk) -> None:
+        """A limit of the tenant ends the stream before this chunk: book it, and let it go."""
+        assert self._request is not None, "begin comes first"
+        self._request.without(undelivered)
+        self._request.given_up_as = "limited"
+        await self._request.aclose()
+
     async def aclose(self) -> None:
         """The client left, or the answer is over. Gives up what still runs."""
         for opening in self._openings:

@@ -7,9 +7,10 @@ from typing import Literal
 from gateway.upstream.call import UpstreamUsage
 
 AttemptKind = Literal["answer", "retry", "hedge", "continuation", "mirror"]
-AttemptOutcome = Literal["answered", "failed", "refused", "lost", "cancelled"]
+AttemptOutcome = Literal["answered", "failed", "refused", "lost", "cancelled", "limited"]
 """answered: its text was delivered. refused: the server says that the request is at fault. lost:
-another attempt of the same request was faster. cancelled: the client left."""
+another attempt of the same request was faster. cancelled: the client left, or the deadline passed
+(`failure` says so). limited: a limit of the tenant ended it; what came before was delivered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

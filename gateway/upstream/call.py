@@ -55,10 +55,25 @@ class UpstreamCall:
         return isinstance(options, Mapping) and bool(options.get("include_usage"))
 
     @property
+    def token_limit(self) -> int | None:
+        """The most tokens that each answer may have; None where the request names none."""
+        limit = self.document.get("max_completion_tokens") or self.document.get("max_tokens")
+        return int(limit) if isinstance(limit, int | float) else None
+
+    @property
     def num_choices(self) -> int:
         """The n of the request."""
         count = self.document.get("n")
         return count if isinstance(count, int) else 1
+
+
+def num_answers(call: UpstreamCall) -> int:
+    """How many choices the whole answer has: n for each of the prompts."""
+    prompt = call.document.get("prompt")
+    num_prompts = 1
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
+        num_prompts = len(prompt)
+    return num_prompts * max(call.num_choices, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,9 +93,11 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     `raw` is the whole event with its blank line, as it may be sent on: the server's own bytes where
     nothing had to be translated. A comment has nothing but `raw`. `content` and `reasoning` are the
-    text that it adds to choice `index`. `has_calls`, `has_logprobs`: it carries a part of a tool
-    call, log-probabilities. `usage`: what the server reports in it; `is_usage_only`: it has no
-    choice and is there because usage was asked for. `is_done`: the stream's [DONE].
+    text that it adds to choice `index`; `num_other_bytes` is what else the model wrote (names and
+    arguments of calls, refusals, other choices in the same event). `has_calls`, `has_logprobs`: it
+    carries a part of a tool call, log-probabilities. `usage`: what the server reports in it;
+    `is_usage_only`: it has no choice and is there because usage was asked for. `is_done`: the
+    stream's [DONE].
 
     There is one for each token of each client: a struct is made faster than a frozen dataclass, and
     the garbage collector does not look at it.
@@ -90,6 +107,7 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     index: int = 0
     content: str = ""
     reasoning: str = ""
+    num_other_bytes: int = 0
     has_calls: bool = False
     has_logprobs: bool = False
     finish_reason: str | None = None
@@ -108,12 +126,14 @@ class WholeAnswer:
     """An answer that was not streamed, in OpenAI's words.
 
     `body` is its JSON: the server's own bytes where nothing had to be translated. `texts` are the
-    contents of its choices, `reasoning` what they thought. `has_calls`: some choice calls a tool.
+    contents of its choices, `reasoning` what they thought. `has_calls`: some choice calls a tool;
+    `num_other_bytes` is the size of calls and refusals.
     """
 
     body: bytes
     texts: tuple[str, ...] = ()
     reasoning: tuple[str, ...] = ()
+    num_other_bytes: int = 0
     has_calls: bool = False
     finish_reason: str | None = None
     usage: UpstreamUsage | None = None

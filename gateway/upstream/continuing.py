@@ -232,9 +232,8 @@ def as_one_answer(usage: UpstreamUsage, num_before: int) -> UpstreamUsage:
 
 def has_reached_limit(call: UpstreamCall, delivered: Delivered, count: CountText | None) -> bool:
     """Whether the answer broke off when it was as long as it may be."""
-    document = call.document
-    limit = document.get("max_completion_tokens") or document.get("max_tokens")
-    return isinstance(limit, int) and delivered.num_tokens(count) >= limit
+    limit = call.token_limit
+    return limit is not None and delivered.num_tokens(count) >= limit
 
 
 def ending(call: UpstreamCall, delivered: Delivered, usage: UpstreamUsage) -> list[Chunk]:

@@ -4,6 +4,8 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import suppress
+from dataclasses import replace
+from math import ceil
 from typing import Final
 
 from gateway.errors import (
@@ -16,7 +18,14 @@ from gateway.errors import (
 )
 from gateway.telemetry.spans import AttemptMarks, begin_attempt, end_attempt
 from gateway.upstream.attempts import Attempt, AttemptKind, AttemptOutcome
-from gateway.upstream.call import HOPS_HEADER, Chunk, UpstreamCall, UpstreamUsage, WholeAnswer
+from gateway.upstream.call import (
+    HOPS_HEADER,
+    Chunk,
+    UpstreamCall,
+    UpstreamUsage,
+    WholeAnswer,
+    num_answers,
+)
 from gateway.upstream.dialects.base import ReportedError, is_refusal
 from gateway.upstream.parts import TierState
 from gateway.upstream.replicas import Lease, Replica
@@ -34,7 +43,11 @@ _MAX_HEAD_BYTES: Final = 4 << 20
 _CHUNK_BYTES: Final = 256
 """What keeping an event takes beside its own bytes."""
 _LAST_BYTES_S: Final = 1.0
-"""For the end of the response behind [DONE]: it gives the connection back to the pool."""
+"""For the end of a response behind its answer: the usage, and the connection for the pool."""
+_MOST_TOKENS_PER_S: Final = 100
+"""Of an answer that is not streamed and was given up: so many may be written, and be charged."""
+_TICK_S: Final = 0.005
+"""Timers may fire a little early."""
 _BAD_REQUEST: Final = 400
 _LOOP_DETECTED: Final = 508
 
@@ -194,6 +207,7 @@ class UpstreamRequest:
         """
         is_lost = self.given_up_as == "lost"
         if self._reader.is_complete and not is_lost and failure is None:
+            await self._read_usage()
             self.finish()
         if is_lost and self.first_token_s is None and not self._lease.is_ended:
             # Or only the winners' times would be known, and less and less would count as late.
@@ -202,6 +216,20 @@ class UpstreamRequest:
         self._lease.cancelled()
         self._book(self.given_up_as if failure is None else "failed", failure)
         await self._release()
+
+    def without(self, chunk: Chunk) -> None:
+        """The last chunk was read and not delivered: the client does not pay for it."""
+        self._meter.take_back(chunk)
+
+    async def _read_usage(self) -> None:
+        """Of an answer that is complete, what its server says behind it of its tokens."""
+        if self._is_booked or self._events is None:
+            return
+        # A cancelled task that has not left the events yet still reads them.
+        with suppress(TimeoutError, UpstreamError, DeadlineExceededError, RuntimeError):
+            async with asyncio.timeout(_LAST_BYTES_S):
+                async for event in self._events:
+                    self._meter.add(self._reader.read(event))
 
     async def _post(self) -> UpstreamResponse:
         """Until the headers of an answer that is none of a failure."""
@@ -289,13 +317,16 @@ class UpstreamRequest:
             case UpstreamRefusalError() | LoopError():
                 self._lease.succeeded()
                 outcome = "refused"
+            case ReportedError() if error.refusal is not None:
+                error.replica = error.replica or self.replica.name
+                failure, outcome = error.failure, "refused"
             case UpstreamError():
                 error.replica = error.replica or self.replica.name
                 failure = error.failure
                 if error.blames_server or failure == "throttled":
                     self._lease.failed(error.failure, error.asked_wait_s)
             case DeadlineExceededError():
-                failure = error.code
+                outcome, failure = "cancelled", error.code
             case asyncio.CancelledError() | GeneratorExit():
                 await self.aclose()
         self._lease.cancelled()
@@ -320,9 +351,12 @@ class UpstreamRequest:
             return
         self._is_booked = True
         tier, lease = self._tier, self._lease
+        ended_s = tier.parts.clock()
+        if outcome == "cancelled" and self._is_late(ended_s):
+            failure = DeadlineExceededError.CODE
         # A server that failed before its first token is not paid; one that was given up is.
-        if outcome in ("answered", "lost", "cancelled") or lease.first_token_s is not None:
-            self._usage = self._meter.result()
+        if outcome not in ("failed", "refused") or lease.first_token_s is not None:
+            self._usage = self._usage_until(ended_s)
         usage = self._usage
         if outcome == "failed":
             logger.warning(
@@ -340,7 +374,7 @@ class UpstreamRequest:
             kind=self.kind,
             outcome=outcome,
             started_s=lease.started_s,
-            ended_s=tier.parts.clock(),
+            ended_s=ended_s,
             first_token_s=lease.first_token_s,
             status=self._status,
             failure=failure,
@@ -353,6 +387,21 @@ class UpstreamRequest:
             self._call.on_attempt(attempt)
         if self._span.is_recording:
             self._end_span(attempt)
+
+    def _is_late(self, now_s: float) -> bool:
+        deadline_s = self._call.deadline_s
+        return deadline_s is not None and now_s >= deadline_s - _TICK_S
+
+    def _usage_until(self, now_s: float) -> UpstreamUsage:
+        """What it used; of an answer that would have come whole, what may be written by now."""
+        usage = self._meter.result()
+        if self._call.is_streamed or self.whole is not None:
+            return usage
+        num_tokens = ceil((now_s - self._lease.started_s) * _MOST_TOKENS_PER_S)
+        if (limit := self._call.token_limit) is not None:
+            num_tokens = min(num_tokens, limit)
+        num_tokens *= num_answers(self._call)
+        return replace(usage, num_completion_tokens=num_tokens)
 
     def _end_span(self, attempt: Attempt) -> None:
         usage = attempt.usage

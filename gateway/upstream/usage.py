@@ -7,11 +7,11 @@ from typing import Any, Final
 
 from gateway.settings_sections import TierPriceSettings
 from gateway.upstream.call import Chunk, UpstreamCall, UpstreamUsage, WholeAnswer
+from gateway.upstream.tally import Tally, size_bytes, tokens_of
 
 CountText = Callable[[str], int]
 CountPrompt = Callable[[UpstreamCall], int | None]
 
-_CHARS_PER_TOKEN: Final = 4
 # A report this near to our own count is taken as it is: servers count the token that ends an
 # answer, and text may be cut into tokens in more than one way.
 _FREE_TOKENS: Final = 2
@@ -20,6 +20,8 @@ _FREE_SHARE: Final = 0.02
 _HOT: Final = 1.0
 _FREE_SHARE_ABOVE_IF_HOT: Final = 0.3
 _TOKENS_PER_MILLION: Final = 1e6
+_LEAST_PROMPT_SHARE: Final = 1 / 16
+"""Of the estimate by its length: templates leave out much, but not more than that."""
 _MAX_DEPTH: Final = 32
 """Of JSON, for estimates: nobody says anything so deep, but someone may nest as deep."""
 
@@ -29,16 +31,19 @@ class UsageMeter:
 
     `count_text` counts the tokens of a text, `count_prompt` those of a call's prompt; None where
     the server's tokenizer is not known. Only an answer's plain text is held against the report:
-    tool calls and reasoning may have tokens that nobody is shown.
+    tool calls and reasoning may have tokens that nobody is shown. A report of fewer tokens than
+    the text can have, without a tokenizer, is replaced by the estimate.
     """
 
     __slots__ = (
         "_call",
         "_count_prompt",
         "_count_text",
-        "_num_call_parts",
+        "_num_other_bytes",
+        "_num_other_parts",
         "_reasoning",
         "_reported",
+        "_tally",
         "_texts",
     )
 
@@ -53,7 +58,9 @@ class UsageMeter:
         self._count_prompt = count_prompt
         self._texts: defaultdict[int, list[str]] = defaultdict(list)
         self._reasoning: defaultdict[int, list[str]] = defaultdict(list)
-        self._num_call_parts = 0
+        self._num_other_bytes = 0
+        self._num_other_parts = 0
+        self._tally = Tally()
         self._reported: UpstreamUsage | None = None
 
     def add(self, chunk: Chunk) -> None:
@@ -62,10 +69,23 @@ class UsageMeter:
             self._texts[chunk.index].append(chunk.content)
         if chunk.reasoning:
             self._reasoning[chunk.index].append(chunk.reasoning)
-        if chunk.has_calls:
-            self._num_call_parts += 1
+        if chunk.has_calls or chunk.num_other_bytes:
+            self._num_other_parts += 1
+            self._num_other_bytes += chunk.num_other_bytes
+        self._tally.add(chunk)
         if chunk.usage is not None:
             self._reported = chunk.usage  # of several, the last one is about all of the answer
+
+    def take_back(self, chunk: Chunk) -> None:
+        """The last chunk does not count after all. What a report says of it is not known."""
+        if chunk.content:
+            self._texts[chunk.index].pop()
+        if chunk.reasoning:
+            self._reasoning[chunk.index].pop()
+        if chunk.has_calls or chunk.num_other_bytes:
+            self._num_other_parts -= 1
+            self._num_other_bytes -= chunk.num_other_bytes
+        self._tally.take_back(chunk)
 
     def add_whole(self, answer: WholeAnswer) -> None:
         """An answer that is not streamed."""
@@ -74,7 +94,9 @@ class UsageMeter:
         for index, text in enumerate(answer.reasoning):
             if text:
                 self._reasoning[index].append(text)
-        self._num_call_parts += answer.has_calls
+        self._num_other_parts += answer.has_calls or bool(answer.num_other_bytes)
+        self._num_other_bytes += answer.num_other_bytes
+        self._tally.add_whole(answer)
         self._reported = answer.usage or self._reported
 
     def result(self) -> UpstreamUsage:
@@ -82,18 +104,30 @@ class UsageMeter:
         if self._reported is None:
             return self._without_report()
         if self._count_text is None:
-            return self._reported
+            return self._believed(self._reported)
         return self._checked(self._reported, self._count_text)
+
+    def _believed(self, reported: UpstreamUsage) -> UpstreamUsage:
+        """The report, but for numbers that are too small for the text that was seen."""
+        usage = reported
+        if reported.num_completion_tokens < self._tally.least_tokens:
+            usage = _estimated(usage, num_completion_tokens=self._tally.num_tokens)
+        prompt = _estimate_prompt(self._call.document)
+        if reported.num_prompt_tokens < max(prompt * _LEAST_PROMPT_SHARE, min(prompt, 1)):
+            usage = _estimated(usage, num_prompt_tokens=prompt)
+        return usage
 
     def _checked(self, reported: UpstreamUsage, count: CountText) -> UpstreamUsage:
         """The report, or our own count where it is too far from it."""
         usage = reported
-        if not (self._num_call_parts or any(self._reasoning.values())):
+        if not (self._num_other_parts or any(self._reasoning.values())):
             counted = _count(self._texts.values(), count)
             hidden = reported.num_reasoning_tokens
             told = reported.num_completion_tokens - hidden
             if not (_is_near(told, counted) or self._may_be_more(told, counted)):
                 usage = _corrected(usage, num_completion_tokens=counted + hidden)
+        elif reported.num_completion_tokens < self._tally.least_tokens:
+            usage = _estimated(usage, num_completion_tokens=self._tally.num_tokens)
         prompt = self._count_prompt(self._call) if self._count_prompt else None
         if prompt is not None and not _is_near(reported.num_prompt_tokens, prompt):
             cached = min(reported.num_cached_tokens, prompt)
@@ -109,19 +143,20 @@ class UsageMeter:
     def _without_report(self) -> UpstreamUsage:
         """Counted where all of it can be, else estimated."""
         prompt = self._count_prompt(self._call) if self._count_prompt else None
-        is_counted = self._count_text is not None and not self._num_call_parts
+        is_counted = self._count_text is not None and not self._num_other_parts
         count = self._count_text or _estimate
         reasoning = _count(self._reasoning.values(), count)
+        num_completion = self._tally.num_tokens
+        if self._count_text is not None:
+            num_other = max(self._num_other_parts, tokens_of(self._num_other_bytes))
+            num_completion = _count(self._texts.values(), count) + reasoning + num_other
         if prompt is None:
             is_counted = False
             prompt = _estimate_prompt(self._call.document)
         return UpstreamUsage(
             num_prompt_tokens=prompt,
-            # The parts of a call come token by token, so far as servers stream them at all.
-            num_completion_tokens=_count(self._texts.values(), count)
-            + reasoning
-            + self._num_call_parts,
-            num_reasoning_tokens=reasoning,
+            num_completion_tokens=num_completion,
+            num_reasoning_tokens=min(reasoning, num_completion),
             source="counted" if is_counted else "estimated",
         )
 
@@ -154,6 +189,10 @@ def _corrected(usage: UpstreamUsage, **numbers: int) -> UpstreamUsage:
     return replace(usage, source="counted", is_corrected=True, **numbers)
 
 
+def _estimated(usage: UpstreamUsage, **numbers: int) -> UpstreamUsage:
+    return replace(usage, source="estimated", is_corrected=True, **numbers)
+
+
 def _is_near(reported: int, counted: int) -> bool:
     return abs(reported - counted) <= max(_FREE_TOKENS, _FREE_SHARE * counted)
 
@@ -164,7 +203,7 @@ def _count(texts: Iterable[list[str]], count: CountText) -> int:
 
 
 def _estimate(text: str) -> int:
-    return -(-len(text) // _CHARS_PER_TOKEN)
+    return tokens_of(size_bytes(text))
 
 
 def _estimate_prompt(document: Mapping[str, Any]) -> int:

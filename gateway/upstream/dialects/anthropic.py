@@ -143,6 +143,7 @@ class AnthropicDialect:
             body=_encode(document),
             texts=(text,),
             reasoning=(thoughts,),
+            num_other_bytes=sum(len(block.name or "") + len(bytes(block.input)) for block in calls),
             has_calls=bool(calls),
             finish_reason=finish_reason,
             usage=usage,

@@ -183,9 +183,9 @@ class AnthropicChunkReader:
             self._num_calls += 1
             call = block.call()
             call["function"]["arguments"] = ""
-            return self._chunk(
-                {"tool_calls": [{"index": self._num_calls - 1, **call}]}, has_calls=True
-            )
+            told = {"tool_calls": [{"index": self._num_calls - 1, **call}]}
+            num_bytes = len(call["function"]["name"].encode())
+            return self._chunk(told, num_other_bytes=num_bytes, has_calls=True)
         if block.type == "text" and block.text:
             return self._chunk({"content": block.text}, content=block.text)
         if block.type == "thinking" and block.thinking:
@@ -220,7 +220,8 @@ class AnthropicChunkReader:
 
     def _arguments(self, text: str) -> Chunk:
         call = {"index": self._num_calls - 1, "function": {"arguments": text}}
-        return self._chunk({"tool_calls": [call]}, has_calls=True)
+        num_bytes = len(text.encode())
+        return self._chunk({"tool_calls": [call]}, num_other_bytes=num_bytes, has_calls=True)
 
     def _take_usage(self, usage: Usage | None) -> None:
         if usage is not None:
@@ -243,6 +244,7 @@ class AnthropicChunkReader:
         *,
         content: str = "",
         reasoning: str = "",
+        num_other_bytes: int = 0,
         has_calls: bool = False,
         finish_reason: str | None = None,
         stop: str | None = None,
@@ -262,6 +264,7 @@ class AnthropicChunkReader:
             raw=to_event(body),
             content=content,
             reasoning=reasoning,
+            num_other_bytes=num_other_bytes,
             has_calls=has_calls,
             finish_reason=finish_reason,
             usage=usage_of(self._usage) if finish_reason and self._has_usage else None,

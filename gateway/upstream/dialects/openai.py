@@ -13,7 +13,14 @@ from typing import Any, Final
 import msgspec
 
 from gateway.errors import UpstreamError
-from gateway.upstream.call import Chunk, Endpoint, UpstreamCall, UpstreamUsage, WholeAnswer
+from gateway.upstream.call import (
+    Chunk,
+    Endpoint,
+    UpstreamCall,
+    UpstreamUsage,
+    WholeAnswer,
+    num_answers,
+)
 from gateway.upstream.dialects.base import (
     DONE,
     ChunkReader,
@@ -26,6 +33,7 @@ from gateway.upstream.dialects.base import (
 )
 from gateway.upstream.dialects.openai_request import request_body
 from gateway.upstream.event_stream import event_data
+from gateway.upstream.tally import size_bytes
 from gateway.upstream.traits import ServerTraits
 
 _NULL: Final = msgspec.Raw(b"null")
@@ -59,6 +67,7 @@ class _Text(msgspec.Struct):
     content: str | list[Any] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
+    refusal: msgspec.Raw = _NULL
     tool_calls: list[msgspec.Raw] | None = None
     function_call: msgspec.Raw = _NULL
 
@@ -83,6 +92,16 @@ class _Answer(msgspec.Struct):
     object: str | None = None
 
 
+class _Function(msgspec.Struct):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class _Call(msgspec.Struct):
+    function: _Function | None = None
+
+
+_read_call: Final = msgspec.json.Decoder(_Call).decode
 _read_answer: Final = msgspec.json.Decoder(_Answer).decode
 
 
@@ -127,6 +146,7 @@ class OpenAIDialect:
                 for choice, message in zip(choices, messages, strict=True)
             ),
             reasoning=tuple(map(reasoning_of, messages)),
+            num_other_bytes=sum(map(num_other_bytes, messages)),
             has_calls=any(map(has_calls, messages)),
             finish_reason=choices[0].finish_reason,
             usage=_usage_of(answer.usage),
@@ -177,6 +197,7 @@ class OpenAIChunkReader:
             index=choice.index or 0,
             content=(choice.text or "") if delta is None else content_of(delta),
             reasoning="" if delta is None else reasoning_of(delta),
+            num_other_bytes=0 if delta is None else num_other_bytes(delta),
             has_calls=delta is not None and has_calls(delta),
             has_logprobs=choice.logprobs != _NULL,
             finish_reason=choice.finish_reason or None,
@@ -196,11 +217,13 @@ class OpenAIChunkReader:
         read = choices if self._num_choices == 1 else choices[:1]
         deltas = [choice.delta or _Text(content=choice.text) for choice in read]
         reasons = [choice.finish_reason for choice in choices if choice.finish_reason]
+        others = [choice.delta or _Text(content=choice.text) for choice in choices[len(read) :]]
         return Chunk(
             raw=event,
             index=choices[0].index or 0,
             content="".join(map(content_of, deltas)),
             reasoning="".join(map(reasoning_of, deltas)),
+            num_other_bytes=sum(map(num_other_bytes, deltas)) + sum(map(_num_bytes, others)),
             has_calls=any(has_calls(choice.delta) for choice in choices if choice.delta),
             has_logprobs=any(choice.logprobs != _NULL for choice in choices),
             finish_reason=reasons[0] if reasons else None,
@@ -213,15 +236,6 @@ class OpenAIChunkReader:
             if line.startswith(b"error:"):
                 raise reported(self._tier, _decoded(line[6:]) or line[6:].decode(errors="replace"))
         return Chunk(raw=event)
-
-
-def num_answers(call: UpstreamCall) -> int:
-    """How many choices the whole answer has: n for each of the prompts."""
-    prompt = call.document.get("prompt")
-    num_prompts = 1
-    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
-        num_prompts = len(prompt)
-    return num_prompts * max(call.num_choices, 1)
 
 
 def content_of(text: _Text) -> str:
@@ -242,6 +256,33 @@ def reasoning_of(text: _Text) -> str:
 def has_calls(text: _Text) -> bool:
     """Whether a tool is called, or a function as it was called before there were tools."""
     return bool(text.tool_calls) or text.function_call != _NULL
+
+
+def num_other_bytes(text: _Text) -> int:
+    """What the model wrote beside content and reasoning: names and arguments of calls, refusals."""
+    if not text.tool_calls and text.function_call == _NULL and text.refusal == _NULL:
+        return 0
+    num_bytes = sum(map(_num_call_bytes, text.tool_calls or ()))
+    if text.function_call != _NULL:
+        num_bytes += _num_call_bytes(msgspec.Raw(b'{"function":%b}' % text.function_call))
+    if text.refusal != _NULL:
+        num_bytes += len(bytes(text.refusal))
+    return num_bytes
+
+
+def _num_call_bytes(raw: msgspec.Raw) -> int:
+    """A call's name and arguments; of one in another form all of it."""
+    try:
+        function = _read_call(raw).function
+    except (ValueError, RecursionError):
+        function = None
+    if function is None:
+        return len(bytes(raw))
+    return size_bytes(function.name or "") + size_bytes(function.arguments or "")
+
+
+def _num_bytes(text: _Text) -> int:
+    return size_bytes(content_of(text)) + size_bytes(reasoning_of(text)) + num_other_bytes(text)
 
 
 def _joined(parts: list[Any], kind: str) -> str:

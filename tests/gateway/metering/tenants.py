@@ -77,6 +77,14 @@ class Books:
         used = response.json()["usage"]["total_tokens"]
         return int(response.headers["x-ratelimit-remaining-tokens"]) + used
 
+    def used(self, limit: str) -> int:
+        """What counts against a limit of the key, when all is over: tokens, or nano-dollars."""
+        self.settle()
+        limiter = self.world.context.tenancy.limiter
+        assert isinstance(limiter, MemoryLimiter)
+        key_id = self.key[3:11]
+        return limiter._counters["key", key_id, "", limit].used(limiter.moment())
+
     def settle(self) -> None:
         """Wait until nothing is under way, and all that is over is charged."""
         tenancy = self.world.context.tenancy

@@ -62,6 +62,10 @@ CALL = (
     b'data: {"id":"c","choices":[{"index":0,"delta":{"tool_calls":[{"index":0,"id":"call_1",'
     b'"type":"function","function":{"name":"f","arguments":""}}]},"finish_reason":null}]}\n\n'
 )
+FUNCTION_CALL = (
+    b'data: {"id":"c","choices":[{"index":0,"delta":{"function_call":'
+    b'{"name":"f","arguments":""}},"finish_reason":null}]}\n\n'
+)
 LOGPROBS = (
     b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"a"},"logprobs":{"content":'
     b'[{"token":"a","logprob":-0.1,"bytes":[97],"top_logprobs":[]}]},"finish_reason":null}]}\n\n'
@@ -297,8 +301,8 @@ def test_what_is_nested_too_deeply_is_refused() -> None:
         (VLLM_REASONING, {"reasoning": "Hm"}),
         (LLAMA_CPP_PYTHON, {"content": "Par"}),
         (MISTRAL, {"content": "So", "reasoning": "Hm"}),
-        (CALL, {"has_calls": True}),
-        (CALL.replace(b"tool_calls", b"function_call"), {"has_calls": True}),
+        (CALL, {"has_calls": True, "num_other_bytes": 1}),
+        (FUNCTION_CALL, {"has_calls": True, "num_other_bytes": 1}),
         (LOGPROBS, {"content": "a", "has_logprobs": True}),
         (b": keep-alive\n\n", {}),
         (b"data:\n\n", {}),

@@ -306,7 +306,7 @@ def test_a_deadline_ends_the_wait_for_a_first_token(kind: str) -> None:
     async def body(under_test: Bench) -> None:
         error = await complaint(under_test, deadline_in_s=0.15)
         assert isinstance(error, DeadlineExceededError)
-        assert under_test.outcomes == [("answer", "failed", "deadline_exceeded")]
+        assert under_test.outcomes == [("answer", "cancelled", "deadline_exceeded")]
         # The request was in a hurry; that is not the server's fault.
         breaker = under_test.tier.replicas.replicas[0].breaker
         for _ in range(6):
@@ -321,7 +321,7 @@ def test_a_deadline_ends_a_stream() -> None:
         received, error = await read_broken(under_test.answer(deadline_in_s=0.4))
         assert isinstance(error, DeadlineExceededError)
         assert expected_text(HEALTHY).startswith(text_of(received))
-        assert under_test.outcomes == [("answer", "failed", "deadline_exceeded")]
+        assert under_test.outcomes == [("answer", "cancelled", "deadline_exceeded")]
         assert under_test.booked[0].usage is not None
 
     run(body, broken("stall", after_events=2))

@@ -355,7 +355,7 @@ def test_a_fault_of_the_request_that_is_told_late_is_not_the_servers() -> None:
                 assert isinstance(error, UpstreamError)
                 assert (error.failure, error.replica != "") == ("reported", True)
             assert under_test.tier.is_available
-            assert set(under_test.outcomes) == {("answer", "failed", "reported")}
+            assert set(under_test.outcomes) == {("answer", "refused", "reported")}
 
     asyncio.run(body())
 

@@ -1,0 +1,215 @@
+"""Issue 15, hole 3: whatever ends an answer of an upstream tier early, what was delivered is paid.
+
+Charged are the server's own figures where they come, else what was counted, and the ledger and the
+limits agree.
+"""
+
+import concurrent.futures
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from benchmarks.mock_upstream import MockScript, ToolCall, Toxic
+from gateway.chat import ChatTokenizer
+from gateway.limits.amounts import NANOS_PER_USD, LimitSpec
+from tests.gateway.hostile import hostile, piece, streamed
+from tests.gateway.hybrid import CHAT, Streamed
+from tests.gateway.metering.tenants import Books, books
+
+Open = Callable[..., Any]
+PRICE = {"prompt": 100.0, "completion": 1000.0}
+LONG = MockScript(num_pieces=400, usage="never")
+BROKE = 0.05
+MANY = LimitSpec(tokens_per_minute=10_000, usd_per_day=100)
+
+
+@pytest.fixture
+def opened(tokenizer: ChatTokenizer, encode: Callable[[str], list[int]], tmp_path: Path) -> Open:
+    """Opens a gateway with a key and one upstream tier, whose answers have no default length."""
+
+    @contextmanager
+    def open_books(script: MockScript = LONG, **options: Any) -> Iterator[Books]:
+        tier = {"price": PRICE, **options.pop("tier", {})}
+        with books(tokenizer, encode, tmp_path, tier=tier, clouds=[script], **options) as made:
+            object.__setattr__(made.world.context.limits, "default_max_tokens", None)
+            yield made
+
+    return open_books
+
+
+def charged(rows: list[dict[str, Any]]) -> tuple[int, int]:
+    """Tokens and nano-dollars."""
+    return (
+        sum(row["num_charged_tokens"] for row in rows),
+        sum(row["charge_nanos"] for row in rows),
+    )
+
+
+def ask_stream(made: Books, **fields: Any) -> httpx.Response:
+    return made.world.chat(model="cloud", stream=True, **fields)
+
+
+def read_a_little(made: Books, num_lines: int, **fields: Any) -> list[str]:
+    """Leave a stream after so many lines."""
+    url = f"{made.world.url}/v1/chat/completions"
+    body = {**CHAT, "model": "cloud", "stream": True, **fields}
+    with httpx.stream("POST", url, json=body, headers=made.world.http.headers) as stream:
+        lines = stream.iter_lines()
+        return [next(lines) for _ in range(num_lines)]
+
+
+@pytest.mark.parametrize("with_usage", [False, True])
+def test_a_stream_that_a_limit_cuts_is_charged(opened: Open, with_usage: bool) -> None:
+    """It was free: the gateway's own [DONE] settled before the attempt was booked."""
+    with opened(limits=LimitSpec(usd_per_day=BROKE)) as made:
+        options = {"stream_options": {"include_usage": True}} if with_usage else {}
+        answer = Streamed(ask_stream(made, **options))
+        (row,) = made.rows(1)
+        refused = ask_stream(made)
+    assert answer.is_done
+    assert '"finish_reason":"length"' in answer.raw.decode()
+    assert row["outcome"] == "limited"
+    assert row["num_charged_tokens"] == row["num_prompt_tokens"] + row["num_completion_tokens"]
+    assert 0.8 * BROKE < row["charge_nanos"] / NANOS_PER_USD <= BROKE
+    assert refused.status_code == 429
+    if with_usage:
+        usage = next(chunk["usage"] for chunk in answer.chunks if chunk.get("usage"))
+        assert usage["total_tokens"] == row["num_charged_tokens"]
+
+
+def test_six_streams_under_a_small_budget_cost_no_more_than_it(opened: Open) -> None:
+    """They cost 1.20 USD and charged nothing."""
+    with opened(limits=LimitSpec(usd_per_day=BROKE)) as made:
+        with concurrent.futures.ThreadPoolExecutor(6) as pool:
+            told = list(pool.map(lambda _: ask_stream(made), range(6)))
+        made.settle()
+        answers = [Streamed(response) for response in told if response.status_code == 200]
+        rows = made.rows(len(answers))
+        used = made.used("usd_per_day")
+    delivered = sum(len(answer.text.split()) for answer in answers)
+    assert answers
+    assert {response.status_code for response in told} <= {200, 429}
+    assert delivered * PRICE["completion"] * 1e-6 <= BROKE
+    assert sum(row["cost_nanos"] for row in rows) <= BROKE * NANOS_PER_USD
+    assert delivered <= sum(row["num_completion_tokens"] for row in rows)
+    assert used == charged(rows)[1]
+
+
+def test_a_client_that_leaves_a_stream_pays_for_what_it_got(opened: Open) -> None:
+    with opened(MockScript(num_pieces=400, gap_s=0.002), limits=MANY) as made:
+        lines = read_a_little(made, 20)
+        (row,) = made.rows(1)
+        used = made.used("tokens_per_minute")
+    texts = [json.loads(line[6:]) for line in lines if line]
+    delivered = sum(bool(c["choices"][0]["delta"].get("content")) for c in texts if c["choices"])
+    assert row["outcome"] == "cancelled"
+    assert row["num_charged_tokens"] >= row["num_prompt_tokens"] + delivered > 0
+    assert used == row["num_charged_tokens"]
+
+
+def test_hidden_tokens_are_paid_by_a_client_that_leaves_before_the_usage(opened: Open) -> None:
+    """The reason to end was there: what the server reports comes right behind it."""
+    script = MockScript(pieces=("Yes.",), reported_usage=(10, 500), usage="always", gap_s=0.1)
+    with opened(script, limits=MANY) as made:
+        url, headers = f"{made.world.url}/v1/chat/completions", made.world.http.headers
+        fields = {"stream": True, "stream_options": {"include_usage": True}}
+        body = {**CHAT, "model": "cloud", **fields}
+        with httpx.stream("POST", url, json=body, headers=headers) as stream:
+            next(line for line in stream.iter_lines() if '"stop"' in line)
+        (row,) = made.rows(1)
+    assert (row["usage_source"], row["num_charged_tokens"]) == ("reported", 510)
+
+
+def test_an_answer_that_its_own_deadline_ends_is_paid(opened: Open) -> None:
+    script = MockScript(num_pieces=400, gap_s=0.01, usage="never")
+    options = {"outrider": {"deadline_ms": 150}}
+    with opened(script, limits=MANY) as made:
+        stream = ask_stream(made, **options)
+        script = MockScript(first_token_delay_s=1)
+        made.world.cloud.script = script
+        whole = made.world.chat(model="cloud", **options)
+        rows = made.rows(2)
+        used = made.used("tokens_per_minute")
+    assert (stream.status_code, whole.status_code) == (200, 504)
+    assert "deadline_exceeded" in stream.text
+    for row, least in zip(rows, (5, 1), strict=True):
+        assert (row["outcome"], row["failure"]) == ("cancelled", "deadline_exceeded")
+        assert row["num_charged_tokens"] >= row["num_prompt_tokens"] + least
+    assert used == sum(row["num_charged_tokens"] for row in rows)
+
+
+def test_a_whole_answer_that_its_client_does_not_wait_for_is_paid(opened: Open) -> None:
+    """The server may have written all of it: as much is charged as it can have been by then."""
+    with opened(MockScript(first_token_delay_s=5), limits=MANY) as made:
+        with pytest.raises(httpx.ReadTimeout):
+            made.world.http.post(
+                "/v1/chat/completions",
+                json={**CHAT, "model": "cloud", "max_tokens": 20},
+                timeout=0.3,
+            )
+        (row,) = made.rows(1)
+    assert (row["outcome"], row["usage_source"]) == ("cancelled", "estimated")
+    assert row["num_completion_tokens"] == 20
+    assert row["num_charged_tokens"] == row["num_prompt_tokens"] + 20
+
+
+def test_a_failure_of_the_server_is_free_in_mid_stream_too(opened: Open) -> None:
+    toxic = Toxic(kind="reset", after_events=5)
+    with opened(MockScript(num_pieces=40, toxic=toxic), limits=MANY) as made:
+        answer = Streamed(ask_stream(made))
+        (row,) = made.rows(1)
+        used = made.used("tokens_per_minute")
+    assert answer.error is not None
+    assert (row["outcome"], row["num_charged_tokens"], used) == ("failed", 0, 0)
+    assert row["cost_nanos"] > 0
+
+
+def test_a_report_of_nothing_is_not_believed(opened: Open) -> None:
+    usage = {"stream_options": {"include_usage": True}}
+    with opened(limits=MANY) as made:
+        for number, claimed in enumerate([(0, 0), (-5, -5), (0, 1)]):
+            made.world.cloud.script = MockScript(
+                num_pieces=200, reported_usage=claimed, usage="always"
+            )
+            whole = made.world.chat(model="cloud").json()["outrider"]
+            streamed = Streamed(ask_stream(made, **(usage if number else {}))).report
+            assert whole["usage_corrected"] is streamed["usage_corrected"] is True
+        rows = made.rows(6)
+    for row in rows:
+        assert row["num_completion_tokens"] >= 200
+        assert row["num_prompt_tokens"] > 0
+        total = row["num_prompt_tokens"] + row["num_completion_tokens"]
+        assert row["num_charged_tokens"] == total
+
+
+def test_calls_of_tools_are_counted_as_they_grow(opened: Open) -> None:
+    """A call of 4,000 characters in one event was one token."""
+    calls = (ToolCall(name="write", arguments=json.dumps({"text": "word " * 800})),)
+    script = MockScript(pieces=("",), tool_calls=calls, usage="never", finish_reason="tool_calls")
+    tools = [{"type": "function", "function": {"name": "write"}}]
+    with opened(script, limits=LimitSpec(tokens_per_minute=300)) as made:
+        response = ask_stream(made, tools=tools)
+        (row,) = made.rows(1)
+    assert response.status_code == 200
+    assert row["outcome"] == "limited"
+    assert row["num_charged_tokens"] <= 300
+    assert "word word" not in response.text
+
+
+def test_a_comment_that_looks_like_the_end_settles_nothing(opened: Open) -> None:
+    """What followed it was free."""
+    pieces = [piece(f"word{number} ") for number in range(50)]
+    comment = b": data: [DONE]\n\n"
+    answer = streamed(*pieces[:2], comment, *pieces[2:], piece(finish="stop"))
+    with hostile(answer) as far, opened(limits=MANY, tier={"url": far.url}) as made:
+        told = Streamed(ask_stream(made))
+        (row,) = made.rows(1)
+    assert told.is_done
+    assert row["outcome"] == "answered"
+    assert row["num_completion_tokens"] >= 50
+    assert row["num_charged_tokens"] > 50
