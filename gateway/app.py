@@ -8,10 +8,14 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from engine.errors import EngineError
-from gateway.asgi import read_json_body
 from gateway.context import GatewayContext, GatewayLimits
 from gateway.dashboard.schema import DASHBOARD_MODELS, Dashboard
-from gateway.endpoints import DASHBOARD_PATH, PLAYGROUND_PATHS, Gateway, json_response
+from gateway.endpoints import (
+    DASHBOARD_PATH,
+    MAX_SMALL_BODY_BYTES,
+    PLAYGROUND_PATHS,
+    Gateway,
+)
 from gateway.entrance import Entrance, principal_of
 from gateway.errors import GatewayError, handle_exception
 from gateway.experiments.admin import ExperimentApi
@@ -21,13 +25,12 @@ from gateway.experiments.feedback import FeedbackApi
 from gateway.experiments.feedback_schema import FEEDBACK_MODELS, FEEDBACK_OPERATION
 from gateway.handoff.arm_check import arm_check
 from gateway.ledger.usage_api import USAGE_MODELS, USAGE_OPERATION, UsageApi
-from gateway.metering.tenancy import Tenancy
 from gateway.openapi import (
-    build_document,
     generation_operation,
     operation,
     question_operation,
 )
+from gateway.openapi_document import OpenApiEndpoint
 from gateway.schema.chat import ChatRequest
 from gateway.schema.completions import CompletionRequest
 from gateway.schema.responses import (
@@ -70,7 +73,6 @@ _OTHER_MODELS: Final = (
     *EXPERIMENT_MODELS,
     *FEEDBACK_MODELS,
 )
-_MAX_ADMIN_BODY_BYTES: Final = 2**20
 
 
 def create_app(context: GatewayContext) -> Entrance:
@@ -144,22 +146,23 @@ def _add_routes(app: FastAPI, gateway: Gateway) -> None:
     figures = operation(Dashboard, "What has been going on.", operation_id="getDashboard")
     get("/v1/dashboard", openapi_extra=figures)(_with_principal(gateway.dashboard.dashboard))
 
-    _add_tenant_routes(app, gateway.context.tenancy)
+    _add_tenant_routes(app, gateway)
     _add_experiment_routes(app, gateway)
 
-    async def openapi_document() -> Response:
-        limits = await gateway.limits()
-        has_tiers = bool(gateway.context.cloud.tiers)
-        document = build_document(app, limits, models=_OTHER_MODELS, has_tiers_elsewhere=has_tiers)
-        return json_response(document)
+    document = OpenApiEndpoint(
+        app,
+        gateway.limits,
+        models=_OTHER_MODELS,
+        has_tiers_elsewhere=bool(gateway.context.cloud.tiers),
+    )
+    get("/openapi.json", include_in_schema=False)(document.answer)
 
-    get("/openapi.json", include_in_schema=False)(openapi_document)
 
-
-def _add_tenant_routes(app: FastAPI, tenancy: Tenancy) -> None:
+def _add_tenant_routes(app: FastAPI, gateway: Gateway) -> None:
     """What tenants may ask of themselves, and administrators of them."""
+    tenancy = gateway.context.tenancy
     usage = UsageApi(tenancy.database)
-    admin = AdminApi(tenancy.keys, _read_small_body)
+    admin = AdminApi(tenancy.keys, gateway.read_small_body)
     app.get("/v1/usage", openapi_extra=USAGE_OPERATION)(_with_principal(usage.usage))
     for route in ADMIN_ROUTES:
         app.add_api_route(
@@ -175,9 +178,13 @@ def _add_experiment_routes(app: FastAPI, gateway: Gateway) -> None:
     context = gateway.context
     authenticator = context.tenancy.keys.authenticator
     check = arm_check(gateway.planner, context.clock)
-    api = ExperimentApi(authenticator, context.experiments, _read_small_body, check)
-    feedback = FeedbackApi(context.experiments.feedback, _read_small_body)
-    app.post("/v1/feedback", openapi_extra=FEEDBACK_OPERATION)(_with_principal(feedback.give))
+    api = ExperimentApi(authenticator, context.experiments, gateway.read_small_body, check)
+    feedback = FeedbackApi(context.experiments.feedback)
+
+    async def give_feedback(request: Request) -> Response:
+        return await gateway.counted(request, feedback.give, limit_bytes=MAX_SMALL_BODY_BYTES)
+
+    app.post("/v1/feedback", openapi_extra=FEEDBACK_OPERATION)(give_feedback)
     for route in EXPERIMENT_ROUTES:
         app.add_api_route(
             route.path,
@@ -185,10 +192,6 @@ def _add_experiment_routes(app: FastAPI, gateway: Gateway) -> None:
             methods=[route.method],
             openapi_extra=route.operation,
         )
-
-
-async def _read_small_body(request: Request) -> bytes:
-    return await read_json_body(request, limit_bytes=_MAX_ADMIN_BODY_BYTES)
 
 
 def _with_principal(

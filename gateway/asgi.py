@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import aclosing
 from typing import Any, Final, TypeVar
 
@@ -15,9 +15,11 @@ from starlette.types import Message, Receive, Scope, Send
 
 from engine.errors import EngineError
 from gateway import sse
+from gateway.edge.bodies import HeldBody
 from gateway.errors import (
     BadRequestError,
     BodyTooLargeError,
+    ContentEncodingError,
     DeadlineExceededError,
     GatewayError,
     MediaTypeError,
@@ -35,27 +37,40 @@ logger = logging.getLogger(__name__)
 
 Parsed = TypeVar("Parsed", bound=BaseModel)
 
-_JSON_TYPE: Final = re.compile(r"application/([\w.+-]+\+)?json", re.IGNORECASE)
+_JSON_TYPE: Final = re.compile(r"application/([\w.+-]+\+)?json", re.IGNORECASE | re.ASCII)
+_MAX_DIGITS: Final = 20
+"""Of a length; int() refuses numbers of thousands of digits by another error."""
+Work = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
-async def read_json_body(request: Request, *, limit_bytes: int) -> bytes:
-    """The body of a JSON request, unparsed.
+async def read_json_body(request: Request, *, limit_bytes: int, held: HeldBody) -> bytes:
+    """Return the body of a JSON request, unparsed, with its bytes reserved in `held`.
+
+    A declared length is reserved before anything is read, so a client that waits for "100 Continue"
+    is refused before it sends; bytes of a body in chunks are reserved as they come.
 
     Raises BodyTooLargeError as soon as the limit is passed, MediaTypeError where JSON is not
-    declared: a browser may send other types across sites without asking.
+    declared (a browser may send other types across sites without asking), ContentEncodingError for
+    a compressed body, and what `held.reserve` raises.
     """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip()
     if not _JSON_TYPE.fullmatch(media_type):
         raise MediaTypeError(media_type)
+    encoding = ",".join(request.headers.getlist("content-encoding")).strip()
+    if encoding.lower() not in ("", "identity"):
+        raise ContentEncodingError(encoding)
     declared = request.headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > limit_bytes:
-        raise BodyTooLargeError(limit_bytes=limit_bytes)
+    if declared.isdigit():
+        if len(declared) > _MAX_DIGITS or int(declared) > limit_bytes:
+            raise BodyTooLargeError(limit_bytes=limit_bytes)
+        held.reserve(int(declared))
     body = bytearray()
     try:
         async for chunk in request.stream():
-            body += chunk
-            if len(body) > limit_bytes:
+            if len(body) + len(chunk) > limit_bytes:
                 raise BodyTooLargeError(limit_bytes=limit_bytes)
+            held.reserve(len(body) + len(chunk))
+            body += chunk
     except ClientDisconnect:
         raise BadRequestError("The body ended early.") from None
     return bytes(body)
@@ -93,6 +108,18 @@ async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, None]) ->
 async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+class WorkResponse(Response):
+    """A response that is made while it is sent, so that one context holds what both need."""
+
+    def __init__(self, work: Work) -> None:
+        super().__init__()
+        self._work = work
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Make and send it. Raises what the work raises."""
+        await self._work(scope, receive, send)
 
 
 class AnswerResponse(Response):
@@ -144,7 +171,7 @@ class AnswerResponse(Response):
             raise
         except Exception as error:
             self._error = error
-            await self._finish("failed")
+            await self._finish("failed", error)
             raise
         finally:
             if self._meter is not None:
@@ -214,7 +241,7 @@ class AnswerResponse(Response):
         await self._finish("answered")
         await send({"type": "http.response.body", "body": b""})
 
-    async def _finish(self, ending: Ending) -> None:
+    async def _finish(self, ending: Ending, error: Exception | None = None) -> None:
         """Settle the account before the last byte is sent: the next request may follow at once.
 
         From here on an answer that is whole is in time: what is paid for is sent.
@@ -226,6 +253,8 @@ class AnswerResponse(Response):
                 self._limit.reschedule(None)
         self._ending = ending
         if self._meter is not None:
+            if error is not None:
+                self._meter.failed_by(error)
             await self._meter.finish(ending)
 
     async def _send_part(self, send: Send, part: bytes) -> None:
@@ -242,7 +271,7 @@ class AnswerResponse(Response):
 
     async def _end_badly(self, send: Send, error: Exception, ending: Ending = "failed") -> None:
         """An error event instead of [DONE]; what was sent stands, and no more follows."""
-        await self._finish(ending)
+        await self._finish(ending, error)
         self.has_failed = True
         self._error = error
         problem = problem_of(error)

@@ -13,14 +13,16 @@ import msgspec
 from fastapi import FastAPI, Request
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import HTMLResponse, Response
+from starlette.types import Receive, Scope, Send
 
 from engine.errors import EngineError
 from engine.events import EngineStats
-from gateway.asgi import AnswerResponse, read_json_body
+from gateway.asgi import AnswerResponse, WorkResponse, read_json_body
 from gateway.context import GatewayContext
 from gateway.dashboard.api import DashboardApi, DashboardSources
 from gateway.dashboard.experiments import experiment_documents
 from gateway.dashboard.recent import RecentOutcomes
+from gateway.edge.bodies import BodyBudget
 from gateway.edge.idempotency import IdempotentAnswers
 from gateway.entrance import principal_of
 from gateway.errors import GatewayError, Problem, UnavailableError
@@ -43,7 +45,7 @@ from gateway.surfaces.surface import Surface
 from gateway.surfaces.tokenize import Tokenizing
 from gateway.telemetry.log_context import log_context
 from gateway.telemetry.tracer import NULL_SPAN, Span
-from gateway.tenants.principal import Principal
+from gateway.tenants.principal import ANONYMOUS, Principal
 from gateway.upstream.call import HOPS_HEADER, Endpoint
 
 logger = logging.getLogger(__name__)
@@ -52,6 +54,8 @@ PLAYGROUND_PATHS: Final = ("/", "/playground")
 DASHBOARD_PATH: Final = "/dashboard"
 
 _STATS_TIMEOUT_S: Final = 2.0
+MAX_SMALL_BODY_BYTES: Final = 2**20
+"""Of a body that holds no prompt."""
 _HOP: Final = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 _PAGE_POLICY: Final = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
@@ -73,6 +77,11 @@ class Gateway:
         self.messages_surface = MessagesSurface(has_tiers_elsewhere=bool(context.cloud.tiers))
         self._tokenizing = Tokenizing(context, self.jobs)
         self._idempotent = IdempotentAnswers.of(context.http, context.clock, context.edge_metrics)
+        self._bodies = BodyBudget(
+            max_bytes=context.http.max_bytes_in_flight,
+            max_bytes_per_owner=context.http.max_bytes_in_flight_per_key,
+            metrics=context.edge_metrics,
+        )
         recent = RecentOutcomes(clock=context.clock)
         self._sinks = (*context.experiments.sinks, context.slo.goodput, recent)
         self.dashboard = DashboardApi(
@@ -146,36 +155,80 @@ class Gateway:
     async def _answer(
         self, endpoint: Endpoint, request: Request, surface: Surface | None = None
     ) -> Response:
-        clock = self.context.clock
-        arrival_s = clock()
-        body = await self._body(request)
-
-        async def answered() -> Response:
-            name = surface.name if surface else endpoint
-            record = self._record(arrival_s)
-            watch = self._watch(request, name, arrival_s, body, record)
-            meter = self._meter(request, name, arrival_s, watch.span, record)
-            record.identify(meter.account)
-            with watch:
-                translated = None if surface is None else surface.read(body)
-                plan = await self.planner.plan(
-                    endpoint,
-                    body if translated is None else translated.chat_body,
-                    _incoming(request, arrival_s, meter, watch.span, record),
-                )
-            meter.is_streamed = record.is_streamed = plan.is_streamed
-            watch.planned(is_private=plan.is_private, is_streamed=plan.is_streamed)
-            return AnswerResponse(
-                plan.answering,
-                is_streamed=plan.is_streamed,
-                clock=clock,
-                meter=meter,
-                writer=None if translated is None else translated.writer,
-                watch=watch,
-            )
-
+        arrival_s = self.context.clock()
+        record = self._record(arrival_s)
+        meter = self._meter(request, surface.name if surface else endpoint, arrival_s, record)
+        record.identify(meter.account)
         owner = principal_of(request).key_id
-        return await self._idempotent.answer(request, body, answered, owner=owner)
+
+        async def work(scope: Scope, receive: Receive, send: Send) -> None:
+            async with self._entered(request, meter, record) as body:
+                make = partial(self._planned, endpoint, request, body, surface, meter, record)
+                response = await self._idempotent.answer(request, body, make, owner=owner)
+                await response(scope, receive, send)
+
+        return WorkResponse(work)
+
+    async def _planned(
+        self,
+        endpoint: Endpoint,
+        request: Request,
+        body: bytes,
+        surface: Surface | None,
+        meter: RequestMeter,
+        record: OutcomeRecord,
+    ) -> Response:
+        """The answer to a request that is counted and read."""
+        watch = self._watch(request, meter.account, body, record)
+        meter.span = watch.span
+        with watch:
+            translated = None if surface is None else surface.read(body)
+            plan = await self.planner.plan(
+                endpoint,
+                body if translated is None else translated.chat_body,
+                _incoming(request, meter.account.arrival_s, meter, watch.span, record),
+            )
+        meter.is_streamed = record.is_streamed = plan.is_streamed
+        watch.planned(is_private=plan.is_private, is_streamed=plan.is_streamed)
+        return AnswerResponse(
+            plan.answering,
+            is_streamed=plan.is_streamed,
+            clock=self.context.clock,
+            meter=meter,
+            writer=None if translated is None else translated.writer,
+            watch=watch,
+        )
+
+    @asynccontextmanager
+    async def _entered(
+        self,
+        request: Request,
+        meter: RequestMeter,
+        record: OutcomeRecord | None = None,
+        limit_bytes: int | None = None,
+    ) -> AsyncIterator[bytes]:
+        """The body of a request that limits have counted; both end with the context.
+
+        A request that ends without an answer of its own (a repeated one) gives its count back, and
+        so does one that fails through no fault of its own.
+        """
+        try:
+            await meter.enter()
+        except GatewayError as error:
+            if record is not None:
+                self._watch(request, meter.account, b"", record).ended(None, "failed", None, error)
+            raise
+        try:
+            with self._bodies.hold(_owner_of(request)) as held:
+                most = limit_bytes or self.context.limits.max_body_bytes
+                yield await read_json_body(request, limit_bytes=most, held=held)
+            await meter.finish("failed")
+        except Exception as error:
+            meter.failed_by(error)
+            await meter.finish("failed")
+            raise
+        finally:
+            meter.end("failed")
 
     def _record(self, arrival_s: float) -> OutcomeRecord:
         """What those who count get to know of the request."""
@@ -185,7 +238,7 @@ class Gateway:
         )
 
     def _watch(
-        self, request: Request, endpoint: str, arrival_s: float, body: bytes, record: OutcomeRecord
+        self, request: Request, account: Account, body: bytes, record: OutcomeRecord
     ) -> RequestWatch:
         """Who follows the request for operators; its trace begins here, or goes on."""
         context, headers = self.context, request.headers
@@ -193,14 +246,14 @@ class Gateway:
             f"POST {request.scope['path']}",
             traceparent=headers.get("traceparent"),
             tracestate=headers.get("tracestate"),
-            start_s=arrival_s,
+            start_s=account.arrival_s,
         )
         if span.trace_id and (logged := log_context()) is not None:
             logged.trace_id = span.trace_id
         watched = Watched(
             request_id=request.state.request_id,
-            key_id=principal_of(request).key_id,
-            endpoint=endpoint,
+            key_id=account.principal.key_id,
+            endpoint=account.endpoint,
             body=body,
         )
         return RequestWatch(watched, span, context.capture, context.wall_clock, record)
@@ -210,7 +263,6 @@ class Gateway:
         request: Request,
         endpoint: str,
         arrival_s: float,
-        span: Span = NULL_SPAN,
         record: OutcomeRecord | None = None,
     ) -> RequestMeter:
         context = self.context
@@ -226,24 +278,26 @@ class Gateway:
             account,
             clock=context.clock,
             wall_clock=context.wall_clock,
-            span=span,
             on_booked=None if record is None else record.booked,
         )
 
-    async def _counted(
-        self, request: Request, work: Callable[[bytes, Principal], Awaitable[Response]]
+    async def counted(
+        self,
+        request: Request,
+        work: Callable[[bytes, Principal], Awaitable[Response]],
+        *,
+        limit_bytes: int | None = None,
     ) -> Response:
-        """What writes no answer is a request all the same."""
-        arrival_s = self.context.clock()
-        body = await self._body(request)
-        meter = self._meter(request, request.url.path, arrival_s)
-        await meter.count()
-        try:
+        """Do what writes no answer; limits count it as a request all the same.
+
+        `limit_bytes`: of its body, where that is not the settings'.
+        """
+        meter = self._meter(request, request.scope["path"], self.context.clock())
+        async with self._entered(request, meter, limit_bytes=limit_bytes) as body:
             response = await work(body, principal_of(request))
             response.headers.update(meter.headers)
-            return response
-        finally:
             await meter.finish("answered")
+        return response
 
     async def route(self, request: Request) -> Response:
         """Where a request would go, without answering it."""
@@ -254,19 +308,19 @@ class Gateway:
             told = await self.planner.route_report(_endpoint_of(body), body, incoming)
             return json_response(told)
 
-        return await self._counted(request, report)
+        return await self.counted(request, report)
 
     async def tokenize(self, request: Request) -> Response:
         """The tokens of a text or of a conversation."""
-        return await self._counted(request, self._tokenizing.tokenize)
+        return await self.counted(request, self._tokenizing.tokenize)
 
     async def detokenize(self, request: Request) -> Response:
         """The text of tokens."""
-        return await self._counted(request, self._tokenizing.detokenize)
+        return await self.counted(request, self._tokenizing.detokenize)
 
     async def count_tokens(self, request: Request) -> Response:
         """How many tokens a request in the words of the Messages API has."""
-        return await self._counted(request, self._tokenizing.count_tokens)
+        return await self.counted(request, self._tokenizing.count_tokens)
 
     async def models(self, request: Request) -> Response:
         """The names that `model` accepts, of this key."""
@@ -353,8 +407,18 @@ class Gateway:
             vocab_size=max(info.vocab_size for info in tiers),
         )
 
-    async def _body(self, request: Request) -> bytes:
-        return await read_json_body(request, limit_bytes=self.context.limits.max_body_bytes)
+    async def read_small_body(self, request: Request) -> bytes:
+        """Read the body of a request that administrators make. Raises GatewayError."""
+        with self._bodies.hold(_owner_of(request)) as held:
+            return await read_json_body(request, limit_bytes=MAX_SMALL_BODY_BYTES, held=held)
+
+
+def _owner_of(request: Request) -> str:
+    """Whose share of bytes a body takes: the key's, or the address's where there is no key."""
+    principal = principal_of(request)
+    if principal.key_id != ANONYMOUS.key_id:
+        return principal.key_id
+    return f"address {request.client.host if request.client else '-'}"
 
 
 def _page(name: str) -> bytes:

@@ -74,11 +74,44 @@ class BodyTooLargeError(GatewayError):
         super().__init__(f"The request body is larger than {limit_bytes} bytes.")
 
 
+class KeyBodiesFullError(GatewayError):
+    """The bodies of this key's requests hold as many bytes as one key's may."""
+
+    def __init__(self, *, limit_bytes: int) -> None:
+        super().__init__(
+            f"The bodies of this key's requests hold {limit_bytes} bytes together, which is all "
+            "that one key's may. Try again when one of the requests has ended.",
+            code="too_many_bytes_in_flight",
+        )
+
+
+class BodiesFullError(GatewayError):
+    """The bodies of all requests hold as many bytes as they may."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The gateway holds as many bytes of request bodies as it may: try again in a moment.",
+            code="too_many_bytes_in_flight",
+        )
+
+
+class ContentEncodingError(GatewayError):
+    """The body is compressed."""
+
+    def __init__(self, encoding: str) -> None:
+        super().__init__(
+            f"Send the body without content-encoding: {encoding[:_MAX_QUOTED_CHARS]!r} is not "
+            "supported.",
+            code="unsupported_content_encoding",
+        )
+
+
 class MediaTypeError(GatewayError):
     """The body is not declared to be JSON."""
 
     def __init__(self, media_type: str) -> None:
-        super().__init__(f"Send the header content-type: application/json, not {media_type!r}.")
+        quoted = media_type[:_MAX_QUOTED_CHARS]
+        super().__init__(f"Send the header content-type: application/json, not {quoted!r}.")
 
 
 class NotReadyError(GatewayError):
@@ -324,6 +357,9 @@ _ANSWERS: Final[Mapping[type[Exception], _Answer]] = {
     ModelNotFoundError: _Answer(HTTPStatus.NOT_FOUND),
     TierUnavailableError: _Answer(HTTPStatus.NOT_FOUND, code="model_not_found"),
     BodyTooLargeError: _Answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, code="body_too_large"),
+    KeyBodiesFullError: _Answer(HTTPStatus.TOO_MANY_REQUESTS, RATE_LIMIT, retry_after_s=1.0),
+    BodiesFullError: _Answer(HTTPStatus.SERVICE_UNAVAILABLE, SERVER_ERROR, retry_after_s=1.0),
+    ContentEncodingError: _Answer(HTTPStatus.UNSUPPORTED_MEDIA_TYPE),
     MediaTypeError: _Answer(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, code="unsupported_media_type"),
     QueueFullError: _Answer(HTTPStatus.TOO_MANY_REQUESTS, RATE_LIMIT, retry_after_s=1.0),
     InfeasibleObjectiveError: _Answer(HTTPStatus.TOO_MANY_REQUESTS, RATE_LIMIT),

@@ -142,6 +142,18 @@ class Settings(BaseSettings):
     mirror: MirrorSettings = Field(default_factory=MirrorSettings)
 
     @model_validator(mode="after")
+    def _has_room_for_a_body(self) -> Self:
+        http, largest = self.http, self.limits.max_body_bytes
+        if not largest <= http.max_bytes_in_flight_per_key <= http.max_bytes_in_flight:
+            raise ValueError(
+                f"limits.max_body_bytes={largest}, http.max_bytes_in_flight_per_key="
+                f"{http.max_bytes_in_flight_per_key} and http.max_bytes_in_flight="
+                f"{http.max_bytes_in_flight} must not decrease in this order: a body that is "
+                "allowed must fit into a key's share, and that into the whole"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _fits_together(self) -> Self:
         complaints = list(tier_complaints(self.models, self.tiers, self.handoff, self.mirror))
         if complaints:

@@ -47,6 +47,10 @@ class HttpSettings(Section):
     """Size of a request's line and headers together."""
     max_connections: Count = 10_000
     """Connections at the same time; more are refused."""
+    max_bytes_in_flight: Count = 512 * 2**20
+    """Bytes of the bodies of all requests that are read or answered; more are refused with 503."""
+    max_bytes_in_flight_per_key: Count = 128 * 2**20
+    """The same for the requests of one key, or of one address while no key exists; 429."""
     idempotency_ttl_s: Seconds = 86_400.0
     """How long an answer is kept for requests that are repeated with their idempotency-key."""
     idempotency_max_bytes: Annotated[int, Field(ge=0)] = 64 * 2**20

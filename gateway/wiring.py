@@ -68,6 +68,7 @@ def build_client(settings: Settings, on_progress: ProgressCallback = no_progress
         environment=engine_environment(settings),
         on_progress=on_progress,
         stall_timeout_s=settings.engine.stall_timeout_s,
+        unready_after_s=settings.engine.unready_after_s,
         log_level=settings.log_level,
         log_format=settings.telemetry.log_format,
     )

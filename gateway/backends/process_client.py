@@ -48,7 +48,7 @@ class ProcessEngineClient:
     requests raise `EngineDiedError`.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all but the first two by keyword
         self,
         builder: str,
         arguments: str,
@@ -56,18 +56,22 @@ class ProcessEngineClient:
         environment: Mapping[str, str] | None = None,
         on_progress: ProgressCallback = no_progress,
         stall_timeout_s: float = 120.0,
+        unready_after_s: float = 5.0,
         log_level: str = "INFO",
         log_format: LogFormat = "text",
     ) -> None:
         """`builder` (`module:function`) makes the engine in the new process from `arguments`.
 
-        `environment` is added to this process's own variables.
+        `environment` is added to this process's own variables. An engine that was not heard for
+        `unready_after_s` takes no new requests until it is heard again.
         """
         self._builder = builder
         self._arguments = arguments
         self._environment = dict(environment or {})
         self._on_progress = on_progress
         self._stall_timeout_s = stall_timeout_s
+        self._unready_after_s = unready_after_s
+        self._is_quiet = False
         self._log_level = log_level
         self._log_format = log_format
         self._streams = EventStreams(self._send)
@@ -117,8 +121,8 @@ class ProcessEngineClient:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the process serves requests."""
-        return self._streams.is_open
+        """Whether the process serves requests, and has answered lately."""
+        return self._streams.is_open and not self._is_quiet
 
     @property
     def pid(self) -> int | None:
@@ -177,6 +181,7 @@ class ProcessEngineClient:
             on_exit=self._streams.close,
         )
         self._info = await self._worker.loaded()
+        self._is_quiet = False
         self._streams.is_open = True
 
     async def _supervise(self) -> None:
@@ -188,7 +193,7 @@ class ProcessEngineClient:
             if time.monotonic() - started_s > STABLE_AFTER_S:
                 backoff_s = MIN_BACKOFF_S
             log.error("engine process ended reason=%s restart_in_s=%.1f", self._why(), backoff_s)
-            while not self.is_ready:
+            while not self._streams.is_open:
                 await self._dispose_of_worker()
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
@@ -202,14 +207,25 @@ class ProcessEngineClient:
         """Return when the process has ended; kill it when it has stopped answering."""
         assert self._worker is not None
         quiet_intervals = 0
-        # Four intervals, not one deadline: a pause of the gateway itself counts as one.
-        while not await self._worker.wait_exit(self._stall_timeout_s / 4):
+        # Several intervals, not one deadline: a pause of the gateway itself counts as one.
+        interval_s = min(self._stall_timeout_s, self._unready_after_s) / 4
+        while not await self._worker.wait_exit(interval_s):
             quiet_intervals = 0 if self._worker.was_heard() else quiet_intervals + 1
-            if quiet_intervals >= 4:
+            quiet_s = quiet_intervals * interval_s
+            self._note_quiet(is_quiet=quiet_s >= self._unready_after_s)
+            if quiet_s >= self._stall_timeout_s:
                 self._worker.kill(f"it did not answer for {self._stall_timeout_s:g} s")
                 await self._worker.wait_exit(None)
                 return
             self._worker.ping()
+
+    def _note_quiet(self, *, is_quiet: bool) -> None:
+        """Take new requests or not, from now on."""
+        if is_quiet and not self._is_quiet:
+            log.warning("engine does not answer quiet_s=%.1f", self._unready_after_s)
+        elif self._is_quiet and not is_quiet:
+            log.info("engine answers again")
+        self._is_quiet = is_quiet
 
     def _why(self) -> str:
         return "unknown" if self._worker is None else self._worker.describe_exit()

@@ -32,6 +32,12 @@ class EdgeMetrics:
             "outrider_idempotent_bytes", "Memory for answers to repeat.", registry=registry
         )
 
+        self.body_bytes = Gauge(
+            "outrider_http_body_bytes",
+            "Bytes of request bodies that are held, declared lengths included.",
+            registry=registry,
+        )
+
     def refused(self, reason: str) -> None:
         """Count a refusal by its error code."""
         self._refusals.labels(reason).inc()

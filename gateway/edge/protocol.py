@@ -5,6 +5,7 @@ any size, and starts as many requests of one connection as fit into a read.
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, Final, Literal
 
 import httptools
@@ -34,6 +35,28 @@ _HOP_HEADERS: Final = frozenset({b"upgrade", b"connection", b"http2-settings"})
 Awaited = Literal["headers", "body"]
 
 
+class _AnswerTransport:
+    """The transport as answers see it: it closes only behind a body that is still being sent."""
+
+    __slots__ = ("_close", "_transport")
+
+    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
+        self._transport = transport
+        self._close = close
+
+    def write(self, data: bytes) -> None:
+        """Send a part of an answer."""
+        self._transport.write(data)
+
+    def is_closing(self) -> bool:
+        """Whether nothing more can be sent."""
+        return self._transport.is_closing()
+
+    def close(self) -> None:
+        """End the connection after this answer."""
+        self._close()
+
+
 class _RefusedError(Exception):
     """Leaves the parser; the refusal itself is in the connection."""
 
@@ -57,6 +80,7 @@ class EdgeProtocol(HttpToolsProtocol):
         self._running: RequestResponseCycle | None = None  # the one that may write
         self._refusal: Refusal | None = None  # why a callback left the parser
         self._is_deaf = False  # nothing more is read: the connection is about to end
+        self._is_lingering = False  # and only waits for the client to read its last answer
 
         # The message that is being read.
         self._num_begun = 0
@@ -226,6 +250,8 @@ class EdgeProtocol(HttpToolsProtocol):
             self._is_upgrading = True
             return
         super().on_headers_complete()
+        answers = _AnswerTransport(self.transport, self._close_behind_answer)
+        self.cycle.transport = answers  # type: ignore[assignment]
         self._in_headers = False
         self.headers = []  # trailers are no headers: they come after all checks of those
 
@@ -253,10 +279,23 @@ class EdgeProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """Start the next request, or wait for it."""
+        if self._is_lingering:
+            self.server_state.total_requests += 1
+            return
         super().on_response_complete()
         if self.timeout_keep_alive_task is not None:
             self._shared.idle[self] = None
         self._abort_unless_taken()
+
+    def _close_behind_answer(self) -> None:
+        """Close, or wait until the client, which is still sending, has read its answer."""
+        is_sending = self._num_begun > self._num_complete and not self._in_headers
+        if self.pipeline or not is_sending or self.transport.is_closing():
+            self.transport.close()
+            return
+        self._is_deaf = True
+        self._await(None)
+        self._linger()
 
     def _is_answering(self) -> bool:
         return self._running is not None and not self._running.response_complete
@@ -294,9 +333,13 @@ class EdgeProtocol(HttpToolsProtocol):
         self._say(refusals.TOO_MANY_CONNECTIONS)
 
     def _say(self, refusal: Refusal) -> None:
-        """Write, and give the client time to read: closed at once, what it sends resets it."""
-        self.flow.resume_reading()
         self.transport.write(refusal.answer(self.server_state.default_headers))
+        self._linger()
+
+    def _linger(self) -> None:
+        """Give the client time to read: a connection closed at once is reset by what it sends."""
+        self._is_lingering = True
+        self.flow.resume_reading()
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self._timer = self.loop.call_later(_LINGER_S, self.transport.abort)

@@ -4,12 +4,11 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter
 from pydantic import TypeAdapter, ValidationError
-from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.errors import BadRequestError, NotFoundError, bad_request
@@ -33,8 +32,6 @@ from gateway.storage.database import Database
 from gateway.tenants.principal import Principal
 
 logger = logging.getLogger(__name__)
-
-ReadBody = Callable[[Request], Awaitable[bytes]]
 
 _BODY: Final[TypeAdapter[AnyFeedback]] = TypeAdapter(AnyFeedback)
 _ID: Final = re.compile(r"[!-~]{1,256}")
@@ -113,14 +110,11 @@ class FeedbackDesk:
 class FeedbackApi:
     """The endpoint."""
 
-    def __init__(self, desk: FeedbackDesk, read_body: ReadBody) -> None:
-        """`read_body` reads a JSON request's body, within the limits of all bodies."""
+    def __init__(self, desk: FeedbackDesk) -> None:
         self._desk = desk
-        self._read_body = read_body
 
-    async def give(self, request: Request, principal: Principal) -> Response:
+    async def give(self, body: bytes, principal: Principal) -> Response:
         """Keep the feedback. Raises BadRequestError, NotFoundError, StorageError."""
-        body = await self._read_body(request)
         try:
             said = _BODY.validate_json(body)
         except ValidationError as error:

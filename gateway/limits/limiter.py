@@ -44,6 +44,12 @@ class Reservation(Protocol):
     async def grow(self, more: Want) -> bool:
         """Reserve more, all or nothing; False where a limit has no room for it. Never raises."""
 
+    async def extend(self, more: Want) -> None:
+        """Reserve more, all or nothing. Raises what `Limiter.reserve` raises.
+
+        Raises StorageError where the reservation is gone: it was settled, or its lease was lost.
+        """
+
     async def settle(self, used: Mapping[str, Amounts]) -> None:
         """Give back what was not used; `used` is by tier, at most what is reserved for each.
 

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from gateway.errors import StorageError
 from gateway.limits.amounts import Amounts, Want
 from gateway.limits.history import History
 from gateway.limits.limiter import LimitState
@@ -88,6 +89,18 @@ class MemoryReservation:
         self._holding.add(overall, by_tier)
         return True
 
+    async def extend(self, more: Want) -> None:
+        """Reserve more, all or nothing. Raises RateLimitError or BudgetError.
+
+        Raises StorageError once it is settled.
+        """
+        if self._is_settled:
+            raise StorageError("The limits of this request are settled; send it again.")
+        overall, by_tier = self._holding.growth(more)
+        asks = self.plan.lines.asks(overall, by_tier)
+        self._limiter.enter(self.plan, asks, self._entries)
+        self._holding.add(overall, by_tier)
+
     async def settle(self, used: Mapping[str, Amounts]) -> None:
         """Give back what was not used. Raises ValueError for more than is reserved: all is kept."""
         if self._is_settled:
@@ -150,18 +163,21 @@ class MemoryLimiter:
         plan = self._plan(principal)
         if not plan.counters:
             return UnlimitedReservation(want)
-        moment = self.moment()
         holding = Holding(want.by_tier, want.most)
-        asks = plan.lines.asks(holding.overall, want.by_tier)
+        entries: dict[int, list[Ask]] = {}
+        self.enter(plan, plan.lines.asks(holding.overall, want.by_tier), entries)
+        reservation = MemoryReservation(self, plan, holding, entries)
+        self._open.add(reservation)
+        return reservation
+
+    def enter(self, plan: _Plan, asks: Sequence[Ask], entries: dict[int, list[Ask]]) -> None:
+        """Enter what a request asks for, all or nothing. Raises RateLimitError or BudgetError."""
+        moment = self.moment()
         refusals = plan.refusals(asks, moment)
         if refusals:
             self._metrics.refused(decisive(refusals).line)
             raise refusal_error(refusals, plan.states(asks, moment))
-        entries: dict[int, list[Ask]] = {}
         _enter(plan, asks, entries, moment)
-        reservation = MemoryReservation(self, plan, holding, entries)
-        self._open.add(reservation)
-        return reservation
 
     def grow(self, plan: _Plan, asks: Sequence[Ask], entries: dict[int, list[Ask]]) -> bool:
         """Enter more for a reservation, all or nothing."""

@@ -78,17 +78,36 @@ class RedisReservation:
         """Reserve more, all or nothing; False where there is no room, or Redis is away."""
         if self._is_settled:
             return False
-        # Each try is a step of its own: one whose answer was lost may have been entered, and is
-        # given back when the request settles.
-        self._step += 1
         overall, by_tier = self._holding.growth(more)
         asks = self._plan.asks(overall, by_tier)
-        states = await self._limiter.grow(self, self._plan, asks, self._step)
+        states = await self._limiter.grow(self, self._plan, asks, self._next_step())
         if states is None:
             return False
+        self._add(overall, by_tier, states)
+        return True
+
+    async def extend(self, more: Want) -> None:
+        """Reserve more, all or nothing. Raises RateLimitError, BudgetError or StorageError."""
+        if self._is_settled:
+            raise StorageError("The limits of this request are settled; send it again.")
+        overall, by_tier = self._holding.growth(more)
+        asks = self._plan.asks(overall, by_tier)
+        states = await self._limiter.extend(self, self._plan, asks, self._next_step())
+        self._add(overall, by_tier, states)
+
+    def _next_step(self) -> int:
+        """Count a try: each is a step of its own.
+
+        One whose answer was lost may have been entered, and is given back when the request settles.
+        """
+        self._step += 1
+        return self._step
+
+    def _add(
+        self, overall: Amounts, by_tier: Mapping[str, Amounts], states: dict[int, LimitState]
+    ) -> None:
         self._states |= states
         self._holding.add(overall, by_tier)
-        return True
 
     async def settle(self, used: Mapping[str, Amounts]) -> None:
         """Give back what was not used. Raises ValueError for more than is reserved: all is kept."""
@@ -202,11 +221,7 @@ class RedisLimiter:
         except BaseException:
             self._leave_unsettled(reservation_id, key, [reservation_id])
             raise
-        states = _states(plan, asks, reply)
-        if reply[0] != 1:
-            refusals = _refusals(plan, asks, reply)
-            self._metrics.refused(decisive(refusals).line)
-            raise refusal_error(refusals, ordered(tuple(states.values())))
+        states = self._entered(plan, asks, reply)
         reservation = RedisReservation(
             self, plan, key=key, reservation_id=reservation_id, holding=holding, states=states
         )
@@ -226,6 +241,29 @@ class RedisLimiter:
         if reply[0] == 0:
             self._metrics.growth_refused(decisive(_refusals(plan, asks, reply)).line)
         return None
+
+    async def extend(
+        self, reservation: RedisReservation, plan: LinePlan, asks: Sequence[Ask], step: int
+    ) -> dict[int, LimitState]:
+        """Enter more for a reservation; returns the lines' new states.
+
+        Raises RateLimitError or BudgetError, and StorageError where Redis is away or has lost it.
+        """
+        reply = await self._ask(reservation.key, reservation.reservation_id, step, plan, asks)
+        if reply[0] == -1:
+            raise StorageError("The limits' store has lost this request; send it again.")
+        return self._entered(plan, asks, reply)
+
+    def _entered(
+        self, plan: LinePlan, asks: Sequence[Ask], reply: Sequence[int]
+    ) -> dict[int, LimitState]:
+        """Return the lines' states. Raises RateLimitError or BudgetError for a refusal."""
+        states = _states(plan, asks, reply)
+        if reply[0] != 1:
+            refusals = _refusals(plan, asks, reply)
+            self._metrics.refused(decisive(refusals).line)
+            raise refusal_error(refusals, ordered(tuple(states.values())))
+        return states
 
     async def settle(self, reservation: RedisReservation, args: _Args) -> None:
         """Settle now, or later where Redis is away or the caller is cancelled."""

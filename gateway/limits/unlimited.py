@@ -31,10 +31,14 @@ class UnlimitedReservation:
         """Always; not once it is settled."""
         if self._is_settled:
             return False
+        await self.extend(more)
+        return True
+
+    async def extend(self, more: Want) -> None:
+        """Reserve more; there is always room."""
         holding = Holding(self._want.by_tier, self._want.most)
         holding.add(*holding.growth(more))
         self._want = Want(by_tier=holding.by_tier)
-        return True
 
     async def settle(self, used: Mapping[str, Amounts]) -> None:
         """Nothing to give back. Raises ValueError for more than is reserved at one of the tiers."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, Literal
 
-from gateway.errors import BudgetError, DeadlineExceededError, RateLimitError
+from gateway.errors import BudgetError, DeadlineExceededError
 from gateway.ledger.row import LedgerRow
 from gateway.limits.amounts import Amounts, Want
 from gateway.limits.headers import ratelimit_headers
@@ -16,13 +16,13 @@ from gateway.metering.charging import (
     Reserved,
     beyond,
     capped,
-    largest,
     missing,
     priced,
     used,
 )
 from gateway.metering.credit import Credit
 from gateway.metering.engine_spans import record_local
+from gateway.metering.faults import is_requests_fault
 from gateway.metering.local_work import LocalWork
 from gateway.metering.rows import Entry, LocalAnswer, local_entries
 from gateway.metering.tenancy import Tenancy
@@ -34,7 +34,8 @@ from gateway.upstream.attempts import Attempt
 Ending = Literal["answered", "cancelled", "failed"]
 """How a response ended: whole, given up by the client, or by an error that is not his."""
 
-_RETRY_S: Final = 1.0
+_ONE_REQUEST: Final = {"": Amounts(requests=1)}
+"""A request of which no tier is known: it counts for the limits over all models."""
 _LEAST_TOKENS: Final = 16
 """What is reserved at least of an answer that may be as long as it likes."""
 
@@ -99,13 +100,14 @@ class RequestMeter:
         *,
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
-        span: Span = NULL_SPAN,
         on_booked: Callable[[list[LedgerRow]], None] | None = None,
     ) -> None:
-        """`wall_clock` gives the seconds since 1970, for the ledger; `span` is the request's.
+        """`wall_clock` gives the seconds since 1970, for the ledger.
 
         `on_booked` is called once, with the rows of all attempts that ended before the answer did.
         """
+        self.span: Span = NULL_SPAN
+        """The request's."""
         self.account = account
         self.arm = ""
         """The arms of experiments that the request is in."""
@@ -113,7 +115,6 @@ class RequestMeter:
         self._tenancy = tenancy
         self._clock = clock
         self._wall_clock = wall_clock
-        self._span = span
         self._on_booked = on_booked
         self._reservation: Reservation | None = None
         self._reserved = Reserved({}, NONE)
@@ -124,6 +125,7 @@ class RequestMeter:
         self._charged = asyncio.Event()
         self._is_continued = False
         self._is_booked = False
+        self._is_requests_fault = False
 
     @property
     def principal(self) -> Principal:
@@ -138,8 +140,15 @@ class RequestMeter:
 
     # ---- before -------------------------------------------------------------------------------
 
+    async def enter(self) -> None:
+        """Count the request, before its body is read. Raises RateLimitError or BudgetError."""
+        if self.is_limited:
+            want = Want(by_tier=_ONE_REQUEST)
+            self._reservation = await self._tenancy.limiter.reserve(self.principal, want)
+            self._reserved = Reserved(dict(_ONE_REQUEST), _ONE_REQUEST[""])
+
     async def admit(self, estimate: Estimate) -> Credit | None:
-        """Reserve what the answer is going to take.
+        """Reserve what the answer is going to take, beside the request itself (`enter`).
 
         Returns what it may take, and grow on; None where it cannot take more than is reserved, and
         where nothing is limited. Where other tiers were to answer before, only the difference is
@@ -184,11 +193,6 @@ class RequestMeter:
             for tier in estimate.tiers
         }
 
-    async def count(self) -> None:
-        """Reserve a request that writes no answer. Raises RateLimitError or BudgetError."""
-        if self.is_limited:
-            await self._reserve({"": Amounts(requests=1)})
-
     def _amounts(self, tier: str, num_prompt: int, num_completion: int) -> Amounts:
         most = self._tenancy.prices.most(
             tier, num_prompt_tokens=num_prompt, num_completion_tokens=num_completion
@@ -196,19 +200,13 @@ class RequestMeter:
         return Amounts(requests=1, tokens=num_prompt + num_completion, usd_nanos=most.charge_nanos)
 
     async def _reserve(self, wanted: dict[str, Amounts]) -> None:
-        if self._reservation is None:
-            want = Want(by_tier=wanted)
-            self._reservation = await self._tenancy.limiter.reserve(self.principal, want)
-            self._reserved = Reserved(dict(wanted), largest(wanted.values()))
-            return
+        """Reserve what is not reserved yet. Raises RateLimitError or BudgetError."""
+        assert self._reservation is not None, "a limited request was entered"
         reserved = self._reserved.by_tier
         more = {t: beyond(amounts, reserved.get(t, NONE)) for t, amounts in wanted.items()}
-        if any(amounts != NONE for amounts in more.values()) and not await self._grow_by(more):
-            raise RateLimitError(
-                "The limits of this key have no room for another attempt at this request.",
-                retry_after_s=_RETRY_S,
-                headers=self.headers,
-            )
+        if any(amounts != NONE for amounts in more.values()):
+            await self._reservation.extend(Want(by_tier=more))
+            self._reserved.add(more)
 
     async def _grow(self, tiers: Iterable[str], num_tokens: int) -> bool:
         """More of the answer, whoever writes it."""
@@ -252,6 +250,10 @@ class RequestMeter:
             self._attempts.append(attempt)
 
     # ---- after --------------------------------------------------------------------------------
+
+    def failed_by(self, error: Exception) -> None:
+        """Learn why the request fails: one that is at fault itself stays counted."""
+        self._is_requests_fault = is_requests_fault(error)
 
     def end(self, ending: Ending) -> None:
         """The response is over. What is left to do is done in the background."""
@@ -311,8 +313,8 @@ class RequestMeter:
         if more and not await self._grow_by(more):
             rows = capped(rows, self._reserved)
         taken = used(rows)
-        if not taken and self._ending == "answered" and "" in self._reserved.by_tier:
-            taken = {"": Amounts(requests=1)}  # no answer was asked for
+        if not taken and (self._ending != "failed" or self._is_requests_fault):
+            taken = _ONE_REQUEST  # nothing to pay for, but the server had work with it
         await reservation.settle(taken)
         return rows
 
@@ -323,7 +325,7 @@ class RequestMeter:
         if self._on_booked is not None:
             self._on_booked(rows)
         for leg in self._legs:
-            record_local(self._span, leg.work, leg.answer)
+            record_local(self.span, leg.work, leg.answer)
             self._learn(leg.answer)
 
     def _rows(self) -> list[LedgerRow]:

@@ -16,6 +16,8 @@ from transformers import PreTrainedTokenizerFast
 
 from gateway.app import GatewayContext, GatewayLimits, create_app
 from gateway.chat import ChatTokenizer
+from gateway.edge.bounds import ConnectionBounds
+from gateway.edge.protocol import edge_protocol
 from router.policy import NO_WISHES, Route, Wishes
 from tests.gateway.scripted_client import Script, ScriptedClient, Step
 
@@ -123,7 +125,7 @@ def serve(app: object) -> tuple[uvicorn.Server, threading.Thread, str]:
     config = uvicorn.Config(
         app,  # type: ignore[arg-type]
         loop="uvloop",
-        http="httptools",
+        http=edge_protocol(ConnectionBounds()),
         log_level="error",
         proxy_headers=False,
     )

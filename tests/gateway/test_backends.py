@@ -499,6 +499,12 @@ def test_a_step_that_raises_takes_the_thread_down_and_says_so() -> None:
     run(main())
 
 
+async def becomes_ready(client: EngineClient, *, is_ready: bool) -> None:
+    async with asyncio.timeout(10):
+        while client.is_ready is not is_ready:  # noqa: ASYNC110 - nothing tells
+            await asyncio.sleep(0.01)
+
+
 async def is_replaced(client: ProcessEngineClient, pid: int | None) -> None:
     await becomes(lambda: client.is_ready and client.pid != pid)
     assert tokens(await collect(client, "after", max_tokens=2)) == [30, 31]
@@ -561,6 +567,24 @@ def test_a_process_that_stops_answering_is_replaced() -> None:
             events = await collect(client, "a", prompt=(scripted_engine.WEDGE_IN_STEP,))
             assert isinstance(events[-1], Failed)
             await is_replaced(client, pid)
+
+    run(main())
+
+
+def test_an_engine_that_is_stopped_is_not_ready_until_it_goes_on() -> None:
+    async def main() -> None:
+        async with started(process(unready_after_s=0.2)) as client:
+            pid = client.pid
+            assert pid is not None
+            assert client.is_ready
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                await becomes_ready(client, is_ready=False)
+            finally:
+                os.kill(pid, signal.SIGCONT)
+            await becomes_ready(client, is_ready=True)
+            assert client.pid == pid
+            assert isinstance((await collect(client, "a"))[-1], Finished)
 
     run(main())
 

@@ -1,11 +1,16 @@
 """The OpenAPI document tells the truth: schemathesis finds no 5xx and no violation."""
 
+import asyncio
 from collections.abc import Iterator
+from typing import Any
 
+import httpx
 import pytest
 
+from gateway import openapi_document
 from gateway.chat import ChatTokenizer
 from gateway.edge.bounds import ConnectionBounds
+from gateway.openapi import build_document
 from tests.gateway.edge.fuzzing import LATE, Outcome, fuzz
 from tests.gateway.edge.gateways import ADMIN_TOKEN, Whole, keyed_gateway, whole_gateway
 from tests.gateway.edge.serving import served
@@ -81,6 +86,24 @@ def test_the_whole_schema_without_keys(tokenizer: ChatTokenizer) -> None:
     assert outcome.num_cases > 450
     # Without any key there is nobody who could administrate.
     assert set(outcome.operations["POST /admin/keys"]) <= {401, 404, 405}
+
+
+def test_the_document_is_built_once_and_not_on_the_event_loop(
+    tokenizer: ChatTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_loop = []
+
+    def build(*arguments: Any, **options: Any) -> dict[str, Any]:
+        has_loop.append(asyncio._get_running_loop() is not None)
+        return build_document(*arguments, **options)
+
+    monkeypatch.setattr(openapi_document, "build_document", build)
+    with served(whole_gateway(tokenizer).app, ConnectionBounds()) as running:
+        pages = [httpx.get(f"{running.url}/openapi.json", timeout=30) for _ in range(3)]
+    assert has_loop == [False]
+    assert len({page.content for page in pages}) == 1
+    assert pages[0].headers["content-type"] == "application/json"
+    assert "/v1/chat/completions" in pages[0].json()["paths"]
 
 
 def test_the_whole_schema_with_a_key(keyed: tuple[Whole, str]) -> None:

@@ -247,7 +247,9 @@ def check_limit(limit: str, told: list[Told], rows: list[Row]) -> None:
     elif limit.startswith("usd"):
         assert 0.95 * NANOS < nanos <= NANOS
     else:
-        assert num_requests == 50
+        # Some of those that were charged nothing count too: refused by their fault, or given up.
+        num_free = sum(one.has_left or 400 <= (one.status or 0) < 500 for one in told)
+        assert num_requests <= 50 <= num_requests + num_free
 
 
 def check_charges(told: list[Told], rows: list[Row]) -> None:

@@ -13,6 +13,7 @@ from gateway.edge.metrics import EdgeMetrics
 from gateway.metering.tenancy import Tenancy
 from gateway.metrics import GatewayMetrics
 from gateway.settings import Settings, load_settings
+from gateway.settings_http import HttpSettings
 from gateway.tenancy_wiring import build_tenancy
 from gateway.tenants.principal import Scopes
 from gateway.tenants.records import KeyOrder
@@ -44,6 +45,7 @@ def whole_gateway(
     folder: Path | None = None,
     max_body_bytes: int = 2 * 2**20,
     max_context: int = 4096,
+    http: HttpSettings | None = None,
 ) -> Whole:
     """`folder` is for the database of keys and the ledger; None: no keys are wanted."""
     engine = ScriptedClient(
@@ -60,6 +62,7 @@ def whole_gateway(
         limits=GatewayLimits(default_max_tokens=32, max_body_bytes=max_body_bytes),
         metrics=metrics,
         tenancy=tenancy,
+        http=http or HttpSettings(),
         edge_metrics=EdgeMetrics(metrics.registry),
     )
     return Whole(EdgeHeaders(create_app(context)), engine, context)

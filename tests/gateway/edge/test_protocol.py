@@ -353,6 +353,19 @@ def test_an_early_answer_is_read_by_who_still_sends(running: Served) -> None:
     assert (early.status, echo.status) == (413, 200)
 
 
+def test_an_early_answer_that_ends_the_connection_is_read_by_a_client_that_still_sends(
+    running: Served,
+) -> None:
+    size = 4 * 2**20
+    head = b"POST /early HTTP/1.1\r\n" + HOST + b"Connection: close\r\n"
+    with running.connect() as client:
+        client.sendall(head + b"Content-Length: %d\r\n\r\n" % size)
+        client.sendall(b"x" * size)
+        client.sendall(LAST)  # behind its last request
+        early = answer(read_to_end(client))
+    assert (early.status, early.headers["connection"]) == (413, "close")
+
+
 def test_a_body_that_stops_after_its_early_answer_ends_the_connection(running: Served) -> None:
     head = b"POST /early HTTP/1.1\r\n" + HOST + b"Content-Length: 1000\r\n\r\nabc"
     start_s = time.monotonic()

@@ -3,8 +3,6 @@
 import json
 from typing import Any
 
-from starlette.requests import Request
-
 from gateway.experiments.measures import ArmMeasures
 from gateway.experiments.totals import METRIC_NAMES, SKETCH_NAMES, ArmTotals
 from gateway.outcomes import ArmRef, RequestOutcome
@@ -54,13 +52,6 @@ def assert_same(one: ArmTotals, two: ArmTotals) -> None:
         assert one.sketches[sketch].num_zeros == two.sketches[sketch].num_zeros
 
 
-def post(document: Any) -> Request:
-    """A POST with this body."""
-    body = document if isinstance(document, bytes) else json.dumps(document).encode()
-
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    headers = [(b"content-type", b"application/json")]
-    scope = {"type": "http", "method": "POST", "path": "/v1/feedback", "headers": headers}
-    return Request(scope, receive)
+def posted(document: Any) -> bytes:
+    """A request's body."""
+    return document if isinstance(document, bytes) else json.dumps(document).encode()

@@ -17,7 +17,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from gateway.asgi import read_json_body
 from gateway.errors import GatewayError, handle_exception
 from gateway.experiments.admin import ExperimentApi
 from gateway.experiments.admin_routes import EXPERIMENT_ROUTES
@@ -31,6 +30,7 @@ from gateway.experiments.admin_schema import (
 from gateway.experiments.experiments import Experiments
 from gateway.schema.errors import ErrorResponse
 from gateway.tenants.principal import ANONYMOUS, Principal
+from tests.gateway.edge.reading import read_small_body
 from tests.gateway.experiments.making import SECRET, spec, user
 from tests.gateway.tenants.world import ADMIN_TOKEN, World
 
@@ -51,7 +51,7 @@ class Lab:
     def app(self) -> Starlette:
         """The routes and nothing else."""
         authenticator = self.world.authenticator
-        api = ExperimentApi(authenticator, self.experiments, self._read_body)
+        api = ExperimentApi(authenticator, self.experiments, read_small_body)
 
         def endpoint(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
             async def answer(request: Request) -> Response:
@@ -80,10 +80,6 @@ class Lab:
             exception_handlers={GatewayError: self._refuse},
             lifespan=lifespan,
         )
-
-    @staticmethod
-    async def _read_body(request: Request) -> bytes:
-        return await read_json_body(request, limit_bytes=2**20)
 
     @staticmethod
     async def _refuse(request: Request, error: Exception) -> Response:

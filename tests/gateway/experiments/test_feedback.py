@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
-from starlette.requests import Request
 
 from gateway.errors import BadRequestError, NotFoundError
 from gateway.experiments.feedback import FeedbackApi, FeedbackDesk
@@ -22,14 +21,10 @@ from gateway.outcomes import ArmRef, RequestOutcome
 from gateway.storage.database import Database
 from gateway.storage.tables import ledger
 from gateway.tenants.principal import Principal
-from tests.gateway.experiments.measuring import NOON, outcome, post
+from tests.gateway.experiments.measuring import NOON, outcome, posted
 
 _ALICE = Principal(key_id="key00001", name="alice", tenant="key00001")
 _MALLORY = Principal(key_id="key00002", name="mallory", tenant="key00002")
-
-
-async def _read(request: Request) -> bytes:
-    return await request.body()
 
 
 class Desk:
@@ -47,7 +42,7 @@ class Desk:
             wall_clock=lambda: NOON,
             grace_s=0.01,
         )
-        self._api = FeedbackApi(desk, _read)
+        self._api = FeedbackApi(desk)
 
     def answered(self, *outcomes: RequestOutcome) -> None:
         measures = ArmMeasures()
@@ -57,7 +52,7 @@ class Desk:
         self.store.add("w", self.store._sequences.get("w", 0) + 1, measures.take(), NOON)
 
     async def give(self, body: Any, principal: Principal = _ALICE) -> dict[str, Any]:
-        response = await self._api.give(post(body), principal)
+        response = await self._api.give(posted(body), principal)
         document: dict[str, Any] = json.loads(bytes(response.body))
         return document
 
@@ -237,8 +232,8 @@ def test_a_client_that_is_faster_than_the_books_is_waited_for() -> None:
     async def live() -> None:
         recent, store = RecentRequests(), MemoryMeasureStore()
         desk = FeedbackDesk(recent, store, None, CollectorRegistry(), grace_s=5.0)
-        api = FeedbackApi(desk, _read)
-        given = asyncio.create_task(api.give(post({"request_id": "req-1", "score": 1}), _ALICE))
+        api = FeedbackApi(desk)
+        given = asyncio.create_task(api.give(posted({"request_id": "req-1", "score": 1}), _ALICE))
         await asyncio.sleep(0)
         recent.observe(outcome(0))
         await asyncio.sleep(0)

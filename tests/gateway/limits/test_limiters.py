@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway.errors import BudgetError, RateLimitError
+from gateway.errors import BudgetError, RateLimitError, StorageError
 from gateway.limits.amounts import Amounts, LimitSpec, Want
 from gateway.limits.limiter import Limiter
 from gateway.limits.unlimited import UnlimitedReservation
@@ -258,6 +258,33 @@ def test_growing_onto_another_tier_is_the_same_request(rig: Rig) -> None:
         assert left["requests_per_minute", None] == 4
         assert left["requests_per_minute", "small"] == left["requests_per_minute", "large"] == 4
         assert left["tokens_per_minute", None] == 70
+
+
+def test_a_request_is_counted_before_its_tokens_are_known(rig: Rig) -> None:
+    tiers = {"large": LimitSpec(requests_per_minute=1)}
+    principal = key(LimitSpec(requests_per_minute=3, tokens_per_minute=100, models=tiers))
+    alone = Want(by_tier={"": Amounts(requests=1)})
+    with rig:
+        one, two = (rig.run(rig.limiter.reserve(principal, alone)) for _ in range(2))
+        rig.run(one.extend(want(tokens=60)))
+        left = {(s.name, s.model): s.remaining for s in one.states}
+        assert left["requests_per_minute", None] == 1  # still one request each
+        assert left["requests_per_minute", "large"] == 0
+        assert left["tokens_per_minute", None] == 40
+        with pytest.raises(RateLimitError) as full:
+            rig.run(two.extend(want(tokens=10)))
+        assert full.value.tier == "large"
+        with pytest.raises(BudgetError, match="can never be let in"):
+            rig.run(two.extend(want(tokens=101, tier="small")))
+        rig.run(two.extend(want(tokens=40, tier="small")))  # a refusal has entered nothing
+        rig.run(two.settle({"": Amounts(requests=1)}))
+        rig.run(one.settle(want(tokens=5).by_tier))
+        with pytest.raises(StorageError):
+            rig.run(two.extend(want(tokens=1)))
+        three = rig.run(rig.limiter.reserve(principal, alone))
+        left = {(s.name, s.model): s.remaining for s in three.states}
+        assert left["requests_per_minute", None] == 0
+        assert left["tokens_per_minute", None] == 95
 
 
 def test_settling_more_than_is_reserved_keeps_all_and_says_so(rig: Rig) -> None:

@@ -18,7 +18,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from gateway.asgi import read_json_body
 from gateway.errors import GatewayError, handle_exception
 from gateway.schema.errors import ErrorResponse
 from gateway.storage.database import DatabaseError
@@ -30,14 +29,11 @@ from gateway.tenants.keys import id_in
 from gateway.tenants.parts import open_parts
 from gateway.tenants.principal import Principal, Scopes
 from gateway.tenants.records import KeyOrder
+from tests.gateway.edge.reading import read_small_body
 from tests.gateway.tenants.world import ADMIN_TOKEN, World
 
 BOSS = {"authorization": f"Bearer {ADMIN_TOKEN}"}
 Handler = Callable[[Request, Principal], Awaitable[Response]]
-
-
-async def read_body(request: Request) -> bytes:
-    return await read_json_body(request, limit_bytes=2**20)
 
 
 async def refuse(request: Request, error: Exception) -> Response:
@@ -48,7 +44,7 @@ async def refuse(request: Request, error: Exception) -> Response:
 
 def app_of(world: World, api: AdminApi | None = None) -> Starlette:
     """The routes and nothing else."""
-    api = api or AdminApi(world.parts, read_body, wall_clock=world.clock)
+    api = api or AdminApi(world.parts, read_small_body, wall_clock=world.clock)
 
     def endpoint(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
@@ -304,7 +300,7 @@ def test_a_change_holds_though_it_could_not_be_read_again(http: TestClient, worl
 
 def test_without_a_database_there_is_nothing_to_administrate(world: World) -> None:
     parts = open_parts()
-    api = AdminApi(parts, read_body)
+    api = AdminApi(parts, read_small_body)
     parts.authenticator._admin_digest = parts.authenticator._hasher.digest(ADMIN_TOKEN)
     world.authenticator = parts.authenticator
     with TestClient(app_of(world, api), headers=BOSS) as client:

@@ -1,0 +1,85 @@
+"""A budget of bytes for request bodies: for the whole gateway, and for each key."""
+
+from dataclasses import dataclass, field
+from types import TracebackType
+
+from gateway.edge.metrics import EdgeMetrics
+from gateway.errors import BodiesFullError, KeyBodiesFullError
+
+
+@dataclass(slots=True, kw_only=True)
+class BodyBudget:
+    """Counts the bytes of all bodies that are held. For one event loop.
+
+    `owner` is a key, or the address of a client without one: `max_bytes_per_owner` keeps one of
+    them from taking all of `max_bytes`.
+    """
+
+    max_bytes: int
+    max_bytes_per_owner: int
+    metrics: EdgeMetrics | None = None
+    num_bytes: int = 0
+    _by_owner: dict[str, int] = field(default_factory=dict)
+
+    def hold(self, owner: str) -> "HeldBody":
+        """Return a context manager for one request's body, which holds no bytes yet."""
+        return HeldBody(self, owner)
+
+    def num_bytes_of(self, owner: str) -> int:
+        """Return how many bytes one owner's bodies hold."""
+        return self._by_owner.get(owner, 0)
+
+    def take(self, owner: str, num_bytes: int) -> None:
+        """Count more bytes. Raises KeyBodiesFullError or BodiesFullError, and counts nothing."""
+        held = self.num_bytes_of(owner) + num_bytes
+        if held > self.max_bytes_per_owner:
+            raise KeyBodiesFullError(limit_bytes=self.max_bytes_per_owner)
+        if self.num_bytes + num_bytes > self.max_bytes:
+            raise BodiesFullError
+        self._by_owner[owner] = held
+        self._count(num_bytes)
+
+    def give_back(self, owner: str, num_bytes: int) -> None:
+        """Count fewer bytes; owners that hold none are forgotten."""
+        self._by_owner[owner] -= num_bytes
+        if not self._by_owner[owner]:
+            del self._by_owner[owner]
+        self._count(-num_bytes)
+
+    def _count(self, num_bytes: int) -> None:
+        self.num_bytes += num_bytes
+        if self.metrics is not None:
+            self.metrics.body_bytes.set(self.num_bytes)
+
+
+class HeldBody:
+    """The bytes of one request's body in the budget, given back when the context ends."""
+
+    __slots__ = ("_budget", "_num_bytes", "_owner")
+
+    def __init__(self, budget: BodyBudget, owner: str) -> None:
+        self._budget = budget
+        self._owner = owner
+        self._num_bytes = 0
+
+    def reserve(self, num_bytes: int) -> None:
+        """Hold so many bytes in all, or what is held already. Raises as `BodyBudget.take`."""
+        more = num_bytes - self._num_bytes
+        if more > 0:
+            self._budget.take(self._owner, more)
+            self._num_bytes = num_bytes
+
+    def __enter__(self) -> "HeldBody":
+        """Begin with nothing."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Give all of it back, once."""
+        num_bytes, self._num_bytes = self._num_bytes, 0
+        if num_bytes:
+            self._budget.give_back(self._owner, num_bytes)

@@ -1,0 +1,48 @@
+"""Serves /openapi.json: built once for what is loaded, and not on the event loop."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import msgspec
+from fastapi import FastAPI
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from gateway.openapi import LoadedLimits, build_document
+
+
+class OpenApiEndpoint:
+    """The endpoint. Building takes half a second, so it happens in a thread and is remembered."""
+
+    def __init__(
+        self,
+        app: FastAPI,
+        read_limits: Callable[[], Awaitable[LoadedLimits | None]],
+        *,
+        models: tuple[type[BaseModel], ...],
+        has_tiers_elsewhere: bool,
+    ) -> None:
+        """`read_limits` tells what the loaded models allow; None while the engine is not ready."""
+        self._app = app
+        self._read_limits = read_limits
+        self._models = models
+        self._has_tiers_elsewhere = has_tiers_elsewhere
+        self._bodies: dict[LoadedLimits | None, bytes] = {}  # an engine keeps its models: two
+        self._lock = asyncio.Lock()
+
+    async def answer(self) -> Response:
+        """The document for what is loaded now."""
+        limits = await self._read_limits()
+        async with self._lock:  # requests that come meanwhile wait for the same building
+            if limits not in self._bodies:
+                self._bodies[limits] = await asyncio.to_thread(self._build, limits)
+        return Response(self._bodies[limits], media_type="application/json")
+
+    def _build(self, limits: LoadedLimits | None) -> bytes:
+        document = build_document(
+            self._app,
+            limits,
+            models=self._models,
+            has_tiers_elsewhere=self._has_tiers_elsewhere,
+        )
+        return msgspec.json.encode(document)
