@@ -3,10 +3,10 @@
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Final, Literal, NamedTuple
+from typing import Annotated, Final, Literal, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, JsonValue
 from pydantic_settings import NoDecode
 
 from gateway.settings_paths import did_you_mean
@@ -28,6 +28,7 @@ Capability = Literal["tools", "images", "audio", "files"]
 RESERVED_NAMES: Final = frozenset({"auto", "small", "large", "none"})
 TIER_NAME: Final = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 
+_Names = TypeVar("_Names", tuple[str, ...], dict[str, JsonValue])
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HEADER_VALUE: Final = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 _OUR_HEADERS: Final = frozenset(
@@ -83,6 +84,27 @@ Capabilities = Annotated[tuple[Capability, ...], NoDecode, BeforeValidator(split
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 
+_OWN_FIELDS: Final = frozenset(
+    {
+        *("model", "messages", "prompt", "stream", "stream_options", "n", "best_of", "outrider"),
+        *("max_tokens", "max_completion_tokens", "cache_salt"),
+    }
+)
+
+
+def _free_to_set(names: _Names) -> _Names:
+    for name in names:
+        if name in _OWN_FIELDS:
+            raise ValueError(f"the gateway sets {name} itself")
+    return names
+
+
+FieldNames = Annotated[
+    tuple[str, ...], NoDecode, BeforeValidator(split_list), AfterValidator(_free_to_set)
+]
+ForcedFields = Annotated[dict[str, JsonValue], AfterValidator(_free_to_set)]
+
+
 class TimeoutSettings(Section):
     """How long a server may take before it counts as failed."""
 
@@ -116,6 +138,11 @@ class UpstreamSettings(Section):
     """Folder or Hugging Face id of its tokenizer, to check what the server says it used."""
     max_context: Count | None = None
     """Tokens of prompt and answer together; unset: nobody knows."""
+    allow_fields: FieldNames = ()
+    """Fields of requests that are passed on beside those that this kind of server is known for,
+    e.g. service_tier; each may change prices, privacy or what the server does."""
+    force_fields: ForcedFields = Field(default_factory=dict)
+    """Fields that every request is sent with, whatever its client says, e.g. {store = false}."""
     supports: Capabilities = ("tools", "images", "audio", "files")
     """What it can do beside text; what is left out is not asked of it."""
     max_connections: Count = 256

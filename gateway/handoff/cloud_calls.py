@@ -59,6 +59,10 @@ class CloudCalls:
             return BadRequestError(
                 f"The {tier.name} tier does not take {min(missing)} (tiers.{tier.name}.supports)."
             )
+        try:
+            tier.fields.outgoing(asked.document)
+        except BadRequestError as refused:
+            return refused
         most = asked.max_cost_usd
         return None if most is None else self._too_dear(asked, most)
 
@@ -136,7 +140,7 @@ class CloudCalls:
                 meter.continued()
         call = UpstreamCall(
             endpoint=asked.endpoint,
-            document=document,
+            document=self._outgoing(tier, document, asked),
             model=model,
             request_id=asked.incoming.request_id,
             arrival_s=asked.incoming.arrival_s,
@@ -158,6 +162,11 @@ class CloudCalls:
         )
         made.arm = asked.incoming.arm
         return made
+
+    @staticmethod
+    def _outgoing(tier: UpstreamTier, document: Mapping[str, Any], asked: Asked) -> dict[str, Any]:
+        """What the tier is sent of a request. Raises BadRequestError."""
+        return tier.fields.outgoing(document, cache_salt=asked.incoming.principal.cache_salt)
 
     async def _admitted(
         self, meter: RequestMeter, asked: Asked, tier: UpstreamTier
@@ -233,9 +242,13 @@ class CloudCalls:
             return
         if not asked.incoming.principal.scopes.allows_tier(mirror.tier):
             return  # who may not be answered there is not read there either
+        try:
+            document = self._outgoing(self._cloud.tiers[mirror.tier], asked.document, asked)
+        except BadRequestError:
+            return  # the copy would be of another request
         call = UpstreamCall(
             endpoint=asked.endpoint,
-            document=asked.document,
+            document=document,
             model=asked.model or "",
             request_id=asked.incoming.request_id,
             arrival_s=self._context.clock(),

@@ -17,6 +17,7 @@ from gateway.upstream.call import Endpoint
 MAX_ENVELOPE_CHOICES = 128
 
 _MAX_NESTING: Final = 200  # as pydantic's own reader of JSON has it
+_WHOLE_NUMBERS: Final = ("max_tokens", "max_completion_tokens", "n", "best_of", "seed")
 _NO_OPTIONS: Final = OutriderOptions()
 
 
@@ -101,8 +102,14 @@ class ReadRequest:
     document: dict[str, Any]
 
     def outward(self) -> dict[str, Any]:
-        """A shallow copy of the document without its `outrider` object."""
-        return {name: value for name, value in self.document.items() if name != "outrider"}
+        """A shallow copy of the document without its `outrider` object.
+
+        Whole numbers are written as they were read: 2.0 is not 2 for every reader.
+        """
+        sent = {name: value for name, value in self.document.items() if name != "outrider"}
+        return sent | {
+            name: getattr(self.envelope, name) for name in _WHOLE_NUMBERS if sent.get(name)
+        }
 
 
 def read_request(body: bytes, endpoint: Endpoint) -> ReadRequest:

@@ -10,6 +10,7 @@ from gateway.settings_tiers import UpstreamSettings
 from gateway.upstream.answer import UpstreamAnswer
 from gateway.upstream.attempts import Attempt, AttemptKind
 from gateway.upstream.call import UpstreamCall
+from gateway.upstream.fields import FieldFilter
 from gateway.upstream.hedging import HedgeBudget
 from gateway.upstream.latency import LatencyEstimate
 from gateway.upstream.model_list import model_ids
@@ -41,6 +42,8 @@ class UpstreamTier:
         self.name = name
         self.settings = settings
         self.traits: ServerTraits = traits_of(settings.server, settings.url)
+        self.fields = FieldFilter(name, settings)
+        """What of a request its servers are sent."""
         self.replicas: ReplicaSet = parts.replicas
         self.first_token = LatencyEstimate(clock=parts.clock)
         """Seconds to the first token of streamed answers."""

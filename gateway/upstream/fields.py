@@ -1,0 +1,150 @@
+"""Which fields of a request an upstream server is sent: an allow-list for each kind of server.
+
+Fields of other people's APIs may change a price (`service_tier`), keep what was said (`store`),
+reach another tenant's cache (`cache_salt`) or steer the server (`kv_transfer_params`, `lora_path`).
+So a field that is not known to be harmless is refused, unless the operator allows it. Labels and
+hints, which change neither price nor answer, are left out, as the local models ignore them.
+"""
+
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import Any, Final, NoReturn
+
+from gateway.errors import BadRequestError
+from gateway.settings_tiers import UpstreamSettings
+from gateway.upstream.traits import ServerKind
+
+SALT_FIELD: Final = "cache_salt"
+
+_COMMON: Final = frozenset(
+    {
+        *("model", "messages", "prompt", "stream", "stream_options"),
+        *("max_tokens", "max_completion_tokens", "n", "best_of", "stop", "seed"),
+        *("temperature", "top_p", "presence_penalty", "frequency_penalty", "logit_bias"),
+        *("logprobs", "top_logprobs", "echo", "suffix", "response_format", "reasoning_effort"),
+        *("tools", "tool_choice", "parallel_tool_calls", "functions", "function_call"),
+    }
+)
+_SAMPLING: Final = frozenset(
+    {"top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "ignore_eos"}
+)
+_TEMPLATE: Final = frozenset(
+    {"chat_template_kwargs", "continue_final_message", "add_generation_prompt"}
+)
+_GUIDED: Final = frozenset(
+    {"guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"}
+)
+_ALLOWED: Final[Mapping[ServerKind, frozenset[str]]] = {
+    "openai": _COMMON | _SAMPLING | {"prediction", "verbosity", "modalities", "audio"},
+    "outrider": _COMMON
+    | _SAMPLING
+    | _TEMPLATE
+    | {"prediction", "structured_outputs", "service_tier", "modalities"},
+    "vllm": _COMMON | _SAMPLING | _TEMPLATE | _GUIDED | {"include_reasoning"},
+    "sglang": _COMMON
+    | _SAMPLING
+    | _TEMPLATE
+    | {"regex", "ebnf", "json_schema", "separate_reasoning", "stream_reasoning"},
+    "tgi": _COMMON | {"top_k", "repetition_penalty"},
+    "tensorrt_llm": _COMMON | _SAMPLING | {"chat_template_kwargs"},
+    "llama_cpp": _COMMON
+    | {"top_k", "min_p", "repeat_penalty", "grammar", "json_schema", "chat_template_kwargs"},
+    # The dialect refuses what the Messages API cannot say.
+    "anthropic": _COMMON
+    | _SAMPLING
+    | _TEMPLATE
+    | {"prediction", "modalities", "verbosity", "thinking", "output_config", "cache_control"},
+}
+_LEFT_OUT: Final = frozenset(
+    {
+        *("user", "metadata", "safety_identifier"),
+        *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
+    }
+)
+"""Labels and hints. Names of end users are for this gateway; cache keys would be shared by all."""
+_USUAL: Final[Mapping[str, tuple[object, ...]]] = {
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "web_search_options": (),
+}
+"""Values that say what holds anyway. Another one changes price or privacy."""
+_SALTED: Final[frozenset[ServerKind]] = frozenset({"vllm", "sglang"})
+_MAX_VARIABLES: Final = 16
+_MAX_VARIABLE_CHARS: Final = 64
+_RESERVED_VARIABLES: Final = frozenset(
+    {
+        *("chat_template", "conversation", "messages", "tools", "documents", "tokenize"),
+        *("add_generation_prompt", "continue_final_message", "padding", "truncation"),
+        *("max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask"),
+        *("tokenizer_kwargs", "load_audio_from_video", "processor_kwargs"),
+    }
+)
+
+
+class FieldFilter:
+    """What of a request the server of one tier is sent."""
+
+    def __init__(self, tier: str, settings: UpstreamSettings) -> None:
+        self._tier = tier
+        self._server = settings.server
+        self._more = frozenset(settings.allow_fields)
+        self._allowed = _ALLOWED[settings.server] | self._more
+        self._forced = settings.force_fields
+
+    def outgoing(self, document: Mapping[str, Any], *, cache_salt: str = "") -> dict[str, Any]:
+        """The fields that are sent, with what the operator wants to be sent.
+
+        `cache_salt` is the tenant's secret; what the server gets is derived from it for this tier.
+        Raises BadRequestError for a field that is refused.
+        """
+        sent = {name: value for name, value in document.items() if self._is_sent(name, value)}
+        if cache_salt and self._server in _SALTED:
+            sent[SALT_FIELD] = _derived(cache_salt, self._tier)
+        return sent | self._forced
+
+    def _is_sent(self, name: str, value: object) -> bool:
+        if name in self._allowed:
+            if name == "chat_template_kwargs" and name not in self._more:
+                _check_variables(value)
+            return True
+        if value is None or name in _LEFT_OUT or name in self._forced:
+            return False
+        if any(value == usual and type(value) is type(usual) for usual in _USUAL.get(name, ())):
+            return False
+        self._refuse(name)
+
+    def _refuse(self, name: str) -> NoReturn:
+        told = name[:80]
+        raise BadRequestError(
+            f"{told}: the {self._tier} tier is not sent this field; leave it out, or its operator "
+            f"adds it to tiers.{self._tier}.allow_fields.",
+            param=told,
+        )
+
+
+def _check_variables(variables: object) -> None:
+    """Raise BadRequestError for more than a few switches: they reach a program, the template."""
+    path = "chat_template_kwargs"
+    if variables is None:
+        return
+    if not isinstance(variables, dict) or len(variables) > _MAX_VARIABLES:
+        raise BadRequestError(
+            f"{path}: an object with at most {_MAX_VARIABLES} variables is required.", param=path
+        )
+    for name, value in variables.items():
+        where = f"{path}.{name[:80]}"
+        if name in _RESERVED_VARIABLES:
+            raise BadRequestError(f"{where}: this name is reserved.", param=where)
+        is_switch = value is None or isinstance(value, bool | int | float)
+        is_word = isinstance(value, str) and len(value) <= _MAX_VARIABLE_CHARS
+        if not is_switch and not is_word:
+            raise BadRequestError(
+                f"{where}: a number, true, false or a text of at most {_MAX_VARIABLE_CHARS} "
+                "characters is required.",
+                param=where,
+            )
+
+
+def _derived(salt: str, tier: str) -> str:
+    """256 bits that say nothing of the salt, and are others for each tier."""
+    return blake2b(tier.encode(), key=salt.encode()[:64], digest_size=32).hexdigest()
