@@ -1,4 +1,4 @@
-"""From a request's headers to whoever asks; in memory, in some microseconds."""
+"""Find the principal of a request from its headers: in memory, in some microseconds."""
 
 import hmac
 import logging
@@ -8,6 +8,7 @@ from typing import Final
 
 from gateway.errors import AuthenticationError, PermissionDeniedError, RateLimitError
 from gateway.settings_keys import KeyMode
+from gateway.tenants.admin_token import MAX_TOKEN_CHARS
 from gateway.tenants.guesses import GuessGuard
 from gateway.tenants.key_book import BookEntry, KeyBook
 from gateway.tenants.keys import KeyHasher, id_in
@@ -25,7 +26,8 @@ ADMIN_TOKEN: Final = Principal(
     scopes=Scopes(models=frozenset(), tiers=frozenset(), is_admin=True),
 )
 
-_MAX_CREDENTIAL_CHARS: Final = 512
+_MAX_CREDENTIAL_CHARS: Final = MAX_TOKEN_CHARS + 1
+"""Longer ones are cut to this; none that long is valid, and each costs the same to hash."""
 _MALFORMED: Final[FailureReason] = "malformed"
 _HOW: Final = "Send the header authorization: Bearer KEY, or x-api-key: KEY."
 _NOT_KNOWN: Final = (f"This key is not known here. {_HOW}", "invalid_api_key")
@@ -39,10 +41,11 @@ _FAILURES: Final[Mapping[FailureReason, tuple[str, str]]] = {
 
 
 class Authenticator:
-    """Knows who asks, and whether keys are wanted at all. For one event loop.
+    """Finds the principal of a request, and knows whether keys are required. For one event loop.
 
-    A key that is right is never shut out by what comes from other addresses, and one that was
-    right before not by its own address either: behind a proxy all clients have one.
+    Every credential is verified; only failures are throttled. So a valid key is accepted whatever
+    else comes from its address: behind a proxy all clients share one. Guessing gains nothing by
+    it, because keys hold 256 random bits and the admin token is checked for length at the start.
     """
 
     def __init__(
@@ -64,7 +67,6 @@ class Authenticator:
         self._guard = GuessGuard(time.monotonic) if guard is None else guard
         self._metrics = metrics
         self._wall_clock = wall_clock
-        self._seen_right: set[str] = set()
         # What keys that do not exist are compared with, so that it takes the same time.
         self._nobody = BookEntry(principal=ANONYMOUS, key_hash=bytes(32), is_revoked=True)
         if metrics is not None and book is not None:
@@ -93,9 +95,9 @@ class Authenticator:
     def authenticate(
         self, authorization: str | None, api_key: str | None, peer: str | None
     ) -> Principal:
-        """Who asks, by the headers `authorization` and `x-api-key`; `peer`: his address.
+        """Return the principal of the headers `authorization` and `x-api-key` from address `peer`.
 
-        While no key is wanted, who has none, or a wrong one, is ANONYMOUS. Raises
+        While no key is required, a missing or wrong one makes the request ANONYMOUS. Raises
         AuthenticationError for a missing or wrong key, RateLimitError after too many wrong ones.
         """
         credential = _credential(authorization, api_key)
@@ -103,12 +105,17 @@ class Authenticator:
             if self.is_open:
                 return ANONYMOUS
             raise self._failure("missing", peer)
-        principal, reason = self._look_up(credential, peer)
+        digest = self._hasher.digest(credential)
+        key_id = id_in(credential)
+        if key_id is None:
+            principal, reason = self._admin(digest), _MALFORMED
+        else:
+            principal, reason = self._key(key_id, digest)
         if principal is not None:
             return principal
         if self.is_open:
             return ANONYMOUS
-        raise self._failure(reason, peer)
+        raise self._failure(self._counted(reason, key_id, digest, peer), peer)
 
     def require_admin(self, principal: Principal) -> None:
         """Raises AuthenticationError for nobody in particular, PermissionDeniedError for others."""
@@ -120,31 +127,21 @@ class Authenticator:
             )
         raise PermissionDeniedError("This needs a key with the admin scope.", code="admin_only")
 
-    def _look_up(self, credential: str, peer: str | None) -> tuple[Principal | None, FailureReason]:
-        """Whose credential this is; without one, why nobody's."""
-        if self._admin_digest is None and not self.has_keys:
-            return None, "unknown"  # nothing to guess, so nothing to count
-        digest = self._hasher.digest(credential[:_MAX_CREDENTIAL_CHARS])
-        key_id = id_in(credential)
-        name = ADMIN_TOKEN_ID if key_id is None else key_id
-        is_blocked = self._guard.wait_s(peer) > 0
-        if is_blocked and name not in self._seen_right:
-            is_old = self._guard.has_seen(peer, digest)
-            return None, "unknown" if is_old else "throttled"
-        if key_id is None:
-            principal, reason = self._admin(digest), _MALFORMED
-        else:
-            principal, reason = self._key(key_id, digest)
-        if principal is not None:
-            self._seen_right.add(name)
-            return principal, reason
+    def _counted(
+        self, reason: FailureReason, key_id: str | None, digest: bytes, peer: str | None
+    ) -> FailureReason:
+        """Count a failure; returns the reason to tell. One line is logged for a new failure.
+
+        The holder of a revoked or expired key knows its secret and guesses nothing, so the reason
+        stays the same for it however often it asks.
+        """
         counted = self._guard.count(peer, digest)
-        if counted == "new" and not is_blocked and not self.is_open:
+        if counted == "new":
             logger.warning(
                 "key was not taken reason=%s key_id=%s peer=%s", reason, key_id or "-", peer
             )
-        is_throttled = counted == "too_many" or (is_blocked and counted == "new")
-        return None, "throttled" if is_throttled else reason
+        is_guess = reason not in ("revoked", "expired")
+        return "throttled" if counted == "throttled" and is_guess else reason
 
     def _admin(self, digest: bytes) -> Principal | None:
         if self._admin_digest is None or not hmac.compare_digest(digest, self._admin_digest):
@@ -175,15 +172,17 @@ class Authenticator:
             return AuthenticationError(message, code=code)
         wait_s = max(self._guard.wait_s(peer), self._guard.overall_wait_s)
         return RateLimitError(
-            f"Too many wrong keys came from this address; wait {max(1, round(wait_s))} s.",
+            "This key is not known here, and too many wrong keys came from this address. "
+            f"Send a valid key, or wait {max(1, round(wait_s))} s before trying another one.",
             retry_after_s=wait_s,
             code="too_many_wrong_keys",
         )
 
 
 def _credential(authorization: str | None, api_key: str | None) -> str | None:
-    """What was sent as a key: of two, the one that looks like one."""
+    """Return what was sent as a key, cut to a bounded length: of two, the one with a key's form."""
     whole = (authorization or "").strip()
     scheme, _, token = whole.partition(" ")
     given = (token.strip() if scheme.lower() == "bearer" else whole, (api_key or "").strip())
-    return next((text for text in given if id_in(text)), given[0] or given[1] or None)
+    found = next((text for text in given if id_in(text)), given[0] or given[1])
+    return found[:_MAX_CREDENTIAL_CHARS] or None

@@ -1,12 +1,15 @@
-"""How often somebody may be wrong about a key."""
+"""Throttle of failed authentications."""
 
 import ipaddress
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Final, Literal
 
-Counted = Literal["new", "again", "too_many"]
+Counted = Literal["new", "again", "throttled"]
+"""new: a failure within the allowance; again: the same credential as a moment ago; throttled: more
+failures than the address, or all addresses together, are allowed."""
 
 _IPV6_NETWORK_BITS: Final = 64
 _REMEMBERED: Final = 8
@@ -25,12 +28,21 @@ class _Bucket:
         self.left = min(most, self.left + (now_s - self.at_s) * per_s)
         self.at_s = now_s
 
+    def take(self, now_s: float, per_s: float, most: float) -> bool:
+        """Use one attempt up; False where none is left."""
+        self.refill(now_s, per_s, most)
+        if self.left < 1:
+            return False
+        self.left -= 1
+        return True
+
 
 class GuessGuard:
     """Counts wrong credentials of each address, and of all together, in bounded memory.
 
-    The same wrong credential again is no new guess: a client with an old key goes on being told
-    so, and uses nothing up. An IPv6 address stands for its network of 64 bits.
+    It never sees a valid credential, so it cannot keep one out. The same wrong credential again
+    is no new guess: a client with an old key keeps its answer, and uses nothing up. An IPv6
+    address stands for its network of 64 bits.
     """
 
     def __init__(
@@ -58,25 +70,15 @@ class GuessGuard:
         return len(self._buckets)
 
     def wait_s(self, peer: str | None) -> float:
-        """How long this address has to wait before it may try a credential; 0: not at all."""
-        if not self._buckets:
-            return 0.0
+        """Return the seconds until another failure of this address is within its allowance."""
         bucket = self._buckets.get(_network(peer))
         if bucket is None:
             return 0.0
         bucket.refill(self._clock(), self._per_s, self._burst)
         return 0.0 if bucket.left >= 1 else (1 - bucket.left) / self._per_s
 
-    def has_seen(self, peer: str | None, digest: bytes) -> bool:
-        """Whether this very credential was wrong lately, from this address."""
-        bucket = self._buckets.get(_network(peer))
-        return bucket is not None and digest in bucket.recent
-
     def count(self, peer: str | None, digest: bytes) -> Counted:
-        """Count a wrong credential, unless it has been seen.
-
-        too_many: all addresses together were wrong too often.
-        """
+        """Count a wrong credential, given by its digest, unless it was counted a moment ago."""
         now_s = self._clock()
         network = _network(peer)
         bucket = self._buckets.setdefault(network, _Bucket(left=self._burst, at_s=now_s))
@@ -85,26 +87,22 @@ class GuessGuard:
             self._buckets.popitem(last=False)
         if digest in bucket.recent:
             return "again"
-        bucket.refill(now_s, self._per_s, self._burst)
-        is_held_back = bucket.left < 1
-        bucket.left = max(0.0, bucket.left - 1)
         bucket.recent.append(digest)
-        if is_held_back:
-            return "new"  # what all together may try is not used up by one address
-        self._overall.refill(now_s, self._overall_per_s, self._overall_burst)
-        if self._overall.left < 1:
-            return "too_many"
-        self._overall.left -= 1
-        return "new"
+        # An address that is throttled takes nothing of the allowance of all.
+        is_within = bucket.take(now_s, self._per_s, self._burst) and self._overall.take(
+            now_s, self._overall_per_s, self._overall_burst
+        )
+        return "new" if is_within else "throttled"
 
     @property
     def overall_wait_s(self) -> float:
-        """How long all addresses together have to wait for a wrong credential's turn."""
+        """The seconds until a failure is within the allowance of all addresses together."""
         return max(0.0, (1 - self._overall.left) / self._overall_per_s)
 
 
+@lru_cache(maxsize=4096)
 def _network(peer: str | None) -> str:
-    """What counts as one address."""
+    """Return the address, or the IPv6 network, that attempts are counted under."""
     if peer is None or ":" not in peer:
         return peer or ""
     try:

@@ -1,5 +1,6 @@
 """Settings and a database in, an authenticator out."""
 
+import logging
 import random
 import secrets
 import time
@@ -7,6 +8,7 @@ from dataclasses import dataclass
 
 from gateway.settings import Settings, SettingsError
 from gateway.storage.database import Database, DatabaseError
+from gateway.tenants.admin_token import check_admin_token
 from gateway.tenants.authenticator import Authenticator
 from gateway.tenants.guesses import GuessGuard
 from gateway.tenants.key_book import KeyBook
@@ -14,7 +16,7 @@ from gateway.tenants.key_store import KeyStore, load_secret
 from gateway.tenants.keys import KeyHasher
 from gateway.tenants.metrics import TenantMetrics
 
-_MIN_ADMIN_TOKEN_CHARS = 16
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,11 +48,8 @@ def build_key_parts(
     """
     hidden = settings.keys.admin_token
     token = None if hidden is None else hidden.get_secret_value()
-    if token is not None and len(token) < _MIN_ADMIN_TOKEN_CHARS:
-        raise SettingsError(
-            f"keys.admin_token is shorter than {_MIN_ADMIN_TOKEN_CHARS} characters and could be "
-            "guessed; take a random one, such as `openssl rand -hex 32` prints"
-        )
+    if token is not None and (warning := check_admin_token(token)) is not None:
+        logger.warning("%s", warning)
     if database is None and settings.keys.mode == "required":
         raise SettingsError('keys.mode is required, but database_url is "none": there are no keys')
     hasher = _hasher(settings, database)

@@ -1,6 +1,9 @@
 """Settings become an authenticator, or a refusal in words."""
 
 import asyncio
+import logging
+import random
+import secrets
 from pathlib import Path
 
 import pytest
@@ -9,6 +12,7 @@ from pydantic import SecretStr
 from gateway.settings import Settings, SettingsError
 from gateway.settings_keys import KeySettings
 from gateway.storage.open import open_database
+from gateway.tenants.keys import mint_key
 from gateway.tenants.parts import build_key_parts, key_store
 from gateway.tenants.principal import ANONYMOUS
 from gateway.tenants.records import KeyOrder
@@ -79,3 +83,37 @@ def test_settings_that_contradict_each_other() -> None:
     with pytest.raises(SettingsError, match="could be guessed") as refusal:
         build_key_parts(short, None)
     assert "hunter2" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("token", "said"),
+    [
+        ("hunter2", "shorter than 16"),
+        ("abababababababababababab", "fewer than 6 different"),
+        ("ein-schlüssel-mit-umlaut-123", "visible ASCII"),
+        ("a token with blanks 12345", "visible ASCII"),
+        ("0123456789abcdef" * 33, "at most 512"),
+        (mint_key(random.Random(1)).text, "form of an API key"),
+    ],
+)
+def test_a_weak_admin_token_is_refused(token: str, said: str) -> None:
+    weak = Settings(database_url="none", keys=KeySettings(admin_token=SecretStr(token)))
+    with pytest.raises(SettingsError, match=said) as refusal:
+        build_key_parts(weak, None)
+    assert token not in str(refusal.value)
+
+
+def test_an_admin_token_of_few_bits_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    for token, is_warned in (
+        ("correct-horse-18", True),
+        (secrets.token_hex(12), True),
+        (secrets.token_hex(16), False),
+        (secrets.token_urlsafe(24), False),
+    ):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            build_key_parts(
+                Settings(database_url="none", keys=KeySettings(admin_token=SecretStr(token))), None
+            )
+        assert ("random bits" in caplog.text) is is_warned, token
+        assert token not in caplog.text
