@@ -24,6 +24,7 @@ from gateway.errors import BadRequestError
 from gateway.prompt_end import PromptEnd, is_amid_thinking
 from gateway.schema.chat import AssistantMessage, InputMessage, Message, ToolMessage, join_parts
 from gateway.schema.tools import Tool
+from gateway.template_variables import read_variables, reserved_variables
 from gateway.thinking import CLOSE_TAG, OPEN_TAG
 from gateway.tool_formats import ToolDialect, ToolFormatName, find_dialect
 from gateway.tool_prompt import template_call_id, template_calls, template_tools, write_out
@@ -97,8 +98,9 @@ class ChatTokenizer:
         self.may_think = OPEN_TAG in str(tokenizer.chat_template)
         writes = (self.fingerprint, tokenizer.chat_template, self.stop_token_ids, self.dialect)
         self.rendering = hashlib.sha256(repr(writes).encode("utf-8", "replace")).hexdigest()
-        signature = inspect.signature(tokenizer.apply_chat_template).parameters
-        self._reserved = frozenset(signature) - {"kwargs"}
+        self._reserved = reserved_variables(tokenizer)
+        options = inspect.signature(tokenizer.apply_chat_template).parameters
+        self._can_sanitize = "sanitize_control_tokens" in options
 
     @classmethod
     def load(cls, path: str | Path, tool_format: ToolFormatName | None = None) -> Self:
@@ -133,13 +135,7 @@ class ChatTokenizer:
         """
         conversation = self._conversation(messages)
         described = template_tools(tools)
-        variables = dict(template_kwargs or {})
-        if reserved := self._reserved & variables.keys():
-            name = min(reserved)
-            raise BadRequestError(
-                f"chat_template_kwargs.{name}: this name is reserved.",
-                param=f"chat_template_kwargs.{name}",
-            )
+        variables = read_variables(template_kwargs, self._reserved)
         if not self.dialect.is_native:
             conversation, described = write_out(conversation, described), []
         if described:
@@ -235,7 +231,7 @@ class ChatTokenizer:
         if opens_thinking and end == "final_message":
             # An answer that merely mentions the tag is left alone.
             opens_thinking = conversation[-1]["content"].strip() in ("", OPEN_TAG)
-        if "sanitize_control_tokens" in self._reserved and self._forges(conversation, variables):
+        if self._can_sanitize and self._forges(conversation, variables):
             token_ids = self._apply_template(
                 conversation, variables, end, tokenize=True, sanitize_control_tokens=True
             )

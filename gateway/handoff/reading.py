@@ -30,6 +30,7 @@ from gateway.schema.chat import ChatRequest
 from gateway.schema.common import OutriderOptions
 from gateway.schema.completions import CompletionRequest
 from gateway.schema.envelope import ReadRequest, read_request
+from gateway.template_variables import FIELD, read_variables
 from gateway.upstream.call import Endpoint
 
 _REQUESTS: Final[dict[Endpoint, type[ChatRequest] | type[CompletionRequest]]] = {
@@ -103,6 +104,7 @@ class RequestReader:
         envelope = read.envelope
         if envelope.options.privacy is None:
             refuse_slips(body, read.document)
+        read_variables(read.document.get(FIELD))
         check_model(incoming.principal, envelope.model)
         assignment = self._assigned(read, body, endpoint, incoming)
         try:

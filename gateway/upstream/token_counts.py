@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from gateway.template_variables import FIELD, read_variables, reserved_variables
 from gateway.upstream.call import UpstreamCall
 
 if TYPE_CHECKING:
@@ -11,6 +12,9 @@ if TYPE_CHECKING:
 
 # Counting takes the event loop's time, about a millisecond for 4,096 characters.
 _MAX_PROMPT_CHARS: Final = 32_768
+# A template takes some 20 microseconds for a message, also for an empty one.
+_MAX_MESSAGES: Final = 1024
+_TEXT_FIELDS: Final = frozenset({"role", "content", "name", "reasoning_content", "tool_call_id"})
 
 
 class TokenCounter:
@@ -25,6 +29,7 @@ class TokenCounter:
         backend.no_padding()
         self._tokenizer = tokenizer
         self._backend = backend
+        self._reserved = reserved_variables(tokenizer)
 
     @classmethod
     def load(cls, path: str) -> Self:
@@ -55,47 +60,72 @@ class TokenCounter:
 
     def _count_completion(self, prompt: object) -> int | None:
         """Of one prompt or several, as text or as token ids."""
-        if isinstance(prompt, str):
-            return len(self._backend.encode(prompt)) if len(prompt) <= _MAX_PROMPT_CHARS else None
-        if not isinstance(prompt, list):
+        prompts = prompt if isinstance(prompt, list) else [prompt]
+        if prompts and all(type(token_id) is int for token_id in prompts):
+            return len(prompts)
+        num_chars = sum(len(one) for one in prompts if isinstance(one, str))
+        if num_chars > _MAX_PROMPT_CHARS or len(prompts) > _MAX_MESSAGES:
             return None
-        if all(isinstance(token_id, int) for token_id in prompt):
-            return len(prompt)
-        counts = [self._count_completion(one) for one in prompt]
+        counts = [self._count_one(one) for one in prompts]
         return None if None in counts else sum(count or 0 for count in counts)
+
+    def _count_one(self, prompt: object) -> int | None:
+        if isinstance(prompt, str):
+            return len(self._backend.encode(prompt))
+        is_ids = isinstance(prompt, list) and all(type(token_id) is int for token_id in prompt)
+        return len(prompt) if isinstance(prompt, list) and is_ids else None
 
     def _count_chat(
         self, messages: list[dict[str, Any]], document: Mapping[str, Any]
     ) -> int | None:
-        is_continued = bool(document.get("continue_final_message"))
-        variables = document.get("chat_template_kwargs")
         try:
-            text = self._tokenizer.apply_chat_template(
-                messages,
-                **(variables if isinstance(variables, dict) else {}),
-                tokenize=False,
-                continue_final_message=is_continued,
-                add_generation_prompt=document.get("add_generation_prompt", not is_continued),
-            )
+            variables = read_variables(document.get(FIELD), self._reserved)
+            plain = self._count_rendered(messages, document, {})
+            counted = self._count_rendered(messages, document, variables) if variables else plain
         except Exception:  # noqa: BLE001 - templates raise what they like; the report stands then
             return None
+        # A client's variables never lower a count: a template may leave out what they name.
+        return counted if counted >= plain else None
+
+    def _count_rendered(
+        self,
+        messages: list[dict[str, Any]],
+        document: Mapping[str, Any],
+        variables: Mapping[str, Any],
+    ) -> int:
+        is_continued = document.get("continue_final_message") is True
+        text = self._tokenizer.apply_chat_template(
+            messages,
+            **variables,
+            tokenize=False,
+            continue_final_message=is_continued,
+            add_generation_prompt=document.get("add_generation_prompt", not is_continued),
+        )
         # Templates write BOS and the like themselves.
         return len(self._backend.encode(str(text), add_special_tokens=False))
 
 
 def _plain_messages(messages: object) -> list[dict[str, Any]] | None:
     """Messages whose contents are texts; None where there is anything else, or too much."""
-    if not isinstance(messages, list):
+    if not isinstance(messages, list) or len(messages) > _MAX_MESSAGES:
         return None
     plain: list[dict[str, Any]] = []
     num_chars = 0
     for message in messages:
         content = _plain_text(message.get("content")) if isinstance(message, dict) else None
-        if content is None or message.get("tool_calls"):
+        if content is None:
             return None
-        num_chars += len(content)
-        plain.append({**message, "content": content})
+        fields = {name: value for name, value in message.items() if value is not None}
+        texts = {**fields, "content": content}
+        if not (texts.keys() <= _TEXT_FIELDS and all(map(_is_text, texts.values()))):
+            return None
+        num_chars += sum(map(len, texts.values()))
+        plain.append(texts)
     return plain if num_chars <= _MAX_PROMPT_CHARS else None
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
 
 
 def _plain_text(content: object) -> str | None:
