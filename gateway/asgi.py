@@ -4,7 +4,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing, nullcontext
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -17,6 +17,7 @@ from engine.errors import EngineError
 from gateway import sse
 from gateway.edge.bodies import HeldBody
 from gateway.errors import (
+    AuthenticationError,
     BadRequestError,
     BodyTooLargeError,
     ContentEncodingError,
@@ -127,7 +128,7 @@ class AnswerResponse(Response):
 
     Whatever fails before the first byte is raised, and becomes an HTTP error. After it, a stream
     ends with an error event and without [DONE]. When the client leaves, all work on the request is
-    ended at once; so it is at its deadline.
+    ended at once; so it is at its deadline, and when its key is revoked, expires or is removed.
     """
 
     def __init__(
@@ -156,6 +157,8 @@ class AnswerResponse(Response):
         self._clock = clock
         self._arrival_s = clock()
         self._has_started = False
+        self._is_finishing = False
+        self._key_error: AuthenticationError | None = None
         self._limit: asyncio.Timeout | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -180,23 +183,35 @@ class AnswerResponse(Response):
             self._log_end(request_id)
 
     async def _send_in_time(self, send: Send) -> None:
-        """Send until the request's deadline, if it has one."""
+        """Send until the request's deadline, if it has one, and while its key is valid."""
         deadline_s = self._answering.deadline_s
-        if deadline_s is None:
-            await self._send(send)
-            return
+        left_s = None if deadline_s is None else max(deadline_s - self._clock(), 0.0)
         try:
-            async with asyncio.timeout(max(deadline_s - self._clock(), 0.0)) as limit:
-                self._limit = limit
-                await self._send(send)
+            with self._while_key_lasts():
+                async with asyncio.timeout(left_s) as limit:
+                    self._limit = limit
+                    await self._send(send)
         except TimeoutError:
             if not limit.expired():
                 raise
-            late = DeadlineExceededError("The answer was not complete at the request's deadline.")
+            error = self._key_error or DeadlineExceededError(
+                "The answer was not complete at the request's deadline."
+            )
             if not self._has_started:
-                raise late from None
-            # By the request's own word, and what it got is paid for.
-            await self._end_badly(send, late, "cancelled")
+                raise error from None
+            # It ends by the request's own terms, and what it got is paid for.
+            await self._end_badly(send, error, "cancelled")
+        finally:
+            self._limit = None
+
+    def _while_key_lasts(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._meter is None else self._meter.while_key_lasts(self._end_key)
+
+    def _end_key(self, error: AuthenticationError) -> None:
+        """End the answer, unless it is about to end by itself: its key is not valid any more."""
+        if self._limit is not None and not self._is_finishing and not self._limit.expired():
+            self._key_error = error
+            self._limit.reschedule(asyncio.get_running_loop().time())
 
     async def _send(self, send: Send) -> None:
         if self._is_streamed:
@@ -246,11 +261,12 @@ class AnswerResponse(Response):
 
         From here on an answer that is whole is in time: what is paid for is sent.
         """
-        if self._limit is not None and ending == "answered":
-            if self._limit.expired():
-                await asyncio.sleep(0)  # raises, where the end has not been seen yet
-            else:
+        if self._limit is not None:
+            if not self._limit.expired():
                 self._limit.reschedule(None)
+            elif ending == "answered":
+                await asyncio.sleep(0)  # raises, where the end has not been seen yet
+        self._is_finishing = True
         self._ending = ending
         if self._meter is not None:
             if error is not None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, Literal
@@ -29,6 +30,7 @@ from gateway.metering.tenancy import Tenancy
 from gateway.metering.upstream_rows import upstream_entry
 from gateway.telemetry.tracer import NULL_SPAN, Span
 from gateway.tenants.principal import Principal
+from gateway.tenants.running import EndRequest
 from gateway.upstream.attempts import Attempt
 
 Ending = Literal["answered", "cancelled", "failed"]
@@ -228,6 +230,14 @@ class RequestMeter:
     def headers(self) -> dict[str, str]:
         """The x-ratelimit headers; empty where nothing is limited."""
         return {} if self._reservation is None else ratelimit_headers(self._reservation.states)
+
+    def while_key_lasts(self, end: EndRequest) -> AbstractContextManager[None]:
+        """Have `end` called with the error if the request's key is revoked, expires or is removed.
+
+        Entering raises AuthenticationError where that has happened already.
+        """
+        running = self._tenancy.keys.authenticator.running
+        return running.of_key(self.principal.key_id, end)
 
     # ---- meanwhile ----------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ import hmac
 import logging
 import time
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Final, Literal
 
 from gateway.errors import AuthenticationError, PermissionDeniedError, RateLimitError
 from gateway.settings_keys import KeyMode
@@ -14,6 +14,7 @@ from gateway.tenants.key_book import BookEntry, KeyBook
 from gateway.tenants.keys import KeyHasher, id_in
 from gateway.tenants.metrics import FailureReason, TenantMetrics
 from gateway.tenants.principal import ANONYMOUS, Principal, Scopes
+from gateway.tenants.running import RunningRequests
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +68,10 @@ class Authenticator:
         self._guard = GuessGuard(time.monotonic) if guard is None else guard
         self._metrics = metrics
         self._wall_clock = wall_clock
+        self.running = RunningRequests(self)
+        """Requests under way by key; they are ended when their key is not valid any more."""
+        if book is not None:
+            book.subscribe(self.running.check)
         # What keys that do not exist are compared with, so that it takes the same time.
         self._nobody = BookEntry(principal=ANONYMOUS, key_hash=bytes(32), is_revoked=True)
         if metrics is not None and book is not None:
@@ -127,6 +132,18 @@ class Authenticator:
             )
         raise PermissionDeniedError("This needs a key with the admin scope.", code="admin_only")
 
+    def gone(self, key_id: str) -> AuthenticationError | None:
+        """Return why the key of a running request is not valid any more; None: it is valid."""
+        is_no_key = key_id in (ANONYMOUS.key_id, ADMIN_TOKEN_ID)
+        if self._book is None or self._mode == "off" or is_no_key:
+            return None
+        entry = self._book.find(key_id)
+        reason: FailureReason | None = "unknown" if entry is None else self._ended(entry)
+        if reason is None:
+            return None
+        message, code = _FAILURES[reason]
+        return AuthenticationError(message, code=code)
+
     def _counted(
         self, reason: FailureReason, key_id: str | None, digest: bytes, peer: str | None
     ) -> FailureReason:
@@ -157,11 +174,15 @@ class Authenticator:
             is_old and now_s < entry.old_hash_until
         ):
             return None, "unknown"
+        ended = self._ended(entry)
+        return (entry.principal if ended is None else None), ended or "unknown"
+
+    def _ended(self, entry: BookEntry) -> Literal["revoked", "expired"] | None:
+        """Return why the key is not valid any more; None: it is valid."""
         if entry.is_revoked:
-            return None, "revoked"
-        if entry.expires_at is not None and entry.expires_at <= now_s:
-            return None, "expired"
-        return entry.principal, "unknown"
+            return "revoked"
+        is_over = entry.expires_at is not None and entry.expires_at <= self._wall_clock()
+        return "expired" if is_over else None
 
     def _failure(self, reason: FailureReason, peer: str | None) -> Exception:
         """What the client is told."""

@@ -58,6 +58,7 @@ class KeyBook:
         self._entries: dict[str, BookEntry] = {}
         self._has_keys = False
         self._is_away = False
+        self._on_look: list[Callable[[], None]] = []
         self._one_at_a_time = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
 
@@ -77,6 +78,10 @@ class KeyBook:
         """The key with this public id."""
         return self._entries.get(key_id)
 
+    def subscribe(self, on_look: Callable[[], None]) -> None:
+        """Have this called after each look at the keys, also after one that failed."""
+        self._on_look.append(on_look)
+
     async def start(self) -> None:
         """Read all keys, and go on looking. Raises DatabaseError where they cannot be read."""
         await self.refresh()
@@ -92,12 +97,16 @@ class KeyBook:
 
     async def refresh(self) -> None:
         """Know of all changes until now. Raises DatabaseError; the last state stays then."""
-        async with self._one_at_a_time:
-            version = await asyncio.to_thread(self._store.version)
-            if version != self._version:
-                table, self._entries = await asyncio.to_thread(self._read)
-                self._has_keys = self._has_keys or table.has_any
-                self._version = table.version
+        try:
+            async with self._one_at_a_time:
+                version = await asyncio.to_thread(self._store.version)
+                if version != self._version:
+                    table, self._entries = await asyncio.to_thread(self._read)
+                    self._has_keys = self._has_keys or table.has_any
+                    self._version = table.version
+        finally:
+            for on_look in self._on_look:
+                on_look()
 
     async def _keep_looking(self) -> None:
         while True:
