@@ -145,6 +145,9 @@ class UpstreamSettings(Section):
     """Fields that every request is sent with, whatever its client says, e.g. {store = false}."""
     supports: Capabilities = ("tools", "images", "audio", "files")
     """What it can do beside text; what is left out is not asked of it."""
+    media_tokens: Count = 4096
+    """The most tokens that an image takes there, and at least those of a sound or a file; reserved
+    for each one."""
     max_connections: Count = 256
     """Connections to each replica."""
     max_retries: int = Field(default=2, ge=0, le=10)

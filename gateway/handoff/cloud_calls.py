@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Mapping
 from hashlib import blake2b
-from math import ceil
 from typing import Any, Final
 
 import msgspec
@@ -20,6 +19,7 @@ from gateway.handoff.origin import Origin
 from gateway.metering.credit import Credit
 from gateway.metering.meter import Estimate, RequestMeter
 from gateway.mirror import MirroredAnswer
+from gateway.upstream.bounds import most_predicted_tokens, most_prompt_tokens
 from gateway.upstream.call import Endpoint, UpstreamCall, UpstreamUsage
 from gateway.upstream.tier import UpstreamTier
 from gateway.upstream.usage import cost_usd
@@ -28,8 +28,6 @@ from gateway.upstream.usage import cost_usd
 _SHARE_FOR_OTHERS: Final = 0.7
 _AFFINE_MESSAGES: Final = 2
 _AFFINE_CHARS: Final = 1024
-# Nobody knows the server's tokens; texts have fewer of them than this, but for rare scripts.
-_LEAST_CHARS_PER_TOKEN: Final = 2.0
 _LONG_ANSWER: Final = 4096
 """What is reserved, if it can be, of a whole answer of which nobody knows the length."""
 _LONGEST_ANSWER: Final = 131_072
@@ -84,26 +82,37 @@ class CloudCalls:
         )
 
     def _cost_usd(self, asked: Asked) -> float | None:
-        """The most that the request may cost elsewhere; None where nobody named prices.
+        """The most that the request may cost at its upstream tier; None where no price is set.
 
-        The prompt is estimated by its length, on the safe side.
+        The prompt is bounded by its size. Without `max_tokens` an answer of usual length counts.
         """
-        num_completion_tokens = _num_answers(asked) * (
+        return self._cost_of(
+            asked,
             asked.token_limit
             or self._context.limits.default_max_tokens
-            or round(self._context.routing.typical.num_completion_tokens.value)
+            or round(self._context.routing.typical.num_completion_tokens.value),
         )
+
+    def _cost_of(self, asked: Asked, per_answer: int) -> float | None:
+        """What it costs at most if each answer has so many tokens."""
         most = UpstreamUsage(
             num_prompt_tokens=self._num_prompt_tokens(asked),
-            num_completion_tokens=num_completion_tokens,
+            num_completion_tokens=_num_answers(asked)
+            * (per_answer + most_predicted_tokens(asked.document)),
         )
         return cost_usd(most, self._tier(asked).settings.price)
 
-    @staticmethod
-    def _num_prompt_tokens(asked: Asked) -> int:
-        """At most, by the prompt's length."""
-        asks = asked.document.get("messages", asked.document.get("prompt"))
-        return ceil(len(str(asks)) / _LEAST_CHARS_PER_TOKEN)
+    def _num_prompt_tokens(self, asked: Asked) -> int:
+        """At most, by the size of all that is sent."""
+        return most_prompt_tokens(asked.document, self._tier(asked).settings.media_tokens)
+
+    def _affordable(self, asked: Asked) -> int | None:
+        """The tokens that each answer may have by `max_cost_usd`; None where it bounds nothing."""
+        most, price = asked.max_cost_usd, self._tier(asked).settings.price
+        if most is None or asked.token_limit is not None or not price.completion:
+            return None
+        left_usd = most - (self._cost_of(asked, 0) or 0.0)
+        return max(int(left_usd * 1e6 / (price.completion * _num_answers(asked))), 1)
 
     def model(self, asked: Asked, names: Names) -> str | None:
         """What the server is asked for: what the request means, else what it usually is."""
@@ -132,10 +141,13 @@ class CloudCalls:
             )
         meter = asked.incoming.meter
         document, credit = asked.document, None
+        affordable = self._affordable(asked)
+        if affordable is not None:
+            document = {**document, "max_completion_tokens": affordable}
         if meter is not None:
             credit = await self._admitted(meter, asked, tier)
             if credit is not None and not asked.is_streamed and asked.token_limit is None:
-                document = await _bounded(asked, credit)
+                document = await _bounded(asked, credit, affordable)
             if origin.continues is not None:
                 meter.continued()
         call = UpstreamCall(
@@ -184,6 +196,7 @@ class CloudCalls:
                 tiers=(tier.name, *allowed),
                 num_prompt_tokens=self._num_prompt_tokens(asked),
                 num_choices=_num_answers(asked),
+                num_predicted_tokens=most_predicted_tokens(asked.document),
                 # The default for the local models is not sent, and binds no other server.
                 max_tokens=asked.token_limit or tier.settings.max_context or _LONGEST_ANSWER,
                 is_bounded=asked.token_limit is not None,
@@ -310,10 +323,12 @@ def _beginning(document: Mapping[str, Any]) -> bytes:
     return msgspec.json.encode(document.get("prompt"))[:_AFFINE_CHARS]
 
 
-async def _bounded(asked: Asked, credit: Credit) -> Mapping[str, Any]:
+async def _bounded(asked: Asked, credit: Credit, at_most: int | None) -> Mapping[str, Any]:
     """The request, no longer than its tenant's limits: nobody can end a whole answer in between."""
     num_answers = _num_answers(asked)
     num_tokens = await credit.stock_up(_LONG_ANSWER * num_answers) // num_answers
+    if at_most is not None:
+        num_tokens = min(num_tokens, at_most)
     # The dialect gives it the name that the server knows.
     return {**asked.document, "max_completion_tokens": max(num_tokens, 1)}
 

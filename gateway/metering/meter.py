@@ -62,7 +62,8 @@ class Estimate:
     """What an answer is going to take at most, its prompts counted once.
 
     `tiers` may answer, `max_tokens` is of each choice; is_bounded: the client has said so.
-    is_kept_elsewhere: that the answer is no longer is the word of another server.
+    is_kept_elsewhere: that the answer is no longer is the word of another server, which may count
+    `num_predicted_tokens` of the client's guess beside each choice.
     """
 
     tiers: tuple[str, ...]
@@ -71,6 +72,7 @@ class Estimate:
     max_tokens: int
     is_bounded: bool
     is_kept_elsewhere: bool = False
+    num_predicted_tokens: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -189,7 +191,7 @@ class RequestMeter:
                 return num_tokens
 
     def _wanted(self, estimate: Estimate, per_choice: int) -> dict[str, Amounts]:
-        num_completion = per_choice * estimate.num_choices
+        num_completion = (per_choice + estimate.num_predicted_tokens) * estimate.num_choices
         return {
             tier: self._amounts(tier, estimate.num_prompt_tokens, num_completion)
             for tier in estimate.tiers

@@ -22,6 +22,7 @@ _FREE_SHARE_ABOVE_IF_HOT: Final = 0.3
 _TOKENS_PER_MILLION: Final = 1e6
 _LEAST_PROMPT_SHARE: Final = 1 / 16
 """Of the estimate by its length: templates leave out much, but not more than that."""
+_READ_FIELDS: Final = ("prompt", "messages", "tools", "functions", "response_format")
 _MAX_DEPTH: Final = 32
 """Of JSON, for estimates: nobody says anything so deep, but someone may nest as deep."""
 
@@ -211,7 +212,7 @@ def _estimate_prompt(document: Mapping[str, Any]) -> int:
     prompt = document.get("prompt")
     if isinstance(prompt, list):
         return sum(_estimate_part(part) for part in prompt)
-    return sum(_estimate_part(document.get(name)) for name in ("prompt", "messages", "tools"))
+    return sum(_estimate_part(document.get(name)) for name in _READ_FIELDS)
 
 
 def _estimate_part(value: object, depth: int = 0) -> int:
