@@ -91,6 +91,8 @@ class EdgeProtocol(HttpToolsProtocol):
         self._num_content_bytes = 0
         self._num_body_bytes = 0  # with their framing
         self._num_discarded_bytes = 0
+        self._num_barren_bytes = 0  # of the body, since the last read that held content
+        self._num_content_seen = 0  # content up to that read
 
         self._timer: asyncio.TimerHandle | None = None
         self._awaited: Awaited | None = None
@@ -213,6 +215,11 @@ class EdgeProtocol(HttpToolsProtocol):
                 return refusals.LARGE_HEADERS
         elif not was_in_headers:
             self._num_body_bytes += num_bytes
+            has_content = self._num_content_bytes > self._num_content_seen
+            self._num_content_seen = self._num_content_bytes
+            self._num_barren_bytes = 0 if has_content else self._num_barren_bytes + num_bytes
+            if self._num_barren_bytes > self._bounds.max_header_bytes:
+                return refusals.WASTEFUL
             allowed = self._bounds.max_header_bytes + _MAX_FRAMING * self._num_content_bytes
             if self._num_body_bytes > allowed:
                 return refusals.WASTEFUL
@@ -235,6 +242,13 @@ class EdgeProtocol(HttpToolsProtocol):
         self._num_content_bytes = 0
         self._num_body_bytes = 0
         self._num_discarded_bytes = 0
+        self._num_barren_bytes = 0
+        self._num_content_seen = 0
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header, or a trailer, which is dropped: trailers come after all checks of headers."""
+        if self._in_headers:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """Check them all, then start the request."""
@@ -253,7 +267,6 @@ class EdgeProtocol(HttpToolsProtocol):
         answers = _AnswerTransport(self.transport, self._close_behind_answer)
         self.cycle.transport = answers  # type: ignore[assignment]
         self._in_headers = False
-        self.headers = []  # trailers are no headers: they come after all checks of those
 
     def on_body(self, body: bytes) -> None:
         """A part of the content."""

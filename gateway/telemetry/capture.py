@@ -17,7 +17,7 @@ import re
 import stat
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 
 _FILE: Final = re.compile(r"capture-(\d{4}-\d{2}-\d{2})\.jsonl")
 _MAX_PENDING: Final = 1000
+_MAX_PENDING_BYTES: Final = 64 << 20
+"""Of requests and answers together that wait for the disk."""
 _MAX_CHARS: Final = 256 * 1024
 """Of a request; redaction of more would hold up the gateway."""
 _MAX_ANSWER_BYTES: Final = 1 << 20
@@ -46,7 +48,8 @@ class Exchange:
 
     `ended_at`: seconds since 1970. `request` is its body, JSON as it came. `answer`: a chat
     completion or a completion as OpenAI has it, JSON or the events of its stream, as far as it was
-    delivered; `is_cut`: there was more than is kept.
+    delivered; `is_cut`: there was more than is kept. `omitted_bytes`: of a request too large to be
+    kept, whose `request` is empty.
     """
 
     request_id: str
@@ -55,11 +58,17 @@ class Exchange:
     request: bytes
     answer: bytes
     is_private: bool
+    omitted_bytes: int = 0
     is_streamed: bool = False
     is_cut: bool = False
     key_id: str = ""
     tier: str = ""
     outcome: str = ""
+
+    @property
+    def num_bytes(self) -> int:
+        """What it holds in memory, about."""
+        return len(self.request) + len(self.answer)
 
 
 class Capture(Protocol):
@@ -159,6 +168,8 @@ class JsonlCapture:
         self._rng = rng
         self._wall_clock = wall_clock
         self._pending: queue.Queue[Exchange | None] = queue.Queue(_MAX_PENDING)
+        self._lock = threading.Lock()
+        self._pending_bytes = 0
         self._is_closed = False
         self._cleaned_on: datetime.date | None = None
         self._has_failed = False
@@ -181,12 +192,24 @@ class JsonlCapture:
         if exchange.is_private:
             log.error("private request was offered request_id=%s", exchange.request_id)
             return
+        if len(exchange.request) > _MAX_CHARS:  # it must not wait in memory only to be left out
+            exchange = replace(exchange, request=b"", omitted_bytes=len(exchange.request))
+        if not self._takes(exchange.num_bytes):
+            self._dropped.inc()
+            return
         try:
-            if self._is_closed:
-                raise queue.Full
             self._pending.put_nowait(exchange)
         except queue.Full:
+            self._takes(-exchange.num_bytes)
             self._dropped.inc()
+
+    def _takes(self, num_bytes: int) -> bool:
+        """Count bytes that wait, or fewer; False where there would be too many."""
+        with self._lock:
+            has_room = self._pending_bytes + num_bytes <= _MAX_PENDING_BYTES
+            if has_room:
+                self._pending_bytes += num_bytes
+        return has_room and not self._is_closed
 
     async def close(self) -> None:
         """Write what waits."""
@@ -209,6 +232,7 @@ class JsonlCapture:
                 exchange = self._pending.get(timeout=_LOOK_FOR_OLD_S)
                 if exchange is None:
                     return
+                self._takes(-exchange.num_bytes)
                 self._write(exchange)
             except queue.Empty:
                 pass
@@ -246,8 +270,8 @@ class JsonlCapture:
         """The line's object."""
         moment = datetime.datetime.fromtimestamp(exchange.ended_at, datetime.UTC)
         request: Any
-        if len(exchange.request) > _MAX_CHARS:
-            request = {"omitted_bytes": len(exchange.request)}
+        if exchange.omitted_bytes:
+            request = {"omitted_bytes": exchange.omitted_bytes}
         else:
             request = self._redacted(json.loads(exchange.request))
         answer = answer_of(exchange.answer, is_streamed=exchange.is_streamed)

@@ -33,6 +33,7 @@ _PART: Final = re.compile(
 )
 _NUMBERS: Final = frozenset("dieEfFgG")
 _MAX_CAUSES: Final = 8
+_MAX_PATH_CHARS: Final = 256
 _OWN_FIELDS: Final = frozenset(
     {"time", "level", "process", "logger", "event", "message", "exception"}
 )
@@ -146,7 +147,8 @@ class AccessFilter(logging.Filter):
         if isinstance(arguments, tuple) and len(arguments) == 5:
             client, method, path, version, status = arguments
             record.msg = "access client=%s method=%s path=%s http=%s status=%d"
-            record.args = (client, method, str(path).partition("?")[0], version, status)
+            shown = str(path).partition("?")[0][:_MAX_PATH_CHARS]
+            record.args = (client, method, shown, version, status)
         return True
 
 

@@ -47,6 +47,8 @@ _MAX_BATCH: Final = 512
 _BATCH_MS: Final = 1000.0
 _MAX_ATTRIBUTE_CHARS: Final = 512
 _NANOS: Final = 1_000_000_000
+_MAX_FOLLOWED_PER_S: Final = 100.0
+"""Traces a second that are kept because callers say so, on average and at once."""
 
 
 class SpanCounts(Collector):
@@ -139,8 +141,27 @@ def provider_of(service_name: str, rng: random.Random) -> TracerProvider:
     )
 
 
+class _Allowance:
+    """How many more traces callers may demand: any client can say that its trace is kept."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._num_left = _MAX_FOLLOWED_PER_S
+        self._at_s = clock()
+
+    def take(self) -> bool:
+        """Whether one more is kept."""
+        now_s = self._clock()
+        gained = max(now_s - self._at_s, 0.0) * _MAX_FOLLOWED_PER_S
+        self._num_left, self._at_s = min(self._num_left + gained, _MAX_FOLLOWED_PER_S), now_s
+        if self._num_left < 1:
+            return False
+        self._num_left -= 1
+        return True
+
+
 class OtelTracer:
-    """Traces a share of the requests, and those whose callers want it."""
+    """Traces a share of the requests, and those whose callers want it, up to a rate."""
 
     def __init__(
         self,
@@ -165,6 +186,7 @@ class OtelTracer:
         self._wall_clock = wall_clock
         self._rng = rng
         self._close_timeout_s = close_timeout_s
+        self._allowance = _Allowance(clock)
 
     def begin(
         self,
@@ -175,7 +197,10 @@ class OtelTracer:
         start_s: float | None = None,
         attributes: Attributes = NO_ATTRIBUTES,
     ) -> Span:
-        """A request's span. A caller's word on whether to trace wins over the share."""
+        """A request's span. A caller's word on whether to trace wins over the share.
+
+        Where callers want more traces than are kept for them, the share decides about the others.
+        """
         parent = read_parent(traceparent, tracestate)
         if parent is None and self._rng.random() >= self._share:
             return UnrecordedSpan(
@@ -185,12 +210,18 @@ class OtelTracer:
                     is_sampled=False,
                 )
             )
-        if parent is not None and not parent.is_sampled:
+        if parent is not None and not self._follows(parent):
             return UnrecordedSpan(parent)
         offset_s = self._wall_clock() - self._clock()
         begun = _Begun(self._tracer, self._counts, self._clock, offset_s)
         above = None if parent is None else _remote(parent)
         return begun.span(name, above, "server", start_s, attributes)
+
+    def _follows(self, parent: RemoteParent) -> bool:
+        """Whether a trace that a caller began is kept here too."""
+        if not parent.is_sampled:
+            return False
+        return self._allowance.take() or self._rng.random() < self._share
 
     async def close(self) -> None:
         """Send what has ended; what the collector does not take in time is lost."""

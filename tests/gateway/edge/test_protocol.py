@@ -1,6 +1,7 @@
 """Connections within bounds: time, size, number and order, over real sockets."""
 
 import asyncio
+import contextlib
 import json
 import logging
 import socket
@@ -328,6 +329,32 @@ def test_chunks_that_are_all_framing_are_refused(running: Served) -> None:
                 break
         wasteful = read_to_end(client)
     assert (answer(wasteful).status, answer(wasteful).code) == (400, "invalid_framing")
+
+
+@pytest.mark.parametrize("line", [b"A: b\r\n", b"a"], ids=["many", "one without end"])
+def test_trailers_without_end_are_refused(running: Served, line: bytes) -> None:
+    """A large body must not earn room for trailers, which would be kept as headers are."""
+    head = b"POST /slow HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n"
+    size = 2**20
+    with running.connect() as client:
+        client.sendall(head + b"%x\r\n" % size + b"x" * size + b"\r\n0\r\nX-A: ")
+        trailers = (b"\r\n" if len(line) > 1 else b"") + line * (2**20 // len(line))
+        with contextlib.suppress(ConnectionError):
+            client.sendall(trailers)
+        refused = answer(read_until(client, b"}}"))
+    assert (refused.status, refused.code) == (400, "invalid_framing")
+
+
+def test_the_end_of_a_large_body_in_chunks_may_come_alone(running: Served) -> None:
+    head = b"POST /echo HTTP/1.1\r\n" + HOST + b"Connection: close\r\n"
+    size = 2**18
+    with running.connect() as client:
+        client.sendall(head + b"Transfer-Encoding: chunked\r\n\r\n")
+        client.sendall(b"%x\r\n" % size + b"x" * size + b"\r\n")
+        time.sleep(0.05)
+        client.sendall(b"0\r\n\r\n")
+        (echo,) = echoed(read_to_end(client))
+    assert len(str(echo["body"])) == size
 
 
 def test_chunks_of_one_byte_pass(running: Served) -> None:

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from gateway.settings import SettingsError
 from gateway.settings_telemetry import CaptureSettings
+from gateway.telemetry import capture as capture_module
 from gateway.telemetry.capture import (
     NULL_CAPTURE,
     Capture,
@@ -264,6 +265,34 @@ def test_what_the_disk_does_not_keep_up_with_is_dropped(
     freed.set()
     opened.close()
     assert len(opened.lines()) == 1001
+
+
+def test_what_waits_for_the_disk_is_bounded_in_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a client that sends large requests fills the memory while the disk is slow."""
+    freed, entered = threading.Event(), threading.Event()
+    real = JsonlCapture._write
+    written: list[Exchange] = []
+
+    def slow(self: JsonlCapture, given: Exchange) -> None:
+        written.append(given)
+        entered.set()
+        freed.wait(10)
+        real(self, given)
+
+    monkeypatch.setattr(JsonlCapture, "_write", slow)
+    monkeypatch.setattr(capture_module, "_MAX_PENDING_BYTES", 10_000)
+    opened = Opened(tmp_path)
+    opened.capture.offer(exchange(request=b"x" * 300_000, answer=b""))
+    assert entered.wait(10)
+    assert (written[0].num_bytes, written[0].omitted_bytes) == (0, 300_000)
+    for _ in range(20):
+        opened.capture.offer(exchange(request=b"{}", answer=b"x" * 998))
+    assert opened.count("dropped") == 10
+    freed.set()
+    opened.close()
+    assert len(opened.lines()) == 11
 
 
 def test_two_processes_may_share_a_folder(tmp_path: Path) -> None:

@@ -220,6 +220,8 @@ def test_access_lines_are_without_the_query(monkeypatch: pytest.MonkeyPatch) -> 
     )
     (line,) = lines(stream)
     assert (line["event"], line["path"], line["status"]) == ("access", "/v1/usage", 200)
+    access.info('%s - "%s %s HTTP/%s" %d', "127.0.0.1:5", "GET", "/" + "a" * 30_000, "1.1", 404)
+    assert len(lines(stream)[-1]["path"]) == 256
     assert SECRET not in stream.getvalue()
 
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -58,7 +58,7 @@ class Watched:
         return {span.name: span for span in self.exporter.get_finished_spans()}
 
 
-def watched(share: float = 1.0) -> Watched:
+def watched(share: float = 1.0, clock: Callable[[], float] = lambda: 100.0) -> Watched:
     rng = random.Random(7)
     provider, counts, exporter = provider_of("outrider", rng), SpanCounts(), InMemorySpanExporter()
     provider.add_span_processor(SimpleSpanProcessor(CountingExporter(exporter, counts)))
@@ -66,7 +66,7 @@ def watched(share: float = 1.0) -> Watched:
         provider,
         counts,
         share=share,
-        clock=lambda: 100.0,
+        clock=clock,
         wall_clock=lambda: EPOCH_S,
         rng=rng,
     )
@@ -269,6 +269,25 @@ def test_a_caller_who_does_not_trace_is_not_traced() -> None:
     record_engine(root, marks())
     end_answer(root, AnswerMarks(status=200, outcome="answered"))
     assert not seen.exporter.get_finished_spans()
+
+
+def test_callers_may_demand_so_many_traces_a_second() -> None:
+    """Else any client has all its requests traced, whatever share the operator has set."""
+    now = [100.0]
+    seen = watched(share=0.0, clock=lambda: now[0])
+
+    def num_kept() -> int:
+        begun = [seen.tracer.begin("r", traceparent=SAMPLED) for _ in range(500)]
+        # Further on the trace stays what its caller says.
+        assert all(root.headers()["traceparent"].endswith("-01") for root in begun)
+        return sum(root.is_recording for root in begun)
+
+    assert num_kept() == 100
+    assert num_kept() == 0
+    now[0] += 0.5
+    assert num_kept() == 50
+    now[0] -= 3600.0  # a clock that goes back gives nothing
+    assert num_kept() == 0
 
 
 def test_the_share_decides_for_the_rest() -> None:
