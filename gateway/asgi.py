@@ -16,6 +16,7 @@ from starlette.types import Message, Receive, Scope, Send
 from engine.errors import EngineError
 from gateway import sse
 from gateway.edge.bodies import HeldBody
+from gateway.edge.json_bounds import JsonBounds, check_json_bounds
 from gateway.errors import (
     AuthenticationError,
     BadRequestError,
@@ -44,7 +45,9 @@ _MAX_DIGITS: Final = 20
 Work = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
-async def read_json_body(request: Request, *, limit_bytes: int, held: HeldBody) -> bytes:
+async def read_json_body(
+    request: Request, *, limit_bytes: int, held: HeldBody, bounds: JsonBounds
+) -> bytes:
     """Return the body of a JSON request, unparsed, with its bytes reserved in `held`.
 
     A declared length is reserved before anything is read, so a client that waits for "100 Continue"
@@ -52,7 +55,8 @@ async def read_json_body(request: Request, *, limit_bytes: int, held: HeldBody) 
 
     Raises BodyTooLargeError as soon as the limit is passed, MediaTypeError where JSON is not
     declared (a browser may send other types across sites without asking), ContentEncodingError for
-    a compressed body, and what `held.reserve` raises.
+    a compressed body, BodyTooComplexError for JSON that passes `bounds`, and what `held.reserve`
+    raises.
     """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip()
     if not _JSON_TYPE.fullmatch(media_type):
@@ -74,7 +78,9 @@ async def read_json_body(request: Request, *, limit_bytes: int, held: HeldBody) 
             body += chunk
     except ClientDisconnect:
         raise BadRequestError("The body ended early.") from None
-    return bytes(body)
+    read = bytes(body)
+    check_json_bounds(read, bounds)
+    return read
 
 
 def parse(model: type[Parsed], body: bytes) -> Parsed:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from engine.request import Tier
 from gateway.backends.client import EngineClient
 from gateway.chat import ChatTokenizer
+from gateway.edge.json_bounds import JsonBounds
 from gateway.edge.metrics import EdgeMetrics
 from gateway.experiments.experiments import Experiments
 from gateway.handoff.terms import Rules
@@ -35,6 +36,7 @@ class GatewayLimits:
 
     default_max_tokens: int | None = None
     max_body_bytes: int = 8 * 2**20
+    json_bounds: JsonBounds = field(default_factory=JsonBounds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

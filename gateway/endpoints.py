@@ -221,7 +221,8 @@ class Gateway:
         try:
             with self._bodies.hold(_owner_of(request)) as held:
                 most = limit_bytes or self.context.limits.max_body_bytes
-                yield await read_json_body(request, limit_bytes=most, held=held)
+                bounds = self.context.limits.json_bounds
+                yield await read_json_body(request, limit_bytes=most, held=held, bounds=bounds)
             await meter.finish("failed")
         except Exception as error:
             meter.failed_by(error)
@@ -410,7 +411,12 @@ class Gateway:
     async def read_small_body(self, request: Request) -> bytes:
         """Read the body of a request that administrators make. Raises GatewayError."""
         with self._bodies.hold(_owner_of(request)) as held:
-            return await read_json_body(request, limit_bytes=MAX_SMALL_BODY_BYTES, held=held)
+            return await read_json_body(
+                request,
+                limit_bytes=MAX_SMALL_BODY_BYTES,
+                held=held,
+                bounds=self.context.limits.json_bounds,
+            )
 
 
 def _owner_of(request: Request) -> str:

@@ -35,6 +35,7 @@ PERMISSION: Final = "permission_error"
 SERVER_ERROR: Final = "server_error"
 
 _MAX_QUOTED_CHARS: Final = 64
+_MAX_COMPLAINTS: Final = 64
 _MAX_NAMES: Final = 32
 _MAX_WAIT_S: Final = 86_400.0
 _MAX_RESET_S: Final = 32 * _MAX_WAIT_S  # a month, and some
@@ -72,6 +73,16 @@ class BodyTooLargeError(GatewayError):
 
     def __init__(self, *, limit_bytes: int) -> None:
         super().__init__(f"The request body is larger than {limit_bytes} bytes.")
+
+
+class BodyTooComplexError(GatewayError):
+    """The request's JSON has more of something than a parser is given. `setting` is the bound's."""
+
+    def __init__(self, counted: str, setting: str, *, count: int, limit: int) -> None:
+        super().__init__(
+            f"The request body has {count} {counted}; at most {limit} are allowed "
+            f"(limits.{setting}). Send less in one request."
+        )
 
 
 class KeyBodiesFullError(GatewayError):
@@ -356,6 +367,7 @@ _ANSWERS: Final[Mapping[type[Exception], _Answer]] = {
     PromptTooLongError: _Answer(HTTPStatus.BAD_REQUEST, code="context_length_exceeded"),
     ModelNotFoundError: _Answer(HTTPStatus.NOT_FOUND),
     TierUnavailableError: _Answer(HTTPStatus.NOT_FOUND, code="model_not_found"),
+    BodyTooComplexError: _Answer(HTTPStatus.BAD_REQUEST, code="body_too_complex"),
     BodyTooLargeError: _Answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, code="body_too_large"),
     KeyBodiesFullError: _Answer(HTTPStatus.TOO_MANY_REQUESTS, RATE_LIMIT, retry_after_s=1.0),
     BodiesFullError: _Answer(HTTPStatus.SERVICE_UNAVAILABLE, SERVER_ERROR, retry_after_s=1.0),
@@ -507,7 +519,8 @@ def report_problem(path: str, problem: Problem, error: Exception) -> None:
 
 def bad_request(error: ValidationError, body: bytes) -> BadRequestError:
     """The most specific of pydantic's complaints, with the path of its field in `body`."""
-    details = error.errors(include_url=False, include_input=False)
+    # An object of thousands of unknown fields has as many complaints; the first ones say enough.
+    details = error.errors(include_url=False, include_input=False)[:_MAX_COMPLAINTS]
     if details[0]["type"] == "json_invalid":
         return BadRequestError(
             f"The body is not valid JSON: {details[0]['ctx']['error']}.", code="invalid_json"

@@ -268,3 +268,13 @@ class LimitSettings(Section):
     """Tokens of an answer when the request does not say; unset: what the context leaves."""
     max_body_bytes: Count = 8 * 1024 * 1024
     """Size of a request's body."""
+    max_json_values: Count = 200_000
+    """Values in a request's body, such as the token ids of a prompt."""
+    max_json_objects: Count = 10_000
+    """Objects and lists in a request's body: messages, parts, tools, tool calls and their parts."""
+    max_json_fields: Count = 25_000
+    """Fields of all objects in a request's body."""
+    max_json_strings: Count = 100_000
+    """Texts and names of fields in a request's body."""
+    max_json_nesting: int = Field(default=200, ge=8, le=200)
+    """How deeply objects and lists of a request's body may lie in one another."""

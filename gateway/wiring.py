@@ -16,6 +16,7 @@ from gateway.backends.absent import AbsentEngine
 from gateway.backends.in_process import InProcessEngineClient
 from gateway.backends.process_client import ProcessEngineClient
 from gateway.backends.step_loop import ProgressCallback, no_progress
+from gateway.edge.json_bounds import JsonBounds
 from gateway.engine_wiring import (
     allowed_difference,
     compile_kernels,
@@ -185,6 +186,13 @@ def build_context(settings: Settings, engine: EngineClient) -> "GatewayContext":
         limits=GatewayLimits(
             default_max_tokens=settings.limits.default_max_tokens,
             max_body_bytes=settings.limits.max_body_bytes,
+            json_bounds=JsonBounds(
+                max_values=settings.limits.max_json_values,
+                max_objects=settings.limits.max_json_objects,
+                max_fields=settings.limits.max_json_fields,
+                max_strings=settings.limits.max_json_strings,
+                max_nesting=settings.limits.max_json_nesting,
+            ),
         ),
     )
 
