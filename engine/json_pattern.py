@@ -7,7 +7,7 @@ characters that JSON forbids escaped or left out, and put in the place of the pa
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from engine.grammar import InvalidGrammarError
@@ -124,17 +124,37 @@ def _characters(text: str) -> Iterator[tuple[int, bool]]:
             yield ord(plain), False
 
 
-def _without(ranges: list[_Range], holes: "tuple[_Range, ...] | list[_Range]") -> list[_Range]:
-    """The ranges less the holes."""
-    for low, high in holes:
-        cut: list[_Range] = []
-        for first, last in ranges:
+def _without(ranges: Iterable[_Range], holes: Iterable[_Range]) -> list[_Range]:
+    """The ranges less the holes, in ascending order; both are sorted and walked once."""
+    kept: list[_Range] = []
+    ordered = _merged(holes)
+    place = 0
+    for first, last in _merged(ranges):
+        while place < len(ordered) and ordered[place][1] < first:
+            place += 1
+        ahead = place  # a hole may reach into the next range too
+        while ahead < len(ordered) and ordered[ahead][0] <= last:
+            low, high = ordered[ahead]
             if first < low:
-                cut.append((first, min(last, low - 1)))
-            if last > high:
-                cut.append((max(first, high + 1), last))
-        ranges = [(first, last) for first, last in cut if first <= last]
-    return ranges
+                kept.append((first, low - 1))
+            first = max(first, high + 1)
+            ahead += 1
+        if first <= last:
+            kept.append((first, last))
+    return kept
+
+
+def _merged(ranges: Iterable[_Range]) -> list[_Range]:
+    """The same characters in ascending ranges that do not touch; empty ranges are left out."""
+    merged: list[_Range] = []
+    for first, last in sorted(ranges):
+        if first > last:
+            continue
+        if merged and first <= merged[-1][1] + 1:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], last))
+        else:
+            merged.append((first, last))
+    return merged
 
 
 def _spelled(point: int) -> str:

@@ -8,14 +8,19 @@ specification asks (JSON Schema 2020-12, "Validation", section 4.3).
 """
 
 import math
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from engine.grammar import InvalidGrammarError
+from engine.json_disjoint import are_disjoint, types_of
 
 MAX_DEPTH: Final = 100
 """Nesting of the schema's JSON. The compiler's time grows with its third power."""
+MAX_VALUES: Final = 8192
+"""JSON values in a schema, keywords included: each is at least a rule of the grammar."""
+MAX_PATTERN_CHARS: Final = 2048
+MAX_PATTERNS: Final = 128
+"""Patterns of strings and of property names; each is compiled by itself and joined to the rest."""
 
 _MAX_COUNTED_PROPERTIES: Final = 64  # the compiler unrolls all selections of them
 _ANY_CHARACTER: Final = r"^[\s\S]"
@@ -56,8 +61,17 @@ _UNSUPPORTED: Final = (
     "$dynamicRef",
     "$recursiveRef",
 )
-_CLASS: Final = re.compile(r"(?<!\\)((?:\\\\)*)\[(?:\\.|[^\]\\])*\]")
-_MIDDLE_ANCHOR: Final = re.compile(r"^(?:\\.|[^\\$])*\$(?!$)|^(?:\\.|[^\\])(?:\\.|[^\\^])*\^", re.S)
+# What the values of keywords must be, in words for messages; looked at once, by `_check_values`.
+_SHAPES: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("properties", "patternProperties", "$defs", "definitions"), "object"),
+    **dict.fromkeys(("anyOf", "oneOf", "allOf", "enum", "prefixItems"), "list"),
+    "required": "list of names",
+    **dict.fromkeys(("minItems", "maxItems", "minLength", "maxLength"), "whole number"),
+    **dict.fromkeys(("minProperties", "maxProperties"), "whole number"),
+    **dict.fromkeys(("pattern", "$ref", "format"), "text"),
+    "uniqueItems": "boolean",
+    "type": "type",
+}
 # Formats whose grammar in xgrammar lets only well-formed JSON strings through.
 _FORMATS: Final = frozenset({"date", "time", "date-time", "duration", "ipv4", "ipv6", "uuid"})
 _WORD: Final = "[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
@@ -79,14 +93,18 @@ def prepare_schema(schema: Any, patterns: list[str]) -> dict[str, Any] | bool:
     their number in their place. Raises InvalidGrammarError naming the place and the keyword
     that cannot be enforced. Errors in the values of keywords are left to the compiler.
     """
-    _check_depth(schema)
+    _check_size(schema)
     return _Preparation(schema, patterns).prepare(schema, "#")
 
 
-def _check_depth(schema: Any) -> None:
-    level, depth = [schema], 0
+def _check_size(schema: Any) -> None:
+    """Raise for a schema that is nested too deeply or has too many values."""
+    level, depth, num_values = [schema], 0, 0
     while level:
         depth += 1
+        num_values += len(level)
+        if num_values > MAX_VALUES:
+            raise InvalidGrammarError(f"the schema has more than {MAX_VALUES} values")
         if depth > MAX_DEPTH:
             raise InvalidGrammarError(f"the schema is nested more than {MAX_DEPTH} levels deep")
         level = [
@@ -104,7 +122,9 @@ class _Preparation:
         self._document = document
         self._patterns = patterns
 
-    def _mark(self, pattern: str) -> str:
+    def _mark(self, pattern: str, place: str) -> str:
+        if len(self._patterns) == MAX_PATTERNS:
+            raise InvalidGrammarError(f"{place}: more than {MAX_PATTERNS} patterns in one request")
         self._patterns.append(pattern)
         return marker(len(self._patterns) - 1)
 
@@ -117,13 +137,13 @@ class _Preparation:
         for name in _UNSUPPORTED:
             if name in schema:
                 raise _unsupported(place, name)
+        _check_values(schema, place)
         prepared = self._constraint(schema, place)
         for name in ("$defs", "definitions"):
-            definitions = schema.get(name)
-            if isinstance(definitions, dict):
+            if name in schema:
                 prepared[name] = {
                     key: self.prepare(value, f"{place}/{name}/{key}")
-                    for key, value in definitions.items()
+                    for key, value in schema[name].items()
                 }
         return prepared
 
@@ -147,9 +167,9 @@ class _Preparation:
             case _:
                 return self._branches(schema[name], name, f"{place}/{name}")
 
-    def _reference(self, reference: Any, place: str) -> str:
+    def _reference(self, reference: str, place: str) -> str:
         """A reference, checked: the compiler takes what it cannot find for "anything"."""
-        if not isinstance(reference, str) or not (reference + "/").startswith("#/"):
+        if not (reference + "/").startswith("#/"):
             raise InvalidGrammarError(f"{place}: $ref must point into the schema itself (#/…)")
         self._resolve(reference, place)
         return reference
@@ -164,8 +184,8 @@ class _Preparation:
             here = here[part]
         return here
 
-    def _branches(self, branches: Any, name: str, place: str) -> dict[str, Any]:
-        if not isinstance(branches, list) or not branches:
+    def _branches(self, branches: list[Any], name: str, place: str) -> dict[str, Any]:
+        if not branches:
             raise InvalidGrammarError(f"{place}: must be a list of schemas, not empty")
         prepared = [self.prepare(item, f"{place}/{i}") for i, item in enumerate(branches)]
         if len(branches) == 1:
@@ -173,27 +193,19 @@ class _Preparation:
             return only if isinstance(only, dict) else {"anyOf": prepared}
         if name == "allOf":
             raise InvalidGrammarError(f"{place}: allOf with several schemas is not supported")
-        if name == "oneOf" and not self._are_disjoint(branches, place):
+        if name == "oneOf" and not are_disjoint(branches, lambda b: self._target(b, place), place):
             raise InvalidGrammarError(
                 f"{place}: more than one branch may fit, which oneOf forbids and a grammar cannot "
                 "exclude; use anyOf, or give the branches different types or constants"
             )
         return {"anyOf": prepared}
 
-    def _are_disjoint(self, branches: list[Any], place: str) -> bool:
-        """Whether no value can fit two branches, as far as types and constants tell."""
-        shapes = [self._target(branch, place) for branch in branches]
-        return all(
-            _differ(one, other, lambda branch: self._target(branch, place))
-            for index, one in enumerate(shapes)
-            for other in shapes[:index]
-        )
-
     def _target(self, branch: Any, place: str) -> dict[str, Any]:
         """What a chain of references ends at; {} where nothing is known."""
         for _ in range(MAX_DEPTH):
             if not isinstance(branch, dict):
                 return {}
+            _check_values(branch, place)  # it may be a definition that was not looked at yet
             if "$ref" not in branch:
                 return branch
             branch = self._resolve(self._reference(branch["$ref"], place), place)
@@ -204,21 +216,17 @@ class _Preparation:
         kinds = schema.get("type", _implied_types(schema, place))
         if isinstance(kinds, str):
             return self._of_type(schema, kinds, place)
-        if not isinstance(kinds, list) or not kinds or not all(kind in _OF_TYPE for kind in kinds):
-            raise InvalidGrammarError(f"{place}: type={kinds!r} is not a type of JSON")
         if set(kinds) == set(_OF_TYPE):
             return {}
         return {"anyOf": [self._of_type(schema, kind, place) for kind in dict.fromkeys(kinds)]}
 
     def _of_type(self, schema: dict[str, Any], kind: str, place: str) -> dict[str, Any]:
-        if kind not in _OF_TYPE:
-            raise InvalidGrammarError(f"{place}: type={kind!r} is not a type of JSON")
         own = {name: schema[name] for name in _OF_TYPE[kind] if name in schema}
         match kind:
             case "string":
                 own = _string(own, place)
                 if "pattern" in own and not own["pattern"].startswith(_ANY_CHARACTER):
-                    own["pattern"] = self._mark(own["pattern"])
+                    own["pattern"] = self._mark(own["pattern"], place)
             case "integer" | "number":
                 own = _number(own, kind, place)
                 if "enum" in own:
@@ -240,7 +248,7 @@ class _Preparation:
                 own["items"] = True
         if "items" in own:
             own["items"] = self.prepare(own["items"], f"{place}/items")
-        if isinstance(own.get("prefixItems"), list):
+        if "prefixItems" in own:
             own["prefixItems"] = [
                 self.prepare(item, f"{place}/prefixItems/{i}")
                 for i, item in enumerate(own["prefixItems"])
@@ -254,14 +262,14 @@ class _Preparation:
             own.setdefault("additionalProperties", rest)
         _check_property_patterns(own, place)
         for name in ("properties", "patternProperties"):
-            if isinstance(own.get(name), dict):
+            if name in own:
                 own[name] = {
                     key: self.prepare(value, f"{place}/{name}/{key}")
                     for key, value in own[name].items()
                 }
-        if isinstance(own.get("patternProperties"), dict):
+        if "patternProperties" in own:
             own["patternProperties"] = {
-                self._mark(_checked_pattern(key, place)): value
+                self._mark(_checked_pattern(key, place), place): value
                 for key, value in own["patternProperties"].items()
             }
         for name in ("additionalProperties", "propertyNames"):
@@ -285,21 +293,20 @@ def _complete_object(own: dict[str, Any], place: str) -> dict[str, Any]:
     """Describe what is required and not described; refuse counts that would be unrolled."""
     properties = own.get("properties", {})
     required = own.get("required", [])
-    if isinstance(properties, dict) and isinstance(required, list):
-        missing = [name for name in required if name not in properties]
-        rest = own.get("additionalProperties", True)
-        if missing and rest is False:
-            raise InvalidGrammarError(f"{place}: {missing[0]!r} is required and not allowed")
-        if missing:
-            own["properties"] = properties | dict.fromkeys(missing, rest)
-        is_counted = "minProperties" in own or "maxProperties" in own
-        if is_counted and len(own.get("properties", ())) > _MAX_COUNTED_PROPERTIES:
-            raise _unsupported(
-                place, f"counting more than {_MAX_COUNTED_PROPERTIES} described properties"
-            )
-        if is_counted and "properties" not in own and own.get("minProperties"):
-            # Keys that repeat count once for a reader and twice for a grammar.
-            raise _unsupported(place, "minProperties without described properties")
+    missing = [name for name in required if name not in properties]
+    rest = own.get("additionalProperties", True)
+    if missing and rest is False:
+        raise InvalidGrammarError(f"{place}: {missing[0]!r} is required and not allowed")
+    if missing:
+        own["properties"] = properties | dict.fromkeys(missing, rest)
+    is_counted = "minProperties" in own or "maxProperties" in own
+    if is_counted and len(own.get("properties", ())) > _MAX_COUNTED_PROPERTIES:
+        raise _unsupported(
+            place, f"counting more than {_MAX_COUNTED_PROPERTIES} described properties"
+        )
+    if is_counted and "properties" not in own and own.get("minProperties"):
+        # Keys that repeat count once for a reader and twice for a grammar.
+        raise _unsupported(place, "minProperties without described properties")
     return own
 
 
@@ -313,9 +320,6 @@ def _string(own: dict[str, Any], place: str) -> dict[str, Any]:
         return {"pattern": _checked_pattern(own["pattern"], place)}
     if bounds:
         shortest, longest = bounds.get("minLength", 0), bounds.get("maxLength", "")
-        for name, value in bounds.items():
-            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                raise InvalidGrammarError(f"{place}: {name}={value!r} must be a whole number")
         if longest != "" and shortest > longest:
             raise InvalidGrammarError(f"{place}: minLength={shortest} is over maxLength={longest}")
         return {"pattern": f"{_ANY_CHARACTER}{{{shortest},{longest}}}$"}
@@ -324,20 +328,42 @@ def _string(own: dict[str, Any], place: str) -> dict[str, Any]:
     return {"format": format_} if format_ in _FORMATS else {}
 
 
-def _checked_pattern(pattern: Any, place: str) -> str:
+def _checked_pattern(pattern: str, place: str) -> str:
     """A pattern whose anchors the compiler does not pass over."""
-    if not isinstance(pattern, str):
-        raise InvalidGrammarError(f"{place}: pattern must be a text")
-    if _MIDDLE_ANCHOR.search(_CLASS.sub("a", pattern)):
+    if len(pattern) > MAX_PATTERN_CHARS:
+        raise InvalidGrammarError(
+            f"{place}: the pattern has {len(pattern)} characters; the limit is {MAX_PATTERN_CHARS}"
+        )
+    last = len(pattern) - 1
+    if any((c == "^" and i > 0) or (c == "$" and i < last) for i, c in _bare_characters(pattern)):
         raise _unsupported(place, "^ or $ in the middle of a pattern")
     return pattern
+
+
+def _bare_characters(pattern: str) -> Iterator[tuple[int, str]]:
+    """Places and characters outside classes that no backslash escapes, in one walk."""
+    is_escaped = is_in_class = False
+    for index, char in enumerate(pattern):
+        if is_escaped:
+            is_escaped = False
+        elif char == "\\":
+            is_escaped = True
+        elif is_in_class:
+            is_in_class = char != "]"
+        elif char == "[":
+            is_in_class = True
+        else:
+            yield index, char
 
 
 def _number(own: dict[str, Any], kind: str, place: str) -> dict[str, Any]:
     for name, value in own.items():
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not math.isfinite(value) or abs(value) >= _EXACT_BELOW:
-            raise InvalidGrammarError(f"{place}: {name}={value!r} must be a number below 2**53")
+        # Compared, not converted: an integer of 400 digits is no float. NaN is below nothing.
+        if not is_number or not abs(value) < _EXACT_BELOW:
+            raise InvalidGrammarError(
+                f"{place}: {name}={_shown(value)} must be a number below 2**53"
+            )
     if kind == "integer":
         return _integer(own, place)
     if "multipleOf" in own:
@@ -367,7 +393,7 @@ def _integer(own: dict[str, Any], place: str) -> dict[str, Any]:
     if factor == 1:
         return bounds
     if factor != int(factor) or not 1 <= factor <= _MAX_FACTOR:
-        raise _unsupported(place, f"multipleOf={factor!r} (only 1 to {_MAX_FACTOR}, whole)")
+        raise _unsupported(place, f"multipleOf={_shown(factor)} (only 1 to {_MAX_FACTOR}, whole)")
     factor = int(factor)
     if not bounds:
         return {"multipleOf": factor}
@@ -383,12 +409,12 @@ def _integer(own: dict[str, Any], place: str) -> dict[str, Any]:
 def _values(schema: dict[str, Any], name: str, place: str) -> dict[str, Any]:
     """A constant or the values of an enum that are of the schema's type."""
     values = [schema["const"]] if name == "const" else schema["enum"]
-    if not isinstance(values, list) or not values:
+    if not values:
         raise InvalidGrammarError(f"{place}: enum must be a list, not empty")
     kinds = schema.get("type")
     if kinds is not None:
         wanted = {kinds} if isinstance(kinds, str) else set(kinds)
-        values = [value for value in values if _types_of(value) & wanted]
+        values = [value for value in values if types_of(value) & wanted]
         if not values:
             raise InvalidGrammarError(f"{place}: no value of {name} has the type {kinds!r}")
     for value in values:
@@ -404,26 +430,7 @@ def _check_exact(value: Any, place: str) -> None:
         for item in value:
             _check_exact(item, place)
     elif isinstance(value, int | float) and not abs(value) < _EXACT_BELOW:
-        raise InvalidGrammarError(f"{place}: the number {value!r} must be below 2**53")
-
-
-def _types_of(value: Any) -> set[str]:
-    """The types of JSON that a value has; a whole number has two."""
-    match value:
-        case bool():
-            return {"boolean"}
-        case int():
-            return {"integer", "number"}
-        case float():
-            return {"integer", "number"} if value.is_integer() else {"number"}
-        case str():
-            return {"string"}
-        case None:
-            return {"null"}
-        case list():
-            return {"array"}
-        case _:
-            return {"object"}
+        raise InvalidGrammarError(f"{place}: the number {_shown(value)} must be below 2**53")
 
 
 def _keywords(schema: dict[str, Any]) -> list[str]:
@@ -443,41 +450,46 @@ def _implied_types(schema: dict[str, Any], place: str) -> list[str] | str:
     return "number" if "number" in kinds else kinds[0]
 
 
-def _differ(
-    one: dict[str, Any], other: dict[str, Any], target: Callable[[Any], dict[str, Any]]
-) -> bool:
-    """Whether two branches have no value in common, by their types or a tag that both require."""
-    left, right = _possible(one), _possible(other)
-    if left is not None and right is not None:
-        return not any(value == item for value in left for item in right)
-    types = [_branch_types(branch) for branch in (one, other)]
-    if types[0] and types[1] and not types[0] & types[1]:
-        return True
-    shared = set(one.get("required", ())) & set(other.get("required", ()))
-    for name in shared:
-        tags = [_possible(target(b.get("properties", {}).get(name))) for b in (one, other)]
-        if tags[0] is not None and tags[1] is not None and not any(t in tags[1] for t in tags[0]):
-            return types[0] == types[1] == {"object"}
-    return False
+def _check_values(schema: dict[str, Any], place: str) -> None:
+    """Raise where a keyword has a value of a kind that this module does not expect."""
+    for name in schema.keys() & _SHAPES.keys():
+        shape = _SHAPES[name]
+        if not _has_shape(schema[name], shape):
+            raise InvalidGrammarError(
+                f"{place}: {name}={_shown(schema[name])} must be "
+                + (f"one of {', '.join(_OF_TYPE)}, or a list of them" if shape == "type" else shape)
+            )
 
 
-def _possible(branch: dict[str, Any]) -> list[Any] | None:
-    """The values of a constant or an enum."""
-    if "const" in branch:
-        return [branch["const"]]
-    values = branch.get("enum")
-    return values if isinstance(values, list) else None
+def _has_shape(value: Any, shape: str) -> bool:
+    match shape:
+        case "object":
+            return isinstance(value, dict)
+        case "list":
+            return isinstance(value, list)
+        case "list of names":
+            return isinstance(value, list) and all(isinstance(name, str) for name in value)
+        case "whole number":
+            return type(value) is int and 0 <= value < _EXACT_BELOW
+        case "text":
+            return isinstance(value, str)
+        case "boolean":
+            return isinstance(value, bool)
+        case _:
+            kinds = [value] if isinstance(value, str) else value
+            return (
+                isinstance(kinds, list)
+                and bool(kinds)
+                and all(isinstance(kind, str) and kind in _OF_TYPE for kind in kinds)
+            )
 
 
-def _branch_types(branch: dict[str, Any]) -> set[str]:
-    """The types that a branch allows; empty where it does not say. Integers are numbers."""
-    values = _possible(branch)
-    if values is not None:
-        types = {kind for value in values for kind in _types_of(value)}
-    else:
-        kinds = branch.get("type", [])
-        types = {kinds} if isinstance(kinds, str) else set(kinds)
-    return types | {"number"} if "integer" in types else types
+def _shown(value: Any) -> str:
+    """A value for a message: JSON that a client sent, shortened."""
+    if isinstance(value, int) and abs(value) >= 10**40:
+        return "an integer of more than 40 digits"
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}…"
 
 
 def _unsupported(place: str, name: str) -> InvalidGrammarError:
