@@ -136,7 +136,7 @@ class EngineSettings(Section):
     """Run the engine in a process of its own, which is restarted when it dies."""
     stall_timeout_s: Seconds = 120.0
     """After this long without an answer the engine's process is killed and restarted."""
-    unready_after_s: Seconds = 5.0
+    unready_after_s: Seconds = 10.0
     """After this long without an answer /ready is 503, and new requests ask other tiers."""
     kv_cache_dtype: KVCacheDtype = "auto"
     """Precision of the KV cache; auto is the weights', fp8 holds almost twice what 16 bits do."""

@@ -56,7 +56,7 @@ class ProcessEngineClient:
         environment: Mapping[str, str] | None = None,
         on_progress: ProgressCallback = no_progress,
         stall_timeout_s: float = 120.0,
-        unready_after_s: float = 5.0,
+        unready_after_s: float = 10.0,
         log_level: str = "INFO",
         log_format: LogFormat = "text",
     ) -> None:
