@@ -16,7 +16,7 @@ from gateway.endpoints import (
     PLAYGROUND_PATHS,
     Gateway,
 )
-from gateway.entrance import Entrance, principal_of
+from gateway.entrance import FREE_PATHS, Entrance, principal_of
 from gateway.errors import GatewayError, handle_exception
 from gateway.experiments.admin import ExperimentApi
 from gateway.experiments.admin_routes import EXPERIMENT_ROUTES
@@ -63,6 +63,7 @@ _MESSAGES: Final = "/v1/messages"
 _COUNT_TOKENS: Final = "/v1/messages/count_tokens"
 _TOKENIZE: Final = "/v1/tokenize"
 _DETOKENIZE: Final = "/v1/detokenize"
+_METRICS: Final = "/metrics"
 _OTHER_MODELS: Final = (
     *RESPONSES_MODELS,
     *MESSAGES_MODELS,
@@ -108,6 +109,7 @@ def create_app(context: GatewayContext) -> Entrance:
             _COUNT_TOKENS: messages_problem,
         },
         sign_in=gateway.sign_in,
+        free_paths=FREE_PATHS | ({_METRICS} if context.tenancy.keys.has_open_metrics else set()),
     )
 
 
@@ -139,7 +141,7 @@ def _add_routes(app: FastAPI, gateway: Gateway) -> None:
         "/ready",
         openapi_extra=operation(Readiness, "Ready.", 503, operation_id="ready"),
     )(gateway.ready)
-    get("/metrics", include_in_schema=False)(gateway.expose_metrics)
+    get(_METRICS, include_in_schema=False)(gateway.expose_metrics)
     for path in PLAYGROUND_PATHS:
         get(path, include_in_schema=False)(gateway.page)
     get(DASHBOARD_PATH, include_in_schema=False)(gateway.dashboard_page)

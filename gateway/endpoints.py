@@ -359,8 +359,11 @@ class Gateway:
             await self.jobs.engine_info()
         return json_response({"ready": True})
 
-    async def expose_metrics(self) -> Response:
-        """Prometheus text."""
+    async def expose_metrics(self, request: Request) -> Response:
+        """Prometheus text, for keys with the metrics scope where keys are required."""
+        keys = self.context.tenancy.keys
+        if not keys.has_open_metrics:
+            keys.authenticator.require_metrics(principal_of(request))
         stats = None
         try:
             async with asyncio.timeout(_STATS_TIMEOUT_S):

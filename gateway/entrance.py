@@ -22,8 +22,8 @@ ProblemBody = Callable[[Problem], bytes]
 ProblemPage = Callable[[Problem], Response]
 
 _SANE_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-_FREE: Final = frozenset({"/health", "/ready"})
-"""What load balancers ask, who have no keys."""
+FREE_PATHS: Final = frozenset({"/health", "/ready"})
+"""Paths for load balancers, which have no keys."""
 
 
 class Authenticate(Protocol):
@@ -39,7 +39,7 @@ class Entrance:
     """An application with some POST endpoints called directly; all else goes to `app`.
 
     Every response has an `x-request-id`: the client's own, if it is sane, else a new one. Every
-    request but those for /health and /ready has a principal (`principal_of`), or is refused.
+    request but those for the free paths has a principal (`principal_of`), or is refused.
 
     FastAPI's and Starlette's layers take a quarter of a millisecond of a request, and some
     microseconds of each event of a stream. The direct endpoints read their bodies themselves and
@@ -54,8 +54,11 @@ class Entrance:
         authenticate: Authenticate,
         problem_bodies: Mapping[str, ProblemBody] | None = None,
         sign_in: Mapping[str, ProblemPage] | None = None,
+        free_paths: frozenset[str] = FREE_PATHS,
     ) -> None:
         """`problem_bodies`: how errors are told by paths of other APIs.
+
+        `free_paths`: what is answered without a key; such requests have no principal.
 
         `sign_in`: by the pages' paths, what a browser is shown that opens one and has no key.
         """
@@ -64,6 +67,7 @@ class Entrance:
         self._authenticate = authenticate
         self._problem_bodies = problem_bodies or {}
         self._sign_in = sign_in or {}
+        self._free_paths = free_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request, or the application's lifespan.
@@ -94,7 +98,7 @@ class Entrance:
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
         try:
-            if path not in _FREE:
+            if path not in self._free_paths:
                 peer = scope.get("client")
                 state["principal"] = principal = self._authenticate(
                     headers.get("authorization"),

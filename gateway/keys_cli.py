@@ -75,6 +75,8 @@ Make a key. It is shown once; only a hash of it is kept.
 
   outrider keys create --name ops --admin --json
 
+  outrider keys create --name prometheus --metrics
+
 As soon as there is a key, every request needs one. Running gateways know it within a second.
 """
 
@@ -100,6 +102,12 @@ def create(  # noqa: PLR0913 - a flag each
         typer.Option("--tier", help="A tier that may answer it; repeatable. None: all."),
     ] = None,
     admin: Annotated[bool, typer.Option("--admin", help="It may use /admin.")] = False,
+    metrics: Annotated[
+        bool,
+        typer.Option(
+            "--metrics", help="It may read /metrics, and nothing else without --model or --tier."
+        ),
+    ] = False,
     expires: Annotated[
         str | None, typer.Option(metavar="30d|DATE", help="When it ends: 12h, 30d, 2027-01-01.")
     ] = None,
@@ -124,12 +132,14 @@ def create(  # noqa: PLR0913 - a flag each
             "usd_per_month": usd_per_month,
             "models": _model_limits(model_limits or []),
         }
+        every = [] if metrics and not (models or tiers or admin) else None
         wanted = {
             "name": name,
             "team": team,
-            "models": models or None,
-            "tiers": tiers or None,
+            "models": models or every,
+            "tiers": tiers or every,
             "admin": admin,
+            "metrics": metrics,
             "limits": limits,
             "weight": weight,
             "labels": _labels(labels or []),

@@ -82,6 +82,7 @@ def _table(*columns: str) -> Table:
 def _may(key: KeyRecord) -> str:
     scopes = key.scopes
     parts = ["admin"] if scopes.is_admin else []
+    parts += ["metrics"] if scopes.reads_metrics else []
     for what, names in (("models", scopes.models), ("tiers", scopes.tiers)):
         if names is not None:
             parts.append(f"{what} {visible(', '.join(sorted(names))) or 'none'}")

@@ -20,5 +20,8 @@ class KeySettings(Section):
     where all its gateways find it."""
     admin_token: SecretStr | None = None
     """A token for /admin beside keys with the admin scope; unset: such keys only."""
+    open_metrics: bool = False
+    """Whether /metrics is answered without a key, for a scraper on a network of its own. It shows
+    the load of all tenants together, and no names of theirs."""
     refresh_s: Annotated[float, Field(gt=0)] = 1.0
     """How soon keys that another process makes or revokes are known here."""

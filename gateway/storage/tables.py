@@ -14,9 +14,10 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    false,
 )
 
-SCHEMA_VERSION: Final = "0002"
+SCHEMA_VERSION: Final = "0003"
 """The newest migration; a database of another version is migrated, or refused if it is newer."""
 
 metadata: Final = MetaData(
@@ -67,6 +68,7 @@ keys: Final = Table(
     Column("models", Text, nullable=True),  # JSON of a list; null: all
     Column("tiers", Text, nullable=True),  # JSON of a list; null: all
     _flag("is_admin"),
+    Column("reads_metrics", Boolean, nullable=False, server_default=false()),
     Column("limits", Text, nullable=False),  # JSON of a LimitSpec
     Column("weight", Double, nullable=False),
     Column("labels", Text, nullable=False),  # JSON of names to words
@@ -89,6 +91,18 @@ secrets: Final = Table(
     metadata,
     Column("name", String(64), primary_key=True),
     Column("value", Text, nullable=False),
+)
+
+gateways: Final = Table(
+    "gateways",
+    metadata,
+    # Gateways that count limits in their own memory. One that lives raises `beat` every few
+    # seconds; `seen_at` is its wall clock then, for people and for clearing old rows away.
+    Column("id", String(32), primary_key=True),
+    Column("host", String, nullable=False),
+    Column("pid", Integer, nullable=False),
+    Column("beat", BigInteger, nullable=False),
+    Column("seen_at", Double, nullable=False),
 )
 
 price_versions: Final = Table(

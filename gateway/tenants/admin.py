@@ -224,4 +224,6 @@ def _changed_scopes(wanted: KeyUpdate, given: set[str]) -> Mapping[str, Any]:
         changes["tiers"] = name_set(wanted.tiers)
     if "admin" in given:
         changes["is_admin"] = wanted.admin
+    if "metrics" in given:
+        changes["reads_metrics"] = wanted.metrics
     return changes

@@ -74,7 +74,8 @@ class KeyCreate(RequestModel):
     """A new key. `models` and `tiers`: what it may name and who may answer; null: all.
 
     `team`: a team's id or name. `weight`: the share of a full queue, where it is in no team.
-    `expires_at`: seconds since 1970 (UTC); null: never. A key with `admin` may use /admin.
+    `expires_at`: seconds since 1970 (UTC); null: never. A key with `admin` may use /admin, one with
+    `metrics` may read /metrics.
     """
 
     name: Name
@@ -82,6 +83,7 @@ class KeyCreate(RequestModel):
     models: Names | None = None
     tiers: Names | None = None
     admin: bool = False
+    metrics: bool = False
     limits: KeyLimits = Field(default_factory=KeyLimits)
     weight: Weight = 1.0
     labels: Labels = Field(default_factory=dict)
@@ -93,7 +95,10 @@ class KeyCreate(RequestModel):
             name=self.name,
             team_id=team_id,
             scopes=Scopes(
-                models=name_set(self.models), tiers=name_set(self.tiers), is_admin=self.admin
+                models=name_set(self.models),
+                tiers=name_set(self.tiers),
+                is_admin=self.admin,
+                reads_metrics=self.metrics,
             ),
             limits=self.limits.spec(),
             weight=self.weight,
@@ -118,6 +123,7 @@ class KeyUpdate(RequestModel):
     models: Names | None = None
     tiers: Names | None = None
     admin: bool = False
+    metrics: bool = False
     limits: KeyLimits = Field(default_factory=KeyLimits)
     weight: Weight = 1.0
     labels: Labels = Field(default_factory=dict)
@@ -175,6 +181,7 @@ class KeyReport(Report):
     team: str | None
     status: KeyStatus
     admin: bool
+    metrics: bool
     models: list[str] | None
     tiers: list[str] | None
     limits: dict[str, Any]
@@ -250,6 +257,7 @@ def key_report(record: KeyRecord, now_s: float) -> dict[str, Any]:
         "team": record.team_id,
         "status": record.status(now_s),
         "admin": scopes.is_admin,
+        "metrics": scopes.reads_metrics,
         "models": None if scopes.models is None else sorted(scopes.models),
         "tiers": None if scopes.tiers is None else sorted(scopes.tiers),
         "limits": limits_report(record.limits),

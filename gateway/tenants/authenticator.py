@@ -132,6 +132,16 @@ class Authenticator:
             )
         raise PermissionDeniedError("This needs a key with the admin scope.", code="admin_only")
 
+    def require_metrics(self, principal: Principal) -> None:
+        """Raises PermissionDeniedError for keys that may not read /metrics."""
+        scopes = principal.scopes
+        if not (self.is_open or scopes.reads_metrics or scopes.is_admin):
+            raise PermissionDeniedError(
+                "This needs a key with the metrics scope, or with the admin scope. Make one with "
+                "`outrider keys create --name NAME --metrics`.",
+                code="metrics_only",
+            )
+
     def gone(self, key_id: str) -> AuthenticationError | None:
         """Return why the key of a running request is not valid any more; None: it is valid."""
         is_no_key = key_id in (ANONYMOUS.key_id, ADMIN_TOKEN_ID)

@@ -36,7 +36,10 @@ def key_of(row: RowMapping) -> KeyRecord:
         old_hash=None if old_hash is None else bytes.fromhex(old_hash),
         old_hash_until=row["old_hash_until"],
         scopes=Scopes(
-            models=_names(row["models"]), tiers=_names(row["tiers"]), is_admin=row["is_admin"]
+            models=_names(row["models"]),
+            tiers=_names(row["tiers"]),
+            is_admin=row["is_admin"],
+            reads_metrics=row["reads_metrics"],
         ),
         limits=LimitSpec.model_validate_json(row["limits"]),
         weight=row["weight"],
@@ -67,6 +70,7 @@ def row_of_key(order: KeyOrder) -> dict[str, Any]:
         "models": _list(order.scopes.models),
         "tiers": _list(order.scopes.tiers),
         "is_admin": order.scopes.is_admin,
+        "reads_metrics": order.scopes.reads_metrics,
         "limits": order.limits.model_dump_json(exclude_defaults=True),
         "weight": order.weight,
         "labels": json.dumps(dict(order.labels)),

@@ -21,9 +21,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyParts:
-    """Who may ask. `store` and `book` are None where there is no database."""
+    """Keys and their check. `store` and `book` are None where there is no database.
+
+    `has_open_metrics`: /metrics is answered without a key.
+    """
 
     authenticator: Authenticator
+    has_open_metrics: bool = False
     store: KeyStore | None = None
     book: KeyBook | None = None
 
@@ -71,7 +75,12 @@ def build_key_parts(
         guard=GuessGuard(time.monotonic),
         metrics=metrics,
     )
-    return KeyParts(authenticator=authenticator, store=store, book=book)
+    return KeyParts(
+        authenticator=authenticator,
+        has_open_metrics=settings.keys.open_metrics,
+        store=store,
+        book=book,
+    )
 
 
 def _nothing() -> None:

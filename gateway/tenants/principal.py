@@ -12,12 +12,14 @@ class Scopes:
     """What a key may do. None: every model, every tier.
 
     `models` are names as requests write them (`auto`, a checkpoint, `cloud/NAME`); `tiers` are
-    local tiers and tiers elsewhere that may answer, whatever the request named.
+    local tiers and tiers elsewhere that may answer, whatever the request named. `reads_metrics`
+    allows /metrics, as `is_admin` does.
     """
 
     models: frozenset[str] | None = None
     tiers: frozenset[str] | None = None
     is_admin: bool = False
+    reads_metrics: bool = False
 
     def allows_model(self, name: str) -> bool:
         """Whether requests may name this model."""

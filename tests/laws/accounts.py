@@ -23,6 +23,7 @@ from gateway.ledger.book import Ledger
 from gateway.ledger.writer import JournaledLedger
 from gateway.limits.amounts import NO_LIMITS, LimitSpec
 from gateway.storage import tables
+from gateway.tenants.principal import Scopes
 from gateway.tenants.records import KeyOrder, TeamOrder
 from router.policy import RoutePolicy
 from tests.laws.gateways import Gateway, gateway
@@ -125,7 +126,7 @@ def accounts(
     database = {"database_url": f"sqlite:///{folder / 'books.db'}"}
     with gateway({**BOOKS, **database, **(flags or {})}, policy=policy) as made:
         opened = Accounts(made)
-        key = opened.new_key("inspector")
+        key = opened.new_key("inspector", scopes=Scopes(reads_metrics=True))
         # Until the gateway has heard of its first key, it lets everybody in, as nobody.
         until(lambda: made.http.get("/v1/models").status_code == 401)
         made.http.headers.update(bearer(key))

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ class Books:
         self.world = world
         self.limits = limits
         self.scopes = scopes
-        self.key = self.new_key("tester", limits, scopes)
+        self.key = self.new_key("tester", limits, replace(scopes, reads_metrics=True))
         # Until it has heard of its first key, the gateway lets everybody in, as nobody.
         self.until(lambda: httpx.get(f"{world.url}/v1/models").status_code == 401)
         world.http.headers["authorization"] = f"Bearer {self.key}"
