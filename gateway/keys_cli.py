@@ -1,10 +1,11 @@
-"""`outrider keys create | list | rotate | revoke | team`: who may ask, and how much."""
+"""`outrider keys create | list | update | rotate | revoke | team`: who may ask, and how much."""
 
+import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -35,6 +36,8 @@ team_app = typer.Typer(
 )
 app.add_typer(team_app)
 
+_NONE: Final = "none"
+
 Name = Annotated[str, typer.Option(help="What to call it.")]
 RequestsPerMinute = Annotated[int | None, typer.Option(min=0, help="In any 60 seconds.")]
 TokensPerMinute = Annotated[
@@ -58,6 +61,30 @@ Labels = Annotated[
     typer.Option("--label", metavar="NAME=TEXT", help="Whatever you need to know; repeatable."),
 ]
 Weight = Annotated[float, typer.Option(help="Its share of a full queue, against others' 1.")]
+LimitChanges = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--limit",
+        metavar="LIMIT=N|none",
+        help="A limit to set or delete, such as tokens_per_minute=10000; repeatable.",
+    ),
+]
+ModelLimitChanges = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--model-limit",
+        metavar="TIER:LIMIT=N|none",
+        help="A limit of one tier to set or delete; repeatable.",
+    ),
+]
+LabelChanges = Annotated[
+    list[str] | None,
+    typer.Option("--label", metavar="NAME=TEXT|none", help="A label to set or delete; repeatable."),
+]
+NewName = Annotated[str | None, typer.Option("--name", help="What to call it from now on.")]
+NewWeight = Annotated[
+    float | None, typer.Option("--weight", help="Its share of a full queue, against others' 1.")
+]
 Key = Annotated[str, typer.Argument(metavar="KEY", help="Its id, prefix or name.")]
 
 _CREATE_HELP = """
@@ -132,7 +159,7 @@ def create(  # noqa: PLR0913 - a flag each
             "usd_per_month": usd_per_month,
             "models": _model_limits(model_limits or []),
         }
-        every = [] if metrics and not (models or tiers or admin) else None
+        every: list[str] | None = [] if metrics and not (models or tiers or admin) else None
         wanted = {
             "name": name,
             "team": team,
@@ -214,6 +241,64 @@ def revoke(
             echo_json(key_report(record, time.time()))
         else:
             typer.echo(f"Revoked key {visible(record.name)}, id {record.key_id}.")
+
+
+@app.command()
+def update(  # noqa: PLR0913 - a flag each
+    key: Key,
+    name: NewName = None,
+    limits: LimitChanges = None,
+    model_limits: ModelLimitChanges = None,
+    labels: LabelChanges = None,
+    weight: NewWeight = None,
+    expires: Annotated[
+        str | None, typer.Option(metavar="30d|DATE|none", help="When it ends; none: never.")
+    ] = None,
+    database_url: DatabaseUrl = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Change a key: what is not named stays as it is. Running gateways know it within a second."""
+    with _store(database_url, config) as store:
+        from gateway.tenants.admin_schema import KeyUpdate, key_report
+        from gateway.tenants.merging import merged_changes
+        from gateway.tenants.moments import moment_s
+
+        plain: dict[str, Any] = _given(name=name, weight=weight)
+        if expires is not None:
+            is_never = expires == _NONE
+            ends = None if is_never else int(moment_s(expires, "--expires", time.time()))
+            plain["expires_at"] = ends
+        patch = checked(KeyUpdate, plain | _patches(limits, model_limits, labels))
+        record = store.update(
+            store.find(key).key_id, plain, merge=lambda before: merged_changes(before, patch)
+        )
+        report = key_report(record, time.time())
+        echo_json(report) if as_json else _tell_change("key", report)
+
+
+@team_app.command("update")
+def update_team(  # noqa: PLR0913 - a flag each
+    team: Annotated[str, typer.Argument(metavar="TEAM", help="Its id or name.")],
+    name: NewName = None,
+    limits: LimitChanges = None,
+    model_limits: ModelLimitChanges = None,
+    labels: LabelChanges = None,
+    weight: NewWeight = None,
+    database_url: DatabaseUrl = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Change a team: what is not named stays as it is."""
+    with _store(database_url, config) as store:
+        from gateway.tenants.admin_schema import TeamUpdate, team_report
+        from gateway.tenants.merging import merged_changes
+
+        plain = _given(name=name, weight=weight)
+        patch = checked(TeamUpdate, plain | _patches(limits, model_limits, labels))
+        record = store.update_team(team, plain, merge=lambda before: merged_changes(before, patch))
+        report = team_report(record)
+        echo_json(report) if as_json else _tell_change("team", report)
 
 
 @team_app.command("create")
@@ -302,6 +387,58 @@ def _model_limits(texts: list[str]) -> dict[str, dict[str, float]]:
             raise SettingsError(f"--model-limit {text}: write it as large:tokens_per_minute=10000")
         limits.setdefault(tier.strip(), {})[name] = value
     return limits
+
+
+def _given(**fields: Any) -> dict[str, Any]:
+    """The fields that have a value."""
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _patches(
+    limits: list[str] | None, model_limits: list[str] | None, labels: list[str] | None
+) -> dict[str, Any]:
+    """The changes of limits and labels, as the body of a PATCH has them."""
+    patch: dict[str, Any] = {}
+    own = {name: _amount(name, text) for name, text in _pairs(limits, "--limit")}
+    for path, text in _pairs(model_limits, "--model-limit"):
+        tier, _, name = path.rpartition(":")
+        if not tier:
+            raise SettingsError(
+                f"--model-limit {path}={text}: write it as large:tokens_per_minute=10000"
+            )
+        own.setdefault("models", {}).setdefault(tier, {})[name] = _amount(name, text)
+    if own:
+        patch["limits"] = own
+    if labels:
+        pairs = _pairs(labels, "--label")
+        patch["labels"] = {name: None if text == _NONE else text for name, text in pairs}
+    return patch
+
+
+def _pairs(texts: list[str] | None, flag: str) -> Iterator[tuple[str, str]]:
+    """Names and values of `NAME=VALUE`. Raises SettingsError for another form."""
+    for text in texts or ():
+        name, equals, value = (part.strip() for part in text.partition("="))
+        if not (name and equals and value):
+            raise SettingsError(f"{flag} {text}: write it as NAME=VALUE, or NAME=none to delete it")
+        yield name, value
+
+
+def _amount(name: str, text: str) -> Any:
+    """A limit's number; None for `none`. What is no number is left to the schema to refuse."""
+    if text == _NONE:
+        return None
+    try:
+        return float(text) if name.startswith("usd") else int(text)
+    except ValueError:
+        return text
+
+
+def _tell_change(what: str, report: dict[str, Any]) -> None:
+    from gateway.keys_tables import visible
+
+    limits = json.dumps(report["limits"])
+    typer.echo(f"Changed {what} {visible(report['name'])}, id {report['id']}; limits: {limits}")
 
 
 def _labels(texts: list[str]) -> dict[str, str]:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -25,6 +26,7 @@ from gateway.tenants.admin_schema import (
 )
 from gateway.tenants.key_store import KeyStore, ShownKey
 from gateway.tenants.keys import KEY_ID
+from gateway.tenants.merging import merged_changes
 from gateway.tenants.parts import KeyParts
 from gateway.tenants.principal import Principal
 from gateway.tenants.records import KeyRecord, TeamRecord
@@ -94,7 +96,12 @@ class AdminApi:
                 changes["expires_at"] = wanted.expires_at
             if "team" in given:
                 changes["team_id"] = _team_id(store, wanted.team)
-            return store.update(key_id, changes, scopes=_changed_scopes(wanted, given))
+            return store.update(
+                key_id,
+                changes,
+                scopes=_changed_scopes(wanted, given),
+                merge=partial(merged_changes, wanted=wanted),
+            )
 
         record = await self._change(update)
         logger.info("key changed id=%s by=%s", key_id, principal.key_id)
@@ -143,7 +150,10 @@ class AdminApi:
         words = request.path_params["team"]
         wanted = await self._parsed(TeamUpdate, request)
         changes = _plain_changes(wanted, wanted.model_fields_set)
-        record: TeamRecord = await self._change(lambda: store.update_team(words, changes))
+        merge = partial(merged_changes, wanted=wanted)
+        record: TeamRecord = await self._change(
+            lambda: store.update_team(words, changes, merge=merge)
+        )
         logger.info("team changed id=%s by=%s", record.team_id, principal.key_id)
         return _json(team_report(record))
 
@@ -208,11 +218,8 @@ def _team_id(store: KeyStore, words: str | None) -> str | None:
 
 
 def _plain_changes(wanted: KeyUpdate | TeamUpdate, given: set[str]) -> dict[str, Any]:
-    """What keys and teams both have."""
-    changes = {
-        name: getattr(wanted, name) for name in ("name", "weight", "labels") if name in given
-    }
-    return changes | ({"limits": wanted.limits.spec()} if "limits" in given else {})
+    """What keys and teams both have, beside limits and labels."""
+    return {name: getattr(wanted, name) for name in ("name", "weight") if name in given}
 
 
 def _changed_scopes(wanted: KeyUpdate, given: set[str]) -> Mapping[str, Any]:

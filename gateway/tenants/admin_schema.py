@@ -33,6 +33,15 @@ Labels = Annotated[
         },
     ),
 ]
+LabelsPatch = Annotated[
+    dict[LabelName, Label | None],
+    Field(
+        max_length=MAX_LABELS,
+        json_schema_extra={
+            "propertyNames": {"minLength": 1, "maxLength": 64, "pattern": _ONE_LINE},
+        },
+    ),
+]
 Names = Annotated[list[Words], Field(max_length=MAX_NAMES)]
 Count = Annotated[int, Field(ge=0, le=2**53), WHOLE]
 Usd = Annotated[float, Field(ge=0, le=1e9)]
@@ -68,6 +77,26 @@ class KeyLimits(TierLimits):
     def spec(self) -> LimitSpec:
         """The same, for limiters."""
         return LimitSpec.model_validate(self.model_dump(exclude_none=True))
+
+
+class LimitsPatch(TierLimits):
+    """Limits to change: those that are absent stay as they are, null deletes one.
+
+    `models` is merged in the same way by tier and limit.
+    """
+
+    models: (
+        Annotated[
+            dict[Words, TierLimits | None],
+            Field(
+                max_length=256,
+                json_schema_extra={
+                    "propertyNames": {"minLength": 1, "maxLength": 256, "pattern": _ONE_LINE},
+                },
+            ),
+        ]
+        | None
+    ) = None
 
 
 class KeyCreate(RequestModel):
@@ -114,7 +143,11 @@ def _without_defaults(schema: dict[str, Any]) -> None:
 
 
 class KeyUpdate(RequestModel):
-    """What of a key is to change: the fields that are there. Limits and labels as a whole."""
+    """What of a key is to change: the fields that are there.
+
+    Limits and labels are merged into those that there are: absent ones stay, null deletes one, and
+    null in the place of all deletes all.
+    """
 
     model_config = ConfigDict(json_schema_extra=_without_defaults)
 
@@ -124,9 +157,9 @@ class KeyUpdate(RequestModel):
     tiers: Names | None = None
     admin: bool = False
     metrics: bool = False
-    limits: KeyLimits = Field(default_factory=KeyLimits)
+    limits: LimitsPatch | None = None
     weight: Weight = 1.0
-    labels: Labels = Field(default_factory=dict)
+    labels: LabelsPatch | None = None
     expires_at: Moment | None = None
 
 
@@ -152,14 +185,18 @@ class TeamCreate(RequestModel):
 
 
 class TeamUpdate(RequestModel):
-    """What of a team is to change: the fields that are there. Limits and labels as a whole."""
+    """What of a team is to change: the fields that are there.
+
+    Limits and labels are merged into those that there are: absent ones stay, null deletes one, and
+    null in the place of all deletes all.
+    """
 
     model_config = ConfigDict(json_schema_extra=_without_defaults)
 
     name: Name = ""
-    limits: KeyLimits = Field(default_factory=KeyLimits)
+    limits: LimitsPatch | None = None
     weight: Weight = 1.0
-    labels: Labels = Field(default_factory=dict)
+    labels: LabelsPatch | None = None
 
 
 class Report(BaseModel):

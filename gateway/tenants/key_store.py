@@ -23,6 +23,9 @@ _SECRET: Final = "keys.secret"
 _TEAM_PREFIX: Final = "team-"
 _MAX_TRIES: Final = 8
 
+Merge = Callable[[KeyOrder | TeamOrder], Mapping[str, Any]]
+"""Works out changes from what a key or team is before."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownKey:
@@ -136,15 +139,22 @@ class KeyStore:
         raise ConflictError(f"Several keys have this name; take one of their ids: {ids}.")
 
     def update(
-        self, key_id: str, changes: Mapping[str, Any], *, scopes: Mapping[str, Any] | None = None
+        self,
+        key_id: str,
+        changes: Mapping[str, Any],
+        *,
+        scopes: Mapping[str, Any] | None = None,
+        merge: Merge | None = None,
     ) -> KeyRecord:
         """Change fields of a KeyOrder, and fields of its scopes.
 
-        Raises NotFoundError, for its team too.
+        `merge` is asked for further changes, in the same transaction. Raises NotFoundError, for its
+        team too, and what `merge` raises.
         """
         with self._writing() as connection:
             before = _get_key(connection, key_id)
             changed = {"scopes": replace(before.scopes, **(scopes or {})), **changes}
+            changed |= merge(before) if merge is not None else {}
             order = KeyOrder(**(fields_of(before, KeyOrder) | changed))
             _check_team(connection, order.team_id)
             row = row_of_key(order)
@@ -202,11 +212,17 @@ class KeyStore:
         with self._database.read() as connection:
             return _find_team(connection, words)
 
-    def update_team(self, words: str, changes: Mapping[str, Any]) -> TeamRecord:
-        """Change fields of a TeamOrder. Raises NotFoundError; ConflictError for a taken name."""
+    def update_team(
+        self, words: str, changes: Mapping[str, Any], *, merge: Merge | None = None
+    ) -> TeamRecord:
+        """Change fields of a TeamOrder; `merge` is asked for further changes.
+
+        Raises NotFoundError; ConflictError for a taken name; and what `merge` raises.
+        """
         with _names_taken(changes.get("name", "")), self._writing() as connection:
             before = _find_team(connection, words)
-            order = TeamOrder(**(fields_of(before, TeamOrder) | dict(changes)))
+            changed = {**changes, **(merge(before) if merge is not None else {})}
+            order = TeamOrder(**(fields_of(before, TeamOrder) | changed))
             is_it = tables.teams.c.id == before.team_id
             connection.execute(update(tables.teams).where(is_it).values(row_of_team(order)))
             return _find_team(connection, before.team_id)
