@@ -159,12 +159,13 @@ class Gateway:
         record = self._record(arrival_s)
         meter = self._meter(request, surface.name if surface else endpoint, arrival_s, record)
         record.identify(meter.account)
-        owner = principal_of(request).key_id
+        principal = principal_of(request)
+        keep = partial(self._idempotent.answer, owner=principal.key_id, tenant=principal.tenant)
 
         async def work(scope: Scope, receive: Receive, send: Send) -> None:
             async with self._entered(request, meter, record) as body:
                 make = partial(self._planned, endpoint, request, body, surface, meter, record)
-                response = await self._idempotent.answer(request, body, make, owner=owner)
+                response = await keep(request, body, make)
                 await response(scope, receive, send)
 
         return WorkResponse(work)

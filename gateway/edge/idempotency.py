@@ -34,6 +34,7 @@ _SLOT_BYTES: Final = 1024
 class _Answer:
     """A whole answer. `num_bytes` is what it counts for against the bound."""
 
+    tenant: str
     status: int
     headers: list[Header]
     body: bytes
@@ -54,7 +55,9 @@ class IdempotentAnswers:
     """Answers that are kept for their repetition, in this process's memory.
 
     Only whole answers of success are kept: whatever failed may be asked again with the same key.
-    The oldest are dropped when memory is short. For one event loop.
+    When memory is short, the tenant that uses most of it loses its oldest answer. So a tenant may
+    use all memory that others leave, and cannot push out answers of tenants that use less than
+    it. For one event loop.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class IdempotentAnswers:
         self._slots: dict[bytes, _Slot] = {}
         self._kept: dict[bytes, _Answer] = {}  # the oldest first, which expires first
         self._num_bytes = 0
+        self._tenants: dict[str, _Holding] = {}
 
     @classmethod
     def of(
@@ -91,19 +95,22 @@ class IdempotentAnswers:
         """Memory for answers, those included that are being recorded."""
         return self._num_bytes
 
-    async def answer(self, request: Request, body: bytes, make: Make, *, owner: str) -> Response:
+    async def answer(
+        self, request: Request, body: bytes, make: Make, *, owner: str, tenant: str | None = None
+    ) -> Response:
         """The response to a request: what `make` gives, or what it gave the first time.
 
-        `owner` is the id of the key that asks: nobody gets another one's answer. With the header
-        `make` is called when the response is sent, and only if it is needed; what it raises is
-        raised then. Raises BadRequestError for an idempotency-key that cannot be one.
+        `owner` is the id of the key that asks: no key gets another one's answer. `tenant` shares
+        the memory with others; the owner where it is None. With the header `make` is called when
+        the response is sent, and only if it is needed; what it raises is raised then. Raises
+        BadRequestError for an idempotency-key that cannot be one.
         """
         key = request.headers.get(HEADER)
         if key is None:
             return await make()
         self._check(key)
         name = _digest(owner.encode(), request.scope["path"].encode(), key.encode())
-        return _RepeatableResponse(self, name, _digest(body), make)
+        return _RepeatableResponse(self, name, _digest(body), make, tenant or owner)
 
     def _check(self, key: str) -> None:
         if not self._max_bytes:
@@ -121,7 +128,7 @@ class IdempotentAnswers:
         """Who has the key. Raises IdempotencyKeyReusedError if his body is another one."""
         now_s = self._clock()
         while self._kept and next(iter(self._kept.values())).expires_s <= now_s:
-            self._drop_oldest()
+            self._drop(next(iter(self._kept)))
         slot = self._slots.get(name)
         if slot is not None and slot.body_hash != body_hash:
             self.count("reused")
@@ -137,7 +144,9 @@ class IdempotentAnswers:
     def end(self, name: bytes, slot: _Slot, recorder: "_Recorder", *, is_good: bool) -> None:
         """Keep what was recorded, if it is a whole and good answer, and wake those who wait."""
         if is_good and recorder.is_whole:
+            self._tenants[recorder.tenant].kept[name] = None
             slot.answer = self._kept[name] = _Answer(
+                tenant=recorder.tenant,
                 status=recorder.status,
                 headers=recorder.headers,
                 body=bytes(recorder.body),
@@ -146,39 +155,81 @@ class IdempotentAnswers:
             )
         else:
             del self._slots[name]
-            self.release(recorder.num_bytes)
+            recorder.give_up()
+        self.stop_recording(recorder)
         slot.ended.set()
 
-    def reserve(self, num_bytes: int) -> bool:
-        """Make room for more; False where there is none, even without the answers kept so far."""
-        while self._num_bytes + num_bytes > self._max_bytes and self._kept:
-            self._drop_oldest()
-        if self._num_bytes + num_bytes > self._max_bytes:
-            return False
-        self.release(-num_bytes)
+    def reserve(self, recorder: "_Recorder", num_bytes: int) -> bool:
+        """Make room for more of an answer; False where its own tenant is the one to make it.
+
+        Costs a look at each tenant that holds something, but only while memory is short.
+        """
+        own = self._tenants.setdefault(recorder.tenant, _Holding())
+        own.recorders[recorder] = None
+        while self._num_bytes + num_bytes > self._max_bytes:
+            most = max(self._tenants.values(), key=lambda holding: holding.num_bytes)
+            if own.num_bytes + num_bytes >= most.num_bytes:
+                most = own
+            if most.kept:
+                self._drop(next(iter(most.kept)))
+            elif most is own:
+                return False
+            else:
+                next(iter(most.recorders)).give_up()
+        self._count(own, num_bytes)
         return True
 
-    def release(self, num_bytes: int) -> None:
-        """Give back what was reserved."""
-        self._num_bytes -= num_bytes
-        if self._metrics is not None:
-            self._metrics.kept_bytes.set(self._num_bytes)
+    def release(self, recorder: "_Recorder") -> None:
+        """Give back what a recorder has reserved, and forget it."""
+        if (holding := self._tenants.get(recorder.tenant)) is not None:
+            self._count(holding, -recorder.num_bytes)
+        self.stop_recording(recorder)
+
+    def stop_recording(self, recorder: "_Recorder") -> None:
+        """The answer is kept, or it is not going to be."""
+        if (holding := self._tenants.get(recorder.tenant)) is not None:
+            holding.recorders.pop(recorder, None)
+            self._forget_empty(recorder.tenant)
 
     def count(self, outcome: Repeat) -> None:
         """Count what became of a request."""
         if self._metrics is not None:
             self._metrics.repeated(outcome)
 
-    def _drop_oldest(self) -> None:
-        name = next(iter(self._kept))
-        self.release(self._kept.pop(name).num_bytes)
+    def _drop(self, name: bytes) -> None:
+        answer = self._kept.pop(name)
         del self._slots[name]
+        holding = self._tenants[answer.tenant]
+        del holding.kept[name]
+        self._count(holding, -answer.num_bytes)
+        self._forget_empty(answer.tenant)
+
+    def _forget_empty(self, tenant: str) -> None:
+        holding = self._tenants[tenant]
+        if not (holding.kept or holding.recorders):
+            del self._tenants[tenant]
+
+    def _count(self, holding: "_Holding", num_bytes: int) -> None:
+        holding.num_bytes += num_bytes
+        self._num_bytes += num_bytes
+        if self._metrics is not None:
+            self._metrics.kept_bytes.set(self._num_bytes)
+
+
+@dataclass(eq=False, slots=True)
+class _Holding:
+    """What one tenant has in memory: answers and recorders, the oldest first of each."""
+
+    num_bytes: int = 0
+    kept: dict[bytes, None] = field(default_factory=dict)
+    recorders: dict["_Recorder", None] = field(default_factory=dict)
 
 
 class _Recorder:
     """Passes an answer on and remembers it, if it is one of success and memory allows."""
 
-    def __init__(self, answers: IdempotentAnswers, send: Send) -> None:
+    def __init__(self, answers: IdempotentAnswers, send: Send, tenant: str) -> None:
+        self.tenant = tenant
         self.status = 0
         self.headers: list[Header] = []
         self.body = bytearray()
@@ -206,16 +257,20 @@ class _Recorder:
     def _add(self, message: Message) -> None:
         part = message.get("body", b"")
         if not self._reserve(len(part)):
-            self._answers.release(self.num_bytes)
-            self.num_bytes = 0
-            self.body.clear()
-            self._is_recording = False
+            self.give_up()
             return
         self.body += part
         self.is_whole = not message.get("more_body", False)
 
+    def give_up(self) -> None:
+        """Remember nothing of the answer; it is passed on all the same."""
+        self._answers.release(self)
+        self.num_bytes = 0
+        self.body.clear()
+        self.is_whole = self._is_recording = False
+
     def _reserve(self, num_bytes: int) -> bool:
-        has_room = self._answers.reserve(num_bytes)
+        has_room = self._answers.reserve(self, num_bytes)
         if has_room:
             self.num_bytes += num_bytes
         return has_room
@@ -225,13 +280,19 @@ class _RepeatableResponse(Response):
     """The answer to a request with an idempotency-key: made, waited for, or said again."""
 
     def __init__(
-        self, answers: IdempotentAnswers, name: bytes, body_hash: bytes, make: Make
+        self,
+        answers: IdempotentAnswers,
+        name: bytes,
+        body_hash: bytes,
+        make: Make,
+        tenant: str,
     ) -> None:
         super().__init__()
         self._answers = answers
         self._name = name
         self._body_hash = body_hash
         self._make = make
+        self._tenant = tenant
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it. Raises what `make` and its response raise, and IdempotencyKeyReusedError."""
@@ -251,7 +312,7 @@ class _RepeatableResponse(Response):
 
     async def _lead(self, scope: Scope, receive: Receive, send: Send) -> None:
         slot = self._answers.begin(self._name, self._body_hash)
-        recorder = _Recorder(self._answers, send)
+        recorder = _Recorder(self._answers, send, self._tenant)
         is_good = False
         try:
             response = await self._make()

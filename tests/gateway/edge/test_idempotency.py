@@ -125,13 +125,16 @@ class Desk:
         *,
         path: str = "/v1/chat/completions",
         owner: str = "team",
+        tenant: str | None = None,
         exchange: Exchange | None = None,
     ) -> Exchange:
         headers = [] if key is None else [("Idempotency-Key", key)]
         scope = http_scope(path, headers=headers)
         exchange = exchange or Exchange()
         request = Request(scope, exchange.receive, exchange.send)
-        response = await self.answers.answer(request, body, self.kitchen.make, owner=owner)
+        response = await self.answers.answer(
+            request, body, self.kitchen.make, owner=owner, tenant=tenant
+        )
         await response(scope, exchange.receive, exchange.send)
         return exchange
 
@@ -354,6 +357,56 @@ def test_memory_is_bounded_and_the_oldest_go_first() -> None:
         assert desk.registry.get_sample_value("outrider_idempotent_bytes") == desk.answers.num_bytes
         assert (await desk.ask("key-99")).headers["idempotent-replayed"] == "true"
         assert (await desk.ask("key-0")).body == b'{"number":101}'
+
+    asyncio.run(main())
+
+
+def test_hole_10_one_tenant_cannot_flush_anothers_answers() -> None:
+    async def main() -> None:
+        desk = Desk(Kitchen(), max_bytes=20_000)
+        await desk.ask("first", owner="quiet")
+        for i in range(200):
+            await desk.ask(f"key-{i}", owner=f"key {i % 7} of the loud", tenant="loud")
+            assert desk.answers.num_bytes <= 20_000
+        again = await desk.ask("first", owner="quiet")
+        assert again.headers["idempotent-replayed"] == "true"
+        assert (await desk.ask("key-199", owner="key 3 of the loud", tenant="loud")).headers[
+            "idempotent-replayed"
+        ] == "true"
+        for i in range(9):  # as many answers as the loud one's: both have to make room
+            await desk.ask(f"key-{i}", owner="quiet")
+        held = [holding.num_bytes for holding in desk.answers._tenants.values()]
+        assert sum(held) == desk.answers.num_bytes <= 20_000
+        assert max(held) - min(held) < 3000
+
+    asyncio.run(main())
+
+
+def test_answers_that_are_being_recorded_make_room_for_other_tenants() -> None:
+    async def main() -> None:
+        gates = [Gate() for _ in range(9)]
+
+        def stream(gate: Gate) -> Response:
+            async def parts() -> AsyncIterator[bytes]:
+                yield b"x" * 800
+                await gate()
+                yield b"y"
+
+            return StreamingResponse(parts())
+
+        desk = Desk(Kitchen(*[gives(stream(gate)) for gate in gates]), max_bytes=10_000)
+        tasks = [asyncio.create_task(desk.ask(f"{i}", owner="loud")) for i in range(9)]
+        await asyncio.gather(*(gate.reached.wait() for gate in gates))
+        await desk.ask("a", owner="quiet")
+        assert (await desk.ask("a", owner="quiet")).headers["idempotent-replayed"] == "true"
+        for gate in gates:
+            gate.opened.set()
+        answers = await asyncio.gather(*tasks)
+        assert {answer.body for answer in answers} == {b"x" * 800 + b"y"}
+        assert desk.answers.num_bytes <= 10_000
+        desk.clock.now_s += 61
+        desk.answers.find(b"", b"")
+        assert (desk.answers.num_bytes, desk.answers._tenants) == (0, {})
 
     asyncio.run(main())
 

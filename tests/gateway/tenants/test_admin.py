@@ -130,14 +130,15 @@ def test_only_what_is_named_changes(http: TestClient, world: World) -> None:
         "models": None,
         "tiers": ["small"],
         "admin": False,
-        "limits": {"requests_per_day": 1},
+        "limits": {"requests_per_day": 1, "tokens_per_day": None},
         "weight": 2.0,
-        "labels": {},
+        "labels": None,
         "expires_at": 2_000_000,
         "team": team["id"],
     }
     after = http.patch(path, json=changes).json()
-    assert after == before | {"name": "new"} | changes
+    merged = {"limits": {"requests_per_day": 1}, "labels": {}}
+    assert after == before | {"name": "new"} | changes | merged
     assert http.patch(path, json={"team": None, "expires_at": None}).json()["team"] is None
     principal = world.authenticator.authenticate(f"Bearer {key['key']}", None, None)
     assert principal.limits.requests_per_day == 1
