@@ -1,6 +1,5 @@
 """Messages to token ids: one tier's chat template and tokenizer."""
 
-import asyncio
 import hashlib
 import inspect
 import json
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import jinja2
 
-from engine.errors import UnsupportedModelError
+from engine.errors import PromptTooLongError, UnsupportedModelError
 from gateway.detokenizer import (
     Detokenizer,
     TableDetokenizer,
@@ -22,6 +21,7 @@ from gateway.detokenizer import (
 )
 from gateway.errors import BadRequestError
 from gateway.prompt_end import PromptEnd, is_amid_thinking
+from gateway.prompt_work import INLINE_CHARS, UNBOUNDED, PromptWork
 from gateway.schema.chat import AssistantMessage, InputMessage, Message, ToolMessage, join_parts
 from gateway.schema.tools import Tool
 from gateway.template_variables import read_variables, reserved_variables
@@ -32,8 +32,11 @@ from gateway.tool_prompt import template_call_id, template_calls, template_tools
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# Below this a tokeniser answers within about a millisecond: less than a hop to a thread may cost.
-_INLINE_CHARS: Final = 4096
+# Ordinary text has two to six characters a token: the first eight for each tell if it is too long.
+_PROBE_CHARS_PER_TOKEN: Final = 8
+_MAX_CUT_TOKENS: Final = 256
+_CHARS_PER_MESSAGE: Final = 64
+"""What a template's work on one message or call is counted as, beside its text."""
 # What templates and their filters raise on messages or variables that they did not expect.
 _TEMPLATE_ERRORS: Final = (
     jinja2.TemplateError,
@@ -51,6 +54,14 @@ class Prompt:
 
     token_ids: tuple[int, ...]
     opens_thinking: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptRoom:
+    """What a prompt must fit into: a tier's context, and the answer that is asked for."""
+
+    max_context: int
+    max_tokens: int = 1
 
 
 class ChatTokenizer:
@@ -124,6 +135,8 @@ class ChatTokenizer:
         template_kwargs: Mapping[str, Any] | None = None,
         tools: Sequence[Tool] = (),
         end: PromptEnd = "new_answer",
+        room: PromptRoom | None = None,
+        work: PromptWork = UNBOUNDED,
     ) -> Prompt:
         """The conversation up to the answer's start, through the chat template.
 
@@ -131,35 +144,40 @@ class ChatTokenizer:
         transformers' `continue_final_message` leaves it open.
 
         Tools, calls and results go through the template as well, or where it knows none, as text.
-        Raises BadRequestError with the template's own words when it refuses the messages.
+        Raises BadRequestError with the template's own words when it refuses the messages, and
+        PromptTooLongError for a prompt far beyond `room`.
         """
-        conversation = self._conversation(messages)
-        described = template_tools(tools)
         variables = read_variables(template_kwargs, self._reserved)
-        if not self.dialect.is_native:
-            conversation, described = write_out(conversation, described), []
-        if described:
-            variables["tools"] = described
-        if len(str(conversation)) + len(str(variables)) < _INLINE_CHARS:
-            return self._render(conversation, variables, end)
-        return await asyncio.to_thread(self._render, conversation, variables, end)
 
-    async def encode(self, text: str) -> Prompt:
+        def rendered() -> Prompt:
+            conversation = self._conversation(messages)
+            described = template_tools(tools)
+            if not self.dialect.is_native:
+                conversation, described = write_out(conversation, described), []
+            if described:
+                variables["tools"] = described
+            return self._render(conversation, variables, end, room)
+
+        num_chars = sum(map(_size_chars, messages)) + sum(map(_tool_chars, tools))
+        return await work.run(num_chars, rendered)
+
+    async def encode(
+        self, text: str, room: PromptRoom | None = None, work: PromptWork = UNBOUNDED
+    ) -> Prompt:
         """Plain text, with the tokens that the tokenizer puts around it (BOS)."""
-        if len(text) < _INLINE_CHARS:
-            encoding = self._backend.encode(text)
-        else:
-            encoding = await asyncio.to_thread(self._backend.encode, text)
-        return Prompt(token_ids=tuple(encoding.ids))
 
-    async def encode_answer(self, text: str, max_tokens: int) -> tuple[int, ...]:
+        def encoded() -> Prompt:
+            self._refuse_overlong(text, room)
+            return Prompt(token_ids=self._encode(text, with_special=True))
+
+        return await work.run(len(text), encoded)
+
+    async def encode_answer(
+        self, text: str, max_tokens: int, work: PromptWork = UNBOUNDED
+    ) -> tuple[int, ...]:
         """At most `max_tokens` tokens of a text as an answer would have them: without BOS."""
         text = text[: max_tokens * self.max_token_bytes]  # no token is longer
-        if len(text) < _INLINE_CHARS:
-            encoding = self._backend.encode(text, add_special_tokens=False)
-        else:
-            encoding = await asyncio.to_thread(self._backend.encode, text, add_special_tokens=False)
-        return tuple(encoding.ids[:max_tokens])
+        return await work.run(len(text), lambda: self._encode(text)[:max_tokens])
 
     def decode(self, token_ids: Sequence[int], *, with_special: bool = False) -> str:
         """The text of a whole sequence; `with_special` tokens by their names, or without them."""
@@ -212,8 +230,32 @@ class ChatTokenizer:
             fields["reasoning_content"] = message.reasoning_content
         return fields
 
+    def _encode(self, text: str, *, with_special: bool = False) -> tuple[int, ...]:
+        """Token ids of a text. A batch, unlike a single text, leaves the interpreter free."""
+        if len(text) < INLINE_CHARS:
+            return tuple(self._backend.encode(text, add_special_tokens=with_special).ids)
+        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=with_special)
+        return tuple(encoding.ids)
+
+    def _refuse_overlong(self, text: str, room: PromptRoom | None) -> None:
+        """Refuse a text whose beginning alone has more tokens than fit: the rest costs nothing.
+
+        Where the beginning is cut, a few tokens may differ from those of the whole text.
+        """
+        if room is None or len(text) <= _PROBE_CHARS_PER_TOKEN * room.max_context:
+            return
+        num_tokens = len(self._encode(text[: _PROBE_CHARS_PER_TOKEN * room.max_context]))
+        if num_tokens > room.max_context + _MAX_CUT_TOKENS:
+            raise PromptTooLongError(
+                num_tokens=num_tokens, max_tokens=room.max_tokens, max_context=room.max_context
+            )
+
     def _render(
-        self, conversation: list[dict[str, Any]], variables: dict[str, Any], end: PromptEnd
+        self,
+        conversation: list[dict[str, Any]],
+        variables: dict[str, Any],
+        end: PromptEnd,
+        room: PromptRoom | None,
     ) -> Prompt:
         if not self._tokenizer.chat_template:
             raise BadRequestError("This model has no chat template; use /v1/completions.")
@@ -227,6 +269,7 @@ class ChatTokenizer:
             raise BadRequestError(
                 f"The model's chat template refused the messages: {reason}", param="messages"
             ) from error
+        self._refuse_overlong(text, room)
         opens_thinking = text.rstrip().endswith(OPEN_TAG)
         if opens_thinking and end == "final_message":
             # An answer that merely mentions the tag is left alone.
@@ -236,8 +279,7 @@ class ChatTokenizer:
                 conversation, variables, end, tokenize=True, sanitize_control_tokens=True
             )
             return Prompt(token_ids=tuple(token_ids), opens_thinking=opens_thinking)
-        encoding = self._backend.encode(text, add_special_tokens=False)
-        return Prompt(token_ids=tuple(encoding.ids), opens_thinking=opens_thinking)
+        return Prompt(token_ids=self._encode(text), opens_thinking=opens_thinking)
 
     def _apply_template(
         self,
@@ -268,6 +310,25 @@ class ChatTokenizer:
         if any(map(self._special.search, keys)):
             raise BadRequestError("A field's name contains a control token of the model.")
         return any(map(self._special.search, texts))
+
+
+def _size_chars(message: Message) -> int:
+    """How much text of a message a template writes, about; cheap to say."""
+    content = message.content
+    if isinstance(content, str):
+        num_chars = len(content)
+    else:
+        num_chars = sum(len(part.text) + _CHARS_PER_MESSAGE for part in content or ())
+    if isinstance(message, AssistantMessage):
+        num_chars += len(message.reasoning_content or "")
+        calls = message.tool_calls or ()
+        num_chars += sum(len(call.function.arguments) + _CHARS_PER_MESSAGE for call in calls)
+    return num_chars + _CHARS_PER_MESSAGE
+
+
+def _tool_chars(tool: Tool) -> int:
+    function = tool.function
+    return len(function.description or "") + len(str(function.parameters)) + _CHARS_PER_MESSAGE
 
 
 def _check_thinking(conversation: list[dict[str, Any]]) -> None:

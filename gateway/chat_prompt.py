@@ -1,17 +1,25 @@
 """A chat request's prompt: the one way from its messages to tokens, whoever asks for them."""
 
-from gateway.chat import ChatTokenizer, Prompt
+from gateway.chat import ChatTokenizer, Prompt, PromptRoom
 from gateway.prompt_end import prompt_end
+from gateway.prompt_work import UNBOUNDED, PromptWork
 from gateway.schema.chat import ChatRequest
 from gateway.tools import plan_tools
 
 
-async def chat_prompt(request: ChatRequest, tokenizer: ChatTokenizer) -> Prompt:
-    """What a tier's model reads of the request. Raises BadRequestError."""
+async def chat_prompt(
+    request: ChatRequest,
+    tokenizer: ChatTokenizer,
+    room: PromptRoom | None = None,
+    work: PromptWork = UNBOUNDED,
+) -> Prompt:
+    """Return the prompt that a tier's model reads. Raises BadRequestError or PromptTooLongError."""
     plan = plan_tools(request)
     return await tokenizer.render_chat(
         request.messages,
         request.chat_template_kwargs,
         plan.tools if plan else (),
         prompt_end(request),
+        room,
+        work,
     )

@@ -15,10 +15,12 @@ from gateway.handoff.terms import Rules
 from gateway.metering.tenancy import Tenancy
 from gateway.metrics import GatewayMetrics
 from gateway.mirror import Mirror
+from gateway.prompt_work import PromptSlots, PromptWork
 from gateway.settings_http import HttpSettings
 from gateway.slo.parts import SloParts
 from gateway.telemetry.capture import NULL_CAPTURE, Capture
 from gateway.telemetry.tracer import NULL_TRACER, Tracer
+from gateway.tenants.principal import Principal
 from gateway.upstream.tier import UpstreamTier
 from router.conversations import ConversationMemory
 from router.costs import TokenPrices, TypicalRequest
@@ -36,6 +38,7 @@ class GatewayLimits:
 
     default_max_tokens: int | None = None
     max_body_bytes: int = 8 * 2**20
+    max_prompt_chars: int = 1_000_000
     json_bounds: JsonBounds = field(default_factory=JsonBounds)
 
 
@@ -95,3 +98,12 @@ class GatewayContext:
     capture: Capture = NULL_CAPTURE
     wall_clock: Callable[[], float] = time.time
     clock: Callable[[], float] = time.monotonic
+    prompt_slots: PromptSlots = field(default_factory=PromptSlots)
+
+    def prompt_work(self, principal: Principal) -> PromptWork:
+        """How prompts of this tenant's requests are built."""
+        return PromptWork(
+            slots=self.prompt_slots,
+            tenant=principal.tenant,
+            max_chars=self.limits.max_prompt_chars,
+        )

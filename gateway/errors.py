@@ -85,6 +85,17 @@ class BodyTooComplexError(GatewayError):
         )
 
 
+class PromptQueueFullError(GatewayError):
+    """As many long prompts of this tenant wait to be tokenised as may."""
+
+    def __init__(self, *, num_waiting: int) -> None:
+        super().__init__(
+            f"{num_waiting} long prompts of this tenant wait to be tokenised, which is all that "
+            "may. Try again when one of them has been answered.",
+            code="too_many_long_prompts",
+        )
+
+
 class KeyBodiesFullError(GatewayError):
     """The bodies of this key's requests hold as many bytes as one key's may."""
 
@@ -373,6 +384,7 @@ _ANSWERS: Final[Mapping[type[Exception], _Answer]] = {
     BodiesFullError: _Answer(HTTPStatus.SERVICE_UNAVAILABLE, SERVER_ERROR, retry_after_s=1.0),
     ContentEncodingError: _Answer(HTTPStatus.UNSUPPORTED_MEDIA_TYPE),
     MediaTypeError: _Answer(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, code="unsupported_media_type"),
+    PromptQueueFullError: _Answer(HTTPStatus.TOO_MANY_REQUESTS, RATE_LIMIT, retry_after_s=1.0),
     QueueFullError: _Answer(HTTPStatus.TOO_MANY_REQUESTS, RATE_LIMIT, retry_after_s=1.0),
     InfeasibleObjectiveError: _Answer(HTTPStatus.TOO_MANY_REQUESTS, RATE_LIMIT),
     NotReadyError: _Answer(HTTPStatus.SERVICE_UNAVAILABLE, SERVER_ERROR, retry_after_s=1.0),

@@ -7,12 +7,13 @@ from math import ceil
 from engine.errors import PromptTooLongError
 from engine.events import TierInfo
 from engine.request import Tier
-from gateway.chat import ChatTokenizer, Prompt
+from gateway.chat import ChatTokenizer, Prompt, PromptRoom
 from gateway.chat_prompt import chat_prompt
 from gateway.dialogue import Dialogue
 from gateway.engine_requests import ApiRequest, Expected, Rendered, check_token_ids
 from gateway.errors import BadRequestError
-from gateway.schema.chat import ChatRequest
+from gateway.prompt_work import PromptWork
+from gateway.schema.chat import ChatRequest, join_parts
 from gateway.schema.completions import CompletionRequest
 from gateway.structured import plan_structured
 from gateway.thinking import Thinking
@@ -34,7 +35,7 @@ class Form:
     dialogue: Dialogue | None = None
 
 
-def chat_form(request: ChatRequest, dialogue: Dialogue) -> Form:
+def chat_form(request: ChatRequest, dialogue: Dialogue, work: PromptWork) -> Form:
     """Of a conversation. Raises BadRequestError."""
     plan = plan_tools(request)
     structured = plan_structured(request.response_format, request.structured_outputs)
@@ -45,16 +46,17 @@ def chat_form(request: ChatRequest, dialogue: Dialogue) -> Form:
         )
 
     async def render(info: TierInfo, tokenizer: ChatTokenizer) -> tuple[Prompt, ...]:
-        num_chars = sum(len(str(message.content)) for message in request.messages)
-        _refuse_hopeless(num_chars, info, tokenizer, request.token_limit)
-        return (await chat_prompt(request, tokenizer),)
+        room = _room(info, request)
+        num_chars = sum(len(join_parts(message.content)) for message in request.messages)
+        _refuse_hopeless(num_chars, room, tokenizer)
+        return (await chat_prompt(request, tokenizer, room, work),)
 
     async def expect(rendered: Rendered) -> Expected:
         tokenizer = rendered.tokenizer
         prediction: tuple[int, ...] = ()
         if request.prediction is not None:
             prediction = await tokenizer.encode_answer(
-                request.prediction.text, rendered.info.max_context
+                request.prediction.text, rendered.info.max_context, work
             )
         expected = Expected(prediction=prediction)
         thinking = _thinking(tokenizer, rendered.prompts[0])
@@ -81,7 +83,7 @@ def chat_form(request: ChatRequest, dialogue: Dialogue) -> Form:
     )
 
 
-def completion_form(request: CompletionRequest) -> Form:
+def completion_form(request: CompletionRequest, work: PromptWork) -> Form:
     """Of one or several prompts."""
 
     def text(tokenizer: ChatTokenizer) -> str:
@@ -92,8 +94,9 @@ def completion_form(request: CompletionRequest) -> Form:
         prompts = []
         for prompt in request.prompts:
             if isinstance(prompt, str):
-                _refuse_hopeless(len(prompt), info, tokenizer, request.token_limit)
-                prompts.append(await tokenizer.encode(prompt))
+                room = _room(info, request)
+                _refuse_hopeless(len(prompt), room, tokenizer)
+                prompts.append(await tokenizer.encode(prompt, room, work))
             else:
                 prompts.append(Prompt(token_ids=prompt))
         return tuple(prompts)
@@ -154,13 +157,15 @@ def _thinking(tokenizer: ChatTokenizer, prompt: Prompt) -> Thinking:
     return "possible" if tokenizer.may_think else "none"
 
 
-def _refuse_hopeless(
-    num_chars: int, info: TierInfo, tokenizer: ChatTokenizer, limit: int | None
-) -> None:
+def _room(info: TierInfo, request: ApiRequest) -> PromptRoom:
+    return PromptRoom(max_context=info.max_context, max_tokens=request.token_limit or 1)
+
+
+def _refuse_hopeless(num_chars: int, room: PromptRoom, tokenizer: ChatTokenizer) -> None:
     """Refuse a text that cannot fit however it is tokenised, before paying for tokenising it."""
     # Normalisation may shorten a text; it does not do so four times.
     at_least = ceil(num_chars / (4 * tokenizer.max_token_bytes))
-    if at_least > info.max_context:
+    if at_least > room.max_context:
         raise PromptTooLongError(
-            num_tokens=at_least, max_tokens=limit or 1, max_context=info.max_context
+            num_tokens=at_least, max_tokens=room.max_tokens, max_context=room.max_context
         )

@@ -133,11 +133,13 @@ class JobBuilder:
     def _begun(
         self, request: ApiRequest, incoming: Incoming, elsewhere: Elsewhere | None
     ) -> _Begun:
+        work = self._context.prompt_work(incoming.principal)
         if isinstance(request, ChatRequest):
             salt = incoming.principal.cache_salt
-            form = chat_form(request, Dialogue(request.messages, self._context.routing, salt))
+            dialogue = Dialogue(request.messages, self._context.routing, salt)
+            form = chat_form(request, dialogue, work)
         else:
-            form = completion_form(request)
+            form = completion_form(request, work)
         return _Begun(incoming=incoming, form=form, elsewhere=elsewhere)
 
     async def _plan(self, request: ApiRequest, begun: _Begun) -> _Planned:

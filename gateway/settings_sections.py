@@ -268,6 +268,9 @@ class LimitSettings(Section):
     """Tokens of an answer when the request does not say; unset: what the context leaves."""
     max_body_bytes: Count = 8 * 1024 * 1024
     """Size of a request's body."""
+    max_prompt_chars: Count = 1_000_000
+    """Characters in the messages and tools of one prompt, or of a text to tokenise. A context of
+    more than 200,000 tokens may need more."""
     max_json_values: Count = 200_000
     """Values in a request's body, such as the token ids of a prompt."""
     max_json_objects: Count = 10_000

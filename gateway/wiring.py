@@ -186,6 +186,7 @@ def build_context(settings: Settings, engine: EngineClient) -> "GatewayContext":
         limits=GatewayLimits(
             default_max_tokens=settings.limits.default_max_tokens,
             max_body_bytes=settings.limits.max_body_bytes,
+            max_prompt_chars=settings.limits.max_prompt_chars,
             json_bounds=JsonBounds(
                 max_values=settings.limits.max_json_values,
                 max_objects=settings.limits.max_json_objects,

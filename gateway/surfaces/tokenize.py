@@ -18,6 +18,7 @@ from gateway.errors import BadRequestError, ModelNotFoundError
 from gateway.handoff.names import AUTO
 from gateway.handoff.permissions import check_model, permitted
 from gateway.jobs import JobBuilder
+from gateway.prompt_work import PromptWork
 from gateway.schema.chat import ChatRequest
 from gateway.surfaces.messages.surface import MessagesSurface
 from gateway.surfaces.reading import read_body
@@ -57,12 +58,13 @@ class Tokenizing:
         request = read_body(form, body).request
         info = await self._info(request.model, principal)
         tokenizer = self._tokenizer(info)
+        work = self._context.prompt_work(principal)
         if isinstance(request, TokenizePrompt):
-            token_ids = await _encoded(request, tokenizer)
+            token_ids = await _encoded(request, tokenizer, work)
         else:
             fields = {name: getattr(request, name) for name in _PASSED_ON}
             chat = ChatRequest.model_validate({"model": request.model or AUTO, **fields})
-            token_ids = (await chat_prompt(chat, tokenizer)).token_ids
+            token_ids = (await chat_prompt(chat, tokenizer, work=work)).token_ids
 
         def answer() -> dict[str, Any]:
             texts = _texts(token_ids, tokenizer) if request.return_token_strs else None
@@ -92,7 +94,8 @@ class Tokenizing:
         """The tokens of a prompt of the Messages API. Raises GatewayError or EngineError."""
         chat = parse(ChatRequest, self._messages.read_prompt(body))
         info = await self._info(chat.model, principal)
-        prompt = await chat_prompt(chat, self._tokenizer(info))
+        work = self._context.prompt_work(principal)
+        prompt = await chat_prompt(chat, self._tokenizer(info), work=work)
         return _json({"input_tokens": len(prompt.token_ids)})
 
     async def _info(self, model: str | None, principal: Principal) -> TierInfo:
@@ -128,10 +131,12 @@ def _has_messages(body: bytes) -> bool:
     return isinstance(document, dict) and "messages" in document
 
 
-async def _encoded(request: TokenizePrompt, tokenizer: ChatTokenizer) -> Sequence[int]:
+async def _encoded(
+    request: TokenizePrompt, tokenizer: ChatTokenizer, work: PromptWork
+) -> Sequence[int]:
     if request.add_special_tokens is False:
-        return await tokenizer.encode_answer(request.prompt, sys.maxsize)
-    return (await tokenizer.encode(request.prompt)).token_ids
+        return await tokenizer.encode_answer(request.prompt, sys.maxsize, work)
+    return (await tokenizer.encode(request.prompt, work=work)).token_ids
 
 
 def _texts(token_ids: Sequence[int], tokenizer: ChatTokenizer) -> list[str]:

@@ -4,6 +4,7 @@ from starlette.requests import Request
 
 from gateway.asgi import read_json_body
 from gateway.edge.bodies import BodyBudget
+from gateway.edge.json_bounds import JsonBounds
 
 _BODY_BYTES = 2**20
 
@@ -11,4 +12,6 @@ _BODY_BYTES = 2**20
 async def read_small_body(request: Request) -> bytes:
     budget = BodyBudget(max_bytes=_BODY_BYTES, max_bytes_per_owner=_BODY_BYTES)
     with budget.hold("tester") as held:
-        return await read_json_body(request, limit_bytes=_BODY_BYTES, held=held)
+        return await read_json_body(
+            request, limit_bytes=_BODY_BYTES, held=held, bounds=JsonBounds()
+        )
