@@ -83,8 +83,7 @@ class TreeDrafter:
         drafts = [self._plant(sequence) for sequence in sequences]
         step = self._step_budget(drafts)
         for draft in drafts:
-            with OwnFailure(draft.sequence):
-                self._guess_from_text(draft)
+            self._guess_from_text(draft)
         growers = self._choose_growers(drafts, step)
         spent_s = yield from self._grow(growers, drafts, step)
         return Trees(host=harvest(drafts, least_chance(drafts, step, spent_s=spent_s)))
@@ -137,7 +136,8 @@ class TreeDrafter:
             state.let_go()
         if sequence.finish_reason is not None:
             if sequence.tier == "large" or self._token_map is None:
-                self._text.remember(sequence)
+                with OwnFailure(sequence):
+                    self._text.remember(sequence)
             self._text.release(sequence)
 
     def reclaim(self, num_blocks: int) -> None:
@@ -229,6 +229,11 @@ class TreeDrafter:
     # ---- guesses that cost no pass --------------------------------------------------------
 
     def _guess_from_text(self, draft: Draft) -> None:
+        """Add the guesses that cost no pass; where they cannot be made, the request fails alone."""
+        with OwnFailure(draft.sequence):
+            self._add_text(draft)
+
+    def _add_text(self, draft: Draft) -> None:
         """Add what a grammar forces, what the client predicted and what the text repeats."""
         limit = draft.max_text_depth
         if limit <= 0:

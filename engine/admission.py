@@ -36,6 +36,11 @@ def check_prompt(request: EngineRequest, runner: ModelRunner) -> None:
                 f"found {min(tokens)} to {max(tokens)}"
             )
     assert runner.max_context is not None
+    if len(request.prediction_token_ids) > runner.max_context:
+        raise InvalidRequestError(
+            f"the prediction has {len(request.prediction_token_ids)} tokens, more than this tier's "
+            f"context of {runner.max_context}; shorten it"
+        )
     if len(prompt) + request.sampling.max_tokens > runner.max_context:
         raise PromptTooLongError(
             num_tokens=len(prompt),

@@ -9,7 +9,7 @@ import torch
 from engine.admission import ObjectiveGate, check_cascade, check_prompt, check_room, tier_info
 from engine.config import EngineConfig
 from engine.device_rows import DeviceRows
-from engine.errors import InvalidRequestError, TierUnavailableError
+from engine.errors import InvalidRequestError, TierUnavailableError, as_utf8
 from engine.events import (
     AnswerHeld,
     EngineEvent,
@@ -26,6 +26,7 @@ from engine.host_work import HostWork
 from engine.judged import Judged, answer_slices, cut_at_end, emission, prefill_done
 from engine.large_pass import LargePass, LaunchedPass
 from engine.logit_rules import build_rules
+from engine.own_failure import OwnFailure
 from engine.protocols import (
     Drafter,
     DraftLogits,
@@ -132,10 +133,14 @@ class Engine:
         )
         if request.objective.refuses:
             self._gate.check(sequence, sequence.submitted_s)
-        if request.grammar is not None:
-            self._grammars.add(sequence)
-        else:
-            self.scheduler.add(sequence)
+        try:
+            if request.grammar is not None:
+                self._grammars.add(sequence)
+            else:
+                self.scheduler.add(sequence)
+        except BaseException:
+            self._gate.forget(sequence)
+            raise
         self._sequences[request.request_id] = sequence
 
     def abort(self, request_id: str) -> None:
@@ -169,13 +174,18 @@ class Engine:
         if keeps_answer and sequence.held_reason is not None:
             self.settle(request_id)
             return
-        switched = self._hand_over.switch(
-            sequence,
-            tier,
-            keeps_answer=keeps_answer,
-            is_queued=request_id not in self._grammars,  # else it has not begun: nothing is held
-        )
-        self._events.append(switched)
+        self._hand_over.check(sequence, tier, keeps_answer=keeps_answer)
+        with OwnFailure(sequence):
+            switched = self._hand_over.switch(
+                sequence,
+                tier,
+                keeps_answer=keeps_answer,
+                # Where it waits for a grammar it has not begun: nothing is held.
+                is_queued=request_id not in self._grammars,
+            )
+            self._events.append(switched)
+        if sequence.failure is not None:
+            self._fail(sequence)
 
     # ---- the step -------------------------------------------------------------------------
 
@@ -407,13 +417,14 @@ class Engine:
     def _fail(self, sequence: Sequence) -> None:
         """End a sequence whose own part of the step could not be done."""
         sequence.finish_reason = "abort"
-        self.scheduler.remove(sequence)
+        self._take_out(sequence)
         self._forget(
             sequence,
             code="request_failed",
             message=(
                 "The grammar or the sampling parameters of this request could not be followed "
-                f"({type(sequence.failure).__name__}); the same request would fail again."
+                f"({type(sequence.failure).__name__}). The same request would fail again: change "
+                "the grammar or the parameters."
             ),
         )
 
@@ -425,7 +436,7 @@ class Engine:
             Failed(
                 request_id=sequence.request_id,
                 code=code,
-                message=message,
+                message=as_utf8(message),
                 stats=sequence.stats(),
             )
         )
@@ -433,10 +444,7 @@ class Engine:
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
         sequence.finish_reason = reason
         self._gate.forget(sequence)
-        if self._grammars.discard(sequence.request_id):
-            sequence.status = SequenceStatus.FINISHED
-        else:
-            self.scheduler.remove(sequence)
+        self._take_out(sequence)
         del self._sequences[sequence.request_id]
         self._events.append(
             Finished(
@@ -446,6 +454,13 @@ class Engine:
                 stats=sequence.stats(),
             )
         )
+
+    def _take_out(self, sequence: Sequence) -> None:
+        """Take a sequence from the queue that has it, and give back what it holds."""
+        if self._grammars.discard(sequence.request_id):
+            sequence.status = SequenceStatus.FINISHED
+        else:
+            self.scheduler.remove(sequence)
 
     # ---- what is going on -----------------------------------------------------------------
 

@@ -1,6 +1,11 @@
 """The engine's exceptions, one tree: the gateway maps each to an HTTP status."""
 
 
+def as_utf8(text: str) -> str:
+    """Put `?` in place of half surrogates: a client can name them, but UTF-8 cannot say them."""
+    return text.encode(errors="replace").decode()
+
+
 class EngineError(Exception):
     """Base of all errors that the engine raises on purpose."""
 
@@ -85,3 +90,21 @@ class EngineDiedError(EngineError):
     """The engine's process ended while requests were in flight."""
 
     code = "engine_died"
+
+
+class CrashSuspectError(EngineError):
+    """The engine ended twice while this request was in flight, so it is not tried again for now.
+
+    `retry_after_s`: until it would be taken again.
+    """
+
+    code = "engine_died_twice"
+    should_retry = False
+
+    def __init__(self, *, retry_after_s: float) -> None:
+        super().__init__(
+            "The engine stopped twice while a request with this prompt was in flight. This request "
+            "may be the cause, or was only there both times; it is not taken again for "
+            f"{retry_after_s:.0f} s. Change the request, or send it later."
+        )
+        self.retry_after_s = retry_after_s

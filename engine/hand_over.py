@@ -46,23 +46,28 @@ class HandOver:
         """A tier's own noise for a request."""
         return SequenceNoise(request.sampling, tier, vocab_size=self._vocab_size)
 
-    def switch(
-        self, sequence: Sequence, tier: Tier, *, keeps_answer: bool, is_queued: bool
-    ) -> TierSwitched:
-        """Hand a sequence to another tier, which begins anew or goes on behind the answer so far.
-
-        is_queued: whether it is in the scheduler's hands. Raises an EngineError, and changes
-        nothing, where the tier cannot take it.
-        """
+    def check(self, sequence: Sequence, tier: Tier, *, keeps_answer: bool) -> None:
+        """Raise an EngineError where another tier cannot take a sequence."""
         runner, request = self._runners.get(tier), sequence.request
         if runner is None:
-            raise TierUnavailableError(f"tier {tier!r} is not loaded")
+            raise TierUnavailableError(
+                f"tier {tier!r} is not loaded; loaded: {', '.join(self._runners)}"
+            )
         check_prompt(request, runner)
         if keeps_answer and max(sequence.token_ids) >= runner.vocab_size:
             raise InvalidRequestError(
                 f"the answer cannot be continued by tier {tier!r}: it has token id "
                 f"{max(sequence.token_ids)}, and that tier's vocabulary ends at {runner.vocab_size}"
             )
+
+    def switch(
+        self, sequence: Sequence, tier: Tier, *, keeps_answer: bool, is_queued: bool
+    ) -> TierSwitched:
+        """Hand a sequence to another tier, which begins anew or goes on behind the answer so far.
+
+        To be called after `check`. is_queued: whether the scheduler has the sequence.
+        """
+        runner, request = self._runners[tier], sequence.request
         old_view, sequence.view = sequence.view, runner.new_view(request.cache_salt)
         if is_queued:
             self._scheduler.remove(sequence)

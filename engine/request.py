@@ -21,6 +21,13 @@ GrammarKind = Literal["json", "json_schema", "regex", "choice", "ebnf", "structu
 CascadeRule = Literal["opt", "token_specific"]
 
 MAX_GRAMMAR_BYTES = 64 * 2**10
+MAX_LOGIT_BIASES: Final = 1024
+MAX_STOP_TOKEN_IDS: Final = 256
+
+# What 32 bits hold: kernels and float32 columns take these numbers as they are.
+_MOST_COUNT: Final = 2**31 - 1
+# More than any two logits differ, and far from float32's end.
+_MOST_BIAS: Final = 1e6
 
 # Noise moves the argmax only between logits less than 26 temperatures apart; far below this one,
 # logits / temperature overflow float32 and any token could win.
@@ -61,13 +68,23 @@ class SamplingParams:
     def __post_init__(self) -> None:
         """Raise ValueError naming the field that is out of range."""
         checks = (
-            ("max_tokens", self.max_tokens, self.max_tokens >= 1, "at least 1"),
+            (
+                "max_tokens",
+                self.max_tokens,
+                1 <= self.max_tokens <= _MOST_COUNT,
+                f"in [1, {_MOST_COUNT}]",
+            ),
             ("temperature", self.temperature, 0.0 <= self.temperature <= 100.0, "in [0, 100]"),
-            ("top_k", self.top_k, self.top_k >= 0, "0 (off) or more"),
+            ("top_k", self.top_k, 0 <= self.top_k <= _MOST_COUNT, f"in [0 (off), {_MOST_COUNT}]"),
             ("top_p", self.top_p, 0.0 < self.top_p <= 1.0, "in (0, 1]"),
             ("min_p", self.min_p, 0.0 <= self.min_p <= 1.0, "in [0, 1]"),
             ("seed", self.seed, 0 <= self.seed < 2**64, "in [0, 2**64)"),
-            ("choice_index", self.choice_index, self.choice_index >= 0, "0 or more"),
+            (
+                "choice_index",
+                self.choice_index,
+                0 <= self.choice_index <= _MOST_COUNT,
+                f"in [0, {_MOST_COUNT}]",
+            ),
             (
                 "presence_penalty",
                 self.presence_penalty,
@@ -98,6 +115,24 @@ class SamplingParams:
                 raise ValueError(f"{name}={value} must be {allowed}")
         if self.num_logprobs is not None and not 0 <= self.num_logprobs <= 20:
             raise ValueError(f"num_logprobs={self.num_logprobs} must be None or in [0, 20]")
+        self._check_tokens()
+
+    def _check_tokens(self) -> None:
+        """Raise ValueError for token ids that would reach into another row, or too many of them."""
+        for name, token_ids, most in (
+            ("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKEN_IDS),
+            ("logit_bias", [token_id for token_id, _ in self.logit_bias], MAX_LOGIT_BIASES),
+        ):
+            if len(token_ids) > most:
+                raise ValueError(f"{name} has {len(token_ids)} token ids, at most {most} are taken")
+            if token_ids and not 0 <= min(token_ids) <= max(token_ids) <= _MOST_COUNT:
+                raise ValueError(f"token ids of {name} must be in [0, {_MOST_COUNT}]")
+        for token_id, bias in self.logit_bias:
+            if not abs(bias) <= _MOST_BIAS:
+                raise ValueError(
+                    f"logit_bias of token {token_id} is {bias}, must be in "
+                    f"[{-_MOST_BIAS:g}, {_MOST_BIAS:g}]"
+                )
 
     @property
     def is_greedy(self) -> bool:
@@ -232,8 +267,10 @@ class EngineRequest:
     traces: bool = False
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a weight or a priority that no queue could use."""
+        """Raise ValueError for a weight, a priority or an arrival that no queue could use."""
         if not 0.0 < self.weight < math.inf:
             raise ValueError(f"weight={self.weight} must be positive and finite")
         if self.priority not in (HIGH, NORMAL, LOW):
             raise ValueError(f"priority={self.priority} must be {HIGH}, {NORMAL} or {LOW}")
+        if self.arrival_s is not None and not math.isfinite(self.arrival_s):
+            raise ValueError(f"arrival_s={self.arrival_s} must be None or finite")

@@ -77,9 +77,9 @@ class Scheduler:
         return sum(len(running) for running in self.running.values())
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence that holds nothing."""
-        self._enqueue(sequence)
+        """Queue a sequence that holds nothing; it is not queued where the policy raises."""
         self._policy.added(sequence)
+        self._enqueue(sequence)
 
     def _enqueue(self, sequence: Sequence) -> None:
         sequence.status = SequenceStatus.WAITING
@@ -87,9 +87,10 @@ class Scheduler:
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out, wherever it is, and give back its blocks and drafts."""
-        self._list_of(sequence).remove(sequence)
-        if sequence.status is not SequenceStatus.HELD:
-            self._policy.removed(sequence)
+        if sequence.status is not SequenceStatus.FINISHED:  # else a change of tier broke off
+            self._list_of(sequence).remove(sequence)
+            if sequence.status is not SequenceStatus.HELD:
+                self._policy.removed(sequence)
         self._let_go(sequence)
         sequence.status = SequenceStatus.FINISHED
 

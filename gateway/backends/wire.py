@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from engine.errors import EngineError
+from engine.errors import EngineError, as_utf8
 from engine.events import (
     AnswerHeld,
     EngineEvent,
@@ -230,9 +230,9 @@ def pack_error(error: BaseException) -> WireError:
     side can only rebuild `EngineError` and its subclasses.
     """
     if isinstance(error, EngineError):
-        return WireError(type(error).__name__, str(error), dict(vars(error)))
+        return WireError(type(error).__name__, as_utf8(str(error)), dict(vars(error)))
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return WireError(EngineError.__name__, text, {})
+    return WireError(EngineError.__name__, as_utf8(text), {})
 
 
 def unpack_error(wire_error: WireError) -> EngineError:

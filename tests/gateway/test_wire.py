@@ -121,6 +121,7 @@ events: st.SearchStrategy[EngineEvent] = st.one_of(
     ),
     st.builds(Failed, request_id=ids, code=ids, message=ids, stats=st.none() | request_stats),
 )
+row_token_ids = st.integers(0, 2**31 - 1)
 requests = st.builds(
     EngineRequest,
     request_id=ids,
@@ -130,17 +131,17 @@ requests = st.builds(
         SamplingParams,
         max_tokens=st.integers(1, 10**6),
         temperature=st.floats(0, 100),
-        top_k=counts,
+        top_k=st.integers(0, 2**31 - 1),
         top_p=st.floats(0, 1, exclude_min=True),
         min_p=st.floats(0, 1),
         seed=st.integers(0, 2**64 - 1),
         choice_index=st.integers(0, 100),
-        stop_token_ids=st.lists(token_ids, max_size=3).map(tuple),
+        stop_token_ids=st.lists(row_token_ids, max_size=3).map(tuple),
         num_logprobs=st.none() | st.integers(0, 20),
         presence_penalty=st.floats(-2, 2),
         frequency_penalty=st.floats(-2, 2),
         repetition_penalty=st.floats(0, 10, exclude_min=True),
-        logit_bias=st.lists(st.tuples(token_ids, floats), max_size=3).map(tuple),
+        logit_bias=st.lists(st.tuples(row_token_ids, st.floats(-1e6, 1e6)), max_size=3).map(tuple),
         min_tokens=st.integers(0, 1),
     ),
     speculation=st.builds(
@@ -153,7 +154,7 @@ requests = st.builds(
     ),
     group_id=st.none() | ids,
     cache_salt=ids,
-    arrival_s=st.none() | floats,
+    arrival_s=st.none() | st.floats(allow_nan=False, allow_infinity=False),
     return_hidden_state=st.booleans(),
     prediction_token_ids=st.lists(token_ids, max_size=4).map(tuple),
     may_escalate=st.booleans(),
@@ -264,7 +265,7 @@ def test_a_decoded_request_is_checked_like_any_other() -> None:
         sampling=SamplingParams(max_tokens=123),
     )
     frame = wire.encode(wire.Submit(request)).replace(bytes([123]), bytes([0]))
-    with pytest.raises(ValueError, match="max_tokens=0 must be at least 1"):
+    with pytest.raises(ValueError, match=r"max_tokens=0 must be in \[1, "):
         wire.decode_command(frame)
 
 

@@ -142,6 +142,7 @@ def run(engine: Engine, poison: EngineRequest) -> list[EngineEvent]:
     return own
 
 
+@pytest.mark.parametrize("on_device", [False, True], ids=["host", "device"])
 @pytest.mark.parametrize("tier", ["large", "small"])
 @pytest.mark.parametrize(
     ("place", "after"),
@@ -154,9 +155,13 @@ def run(engine: Engine, poison: EngineRequest) -> list[EngineEvent]:
         ("rollback", 1),
     ],
 )
-def test_a_grammar_that_breaks_ends_its_request_only(place: str, after: int, tier: str) -> None:
+def test_a_grammar_that_breaks_ends_its_request_only(
+    place: str, after: int, tier: str, on_device: bool
+) -> None:
     compiler = FusedCompiler(Fuse(place, after))
-    engine = make_engine(shipped_pair(), grammars={"large": compiler, "small": compiler})
+    engine = make_engine(
+        shipped_pair(), on_device=on_device, grammars={"large": compiler, "small": compiler}
+    )
     own = run(engine, poisoned(grammar=SPEC, tier=tier))
     if place == "rollback" and tier == "small":
         assert not isinstance(own[-1], Failed), "a chain is never rolled back"
