@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, replace
 from typing import Literal, cast
 
-from engine.errors import EngineDiedError, EngineError
+from engine.errors import CrashSuspectError, EngineDiedError, EngineError
 from engine.events import (
     AnswerHeld,
     EngineEvent,
@@ -24,7 +24,14 @@ from engine.events import (
 from engine.request import EngineRequest, Tier
 from gateway.backends.client import EngineClient
 from gateway.choice import Choice, Delta
-from gateway.errors import BadRequestError, EngineLostError, GatewayError, GenerationError
+from gateway.errors import (
+    BadRequestError,
+    EngineLostError,
+    EngineLostTwiceError,
+    GatewayError,
+    GenerationError,
+    RequestFailedError,
+)
 from gateway.event_reader import EventReader
 from gateway.handoff.leg import HandedOverError, TakenOver, TakeOver, WeakAnswer
 from gateway.hold_back import HoldBack
@@ -34,6 +41,7 @@ from gateway.metrics import GatewayMetrics
 from gateway.trace import told_as_reused
 from router.cascade import Judgement
 
+_ENGINE_DIED = frozenset({EngineDiedError.code, CrashSuspectError.code})
 _REFUSED = "cascade: the large tier could not take it, small answer kept"
 _REFUSED_ELSEWHERE = "cascade: the tier elsewhere could not take it, local answer kept"
 
@@ -332,7 +340,7 @@ class ChoiceStream:
                 self._small = None
             return deltas
         small = self._small
-        if isinstance(event, Failed) and small is not None and event.code != EngineDiedError.code:
+        if isinstance(event, Failed) and small is not None and event.code not in _ENGINE_DIED:
             return self._keep_small(small)
         return self._receive(event)
 
@@ -462,6 +470,10 @@ def _failure(event: Failed, job: Job) -> GatewayError:
     match event.code:
         case EngineDiedError.code:
             return EngineLostError(event.message, code=event.code)
+        case CrashSuspectError.code:
+            return EngineLostTwiceError(event.message, code=event.code)
+        case "request_failed":
+            return RequestFailedError(event.message, code=event.code)
         case "invalid_grammar":
             param = job.grammar_param
             message = f"{param or 'grammar'}: {event.message.rstrip('.')}."

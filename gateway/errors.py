@@ -17,6 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 
 from engine.errors import (
+    CrashSuspectError,
     EngineDiedError,
     EngineError,
     InfeasibleObjectiveError,
@@ -149,6 +150,18 @@ class GenerationError(GatewayError):
 
 class EngineLostError(GenerationError):
     """The engine died under the request; another attempt will find a new one."""
+
+
+class EngineLostTwiceError(EngineLostError):
+    """The engine died under the same request for the second time: it is not tried again."""
+
+    should_retry = False
+
+
+class RequestFailedError(GenerationError):
+    """The engine could not follow this request's own grammar or parameters: it would fail again."""
+
+    should_retry = False
 
 
 FailureKind = Literal[
@@ -390,6 +403,9 @@ _ANSWERS: Final[Mapping[type[Exception], _Answer]] = {
     NotReadyError: _Answer(HTTPStatus.SERVICE_UNAVAILABLE, SERVER_ERROR, retry_after_s=1.0),
     EngineDiedError: _Answer(HTTPStatus.SERVICE_UNAVAILABLE, SERVER_ERROR, retry_after_s=1.0),
     EngineLostError: _Answer(HTTPStatus.SERVICE_UNAVAILABLE, SERVER_ERROR, retry_after_s=1.0),
+    CrashSuspectError: _Answer(HTTPStatus.SERVICE_UNAVAILABLE, SERVER_ERROR),
+    EngineLostTwiceError: _Answer(HTTPStatus.SERVICE_UNAVAILABLE, SERVER_ERROR),
+    RequestFailedError: _Answer(HTTPStatus.UNPROCESSABLE_ENTITY),
     GenerationError: _Answer(HTTPStatus.INTERNAL_SERVER_ERROR, SERVER_ERROR),
     UpstreamError: _Answer(HTTPStatus.BAD_GATEWAY, SERVER_ERROR),
     UpstreamRefusalError: _Answer(HTTPStatus.BAD_REQUEST),

@@ -79,9 +79,7 @@ class JobBuilder:
         if not self._context.engine.is_ready:
             if self.start_error is not None:
                 raise NotReadyError(f"The engine failed to start: {self.start_error}")
-            raise NotReadyError(
-                "The engine is loading, being restarted or does not answer; try again soon."
-            )
+            raise NotReadyError(self._context.engine.not_ready_reason)
         if self._info is None:
             info = await self._context.engine.info()
             prints = [info.tiers[tier].fingerprint if tier in info.tiers else "" for tier in TIERS]

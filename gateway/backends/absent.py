@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from engine.errors import TierUnavailableError
 from engine.events import EngineEvent, EngineInfo, EngineStats
 from engine.request import EngineRequest, Tier
-from gateway.backends.client import OnEnd, tell_end
+from gateway.backends.client import LOADING_REASON, OnEnd, tell_end
 
 
 class AbsentEngine:
@@ -30,6 +30,11 @@ class AbsentEngine:
     def is_ready(self) -> bool:
         """Whether it was started."""
         return self._is_started
+
+    @property
+    def not_ready_reason(self) -> str:
+        """What is said to clients while it is not ready."""
+        return LOADING_REASON
 
     async def info(self) -> EngineInfo:
         """No tier."""

@@ -13,6 +13,9 @@ OnEnd = Callable[[Finished | Failed | None], None]
 """Told how a request ended: the engine's last word, or None where it refused the request."""
 
 
+LOADING_REASON = "The engine is loading, being restarted or does not answer; try again soon."
+
+
 def tell_end(on_end: OnEnd | None, request_id: str, ending: Finished | Failed | None) -> None:
     """Call `on_end`, if there is one; the caller goes on whatever it raises."""
     if on_end is None:
@@ -36,6 +39,10 @@ class EngineClient(Protocol):
     @property
     def is_ready(self) -> bool:
         """Whether a request submitted now would be served."""
+
+    @property
+    def not_ready_reason(self) -> str:
+        """What is said to clients while it is not ready."""
 
     async def info(self) -> EngineInfo:
         """What is loaded."""

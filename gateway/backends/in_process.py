@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from engine.errors import EngineDiedError
 from engine.events import EngineEvent, EngineInfo, EngineStats
 from engine.request import EngineRequest, Tier
-from gateway.backends.client import OnEnd
+from gateway.backends.client import LOADING_REASON, OnEnd
 from gateway.backends.step_loop import ProgressCallback, StepEngine, no_progress, run_step_loop
 from gateway.backends.streams import NOT_READY_MESSAGE, SHUT_DOWN_MESSAGE, EventStreams
 from gateway.backends.wire import (
@@ -26,6 +26,11 @@ from gateway.backends.wire import (
 )
 
 log = logging.getLogger(__name__)
+
+ENDED_MESSAGE = (
+    "The engine stopped by an error and does not start again by itself, for it runs in the "
+    "gateway's own process: restart the gateway."
+)
 
 
 class InProcessEngineClient:
@@ -51,6 +56,7 @@ class InProcessEngineClient:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._info: EngineInfo | None = None
         self._start_lock = asyncio.Lock()
+        self._has_died = False
 
     async def start(self) -> None:
         """Load the engine. Raises what building it raises; a second call waits for the first."""
@@ -87,6 +93,11 @@ class InProcessEngineClient:
     def is_ready(self) -> bool:
         """Whether the engine's thread serves requests."""
         return self._streams.is_open
+
+    @property
+    def not_ready_reason(self) -> str:
+        """What is said to clients while it is not ready."""
+        return ENDED_MESSAGE if self._has_died else LOADING_REASON
 
     async def info(self) -> EngineInfo:
         """What is loaded. Raises EngineDiedError before `start`."""
@@ -129,8 +140,8 @@ class InProcessEngineClient:
         try:
             run_step_loop(engine, _QueueChannel(self._commands, self._send_reply))
         except Exception:
-            log.exception("engine step failed; no further requests are taken")
-            self._call_in_loop(self._streams.close)
+            log.exception("engine step failed; no further requests are taken, restart the gateway")
+            self._call_in_loop(self._note_death)
 
     def _report_progress(self, stage: str, fraction: float) -> None:
         self._call_in_loop(self._on_progress, stage, fraction)
@@ -147,6 +158,10 @@ class InProcessEngineClient:
             self._commands.put(Stop())
 
     # In the event loop.
+
+    def _note_death(self) -> None:
+        self._has_died = True
+        self._streams.died()
 
     def _handle(self, reply: Reply) -> None:
         match reply:

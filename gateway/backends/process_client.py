@@ -13,7 +13,7 @@ import zmq.asyncio
 from engine.errors import EngineDiedError, EngineError
 from engine.events import EngineEvent, EngineInfo, EngineStats
 from engine.request import EngineRequest, Tier
-from gateway.backends.client import OnEnd
+from gateway.backends.client import LOADING_REASON, OnEnd
 from gateway.backends.step_loop import ProgressCallback, no_progress
 from gateway.backends.streams import NOT_READY_MESSAGE, SHUT_DOWN_MESSAGE, EventStreams
 from gateway.backends.wire import (
@@ -45,7 +45,8 @@ class ProcessEngineClient:
     Death is noticed at once (a pipe closes) and ends every request in flight with `Failed`. An
     engine that is alive but says nothing for `stall_timeout_s` is killed; it answers between two
     steps, so the limit must exceed the longest step. Without an engine `is_ready` is False and new
-    requests raise `EngineDiedError`.
+    requests raise `EngineDiedError`. A request that two engines died with is refused with
+    `CrashSuspectError` (gateway/backends/crash_suspects.py).
     """
 
     def __init__(  # noqa: PLR0913 - all but the first two by keyword
@@ -129,6 +130,11 @@ class ProcessEngineClient:
         """The engine's process, None while there is none."""
         return None if self._worker is None else self._worker.pid
 
+    @property
+    def not_ready_reason(self) -> str:
+        """What is said to clients while it is not ready."""
+        return LOADING_REASON
+
     async def info(self) -> EngineInfo:
         """What is loaded. Raises EngineDiedError before `start`."""
         if self._info is None:
@@ -178,7 +184,7 @@ class ProcessEngineClient:
             log_level=self._log_level,
             log_format=self._log_format,
             on_reply=self._handle,
-            on_exit=self._streams.close,
+            on_exit=self._streams.died,
         )
         self._info = await self._worker.loaded()
         self._is_quiet = False

@@ -3,10 +3,16 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable
 
-from engine.errors import EngineDiedError, EngineError, InvalidRequestError
+from engine.errors import (
+    CrashSuspectError,
+    EngineDiedError,
+    EngineError,
+    InvalidRequestError,
+)
 from engine.events import Ending, EngineEvent, EngineStats, Failed, Finished
 from engine.request import EngineRequest
 from gateway.backends.client import OnEnd, tell_end
+from gateway.backends.crash_suspects import EXPIRES_S, CrashSuspects
 from gateway.backends.seen_work import SeenWork
 from gateway.backends.wire import Abort, Command, GetStats, Submit
 
@@ -18,9 +24,10 @@ NOT_READY_MESSAGE = "The engine is not running at the moment (it is starting). T
 class _Stream:
     """One request in flight."""
 
-    __slots__ = ("_on_end", "is_followed", "queue", "request_id", "seen")
+    __slots__ = ("_on_end", "is_followed", "queue", "request", "request_id", "seen")
 
     def __init__(self, request: EngineRequest, on_end: OnEnd | None) -> None:
+        self.request = request
         self.request_id = request.request_id
         self.queue: asyncio.Queue[EngineEvent | EngineError] = asyncio.Queue()
         self.seen = SeenWork(request)
@@ -44,16 +51,21 @@ class _Stream:
 class EventStreams:
     """Requests in flight and calls that wait for an answer. Belongs to one event loop.
 
-    `is_open` says whether an engine serves at the moment; only then are new requests taken.
+    `is_open` says whether an engine serves at the moment; only then are new requests taken. One
+    that was in flight when an engine died may be sent once more, and is refused after a second
+    death: `suspects` remembers it.
 
     The queues have no bound, but they cannot grow without one: a request emits at most `max_tokens`
     events and the engine admits a limited number of requests.
     """
 
-    def __init__(self, send: Callable[[Command], None]) -> None:
+    def __init__(
+        self, send: Callable[[Command], None], suspects: CrashSuspects | None = None
+    ) -> None:
         """`send` passes a command to the engine and never blocks."""
         self.is_open = False
         self._send = send
+        self._suspects = CrashSuspects() if suspects is None else suspects
         self._streams: dict[str, _Stream] = {}
         self._calls: dict[int, asyncio.Future[EngineStats]] = {}
         self._next_call_id = 0
@@ -67,8 +79,9 @@ class EventStreams:
     ) -> AsyncGenerator[EngineEvent, None]:
         """Submit the request and yield its events; leaving early aborts it in the engine.
 
-        `on_end`: see `EngineClient.submit`. Raises EngineDiedError when no engine serves, else what
-        `Engine.submit` raises.
+        `on_end`: see `EngineClient.submit`. Raises EngineDiedError when no engine serves,
+        CrashSuspectError for a request that two engines died with, else what `Engine.submit`
+        raises.
         """
         stream, request_id = _Stream(request, on_end), request.request_id
         try:
@@ -93,6 +106,7 @@ class EventStreams:
 
     def _submit(self, stream: _Stream, request: EngineRequest) -> None:
         self._require_open()
+        self._suspects.check(request)
         if request.request_id in self._streams:
             raise InvalidRequestError(
                 f"request_id={request.request_id!r} is in use by a running request"
@@ -109,6 +123,8 @@ class EventStreams:
         for event in events:
             if isinstance(event, Finished | Failed):
                 if stream := self._streams.pop(event.request_id, None):
+                    if isinstance(event, Finished) and event.finish_reason != "abort":
+                        self._suspects.acquit(stream.request)
                     stream.end(event)
             elif stream := self._streams.get(event.request_id):
                 stream.add(event)
@@ -138,14 +154,36 @@ class EventStreams:
         if future is not None and not future.done():
             future.set_result(stats)
 
-    def close(self, message: str = DIED_MESSAGE) -> None:
-        """The engine has gone: end every stream with `Failed`, every call with an exception."""
+    def close(self, message: str) -> None:
+        """The engine was shut down: end streams with `Failed` and calls with an exception."""
+        self._end_all(
+            [(stream, EngineDiedError.code, message) for stream in self._streams.values()], message
+        )
+
+    def died(self) -> None:
+        """The engine died: as `close`, and remember what was in flight."""
+        streams = list(self._streams.values())
+        had_too_many = self._suspects.note_death(stream.request for stream in streams)
+        again = CrashSuspectError(retry_after_s=EXPIRES_S)
+        self._end_all(
+            [
+                (stream, again.code, str(again))
+                if is_suspect
+                else (stream, EngineDiedError.code, DIED_MESSAGE)
+                for stream, is_suspect in zip(streams, had_too_many, strict=True)
+            ],
+            DIED_MESSAGE,
+        )
+
+    def _end_all(self, endings: list[tuple[_Stream, str, str]], message: str) -> None:
+        """endings: (stream, code, message)."""
         self.is_open = False
-        code = EngineDiedError.code
         self.publish(
             [
-                Failed(request_id=request_id, code=code, message=message, stats=stream.seen.stats())
-                for request_id, stream in self._streams.items()
+                Failed(
+                    request_id=stream.request_id, code=code, message=told, stats=stream.seen.stats()
+                )
+                for stream, code, told in endings
             ]
         )
         for future in self._calls.values():

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from engine.errors import (
+    CrashSuspectError,
     EngineError,
     InfeasibleObjectiveError,
     InvalidRequestError,
@@ -17,6 +18,7 @@ from engine.errors import (
 from gateway.errors import (
     BadRequestError,
     BudgetError,
+    EngineLostTwiceError,
     GatewayError,
     GenerationError,
     LoopError,
@@ -193,9 +195,11 @@ class Answering:
 
 
 def _may_go_on(error: GatewayError | EngineError, place: PlaceName) -> bool:
-    """Whether somebody else may still answer: the request itself is not at fault."""
+    """Whether another place may still answer: the request itself is not at fault."""
+    if isinstance(error, EngineLostTwiceError):
+        return False  # it may be what ends engines
     if isinstance(error, EngineError):
-        return not isinstance(error, InvalidRequestError)
+        return not isinstance(error, InvalidRequestError | CrashSuspectError)
     if isinstance(error, UpstreamRefusalError):
         return error.status in _NOT_FOUND
     if isinstance(error, RateLimitError | BudgetError):

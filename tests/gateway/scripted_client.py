@@ -95,6 +95,7 @@ class ScriptedClient:
     max_context: int = 256
     tiers: tuple[Tier, ...] = ("small", "large")
     is_ready: bool = True
+    not_ready_reason: str = "The engine is loading; try again soon."
     start_error: Exception | None = None
     current: EngineStats = field(default_factory=EngineStats)
     submitted: list[EngineRequest] = field(default_factory=list)

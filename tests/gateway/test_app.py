@@ -101,6 +101,19 @@ def test_the_engines_refusals(
     assert ("retry-after" in response.headers) == (status == 503)
 
 
+@pytest.mark.parametrize(
+    ("failure", "status"), [("request_failed", 422), ("engine_died_twice", 503)]
+)
+def test_hole_1_what_would_fail_again_is_not_to_be_retried(
+    server: Server, http: httpx.Client, failure: str, status: int
+) -> None:
+    server.engine.script = lambda _: Script(failure=(failure, "It would fail again."))
+    response = http.post("/v1/chat/completions", json=HI)
+    error = error_of(response, status)
+    assert (error.code, error.message) == (failure, "It would fail again.")
+    assert response.headers["x-should-retry"] == "false"
+
+
 def test_an_exception_of_ours_says_nothing_about_itself(
     tokenizer: ChatTokenizer,
 ) -> None:

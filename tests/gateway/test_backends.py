@@ -19,6 +19,7 @@ import uvloop
 import zmq
 
 from engine.errors import (
+    CrashSuspectError,
     EngineDiedError,
     EngineError,
     InvalidRequestError,
@@ -495,6 +496,7 @@ def test_a_step_that_raises_takes_the_thread_down_and_says_so() -> None:
             assert events[-1].code == "engine_died"
             assert isinstance((await bystander)[-1], Failed)
             assert not client.is_ready
+            assert "restart the gateway" in client.not_ready_reason
 
     run(main())
 
@@ -553,9 +555,35 @@ def test_a_step_that_raises_or_exits_restarts_the_process(token_id: int) -> None
             pid = client.pid
             events = await collect(client, "a", prompt=(token_id,))
             assert isinstance(events[-1], Failed)
+            assert events[-1].code == "engine_died"
             await is_replaced(client, pid)
 
     run(main())
+
+
+def test_hole_1_a_request_that_ends_engines_ends_two_at_most() -> None:
+    async def main() -> None:
+        async with started(process()) as client:
+            told = []
+            for _ in range(2):
+                pid = client.pid
+                last = (await collect(client, "a", prompt=(scripted_engine.CRASH_IN_STEP,)))[-1]
+                assert isinstance(last, Failed)
+                told.append(last.code)
+                await is_replaced(client, pid)
+            assert told == ["engine_died", "engine_died_twice"]
+            pid = client.pid
+            for _ in range(3):
+                with pytest.raises(CrashSuspectError):
+                    await collect(client, "a", prompt=(scripted_engine.CRASH_IN_STEP,))
+            await is_replaced_not(client, pid)
+
+    run(main())
+
+
+async def is_replaced_not(client: ProcessEngineClient, pid: int | None) -> None:
+    assert tokens(await collect(client, "after", max_tokens=2)) == [30, 31]
+    assert client.pid == pid
 
 
 def test_a_process_that_stops_answering_is_replaced() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.mock_upstream import MockScript, ToolCall
 from benchmarks.toxics import Toxic
-from engine.errors import EngineDiedError, QueueFullError
+from engine.errors import CrashSuspectError, EngineDiedError, QueueFullError
 from gateway.chat import ChatTokenizer
 from gateway.schema.responses import (
     OutriderReport,
@@ -237,6 +237,24 @@ def test_with_the_local_engine_down_the_cloud_answers(make: Make) -> None:
         assert content(world.chat()) == CLOUD_TEXT
         world.engine.script = lambda _: Script(failure=("engine_died", "it stopped"))
         assert content(world.chat()) == CLOUD_TEXT
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        Script(failure=(CrashSuspectError.code, "it stopped twice")),
+        Script(refusal=CrashSuspectError(retry_after_s=600.0)),
+    ],
+)
+def test_a_request_that_two_engines_died_with_is_given_to_nobody_else(
+    make: Make, script: Script
+) -> None:
+    with make() as world:
+        world.engine.script = lambda _: script
+        response = world.chat()
+        assert response.status_code == 503
+        assert response.json()["error"]["code"] == "engine_died_twice"
+        assert response.headers["x-should-retry"] == "false"
 
 
 def test_with_both_down_there_is_one_clear_error(make: Make) -> None:

@@ -270,8 +270,8 @@ def test_late_events_of_one_who_left_are_counted_but_not_kept() -> None:
         assert sent == [Submit(request), Abort("a")]
         streams.publish([emitted])
         assert len(streams) == 1
-        streams.close()
-        streams.close()
+        streams.died()
+        streams.died()
         (ending,) = endings
         assert isinstance(ending, Failed)
         assert ending.work[0].num_output_tokens == 4
