@@ -14,6 +14,7 @@ from gateway.ledger.writer import JournaledLedger
 from gateway.limits.limiter import Limiter
 from gateway.limits.memory_limiter import MemoryLimiter
 from gateway.limits.metrics import LimitMetrics
+from gateway.limits.presence import GatewayPresence
 from gateway.limits.redis_limiter import RedisLimiter
 from gateway.metering.tenancy import Tenancy
 from gateway.settings import Settings, SettingsError
@@ -28,12 +29,14 @@ def build_tenancy(settings: Settings, registry: CollectorRegistry) -> Tenancy:
     """Opens the database and brings it up to date; blocks meanwhile. Raises SettingsError."""
     prices = PriceBook.from_settings(settings)
     database = open_database(settings)
+    limit_metrics = LimitMetrics(registry)
     return Tenancy(
         keys=build_key_parts(settings, database, TenantMetrics(registry)),
-        limiter=_build_limiter(settings, database, registry),
+        limiter=_build_limiter(settings, database, limit_metrics),
         ledger=_build_ledger(settings, database, prices, registry),
         prices=prices,
         database=database,
+        presence=_build_presence(settings, database, limit_metrics),
     )
 
 
@@ -55,15 +58,20 @@ def serving_host(settings: Settings) -> tuple[str, str | None]:
         database.close()
 
 
-def _build_limiter(
-    settings: Settings, database: Database | None, registry: CollectorRegistry
-) -> Limiter:
-    metrics = LimitMetrics(registry)
+def _build_limiter(settings: Settings, database: Database | None, metrics: LimitMetrics) -> Limiter:
     if settings.redis_url is not None:
         return RedisLimiter.from_url(settings.redis_url, metrics=metrics)
     if database is None or not settings.ledger.enabled:
         return MemoryLimiter(metrics=metrics)
     return MemoryLimiter(metrics=metrics, history=lambda: usage_history(database, time.time()))
+
+
+def _build_presence(
+    settings: Settings, database: Database | None, metrics: LimitMetrics
+) -> GatewayPresence | None:
+    if database is None or settings.redis_url is not None:
+        return None
+    return GatewayPresence(database, metrics)
 
 
 def _build_ledger(

@@ -37,6 +37,16 @@ class LimitMetrics:
             registry=registry,
         )
 
+        self._gateways = Gauge(
+            f"{_PREFIX}uncoordinated_gateways",
+            "Other gateways on the same database that count limits in their own memory.",
+            registry=registry,
+        )
+
+    def watch_gateways(self, num_others: Callable[[], int]) -> None:
+        """Have the number of other gateways read at each scrape."""
+        self._gateways.set_function(num_others)
+
     def refused(self, line: Line) -> None:
         """A request was not let in."""
         self._refusals.labels(line.name, line.scope).inc()

@@ -14,6 +14,7 @@ from gateway.ledger.prices import PriceBook
 from gateway.ledger.row_ids import RowIds
 from gateway.limits.answer_lengths import AnswerLengths
 from gateway.limits.limiter import Limiter
+from gateway.limits.presence import GatewayPresence
 from gateway.limits.unlimited import Unlimited
 from gateway.storage.database import Database
 from gateway.tenants.parts import KeyParts, open_parts
@@ -66,15 +67,21 @@ class Tenancy:
     row_ids: RowIds = field(default_factory=lambda: RowIds(random.Random(), time.time))
     settlements: Settlements = field(default_factory=Settlements)
     database: Database | None = None
+    presence: GatewayPresence | None = None
+    """Where limits are counted in this process's memory, on a database that others may use."""
 
     async def start(self) -> None:
         """Ready to serve. Raises StorageError where the database cannot be used."""
         await self.keys.authenticator.start()
         await self.ledger.start()
         await self.limiter.start()
+        if self.presence is not None:
+            await self.presence.start()
 
     async def close(self) -> None:
         """All is settled and written."""
+        if self.presence is not None:
+            await self.presence.close()
         await self.settlements.close()
         await self.limiter.close()
         await self.ledger.close()
