@@ -143,6 +143,10 @@ class Engine:
             raise
         self._sequences[request.request_id] = sequence
 
+    def warm_up_grammars(self) -> None:
+        """Start what compiles grammars now, in the background, not at the first grammar."""
+        self._grammars.warm_up()
+
     def abort(self, request_id: str) -> None:
         """End a request now; its blocks are free when this returns. Unknown ids are ignored."""
         sequence = self._sequences.get(request_id)

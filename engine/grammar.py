@@ -63,10 +63,13 @@ class TokenGrammar(Protocol):
 class GrammarCompiler(Protocol):
     """Compiles grammars for one tokenizer, beside the step loop."""
 
-    def compile(self, spec: GrammarSpec) -> "Future[TokenGrammar]":
-        """Start compiling, or find what was compiled before.
+    def compile(
+        self, spec: GrammarSpec, *, salt: str = "", tenant: str = ""
+    ) -> "Future[TokenGrammar]":
+        """Start compiling, or find what was compiled before for the same `salt`.
 
-        The future raises InvalidGrammarError where the grammar cannot be enforced.
+        The future raises InvalidGrammarError where the grammar cannot be enforced. Tenants take
+        turns. Raises QueueFullError where the tenant has too many grammars waiting.
         """
 
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from engine.errors import InvalidRequestError
 from engine.grammar import GrammarCompiler, GrammarState, InvalidGrammarError, TokenGrammar
-from engine.request import EngineRequest, Tier
+from engine.request import EngineRequest, GrammarSpec, Tier
 from engine.sequence import Sequence
 
 COMPILE_TIMEOUT_S: Final = 20.0
@@ -57,6 +57,11 @@ class GrammarQueue:
         """How many sequences of a tier wait."""
         return sum(item.sequence.tier == tier for item in self._waiting.values())
 
+    def warm_up(self) -> None:
+        """Start the compilers in the background, before the first request that needs one."""
+        for compiler in self._compilers.values():
+            compiler.compile(GrammarSpec(kind="json"))
+
     def check(self, request: EngineRequest) -> None:
         """Raise InvalidRequestError where a grammar is not possible."""
         if request.tier not in self._compilers:
@@ -68,18 +73,28 @@ class GrammarQueue:
             raise InvalidRequestError("min_tokens is not supported together with a grammar")
 
     def add(self, sequence: Sequence) -> None:
-        """Start compiling the sequence's grammar."""
-        spec = sequence.request.grammar
-        assert spec is not None
+        """Start compiling the sequence's grammar. Raises QueueFullError."""
+        request = sequence.request
+        assert request.grammar is not None
         self._waiting[sequence.request_id] = _Waiting(
             sequence=sequence,
-            future=self._compilers[sequence.tier].compile(spec),
+            future=self._compilers[sequence.tier].compile(
+                request.grammar, salt=request.cache_salt, tenant=request.tenant
+            ),
             started_s=self._clock(),
         )
 
     def discard(self, request_id: str) -> bool:
-        """Forget a request that ended; False if it did not wait. Others may share its grammar."""
-        return self._waiting.pop(request_id, None) is not None
+        """Forget a request that ended; False if it did not wait.
+
+        Its grammar is not compiled any more unless that has begun or others wait for it.
+        """
+        item = self._waiting.pop(request_id, None)
+        if item is None:
+            return False
+        if all(other.future is not item.future for other in self._waiting.values()):
+            item.future.cancel()
+        return True
 
     def take_ready(self) -> Iterator[tuple[Sequence, InvalidGrammarError | None]]:
         """Sequences whose grammar is there, or with the reason why there will be none."""
@@ -99,7 +114,7 @@ class GrammarQueue:
                 )
             else:
                 continue
-            del self._waiting[request_id]
+            self.discard(request_id)
             yield item.sequence, error
 
     def pause(self, timeout_s: float) -> None:

@@ -1,50 +1,58 @@
-"""xgrammar as the engine's grammar compiler: the one module that imports it, and only when used."""
+"""xgrammar as the engine's grammar compiler; imported only when used."""
 
 import codecs
-import json
-import logging
-import re
-from collections import OrderedDict
+import weakref
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Final
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from engine.errors import QueueFullError
+from engine.fair_threads import FairThreads, TooManyJobsError
 from engine.grammar import InvalidGrammarError, TokenGrammar
-from engine.json_pattern import exact, json_string_rules
-from engine.json_schema import marker, prepare_schema
+from engine.grammar_cache import GrammarCache
+from engine.grammar_process import (
+    DEFAULT_BOUNDS,
+    CompileBounds,
+    GrammarProcess,
+    UnfinishedGrammarError,
+)
+from engine.grammar_source import compile_source, reason
 from engine.request import GrammarSpec
 
 if TYPE_CHECKING:
     import xgrammar
 
-log = logging.getLogger(__name__)
-
-MAX_WHITESPACE_CHARS: Final = 8
-"""Between two tokens of a JSON answer. Without a bound a weak model writes spaces to the end."""
-
 _MAX_CACHED: Final = 128
 _MAX_CACHED_BYTES: Final = 256 * 2**20
-_NUM_THREADS: Final = 2
+# One tenant has at most one of them, so another's grammars never wait behind its slow ones.
+_NUM_PROCESSES: Final = 2
+_MAX_WAITING_EACH: Final = 128
+_RETRY_AFTER_S: Final = 1.0
 _NO_TEXT: Final = b"\xff"
 _CONTINUATION_BYTES: Final = bytes(range(0x80, 0xC0))
-# xgrammar's messages begin with a time stamp and the place in its source.
-_ORIGIN: Final = re.compile(r"^\[[\d:]+\] \S+?:\d+: (Check failed: \(.*?\) is false: )?")
 
 
 class XGrammarCompiler:
-    """Compiles for one vocabulary, in threads of its own; xgrammar lets go of the GIL meanwhile.
+    """Compiles for one vocabulary, beside the step loop.
 
-    What was compiled is kept, least recently used last, up to a number and a size. A request that
-    asks for what is being compiled gets the same future.
+    A grammar is compiled twice: first in a process of its own, within bounds and where it can be
+    stopped, then in a thread here, with the interpreter lock released. Tenants take turns. What was
+    compiled is kept for each salt apart; a request that asks for what is being compiled for the
+    same salt gets the same future.
     """
 
     def __init__(
-        self, token_bytes: Sequence[bytes], *, vocab_size: int, stop_token_ids: Sequence[int]
+        self,
+        token_bytes: Sequence[bytes],
+        *,
+        vocab_size: int,
+        stop_token_ids: Sequence[int],
+        bounds: CompileBounds = DEFAULT_BOUNDS,
     ) -> None:
         """`token_bytes`: each token's text, b"" for special ones; `vocab_size`: the model's.
 
@@ -73,45 +81,38 @@ class XGrammarCompiler:
         self.stop_token_ids = tuple(stops)
         # Its own cache would keep everything; ours below knows what was used last.
         self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
-        self._pool = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="grammar")
-        self._cache: OrderedDict[GrammarSpec, Future[TokenGrammar]] = OrderedDict()
+        self._cache = GrammarCache(max_entries=_MAX_CACHED, max_bytes=_MAX_CACHED_BYTES)
+        processes = [GrammarProcess(padded, stops, bounds) for _ in range(_NUM_PROCESSES)]
+        self._threads: FairThreads[GrammarProcess, TokenGrammar] = FairThreads(
+            processes, max_waiting_each=_MAX_WAITING_EACH, name="grammar"
+        )
+        self.close = weakref.finalize(self, _close, self._threads, processes)
 
-    def compile(self, spec: GrammarSpec) -> "Future[TokenGrammar]":
+    def compile(
+        self, spec: GrammarSpec, *, salt: str = "", tenant: str = ""
+    ) -> "Future[TokenGrammar]":
         """Start compiling or find it in the cache. To be called from one thread.
 
-        The future raises InvalidGrammarError with xgrammar's reason.
+        The future raises InvalidGrammarError with the reason. Raises QueueFullError where the
+        tenant has too many grammars waiting.
         """
-        future = self._cache.get(spec)
-        if future is None:
-            future = self._pool.submit(self._compile, spec)
-            self._cache[spec] = future
-            self._shrink()
-        self._cache.move_to_end(spec)
+        future = self._cache.get(spec, salt)
+        if future is None or _is_to_be_repeated(future):
+            try:
+                future = self._threads.submit(tenant, lambda process: self._compile(spec, process))
+            except TooManyJobsError as error:
+                raise QueueFullError(
+                    num_waiting=error.num_waiting, retry_after_s=_RETRY_AFTER_S
+                ) from error
+            self._cache.put(spec, salt, future)
         return future
 
-    def _shrink(self) -> None:
-        """Forget what was used longest ago, but nothing that is being compiled."""
-        sizes = {spec: _size_bytes(future) for spec, future in self._cache.items()}
-        total_bytes = sum(sizes.values())
-        for spec, size_bytes in sizes.items():
-            if len(self._cache) <= _MAX_CACHED and total_bytes <= _MAX_CACHED_BYTES:
-                return
-            if self._cache[spec].done():
-                del self._cache[spec]
-                total_bytes -= size_bytes
-
-    def _compile(self, spec: GrammarSpec) -> TokenGrammar:
+    def _compile(self, spec: GrammarSpec, process: GrammarProcess) -> TokenGrammar:
+        source = process.prepare(spec)
         try:
-            compiled = self._compile_kind(spec)
-        except InvalidGrammarError:
-            raise
-        except RuntimeError as error:  # what xgrammar has to say
-            raise InvalidGrammarError(_reason(error)) from error
-        except Exception as error:  # a text from a client must never end more than its request
-            log.warning(
-                "grammar could not be read kind=%s error=%s", spec.kind, type(error).__name__
-            )
-            raise InvalidGrammarError(_reason(error)) from error
+            compiled = compile_source(self._compiler, source)
+        except RuntimeError as error:  # it could be compiled a moment ago
+            raise InvalidGrammarError(reason(error)) from error
         grammar = XGrammar(
             compiled,
             vocab_size=self.vocab_size,
@@ -124,50 +125,20 @@ class XGrammarCompiler:
             raise InvalidGrammarError("no text conforms to it")
         return grammar
 
-    def _compile_kind(self, spec: GrammarSpec) -> "xgrammar.CompiledGrammar":
-        from xgrammar import Grammar
 
-        patterns: list[str] = []
-        match spec.kind:
-            case "json":
-                grammar = _schema_grammar({"type": "object"})
-            case "json_schema":
-                grammar = _schema_grammar(prepare_schema(_load(spec.text), patterns))
-            case "regex":
-                grammar = Grammar.from_regex(spec.text)
-            case "choice":
-                grammar = Grammar.from_ebnf(_choice_grammar(_load(spec.text)))
-            case "ebnf":
-                grammar = Grammar.from_ebnf(spec.text)
-            case "structural_tag":
-                tag = _prepare_tag(_load(spec.text), patterns)
-                # Names of special tokens are looked up in the vocabulary, so not without it.
-                if not patterns:
-                    return self._compiler.compile_structural_tag(json.dumps(tag))
-                grammar = Grammar.from_structural_tag(tag)
-        return self._compiler.compile_grammar(_with_patterns(grammar, patterns))
+def _close(
+    threads: "FairThreads[GrammarProcess, TokenGrammar]", processes: Sequence[GrammarProcess]
+) -> None:
+    threads.close()
+    for process in processes:
+        process.close()
 
 
-def _schema_grammar(schema: Any) -> "xgrammar.Grammar":
-    from xgrammar import Grammar
-
-    return Grammar.from_json_schema(
-        json.dumps(schema), any_whitespace=True, max_whitespace_cnt=MAX_WHITESPACE_CHARS
-    )
-
-
-def _with_patterns(grammar: "xgrammar.Grammar", patterns: Sequence[str]) -> "xgrammar.Grammar":
-    """The grammar of a prepared schema, with rules of its own for each pattern."""
-    from xgrammar import Grammar
-
-    if not patterns:
-        return grammar
-    rules = exact(str(grammar))
-    for number, pattern in enumerate(patterns):
-        name = f"outrider_pattern_{number}"
-        rules = rules.replace(f'Regex("{marker(number)}", json_string=true)', name)
-        rules += json_string_rules(str(Grammar.from_regex(pattern)), name)
-    return Grammar.from_ebnf(rules)
+def _is_to_be_repeated(future: "Future[TokenGrammar]") -> bool:
+    """Whether a future ended for reasons that are not its grammar's."""
+    if not future.done():
+        return False
+    return future.cancelled() or isinstance(future.exception(), UnfinishedGrammarError)
 
 
 class XGrammar:
@@ -282,49 +253,3 @@ def _may_be_utf8(text: bytes) -> bool:
 
 def _has_bits(mask: NDArray[np.int32], vocab_size: int) -> NDArray[np.uint8]:
     return np.unpackbits(mask.view(np.uint8), bitorder="little", count=vocab_size)
-
-
-def _size_bytes(future: "Future[TokenGrammar]") -> int:
-    if not future.done() or future.exception() is not None:
-        return 0
-    return int(getattr(future.result(), "size_bytes", 0))
-
-
-def _reason(error: BaseException) -> str:
-    """xgrammar's own words without the place in its source."""
-    return _ORIGIN.sub("", str(error)).strip() or "it cannot be compiled"
-
-
-def _load(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except RecursionError:
-        raise InvalidGrammarError("the JSON is nested too deeply") from None
-    except ValueError as error:
-        raise InvalidGrammarError(f"it is not valid JSON: {error}") from error
-
-
-def _choice_grammar(choices: Any) -> str:
-    """A grammar in xgrammar's notation that allows exactly these texts."""
-    if not isinstance(choices, list) or not choices:
-        raise InvalidGrammarError("choice must be a list with at least one text")
-    if not all(isinstance(choice, str) and choice for choice in choices):
-        raise InvalidGrammarError("each choice must be a text with at least one character")
-    return "root ::= " + " | ".join(_literal(choice) for choice in dict.fromkeys(choices))
-
-
-def _literal(text: str) -> str:
-    """A string literal of xgrammar's notation, every character escaped."""
-    return '"' + "".join(f"\\U{ord(char):08x}" for char in text) + '"'
-
-
-def _prepare_tag(tag: Any, patterns: list[str]) -> Any:
-    """Check and complete the JSON schemas inside a structural tag, and bound their white space."""
-    if isinstance(tag, list):
-        return [_prepare_tag(item, patterns) for item in tag]
-    if not isinstance(tag, dict):
-        return tag
-    if tag.get("type") == "json_schema" and "json_schema" in tag:
-        schema = prepare_schema(tag["json_schema"], patterns)
-        return {"max_whitespace_cnt": MAX_WHITESPACE_CHARS, **tag, "json_schema": schema}
-    return {name: _prepare_tag(value, patterns) for name, value in tag.items()}

@@ -221,9 +221,15 @@ def _build_grammars(
 
     A tier whose tokens have no fixed text, or no end, goes without: structured output is refused.
     """
+    from engine.grammar_process import CompileBounds
     from engine.xgrammar_backend import XGrammarCompiler
     from gateway.chat import ChatTokenizer
 
+    bounds = CompileBounds(
+        compile_cpu_s=settings.engine.grammar_compile_s,
+        compile_memory_bytes=settings.engine.grammar_memory_mib * 2**20,
+        max_grammar_bytes=settings.engine.grammar_size_mib * 2**20,
+    )
     found: dict[tuple[str, tuple[int, ...]], GrammarCompiler] = {}
     grammars: dict[Tier, GrammarCompiler] = {}
     for tier, path in named_models(settings).items():
@@ -237,7 +243,10 @@ def _build_grammars(
         key = (tokenizer.fingerprint, tokenizer.stop_token_ids)
         if key not in found:
             found[key] = XGrammarCompiler(
-                token_bytes, vocab_size=vocab_size, stop_token_ids=tokenizer.stop_token_ids
+                token_bytes,
+                vocab_size=vocab_size,
+                stop_token_ids=tokenizer.stop_token_ids,
+                bounds=bounds,
             )
         grammars[tier] = found[key]
     return grammars

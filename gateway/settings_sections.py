@@ -146,6 +146,12 @@ class EngineSettings(Section):
     """On a GPU, replay recorded passes; off, for debugging, launches their kernels one by one."""
     overlap: bool = True
     """On a GPU, send and learn from a step while the next one runs; off, for debugging: before."""
+    grammar_compile_s: Seconds = 5.0
+    """Processor time that compiling one grammar may take; more is refused with status 400."""
+    grammar_memory_mib: Count = 1024
+    """Memory that compiling one grammar may take, in a process of its own."""
+    grammar_size_mib: Count = 64
+    """Memory that one compiled grammar may have. All that are kept have 256 MiB."""
 
     @model_validator(mode="after")
     def _one_size(self) -> "EngineSettings":

@@ -200,7 +200,9 @@ def build_context(settings: Settings, engine: EngineClient) -> "GatewayContext":
 
 def build_engine_from_json(settings_json: str, on_progress: ProgressCallback) -> "Engine":
     """`build_engine` as the engine's process calls it."""
-    return build_engine(Settings.model_validate_json(settings_json), on_progress)
+    engine = build_engine(Settings.model_validate_json(settings_json), on_progress)
+    engine.warm_up_grammars()
+    return engine
 
 
 def build_engine(settings: Settings, on_progress: ProgressCallback) -> "Engine":

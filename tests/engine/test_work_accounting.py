@@ -300,7 +300,7 @@ def test_what_is_computed_again_counts_again() -> None:
 class _NoGrammars:
     """A compiler that takes its time to find out that there is none."""
 
-    def compile(self, spec: GrammarSpec) -> object:
+    def compile(self, spec: GrammarSpec, *, salt: str = "", tenant: str = "") -> object:
         from concurrent.futures import Future
 
         future: Future[object] = Future()

@@ -87,7 +87,9 @@ class FusedCompiler:
     def __init__(self, fuse: Fuse) -> None:
         self._fuse = fuse
 
-    def compile(self, spec: GrammarSpec) -> "Future[TokenGrammar]":
+    def compile(
+        self, spec: GrammarSpec, *, salt: str = "", tenant: str = ""
+    ) -> "Future[TokenGrammar]":
         self._fuse.burn("compile")
         future: Future[TokenGrammar] = Future()
         try:

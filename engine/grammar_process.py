@@ -1,0 +1,177 @@
+"""The engine's end of a compiling process: start it, ask it, end it when it takes too long."""
+
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Final
+
+from engine.grammar import InvalidGrammarError
+from engine.grammar_source import GrammarSource
+from engine.request import GrammarSpec
+
+log = logging.getLogger(__name__)
+
+_START_TIMEOUT_S: Final = 60.0
+_KILLED: Final = -signal.SIGKILL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileBounds:
+    """What compiling one grammar may take.
+
+    compile_cpu_s: processor time. compile_wall_s: until the process is given up, however little
+    of the machine it had. compile_memory_bytes: above what the idle process has.
+    token_cpu_s: to find the tokens that may follow, at some places where a trial gets to.
+    max_grammar_bytes: of the compiled grammar, and of the text that it is compiled from.
+    """
+
+    compile_cpu_s: float = 5.0
+    compile_wall_s: float = 20.0
+    compile_memory_bytes: int = 1024 * 2**20
+    token_cpu_s: float = 0.05
+    max_grammar_bytes: int = 64 * 2**20
+
+
+DEFAULT_BOUNDS: Final = CompileBounds()
+
+
+class UnfinishedGrammarError(InvalidGrammarError):
+    """Compiling did not end in time, for reasons that may not be the grammar's."""
+
+
+class GrammarProcess:
+    """One compiling process, started at its first use and after each time that it was ended.
+
+    `prepare` and `start` belong to one thread; `close` may be called from any.
+    """
+
+    def __init__(
+        self, vocabulary: Sequence[bytes], stop_token_ids: Sequence[int], bounds: CompileBounds
+    ) -> None:
+        self._bounds = bounds
+        hello = {
+            "vocabulary": [text.decode("latin-1") for text in vocabulary],
+            "stop_token_ids": list(stop_token_ids),
+            "compile_cpu_s": bounds.compile_cpu_s,
+            "token_cpu_s": bounds.token_cpu_s,
+            "compile_memory_bytes": bounds.compile_memory_bytes,
+            "max_grammar_bytes": bounds.max_grammar_bytes,
+            "max_source_bytes": bounds.max_grammar_bytes,
+        }
+        self._hello = json.dumps(hello).encode()
+        self._lock = threading.Lock()
+        self._running: tuple[subprocess.Popen[bytes], Connection] | None = None
+        self._is_closed = False
+
+    def start(self) -> Connection:
+        """Start the process unless it runs, and wait until it takes grammars.
+
+        Raises UnfinishedGrammarError where it does not come up.
+        """
+        if self._running is not None:
+            return self._running[1]
+        with self._lock:
+            if self._is_closed:
+                raise UnfinishedGrammarError("the engine is stopping")
+            process, connection = self._running = _spawn()
+        try:
+            connection.send_bytes(self._hello)
+            if connection.poll(_START_TIMEOUT_S):
+                connection.recv_bytes()
+                return connection
+        except (EOFError, OSError):
+            pass
+        exit_code = self._end()
+        log.error("compiling process did not start exit_code=%s pid=%s", exit_code, process.pid)
+        raise UnfinishedGrammarError("the grammar compiler did not start; try again later")
+
+    def prepare(self, spec: GrammarSpec) -> GrammarSource:
+        """The source of a grammar that was compiled once within the bounds.
+
+        Raises InvalidGrammarError for any other, and UnfinishedGrammarError where that is not
+        the grammar's own fault.
+        """
+        connection = self.start()
+        try:
+            connection.send_bytes(json.dumps({"kind": spec.kind, "text": spec.text}).encode())
+            if connection.poll(self._bounds.compile_wall_s):
+                return _read(connection.recv_bytes())
+        except (EOFError, OSError):
+            pass
+        exit_code = self._end()
+        log.warning("compiling process was ended kind=%s exit_code=%s", spec.kind, exit_code)
+        raise self._error(exit_code)
+
+    def _error(self, exit_code: int) -> InvalidGrammarError:
+        if exit_code == -signal.SIGPROF:
+            return InvalidGrammarError(
+                f"compiling the grammar takes more than {self._bounds.compile_cpu_s:g} s of "
+                "processor time; simplify it"
+            )
+        if exit_code == _KILLED:  # by us, or by a system without memory
+            return UnfinishedGrammarError(
+                f"compiling the grammar took more than {self._bounds.compile_wall_s:g} s; simplify "
+                "it or try again later"
+            )
+        return InvalidGrammarError("it cannot be compiled: the compiler failed on it; simplify it")
+
+    def _end(self) -> int:
+        """Kill the process unless it has ended; returns how it ended."""
+        with self._lock:
+            running, self._running = self._running, None
+        if running is None:  # closed meanwhile
+            return _KILLED
+        process, connection = running
+        connection.close()
+        try:  # it may be ending by itself: its own exit code says more
+            return process.wait(0.05)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return process.wait()
+
+    def close(self) -> None:
+        """End the process for good; `prepare` in another thread raises then."""
+        with self._lock:
+            self._is_closed = True
+            if self._running is None:
+                return
+            process, _ = self._running
+            process.kill()
+            process.wait()
+
+
+def _spawn() -> tuple[subprocess.Popen[bytes], Connection]:
+    """A fresh interpreter, not a fork: this process has threads and may have a GPU."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = subprocess.Popen(
+            # -P: the current folder is not a place to import from.
+            [
+                sys.executable,
+                "-P",
+                "-c",
+                "from engine.grammar_worker import main; main()",
+                str(theirs.fileno()),
+            ],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            # The same code as ours, wherever it was imported from.
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
+    return process, Connection(ours.detach())
+
+
+def _read(message: bytes) -> GrammarSource:
+    answer = json.loads(message)
+    if "error" in answer:
+        raise InvalidGrammarError(answer["error"])
+    return GrammarSource(form=answer["form"], text=answer["text"])

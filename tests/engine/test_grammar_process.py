@@ -1,0 +1,286 @@
+"""Compiling where it can be stopped: the compiling process, tenants' turns, caches kept apart."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import replace
+from multiprocessing.connection import Connection
+
+import pytest
+
+import engine.grammar_process as grammar_process
+import engine.grammar_source as grammar_source
+from engine.errors import QueueFullError
+from engine.fair_threads import FairThreads, TooManyJobsError
+from engine.grammar import InvalidGrammarError, TokenGrammar
+from engine.grammar_cache import GrammarCache
+from engine.grammar_process import CompileBounds, GrammarProcess, UnfinishedGrammarError
+from engine.grammar_queue import GrammarQueue
+from engine.request import GrammarSpec
+from engine.xgrammar_backend import XGrammarCompiler
+from tests.engines import make_engine, make_request, tiny_pair
+from tests.grammars import schema_spec
+
+VOCABULARY = [b"\xff", *(bytes([byte]) for byte in range(32, 127))]
+SIMPLE = GrammarSpec(kind="regex", text="[a-z]{1,5}")
+SLOW = schema_spec({"type": "object", "properties": {f"p{i}": {} for i in range(4000)}})  # 3 s
+
+
+def compiler(bounds: CompileBounds) -> XGrammarCompiler:
+    return XGrammarCompiler(
+        VOCABULARY, vocab_size=len(VOCABULARY), stop_token_ids=[0], bounds=bounds
+    )
+
+
+@pytest.fixture
+def processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """The compiling processes that a test starts."""
+    started: list[subprocess.Popen[bytes]] = []
+    spawn = grammar_process._spawn
+
+    def recorded() -> "tuple[subprocess.Popen[bytes], Connection]":
+        process, connection = spawn()
+        started.append(process)
+        return process, connection
+
+    monkeypatch.setattr(grammar_process, "_spawn", recorded)
+    yield started
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+# ---- the compiling process ------------------------------------------------------------------
+
+
+def test_a_slow_or_crashing_grammar_ends_its_process_and_nothing_else(
+    processes: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = compiler(CompileBounds(compile_cpu_s=0.3))
+
+    def forbidden(*_: object) -> None:
+        raise AssertionError("a client's text is read in the process that runs the steps")
+
+    monkeypatch.setattr(grammar_source, "prepare_source", forbidden)
+    with pytest.raises(InvalidGrammarError, match=r"more than 0\.3 s of processor time"):
+        own.compile(SLOW).result(60)
+    assert processes[0].returncode == -signal.SIGPROF
+    assert own.compile(SIMPLE).result(60).vocab_size == len(VOCABULARY)
+    assert len(processes) == 2
+    slow = own.compile(SLOW)
+    assert isinstance(slow.exception(0), InvalidGrammarError)  # kept: not tried again
+
+    os.kill(processes[1].pid, signal.SIGKILL)  # as a system without memory does
+    processes[1].wait()
+    other = replace(SIMPLE, text="[a-z]{2}")
+    with pytest.raises(UnfinishedGrammarError):
+        own.compile(other).result(60)
+    assert own.compile(other).result(60)  # not its own fault: tried again
+    assert len(processes) == 3
+
+    own.close()
+    assert processes[2].returncode == -signal.SIGKILL
+
+
+def test_the_process_has_a_bound_on_memory() -> None:
+    code = (
+        "from engine.grammar_worker import _bound_memory\n"
+        "_bound_memory(2**27)\n"
+        "small = bytearray(2**20)\n"
+        "try: bytearray(2**28)\n"
+        "except MemoryError: print('refused')"
+    )
+    if sys.platform == "linux":
+        ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert ran.stdout == "refused\n", ran.stderr
+
+
+def test_a_grammar_that_is_too_large_when_compiled_is_refused() -> None:
+    own = GrammarProcess(VOCABULARY, [0], CompileBounds(max_grammar_bytes=3000))
+    try:
+        with pytest.raises(InvalidGrammarError, match=r"compiled it has \d+ bytes; .* 3000"):
+            own.prepare(SIMPLE)
+    finally:
+        own.close()
+
+
+def test_a_grammar_that_is_slow_to_follow_is_refused() -> None:
+    own = GrammarProcess(VOCABULARY, [0], CompileBounds(token_cpu_s=1e-9))
+    try:
+        with pytest.raises(InvalidGrammarError, match="ms for a token"):
+            own.prepare(SIMPLE)
+    finally:
+        own.close()
+
+
+def test_the_process_ends_with_its_compiler(processes: list[subprocess.Popen[bytes]]) -> None:
+    own = compiler(CompileBounds())
+    own.compile(SIMPLE).result(60)
+    del own
+    gc.collect()
+    assert processes[0].wait(20) == -signal.SIGKILL
+
+
+# ---- tenants take turns ---------------------------------------------------------------------
+
+
+def test_one_tenants_slow_jobs_do_not_keep_anothers_waiting() -> None:
+    threads: FairThreads[str, str] = FairThreads(("one", "two"), max_waiting_each=3, name="test")
+    begun, release, order = threading.Event(), threading.Event(), list[str]()
+
+    def slow(_: str) -> str:
+        order.append("slow")
+        begun.set()
+        assert release.wait(20)
+        return "slow"
+
+    def quick(_: str) -> str:
+        order.append("quick")
+        return "quick"
+
+    try:
+        first = threads.submit("hostile", slow)
+        assert begun.wait(20)
+        waiting = [threads.submit("hostile", slow) for _ in range(3)]
+        for _ in range(5):
+            assert threads.submit("other", quick).result(20) == "quick"
+        assert order.count("slow") <= 1  # the second thread is not for the same tenant
+        with pytest.raises(TooManyJobsError):
+            threads.submit("hostile", slow)
+        assert waiting[1].cancel()
+        threads.submit("hostile", slow)  # in the place of the one that was cancelled
+        release.set()
+        assert first.result(20) == waiting[2].result(20) == "slow"
+    finally:
+        release.set()
+        threads.close()
+
+
+def test_the_next_job_is_of_the_tenant_whose_turn_was_longest_ago() -> None:
+    threads: FairThreads[str, None] = FairThreads(("only",), max_waiting_each=9, name="test")
+    release, order = threading.Event(), list[str]()
+    try:
+        threads.submit("z", lambda _: assert_set(release))
+        jobs = [
+            threads.submit(tenant, lambda _, tenant=tenant: order.append(tenant))  # type: ignore[misc]
+            for tenant in ("a", "a", "a", "b", "c", "b")
+        ]
+        release.set()
+        for job in jobs:
+            job.result(20)
+        assert order == ["a", "b", "c", "a", "b", "a"]
+    finally:
+        release.set()
+        threads.close()
+
+
+def assert_set(event: threading.Event) -> None:
+    assert event.wait(20)
+
+
+class Listening:
+    """A compiler that records for whom it is to compile, or is full."""
+
+    def __init__(self, *, is_full: bool = False) -> None:
+        self.asked: list[tuple[str, str]] = []
+        self.is_full = is_full
+
+    def compile(
+        self, spec: GrammarSpec, *, salt: str = "", tenant: str = ""
+    ) -> "Future[TokenGrammar]":
+        if self.is_full:
+            raise QueueFullError(num_waiting=128, retry_after_s=1.0)
+        self.asked.append((salt, tenant))
+        return Future()
+
+
+def test_a_request_is_compiled_for_its_tenant_and_salt() -> None:
+    listening = Listening()
+    engine = make_engine(tiny_pair(), grammars={"large": listening})
+    request = replace(make_request("a", [3, 4]), grammar=SIMPLE, tenant="t", cache_salt="s")
+    engine.submit(request)
+    assert listening.asked == [("s", "t")]
+    listening.is_full = True
+    with pytest.raises(QueueFullError):
+        engine.submit(replace(request, request_id="b"))
+    engine.abort("a")
+    assert [event.request_id for event in engine.step()] == ["a"]
+    assert not engine.has_work
+
+
+def test_a_grammar_is_given_up_only_when_no_request_waits_for_it() -> None:
+    future: Future[TokenGrammar] = Future()
+
+    class Sharing(Listening):
+        def compile(
+            self, spec: GrammarSpec, *, salt: str = "", tenant: str = ""
+        ) -> "Future[TokenGrammar]":
+            return future
+
+    engine = make_engine(tiny_pair(), grammars={"large": Sharing()})
+    for name in ("a", "b"):
+        engine.submit(replace(make_request(name, [3, 4]), grammar=SIMPLE))
+    assert isinstance(engine._grammars, GrammarQueue)
+    engine.abort("a")
+    assert not future.cancelled()
+    engine.abort("b")
+    assert future.cancelled()
+
+
+# ---- the cache ------------------------------------------------------------------------------
+
+
+class Sized:
+    """A compiled grammar of a size."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+
+
+def done(size_bytes: int) -> "Future[TokenGrammar]":
+    future: Future[TokenGrammar] = Future()
+    future.set_result(Sized(size_bytes))  # type: ignore[arg-type]
+    return future
+
+
+def regex(number: int) -> GrammarSpec:
+    return GrammarSpec(kind="regex", text=f"a{{{number}}}")
+
+
+def test_the_grammar_cache_tells_tenants_apart_by_salt() -> None:
+    """Another tenant's entry would answer sooner: a tenant could learn which schemas others use."""
+    cache = GrammarCache(max_entries=8, max_bytes=1000)
+    cache.put(SIMPLE, "a", done(1))
+    assert cache.get(SIMPLE, "a") is not None
+    assert cache.get(SIMPLE, "b") is None
+    cache.put(GrammarSpec(kind="json"), "a", done(1))  # no client wrote it
+    assert cache.get(GrammarSpec(kind="json"), "b") is not None
+
+
+@pytest.mark.parametrize("size_bytes", [1, 300])
+def test_a_tenant_cannot_flush_anothers_grammars(size_bytes: int) -> None:
+    cache = GrammarCache(max_entries=8, max_bytes=1000)
+    cache.put(GrammarSpec(kind="json"), "own", done(10))
+    for number in range(2):
+        cache.put(regex(number), "own", done(10))
+    for number in range(50):
+        cache.put(regex(number), "hostile", done(size_bytes))
+    assert len(cache) <= 8
+    assert all(cache.get(regex(number), "own") for number in range(2))
+    assert cache.get(regex(49), "hostile")
+    assert cache.get(regex(0), "hostile") is None
+    assert cache.get(GrammarSpec(kind="json"), "own")
+
+
+def test_what_is_being_compiled_stays_in_the_cache() -> None:
+    cache = GrammarCache(max_entries=2, max_bytes=1000)
+    for number in range(5):
+        cache.put(regex(number), "a", Future())
+    assert len(cache) == 5
+    cache.put(regex(5), "b", done(1))
+    assert cache.get(regex(0), "a")
