@@ -73,8 +73,11 @@ class Gateway:
             self.metrics.registry.register(RouteCollector(context.routing.guard))
         self.jobs = JobBuilder(context, self.metrics)
         self.planner = Planner(context, self.jobs)
-        self.responses_surface = ResponsesSurface(clock=context.wall_clock)
-        self.messages_surface = MessagesSurface(has_tiers_elsewhere=bool(context.cloud.tiers))
+        has_tiers = bool(context.cloud.tiers)
+        self.responses_surface = ResponsesSurface(
+            has_tiers_elsewhere=has_tiers, clock=context.wall_clock
+        )
+        self.messages_surface = MessagesSurface(has_tiers_elsewhere=has_tiers)
         self._tokenizing = Tokenizing(context, self.jobs)
         self._idempotent = IdempotentAnswers.of(context.http, context.clock, context.edge_metrics)
         self._bodies = BodyBudget(

@@ -24,11 +24,12 @@ from gateway.handoff.names import AUTO, Meant
 from gateway.handoff.needs import describe, lacking, needs_of
 from gateway.handoff.origin import Origin
 from gateway.handoff.permissions import check_model, permitted_terms
-from gateway.handoff.slips import refuse_slips
+from gateway.handoff.slips import refuse_privacy_header, refuse_slips
 from gateway.handoff.terms import Terms, terms_of
 from gateway.schema.chat import ChatRequest
 from gateway.schema.common import OutriderOptions
 from gateway.schema.completions import CompletionRequest
+from gateway.schema.doubled_names import refuse_doubled_names
 from gateway.schema.envelope import ReadRequest, read_request
 from gateway.template_variables import FIELD, read_variables
 from gateway.upstream.call import Endpoint
@@ -68,6 +69,7 @@ class RequestReader:
     def _read_for_local(self, endpoint: Endpoint, body: bytes, incoming: Incoming) -> Asked:
         """Where there are no tiers elsewhere."""
         request = parse(_REQUESTS[endpoint], body)
+        refuse_doubled_names(body)
         check_model(incoming.principal, request.model)
         assignment = self._assigned(request, body, endpoint, incoming)
         try:
@@ -102,8 +104,10 @@ class RequestReader:
     async def _read_for_tiers(self, endpoint: Endpoint, body: bytes, incoming: Incoming) -> Asked:
         read = read_request(body, endpoint)
         envelope = read.envelope
+        refuse_doubled_names(body)
         if envelope.options.privacy is None:
-            refuse_slips(body, read.document)
+            refuse_privacy_header(incoming.headers)
+        refuse_slips(read.document)
         read_variables(read.document.get(FIELD))
         check_model(incoming.principal, envelope.model)
         assignment = self._assigned(read, body, endpoint, incoming)

@@ -1,12 +1,12 @@
 """Requests that mean to be private and do not say so where it counts: refused, not sent elsewhere.
 
-The local models' strict schema refuses what it does not know. A tier elsewhere may know more fields
-than ours, so that a misspelt or misplaced option would be sent to it, with the prompt.
+The local models' strict schema refuses what it does not know. An upstream tier may know more fields
+than ours, and labels are accepted and left out, so a misspelt or misplaced option would be lost and
+the prompt sent.
 """
 
-import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, NoReturn
 
 from gateway.errors import BadRequestError
@@ -15,25 +15,59 @@ _OPTIONS: Final = "outrider"
 _PRIVATE: Final = frozenset({"privacy", "private", "isprivate"})
 _OTHER_SIGNS: Final = re.compile(r"[^a-z]")
 _NO: Final = frozenset({"", "false", "no", "none", "off", "public", "0"})
+_CONVERSATIONS: Final = ("messages", "input")
+_HEADER: Final = "x-outrider-privacy"
+_MAX_SHOWN_CHARS: Final = 80
+_Object = Mapping[str, Any]
 
 
-def refuse_slips(body: bytes, document: Mapping[str, Any]) -> None:
-    """Raise BadRequestError for our options in another place or twice.
+def refuse_slips(document: _Object) -> None:
+    """Raise BadRequestError for our options in another place than `outrider`.
 
-    `document` is what was read of `body`. Of a name that is there twice, JSON readers take the last
-    one, so that a request could be private for its author only.
+    A request that is private already may say anything. Places are the request's fields, objects in
+    them, and messages with the objects in those. Schemas, and arguments of calls, are not looked
+    at: their names are the client's own.
     """
+    options = document.get(_OPTIONS)
+    if isinstance(options, dict) and options.get("privacy") is not None:
+        return
+    for path, place in _places(document):
+        for name, value in place.items():
+            if name == _OPTIONS and not path:
+                continue
+            if _is_ours(name) or _is_private(name, value):
+                _refuse(path + name)
+
+
+def refuse_privacy_header(headers: Mapping[str, str]) -> None:
+    """Raise BadRequestError for a header that means our option. `headers` by lower-case names."""
+    if headers.get(_HEADER, "").strip().lower() not in _NO:
+        _refuse(_HEADER)
+
+
+def _places(document: _Object) -> Iterator[tuple[str, _Object]]:
+    """Yield the objects in which options could be meant, each with what leads to it."""
+    yield "", document
     for name, value in document.items():
         if name == _OPTIONS:
-            continue
-        if _is_ours(name) or _is_private(name, value):
-            _refuse(name)
-        if type(value) is dict:
-            for inner, told in value.items():
-                if type(inner) is str and (_is_ours(inner) or _is_private(inner, told)):
-                    _refuse(f"{name}.{inner}")
-    if body.count(b'"outrider"') > 1 or body.count(b'"privacy"') > 1:
-        _refuse_twins(body)
+            continue  # its own schema is strict
+        if isinstance(value, dict):
+            yield f"{name}.", value
+        elif name in _CONVERSATIONS and isinstance(value, list):
+            for index, item in enumerate(value):
+                yield from _message_places(item, f"{name}.{index}.")
+
+
+def _message_places(message: object, path: str) -> Iterator[tuple[str, _Object]]:
+    """Yield a message, and the objects in its fields and in lists there."""
+    if not isinstance(message, dict):
+        return
+    yield path, message
+    for name, value in message.items():
+        inner = value if isinstance(value, list) else [value]
+        for item in inner:
+            if isinstance(item, dict):
+                yield f"{path}{name}.", item
 
 
 def _is_ours(name: str) -> bool:
@@ -47,29 +81,10 @@ def _is_private(name: str, value: object) -> bool:
     return str(value).lower() not in _NO
 
 
-def _refuse(param: str) -> NoReturn:
+def _refuse(path: str) -> NoReturn:
+    param = path[:_MAX_SHOWN_CHARS]
     raise BadRequestError(
-        f'{param[:80]}: write it as "outrider": {{"privacy": "private"}}, at the top of the '
-        "request; here it would not keep it on this machine.",
-        param=param[:80],
+        f'{param}: write it as "outrider": {{"privacy": "private"}}, at the top of the '
+        "request; here it would not keep the request on this machine.",
+        param=param,
     )
-
-
-def _refuse_twins(body: bytes) -> None:
-    """Look at names that are there twice, which no usual reader shows."""
-    outermost = json.loads(body, object_pairs_hook=_Pairs)
-    options = [value for name, value in outermost if name == _OPTIONS]
-    if len(options) > 1:
-        _refuse_twin(_OPTIONS)
-    names = [name for name, _ in options[0]] if options and type(options[0]) is _Pairs else []
-    for name in names:
-        if names.count(name) > 1:
-            _refuse_twin(f"{_OPTIONS}.{name}")
-
-
-def _refuse_twin(param: str) -> NoReturn:
-    raise BadRequestError(f"{param}: it stands there twice; say it once.", param=param)
-
-
-class _Pairs(list[tuple[str, Any]]):
-    """An object with all its names."""

@@ -8,6 +8,7 @@ from pydantic import BaseModel
 
 from gateway.asgi import parse
 from gateway.errors import BadRequestError
+from gateway.schema.doubled_names import refuse_doubled_names
 
 Request = TypeVar("Request", bound=BaseModel)
 
@@ -23,8 +24,8 @@ class ReadBody(Generic[Request]):
 def read_body(model: type[Request], body: bytes) -> ReadBody[Request]:
     """JSON to a validated request, all of whose values can be written as JSON again.
 
-    Raises BadRequestError that names the field; also for NaN, for numbers beyond all bounds, and
-    for what is nested too deeply.
+    Raises BadRequestError that names the field; also for NaN, for numbers beyond all bounds, for
+    what is nested too deeply and for names that are there twice.
     """
     try:
         document = msgspec.json.decode(body)
@@ -33,4 +34,6 @@ def read_body(model: type[Request], body: bytes) -> ReadBody[Request]:
         raise BadRequestError(
             f"The body is not valid JSON: {error}.", code="invalid_json"
         ) from None
-    return ReadBody(request=parse(model, body), document=document)
+    request = parse(model, body)
+    refuse_doubled_names(body)
+    return ReadBody(request=request, document=document)

@@ -541,21 +541,23 @@ def test_what_only_looks_like_a_slip_is_answered(make: Make) -> None:
             '"outrider":{"privacy":null}',
             '"metadata":{"topic":"privacy","private":"no","about":"outrider"}',
             '"user":"outrider privacy private"',
-            '"messages":[{"role":"user","content":"\\"outrider\\" \\"outrider\\" \\"privacy\\""}]',
-            '"messages":[{"role":"user","content":"Is \\"privacy\\": \\"private\\" right?"}]',
         )
         for fields in fine:
             assert post(world, fields).status_code == 200, fields
+        for said in ('"outrider" "outrider" "privacy"', 'Is "privacy": "private" right?'):
+            assert world.chat(messages=[{"role": "user", "content": said}]).status_code == 200
         assert not far.asked
 
 
-def test_who_is_private_last_of_two_readers_is_private_for_both(make: Make) -> None:
-    """Escaped names are the only doubles that pass: then both readers take the last one."""
-    private = '"outrider":{},"\\u006futrider":{"privacy":"private"}'
+def test_options_that_are_given_twice_are_refused_whichever_way_they_are_spelt(make: Make) -> None:
+    """Readers of JSON may take the first or the last of two."""
+    doubled = (
+        '"outrider":{},"\\u006futrider":{"privacy":"private"}',
+        '"outrider":{},"outrider":{}',
+    )
     with facing(make, handoff={"policy": "prefer_cloud"}) as (world, far):
-        response = post(world, private)
-        assert response.status_code == 200
-        assert response.json()["outrider"]["tier"] == "small"
+        for fields in doubled:
+            assert post(world, fields).status_code == 400, fields
         assert not far.asked
 
 

@@ -31,7 +31,7 @@ class MessagesSurface:
         """A chat completion's request, and who writes its answer. Raises BadRequestError."""
         read = read_body(MessagesRequest, body)
         if self._has_tiers_elsewhere:
-            refuse_slips(body, read.document)
+            refuse_slips(read.document)
         fields = chat_fields(read.request, has_tiers_elsewhere=self._has_tiers_elsewhere)
         writer = MessageWriter(tells_thoughts=tells_thoughts(read.request))
         return Translated(chat_body=_encode(fields), writer=writer)

@@ -8,6 +8,7 @@ from typing import Final
 import msgspec
 
 from gateway.errors import Problem
+from gateway.handoff.slips import refuse_slips
 from gateway.surfaces.reading import read_body
 from gateway.surfaces.responses.paths import in_own_words
 from gateway.surfaces.responses.request import ResponsesRequest
@@ -23,17 +24,22 @@ def _random_id() -> str:
 
 
 class ResponsesSurface:
-    """One for all requests: it remembers nothing."""
+    """One for all requests: it remembers nothing.
+
+    has_tiers_elsewhere: requests may leave this machine, so misplaced options are refused.
+    """
 
     name: Final = "responses"
 
     def __init__(
         self,
         *,
+        has_tiers_elsewhere: bool,
         clock: Callable[[], float] = time.time,
         new_id: Callable[[], str] = _random_id,
     ) -> None:
         """`clock`: seconds since 1970."""
+        self._has_tiers_elsewhere = has_tiers_elsewhere
         self._clock = clock
         self._new_id = new_id
 
@@ -41,6 +47,8 @@ class ResponsesSurface:
         """Translate a request. Raises BadRequestError, whose `param` is a field of this API."""
         read = read_body(ResponsesRequest, body)
         request, document = read.request, read.document
+        if self._has_tiers_elsewhere:
+            refuse_slips(document)
         writer = ResponseWriter(
             repeated_fields(request, document), clock=self._clock, new_id=self._new_id
         )

@@ -10,7 +10,7 @@ from gateway.errors import BadRequestError, Problem
 from gateway.schema.chat import ChatRequest
 from gateway.surfaces.responses.surface import ResponsesSurface
 
-SURFACE = ResponsesSurface()
+SURFACE = ResponsesSurface(has_tiers_elsewhere=True)
 HELLO = [{"role": "user", "content": "Hello"}]
 TOOL = {
     "type": "function",
