@@ -41,6 +41,7 @@ class ThinkingSplitter:
             "thinking" if opens_thinking else "start"
         )
         self._held = ""
+        self._space: list[str] = []  # at the start, where a tag may follow
         self._skips_space = opens_thinking
 
     @property
@@ -60,7 +61,7 @@ class ThinkingSplitter:
 
     def flush(self) -> list[tuple[Kind, str]]:
         """What was held back for a tag that never came."""
-        held, self._held = self._held, ""
+        held, self._held = self._with_space(), ""
         if not held:
             return []
         return [("reasoning" if self.is_thinking else "content", held)]
@@ -83,14 +84,25 @@ class ThinkingSplitter:
 
     def _start(self, pieces: list[tuple[Kind, str]]) -> bool:
         begun = self._held.lstrip()
+        self._space.append(self._held[: len(self._held) - len(begun)])
+        self._held = begun
         if begun.startswith(OPEN_TAG):
             self._held = begun.removeprefix(OPEN_TAG)
+            self._space.clear()
             self._state, self._skips_space = "thinking", True
         elif OPEN_TAG.startswith(begun):
             return False  # also white space only: a tag may follow
         else:
+            self._held = self._with_space()
             self._state = "answer"
         return True
+
+    def _with_space(self) -> str:
+        """Take what is held, with the white space in front of it."""
+        self._space.append(self._held)
+        held = "".join(self._space)
+        self._space.clear()
+        return held
 
     def _think(self, pieces: list[tuple[Kind, str]]) -> bool:
         thought, tag, rest = self._held.partition(CLOSE_TAG)

@@ -13,6 +13,11 @@ from gateway.thinking import overlap
 from gateway.tool_formats import ToolFormat
 
 _NAME_BEGINS: Final = '{"name":"'
+_SLICE_CHARS: Final = 256
+"""Text is read in slices, so that what is held, and copied at each change of state, stays short."""
+_MAX_HEAD_CHARS: Final = 256
+"""What stands in front of arguments, or behind them, is refused beyond this: it would be read again
+with each token. The longest name and its marks take about 120 characters."""
 
 PieceKind = Literal["content", "call", "arguments"]
 
@@ -57,6 +62,8 @@ class ToolParser:
         self._state: Literal["text", "head", "arguments", "tail", "rest"] = "text"
         self._is_next = False  # behind a separator: the head has no marker
         self._held = ""
+        self._space: list[str] = []  # in front of what is held; dropped if a call follows
+        self._num_space = 0
         self._num_seen = 0
         self._pieces: list[ToolPiece] = []
         self._json = _JsonScanner()
@@ -65,22 +72,27 @@ class ToolParser:
     @property
     def num_decided(self) -> int:
         """Characters of the text that nothing is waiting for."""
-        return self._num_seen - len(self._held)
+        return self._num_seen - len(self._held) - self._num_space
 
     def push(self, text: str) -> list[ToolPiece]:
         """What can be released now, in order; no empty pieces."""
-        self._held += text
-        self._num_seen += len(text)
-        while self._held and self._advance():
-            pass
+        for start in range(0, len(text), _SLICE_CHARS):
+            piece = text[start : start + _SLICE_CHARS]
+            self._held += piece
+            self._num_seen += len(piece)
+            while self._held and self._advance():
+                pass
         return self._take()
 
     def flush(self) -> list[ToolPiece]:
         """The answer is over: what was held for a call that never came."""
         held_for_text = self._state in ("text", "rest") and not self._only_calls
         if held_for_text and (self._held.strip() or not self.num_calls):
+            self._held = "".join(self._space) + self._held
+            self._drop_space()
             self._emit("content", len(self._held))
         self._held = ""
+        self._drop_space()
         return self._take()
 
     def _take(self) -> list[ToolPiece]:
@@ -108,7 +120,7 @@ class ToolParser:
         if position < 0:
             return self._release(len(self._held) - overlap(self._held, marker))
         self._release(position)
-        self._held = self._held.lstrip()
+        self._drop_space()
         self._state = "head"
         return True
 
@@ -116,6 +128,7 @@ class ToolParser:
         """Without a marker the answer is a call from its first character, or never."""
         trigger = self._format.trigger
         if self._held.startswith(trigger):
+            self._drop_space()
             self._state = "head"
         elif trigger.startswith(self._held):
             return False
@@ -125,16 +138,23 @@ class ToolParser:
 
     def _head(self) -> bool:
         """From the marker to the arguments."""
+        head = self._held[:_MAX_HEAD_CHARS]
+        if self._read_head(head):
+            return True
+        return len(head) == _MAX_HEAD_CHARS and self._refuse_head()
+
+    def _read_head(self, head: str) -> bool:
+        """False when more text is needed."""
         form = self._format
         begins = _NAME_BEGINS if self._is_next else form.marker + form.lead + _NAME_BEGINS
-        name_at = _match(self._held, 0, begins)
+        name_at = _match(head, 0, begins)
         if name_at is None:
             return False
-        name, quote, _ = self._held[name_at:].partition('"')
+        name, quote, _ = head[name_at:].partition('"')
         is_name = FUNCTION_NAME.fullmatch(name) or not (name or quote)
         if name_at == 0 or not is_name:
             return self._refuse_head()
-        behind = _match(self._held, name_at + len(name), f'","{form.arguments_key}":')
+        behind = _match(head, name_at + len(name), f'","{form.arguments_key}":')
         if behind is None:
             return False
         if behind == 0:
@@ -148,7 +168,7 @@ class ToolParser:
 
     def _refuse_head(self) -> bool:
         """What looked like a call is content."""
-        self._emit("content", len(self._format.trigger) if not self._is_next else 1)
+        self._emit_content(len(self._format.trigger) if not self._is_next else 1)
         self._state = "text" if self._format.repeats else "rest"
         return True
 
@@ -167,24 +187,42 @@ class ToolParser:
     def _tail(self) -> bool:
         """Behind a call: the next one of a list, or the end."""
         form = self._format
-        held = self._held.lstrip()
-        if form.separator is not None and held.startswith(form.separator.strip()):
-            self._held = held[len(form.separator.strip()) :]
+        tail = self._held[:_MAX_HEAD_CHARS]
+        begun = tail.lstrip()
+        if form.separator is not None and begun.startswith(form.separator.strip()):
+            num_space = len(tail) - len(begun)
+            self._held = self._held[num_space + len(form.separator.strip()) :]
             self._is_next = True
             self._state = "head"
             return True
-        behind = _match(self._held, 0, form.end)
-        if behind is None:
+        behind = _match(tail, 0, form.end)
+        if behind is None and len(tail) < _MAX_HEAD_CHARS:
             return False
-        self._held = self._held[behind:]
+        self._held = self._held[behind or 0 :]
         self._state = "text" if form.repeats else "rest"
         return True
 
     def _release(self, length: int) -> bool:
         """Content of this length, but for white space at its end: a call may follow."""
-        if not self._only_calls:
-            self._emit("content", len(self._held[:length].rstrip()))
+        num_shown = 0 if self._only_calls else len(self._held[:length].rstrip())
+        self._emit_content(num_shown)
+        num_space = length - num_shown
+        self._space.append(self._held[:num_space])
+        self._num_space += num_space
+        self._held = self._held[num_space:]
         return False
+
+    def _emit_content(self, length: int) -> None:
+        """Content of this length with the space in front of it; nothing where there is none."""
+        if length:
+            self._held = "".join(self._space) + self._held
+            length += self._num_space
+            self._drop_space()
+            self._emit("content", length)
+
+    def _drop_space(self) -> None:
+        self._space.clear()
+        self._num_space = 0
 
     def _emit(self, kind: PieceKind, length: int) -> None:
         text, self._held = self._held[:length], self._held[length:]

@@ -1,0 +1,83 @@
+"""Hole 6: readers of answers on hostile output. What is read again with each piece stays short."""
+
+from itertools import groupby
+from operator import itemgetter
+
+import pytest
+
+from gateway.thinking import OPEN_TAG, ThinkingSplitter
+from gateway.tool_formats import FORMATS, ToolFormatName
+from gateway.tool_parser import ToolParser, ToolReading
+
+MAX_HELD_CHARS = 512
+HERMES_HEAD = '<tool_call>\n{"name": "f", "arguments": {}}'
+HOSTILE = {
+    "openings": "<tool_call>" * 3000,
+    "openings with names": '<tool_call>\n{"name": "' * 1500,
+    "space": " " * 20_000 + "x",
+    "space in a head": "<tool_call>" + " " * 20_000 + "x",
+    "space behind a call": HERMES_HEAD + " " * 20_000 + "x",
+    "calls without ends": HERMES_HEAD * 500,
+    "a long name": '<tool_call>\n{"name": "' + "a" * 20_000,
+    "llama space": '{"name":' + " " * 20_000 + "x",
+    "mistral openings": "[TOOL_CALLS] " * 1500,
+    "mistral space": '[TOOL_CALLS] [{"name": "f", "arguments": {}}' + " " * 20_000 + "x",
+}
+
+
+def read(form: ToolFormatName, text: str, step: int, *, only_calls: bool = False) -> list[str]:
+    """Content, calls and arguments, each run as one text behind its kind."""
+    parser = ToolParser(ToolReading(format=FORMATS[form], only_calls=only_calls))
+    runs: list[tuple[str, str]] = []
+    for start in range(0, len(text), step):
+        runs += [(piece.kind, piece.text) for piece in parser.push(text[start : start + step])]
+        assert len(parser._held) <= MAX_HELD_CHARS
+    runs += [(piece.kind, piece.text) for piece in parser.flush()]
+    joined: list[str] = []
+    for kind, run in groupby(runs, key=itemgetter(0)):
+        joined.append(f"{kind}:" + "".join(part for _, part in run))
+    return joined
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+def test_hole_6_little_of_a_hostile_answer_is_read_again(form: ToolFormatName, text: str) -> None:
+    in_tokens = read(form, text, 7)
+    assert in_tokens == read(form, text, len(text)), "cuts do not matter"
+    read(form, text, 7, only_calls=True)
+
+
+@pytest.mark.parametrize("num_spaces", range(220, 300, 7))
+def test_where_a_head_is_too_long_does_not_depend_on_the_cuts(num_spaces: int) -> None:
+    text = "<tool_call>" + " " * num_spaces + '{"name": "f", "arguments": {}}' + " " * num_spaces
+    text += "</tool_call>."
+    for form in FORMATS:
+        whole = read(form, text, len(text))
+        assert all(read(form, text, step) == whole for step in (1, 5, 255, 256, 257))
+
+
+@pytest.mark.parametrize("name", ["openings", "openings with names", "space", "space in a head"])
+def test_content_that_is_no_call_is_kept_to_the_character(name: str) -> None:
+    text = HOSTILE[name] + "."  # of a head that breaks off at the end, nothing is shown
+    assert read("hermes", text, 7) == [f"content:{text}"]
+
+
+def test_hole_6_space_in_front_of_an_answer_is_not_read_again() -> None:
+    for end, expected in (("x", "content"), (f"{OPEN_TAG}x", "reasoning")):
+        splitter = ThinkingSplitter()
+        pieces = []
+        for char in " " * 5000 + end:
+            pieces += splitter.push(char)
+            assert len(splitter._held) <= len(OPEN_TAG)
+        pieces += splitter.flush()
+        assert {kind for kind, _ in pieces} == {expected}
+        text = "".join(part for _, part in pieces)
+        assert text == (" " * 5000 + "x" if expected == "content" else "x")
+
+
+def test_an_answer_of_space_alone_is_kept() -> None:
+    splitter = ThinkingSplitter()
+    for _ in range(10):
+        assert not splitter.push(" ")
+    assert splitter.flush() == [("content", " " * 10)]
+    assert read("hermes", " " * 10, 3) == [f"content:{' ' * 10}"]
