@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
+from draft.text_sources import TextSources
 from engine.core import Engine
 from engine.events import EngineEvent, Failed
 from engine.grammar import TokenGrammar, TokenMatcher
 from engine.logit_rules import SamplingRule
 from engine.request import EngineRequest, GrammarSpec
+from engine.sequence import Sequence
 from tests.engines import (
     assert_idle,
     heldout_prompts,
@@ -187,6 +189,23 @@ def test_a_traced_answer_whose_grammar_breaks_while_it_is_explained() -> None:
     events = [event for _ in range(40) if engine.has_work for event in engine.step()]
     assert isinstance(events[-1], Failed)
     assert_idle(engine)
+
+
+@pytest.mark.parametrize("on_device", [False, True], ids=["host", "device"])
+def test_guesses_that_break_end_their_request_only(
+    on_device: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guess = TextSources.guess
+
+    def guess_or_break(self: TextSources, sequence: Sequence, *arguments: Any) -> Any:
+        if sequence.request_id == POISON and sequence.num_output_tokens > 3:
+            raise BrokenError("a guess")
+        return guess(self, sequence, *arguments)
+
+    monkeypatch.setattr(TextSources, "guess", guess_or_break)
+    own = run(make_engine(shipped_pair(), on_device=on_device), poisoned())
+    assert isinstance(own[-1], Failed)
+    assert own[-1].code == "request_failed"
 
 
 def test_a_sampling_rule_that_breaks_ends_its_request_only(
