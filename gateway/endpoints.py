@@ -6,13 +6,12 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from importlib import resources
 from typing import Any, Final
 
 import msgspec
 from fastapi import FastAPI, Request
 from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from engine.errors import EngineError
@@ -24,6 +23,7 @@ from gateway.dashboard.experiments import experiment_documents
 from gateway.dashboard.recent import RecentOutcomes
 from gateway.edge.bodies import BodyBudget
 from gateway.edge.idempotency import IdempotentAnswers
+from gateway.edge.pages import WebPage, load_page
 from gateway.entrance import principal_of
 from gateway.errors import GatewayError, Problem, UnavailableError
 from gateway.handoff.incoming import Incoming
@@ -57,10 +57,6 @@ _STATS_TIMEOUT_S: Final = 2.0
 MAX_SMALL_BODY_BYTES: Final = 2**20
 """Of a body that holds no prompt."""
 _HOP: Final = re.compile(r"[A-Za-z0-9._:-]{1,64}")
-_PAGE_POLICY: Final = (
-    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
-    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
 
 
 class Gateway:
@@ -98,8 +94,8 @@ class Gateway:
             )
         )
         self._loop_lag = LoopLag(self.metrics.registry)
-        self._page = _page("index.html")
-        self._dashboard_page = _page("dashboard.html")
+        self._page = load_page("index.html")
+        self._dashboard_page = load_page("dashboard.html")
 
     @asynccontextmanager
     async def lifespan(self, _: FastAPI) -> AsyncIterator[None]:
@@ -382,19 +378,18 @@ class Gateway:
 
     async def page(self) -> Response:
         """The playground."""
-        return HTMLResponse(self._page, headers={"content-security-policy": _PAGE_POLICY})
+        return self._page.response()
 
     async def dashboard_page(self) -> Response:
         """The dashboard."""
-        return HTMLResponse(self._dashboard_page, headers={"content-security-policy": _PAGE_POLICY})
+        return self._dashboard_page.response()
 
     @property
     def sign_in(self) -> dict[str, Callable[[Problem], Response]]:
         """The pages for who has no key yet: they hold no secrets, and ask for one."""
 
-        def shown(page: bytes, problem: Problem) -> Response:
-            headers = {**problem.headers, "content-security-policy": _PAGE_POLICY}
-            return HTMLResponse(page, problem.status, headers)
+        def shown(page: WebPage, problem: Problem) -> Response:
+            return page.response(problem.status, problem.headers)
 
         pages = dict.fromkeys(PLAYGROUND_PATHS, self._page)
         pages[DASHBOARD_PATH] = self._dashboard_page
@@ -432,10 +427,6 @@ def _owner_of(request: Request) -> str:
     if principal.key_id != ANONYMOUS.key_id:
         return principal.key_id
     return f"address {request.client.host if request.client else '-'}"
-
-
-def _page(name: str) -> bytes:
-    return resources.files("gateway").joinpath(f"static/{name}").read_bytes()
 
 
 def _incoming(

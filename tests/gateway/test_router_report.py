@@ -85,6 +85,7 @@ def test_what_data_say_is_text(page: str) -> None:
     assert EVIL in text
     assert "Router report: my <router>" in text
     assert "<script" not in page
+    assert "default-src 'none'" in page, "what runs or loads nothing needs no more"
 
 
 def test_figures_and_mistakes_are_there(page: str) -> None:
