@@ -53,7 +53,7 @@ def build_key_parts(
     hidden = settings.keys.admin_token
     token = None if hidden is None else hidden.get_secret_value()
     if token is not None and (warning := check_admin_token(token)) is not None:
-        logger.warning("%s", warning)
+        logger.warning("admin token may be weak advice=%s", warning)
     if database is None and settings.keys.mode == "required":
         raise SettingsError('keys.mode is required, but database_url is "none": there are no keys')
     hasher = _hasher(settings, database)
