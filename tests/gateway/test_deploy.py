@@ -155,7 +155,7 @@ def test_the_dashboards_panels_do_not_overlap() -> None:
 
 
 def settings_in(text: str) -> set[str]:
-    return set(ENVIRONMENT.findall(text)) - {"OUTRIDER_BIND"}
+    return set(ENVIRONMENT.findall(text)) - {"OUTRIDER_BIND", "OUTRIDER_MEMORY"}
 
 
 def test_settings_of_the_image_and_of_compose_are_settings() -> None:
@@ -263,6 +263,29 @@ def test_compose_names_what_is_there() -> None:
     assert policy[policy.index("--maxmemory-policy") + 1] == "noeviction"
 
 
+def test_every_image_can_be_pinned_by_its_digest() -> None:
+    """A tag can be moved to another image; compose and the Dockerfile take name@sha256:digest."""
+    services = parsed("compose.yaml")["services"]
+    for name, service in services.items():
+        if name != "gateway":
+            variable = f"{name.upper()}_IMAGE"
+            assert re.fullmatch(rf"\$\{{{variable}:-[\w./-]+:[\w.-]+\}}", service["image"])
+    bases = [rest.split()[0] for word, rest in instructions() if word == "FROM"]
+    assert set(bases) == {"${PYTHON_IMAGE}"}
+    default = next(rest for word, rest in instructions() if rest.startswith("PYTHON_IMAGE="))
+    assert default.partition("=")[2] in services["gateway"]["build"]["args"]["PYTHON_IMAGE"]
+
+
+def test_every_container_has_bounds() -> None:
+    services = parsed("compose.yaml")["services"]
+    for name, service in services.items():
+        assert "mem_limit" in service, name
+        assert service["pids_limit"] > 0, name
+    assert services["gateway"]["ulimits"]["core"] == 0
+    for name in ("gateway", "redis", "prometheus"):
+        assert services[name]["read_only"], name
+
+
 def test_no_password_is_written_down() -> None:
     num_found = 0
     for path in DEPLOY.rglob("*"):
@@ -327,6 +350,18 @@ def test_the_unit_lets_the_gateway_drain() -> None:
     assert found["StateDirectory"] == ["outrider"]
     assert "XDG_STATE_HOME=/var/lib" in found["Environment"]
     assert found["RestartPreventExitStatus"] == ["2"]
+
+
+def test_the_unit_bounds_what_the_gateway_takes() -> None:
+    found = unit()
+    assert found["MemoryMax"] == ["80%"]
+    assert found["MemorySwapMax"] == ["0"]
+    assert int(found["TasksMax"][0]) <= 4096
+    assert found["LimitCORE"] == ["0"]  # a dump would hold keys and prompts
+    assert found["OOMPolicy"] == ["continue"]  # the gateway starts its engine again
+    for name in ("NoNewPrivileges", "PrivateTmp", "PrivateDevices", "ProtectHome"):
+        assert found[name] == ["yes"]
+    assert found["ProtectSystem"] == ["strict"]
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not there")
