@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Final, Protocol
 
 from gateway.errors import StorageError
@@ -24,6 +25,8 @@ _MAX_PLANS: Final = 65_536
 _MAX_UNSETTLED: Final = 100_000
 _MAX_AMOUNT: Final = 2**53  # whole numbers of Lua are exact up to here
 _RENEW_AT_ONCE: Final = 500
+_KEYS_AT_ONCE: Final = 16
+_CLOSE_TIMEOUT_S: Final = 5.0
 
 _Args = list[str | float]
 
@@ -197,7 +200,9 @@ class RedisLimiter:
         for reservation_id, reservation in self._open.items():
             self._unsettled[reservation_id] = (reservation.key, [reservation_id])
         self._open.clear()
-        await self.catch_up()
+        with suppress(StorageError, TimeoutError):
+            async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+                await self.catch_up()
         if self._unsettled:
             logger.warning("limits left unsettled reservations=%d", len(self._unsettled))
         await self._store.close()
@@ -280,44 +285,55 @@ class RedisLimiter:
                 raise
 
     async def renew(self) -> None:
-        """Promise to live for another lease. Raises StorageError."""
+        """Promise to live for another lease, for each tenant by itself.
+
+        A tenant whose counters fail (a node of a cluster that is away, a key that holds something
+        else) must not cost the others their leases. Raises StorageError where any failed.
+        """
         by_key: dict[str, list[str]] = {}
         for reservation in self._open.values():
             by_key.setdefault(reservation.key, []).append(reservation.reservation_id)
         for reservation_id, (key, _) in self._unsettled.items():
             by_key.setdefault(key, []).append(reservation_id)
-        num_lost = 0
-        for key, ids in by_key.items():
-            for start in range(0, len(ids), _RENEW_AT_ONCE):
-                args: _Args = [self._lease_s, *ids[start : start + _RENEW_AT_ONCE]]
-                num_lost += (await self._store.run(self._scripts.renew, key, args))[0]
-        if num_lost:
-            logger.debug("limits leases gone reservations=%d", num_lost)
+        await _for_each_key(self._renew_key, by_key)
+
+    async def _renew_key(self, key: str, ids: list[str]) -> None:
+        for start in range(0, len(ids), _RENEW_AT_ONCE):
+            args: _Args = [self._lease_s, *ids[start : start + _RENEW_AT_ONCE]]
+            num_lost = (await self._store.run(self._scripts.renew, key, args))[0]
+            if num_lost:
+                logger.debug("limits leases gone reservations=%d", num_lost)
 
     async def catch_up(self) -> None:
-        """Settle what could not be settled, for as long as Redis answers."""
-        for reservation_id in tuple(self._unsettled):
-            try:
-                await self._settle_one(reservation_id)
-            except StorageError:
-                return
+        """Settle what could not be settled, of each tenant for as long as its counters answer.
+
+        Raises StorageError where any failed.
+        """
+        by_key: dict[str, list[str]] = {}
+        for reservation_id, (key, _) in self._unsettled.items():
+            by_key.setdefault(key, []).append(reservation_id)
+        await _for_each_key(self._settle_key, by_key)
+
+    async def _settle_key(self, _: str, ids: list[str]) -> None:
+        for reservation_id in ids:
+            await self._settle_one(reservation_id)
 
     async def _keep(self) -> None:
         """Renew and catch up until cancelled."""
         interval_s = self._lease_s / 3
         while True:
-            try:
-                await asyncio.wait_for(self._wake.wait(), interval_s)
+            # Not wait_for: until Python 3.12 it loses a cancellation that comes with the event.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(interval_s):
+                    await self._wake.wait()
                 await asyncio.sleep(interval_s / 10)  # what is away is not back at once
-            except TimeoutError:
-                pass
             self._wake.clear()
-            try:
-                await self.renew()
-                await self.catch_up()
-            except StorageError:
-                if self._unsettled:
-                    self._wake.set()
+            for work in (self.renew, self.catch_up):
+                try:
+                    await work()
+                except StorageError:
+                    if self._unsettled:
+                        self._wake.set()
 
     async def _settle_one(self, reservation_id: str) -> None:
         entry = self._unsettled.get(reservation_id)
@@ -355,6 +371,24 @@ class RedisLimiter:
                 self._plans.clear()
             plan = self._plans[principal.key_id] = LinePlan(principal)
         return plan
+
+
+async def _for_each_key(
+    work: Callable[[str, list[str]], Awaitable[None]], by_key: Mapping[str, list[str]]
+) -> None:
+    """Do this for every key, a few at a time; raise the first failure when all were tried."""
+    turns = asyncio.Semaphore(_KEYS_AT_ONCE)
+
+    async def one(key: str, ids: list[str]) -> None:
+        async with turns:
+            await work(key, ids)
+
+    results = await asyncio.gather(
+        *(one(key, ids) for key, ids in by_key.items()), return_exceptions=True
+    )
+    for failure in results:
+        if failure is not None:
+            raise failure
 
 
 def _key(principal: Principal) -> str:

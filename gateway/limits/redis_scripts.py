@@ -189,18 +189,20 @@ local counters = {
   open = open,
 }
 
--- Gives back all but what was spent; answers use what was entered first.
+-- Gives back all but what was spent; answers use what was entered first. The record goes first, and
+-- each counter by itself: a counter that fails (another program's key in its place) keeps no other
+-- from its amount, and what was given back is not given back again by the next try.
 local function release(id, spent)
   local packed = redis.call('HGET', BOOK, id)
   if not packed then return false end
+  redis.call('HDEL', BOOK, id)
+  redis.call('ZREM', LEASES, id)
   for _, entry in ipairs(cmsgpack.unpack(packed).entries) do
     local period, name, slot, amount = unpack(entry)
     local kept = math.min(spent[name] or 0, amount)
     spent[name] = (spent[name] or 0) - kept
-    if amount > kept then counters[period].give_back(name, slot, amount - kept) end
+    if amount > kept then pcall(counters[period].give_back, name, slot, amount - kept) end
   end
-  redis.call('HDEL', BOOK, id)
-  redis.call('ZREM', LEASES, id)
   return true
 end
 

@@ -14,7 +14,12 @@ from redis.asyncio.cluster import RedisCluster
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import (
+    NoScriptError,
+    ReadOnlyError,
+    RedisClusterException,
+    RedisError,
+)
 
 from gateway.errors import StorageError
 from gateway.limits.metrics import LimitMetrics
@@ -89,13 +94,20 @@ class RedisStore:
                 except NoScriptError:  # Redis was started again, or forgot its scripts
                     reply = self._client.eval(script, 1, key, *args)
                     return await cast(Awaitable[list[int]], reply)
-        except (RedisError, OSError, TimeoutError) as error:
+        except (RedisError, RedisClusterException, OSError, TimeoutError) as error:
             self._report(error)
+            if isinstance(error, ReadOnlyError):
+                await self._leave_replica()
             raise StorageError("Limits cannot be checked now. Try again in a moment.") from error
 
     async def close(self) -> None:
         """Disconnect."""
         await self._client.aclose()
+
+    async def _leave_replica(self) -> None:
+        """Connect anew: the primary became a replica, and its name may lead to the new one."""
+        if isinstance(self._client, Redis):  # a cluster's client finds the new primary itself
+            await self._client.connection_pool.disconnect(inuse_connections=False)
 
     def _report(self, error: Exception) -> None:
         """Once in a while: every request of a busy minute fails alike."""

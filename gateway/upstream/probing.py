@@ -41,14 +41,16 @@ class Prober:
         self._has_news.set()
 
     async def run(self) -> None:
-        """For ever; ends by being cancelled."""
+        """Probe until cancelled."""
         while True:
             self._has_news.clear()
             wait_s = self._replicas.probe_wait_s
             if wait_s is None or wait_s > 0:
+                timeout_s = None if wait_s is None else max(wait_s, _MIN_WAIT_S)
+                # Not wait_for: until Python 3.12 it loses a cancellation that comes with the event.
                 with suppress(TimeoutError):
-                    timeout_s = None if wait_s is None else max(wait_s, _MIN_WAIT_S)
-                    await asyncio.wait_for(self._has_news.wait(), timeout_s)
+                    async with asyncio.timeout(timeout_s):
+                        await self._has_news.wait()
             else:
                 await asyncio.gather(*map(self._probe, self._replicas.to_probe()))
 

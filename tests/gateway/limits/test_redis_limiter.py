@@ -4,6 +4,7 @@ import asyncio
 import socket
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 import pytest
 import redis
@@ -296,6 +297,164 @@ def test_leases_are_renewed_by_themselves(rig: RedisRig) -> None:
 
     with rig:
         rig.run(asyncio.wait_for(hold(), 10))
+
+
+def poison(url: str, name: str) -> None:
+    """Put another kind of value under one of a tenant's names, as another program might."""
+    admin = redis.Redis.from_url(url)
+    admin.delete(name)
+    admin.rpush(name, "garbage")
+    admin.close()
+
+
+def test_a_tenant_whose_counters_fail_costs_no_other_its_lease(
+    flaky: tuple[RedisRig, FlakyStore, RedisLimiter],
+) -> None:
+    """The same holds for a node of a cluster that is away: it has some tenants' counters only."""
+    rig, _, limiter = flaky
+    failing, healthy = (
+        key(LimitSpec(concurrent_requests=1), key_id=key_id) for key_id in ("failing", "healthy")
+    )
+    rig.run(limiter.reserve(failing, want()))
+    rig.run(limiter.reserve(healthy, want()))
+    poison(rig.url, "outrider:limits:{key:failing}:leases")
+    rig.turn(20)
+    with pytest.raises(StorageError):
+        rig.run(limiter.renew())
+    rig.turn(20)  # past the first lease
+    with pytest.raises(RateLimitError, match="1 are under way"):
+        rig.reserve(healthy)
+    with pytest.raises(StorageError):
+        rig.reserve(failing)
+
+
+def test_a_tenant_whose_counters_fail_does_not_keep_others_from_settling(
+    flaky: tuple[RedisRig, FlakyStore, RedisLimiter],
+) -> None:
+    rig, store, limiter = flaky
+    failing = rig.run(limiter.reserve(key(PRINCIPAL.limits, key_id="failing"), want(tokens=60)))
+    healthy = rig.run(limiter.reserve(PRINCIPAL, want(tokens=60)))
+    store.cut = "question"
+    for reservation in (failing, healthy):
+        rig.run(reservation.settle(want(tokens=50).by_tier))
+    store.cut = None
+    poison(rig.url, "outrider:limits:{key:failing}:book")
+    with pytest.raises(StorageError):
+        rig.run(limiter.catch_up())
+    assert remaining(rig)["tokens_per_minute"] == 50
+
+
+def test_a_counter_that_fails_has_the_others_given_back_once(
+    flaky: tuple[RedisRig, FlakyStore, RedisLimiter],
+) -> None:
+    rig, _, limiter = flaky
+    rig.run(limiter.reserve(PRINCIPAL, want(tokens=40)))
+    one = rig.run(limiter.reserve(PRINCIPAL, want(tokens=60, usd_nanos=5)))
+    day = f"outrider:limits:{{key:k1}}:d:key:k1::usd_per_day:{int(rig.now_s // 86_400)}"
+    poison(rig.url, day)
+    rig.run(one.settle({}))
+    for _ in range(3):
+        with suppress(StorageError):
+            rig.run(limiter.catch_up())
+    redis.Redis.from_url(rig.url).delete(day)
+    assert remaining(rig) == {
+        "concurrent_requests": 1,
+        "tokens_per_minute": 60,
+        "usd_per_day": 10**9,
+    }
+
+
+def test_a_full_redis_takes_back_and_lets_nothing_in(rig: RedisRig) -> None:
+    admin = redis.Redis.from_url(rig.url)
+    with rig:
+        one = rig.reserve(PRINCIPAL, tokens=60)
+        admin.config_set("maxmemory", 1)
+        try:
+            with pytest.raises(StorageError):
+                rig.reserve(PRINCIPAL, tokens=1)
+            rig.settle(one, tokens=10)
+            assert b"open:key:k1::concurrent_requests" not in admin.hgetall(
+                "outrider:limits:{key:k1}:book"
+            )
+        finally:
+            admin.config_set("maxmemory", 0)
+        assert remaining(rig)["tokens_per_minute"] == 90
+    admin.close()
+
+
+def test_a_primary_that_became_a_replica_is_connected_to_anew(redis_url: str) -> None:
+    """Its name may lead to the new primary; a connection that is kept never does."""
+    admin = redis.Redis.from_url(redis_url)
+    own = admin.client_id()
+
+    async def ask() -> None:
+        limiter = RedisLimiter.from_url(redis_url)
+        await limiter.reserve(PRINCIPAL, want(tokens=1))
+        admin.execute_command("REPLICAOF", "127.0.0.1", "1")
+        try:
+            with pytest.raises(StorageError):
+                await limiter.reserve(PRINCIPAL, want(tokens=1))
+            for _ in range(1000):
+                left = [c["id"] for c in admin.client_list(_type="normal") if int(c["id"]) != own]
+                if not left:
+                    break
+            assert not left
+        finally:
+            admin.execute_command("REPLICAOF", "NO", "ONE")
+        await limiter.reserve(PRINCIPAL, want(tokens=1))
+        await limiter.close()
+
+    asyncio.run(ask())
+    admin.close()
+
+
+def test_a_cluster_that_cannot_be_reached_is_an_outage() -> None:
+    """Its client's own errors end neither the start, nor the task that renews leases."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound and not listening: refused
+        url = f"redis+cluster://127.0.0.1:{taken.getsockname()[1]}"
+
+        async def ask() -> None:
+            limiter = RedisLimiter.from_url(url)
+            await limiter.start()
+            with pytest.raises(StorageError, match="cannot be checked"):
+                await limiter.reserve(PRINCIPAL, want(tokens=1))
+            await limiter.close()
+
+        asyncio.run(ask())
+
+
+@pytest.mark.parametrize("num_turns", range(4))
+def test_closing_while_redis_is_away_ends(num_turns: int) -> None:
+    """Also in the very turn in which the task that renews leases is told of a failure."""
+
+    class Away:
+        is_away = False
+
+        async def run(self, *_: object) -> list[int]:
+            if self.is_away:
+                raise StorageError("away")
+            return [1, *([0, -1, 0] * len(LimitSpec.model_fields))]
+
+        async def close(self) -> None:
+            pass
+
+    async def settle_and_close() -> None:
+        store = Away()
+        limiter = RedisLimiter(store)
+        await limiter.start()
+        one = await limiter.reserve(PRINCIPAL, want())
+        store.is_away = True
+        await one.settle({})
+        for _ in range(num_turns):
+            await asyncio.sleep(0)
+        await asyncio.wait({asyncio.create_task(limiter.close())}, timeout=5)
+        left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in left:  # a second cancellation is not lost
+            task.cancel()
+        assert not left
+
+    asyncio.run(settle_and_close())
 
 
 def test_nothing_is_kept_for_ever(redis_url: str) -> None:
