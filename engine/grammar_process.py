@@ -103,7 +103,7 @@ class GrammarProcess:
         try:
             connection.send_bytes(json.dumps({"kind": spec.kind, "text": spec.text}).encode())
             if connection.poll(self._bounds.compile_wall_s):
-                return _read(connection.recv_bytes())
+                return _read(connection.recv_bytes(), spec)
         except (EOFError, OSError):
             pass
         exit_code = self._end()
@@ -164,14 +164,18 @@ def _spawn() -> tuple[subprocess.Popen[bytes], Connection]:
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
+            # xgrammar writes a line about each oddity of a client's text, and there may be 60,000.
+            stderr=subprocess.DEVNULL,
             # The same code as ours, wherever it was imported from.
             env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
     return process, Connection(ours.detach())
 
 
-def _read(message: bytes) -> GrammarSource:
+def _read(message: bytes, spec: GrammarSpec) -> GrammarSource:
     answer = json.loads(message)
+    if "unforeseen" in answer:
+        log.warning("grammar cannot be read kind=%s error=%s", spec.kind, answer["unforeseen"])
     if "error" in answer:
         raise InvalidGrammarError(answer["error"])
     return GrammarSource(form=answer["form"], text=answer["text"])

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 MAX_WHITESPACE_CHARS: Final = 8
 """Between two tokens of a JSON answer. Without a bound a weak model writes spaces to the end."""
 
+_MAX_REASON_CHARS: Final = 1000
 # xgrammar's messages begin with a time stamp and the place in its source.
 _ORIGIN: Final = re.compile(r"^\[[\d:]+\] \S+?:\d+: (Check failed: \(.*?\) is false: )?")
 
@@ -67,8 +68,8 @@ def compile_source(
 
 
 def reason(error: BaseException) -> str:
-    """xgrammar's own words without the place in its source."""
-    return _ORIGIN.sub("", str(error)).strip() or "it cannot be compiled"
+    """xgrammar's own words, without the place in its source and without most of a long text."""
+    return _ORIGIN.sub("", str(error)).strip()[:_MAX_REASON_CHARS] or "it cannot be compiled"
 
 
 def _grammar(source: GrammarSource) -> "xgrammar.Grammar":

@@ -10,7 +10,6 @@ grammars, each answered by its source or an error.
 """
 
 import json
-import logging
 import os
 import random
 import signal
@@ -28,8 +27,6 @@ from engine.request import GrammarKind
 
 if TYPE_CHECKING:
     import xgrammar
-
-log = logging.getLogger("engine.grammar_worker")
 
 # Smaller than the stack of the threads that compile in the engine's process (8 MiB or more), so
 # that recursion that is too deep for them is too deep here first.
@@ -125,10 +122,10 @@ class _Trial:
             if "bad_alloc" in str(error):
                 return {"error": "compiling it takes too much memory; simplify it"}
             return {"error": reason(error)}
+        except UnicodeDecodeError:  # xgrammar cut its message within a character
+            return {"error": "it cannot be compiled"}
         except Exception as error:  # noqa: BLE001 - a client's text ends no more than its request
-            name = type(error).__name__
-            log.warning("grammar could not be read kind=%s error=%s", asked["kind"], name)
-            return {"error": reason(error)}
+            return {"error": reason(error), "unforeseen": type(error).__name__}
         if max(size_bytes - self._max_grammar_bytes, len(source.text) - self._max_source_bytes) > 0:
             return {
                 "error": f"compiled it has {max(size_bytes, len(source.text))} bytes; the limit is "

@@ -5,9 +5,11 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, JsonValue, model_validator
 from pydantic_core import PydanticCustomError
 
+from engine.request import MAX_GRAMMAR_BYTES
 from gateway.schema.common import Label, ListOf, RequestModel
 
 MAX_CHOICE_TEXTS = 1024
+MAX_REGEX_CHARS = 8192
 
 
 class TextFormat(RequestModel):
@@ -61,11 +63,14 @@ class StructuredOutputs(RequestModel):
 
     model_config = ConfigDict(json_schema_extra=_document_one_of)
 
-    regex: Annotated[str | None, Field(min_length=1)] = None
+    regex: Annotated[str | None, Field(min_length=1, max_length=MAX_REGEX_CHARS)] = None
     choice: (
         Annotated[ListOf[ChoiceText], Field(min_length=1, max_length=MAX_CHOICE_TEXTS)] | None
     ) = None
-    grammar: Annotated[str | None, Field(min_length=1, description="In xgrammar's EBNF.")] = None
+    grammar: Annotated[
+        str | None,
+        Field(min_length=1, max_length=MAX_GRAMMAR_BYTES, description="In xgrammar's EBNF."),
+    ] = None
     json_: Annotated[
         dict[str, JsonValue] | str | None, Field(alias="json", description="A JSON schema.")
     ] = None

@@ -30,6 +30,9 @@ VOCABULARY = [b"\xff", *(bytes([byte]) for byte in range(32, 127))]
 SIMPLE = GrammarSpec(kind="regex", text="[a-z]{1,5}")
 SLOW = schema_spec({"type": "object", "properties": {f"p{i}": {} for i in range(4000)}})  # 3 s
 
+# xgrammar 0.2.8 recurses without end: this ended the engine with every answer in it.
+CRASHING = GrammarSpec(kind="ebnf", text="root ::= root {2,3}")
+
 
 def compiler(bounds: CompileBounds) -> XGrammarCompiler:
     return XGrammarCompiler(
@@ -71,20 +74,23 @@ def test_a_slow_or_crashing_grammar_ends_its_process_and_nothing_else(
         own.compile(SLOW).result(60)
     assert processes[0].returncode == -signal.SIGPROF
     assert own.compile(SIMPLE).result(60).vocab_size == len(VOCABULARY)
-    assert len(processes) == 2
+    with pytest.raises(InvalidGrammarError, match="the compiler failed on it"):
+        own.compile(CRASHING).result(60)
+    assert processes[1].returncode == -signal.SIGSEGV
+    assert own.compile(replace(SIMPLE, text="[a-z]{3}")).result(60)
     slow = own.compile(SLOW)
     assert isinstance(slow.exception(0), InvalidGrammarError)  # kept: not tried again
 
-    os.kill(processes[1].pid, signal.SIGKILL)  # as a system without memory does
-    processes[1].wait()
+    os.kill(processes[2].pid, signal.SIGKILL)  # as a system without memory does
+    processes[2].wait()
     other = replace(SIMPLE, text="[a-z]{2}")
     with pytest.raises(UnfinishedGrammarError):
         own.compile(other).result(60)
     assert own.compile(other).result(60)  # not its own fault: tried again
-    assert len(processes) == 3
+    assert len(processes) == 4
 
     own.close()
-    assert processes[2].returncode == -signal.SIGKILL
+    assert processes[3].returncode == -signal.SIGKILL
 
 
 def test_the_process_has_a_bound_on_memory() -> None:

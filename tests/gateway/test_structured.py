@@ -14,6 +14,7 @@ from gateway.chat import ChatTokenizer
 from gateway.errors import BadRequestError
 from gateway.schema.chat import ChatRequest
 from gateway.schema.completions import CompletionRequest
+from gateway.schema.structured import MAX_REGEX_CHARS
 from gateway.structured import StructuredPlan, plan_structured
 from tests.engines import PAIR_FOLDER, make_engine, shipped_pair
 from tests.gateway.conftest import LengthPolicy, serve, wait_for
@@ -108,7 +109,12 @@ def test_a_wrong_field_is_named(fields: dict[str, object], param: str) -> None:
 def test_two_grammars_and_large_ones_are_refused() -> None:
     with pytest.raises(BadRequestError, match="give one of them"):
         plan(response_format={"type": "json_object"}, structured_outputs={"regex": "a"})
-    too_large = plan(structured_outputs={"regex": "a" * (MAX_GRAMMAR_BYTES + 1)})
+    for name, limit in (("regex", MAX_REGEX_CHARS), ("grammar", MAX_GRAMMAR_BYTES)):
+        assert plan(structured_outputs={name: "a" * limit}) is not None
+        with pytest.raises(BadRequestError, match=str(limit)) as caught:
+            plan(structured_outputs={name: "a" * (limit + 1)})
+        assert caught.value.param == f"structured_outputs.{name}"
+    too_large = plan(structured_outputs={"json": "a" * (MAX_GRAMMAR_BYTES + 1)})
     assert too_large is not None
     with pytest.raises(BadRequestError, match="over the limit") as caught:
         too_large.grammar()
@@ -246,7 +252,7 @@ def test_regex_choice_and_grammar(url: str) -> None:
         (
             {"response_format": json_schema({"type": "banana"})},
             "response_format",
-            "'banana' is not a type",
+            "type='banana' must be one of",
         ),
         (
             {"structured_outputs": {"grammar": 'root ::= "a" b'}},
