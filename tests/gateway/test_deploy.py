@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from gateway.tenants.metrics import TenantMetrics
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
+IMAGE_EXTRAS = ("postgres", "redis", "telemetry")
 METRIC = re.compile(r"\boutrider_[a-z0-9_]+\b")
 ENVIRONMENT = re.compile(r"OUTRIDER_[A-Z0-9_]+")
 
@@ -229,6 +231,35 @@ def test_torch_comes_from_the_index_that_is_asked_for() -> None:
     assert re.search(r"^ARG TORCH_INDEX=$", text, re.MULTILINE)
     assert "${TORCH_INDEX:+" in text
     assert re.search(r"^torch==", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+
+
+def test_wheels_of_the_image_are_named_by_their_hashes() -> None:
+    """All but torch, which comes from the index that is asked for, and what it brings."""
+    lines = (DEPLOY / "requirements-x86_64.txt").read_text().splitlines()
+    listed = [line for line in lines if not line.startswith("#")]
+    pattern = re.compile(r"([a-z0-9-]+)==([\w.]+) --hash=sha256:[0-9a-f]{64}")
+    found = [pattern.fullmatch(line) for line in listed]
+    versions = {match[1]: match[2] for match in found if match}
+    assert len(versions) == len(listed) > 80
+    held = dict(
+        line.split("==")
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if not line.startswith("#")
+    )
+    assert {name: held[name] for name in versions.keys() & held} == {
+        name: versions[name] for name in versions.keys() & held
+    }
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [
+        *project["dependencies"],
+        *(each for extra in IMAGE_EXTRAS for each in project["optional-dependencies"][extra]),
+    ]
+    names = {re.split(r"[\[>=;]", each)[0] for each in wanted}
+    assert names - versions.keys() == {"torch"}
+    runs = " ".join(rest for word, rest in instructions() if word == "RUN")
+    assert "--require-hashes --no-deps" in runs
+    assert f".[{','.join(IMAGE_EXTRAS)}]" in runs
+    assert "--no-build-isolation" in runs  # else a setuptools of any version is fetched
 
 
 # ---- compose ----------------------------------------------------------------------------------

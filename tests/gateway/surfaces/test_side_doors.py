@@ -1,0 +1,119 @@
+"""What chat refuses is refused by the Responses and the Messages API too: no side doors."""
+
+import json
+from typing import Any
+
+import pytest
+
+from gateway.asgi import parse
+from gateway.errors import BadRequestError
+from gateway.schema.chat import ChatRequest
+from gateway.surfaces.messages.surface import MessagesSurface
+from gateway.surfaces.responses.surface import ResponsesSurface
+from gateway.surfaces.surface import Surface
+
+HELLO = [{"role": "user", "content": "Hello"}]
+BASES: dict[str, dict[str, Any]] = {
+    "responses": {"model": "auto", "input": "Hello"},
+    "messages": {"model": "auto", "max_tokens": 9, "messages": HELLO},
+}
+# What chat refuses by a name or a value.
+BY_CHAT: tuple[dict[str, Any], ...] = (
+    {"n": 2},
+    {"n": 10**6},
+    {"best_of": 2},
+    {"echo": True},
+    {"temperature": 3},
+    {"top_p": 0},
+    {"store": True},
+    {"metadata": {"a": {"b": 1}}},
+    {"user": ["a"]},
+    {"stream": "yes"},
+    {"model": ["auto"]},
+    {"tools": [{"type": "web_search"}]},
+    {"tools": [{"type": "function", "name": "a b"}]},
+    {"tool_choice": {"type": "mcp"}},
+    {"outrider": {"tier": 1}},
+    {"outrider": {"prvacy": "private"}},
+    {"outrider": {"max_cost_usd": -1}},
+    {"cache_salt": "x"},
+    {"kv_transfer_params": {}},
+    {"priority": 9},
+    {"lora_path": "/etc"},
+    {"web_search_options": {}},
+    {"modalities": ["audio"]},
+    {"extra_body": {}},
+)
+OWN: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("responses", {"previous_response_id": "resp_of_another_tenant"}),
+    ("responses", {"conversation": "conv_1"}),
+    ("responses", {"background": True}),
+    ("responses", {"prompt": {"id": "pmpt_1"}}),
+    ("responses", {"truncation": "auto"}),
+    ("responses", {"include": ["file:///etc/passwd"]}),
+    ("responses", {"input": [{"type": "item_reference", "id": "msg_of_another_tenant"}]}),
+    ("responses", {"metadata": {str(index): "x" for index in range(17)}}),
+    ("responses", {"metadata": {"a": "x" * 513}}),
+    ("responses", {"safety_identifier": "x" * 513}),
+    ("responses", {"top_logprobs": 21}),
+    ("responses", {"stop": ["x"] * 17}),
+    ("responses", {"logit_bias": {"1": 101}}),
+    ("responses", {"tools": [{"type": "function", "name": "f"}] * 129}),
+    ("messages", {"stop_sequences": ["x"] * 17}),
+    ("messages", {"stop_sequences": [""]}),
+    ("messages", {"metadata": {"user_id": "x" * 513}}),
+    ("messages", {"mcp_servers": [{"type": "url", "url": "http://127.0.0.1/"}]}),
+    ("messages", {"container": "c"}),
+    ("messages", {"service_tier": "priority"}),
+    ("messages", {"tools": [{"name": "f", "input_schema": {}}] * 129}),
+    ("messages", {"thinking": {"type": "enabled", "budget_tokens": 10**30}}),
+    ("messages", {"max_tokens": 0}),
+    ("messages", {"system": [{"type": "image", "source": {}}]}),
+)
+URLS = ("http://169.254.169.254/latest/meta-data", "file:///etc/passwd", "gopher://127.0.0.1:6379/")
+
+
+def surface(name: str, *, elsewhere: bool = False) -> Surface:
+    if name == "responses":
+        return ResponsesSurface(has_tiers_elsewhere=elsewhere)
+    return MessagesSurface(has_tiers_elsewhere=elsewhere)
+
+
+def read_here(name: str, fields: dict[str, Any]) -> ChatRequest:
+    """The request as the local models get it."""
+    body = json.dumps({**BASES[name], **fields}).encode()
+    return parse(ChatRequest, surface(name).read(body).chat_body)
+
+
+@pytest.mark.parametrize("name", BASES)
+@pytest.mark.parametrize("fields", BY_CHAT)
+def test_what_chat_refuses_has_no_side_door(name: str, fields: dict[str, Any]) -> None:
+    with pytest.raises(BadRequestError):
+        read_here(name, fields)
+
+
+@pytest.mark.parametrize(("name", "fields"), OWN)
+def test_fields_of_one_api_have_its_bounds(name: str, fields: dict[str, Any]) -> None:
+    with pytest.raises(BadRequestError):
+        read_here(name, fields)
+
+
+@pytest.mark.parametrize("url", URLS)
+def test_no_address_of_a_client_is_fetched(url: str) -> None:
+    """Local models take no images; an upstream tier is sent the address as it is, unread."""
+    image = {"type": "image", "source": {"type": "url", "url": url}}
+    fields = {"messages": [{"role": "user", "content": [image]}]}
+    with pytest.raises(BadRequestError, match="text only"):
+        read_here("messages", fields)
+    content = [{"type": "input_image", "image_url": url}]
+    with pytest.raises(BadRequestError):
+        read_here("responses", {"input": [{"role": "user", "content": content}]})
+    body = json.dumps({**BASES["messages"], **fields}).encode()
+    chat = json.loads(surface("messages", elsewhere=True).read(body).chat_body)
+    assert chat["messages"][0]["content"] == [{"type": "image_url", "image_url": {"url": url}}]
+
+
+def test_what_another_server_has_encrypted_is_passed_over() -> None:
+    secret = {"type": "reasoning", "summary": [], "encrypted_content": "gAAAA"}
+    request = read_here("responses", {"input": [*HELLO, secret]})
+    assert "gAAAA" not in request.model_dump_json()
