@@ -19,7 +19,7 @@ from engine.events import (
     Finished,
     FinishReason,
 )
-from engine.grammar import GrammarCompiler
+from engine.grammar import GrammarCompiler, InvalidGrammarError
 from engine.grammar_queue import GrammarQueue
 from engine.hand_over import HandOver
 from engine.host_work import HostWork
@@ -422,6 +422,9 @@ class Engine:
         """End a sequence whose own part of the step could not be done."""
         sequence.finish_reason = "abort"
         self._take_out(sequence)
+        if isinstance(sequence.failure, InvalidGrammarError):
+            self._forget(sequence, code="invalid_grammar", message=str(sequence.failure))
+            return
         self._forget(
             sequence,
             code="request_failed",

@@ -5,9 +5,10 @@ and verification all see the same distribution, and it tells the drafter which g
 and where only one token is.
 """
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 import torch
@@ -17,6 +18,10 @@ from torch import Tensor
 from engine.request import GrammarSpec
 
 _WORD_BITS = 32
+# Processor time that one answer's masks may take: a reserve, and so much more with each mask. An
+# ordinary schema takes a tenth of a millisecond; the compiler's trial refuses what is slow at once.
+_FIRST_S: Final = 0.5
+_MASK_S: Final = 0.05
 
 
 class InvalidGrammarError(ValueError):
@@ -82,8 +87,20 @@ class GrammarState:
     and verifier ask. What was not accepted is dropped when the answer grows.
     """
 
-    def __init__(self, grammar: TokenGrammar, *, num_prompt_tokens: int) -> None:
+    def __init__(
+        self,
+        grammar: TokenGrammar,
+        *,
+        num_prompt_tokens: int,
+        clock: Callable[[], float] = time.thread_time,
+    ) -> None:
+        """`clock`: seconds of processor time of this thread, so that a busy machine costs nothing.
+
+        Every method raises InvalidGrammarError once the masks have taken too much of it.
+        """
         self._grammar = grammar
+        self._clock = clock
+        self._left_s = _FIRST_S
         self._num_prompt_tokens = num_prompt_tokens
         self._num_words = -(-grammar.vocab_size // _WORD_BITS)
         self._stops = frozenset(grammar.stop_token_ids)
@@ -209,12 +226,19 @@ class GrammarState:
     def _mask(self, node: "_Node") -> NDArray[np.int32]:
         """What may follow a node, [num_words]; where the grammar got stuck, only the end may."""
         if node.mask is None:
+            began_s = self._clock()
             self._go(node)
             mask = np.full(self._num_words, -1, dtype=np.int32)
             self._matcher.fill_mask(mask)
             if spare := self._grammar.vocab_size % _WORD_BITS:
                 mask[-1] &= (1 << spare) - 1
             node.mask = mask if mask.any() else self._stop_mask
+            spent_s = self._clock() - began_s
+            self._left_s = min(self._left_s + _MASK_S - spent_s, _FIRST_S)  # no credit piles up
+            if self._left_s < 0.0:
+                raise InvalidGrammarError(
+                    "finding the tokens that it allows takes too long; simplify it"
+                )
         return node.mask
 
     def _go(self, node: "_Node") -> None:

@@ -6,7 +6,7 @@ a while; every other request's text is the one that it has without such a neighb
 
 from concurrent.futures import Future
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ import pytest
 from draft.text_sources import TextSources
 from engine.core import Engine
 from engine.events import EngineEvent, Failed
-from engine.grammar import TokenGrammar, TokenMatcher
+from engine.grammar import GrammarState, TokenGrammar, TokenMatcher
 from engine.logit_rules import SamplingRule
 from engine.request import EngineRequest, GrammarSpec
 from engine.sequence import Sequence
@@ -243,6 +243,34 @@ def test_a_compiler_that_breaks_refuses_its_request_only(place: str) -> None:
     assert [(event.code, event.request_id) for event in own if isinstance(event, Failed)] == [
         ("invalid_grammar", POISON)
     ]
+
+
+@pytest.mark.parametrize("mask_s", [0.04, 0.3])
+def test_a_grammar_that_takes_too_long_ends_its_request_only(
+    mask_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each mask takes `mask_s` of processor time by a clock that stands still otherwise."""
+    now_s = 0.0
+    fill_mask = FusedMatcher.fill_mask
+
+    def slowly(self: FusedMatcher, mask: Any) -> None:
+        nonlocal now_s
+        now_s += mask_s
+        fill_mask(self, mask)
+
+    monkeypatch.setattr(FusedMatcher, "fill_mask", slowly)
+    monkeypatch.setattr(
+        "engine.grammar_queue.GrammarState", partial(GrammarState, clock=lambda: now_s)
+    )
+    engine = make_engine(shipped_pair(), grammars={"large": FusedCompiler(Fuse("never", 0))})
+    own = run(engine, poisoned(grammar=SPEC))
+    if mask_s < 0.05:
+        assert not any(isinstance(event, Failed) for event in own)
+        return
+    assert isinstance(own[-1], Failed)
+    assert own[-1].code == "invalid_grammar"
+    assert "takes too long" in own[-1].message
+    assert now_s < 1.0
 
 
 def test_running_out_of_memory_is_no_request_s_own_failure() -> None:
