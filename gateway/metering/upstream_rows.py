@@ -25,11 +25,14 @@ def upstream_entry(
     # The prompt of a continuation holds what was charged as an answer already.
     has_prompt = attempt.kind != "continuation"
     charged = Tokens()
+    num_discarded = usage.num_completion_tokens
     if is_delivered:
+        # What a continuation repeats was charged with the attempt that broke off.
+        num_discarded = min(attempt.num_repeated_tokens, usage.num_completion_tokens)
         charged = Tokens(
             num_prompt=usage.num_prompt_tokens if has_prompt else 0,
             num_cached=min(usage.num_cached_tokens, usage.num_prompt_tokens) if has_prompt else 0,
-            num_completion=usage.num_completion_tokens,
+            num_completion=usage.num_completion_tokens - num_discarded,
         )
     first_s = attempt.first_token_s
     row: LedgerRow = template(
@@ -43,7 +46,7 @@ def upstream_entry(
         num_cached_tokens=min(usage.num_cached_tokens, usage.num_prompt_tokens),
         num_completion_tokens=usage.num_completion_tokens,
         num_reasoning_tokens=usage.num_reasoning_tokens,
-        num_discarded_tokens=0 if is_delivered else usage.num_completion_tokens,
+        num_discarded_tokens=num_discarded,
         usage_source=usage.source,
         ttft_s=None if first_s is None else first_s - arrival_s,
         duration_s=attempt.ended_s - attempt.started_s,

@@ -153,6 +153,9 @@ class UpstreamAnswer:
         self._request = await opening.run()
 
     def _opening(self, kind: AttemptKind, plan: Plan | None) -> Opening:
+        num_repeated = 0
+        if plan is not None and self._request is not None and not plan.num_before:
+            num_repeated = self._request.num_written_tokens
         return Opening(
             self._tier,
             self._call,
@@ -160,6 +163,7 @@ class UpstreamAnswer:
             started_s=self._started_s,
             resume=plan.resume if plan else None,
             avoid=(self._request.replica,) if self._request else (),
+            num_repeated_tokens=num_repeated,
         )
 
     async def _go_on(self, error: UpstreamError) -> Seam | None:

@@ -19,7 +19,8 @@ class Attempt:
 
     `replica` is `host:port`, `model` what it was asked for. `failure` is a `FailureKind` where
     there was one. `cost_usd` is what it costs us; what of it the client pays is not decided here,
-    but it never pays for `lost` ones nor for mirrors.
+    but it never pays for `lost` ones nor for mirrors. `num_repeated_tokens` of its answer were
+    written by the attempt before it: a continuation may begin with what was delivered.
     """
 
     request_id: str
@@ -35,6 +36,7 @@ class Attempt:
     usage: UpstreamUsage | None = None
     cost_usd: float | None = None
     model: str = ""
+    num_repeated_tokens: int = 0
 
 
 OnAttempt = Callable[[Attempt], None]

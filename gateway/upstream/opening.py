@@ -58,6 +58,7 @@ class Opening:
         started_s: float,
         resume: Resume | None = None,
         avoid: Collection[Replica] = (),
+        num_repeated_tokens: int = 0,
     ) -> None:
         """`started_s`: when the whole answer was begun. Raises BadRequestError by its dialect.
 
@@ -71,6 +72,7 @@ class Opening:
         self._end_s = started_s + tier.settings.timeouts.total_s
         if call.deadline_s is not None:
             self._end_s = min(self._end_s, call.deadline_s)
+        self._num_repeated_tokens = num_repeated_tokens
         self._body = tier.parts.dialect.body(call, tier.traits, resume)
         self._round: list[Replica] = list(avoid)
         """Who was asked since the last wait."""
@@ -226,7 +228,14 @@ class Opening:
 
     def _ask(self, replica: Replica, kind: AttemptKind) -> UpstreamRequest:
         """A request to it, not sent yet. No await may lie between this and its being picked."""
-        request = UpstreamRequest(self._tier, self._call, replica, kind=kind, body=self._body)
+        request = UpstreamRequest(
+            self._tier,
+            self._call,
+            replica,
+            kind=kind,
+            body=self._body,
+            num_repeated_tokens=self._num_repeated_tokens,
+        )
         self.asked.append(request)
         self._round.append(replica)
         return request

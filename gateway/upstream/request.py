@@ -68,6 +68,7 @@ class UpstreamRequest:
         "_is_booked",
         "_lease",
         "_meter",
+        "_num_repeated_tokens",
         "_reader",
         "_response",
         "_span",
@@ -87,7 +88,9 @@ class UpstreamRequest:
         *,
         kind: AttemptKind,
         body: bytes,
+        num_repeated_tokens: int = 0,
     ) -> None:
+        """`num_repeated_tokens` at the answer's beginning were written by the attempt before."""
         self._tier = tier
         self._call = call
         self._body = body
@@ -105,6 +108,7 @@ class UpstreamRequest:
         # A continuation's prompt is longer than the call's: its report cannot be held against that.
         count_prompt = None if kind == "continuation" else tier.parts.count_prompt
         self._meter = UsageMeter(call, tier.parts.count_text, count_prompt)
+        self._num_repeated_tokens = num_repeated_tokens
         self._is_booked = False
         self._lease: Lease = replica.begin(is_streamed=call.is_streamed)
         self._span = begin_attempt(
@@ -125,6 +129,11 @@ class UpstreamRequest:
     def first_token_s(self) -> float | None:
         """When the first token of a stream came, on the clock."""
         return self._lease.first_token_s
+
+    @property
+    def num_written_tokens(self) -> int:
+        """Tokens of the whole answer so far, by this attempt or by the one that it repeats."""
+        return max(self.usage.num_completion_tokens, self._num_repeated_tokens)
 
     @property
     def usage(self) -> UpstreamUsage:
@@ -381,6 +390,7 @@ class UpstreamRequest:
             usage=usage,
             cost_usd=None if usage is None else cost_usd(usage, tier.settings.price),
             model=self._call.model,
+            num_repeated_tokens=self._num_repeated_tokens,
         )
         tier.parts.on_attempt(attempt)
         if self._call.on_attempt is not None:

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from benchmarks.mock_upstream import MockScript, ToolCall, Toxic
+from benchmarks.mock_upstream import MockRequest, MockScript, ToolCall, Toxic
 from gateway.chat import ChatTokenizer
 from gateway.limits.amounts import NANOS_PER_USD, LimitSpec
 from tests.gateway.hostile import hostile, piece, streamed
@@ -22,6 +22,7 @@ from tests.gateway.hybrid import CHAT, Streamed
 from tests.gateway.metering.tenants import Books, books
 
 Open = Callable[..., Any]
+Scripted = MockScript | Callable[[MockRequest], MockScript]
 PRICE = {"prompt": 100.0, "completion": 1000.0}
 LONG = MockScript(num_pieces=400, usage="never")
 BROKE = 0.05
@@ -33,7 +34,7 @@ def opened(tokenizer: ChatTokenizer, encode: Callable[[str], list[int]], tmp_pat
     """Opens a gateway with a key and one upstream tier, whose answers have no default length."""
 
     @contextmanager
-    def open_books(script: MockScript = LONG, **options: Any) -> Iterator[Books]:
+    def open_books(script: Scripted = LONG, **options: Any) -> Iterator[Books]:
         tier = {"price": PRICE, **options.pop("tier", {})}
         with books(tokenizer, encode, tmp_path, tier=tier, clouds=[script], **options) as made:
             object.__setattr__(made.world.context.limits, "default_max_tokens", None)
@@ -167,6 +168,34 @@ def test_a_failure_of_the_server_is_free_in_mid_stream_too(opened: Open) -> None
     assert answer.error is not None
     assert (row["outcome"], row["num_charged_tokens"], used) == ("failed", 0, 0)
     assert row["cost_nanos"] > 0
+
+
+@pytest.mark.parametrize("usage", ["always", "never"])
+def test_an_answer_that_was_repeated_after_it_broke_off_is_charged_once(
+    opened: Open, usage: Any
+) -> None:
+    """A server that replays writes the delivered beginning again: it was charged twice."""
+    whole = MockScript(num_pieces=40, usage=usage, reported_usage=(10, 90))
+    cuts = [Toxic(kind="reset", after_events=n) for n in (12, 30)]
+    scripts = iter([*(MockScript(num_pieces=40, toxic=cut) for cut in cuts), whole])
+
+    def script(_: MockRequest) -> MockScript:
+        return next(scripts)
+
+    tier = {"server": "outrider"}
+    with opened(script, limits=MANY, tier=tier) as made:
+        answer = Streamed(ask_stream(made, stream_options={"include_usage": True}))
+        rows = made.rows(3)
+        used = made.used("tokens_per_minute")
+    first, *others = rows
+    prompt = first["num_charged_tokens"] - first["num_completion_tokens"]
+    assert answer.is_done
+    assert [row["kind"] for row in others] == ["continuation"] * 2
+    assert 0 < prompt == first["num_prompt_tokens"]
+    written = [row["num_completion_tokens"] for row in rows]
+    assert 12 <= written[0] < written[1] < written[2]
+    assert sum(row["num_charged_tokens"] for row in rows) == prompt + written[2] == used
+    assert [row["num_discarded_tokens"] for row in rows] == [0, *written[:2]]
 
 
 def test_a_report_of_nothing_is_not_believed(opened: Open) -> None:

@@ -11,9 +11,9 @@ from gateway.upstream.transport import Transport
 
 
 class Healthy:
-    """Replicas of which none has to be probed."""
+    """Replicas of which none has to be probed for now."""
 
-    probe_wait_s = None
+    probe_wait_s = 60.0
 
 
 @pytest.mark.parametrize("num_turns", range(4))
