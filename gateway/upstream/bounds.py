@@ -44,7 +44,7 @@ def most_prompt_tokens(document: Mapping[str, Any], media_tokens: int) -> int:
     )
     if document.get("tools") or document.get("functions"):
         num_tokens += _TOOLS_TOKENS
-    return num_tokens + sum(_beyond_bytes(part, media_tokens) for part in _media(document))
+    return num_tokens + sum(_beyond_bytes(part, media_tokens) for part in media_parts(document))
 
 
 def most_predicted_tokens(document: Mapping[str, Any]) -> int:
@@ -53,7 +53,7 @@ def most_predicted_tokens(document: Mapping[str, Any]) -> int:
     return 0 if prediction is None else len(_encode(prediction))
 
 
-def _media(document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def media_parts(document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """The parts of messages that are no text."""
     messages = document.get("messages")
     for message in messages if isinstance(messages, list) else ():

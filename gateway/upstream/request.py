@@ -107,7 +107,8 @@ class UpstreamRequest:
         self._reader = tier.parts.dialect.chunk_reader(call)
         # A continuation's prompt is longer than the call's: its report cannot be held against that.
         count_prompt = None if kind == "continuation" else tier.parts.count_prompt
-        self._meter = UsageMeter(call, tier.parts.count_text, count_prompt)
+        media_tokens = tier.settings.media_tokens
+        self._meter = UsageMeter(call, tier.parts.count_text, count_prompt, media_tokens)
         self._num_repeated_tokens = num_repeated_tokens
         self._is_booked = False
         self._lease: Lease = replica.begin(is_streamed=call.is_streamed)

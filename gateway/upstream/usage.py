@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from gateway.settings_sections import TierPriceSettings
+from gateway.upstream.bounds import media_parts
 from gateway.upstream.call import Chunk, UpstreamCall, UpstreamUsage, WholeAnswer
 from gateway.upstream.tally import Tally, size_bytes, tokens_of
 
@@ -40,6 +41,7 @@ class UsageMeter:
         "_call",
         "_count_prompt",
         "_count_text",
+        "_media_tokens",
         "_num_other_bytes",
         "_num_other_parts",
         "_reasoning",
@@ -53,10 +55,13 @@ class UsageMeter:
         call: UpstreamCall,
         count_text: CountText | None = None,
         count_prompt: CountPrompt | None = None,
+        media_tokens: int = 0,
     ) -> None:
+        """`media_tokens` is the estimate for an image, a sound or a file of the prompt."""
         self._call = call
         self._count_text = count_text
         self._count_prompt = count_prompt
+        self._media_tokens = media_tokens
         self._texts: defaultdict[int, list[str]] = defaultdict(list)
         self._reasoning: defaultdict[int, list[str]] = defaultdict(list)
         self._num_other_bytes = 0
@@ -153,7 +158,8 @@ class UsageMeter:
             num_completion = _count(self._texts.values(), count) + reasoning + num_other
         if prompt is None:
             is_counted = False
-            prompt = _estimate_prompt(self._call.document)
+            document = self._call.document
+            prompt = _estimate_prompt(document) + _estimate_media(document, self._media_tokens)
         return UpstreamUsage(
             num_prompt_tokens=prompt,
             num_completion_tokens=num_completion,
@@ -213,6 +219,12 @@ def _estimate_prompt(document: Mapping[str, Any]) -> int:
     if isinstance(prompt, list):
         return sum(_estimate_part(part) for part in prompt)
     return sum(_estimate_part(document.get(name)) for name in _READ_FIELDS)
+
+
+def _estimate_media(document: Mapping[str, Any], media_tokens: int) -> int:
+    """Beyond the text of each image, sound and file: what was reserved for it."""
+    parts = media_parts(document)
+    return sum(max(media_tokens - _estimate_part(part), 0) for part in parts)
 
 
 def _estimate_part(value: object, depth: int = 0) -> int:

@@ -113,6 +113,20 @@ def test_a_client_that_leaves_a_stream_pays_for_what_it_got(opened: Open) -> Non
     assert used == row["num_charged_tokens"]
 
 
+def test_images_are_paid_by_a_client_that_leaves_before_the_usage(opened: Open) -> None:
+    """They were free: only the text of the prompt was charged."""
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
+    message = {"role": "user", "content": [{"type": "text", "text": "What is this?"}, image]}
+    script = MockScript(num_pieces=400, gap_s=0.002)
+    with opened(script, limits=MANY, tier={"media_tokens": 700}) as made:
+        read_a_little(made, 4, messages=[message], max_tokens=400)
+        (row,) = made.rows(1)
+        used = made.used("tokens_per_minute")
+    assert row["outcome"] == "cancelled"
+    assert 700 < row["num_prompt_tokens"] < 720
+    assert used == row["num_charged_tokens"] >= row["num_prompt_tokens"]
+
+
 def test_hidden_tokens_are_paid_by_a_client_that_leaves_before_the_usage(opened: Open) -> None:
     """The reason to end was there: what the server reports comes right behind it."""
     script = MockScript(pieces=("Yes.",), reported_usage=(10, 500), usage="always", gap_s=0.1)
