@@ -1,7 +1,9 @@
 """Threads in which prompts are built, so that no long one holds the event loop or the memory.
 
-Short work is done at once, work of middle size in any thread. Long prompts share a few slots:
-tenants take turns for them, so that one tenant's many long prompts delay another's by one at most.
+Short work is done at once, work of middle size in a few threads of its own: the event loop's
+default threads ask the database, and all of them may wait for one that does not answer. Long
+prompts share a few slots: tenants take turns for them, so that one tenant's many long prompts delay
+another's by one at most.
 """
 
 import asyncio
@@ -17,6 +19,7 @@ from gateway.errors import BadRequestError, PromptQueueFullError
 INLINE_CHARS: Final = 4096
 # From here on a prompt takes tens of milliseconds and megabytes of memory.
 LONG_CHARS: Final = 65_536
+_MIDDLE_THREADS: Final = 4
 
 Result = TypeVar("Result")
 
@@ -29,9 +32,14 @@ class PromptSlots:
 
     def __init__(self, *, num_slots: int = 2, max_waiting_per_tenant: int = 32) -> None:
         self._executor = ThreadPoolExecutor(num_slots, thread_name_prefix="prompt")
+        self._middle = ThreadPoolExecutor(_MIDDLE_THREADS, thread_name_prefix="middle-prompt")
         self._num_free = num_slots
         self._max_waiting_per_tenant = max_waiting_per_tenant
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+
+    async def run_middle(self, work: Callable[[], Result]) -> Result:
+        """Run work of some milliseconds in a thread, in the order of its coming."""
+        return await asyncio.get_running_loop().run_in_executor(self._middle, work)
 
     async def run(self, tenant: str, work: Callable[[], Result]) -> Result:
         """Run `work` in a thread when it is the tenant's turn. Raises PromptQueueFullError."""
@@ -104,8 +112,10 @@ class PromptWork:
             )
         if num_chars < INLINE_CHARS:
             return work()
-        if self.slots is None or num_chars < LONG_CHARS:
+        if self.slots is None:
             return await asyncio.to_thread(work)
+        if num_chars < LONG_CHARS:
+            return await self.slots.run_middle(work)
         return await self.slots.run(self.tenant, work)
 
 

@@ -16,6 +16,7 @@ from gateway.tenants.records import KeyRecord, KeyTable
 logger = logging.getLogger(__name__)
 
 _NEVER_READ: Final = -1
+_SLOW_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,13 +48,15 @@ class KeyBook:
         refresh_s: float,
         isolate_tenants: bool = True,
         on_failure: Callable[[], None] = lambda: None,
+        slow_s: float = _SLOW_S,
     ) -> None:
-        """`on_failure` is called for each look at the keys that failed."""
+        """`on_failure` is called for each look at the keys that failed, or that takes `slow_s`."""
         self._store = store
         self._hasher = hasher
         self._refresh_s = refresh_s
         self._isolate_tenants = isolate_tenants
         self._on_failure = on_failure
+        self._slow_s = slow_s
         self._version = _NEVER_READ
         self._entries: dict[str, BookEntry] = {}
         self._has_keys = False
@@ -112,7 +115,7 @@ class KeyBook:
         while True:
             await asyncio.sleep(self._refresh_s)
             try:
-                await self.refresh()
+                await self._look()
             except DatabaseError as error:
                 if not self._is_away:
                     logger.warning(
@@ -127,6 +130,23 @@ class KeyBook:
                 if self._is_away:
                     logger.info("keys can be read again")
                 self._is_away = False
+
+    async def _look(self) -> None:
+        """Look at the keys, and complain for as long as the database says nothing at all."""
+        look = asyncio.create_task(self.refresh())
+        try:
+            while not (await asyncio.wait({look}, timeout=self._slow_s))[0]:
+                if not self._is_away:
+                    logger.warning(
+                        "keys cannot be read, the last known ones are used "
+                        "error=the database has not answered for %g s",
+                        self._slow_s,
+                    )
+                self._is_away = True
+                self._on_failure()
+        finally:
+            look.cancel()
+        await look
 
     def _read(self) -> tuple[KeyTable, dict[str, BookEntry]]:
         """All keys, ready for use. Slow where there are many: for a worker thread."""

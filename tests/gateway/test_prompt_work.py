@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from engine.errors import PromptTooLongError
 from gateway.chat import ChatTokenizer, PromptRoom
 from gateway.errors import BadRequestError, PromptQueueFullError
-from gateway.prompt_work import LONG_CHARS, PromptSlots, PromptWork
+from gateway.prompt_work import INLINE_CHARS, LONG_CHARS, PromptSlots, PromptWork
 from gateway.schema.chat import ChatRequest
 
 WORDS = "The quick brown fox jumps over the lazy dog. "
@@ -241,3 +242,23 @@ def test_hole_6_the_largest_prompts_do_not_hold_the_event_loop(
         return await _longest_gap_s(tokenizer.render_chat(request.messages, work=work))
 
     assert min(asyncio.run(gap_s()) for _ in range(3)) < 0.1
+
+
+def test_a_database_that_does_not_answer_delays_no_prompt() -> None:
+    """Its questions wait in the event loop's default threads: prompts have threads of their own."""
+
+    async def build() -> None:
+        database = threading.Event()
+        default = ThreadPoolExecutor(1)
+        asyncio.get_running_loop().set_default_executor(default)
+        question = asyncio.create_task(asyncio.to_thread(database.wait))
+        await asyncio.sleep(0)  # it is in its thread
+        try:
+            async with asyncio.timeout(2):
+                built = await PromptWork(slots=PromptSlots()).run(INLINE_CHARS, lambda: "built")
+        finally:
+            database.set()
+            await question
+        assert built == "built"
+
+    asyncio.run(build())

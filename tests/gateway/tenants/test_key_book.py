@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -111,6 +112,31 @@ def test_without_its_database_the_last_state_is_served(
         other = await asyncio.to_thread(world.store.create, KeyOrder(name="b"))
         await until(lambda: world.book.find(other.record.key_id) is not None)
         assert "keys can be read again" in caplog.text
+
+    with caplog.at_level(logging.INFO):
+        world.run(work)
+
+
+def test_a_database_that_says_nothing_is_told_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Keys that were revoked stay valid meanwhile: that must not go unnoticed."""
+    world = World(tmp_path, refresh_s=0.005, slow_s=0.02)
+    answered = threading.Event()
+    there = world.store.version
+
+    def version() -> int:
+        answered.wait(10)
+        return there()
+
+    async def work() -> None:
+        world.store.version = version  # type: ignore[method-assign]
+        try:
+            await until(lambda: world.count("outrider_key_refresh_failures_total") >= 2)
+        finally:
+            answered.set()
+        assert caplog.text.count("the database has not answered for 0.02 s") == 1
+        await until(lambda: "keys can be read again" in caplog.text)
 
     with caplog.at_level(logging.INFO):
         world.run(work)

@@ -33,6 +33,7 @@ class World:
         mode: KeyMode = "auto",
         admin_token: str | None = ADMIN_TOKEN,
         refresh_s: float = 3600.0,
+        slow_s: float = 10.0,
         isolate_tenants: bool = True,
     ) -> None:
         self.now_s = 1_000_000.0
@@ -47,6 +48,7 @@ class World:
             self.store,
             HASHER,
             refresh_s=refresh_s,
+            slow_s=slow_s,
             isolate_tenants=isolate_tenants,
             on_failure=metrics.lost_sight,
         )
