@@ -1,0 +1,1 @@
+"""Trains models: the bundled pair and drafters of users' own."""

@@ -1,0 +1,1 @@
+"""Tasks with answers that a program can check: the bundled pair's world."""

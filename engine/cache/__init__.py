@@ -1,0 +1,1 @@
+"""Blocks of a paged KV cache, and each sequence's view of them."""

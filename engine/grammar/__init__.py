@@ -1,0 +1,1 @@
+"""Grammars over tokens, from JSON schemas and regular expressions."""

@@ -1,0 +1,1 @@
+"""A checkpoint on a device: configuration, weights, KV cache, forward pass."""

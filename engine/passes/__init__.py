@@ -1,0 +1,1 @@
+"""Passes of one model: rows laid out, buffers, CUDA graphs, times."""

@@ -1,0 +1,1 @@
+"""Which requests wait, which run, and in which order."""

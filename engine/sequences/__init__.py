@@ -1,0 +1,1 @@
+"""One running request: its tokens, noise, logit rules, sampling and counts."""

@@ -1,0 +1,1 @@
+"""Token trees that a pass verifies, and what became of them."""

@@ -1,0 +1,1 @@
+"""Every failure's HTTP status and OpenAI error body."""

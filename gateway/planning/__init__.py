@@ -1,0 +1,1 @@
+"""From a validated request to a job for the engine: tier, prompt, limits."""

@@ -1,0 +1,1 @@
+"""The HTTP application: endpoints, authentication, responses, start and shutdown."""

@@ -1,0 +1,1 @@
+"""All settings: flags over environment over outrider.toml over defaults."""

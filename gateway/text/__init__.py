@@ -1,0 +1,1 @@
+"""Between text and tokens: chat templates, detokenizing, thinking, stops, tools."""

@@ -1,0 +1,1 @@
+"""Developer's and operator's commands; no module that serves requests imports them."""

@@ -1,0 +1,1 @@
+"""`outrider keys`, `usage` and `experiment`: commands on the database."""

@@ -1,0 +1,1 @@
+"""`outrider router collect`: labelled training data for a router."""

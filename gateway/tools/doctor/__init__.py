@@ -1,0 +1,1 @@
+"""`outrider doctor`: checks whether Outrider can run here."""

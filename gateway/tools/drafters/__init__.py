@@ -1,0 +1,1 @@
+"""`outrider draft`: train a drafter and tune its settings."""

@@ -1,0 +1,1 @@
+"""`outrider router`: train, evaluate, calibrate and report on a router."""

@@ -1,0 +1,1 @@
+"""Builds the engine and the gateway from settings."""

@@ -1,0 +1,1 @@
+"""Attention over a paged cache, for causal rows and token trees."""

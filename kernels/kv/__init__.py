@@ -1,0 +1,1 @@
+"""Write and move cached keys and values."""

@@ -1,0 +1,1 @@
+"""The dense operations of a model: products, norms, embeddings, rotation."""

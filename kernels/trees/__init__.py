@@ -1,0 +1,1 @@
+"""Token trees on the device: grown, selected, verified."""
