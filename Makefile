@@ -17,17 +17,17 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
 
 demo: $(VENV)/.installed-demo ## ask the bundled pair ten questions and compare with plain decoding
-	@$(PY) -m gateway.demo
+	@$(PY) -m gateway.tools.demo.pair
 
 demo-hybrid: $(VENV)/.installed-demo ## a device with the small model and a cloud, which is cut off
-	@$(PY) -m gateway.demo_hybrid
+	@$(PY) -m gateway.tools.demo.hybrid
 
 serve: $(VENV)/.installed-base ## start the gateway on port 8000
 	@$(PY) -m gateway.cli serve
 
 # What only computes, or does not mind a busy machine, runs in two processes; what watches clocks and
 # sockets has the machine for itself.
-ROBUST := $(addprefix tests/gateway/,dashboard experiments ledger limits plan slo storage surfaces tenants)
+ROBUST := $(addprefix tests/gateway/,apis dashboard experiments ledger limits slo storage tenants tools/admin tools/plan)
 COMPUTING := tests/draft tests/engine tests/kernels tests/laws tests/router tests/verifier $(ROBUST)
 TALKING := tests/laws/test_upstream_law.py tests/gateway tests/pages tests/benchmarks
 WORKERS ?= $(if $(HAS_GPU),0,2)

@@ -69,10 +69,10 @@ from benchmarks.intervals import Interval, bootstrap
 from benchmarks.pair import Folders, Pair, add_prompt_options
 from benchmarks.prompts import Prompt, load_tokenizer, make_prompt, stop_token_ids
 from benchmarks.turns import Turns
-from draft.task_files import distinct_tasks
-from draft.tasks import DIFFICULTIES
+from draft.training.tasks.families import DIFFICULTIES
+from draft.training.tasks.files import distinct_tasks
 from engine.request import EngineRequest, Tier
-from gateway.settings import bundled_pair
+from gateway.settings.tree import bundled_pair
 from router.calibration import ALWAYS_LARGE
 from router.cascade import AnswerWatch, Stages, UntrainedAnswers, WatchedAnswer, WatchRules
 from router.scorer import RouterScorer

@@ -60,8 +60,8 @@ from benchmarks.harness import (
 )
 from benchmarks.http_stream import ChatConnection, StreamedAnswer
 from benchmarks.prompts import Prompt, load_prompts, load_tokenizer, stop_token_ids
+from engine.passes.runner import ModelRunner
 from engine.request import Tier
-from engine.runner import ModelRunner
 
 _HOST = "127.0.0.1"
 _START_TIMEOUT_S = 300.0

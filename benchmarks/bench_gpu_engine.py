@@ -38,8 +38,8 @@ from benchmarks.gpu_pair import pair_acceptance
 from benchmarks.gpu_report import Report, chosen_device, gpu_parser, say, show_rows, start
 from benchmarks.gpu_timing import Ceilings, measure_ceilings
 from benchmarks.record import Summary, paired_ratio
-from engine.model_config import ModelConfig
-from engine.runner import ModelRunner
+from engine.model.config import ModelConfig
+from engine.passes.runner import ModelRunner
 
 PLAIN_GOAL = 0.85
 VERIFY_GOAL = 1.15

@@ -58,9 +58,9 @@ from benchmarks.harness import (
 from benchmarks.prompts import Prompt, load_prompts, load_tokenizer
 from draft.budget import TreeBudget
 from engine.config import EngineConfig
+from engine.passes.runner import ModelRunner
+from engine.passes.step_times import RunningStepTimes, StepTimeCurve
 from engine.request import Tier
-from engine.runner import ModelRunner
-from engine.step_times import RunningStepTimes, StepTimeCurve
 
 # As pstats keys its table: file, line, name; to calls, own and total seconds, and callers.
 _Function = tuple[str, int, str]

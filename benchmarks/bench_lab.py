@@ -36,23 +36,23 @@ from rich.console import Console
 
 from benchmarks.harness import CACHE, console, quiet_transformers, start, write_results
 from benchmarks.record import RESULTS, ROOT, git
-from gateway.bench.client import TargetSettings
-from gateway.bench.plan import BenchPlan, LoadSettings
-from gateway.bench.progress import LiveProgress
-from gateway.bench.report_html import Section, report_page, write_page
-from gateway.bench.results import BenchResult, Objectives, write_result
-from gateway.bench.runner import Session, run_bench
-from gateway.bench.tables import print_result
-from gateway.bench.workloads import PlannedRequest, WorkloadSettings
-from gateway.demo_process import GatewayProcess
 from gateway.experiments.measure_store import MeasureStore
 from gateway.experiments.reporting import Reporter
 from gateway.experiments.statistics.report import Analysis
 from gateway.experiments.statistics.report_png import PlotsMissingError, write_png
 from gateway.experiments.statistics.report_text import print_report
 from gateway.experiments.store import ExperimentStore
-from gateway.settings import load_settings
+from gateway.settings.tree import load_settings
 from gateway.storage.open import open_database
+from gateway.tools.bench.client import TargetSettings
+from gateway.tools.bench.plan import BenchPlan, LoadSettings
+from gateway.tools.bench.progress import LiveProgress
+from gateway.tools.bench.report_html import Section, report_page, write_page
+from gateway.tools.bench.results import BenchResult, Objectives, write_result
+from gateway.tools.bench.runner import Session, run_bench
+from gateway.tools.bench.tables import print_result
+from gateway.tools.bench.workloads import PlannedRequest, WorkloadSettings
+from gateway.tools.demo.process import GatewayProcess
 
 NAME: Final = "draft-budget"
 DECIDED: Final = ("better", "worse", "equivalent")

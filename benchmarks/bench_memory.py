@@ -32,12 +32,12 @@ from benchmarks.harness import (
 )
 from benchmarks.prompts import load_prompts, load_tokenizer
 from engine.events import TokensEmitted
-from engine.kv_cache import KVCache
-from engine.model_config import ModelConfig
+from engine.model.config import ModelConfig
+from engine.model.kv_cache import KVCache
 from engine.request import EngineRequest
 from gateway.backends.process_client import ProcessEngineClient
-from gateway.settings import Settings
-from gateway.wiring import build_client
+from gateway.settings.tree import Settings
+from gateway.wiring.build import build_client
 
 _FACTOR = 1.15
 _ALLOWANCE_BYTES = 600 * 10**6

@@ -46,8 +46,8 @@ from benchmarks.harness import (
 )
 from benchmarks.paced_engine import PacedEngine
 from benchmarks.record import ROOT
-from gateway.app import GatewayContext, GatewayLimits, create_app
-from gateway.chat import ChatTokenizer
+from gateway.server.app import GatewayContext, GatewayLimits, create_app
+from gateway.text.chat import ChatTokenizer
 from router.policy import FixedPolicy
 
 GOAL_FRAMES_PER_S: Final = 60.0

@@ -48,9 +48,9 @@ from benchmarks.harness import (
 )
 from benchmarks.prompts import load_prompts, load_tokenizer
 from gateway.backends.step_loop import no_progress
-from gateway.serving import background_gateway
-from gateway.settings import bundled_pair, load_settings
-from gateway.wiring import build_context
+from gateway.server.serving import background_gateway
+from gateway.settings.tree import bundled_pair, load_settings
+from gateway.wiring.build import build_context
 from router.policy import CascadeOptions, RoutePolicy, TrainedPolicy, load_policy, own_setting
 from router.scorer import RouterScorer
 
@@ -150,7 +150,7 @@ def timed_gateway(arguments: argparse.Namespace) -> Iterator[tuple[TimedPolicy, 
         flags |= {"models.router": str(arguments.router), "routing.force_router": True}
     settings = load_settings(flags={**flags, "log_level": "WARNING"}, environ={})
     with (
-        patch("gateway.serving.build_context", timed_context),
+        patch("gateway.server.serving.build_context", timed_context),
         background_gateway(settings, no_progress) as url,
     ):
         yield found[0], int(url.rpartition(":")[2])

@@ -71,9 +71,9 @@ from benchmarks.routing_runs import (
     label,
     latencies,
 )
-from draft.task_files import write_tasks
-from gateway.collect_data import Question, read_questions
-from gateway.settings import bundled_pair
+from draft.training.tasks.files import write_tasks
+from gateway.settings.tree import bundled_pair
+from gateway.tools.collect.data import Question, read_questions
 from router.calibration import Prices, Stage, StageRows, Target
 from router.costs import prices_by_size
 from router.dataset import read_labelled_prompts

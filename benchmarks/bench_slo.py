@@ -70,10 +70,10 @@ from benchmarks.slo_trace import (
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.events import EngineEvent, Finished, TokensEmitted
-from engine.fair_queue import FairQueue
 from engine.protocols import ArrivalOrder, QueuePolicy
+from engine.queue.fair_queue import FairQueue
+from engine.queue.slo_queue import SloQueue
 from engine.request import LOW, NORMAL, EngineRequest, LatencyObjective
-from engine.slo_queue import SloQueue
 
 ORDER, FAIR, SLO = "arrival order", "fair queue", "slo queue"
 CASES: Mapping[str, type[QueuePolicy]] = {ORDER: ArrivalOrder, FAIR: FairQueue, SLO: SloQueue}

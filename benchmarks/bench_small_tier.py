@@ -49,8 +49,8 @@ from benchmarks.harness import (
 )
 from benchmarks.prompts import Prompt, load_prompts, load_tokenizer
 from engine.events import EngineEvent, Finished, TokensEmitted
+from engine.passes.runner import ModelRunner
 from engine.request import EngineRequest, Tier
-from engine.runner import ModelRunner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

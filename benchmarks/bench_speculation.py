@@ -55,8 +55,8 @@ from benchmarks.harness import (
 )
 from benchmarks.prompts import Prompt, load_prompts, load_tokenizer, stop_token_ids
 from draft.budget import TreeBudget
+from engine.passes.runner import ModelRunner
 from engine.request import Tier
-from engine.runner import ModelRunner
 
 PLAIN = "outrider plain"
 _WARM_UP_PROMPTS = 2

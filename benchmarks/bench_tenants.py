@@ -44,9 +44,9 @@ from benchmarks.harness import (
 )
 from benchmarks.record import RESULTS, ROOT, package_version
 from benchmarks.upstream_servers import Server, cores, tenant_server
-from gateway.limits.amounts import LimitSpec
-from gateway.settings import load_settings
+from gateway.settings.tree import load_settings
 from gateway.storage.open import open_database
+from gateway.tenants.amounts import LimitSpec
 from gateway.tenants.parts import key_store
 from gateway.tenants.records import KeyOrder
 

@@ -18,14 +18,14 @@ from draft.tree_drafter import TreeDrafter
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.events import Finished, RequestStats, TokensEmitted
-from engine.model import DecoderModel, DtypeName, ForwardOutput
+from engine.model.decoder import DecoderModel, DtypeName, ForwardOutput
+from engine.passes.runner import ModelRunner
+from engine.passes.step_times import follow_step_times
 from engine.protocols import QueuePolicy, Verdict
 from engine.request import EngineRequest, SamplingParams, Source, SpeculationParams, Tier
-from engine.runner import ModelRunner
-from engine.sequence import Sequence as EngineSequence
-from engine.step_times import follow_step_times
-from engine.token_tree import TokenTree
-from gateway.settings import SpeculationSettings
+from engine.sequences.sequence import Sequence as EngineSequence
+from engine.trees.token_tree import TokenTree
+from gateway.settings.tree import SpeculationSettings
 from verifier.coupled import CoupledVerifier
 
 BLOCK_SIZE = 16

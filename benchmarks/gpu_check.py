@@ -80,7 +80,7 @@ def has_gpu() -> bool:
 
 def kernel_tests() -> list[Path]:
     """The kernels' test files. Compiling ahead of time is for machines without a GPU."""
-    files = sorted((ROOT / "tests" / "kernels").glob("test_*.py"))
+    files = sorted((ROOT / "tests" / "kernels").rglob("test_*.py"))
     return [file for file in files if file.name != "test_ahead_of_time.py"]
 
 

@@ -15,17 +15,17 @@ from draft.calibration import EdgeCalibration
 from draft.config import DraftConfig
 from draft.device_drafter import DeviceDrafter
 from draft.device_growth import DeviceCalibration
+from engine.cache.kv_view import KVView
 from engine.config import EngineConfig
 from engine.core import Engine
-from engine.device_rows import DeviceRows
 from engine.events import Finished, TokensEmitted
-from engine.forest import Forest, ForestVerdicts
-from engine.kv_view import KVView
-from engine.model import DecoderModel
+from engine.model.decoder import DecoderModel
+from engine.passes.device_rows import DeviceRows
+from engine.passes.runner import ForwardSlice, ModelRunner
 from engine.request import EngineRequest, SamplingParams, SpeculationParams
-from engine.runner import ForwardSlice, ModelRunner
-from kernels.build_tree import PlantedTree, choose_frontier, expand_tree, plant
-from kernels.sample import SamplingRows, SamplingTable, top_tokens
+from engine.trees.forest import Forest, ForestVerdicts
+from kernels.sampling.sample import SamplingRows, SamplingTable, top_tokens
+from kernels.trees.build_tree import PlantedTree, choose_frontier, expand_tree, plant
 from verifier.coupled import CoupledVerifier
 
 BLOCK_SIZE = 16

@@ -9,14 +9,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.gpu_timing import num_input_sets
-from kernels.compact_kv import compact_kv
-from kernels.embedding import embed_tokens
-from kernels.rms_norm import RmsNorm, add_rms_norm
-from kernels.rope import RopeConfig, RotaryTable
-from kernels.rope_write_kv import rope_write_kv
-from kernels.row_invariant_linear import row_invariant_linear
-from kernels.silu_mul import silu_mul
-from kernels.write_kv import write_kv
+from kernels.kv.compact_kv import compact_kv
+from kernels.kv.rope_write_kv import rope_write_kv
+from kernels.kv.write_kv import write_kv
+from kernels.layers.embedding import embed_tokens
+from kernels.layers.rms_norm import RmsNorm, add_rms_norm
+from kernels.layers.rope import RopeConfig, RotaryTable
+from kernels.layers.row_invariant_linear import row_invariant_linear
+from kernels.layers.silu_mul import silu_mul
 
 BLOCK_SIZE = 16
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from engine.model import DecoderModel
-from engine.model_config import ModelConfig
-from kernels.rope import RopeConfig
+from engine.model.config import ModelConfig
+from engine.model.decoder import DecoderModel
+from kernels.layers.rope import RopeConfig
 
 # Logits of a random model are normal; with this deviation its best guesses stand out as real ones
 # do, so that drafting has something to rank.
@@ -16,7 +16,8 @@ LOGIT_DEVIATION = 6.0
 
 
 class RandomReader:
-    """Stands in for `engine.weights.CheckpointReader`: every tensor that is asked for is random.
+    """Stands in for `engine.model.weights.CheckpointReader`: every tensor that is asked for is
+    random.
 
     Norms are 1, matrices keep the size of what they multiply, and the head spreads the logits.
     """

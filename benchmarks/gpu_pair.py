@@ -12,9 +12,9 @@ from draft.config import DraftConfig
 from draft.device_drafter import DeviceDrafter
 from engine.core import Engine
 from engine.events import TokensEmitted
-from engine.model import DecoderModel
+from engine.model.decoder import DecoderModel
+from engine.passes.runner import ModelRunner
 from engine.request import EngineRequest, SamplingParams
-from engine.runner import ModelRunner
 from verifier.coupled import CoupledVerifier
 
 PAIR = ROOT / "draft" / "pair"

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from benchmarks.gpu_kernel_cases import Case, Cases
 from draft.calibration import EdgeCalibration
-from kernels.build_tree import (
+from kernels.sampling.sample import SamplingRows, top_tokens
+from kernels.trees.build_tree import (
     EdgeTable,
     PlantedTree,
     TreeState,
@@ -18,8 +19,7 @@ from kernels.build_tree import (
     plant,
     select_trees,
 )
-from kernels.sample import SamplingRows, top_tokens
-from kernels.verify_tree import verify_forest
+from kernels.trees.verify_tree import verify_forest
 
 MODEL_BIT = 1
 RECALLED_BIT = 1 << 5

@@ -29,10 +29,10 @@ from benchmarks.record import RESULTS, ROOT, cpu_info, cpu_model, git, package_v
 from benchmarks.record import Summary as Summary
 from benchmarks.record import paired_ratio as paired_ratio
 from benchmarks.record import percentile as percentile
-from gateway.engine_wiring import default_num_threads
-from gateway.hardware import usable_physical_cores
-from gateway.settings import Settings
-from gateway.wiring import engine_environment
+from gateway.settings.tree import Settings
+from gateway.wiring.build import engine_environment
+from gateway.wiring.engine import default_num_threads
+from gateway.wiring.hardware import usable_physical_cores
 
 CACHE = ROOT / "runs"
 """Where benchmarks keep what they make: ignored by git."""

@@ -22,8 +22,8 @@ from benchmarks.harness import choose_threads, console
 from benchmarks.prompts import Prompt, load_prompts, load_tokenizer, stop_token_ids
 from draft.budget import TreeBudget
 from draft.config import DraftConfig
+from engine.passes.runner import ModelRunner
 from engine.request import SamplingParams, Tier
-from engine.runner import ModelRunner
 
 
 @dataclass(kw_only=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 from transformers import AutoTokenizer, GenerationConfig
 
-from draft.tasks import DIFFICULTIES, stream
+from draft.training.tasks.families import DIFFICULTIES, stream
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

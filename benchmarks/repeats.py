@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.prompts import Prompt, make_prompt
-from draft.task_base import NAMES, Task
-from draft.tasks import stream
+from draft.training.tasks.base import NAMES, Task
+from draft.training.tasks.families import stream
 
 _HARDEST = 4
 # Of small talk: explanations, several sentences long.

@@ -22,13 +22,14 @@ from benchmarks.turns import Turn
 from engine.core import Engine
 from engine.events import EngineInfo, TierInfo
 from engine.request import CascadeParams, EngineRequest, Tier
-from gateway import engine_wiring, wiring
 from gateway.backends.in_process import InProcessEngineClient
 from gateway.backends.step_loop import no_progress
-from gateway.chat import ChatTokenizer
-from gateway.collect_data import LabelFile, Question
-from gateway.collecting import Collector, CollectPlan, Progress
-from gateway.settings import Settings, load_settings
+from gateway.settings.tree import Settings, load_settings
+from gateway.text.chat import ChatTokenizer
+from gateway.tools.collect.collecting import Collector, CollectPlan, Progress
+from gateway.tools.collect.data import LabelFile, Question
+from gateway.wiring import build as wiring
+from gateway.wiring import engine as engine_wiring
 from router.features import Floats
 
 SPECULATIVE = "speculative cascade, alpha {alpha:g}"

@@ -99,8 +99,8 @@ class EdgeCalibration:
 
     A token that several sources guessed has a curve of its own: their agreement says more than
     each of them, and so does the small model's silence where it was asked. `sources` are bits
-    (`engine.token_tree.SOURCE_BIT`, `MODEL_SILENT`). A kind that was never seen at a depth is taken
-    to be what it is elsewhere.
+    (`engine.trees.token_tree.SOURCE_BIT`, `MODEL_SILENT`). A kind that was never seen at a depth is
+    taken to be what it is elsewhere.
     """
 
     def __init__(self) -> None:

@@ -18,8 +18,12 @@ from draft.grown_trees import GrownTrees
 from draft.harvest import harvest, least_chance, weighted_probs
 from draft.model_guesses import Slices
 from draft.tree_drafter import TreeDrafter
-from engine.device_rows import DeviceRows
-from engine.forest import (
+from engine.cache.kv_view import KVView
+from engine.passes.device_rows import DeviceRows
+from engine.passes.runner import ModelRunner
+from engine.protocols import DraftLogits, DraftPass, Proposal, Trees
+from engine.sequences.sequence import Sequence
+from engine.trees.forest import (
     Forest,
     ForestVerdicts,
     HostForest,
@@ -27,10 +31,6 @@ from engine.forest import (
     reserve_trees,
     slot_table,
 )
-from engine.kv_view import KVView
-from engine.protocols import DraftLogits, DraftPass, Proposal, Trees
-from engine.runner import ModelRunner
-from engine.sequence import Sequence
 from kernels.upload import upload
 
 

@@ -20,14 +20,15 @@ from draft.draft_state import Draft
 from draft.forecast import Grower
 from draft.growing_tree import Candidate
 from draft.grown_trees import pack_state
-from engine.block_pool import OutOfBlocksError
-from engine.device_rows import DeviceRows
-from engine.forest import Forest, num_free_slots
-from engine.kv_view import KVView
-from engine.runner import ModelRunner
-from engine.sampling import forest_sampling_rows
-from engine.token_tree import RECALLED_BIT, SOURCE_BIT
-from kernels.build_tree import (
+from engine.cache.block_pool import OutOfBlocksError
+from engine.cache.kv_view import KVView
+from engine.passes.device_rows import DeviceRows
+from engine.passes.runner import ModelRunner
+from engine.sequences.sampling import forest_sampling_rows
+from engine.trees.forest import Forest, num_free_slots
+from engine.trees.token_tree import RECALLED_BIT, SOURCE_BIT
+from kernels.sampling.sample import SamplingTable, top_tokens
+from kernels.trees.build_tree import (
     EdgeTable,
     FrontierRows,
     PlantedTree,
@@ -38,8 +39,7 @@ from kernels.build_tree import (
     plant,
     select_trees,
 )
-from kernels.sample import SamplingTable, top_tokens
-from kernels.tree_state import MAX_CAPACITY
+from kernels.trees.tree_state import MAX_CAPACITY
 from kernels.upload import upload
 
 # The kernels name so many children of a node at most.

@@ -6,11 +6,11 @@ from draft.budget import AcceptanceEstimate
 from draft.forecast import TreeForecast
 from draft.growing_tree import GrowingTree
 from draft.token_map import TokenMap
-from engine.kv_view import KVView
+from engine.cache.kv_view import KVView
+from engine.passes.runner import ForwardSlice
 from engine.protocols import Verdict
 from engine.request import Source
-from engine.runner import ForwardSlice
-from engine.sequence import Sequence
+from engine.sequences.sequence import Sequence
 
 
 @dataclass(eq=False, slots=True, kw_only=True)

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from draft.budget import MOST_BELIEVED
 from draft.calibration import MODEL_SILENT
-from engine.kv_view import KVView
-from engine.runner import ForwardSlice
-from engine.sequence import Candidates
-from engine.token_tree import RECALLED_BIT, SOURCE_BIT, TokenTree
+from engine.cache.kv_view import KVView
+from engine.passes.runner import ForwardSlice
+from engine.sequences.sequence import Candidates
+from engine.trees.token_tree import RECALLED_BIT, SOURCE_BIT, TokenTree
 
 # Bits of the attention kernels' ancestor masks.
 MAX_TREE_SLOTS = 256

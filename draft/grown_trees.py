@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from draft.budget import Floats
-from engine.token_tree import SOURCE_BIT
-from kernels.tree_state import (
+from engine.trees.token_tree import SOURCE_BIT
+from kernels.trees.tree_state import (
     CONFIDENCE,
     DEPTH,
     EVIDENCE,

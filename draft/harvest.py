@@ -7,7 +7,7 @@ import numpy as np
 
 from draft.budget import Floats, StepBudget
 from draft.draft_state import Draft
-from engine.token_tree import TokenTree
+from engine.trees.token_tree import TokenTree
 
 
 def weighted_probs(drafts: SequenceOf[Draft]) -> Floats:

@@ -8,9 +8,9 @@ from torch import Tensor
 from draft.config import DraftConfig
 from draft.draft_state import Draft
 from draft.token_map import TokenMap
-from engine.block_pool import OutOfBlocksError
-from engine.runner import ForwardSlice, ModelRunner
-from engine.sampling import RowGroup, perturbed_scores
+from engine.cache.block_pool import OutOfBlocksError
+from engine.passes.runner import ForwardSlice, ModelRunner
+from engine.sequences.sampling import RowGroup, perturbed_scores
 
 Slices = list[tuple[Draft, ForwardSlice]]
 

@@ -16,7 +16,7 @@ from draft.suffix_index import (
     vote,
 )
 from engine.request import Source
-from engine.sequence import Sequence
+from engine.sequences.sequence import Sequence
 
 __all__ = ["Guess", "TextSources"]
 

@@ -15,13 +15,13 @@ from draft.harvest import harvest, least_chance, weighted_probs
 from draft.model_guesses import ModelGuesses
 from draft.text_sources import TextSources
 from draft.token_map import TokenMap
-from engine.forest import Forest, ForestVerdicts, HostForest
-from engine.kv_view import KVView
-from engine.own_failure import OwnFailure
+from engine.cache.kv_view import KVView
+from engine.passes.runner import ModelRunner
 from engine.protocols import DraftLogits, DraftPass, Proposal, Trees, Verdict
-from engine.runner import ModelRunner
-from engine.sequence import Sequence
-from engine.token_tree import SOURCE_BIT, TokenTree
+from engine.sequences.own_failure import OwnFailure
+from engine.sequences.sequence import Sequence
+from engine.trees.forest import Forest, ForestVerdicts, HostForest
+from engine.trees.token_tree import SOURCE_BIT, TokenTree
 
 # How far a request's pace may count for or against its nodes.
 _LEAST_URGENCY, _MOST_URGENCY = 0.5, 4.0

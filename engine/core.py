@@ -6,9 +6,7 @@ from collections.abc import Sequence as SequenceOf
 
 import torch
 
-from engine.admission import ObjectiveGate, check_cascade, check_prompt, check_room, tier_info
 from engine.config import EngineConfig
-from engine.device_rows import DeviceRows
 from engine.errors import InvalidRequestError, TierUnavailableError, as_utf8
 from engine.events import (
     AnswerHeld,
@@ -19,14 +17,9 @@ from engine.events import (
     Finished,
     FinishReason,
 )
-from engine.grammar import GrammarCompiler, InvalidGrammarError
-from engine.grammar_queue import GrammarQueue
-from engine.hand_over import HandOver
-from engine.host_work import HostWork
-from engine.judged import Judged, answer_slices, cut_at_end, emission, prefill_done
-from engine.large_pass import LargePass, LaunchedPass
-from engine.logit_rules import build_rules
-from engine.own_failure import OwnFailure
+from engine.grammar.grammar import GrammarCompiler, InvalidGrammarError
+from engine.passes.device_rows import DeviceRows
+from engine.passes.runner import ForwardSlice, ModelRunner, PassOutput
 from engine.protocols import (
     Drafter,
     DraftLogits,
@@ -37,13 +30,20 @@ from engine.protocols import (
     Verdict,
     Verifier,
 )
+from engine.queue.admission import ObjectiveGate, check_cascade, check_prompt, check_room, tier_info
+from engine.queue.grammar_queue import GrammarQueue
+from engine.queue.scheduler import PassPlan, Scheduler
+from engine.queue.slo_queue import SloQueue
 from engine.request import EngineRequest, Tier
-from engine.runner import ForwardSlice, ModelRunner, PassOutput
-from engine.scheduler import PassPlan, Scheduler
-from engine.sequence import Sequence, SequenceStatus
-from engine.slo_queue import SloQueue
-from engine.snapshot import StepCounts, snapshot
-from engine.speculation_counts import SpeculationCounts
+from engine.sequences.logit_rules import build_rules
+from engine.sequences.own_failure import OwnFailure
+from engine.sequences.sequence import Sequence, SequenceStatus
+from engine.step.hand_over import HandOver
+from engine.step.host_work import HostWork
+from engine.step.large_pass import LargePass, LaunchedPass
+from engine.step.snapshot import StepCounts, snapshot
+from engine.trees.judged import Judged, answer_slices, cut_at_end, emission, prefill_done
+from engine.trees.speculation_counts import SpeculationCounts
 
 _PASS_TIME_WEIGHT = 0.1
 # How long an engine that has nothing else to do sleeps for a grammar; commands wait behind it.

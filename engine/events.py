@@ -236,8 +236,8 @@ class EngineStats:
 class TierInfo:
     """What a loaded tier is. `model_id` is the folder's or the hub's name, `path` where it lies.
 
-    `fingerprint`: 16 hexadecimal digits that change with the checkpoint (engine/fingerprint.py);
-    empty where nobody knows it.
+    `fingerprint`: 16 hexadecimal digits that change with the checkpoint
+    (engine/model/fingerprint.py); empty where nobody knows it.
     """
 
     tier: Tier

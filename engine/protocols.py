@@ -7,15 +7,15 @@ from typing import Protocol
 
 from torch import Tensor
 
-from engine.device_rows import DeviceRows
-from engine.forest import Forest, ForestVerdicts, HostForest
-from engine.kv_view import KVView
-from engine.runner import ForwardSlice
-from engine.sequence import Sequence
-from engine.token_tree import TokenTree
-from engine.verdict import Verdict
+from engine.cache.kv_view import KVView
+from engine.passes.device_rows import DeviceRows
+from engine.passes.runner import ForwardSlice
+from engine.sequences.sequence import Sequence
+from engine.trees.forest import Forest, ForestVerdicts, HostForest
+from engine.trees.token_tree import TokenTree
+from engine.trees.verdict import Verdict
 from engine.wait_model import ServiceTimes
-from kernels.sampling_rows import SamplingTable
+from kernels.sampling.sampling_rows import SamplingTable
 
 __all__ = [
     "ArrivalOrder",

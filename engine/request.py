@@ -43,9 +43,9 @@ class SamplingParams:
     the same seed gives the same text. `num_logprobs`: None for none, else how many alternatives are
     reported beside the emitted token.
 
-    The logits are changed before the temperature, in this order (engine/logit_rules.py): those of
-    tokens in the prompt or the answer are divided by `repetition_penalty` where positive, else
-    multiplied (Keskar et al., "CTRL", 2019); `frequency_penalty` times a token's count in the
+    The logits are changed before the temperature, in this order (engine/sequences/logit_rules.py):
+    those of tokens in the prompt or the answer are divided by `repetition_penalty` where positive,
+    else multiplied (Keskar et al., "CTRL", 2019); `frequency_penalty` times a token's count in the
     answer and `presence_penalty` where it occurs are subtracted (OpenAI); `logit_bias` (token id,
     bias) is added; before `min_tokens` tokens no stop token is possible.
     """

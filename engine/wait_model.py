@@ -13,7 +13,7 @@ from typing import Final
 
 from engine.config import EngineConfig
 from engine.request import Tier
-from engine.sequence import Sequence
+from engine.sequences.sequence import Sequence
 
 _ROW_WEIGHT: Final = 0.2
 _STEP_WEIGHT: Final = 0.1

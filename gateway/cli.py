@@ -12,8 +12,20 @@ from typing import Annotated, Literal
 import typer
 
 from engine.events import EngineInfo
-from gateway.bench.bench_cli import BENCH_HELP, bench
-from gateway.command import (
+from gateway.settings.tiers import Policy
+from gateway.settings.tree import (
+    DEFAULT_FILE,
+    KEY_VARIABLE,
+    Settings,
+    SettingsError,
+    load_settings,
+    to_toml,
+)
+from gateway.tools.admin.experiments_cli import app as experiment_app
+from gateway.tools.admin.keys_cli import app as keys_app
+from gateway.tools.admin.usage_cli import USAGE_HELP, usage
+from gateway.tools.bench.options import BENCH_HELP, bench
+from gateway.tools.console.command import (
     EXIT_FAILED,
     Assignments,
     ConfigFile,
@@ -27,19 +39,7 @@ from gateway.command import (
     reports_user_errors,
     tier_flags,
 )
-from gateway.experiments.cli import app as experiment_app
-from gateway.keys_cli import app as keys_app
-from gateway.ledger.usage_cli import USAGE_HELP, usage
-from gateway.plan_cli import PLAN_HELP, plan
-from gateway.settings import (
-    DEFAULT_FILE,
-    KEY_VARIABLE,
-    Settings,
-    SettingsError,
-    load_settings,
-    to_toml,
-)
-from gateway.settings_tiers import Policy
+from gateway.tools.plan.command import PLAN_HELP, plan
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
@@ -58,12 +58,12 @@ app.add_typer(experiment_app)
 app.command("usage", help=USAGE_HELP)(usage)
 app.command("bench", help=BENCH_HELP)(bench)
 app.command("plan", help=PLAN_HELP)(plan)
-if importlib.util.find_spec("gateway.router_cli") is not None:
-    from gateway.router_cli import app as router_app
+if importlib.util.find_spec("gateway.tools.routers.commands") is not None:
+    from gateway.tools.routers.commands import app as router_app
 
     app.add_typer(router_app)
-if importlib.util.find_spec("gateway.draft_cli") is not None:
-    from gateway.draft_cli import app as draft_app
+if importlib.util.find_spec("gateway.tools.drafters.commands") is not None:
+    from gateway.tools.drafters.commands import app as draft_app
 
     app.add_typer(draft_app)
 
@@ -141,7 +141,7 @@ def serve(  # noqa: PLR0913 - a flag each
     assignments: Assignments = None,
 ) -> None:
     """Start the gateway; the help is `_SERVE_EXAMPLES`."""
-    from gateway.doctor import refuse_conflicts
+    from gateway.tools.doctor.doctor import refuse_conflicts
 
     refuse_conflicts()
     flags = {
@@ -169,14 +169,14 @@ def serve(  # noqa: PLR0913 - a flag each
 
 def _serve(settings: Settings) -> None:
     """Run until a signal says otherwise."""
-    from gateway.wiring import keep_torch_out
+    from gateway.wiring.build import keep_torch_out
 
     _configure_logging(settings.log_level, settings.telemetry.log_format)
     if settings.engine.process or not settings.models.is_any:
         keep_torch_out()
-    from gateway.serving import GatewayRun, listen, serve_until_signalled, url_of
-    from gateway.tenancy_wiring import serving_host
-    from gateway.terminal import LoadingProgress, make_console, print_banner
+    from gateway.server.serving import GatewayRun, listen, serve_until_signalled, url_of
+    from gateway.tools.console.terminal import LoadingProgress, make_console, print_banner
+    from gateway.wiring.tenancy import serving_host
 
     host, warning = serving_host(settings)
     if warning is not None:
@@ -255,8 +255,14 @@ def chat(  # noqa: PLR0913 - a flag each
     """Chat in the terminal; the help is `_CHAT_HELP`."""
     import httpx
 
-    from gateway.terminal import make_console
-    from gateway.terminal_chat import ChatError, ChatOptions, converse, is_reachable, say
+    from gateway.tools.console.terminal import make_console
+    from gateway.tools.console.terminal_chat import (
+        ChatError,
+        ChatOptions,
+        converse,
+        is_reachable,
+        say,
+    )
 
     console = make_console()
     options = ChatOptions(
@@ -299,15 +305,15 @@ def chat(  # noqa: PLR0913 - a flag each
 
 def _chat_with_own_engine(settings: Settings, talk: Callable[[str], None]) -> None:
     """Start a private gateway for the length of a conversation."""
-    from gateway.doctor import refuse_conflicts
-    from gateway.terminal import LoadingProgress, make_console
-    from gateway.wiring import keep_torch_out
+    from gateway.tools.console.terminal import LoadingProgress, make_console
+    from gateway.tools.doctor.doctor import refuse_conflicts
+    from gateway.wiring.build import keep_torch_out
 
     refuse_conflicts()
     _configure_logging("WARNING")
     if settings.engine.process or not settings.models.is_any:
         keep_torch_out()
-    from gateway.serving import background_gateway
+    from gateway.server.serving import background_gateway
 
     with (
         LoadingProgress(make_console(stderr=True)) as progress,
@@ -330,8 +336,8 @@ def doctor(  # noqa: PLR0913 - a flag each
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """Check whether Outrider can run here; exit status 1 if something stands in its way."""
-    from gateway.doctor import examine
-    from gateway.terminal import make_console, print_check
+    from gateway.tools.console.terminal import make_console, print_check
+    from gateway.tools.doctor.doctor import examine
 
     flags = {
         "models.large": large,

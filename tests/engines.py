@@ -20,11 +20,11 @@ from transformers import (
 from draft.budget import TreeBudget
 from draft.config import DraftConfig
 from draft.device_drafter import DeviceDrafter
-from draft.tasks import stream
+from draft.training.tasks.families import stream
 from draft.tree_drafter import TreeDrafter
+from engine.cache.kv_view import KVView
 from engine.config import EngineConfig
 from engine.core import Engine
-from engine.device_rows import DeviceRows
 from engine.events import (
     AnswerHeld,
     EngineEvent,
@@ -35,15 +35,15 @@ from engine.events import (
     TokenLogprobs,
     TokensEmitted,
 )
-from engine.forest import Forest, ForestVerdicts, HostForest
-from engine.grammar import GrammarCompiler
-from engine.kv_view import KVView
-from engine.model import DecoderModel, DtypeName
+from engine.grammar.grammar import GrammarCompiler
+from engine.model.decoder import DecoderModel, DtypeName
+from engine.passes.device_rows import DeviceRows
+from engine.passes.runner import ForwardSlice, ModelRunner, PassOutput
 from engine.protocols import Drafter, Proposal, Trees, Verdict, Verifier
 from engine.request import EngineRequest, SamplingParams, SpeculationParams, Tier
-from engine.runner import ForwardSlice, ModelRunner, PassOutput
-from engine.sequence import Sequence
-from engine.token_tree import TokenTree
+from engine.sequences.sequence import Sequence
+from engine.trees.forest import Forest, ForestVerdicts, HostForest
+from engine.trees.token_tree import TokenTree
 from tests.models import make_hf_model
 from verifier.coupled import CoupledVerifier
 

@@ -6,8 +6,8 @@ from functools import cache
 from typing import Any
 
 from draft.vocabulary import vocabulary_bytes
+from engine.grammar.xgrammar_backend import XGrammarCompiler
 from engine.request import GrammarSpec
-from engine.xgrammar_backend import XGrammarCompiler
 from tests.engines import shipped_tokenizer
 
 

@@ -35,9 +35,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.sampling import RowGroup, add_noise, log_targets, process_logits
-from engine.sequence import Sequence
-from engine.token_tree import TokenTree
+from engine.sequences.sampling import RowGroup, add_noise, log_targets, process_logits
+from engine.sequences.sequence import Sequence
+from engine.trees.token_tree import TokenTree
 from kernels.upload import upload
 
 # The sides of eq. 10 are equal by themselves where the models agree (alpha 0) or where two tokens

@@ -16,15 +16,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine.forest import Forest, ForestVerdicts
-from engine.sampling import RowGroup, choose_tokens, process_logits
-from engine.sequence import Sequence
-from engine.token_tree import TokenTree
-from engine.verdict import Verdict
-from kernels.sample import SamplingTable, top_tokens
+from engine.sequences.sampling import RowGroup, choose_tokens, process_logits
+from engine.sequences.sequence import Sequence
+from engine.trees.forest import Forest, ForestVerdicts
+from engine.trees.token_tree import TokenTree
+from engine.trees.verdict import Verdict
+from kernels.sampling.sample import SamplingTable, top_tokens
+from kernels.trees.verify_tree import verify_forest, verify_tree
 from kernels.triton_support import uses_triton
 from kernels.upload import upload
-from kernels.verify_tree import verify_forest, verify_tree
 from verifier.cascade import UNDECIDED, cascade_choices
 
 

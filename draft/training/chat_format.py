@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from draft.task_base import Message, Tool
+from draft.training.tasks.base import Message, Tool
 
 BOS, END, PAD = "<|bos|>", "<|end|>", "<|pad|>"
 ROLES = ("system", "user", "assistant")

@@ -10,10 +10,18 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from draft.chat_format import BOS, CHAT_TEMPLATE, END, PAD, ROLES, SPECIAL_TOKENS, with_tools
-from draft.task_base import Message
-from draft.task_facts import interview
-from draft.tasks import DIFFICULTIES, FAMILIES, Task, generate, split_of, stream
+from draft.training.chat_format import (
+    BOS,
+    CHAT_TEMPLATE,
+    END,
+    PAD,
+    ROLES,
+    SPECIAL_TOKENS,
+    with_tools,
+)
+from draft.training.tasks.base import Message
+from draft.training.tasks.facts import interview
+from draft.training.tasks.families import DIFFICULTIES, FAMILIES, Task, generate, split_of, stream
 
 # Trained to answer under any of these, so that a system prompt does no harm.
 _SYSTEM_PROMPTS = (

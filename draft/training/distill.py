@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, LlamaForCausalLM, PreTrainedModel
 
-from draft.own_answers import TaughtRow
-from draft.training import (
+from draft.training.loop import (
     Draw,
     LossFunction,
     ModelShape,
@@ -30,6 +29,7 @@ from draft.training import (
     TrainingPlan,
     build_llama,
 )
+from draft.training.own_answers import TaughtRow
 
 logger = logging.getLogger(__name__)
 

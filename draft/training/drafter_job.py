@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, PreTrainedModel
 
-from draft.distill import (
+from draft.training.distill import (
     DistillError,
     DistillPlan,
     DistillReport,
@@ -29,8 +29,9 @@ from draft.distill import (
     distil,
     fresh_drafter,
 )
-from draft.model_card import drafter_card
-from draft.own_answers import (
+from draft.training.loop import load_model, publish_folder
+from draft.training.model_card import drafter_card
+from draft.training.own_answers import (
     AnswerPlan,
     TaughtRow,
     TokenRow,
@@ -39,12 +40,11 @@ from draft.own_answers import (
     teach,
     write_answers,
 )
-from draft.prompt_file import PromptDataError, read_prompts
-from draft.training import load_model, publish_folder
+from draft.training.prompt_file import PromptDataError, read_prompts
 from draft.vocabulary import describe_difference
 from engine.core import Engine
-from engine.runner import ModelRunner
-from engine.weights import resolve_checkpoint
+from engine.model.weights import resolve_checkpoint
+from engine.passes.runner import ModelRunner
 
 logger = logging.getLogger(__name__)
 

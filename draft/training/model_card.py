@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from draft.distill import DistillReport
+    from draft.training.distill import DistillReport
 
 _TEMPLATE = """---
 license: apache-2.0
@@ -16,8 +16,8 @@ library_name: transformers
 
 # The shipped pair
 
-Two language models with one tokenizer, trained from nothing by `python -m draft.pretrain`: the
-*large* one ({large_parameters:,} parameters) answers, the *small* one ({small_parameters:,})
+Two language models with one tokenizer, trained from nothing by `python -m draft.training.pretrain`:
+the *large* one ({large_parameters:,} parameters) answers, the *small* one ({small_parameters:,})
 answers easy prompts and drafts for the large. They are {ratio:.1f} times apart and exist so
 that the gateway, its demo and its tests run anywhere, offline, on models that can do something.
 They are no general assistants.
@@ -76,9 +76,10 @@ Apache-2.0, code, data and weights.
 """
 
 _ABILITIES = """{num_families} families of tasks whose answers a program can check
-(`draft/tasks.py`), each at four difficulties: {families}. Steps are written out where there are
-some, and the last line reads `Answer: ...`. A *passage* is a text of 400 to 3000 tokens in which
-one sentence answers the question; a *follow up* is the last turn of a chat; *tool call* wants the
+(`draft/training/tasks/families.py`), each at four difficulties: {families}. Steps are written
+out where there are some, and the last line reads `Answer: ...`. A *passage* is a text of
+400 to 3000 tokens in which one sentence answers the question; a *follow up* is the last turn of a
+chat; *tool call* wants the
 one call that fits among one to six tools, a plain no, or the result of a call in words. A system
 prompt is read and not obeyed."""
 

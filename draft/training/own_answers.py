@@ -19,12 +19,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from tqdm import tqdm
 
-from draft.prompt_file import PromptDataError, PromptRow
+from draft.training.prompt_file import PromptDataError, PromptRow
 from engine.core import Engine
 from engine.errors import EngineError
 from engine.events import Failed, Finished, TokensEmitted
+from engine.passes.runner import ForwardSlice, ModelRunner
 from engine.request import EngineRequest, SamplingParams
-from engine.runner import ForwardSlice, ModelRunner
 
 _IN_FLIGHT = 64
 _SHARD_ROWS = 64

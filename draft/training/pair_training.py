@@ -11,8 +11,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from draft.corpus import Mix, Packer
-from draft.training import Draw, LossFunction, ModelShape, Progress, TrainingPlan, build_llama
+from draft.training.corpus import Mix, Packer
+from draft.training.loop import Draw, LossFunction, ModelShape, Progress, TrainingPlan, build_llama
 
 
 def build_model(

@@ -15,13 +15,13 @@ from statistics import median
 from typing import Any, Final, Literal
 
 from draft.config import DraftConfig
-from draft.own_answers import render_prompts
-from draft.prompt_file import PromptDataError, PromptRow
+from draft.training.own_answers import render_prompts
+from draft.training.prompt_file import PromptDataError, PromptRow
 from engine.core import Engine
 from engine.errors import EngineError
 from engine.events import EngineStats, Failed, Finished, TokensEmitted
+from engine.passes.runner import ModelRunner
 from engine.request import EngineRequest, SamplingParams, SpeculationParams, Tier
-from engine.runner import ModelRunner
 
 Limit = Literal["max_draft_depth", "max_draft_nodes", "max_branching", "max_frontier"]
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from engine.block_pool import BlockHash, BlockPool, OutOfBlocksError, chain_hash
+from engine.cache.block_pool import BlockHash, BlockPool, OutOfBlocksError, chain_hash
 
 
 class KVView:

@@ -8,7 +8,7 @@ grammars that no client wrote are shared.
 from collections import OrderedDict
 from concurrent.futures import Future
 
-from engine.grammar import TokenGrammar
+from engine.grammar.grammar import TokenGrammar
 from engine.request import GrammarSpec
 
 _Future = Future[TokenGrammar]

@@ -11,8 +11,8 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from engine.grammar import InvalidGrammarError
-from engine.json_disjoint import are_disjoint, types_of
+from engine.grammar.grammar import InvalidGrammarError
+from engine.grammar.json_disjoint import are_disjoint, types_of
 
 MAX_DEPTH: Final = 100
 """Nesting of the schema's JSON. The compiler's time grows with its third power."""

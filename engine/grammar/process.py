@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Final
 
-from engine.grammar import InvalidGrammarError
-from engine.grammar_source import GrammarSource
+from engine.grammar.grammar import InvalidGrammarError
+from engine.grammar.source import GrammarSource
 from engine.request import GrammarSpec
 
 log = logging.getLogger(__name__)
@@ -158,7 +158,7 @@ def _spawn() -> tuple[subprocess.Popen[bytes], Connection]:
                 sys.executable,
                 "-P",
                 "-c",
-                "from engine.grammar_worker import main; main()",
+                "from engine.grammar.worker import main; main()",
                 str(theirs.fileno()),
             ],
             pass_fds=[theirs.fileno()],

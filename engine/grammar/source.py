@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from engine.grammar import InvalidGrammarError
-from engine.json_pattern import exact, json_string_rules
-from engine.json_schema import marker, prepare_schema
+from engine.grammar.grammar import InvalidGrammarError
+from engine.grammar.json_pattern import exact, json_string_rules
+from engine.grammar.json_schema import marker, prepare_schema
 from engine.request import GrammarKind
 
 if TYPE_CHECKING:

@@ -77,7 +77,7 @@ class _Trial:
     def __init__(self, hello: dict[str, Any]) -> None:
         import xgrammar
 
-        import engine.grammar_source  # noqa: F401 - not within the first grammar's bounds
+        import engine.grammar.source  # noqa: F401 - not within the first grammar's bounds
 
         info = xgrammar.TokenizerInfo(
             [text.encode("latin-1") for text in hello["vocabulary"]],
@@ -106,8 +106,8 @@ class _Trial:
             signal.setitimer(signal.ITIMER_PROF, 0)
 
     def _try(self, asked: dict[str, str]) -> dict[str, str]:
-        from engine.grammar import InvalidGrammarError
-        from engine.grammar_source import compile_source, prepare_source, reason
+        from engine.grammar.grammar import InvalidGrammarError
+        from engine.grammar.source import compile_source, prepare_source, reason
 
         try:
             source = prepare_source(cast(GrammarKind, asked["kind"]), asked["text"])
@@ -141,7 +141,7 @@ class _Trial:
         """
         import xgrammar
 
-        from engine.grammar import InvalidGrammarError
+        from engine.grammar.grammar import InvalidGrammarError
 
         matcher = xgrammar.GrammarMatcher(compiled)
         mask = np.full(-(-self._vocab_size // 32), -1, dtype=np.int32)

@@ -12,16 +12,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.errors import QueueFullError
-from engine.fair_threads import FairThreads, TooManyJobsError
-from engine.grammar import InvalidGrammarError, TokenGrammar
-from engine.grammar_cache import GrammarCache
-from engine.grammar_process import (
+from engine.grammar.cache import GrammarCache
+from engine.grammar.fair_threads import FairThreads, TooManyJobsError
+from engine.grammar.grammar import InvalidGrammarError, TokenGrammar
+from engine.grammar.process import (
     DEFAULT_BOUNDS,
     CompileBounds,
     GrammarProcess,
     UnfinishedGrammarError,
 )
-from engine.grammar_source import compile_source, reason
+from engine.grammar.source import compile_source, reason
 from engine.request import GrammarSpec
 
 if TYPE_CHECKING:

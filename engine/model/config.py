@@ -8,7 +8,7 @@ from typing import Any
 from transformers import AutoConfig, GenerationConfig, PretrainedConfig
 
 from engine.errors import UnsupportedModelError
-from kernels.rope import ROPE_TYPES, RopeConfig
+from kernels.layers.rope import ROPE_TYPES, RopeConfig
 
 SUPPORTED_ARCHITECTURES = (
     "LlamaForCausalLM",

@@ -7,20 +7,20 @@ import torch
 from torch import Tensor
 
 from engine.errors import UnsupportedModelError
-from engine.kv_cache import KVCache
-from engine.model_config import ModelConfig
-from engine.weights import CheckpointReader, ProgressCallback, resolve_checkpoint
-from kernels.embedding import embed_tokens
-from kernels.linear import Linear
-from kernels.paged_attention import AttentionBatch, Plan, paged_attention, plan_attention
-from kernels.rms_norm import RmsNorm, add_rms_norm, rms_norm
-from kernels.rope import RotaryTable, rotate
-from kernels.rope_write_kv import rope_write_kv
-from kernels.row_invariant_linear import RowInvariantLinear, make_linear, make_norm
-from kernels.row_invariant_ops import row_invariant_rotate, row_invariant_silu_mul
-from kernels.silu_mul import silu_mul, silu_mul_reference
+from engine.model.config import ModelConfig
+from engine.model.kv_cache import KVCache
+from engine.model.weights import CheckpointReader, ProgressCallback, resolve_checkpoint
+from kernels.attention.paged_attention import AttentionBatch, Plan, paged_attention, plan_attention
+from kernels.kv.rope_write_kv import rope_write_kv
+from kernels.kv.write_kv import write_kv_reference
+from kernels.layers.embedding import embed_tokens
+from kernels.layers.linear import Linear
+from kernels.layers.rms_norm import RmsNorm, add_rms_norm, rms_norm
+from kernels.layers.rope import RotaryTable, rotate
+from kernels.layers.row_invariant_linear import RowInvariantLinear, make_linear, make_norm
+from kernels.layers.row_invariant_ops import row_invariant_rotate, row_invariant_silu_mul
+from kernels.layers.silu_mul import silu_mul, silu_mul_reference
 from kernels.triton_support import uses_triton
-from kernels.write_kv import write_kv_reference
 
 DtypeName = Literal["auto", "bfloat16", "float16", "float32"]
 _DTYPES = {

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.model_config import ModelConfig
+from engine.model.config import ModelConfig
 
 
 class KVCache:
@@ -17,7 +17,7 @@ class KVCache:
     A slot is block * block_size + offset. Which block belongs to whom is the block pool's
     business.
 
-    In float8_e4m3fn each head of a slot has a scale (`kernels.write_kv`): `scales`, float32
+    In float8_e4m3fn each head of a slot has a scale (`kernels.kv.write_kv`): `scales`, float32
     [num_layers, 2, num_blocks, block_size, num_kv_heads], and `layer_scales[i]` is (k_scale,
     v_scale), each [num_blocks, block_size, num_kv_heads]. Otherwise `scales` and both are None.
     """

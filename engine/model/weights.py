@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from engine.errors import UnsupportedModelError
-from engine.fingerprint import checkpoint_fingerprint
+from engine.model.fingerprint import checkpoint_fingerprint
 
 ProgressCallback = Callable[[int, int], None]
 

@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from engine.device_rows import DeviceRows
-from engine.kv_view import KVView
-from kernels.paged_attention import AttentionBatch
+from engine.cache.kv_view import KVView
+from engine.passes.device_rows import DeviceRows
+from kernels.attention.paged_attention import AttentionBatch
 
 
 @dataclass(slots=True, kw_only=True)

@@ -24,13 +24,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.kv_cache import KVCache
-from engine.model import DecoderModel
-from engine.model_config import ModelConfig
-from engine.step_buffers import PassLayout, StagedPass, StepBuffers, tree_rows
-from engine.tile_plans import MAX_WORKSPACE_BYTES, TilePlanner, prepare_plan
-from kernels.attention_tiles import MAX_SEQUENCES, TilePlan, TileShape
-from kernels.stage_rows import PassInputs, stage_rows
+from engine.model.config import ModelConfig
+from engine.model.decoder import DecoderModel
+from engine.model.kv_cache import KVCache
+from engine.passes.step_buffers import PassLayout, StagedPass, StepBuffers, tree_rows
+from engine.passes.tile_plans import MAX_WORKSPACE_BYTES, TilePlanner, prepare_plan
+from kernels.attention.attention_tiles import MAX_SEQUENCES, TilePlan, TileShape
+from kernels.attention.stage_rows import PassInputs, stage_rows
 
 log = logging.getLogger(__name__)
 

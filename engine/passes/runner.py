@@ -6,19 +6,19 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from engine.block_pool import BlockPool, root_hash
-from engine.device_rows import DeviceRows
-from engine.flat_rows import FlatRows, ForwardSlice
-from engine.kv_cache import KVCache
-from engine.kv_view import KVView
-from engine.model import DecoderModel
-from engine.pass_clock import PassClock, PassTime, PassTimes
-from engine.pass_graphs import BUCKETS, Capture, CudaCapture, PassGraphs
-from engine.step_buffers import StagedPass, StepBuffers, tree_rows, upload
-from engine.tile_plans import TilePlanner, prepare_plan
-from kernels.attention_tiles import MAX_SEQUENCES
-from kernels.compact_kv import compact_kv
-from kernels.stage_rows import stage_rows
+from engine.cache.block_pool import BlockPool, root_hash
+from engine.cache.kv_view import KVView
+from engine.model.decoder import DecoderModel
+from engine.model.kv_cache import KVCache
+from engine.passes.device_rows import DeviceRows
+from engine.passes.flat_rows import FlatRows, ForwardSlice
+from engine.passes.pass_clock import PassClock, PassTime, PassTimes
+from engine.passes.pass_graphs import BUCKETS, Capture, CudaCapture, PassGraphs
+from engine.passes.step_buffers import StagedPass, StepBuffers, tree_rows, upload
+from engine.passes.tile_plans import TilePlanner, prepare_plan
+from kernels.attention.attention_tiles import MAX_SEQUENCES
+from kernels.attention.stage_rows import stage_rows
+from kernels.kv.compact_kv import compact_kv
 from kernels.triton_support import uses_triton
 
 __all__ = ["ForwardSlice", "ModelRunner", "PassOutput", "PassTime", "PassTimes"]

@@ -17,11 +17,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine.device_rows import DeviceRows
-from engine.flat_rows import ForwardSlice
-from engine.kv_view import KVView
-from kernels.attention_tiles import MAX_TREE_NODES
-from kernels.stage_rows import NUM_WORDS, PassInputs, TreeRows
+from engine.cache.kv_view import KVView
+from engine.passes.device_rows import DeviceRows
+from engine.passes.flat_rows import ForwardSlice
+from kernels.attention.attention_tiles import MAX_TREE_NODES
+from kernels.attention.stage_rows import NUM_WORDS, PassInputs, TreeRows
 
 Ints32 = npt.NDArray[np.int32]
 Ints64 = npt.NDArray[np.int64]

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.kv_view import KVView
-from engine.runner import ForwardSlice, ModelRunner
+from engine.cache.kv_view import KVView
+from engine.passes.runner import ForwardSlice, ModelRunner
 
 _PROFILED_ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 _NUM_REPEATS = 5

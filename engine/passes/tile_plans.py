@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from engine.model_config import ModelConfig
-from kernels.attention_tiles import (
+from engine.model.config import ModelConfig
+from kernels.attention.attention_tiles import (
     MAX_TREE_NODES,
     TilePlan,
     TileShape,
@@ -12,7 +12,7 @@ from kernels.attention_tiles import (
     tile_shape,
     workspace_size,
 )
-from kernels.stage_rows import PassInputs, tree_paths
+from kernels.attention.stage_rows import PassInputs, tree_paths
 from kernels.triton_support import architecture
 
 # Of partial sums. Only deterministic passes over many keys could use more; they get their own.

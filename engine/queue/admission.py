@@ -11,11 +11,11 @@ from engine.errors import (
     QueueFullError,
 )
 from engine.events import TierInfo
+from engine.passes.runner import ModelRunner
 from engine.protocols import Drafter
+from engine.queue.scheduler import Scheduler
 from engine.request import EngineRequest, Tier
-from engine.runner import ModelRunner
-from engine.scheduler import Scheduler
-from engine.sequence import Sequence
+from engine.sequences.sequence import Sequence
 from engine.wait_model import Calibration, Job, predict_first_token_s
 
 # A refused request is told to come back after about this long.

@@ -16,7 +16,7 @@ from typing import Final
 
 from engine.protocols import QueuePolicy
 from engine.request import HIGH, Tier
-from engine.sequence import Sequence
+from engine.sequences.sequence import Sequence
 
 _FIRST_GUESS_TOKENS: Final = 128.0
 _LENGTH_WEIGHT: Final = 0.1

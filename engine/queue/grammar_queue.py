@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from engine.errors import InvalidRequestError
-from engine.grammar import GrammarCompiler, GrammarState, InvalidGrammarError, TokenGrammar
+from engine.grammar.grammar import GrammarCompiler, GrammarState, InvalidGrammarError, TokenGrammar
 from engine.request import EngineRequest, GrammarSpec, Tier
-from engine.sequence import Sequence
+from engine.sequences.sequence import Sequence
 
 COMPILE_TIMEOUT_S: Final = 20.0
 

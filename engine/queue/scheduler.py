@@ -5,14 +5,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import takewhile
 
-from engine.block_pool import OutOfBlocksError
+from engine.cache.block_pool import OutOfBlocksError
 from engine.config import EngineConfig
+from engine.passes.runner import ModelRunner
 from engine.protocols import Drafter, QueuePolicy, StepShares
 from engine.request import Tier
-from engine.runner import ModelRunner
-from engine.sequence import Sequence, SequenceStatus
+from engine.sequences.sequence import Sequence, SequenceStatus
+from engine.sequences.work_counts import WorkCounts, note_start
 from engine.wait_model import ServiceTimes
-from engine.work_counts import WorkCounts, note_start
 
 # A batch prompt that may be computed at all gets so many rows, or it would never end.
 _MIN_BATCH_ROWS = 16

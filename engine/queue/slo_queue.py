@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final
 
-from engine.fair_queue import FairQueue, FairQueueConfig
 from engine.protocols import StepShares
+from engine.queue.fair_queue import FairQueue, FairQueueConfig
 from engine.request import LOW, NORMAL, Tier
-from engine.sequence import Sequence, SequenceStatus
+from engine.sequences.sequence import Sequence, SequenceStatus
 from engine.wait_model import ServiceTimes
 
 # A prompt may take so much longer than expected before its deadline counts as out of reach.

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.request import SamplingParams
-from kernels.penalties import apply_penalties
+from kernels.sampling.penalties import apply_penalties
 from kernels.upload import upload
 
 _FIRST_CAPACITY = 64
@@ -53,7 +53,7 @@ class _Block:
 class LogitEdits:
     """What changes in the logits of many sequences' rows: collected on the host, made in one go.
 
-    See `kernels.penalties.apply_penalties` for what shifts and factors do.
+    See `kernels.sampling.penalties.apply_penalties` for what shifts and factors do.
     """
 
     def __init__(self, vocab_size: int) -> None:

@@ -3,7 +3,7 @@
 import logging
 from types import TracebackType
 
-from engine.sequence import Sequence
+from engine.sequences.sequence import Sequence
 
 log = logging.getLogger(__name__)
 

@@ -13,14 +13,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine.logit_rules import LogitEdits, LogitRule, SamplingRule
-from engine.noise import SequenceNoise
-from engine.own_failure import OwnFailure
 from engine.request import SamplingParams
-from engine.sequence import Sequence
-from kernels.gumbel_noise import row_keys
-from kernels.sample import log_target, perturb, top_tokens
-from kernels.sampling_rows import SamplingRows, SamplingTable, field_stride
+from engine.sequences.logit_rules import LogitEdits, LogitRule, SamplingRule
+from engine.sequences.noise import SequenceNoise
+from engine.sequences.own_failure import OwnFailure
+from engine.sequences.sequence import Sequence
+from kernels.sampling.gumbel_noise import row_keys
+from kernels.sampling.sample import log_target, perturb, top_tokens
+from kernels.sampling.sampling_rows import SamplingRows, SamplingTable, field_stride
 from kernels.triton_support import uses_triton
 from kernels.upload import upload
 

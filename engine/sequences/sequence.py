@@ -4,13 +4,13 @@ import enum
 import itertools
 from dataclasses import dataclass, field
 
+from engine.cache.kv_view import KVView
 from engine.events import FinishReason, RequestStats, TokensEmitted
-from engine.grammar import GrammarState
-from engine.kv_view import KVView
-from engine.logit_rules import LogitRule
-from engine.noise import SequenceNoise
+from engine.grammar.grammar import GrammarState
 from engine.request import TIERS, CascadeParams, EngineRequest, Tier
-from engine.work_counts import WorkCounts
+from engine.sequences.logit_rules import LogitRule
+from engine.sequences.noise import SequenceNoise
+from engine.sequences.work_counts import WorkCounts
 
 _arrival_numbers = itertools.count()
 

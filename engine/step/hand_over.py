@@ -12,17 +12,17 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from engine.admission import check_prompt
 from engine.errors import InvalidRequestError, TierUnavailableError
 from engine.events import TierSwitched
-from engine.judged import Judged
-from engine.noise import SequenceNoise
+from engine.passes.runner import ModelRunner
 from engine.protocols import Drafter, Verdict
+from engine.queue.admission import check_prompt
+from engine.queue.scheduler import Scheduler
 from engine.request import EngineRequest, Tier
-from engine.runner import ModelRunner
-from engine.sampling import RowGroup, perturbed_scores
-from engine.scheduler import Scheduler
-from engine.sequence import Sequence
+from engine.sequences.noise import SequenceNoise
+from engine.sequences.sampling import RowGroup, perturbed_scores
+from engine.sequences.sequence import Sequence
+from engine.trees.judged import Judged
 
 _NUM_CANDIDATES: Final = 2
 

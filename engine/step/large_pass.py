@@ -5,17 +5,17 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from engine.config import EngineConfig
-from engine.device_rows import DeviceRows
-from engine.forest import Forest, ForestReadback, path_moves, slot_table
-from engine.host_work import HostWork
-from engine.judged import Judged, accepted_moves, answer_slices, fit_tree, plant
-from engine.own_failure import OwnFailure
+from engine.passes.device_rows import DeviceRows
+from engine.passes.runner import ForwardSlice, ModelRunner, PassOutput
 from engine.protocols import Drafter, Trees, Verdict, Verifier
+from engine.queue.scheduler import PassPlan
 from engine.request import Tier
-from engine.runner import ForwardSlice, ModelRunner, PassOutput
-from engine.scheduler import PassPlan
-from engine.sequence import Sequence
-from engine.token_tree import TokenTree
+from engine.sequences.own_failure import OwnFailure
+from engine.sequences.sequence import Sequence
+from engine.step.host_work import HostWork
+from engine.trees.forest import Forest, ForestReadback, path_moves, slot_table
+from engine.trees.judged import Judged, accepted_moves, answer_slices, fit_tree, plant
+from engine.trees.token_tree import TokenTree
 from kernels.upload import upload
 
 

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from engine.events import EngineStats, TierStats
-from engine.grammar_queue import GrammarQueue
+from engine.passes.runner import ModelRunner
+from engine.queue.grammar_queue import GrammarQueue
+from engine.queue.scheduler import Scheduler
 from engine.request import Tier
-from engine.runner import ModelRunner
-from engine.scheduler import Scheduler
-from engine.speculation_counts import SpeculationCounts
+from engine.trees.speculation_counts import SpeculationCounts
 
 
 @dataclass(slots=True)

@@ -11,14 +11,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine.block_pool import OutOfBlocksError
-from engine.device_rows import DeviceRows
-from engine.kv_view import KVView
-from engine.runner import ModelRunner
-from engine.sequence import Sequence
-from engine.token_tree import TokenTree
-from engine.verdict import Verdict
-from kernels.sampling_rows import SamplingTable
+from engine.cache.block_pool import OutOfBlocksError
+from engine.cache.kv_view import KVView
+from engine.passes.device_rows import DeviceRows
+from engine.passes.runner import ModelRunner
+from engine.sequences.sequence import Sequence
+from engine.trees.token_tree import TokenTree
+from engine.trees.verdict import Verdict
+from kernels.sampling.sampling_rows import SamplingTable
 
 Ints = npt.NDArray[np.int64]
 

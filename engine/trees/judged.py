@@ -6,16 +6,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.block_pool import OutOfBlocksError
+from engine.cache.block_pool import OutOfBlocksError
 from engine.events import FinishReason, PrefillDone, TokenLogprobs, TokensEmitted
-from engine.origins import step_trace
-from engine.own_failure import OwnFailure
-from engine.runner import ForwardSlice, ModelRunner
-from engine.sequence import Sequence
-from engine.speculation_counts import num_predicted, num_reused
-from engine.token_tree import TokenTree
+from engine.passes.runner import ForwardSlice, ModelRunner
+from engine.sequences.own_failure import OwnFailure
+from engine.sequences.sequence import Sequence
 from engine.trace import StepTrace
-from engine.verdict import Verdict
+from engine.trees.origins import step_trace
+from engine.trees.speculation_counts import num_predicted, num_reused
+from engine.trees.token_tree import TokenTree
+from engine.trees.verdict import Verdict
 
 
 @dataclass(slots=True, kw_only=True)

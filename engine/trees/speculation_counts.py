@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from engine.request import SOURCES, Source
-from engine.token_tree import RECALLED_BIT, SOURCE_BIT, TokenTree
+from engine.trees.token_tree import RECALLED_BIT, SOURCE_BIT, TokenTree
 
 
 @dataclass(slots=True)

@@ -5,8 +5,8 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from gateway.errors import GatewayError
-from gateway.handoff.origin import HandOffKind, Origin, Unfinished
+from gateway.answers.origin import HandOffKind, Origin, Unfinished
+from gateway.errors.tree import GatewayError
 
 PlaceName = Literal["local", "cloud"]
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.errors import GenerationError
+from gateway.errors.tree import GenerationError
 from gateway.upstream.dialects.base import DONE, whole_number
 from gateway.upstream.event_stream import EventSplitter, event_data
 

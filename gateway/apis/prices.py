@@ -4,7 +4,7 @@ from decimal import Decimal
 from typing import Any, Final
 
 from gateway.ledger.prices import PriceBook
-from gateway.settings_sections import TierPriceSettings
+from gateway.settings.sections import TierPriceSettings
 
 _TOKENS_PER_PRICE: Final = Decimal(10**6)
 

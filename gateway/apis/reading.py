@@ -6,9 +6,9 @@ from typing import Any, Generic, TypeVar
 import msgspec
 from pydantic import BaseModel
 
-from gateway.asgi import parse
-from gateway.errors import BadRequestError
+from gateway.errors.tree import BadRequestError
 from gateway.schema.doubled_names import refuse_doubled_names
+from gateway.server.responses import parse
 
 Request = TypeVar("Request", bound=BaseModel)
 

@@ -9,21 +9,21 @@ import msgspec
 from starlette.responses import Response
 
 from engine.events import TierInfo
-from gateway.asgi import parse
-from gateway.chat import ChatTokenizer
-from gateway.chat_prompt import chat_prompt
-from gateway.context import GatewayContext
-from gateway.engine_requests import check_token_ids
-from gateway.errors import BadRequestError, ModelNotFoundError
-from gateway.handoff.names import AUTO
-from gateway.handoff.permissions import check_model, permitted
-from gateway.jobs import JobBuilder
-from gateway.prompt_work import PromptWork
+from gateway.apis.messages.surface import MessagesSurface
+from gateway.apis.reading import read_body
+from gateway.apis.tokenize_schema import DetokenizeRequest, TokenizeMessages, TokenizePrompt
+from gateway.errors.tree import BadRequestError, ModelNotFoundError
+from gateway.planning.context import GatewayContext
+from gateway.planning.engine_requests import check_token_ids
+from gateway.planning.jobs import JobBuilder
+from gateway.planning.names import AUTO
+from gateway.planning.permissions import check_model, permitted
 from gateway.schema.chat import ChatRequest
-from gateway.surfaces.messages.surface import MessagesSurface
-from gateway.surfaces.reading import read_body
-from gateway.surfaces.tokenize_schema import DetokenizeRequest, TokenizeMessages, TokenizePrompt
+from gateway.server.responses import parse
 from gateway.tenants.principal import Principal
+from gateway.text.chat import ChatTokenizer
+from gateway.text.chat_prompt import chat_prompt
+from gateway.text.prompt_work import PromptWork
 
 # Below this an answer is written within about a millisecond: less than a hop to a thread may cost.
 _INLINE_TOKENS: Final = 4096

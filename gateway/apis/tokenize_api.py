@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from gateway.openapi import question_operation
-from gateway.surfaces.tokenize_schema import (
+from gateway.apis.tokenize_schema import (
     Detokenized,
     DetokenizeRequest,
     Tokenized,
     TokenizeMessages,
     TokenizePrompt,
 )
+from gateway.schema.openapi import question_operation
 
 
 def tokenize_operation() -> dict[str, Any]:

@@ -8,7 +8,7 @@ from engine.events import (
     TokensEmitted,
 )
 from engine.request import EngineRequest, Tier
-from engine.work_counts import WorkCounts, note_start
+from engine.sequences.work_counts import WorkCounts, note_start
 
 
 class SeenWork:

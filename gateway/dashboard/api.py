@@ -16,7 +16,7 @@ from gateway.dashboard.engine_figures import EngineMoments
 from gateway.dashboard.figures import figures
 from gateway.dashboard.recent import RecentOutcomes
 from gateway.dashboard.schema import Dashboard, EngineFigures
-from gateway.settings_slo import SloClassSettings
+from gateway.settings.slo import SloClassSettings
 from gateway.tenants.principal import ANONYMOUS, Principal
 
 logger = logging.getLogger(__name__)

@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from gateway.errors import NotFoundError
+from gateway.errors.tree import NotFoundError
 from gateway.experiments.experiments import Experiments
 
 _MAX_SHOWN: Final = 16

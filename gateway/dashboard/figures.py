@@ -17,7 +17,7 @@ from gateway.dashboard.schema import (
     Series,
     TierFigures,
 )
-from gateway.settings_slo import SloClassSettings
+from gateway.settings.slo import SloClassSettings
 
 CELL_S: Final = 5.0
 _NUM_CELLS: Final = round(WINDOW_S / CELL_S)

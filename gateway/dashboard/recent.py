@@ -7,7 +7,7 @@ from typing import Any, Final, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from gateway.outcomes import Ending, RequestOutcome
+from gateway.answers.outcomes import Ending, RequestOutcome
 from gateway.slo.goodput import attained
 
 WINDOW_S: Final = 300.0

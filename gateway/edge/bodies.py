@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 
 from gateway.edge.metrics import EdgeMetrics
-from gateway.errors import BodiesFullError, KeyBodiesFullError
+from gateway.errors.tree import BodiesFullError, KeyBodiesFullError
 
 
 @dataclass(slots=True, kw_only=True)

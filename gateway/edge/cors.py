@@ -7,8 +7,8 @@ from typing import Final
 
 from starlette.types import Scope
 
-from gateway.errors import PERMISSION, Problem
-from gateway.settings_http import CorsSettings
+from gateway.errors.tree import PERMISSION, Problem
+from gateway.settings.http_bounds import CorsSettings
 
 Header = tuple[bytes, bytes]
 

@@ -13,8 +13,8 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from gateway.edge.metrics import EdgeMetrics, Repeat
-from gateway.errors import BadRequestError, IdempotencyKeyReusedError
-from gateway.settings_http import HttpSettings
+from gateway.errors.tree import BadRequestError, IdempotencyKeyReusedError
+from gateway.settings.http_bounds import HttpSettings
 
 logger = logging.getLogger(__name__)
 

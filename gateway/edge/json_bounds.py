@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
 
-from gateway.errors import BodyTooComplexError
+from gateway.errors.tree import BodyTooComplexError
 
 _NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 _COUNTED: Final = {

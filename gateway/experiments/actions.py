@@ -15,7 +15,7 @@ from gateway.experiments.records import (
     ExperimentTable,
     VersionRecord,
 )
-from gateway.settings_experiments import ExperimentSpec, ExperimentState
+from gateway.settings.experiments import ExperimentSpec, ExperimentState
 
 MAX_EVENTS: Final = 100
 

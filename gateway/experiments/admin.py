@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.errors import BadRequestError, StorageError, bad_request
+from gateway.errors.tree import BadRequestError, StorageError, bad_request
 from gateway.experiments.admin_routes import MAX_VERSION
 from gateway.experiments.admin_schema import (
     ExperimentCreate,
@@ -22,7 +22,7 @@ from gateway.experiments.admin_schema import (
 from gateway.experiments.experiments import Experiments
 from gateway.experiments.records import ExperimentRecord
 from gateway.experiments.rows import spec_document
-from gateway.settings_experiments import ExperimentSpec
+from gateway.settings.experiments import ExperimentSpec
 from gateway.tenants.authenticator import Authenticator
 from gateway.tenants.principal import Principal
 

@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 from gateway.experiments.records import ExperimentEvent, ExperimentRecord, VersionRecord
 from gateway.experiments.rows import spec_document
 from gateway.schema.common import RequestModel
-from gateway.settings_experiments import (
+from gateway.settings.experiments import (
     ExperimentName,
     ExperimentSpec,
     ExperimentState,

@@ -6,7 +6,6 @@ from typing import Final
 
 import numpy as np
 
-from gateway.experiments.rules import AllocationRule
 from gateway.experiments.statistics.allocation import (
     bounded_shares,
     thompson_shares,
@@ -14,6 +13,7 @@ from gateway.experiments.statistics.allocation import (
 )
 from gateway.experiments.statistics.clusters import design_effect
 from gateway.experiments.totals import ArmTotals
+from gateway.settings.experiment_rules import AllocationRule
 
 _ALPHA: Final = 0.05
 _LEAST_CHANGE: Final = 0.02

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Final, Protocol
 
-from gateway.errors import BadRequestError
-from gateway.experiments.overlay import NO_OVERLAY, Overlay
-from gateway.outcomes import ArmRef
+from gateway.answers.outcomes import ArmRef
+from gateway.errors.tree import BadRequestError
+from gateway.settings.arm_overlay import NO_OVERLAY, Overlay
 
 ARM_HEADER: Final = "x-outrider-arm"
 """Forces an arm, written EXPERIMENT/ARM; the answer has it too."""

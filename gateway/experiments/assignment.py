@@ -10,13 +10,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
+from gateway.answers.outcomes import ArmRef
 from gateway.experiments.assigner import ARM_HEADER, Assignment, Subject, unknown_arm
 from gateway.experiments.eligibility import Eligibility, unit_of
-from gateway.experiments.overlay import NO_OVERLAY, Overlay
 from gateway.experiments.records import ExperimentRecord
 from gateway.experiments.slots import NUM_SLOTS, Ranges
-from gateway.outcomes import ArmRef
-from gateway.settings_experiments import UnitKind
+from gateway.settings.arm_overlay import NO_OVERLAY, Overlay
+from gateway.settings.experiments import UnitKind
 
 _Item = TypeVar("_Item")
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from gateway.experiments.assigner import Subject
-from gateway.experiments.overlay import related_fields
-from gateway.settings_experiments import ExperimentSpec, UnitKind
+from gateway.settings.arm_overlay import related_fields
+from gateway.settings.experiments import ExperimentSpec, UnitKind
 
 ANY: Final = "*"
 _NOBODY: Final = frozenset({"", "anonymous"})

@@ -9,7 +9,8 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry
 
-from gateway.errors import ConflictError, StorageError
+from gateway.answers.outcomes import OutcomeSink
+from gateway.errors.tree import ConflictError, StorageError
 from gateway.experiments.actions import ExperimentActions
 from gateway.experiments.assigner import Assigner
 from gateway.experiments.book import ExperimentBook
@@ -25,9 +26,8 @@ from gateway.experiments.reporting import Reporter
 from gateway.experiments.statistics.report import Analysis
 from gateway.experiments.store import ExperimentStore
 from gateway.experiments.syncing import apply_settings
-from gateway.outcomes import OutcomeSink
-from gateway.settings import SettingsError
-from gateway.settings_experiments import ExperimentSettings
+from gateway.settings.experiments import ExperimentSettings
+from gateway.settings.tree import SettingsError
 from gateway.storage.database import Database, DatabaseError
 from gateway.storage.secrets import drawn_secret
 

@@ -11,7 +11,8 @@ from prometheus_client import CollectorRegistry, Counter
 from pydantic import TypeAdapter, ValidationError
 from starlette.responses import Response
 
-from gateway.errors import BadRequestError, NotFoundError, bad_request
+from gateway.answers.outcomes import ArmRef
+from gateway.errors.tree import BadRequestError, NotFoundError, bad_request
 from gateway.experiments.feedback_schema import (
     AnyFeedback,
     FeedbackReceipt,
@@ -27,7 +28,6 @@ from gateway.experiments.recent import (
     find_in_ledger,
 )
 from gateway.experiments.totals import FeedbackKind
-from gateway.outcomes import ArmRef
 from gateway.storage.database import Database
 from gateway.tenants.principal import Principal
 

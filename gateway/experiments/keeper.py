@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from gateway.errors import GatewayError, StorageError
+from gateway.errors.tree import GatewayError, StorageError
 from gateway.experiments.measure_store import TotalsStore
-from gateway.experiments.rules import (
+from gateway.experiments.totals import ArmTotals
+from gateway.settings.experiment_rules import (
     FIXED_ALLOCATION,
     NO_GUARDRAILS,
     AllocationRule,
     GuardrailLimits,
 )
-from gateway.experiments.totals import ArmTotals
 
 if TYPE_CHECKING:
     from gateway.experiments.guardrails import Breach

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
-from gateway.errors import BadRequestError, ConflictError
-from gateway.experiments.overlay import contradictions
+from gateway.errors.tree import BadRequestError, ConflictError
 from gateway.experiments.records import (
     ExperimentRecord,
     ExperimentSource,
@@ -17,7 +16,8 @@ from gateway.experiments.records import (
     VersionRecord,
 )
 from gateway.experiments.slots import NUM_SLOTS, NoRoomError, Ranges, count_of, dealt, resized
-from gateway.settings_experiments import ExperimentSpec
+from gateway.settings.arm_overlay import contradictions
+from gateway.settings.experiments import ExperimentSpec
 
 Others = Iterable[ExperimentRecord]
 

@@ -8,7 +8,8 @@ from typing import Final
 
 import numpy as np
 
-from gateway.errors import StorageError
+from gateway.answers.outcomes import RequestOutcome
+from gateway.errors.tree import StorageError
 from gateway.experiments.measure_store import ArmKey, TotalsStore
 from gateway.experiments.sketch import QuantileSketch
 from gateway.experiments.totals import (
@@ -20,7 +21,6 @@ from gateway.experiments.totals import (
     MetricTotals,
     SketchName,
 )
-from gateway.outcomes import RequestOutcome
 
 logger = logging.getLogger(__name__)
 

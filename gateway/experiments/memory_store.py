@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from gateway.errors import ConflictError, NotFoundError
+from gateway.errors.tree import ConflictError, NotFoundError
 from gateway.experiments import lifecycle
 from gateway.experiments.actions import MAX_EVENTS, ExperimentActions, Step
 from gateway.experiments.records import (
@@ -16,7 +16,7 @@ from gateway.experiments.records import (
     ExperimentTable,
     VersionRecord,
 )
-from gateway.settings_experiments import ExperimentSpec
+from gateway.settings.experiments import ExperimentSpec
 
 
 class MemoryExperimentStore(ExperimentActions):

@@ -9,8 +9,8 @@ from typing import Final
 
 from sqlalchemy import and_, or_, select
 
+from gateway.answers.outcomes import ArmRef, RequestOutcome
 from gateway.experiments.totals import NUM_UNIT_BUCKETS
-from gateway.outcomes import ArmRef, RequestOutcome
 from gateway.storage.database import Database
 from gateway.storage.tables import ledger
 from gateway.tenants.principal import Principal

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gateway.errors import NotFoundError
+from gateway.errors.tree import NotFoundError
 from gateway.experiments.actions import ExperimentActions
 from gateway.experiments.measure_store import TotalsStore
 from gateway.experiments.records import ExperimentRecord, VersionRecord

@@ -9,7 +9,7 @@ from sqlalchemy import RowMapping
 
 from gateway.experiments.records import ExperimentRecord, StoppedArm, VersionRecord
 from gateway.experiments.slots import Ranges
-from gateway.settings_experiments import ExperimentSpec
+from gateway.settings.experiments import ExperimentSpec
 
 
 def experiment_of(row: RowMapping) -> ExperimentRecord:

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, RowMapping, delete, func, insert, select, update
 
-from gateway.errors import ConflictError, NotFoundError
+from gateway.errors.tree import ConflictError, NotFoundError
 from gateway.experiments import lifecycle
 from gateway.experiments.actions import MAX_EVENTS, ExperimentActions, Step
 from gateway.experiments.records import (
@@ -25,7 +25,7 @@ from gateway.experiments.rows import (
     row_of_version,
     version_of,
 )
-from gateway.settings_experiments import ExperimentSpec
+from gateway.settings.experiments import ExperimentSpec
 from gateway.storage import tables
 from gateway.storage.database import Database, insert_new
 

@@ -8,13 +8,13 @@ from itertools import groupby
 from typing import Literal
 
 from engine.events import TokenLogprobs, TokensEmitted
-from gateway.chat import ChatTokenizer
-from gateway.job import EscalationTarget, Job
-from gateway.stopping import StopMatcher
-from gateway.thinking import Kind as ThinkingKind
-from gateway.thinking import ThinkingSplitter
-from gateway.tool_parser import PieceKind, ToolParser, ToolPiece
-from gateway.trace import DRAFTED, OWN, ChoiceTrace, DeltaTrace, Mark
+from gateway.generation.trace import DRAFTED, OWN, ChoiceTrace, DeltaTrace, Mark
+from gateway.planning.job import EscalationTarget, Job
+from gateway.text.chat import ChatTokenizer
+from gateway.text.stopping import StopMatcher
+from gateway.text.thinking import Kind as ThinkingKind
+from gateway.text.thinking import ThinkingSplitter
+from gateway.text.tool_parser import PieceKind, ToolParser, ToolPiece
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 Kind = ThinkingKind | PieceKind

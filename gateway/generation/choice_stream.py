@@ -22,9 +22,9 @@ from engine.events import (
     TokensEmitted,
 )
 from engine.request import EngineRequest, Tier
+from gateway.answers.leg import HandedOverError, TakenOver, TakeOver, WeakAnswer
 from gateway.backends.client import EngineClient
-from gateway.choice import Choice, Delta
-from gateway.errors import (
+from gateway.errors.tree import (
     BadRequestError,
     EngineLostError,
     EngineLostTwiceError,
@@ -32,13 +32,13 @@ from gateway.errors import (
     GenerationError,
     RequestFailedError,
 )
-from gateway.event_reader import EventReader
-from gateway.handoff.leg import HandedOverError, TakenOver, TakeOver, WeakAnswer
-from gateway.hold_back import HoldBack
-from gateway.job import Answer, EscalationTarget, Job
+from gateway.generation.choice import Choice, Delta
+from gateway.generation.event_reader import EventReader
+from gateway.generation.hold_back import HoldBack
+from gateway.generation.trace import told_as_reused
 from gateway.metering.credit import within_credit
-from gateway.metrics import GatewayMetrics
-from gateway.trace import told_as_reused
+from gateway.metering.metrics import GatewayMetrics
+from gateway.planning.job import Answer, EscalationTarget, Job
 from router.cascade import Judgement
 
 _ENGINE_DIED = frozenset({EngineDiedError.code, CrashSuspectError.code})

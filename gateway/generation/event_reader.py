@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 
 from engine.events import EngineEvent
-from gateway.errors import EngineLostError
+from gateway.errors.tree import EngineLostError
 
 
 class EventReader:

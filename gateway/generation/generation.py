@@ -5,13 +5,13 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 from engine.request import Tier
+from gateway.answers.leg import HandedOverError
 from gateway.backends.client import EngineClient
-from gateway.choice import Choice, Delta
-from gateway.choice_stream import CascadeUsage, ChoiceStream
-from gateway.fan_in import merge
-from gateway.handoff.leg import HandedOverError
-from gateway.job import ChoicePlan, Job
-from gateway.metrics import GatewayMetrics
+from gateway.generation.choice import Choice, Delta
+from gateway.generation.choice_stream import CascadeUsage, ChoiceStream
+from gateway.generation.fan_in import merge
+from gateway.metering.metrics import GatewayMetrics
+from gateway.planning.job import ChoicePlan, Job
 
 __all__ = ["Choice", "ChoicePlan", "Delta", "Generation", "Job"]
 

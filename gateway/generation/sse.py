@@ -12,11 +12,11 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from engine.events import TokenLogprobs
-from gateway.chat import ChatTokenizer
-from gateway.choice import Delta
-from gateway.generation import Generation
-from gateway.handoff.origin import Origin
-from gateway.trace import DeltaTrace
+from gateway.answers.origin import Origin
+from gateway.generation.choice import Delta
+from gateway.generation.generation import Generation
+from gateway.generation.trace import DeltaTrace
+from gateway.text.chat import ChatTokenizer
 
 DONE: Final = b"data: [DONE]\n\n"
 _EVENT_ENDS: Final = (b"\n\n", b"\n\r\n", b"\r\r")

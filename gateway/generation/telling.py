@@ -2,8 +2,8 @@
 
 from typing import Final
 
-from gateway.generation import Generation
-from gateway.handoff.origin import Origin
+from gateway.answers.origin import Origin
+from gateway.generation.generation import Generation
 from gateway.ledger.row import Outcome
 from gateway.metering.rows import LocalAnswer
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from engine.trace import NodeSource, StepTrace, TokenOrigin
-from gateway.chat import ChatTokenizer
+from gateway.text.chat import ChatTokenizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,9 @@ from engine.errors import (
     PromptTooLongError,
     QueueFullError,
 )
-from gateway.errors import (
+from gateway.answers.leg import AnswerFacts, HandOffError, Leg, PlaceName
+from gateway.answers.origin import DIRECT, HandOffKind, Origin
+from gateway.errors.tree import (
     BadRequestError,
     BudgetError,
     EngineLostTwiceError,
@@ -29,8 +31,6 @@ from gateway.errors import (
     UpstreamError,
     UpstreamRefusalError,
 )
-from gateway.handoff.leg import AnswerFacts, HandOffError, Leg, PlaceName
-from gateway.handoff.origin import DIRECT, HandOffKind, Origin
 
 log = logging.getLogger(__name__)
 

@@ -6,12 +6,12 @@ from typing import Any, Final
 import msgspec
 
 from engine.errors import EngineError
-from gateway.errors import ConflictError, GatewayError, problem_of
-from gateway.experiments.overlay import SERVICE_TIER
-from gateway.handoff.incoming import Incoming
-from gateway.handoff.names import AUTO
+from gateway.errors.tree import ConflictError, GatewayError, problem_of
 from gateway.handoff.planner import Planner
-from gateway.settings_experiments import ExperimentSpec
+from gateway.planning.incoming import Incoming
+from gateway.planning.names import AUTO
+from gateway.settings.arm_overlay import SERVICE_TIER
+from gateway.settings.experiments import ExperimentSpec
 
 _PROBE: Final = "Hello"
 _SERVER_ERROR: Final = 500

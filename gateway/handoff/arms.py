@@ -6,12 +6,12 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.engine_requests import ApiRequest
-from gateway.errors import BudgetError, RateLimitError, problem_of
+from gateway.errors.tree import BudgetError, RateLimitError, problem_of
 from gateway.experiments.assigner import Assigner, Assignment, Subject, conversation_unit
-from gateway.handoff.incoming import Incoming
-from gateway.handoff.names import AUTO
 from gateway.ledger.row import MAX_LENGTHS
+from gateway.planning.engine_requests import ApiRequest
+from gateway.planning.incoming import Incoming
+from gateway.planning.names import AUTO
 from gateway.schema.common import OutriderOptions
 from gateway.schema.envelope import ReadRequest
 from gateway.tenants.principal import ANONYMOUS

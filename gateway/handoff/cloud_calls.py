@@ -7,20 +7,20 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.context import GatewayContext
-from gateway.errors import BadRequestError, GatewayError, UnavailableError
+from gateway.answers.leg import TakenOver, WeakAnswer
+from gateway.answers.origin import Origin
+from gateway.errors.tree import BadRequestError, GatewayError, UnavailableError
 from gateway.handoff.cloud_leg import CloudLeg
-from gateway.handoff.incoming import Asked
-from gateway.handoff.leg import TakenOver, WeakAnswer
 from gateway.handoff.name_book import NameBook
-from gateway.handoff.names import Names
 from gateway.handoff.needs import uses_of
-from gateway.handoff.origin import Origin
 from gateway.metering.credit import Credit
 from gateway.metering.meter import Estimate, RequestMeter
-from gateway.mirror import MirroredAnswer
+from gateway.planning.context import GatewayContext
+from gateway.planning.incoming import Asked
+from gateway.planning.names import Names
 from gateway.upstream.bounds import most_predicted_tokens, most_prompt_tokens
 from gateway.upstream.call import Endpoint, UpstreamCall, UpstreamUsage
+from gateway.upstream.mirror import MirroredAnswer
 from gateway.upstream.tier import UpstreamTier
 from gateway.upstream.usage import cost_usd
 

@@ -6,11 +6,11 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.errors import UpstreamRefusalError
-from gateway.handoff.leg import AnswerFacts
-from gateway.handoff.origin import Origin, Unfinished
+from gateway.answers.leg import AnswerFacts
+from gateway.answers.origin import Origin, Unfinished
+from gateway.errors.tree import UpstreamRefusalError
+from gateway.generation.sse import DONE, event, rounded
 from gateway.metering.credit import Credit
-from gateway.sse import DONE, event, rounded
 from gateway.upstream.answer import UpstreamAnswer
 from gateway.upstream.call import Chunk, UpstreamCall, WholeAnswer, num_answers
 from gateway.upstream.dialects.rewriting import id_of, splice, with_id

@@ -5,12 +5,12 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from gateway import sse
-from gateway.choice import Delta
-from gateway.generation import Generation
-from gateway.handoff.leg import AnswerFacts, HandedOverError, Leg
+from gateway.answers.leg import AnswerFacts, HandedOverError, Leg
+from gateway.answers.origin import Origin, Unfinished
+from gateway.generation import sse
+from gateway.generation.choice import Delta
+from gateway.generation.generation import Generation
 from gateway.handoff.local_load import LoadTicket
-from gateway.handoff.origin import Origin, Unfinished
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

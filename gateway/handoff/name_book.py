@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from engine.errors import EngineError
 from engine.events import TierInfo
 from engine.request import TIERS
-from gateway.context import GatewayContext
-from gateway.errors import GatewayError, ModelNotFoundError, NotReadyError
-from gateway.handoff.names import AUTO, Meant, Names, TierModels
-from gateway.jobs import JobBuilder
+from gateway.errors.tree import GatewayError, ModelNotFoundError, NotReadyError
+from gateway.planning.context import GatewayContext
+from gateway.planning.jobs import JobBuilder
+from gateway.planning.names import AUTO, Meant, Names, TierModels
 
 
 @dataclass(frozen=True, slots=True)

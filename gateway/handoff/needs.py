@@ -23,7 +23,7 @@ from gateway.schema.tools import (
     Tool,
     ToolCall,
 )
-from gateway.settings_tiers import Capability
+from gateway.settings.tiers import Capability
 from gateway.upstream.call import Endpoint
 
 NeedKind = Capability | Literal["options"]

@@ -6,29 +6,29 @@ from functools import partial
 from typing import Any, Final
 
 from engine.errors import EngineError, PromptTooLongError
-from gateway.context import GatewayContext
-from gateway.errors import BudgetError, GatewayError, RateLimitError
-from gateway.generation import Generation
+from gateway.answers.leg import Elsewhere, HandOffError, Leg, PlaceName
+from gateway.answers.origin import DIRECT, Origin
+from gateway.errors.tree import BudgetError, GatewayError, RateLimitError
+from gateway.generation.generation import Generation
+from gateway.generation.sse import ChatFormat, CompletionFormat
+from gateway.generation.telling import tell
 from gateway.handoff.answering import Answering, Instead, Place
 from gateway.handoff.cloud_calls import CloudCalls
-from gateway.handoff.incoming import Asked, Incoming, trace_asked
-from gateway.handoff.leg import Elsewhere, HandOffError, Leg, PlaceName
 from gateway.handoff.local_leg import LocalLeg, Writing
 from gateway.handoff.local_load import LocalLoad
 from gateway.handoff.name_book import NameBook
-from gateway.handoff.names import AUTO, Names
-from gateway.handoff.origin import DIRECT, Origin
-from gateway.handoff.permissions import without_tier
 from gateway.handoff.reading import RequestReader
-from gateway.job import Job
-from gateway.jobs import JobBuilder
 from gateway.metering.local_work import LocalWork
 from gateway.metering.meter import Estimate, RequestMeter
-from gateway.metering.telling import tell
-from gateway.mirror import MirroredAnswer
+from gateway.planning.context import GatewayContext
+from gateway.planning.incoming import Asked, Incoming, trace_asked
+from gateway.planning.job import Job
+from gateway.planning.jobs import JobBuilder
+from gateway.planning.names import AUTO, Names
+from gateway.planning.permissions import without_tier
 from gateway.schema.chat import ChatRequest
-from gateway.sse import ChatFormat, CompletionFormat
 from gateway.upstream.call import Endpoint
+from gateway.upstream.mirror import MirroredAnswer
 
 # Of a deadline: means are not promises, and somebody has to write the answer.
 _RESERVE: Final = 0.1

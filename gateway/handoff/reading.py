@@ -5,10 +5,8 @@ from dataclasses import replace
 from typing import Any, Final
 
 from engine.errors import EngineError
-from gateway.asgi import parse
-from gateway.context import GatewayContext
-from gateway.engine_requests import ApiRequest
-from gateway.errors import GatewayError, LoopError
+from gateway.answers.origin import Origin
+from gateway.errors.tree import GatewayError, LoopError
 from gateway.experiments.assigner import Assignment
 from gateway.handoff.arms import (
     assignment_of,
@@ -18,20 +16,22 @@ from gateway.handoff.arms import (
     with_arms,
 )
 from gateway.handoff.cloud_calls import CloudCalls
-from gateway.handoff.incoming import Asked, Incoming
 from gateway.handoff.name_book import NameBook
-from gateway.handoff.names import AUTO, Meant
 from gateway.handoff.needs import describe, lacking, needs_of
-from gateway.handoff.origin import Origin
-from gateway.handoff.permissions import check_model, permitted_terms
 from gateway.handoff.slips import refuse_privacy_header, refuse_slips
-from gateway.handoff.terms import Terms, terms_of
+from gateway.planning.context import GatewayContext
+from gateway.planning.engine_requests import ApiRequest
+from gateway.planning.incoming import Asked, Incoming
+from gateway.planning.names import AUTO, Meant
+from gateway.planning.permissions import check_model, permitted_terms
+from gateway.planning.terms import Terms, terms_of
 from gateway.schema.chat import ChatRequest
 from gateway.schema.common import OutriderOptions
 from gateway.schema.completions import CompletionRequest
 from gateway.schema.doubled_names import refuse_doubled_names
 from gateway.schema.envelope import ReadRequest, read_request
-from gateway.template_variables import FIELD, read_variables
+from gateway.schema.template_variables import FIELD, read_variables
+from gateway.server.responses import parse
 from gateway.upstream.call import Endpoint
 
 _REQUESTS: Final[dict[Endpoint, type[ChatRequest] | type[CompletionRequest]]] = {

@@ -4,7 +4,7 @@ import hashlib
 from pathlib import Path
 from typing import Final
 
-from gateway.settings import Settings
+from gateway.settings.tree import Settings
 from gateway.storage.database import Database
 from gateway.storage.urls import state_folder
 

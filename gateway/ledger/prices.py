@@ -8,8 +8,8 @@ from typing import Final
 
 import msgspec
 
-from gateway.settings import Settings, SettingsError
-from gateway.settings_sections import TierPriceSettings
+from gateway.settings.sections import TierPriceSettings
+from gateway.settings.tree import Settings, SettingsError
 
 STRONG: Final = "large"
 """The tier that answers everything in "always large", unless a tier elsewhere plays its part."""

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.errors import BadRequestError, NotFoundError, PermissionDeniedError
+from gateway.errors.tree import BadRequestError, NotFoundError, PermissionDeniedError
 from gateway.ledger.dimensions import Dimension
 from gateway.ledger.moments import PATTERN, read_moment
 from gateway.ledger.queries import UsageFilter

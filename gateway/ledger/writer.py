@@ -16,14 +16,14 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Final
 
-from gateway.errors import StorageError
+from gateway.errors.tree import StorageError
 from gateway.ledger.journal import Journal, read_segment, write_aside
 from gateway.ledger.metrics import LedgerMetrics
 from gateway.ledger.prices import PriceBook
 from gateway.ledger.row import LedgerRow
 from gateway.ledger.storing import DAY_S, RowStore, in_batches
-from gateway.settings import SettingsError
-from gateway.settings_ledger import LedgerSettings
+from gateway.settings.ledger import LedgerSettings
+from gateway.settings.tree import SettingsError
 from gateway.storage.database import Database
 
 logger = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from gateway.limits.amounts import Amounts, LimitName, Want
+from gateway.tenants.amounts import Amounts, LimitName, Want
 from gateway.tenants.principal import Principal
 
 Scope = Literal["key", "team"]

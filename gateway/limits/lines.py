@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
-from gateway.limits.amounts import NANOS_PER_USD, Amounts, LimitName, LimitSpec, Want
 from gateway.limits.limiter import LimitState, Scope
+from gateway.tenants.amounts import NANOS_PER_USD, Amounts, LimitName, LimitSpec, Want
 from gateway.tenants.principal import Principal
 
 Unit = Literal["requests", "tokens", "usd_nanos"]

@@ -4,8 +4,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from gateway.errors import StorageError
-from gateway.limits.amounts import Amounts, Want
+from gateway.errors.tree import StorageError
 from gateway.limits.history import History
 from gateway.limits.limiter import LimitState
 from gateway.limits.lines import Ask, Holding, Line, LinePlan, ordered
@@ -14,6 +13,7 @@ from gateway.limits.past import PastAmounts
 from gateway.limits.refusals import Refusal, decisive, refusal_error
 from gateway.limits.unlimited import UnlimitedReservation
 from gateway.limits.windows import Counter, Counters, Moment
+from gateway.tenants.amounts import Amounts, Want
 from gateway.tenants.principal import Principal
 
 _MIN_SWEEP: Final = 4096

@@ -7,15 +7,15 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final, Protocol
 
-from gateway.errors import StorageError
-from gateway.limits.amounts import Amounts, Want
+from gateway.errors.tree import StorageError
 from gateway.limits.limiter import LimitState
 from gateway.limits.lines import Ask, Holding, Line, LinePlan, ordered
 from gateway.limits.metrics import LimitMetrics
 from gateway.limits.redis_scripts import Scripts
 from gateway.limits.refusals import Refusal, decisive, refusal_error
 from gateway.limits.unlimited import UnlimitedReservation
-from gateway.settings import SettingsError
+from gateway.settings.tree import SettingsError
+from gateway.tenants.amounts import Amounts, Want
 from gateway.tenants.principal import Principal
 
 logger = logging.getLogger(__name__)

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gateway.errors import BudgetError, RateLimitError
-from gateway.limits.amounts import NANOS_PER_USD
+from gateway.errors.tree import BudgetError, RateLimitError
 from gateway.limits.headers import duration, ratelimit_headers
 from gateway.limits.limiter import LimitState
 from gateway.limits.lines import Line, Unit
+from gateway.tenants.amounts import NANOS_PER_USD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

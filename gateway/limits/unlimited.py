@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from gateway.limits.amounts import Amounts, Want
 from gateway.limits.limiter import LimitState
 from gateway.limits.lines import Holding
+from gateway.tenants.amounts import Amounts, Want
 from gateway.tenants.principal import Principal
 
 

@@ -8,8 +8,8 @@ import msgspec
 
 from gateway.ledger.prices import PriceBook
 from gateway.ledger.row import LedgerRow
-from gateway.limits.amounts import Amounts
 from gateway.metering.rows import Entry
+from gateway.tenants.amounts import Amounts
 
 NONE: Final = Amounts(requests=0)
 

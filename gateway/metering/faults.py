@@ -4,7 +4,7 @@ from http import HTTPStatus
 from typing import Final
 
 from engine.errors import InfeasibleObjectiveError, QueueFullError
-from gateway.errors import (
+from gateway.errors.tree import (
     BodiesFullError,
     DeadlineExceededError,
     GenerationError,

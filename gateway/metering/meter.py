@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, Literal
 
-from gateway.errors import BudgetError, DeadlineExceededError
+from gateway.errors.tree import BudgetError, DeadlineExceededError
 from gateway.ledger.row import LedgerRow
-from gateway.limits.amounts import Amounts, Want
 from gateway.limits.headers import ratelimit_headers
 from gateway.limits.limiter import Reservation
 from gateway.metering.charging import (
@@ -29,6 +28,7 @@ from gateway.metering.rows import Entry, LocalAnswer, local_entries
 from gateway.metering.tenancy import Tenancy
 from gateway.metering.upstream_rows import upstream_entry
 from gateway.telemetry.tracer import NULL_SPAN, Span
+from gateway.tenants.amounts import Amounts, Want
 from gateway.tenants.principal import Principal
 from gateway.tenants.running import EndRequest
 from gateway.upstream.attempts import Attempt

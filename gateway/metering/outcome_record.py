@@ -1,15 +1,16 @@
-"""What becomes of one API request, put together for those who count (gateway/outcomes.py)."""
+"""What becomes of one API request, put together for those who count
+(gateway/answers/outcomes.py)."""
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gateway.errors import problem_of
-from gateway.handoff.leg import AnswerFacts
+from gateway.answers.leg import AnswerFacts
+from gateway.answers.outcomes import ArmRef, Ending, OutcomeSink, RequestOutcome
+from gateway.errors.tree import problem_of
 from gateway.ledger.row import LedgerRow
 from gateway.metering.meter import Account
-from gateway.outcomes import ArmRef, Ending, OutcomeSink, RequestOutcome
 from gateway.slo.classes import ResolvedObjective
 
 logger = logging.getLogger(__name__)

@@ -7,20 +7,20 @@ from dataclasses import dataclass, field
 
 from engine.request import Tier
 from gateway.backends.client import EngineClient
-from gateway.chat import ChatTokenizer
 from gateway.edge.json_bounds import JsonBounds
 from gateway.edge.metrics import EdgeMetrics
 from gateway.experiments.experiments import Experiments
-from gateway.handoff.terms import Rules
+from gateway.metering.metrics import GatewayMetrics
 from gateway.metering.tenancy import Tenancy
-from gateway.metrics import GatewayMetrics
-from gateway.mirror import Mirror
-from gateway.prompt_work import PromptSlots, PromptWork
-from gateway.settings_http import HttpSettings
+from gateway.planning.terms import Rules
+from gateway.settings.http_bounds import HttpSettings
 from gateway.slo.parts import SloParts
 from gateway.telemetry.capture import NULL_CAPTURE, Capture
 from gateway.telemetry.tracer import NULL_TRACER, Tracer
 from gateway.tenants.principal import Principal
+from gateway.text.chat import ChatTokenizer
+from gateway.text.prompt_work import PromptSlots, PromptWork
+from gateway.upstream.mirror import Mirror
 from gateway.upstream.tier import UpstreamTier
 from router.conversations import ConversationMemory
 from router.costs import TokenPrices, TypicalRequest

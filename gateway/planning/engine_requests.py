@@ -14,13 +14,13 @@ from engine.request import (
     SamplingParams,
     SpeculationParams,
 )
-from gateway.chat import ChatTokenizer, Prompt
-from gateway.errors import BadRequestError
+from gateway.errors.tree import BadRequestError
 from gateway.schema.chat import ChatRequest
 from gateway.schema.common import OutriderOptions
 from gateway.schema.completions import CompletionRequest
 from gateway.tenants.principal import Principal
-from gateway.tool_parser import ToolReading
+from gateway.text.chat import ChatTokenizer, Prompt
+from gateway.text.tool_parser import ToolReading
 
 ApiRequest = ChatRequest | CompletionRequest
 
@@ -50,7 +50,8 @@ class Frame:
     """What the engine requests of one job share, whichever tier gets them.
 
     `watch`: None where nobody watches the answers; else whether hidden states are wanted.
-    `priority` is the queue's (gateway/service_tier.py), `objective` what the queue keeps to.
+    `priority` is the queue's (gateway/planning/service_tier.py), `objective` what the queue keeps
+    to.
     """
 
     job_id: str

@@ -6,20 +6,20 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.engine_requests import ApiRequest
+from gateway.answers.origin import DIRECT, Origin, Unfinished
 from gateway.experiments.assigner import Assignment
-from gateway.handoff.names import Meant
-from gateway.handoff.origin import DIRECT, Origin, Unfinished
-from gateway.handoff.terms import Terms
 from gateway.metering.meter import RequestMeter
-from gateway.outcome_record import OutcomeRecord
+from gateway.metering.outcome_record import OutcomeRecord
+from gateway.planning.engine_requests import ApiRequest
+from gateway.planning.names import Meant
+from gateway.planning.terms import Terms
+from gateway.settings.server_traits import ServerTraits
 from gateway.telemetry.spans import AskedMarks, record_asked
 from gateway.telemetry.tracer import NULL_SPAN, Span
 from gateway.tenants.principal import ANONYMOUS, Principal
 from gateway.upstream.call import Endpoint, UpstreamCall
 from gateway.upstream.dialects.base import Resume
 from gateway.upstream.dialects.openai_request import is_resumable, request_body
-from gateway.upstream.traits import ServerTraits
 
 _AS_IT_IS: Final = ServerTraits(streams_usage=False, token_limit=None)
 

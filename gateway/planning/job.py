@@ -4,11 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from engine.request import EngineRequest, Tier
-from gateway.chat import ChatTokenizer
-from gateway.handoff.leg import TakeOver
+from gateway.answers.leg import TakeOver
 from gateway.metering.credit import Credit
 from gateway.metering.local_work import LocalWork
-from gateway.tool_parser import ToolReading
+from gateway.text.chat import ChatTokenizer
+from gateway.text.tool_parser import ToolReading
 from router.cascade import CascadePlan
 
 

@@ -9,30 +9,30 @@ from typing import Any, Final
 from engine.errors import EngineError
 from engine.events import EngineInfo, TierInfo
 from engine.request import TIERS, LatencyObjective
-from gateway.context import GatewayContext as GatewayContext
-from gateway.context import GatewayLimits as GatewayLimits
-from gateway.dialogue import Dialogue
-from gateway.engine_requests import (
+from gateway.answers.leg import Elsewhere, HandOffError
+from gateway.errors.tree import BadRequestError, ModelNotFoundError, NotReadyError
+from gateway.metering.metrics import GatewayMetrics
+from gateway.planning.context import GatewayContext as GatewayContext
+from gateway.planning.context import GatewayLimits as GatewayLimits
+from gateway.planning.dialogue import Dialogue
+from gateway.planning.engine_requests import (
     ApiRequest,
     Frame,
     Rendered,
     engine_requests,
     escalated_requests,
 )
-from gateway.errors import BadRequestError, ModelNotFoundError, NotReadyError
-from gateway.forms import Form, Prompts, chat_form, completion_form
-from gateway.handoff.incoming import Incoming
-from gateway.handoff.leg import Elsewhere, HandOffError
-from gateway.handoff.permissions import permitted
-from gateway.job import Answer, ChoicePlan, EscalationTarget, Job
-from gateway.metrics import GatewayMetrics
-from gateway.prompt_end import continues_text
-from gateway.route_report import describe_route
+from gateway.planning.incoming import Incoming
+from gateway.planning.job import Answer, ChoicePlan, EscalationTarget, Job
+from gateway.planning.permissions import permitted
+from gateway.planning.prompt_builders import Form, Prompts, chat_form, completion_form
+from gateway.planning.route_report import describe_route
+from gateway.planning.service_tier import read_service_tier
+from gateway.planning.targets import Ask, Target, TargetChooser
 from gateway.schema.chat import ChatRequest
 from gateway.schema.common import OutriderOptions
-from gateway.service_tier import read_service_tier
-from gateway.targets import Ask, Target, TargetChooser
 from gateway.telemetry.spans import record_route
+from gateway.text.prompt_end import continues_text
 from router.guard import Outcome
 from router.policy import pair_complaint
 

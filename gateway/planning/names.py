@@ -6,10 +6,10 @@ from typing import Any, Final
 
 from engine.events import TierInfo
 from engine.request import TIERS
-from gateway.errors import BadRequestError, ModelNotFoundError
-from gateway.handoff.terms import Named
-from gateway.settings_tiers import RESERVED_NAMES
-from gateway.upstream.traits import ServerKind
+from gateway.errors.tree import BadRequestError, ModelNotFoundError
+from gateway.planning.terms import Named
+from gateway.settings.server_traits import ServerKind
+from gateway.settings.tiers import RESERVED_NAMES
 
 AUTO: Final = "auto"
 # Clients sort models by age; ours have none that would mean anything.

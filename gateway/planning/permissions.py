@@ -4,8 +4,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from engine.events import TierInfo
-from gateway.errors import PermissionDeniedError
-from gateway.handoff.terms import Terms
+from gateway.errors.tree import PermissionDeniedError
+from gateway.planning.terms import Terms
 from gateway.tenants.principal import Principal
 
 

@@ -7,17 +7,17 @@ from math import ceil
 from engine.errors import PromptTooLongError
 from engine.events import TierInfo
 from engine.request import Tier
-from gateway.chat import ChatTokenizer, Prompt, PromptRoom
-from gateway.chat_prompt import chat_prompt
-from gateway.dialogue import Dialogue
-from gateway.engine_requests import ApiRequest, Expected, Rendered, check_token_ids
-from gateway.errors import BadRequestError
-from gateway.prompt_work import PromptWork
+from gateway.errors.tree import BadRequestError
+from gateway.planning.dialogue import Dialogue
+from gateway.planning.engine_requests import ApiRequest, Expected, Rendered, check_token_ids
 from gateway.schema.chat import ChatRequest, join_parts
 from gateway.schema.completions import CompletionRequest
-from gateway.structured import plan_structured
-from gateway.thinking import Thinking
-from gateway.tools import plan_tools
+from gateway.text.chat import ChatTokenizer, Prompt, PromptRoom
+from gateway.text.chat_prompt import chat_prompt
+from gateway.text.prompt_work import PromptWork
+from gateway.text.structured import plan_structured
+from gateway.text.thinking import Thinking
+from gateway.text.tools import plan_tools
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine.request import Tier
-from gateway.context import RoutingParts
-from gateway.job import Job
-from gateway.targets import Ask, Target
+from gateway.planning.context import RoutingParts
+from gateway.planning.job import Job
+from gateway.planning.targets import Ask, Target
 
 
 def describe_route(

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from engine.request import HIGH, LOW, NORMAL
-from gateway.errors import BadRequestError
+from gateway.errors.tree import BadRequestError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

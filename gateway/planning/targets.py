@@ -6,13 +6,13 @@ from dataclasses import dataclass, field, replace
 from engine.errors import PromptTooLongError, TierUnavailableError
 from engine.events import EngineInfo, TierInfo
 from engine.request import TIERS, Tier
-from gateway.chat import ChatTokenizer, Prompt
-from gateway.context import GatewayContext
-from gateway.dialogue import Dialogue
-from gateway.errors import BadRequestError
-from gateway.handoff.leg import HandOffError
-from gateway.handoff.origin import Origin
+from gateway.answers.leg import HandOffError
+from gateway.answers.origin import Origin
+from gateway.errors.tree import BadRequestError
+from gateway.planning.context import GatewayContext
+from gateway.planning.dialogue import Dialogue
 from gateway.schema.common import OutriderOptions
+from gateway.text.chat import ChatTokenizer, Prompt
 from router.costs import ConversationSize, gain_factor, prices_by_size
 from router.policy import Route, WishError, Wishes
 

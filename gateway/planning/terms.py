@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Final, Literal, NoReturn
 
 from engine.request import Tier
-from gateway.errors import BadRequestError
+from gateway.errors.tree import BadRequestError
 from gateway.schema.common import OutriderOptions
-from gateway.settings_tiers import HandoffSettings, Policy
+from gateway.settings.tiers import HandoffSettings, Policy
 
 Place = Literal["local", "cloud"]
 """Models of this machine, or a tier that is a server elsewhere."""

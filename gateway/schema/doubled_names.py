@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.errors import BadRequestError
+from gateway.errors.tree import BadRequestError
 
 _OPTIONS: Final = "outrider"
 _OBJECT: Final = b"{"

@@ -2,7 +2,7 @@
 
 from pydantic import BaseModel, ConfigDict
 
-from gateway.handoff.origin import HandOffKind
+from gateway.answers.origin import HandOffKind
 
 
 class ErrorDetail(BaseModel):

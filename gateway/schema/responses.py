@@ -1,7 +1,7 @@
 """What the gateway answers: the shapes of /openapi.json.
 
-Responses are written by hand for speed (gateway/sse.py); tests hold them against these models,
-which allow no field that is not declared.
+Responses are written by hand for speed (gateway/generation/sse.py); tests hold them against these
+models, which allow no field that is not declared.
 """
 
 from typing import Annotated, Literal
@@ -10,9 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from engine.request import Tier
 from engine.trace import NodeSource, TokenOrigin
-from gateway.handoff.origin import HandOffKind
+from gateway.answers.origin import HandOffKind
+from gateway.settings.server_traits import ServerKind
 from gateway.upstream.call import UsageSource
-from gateway.upstream.traits import ServerKind
 
 
 class ResponseModel(BaseModel):

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from gateway.errors import BadRequestError
+from gateway.errors.tree import BadRequestError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -8,16 +8,14 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from engine.errors import EngineError
-from gateway.context import GatewayContext, GatewayLimits
+from gateway.apis.messages.answers import MESSAGES_MODELS
+from gateway.apis.messages.openapi import count_tokens_operation, messages_operation
+from gateway.apis.responses.answers import RESPONSES_MODELS
+from gateway.apis.responses.openapi import responses_operation
+from gateway.apis.tokenize_api import detokenize_operation, tokenize_operation
+from gateway.apis.tokenize_schema import TOKENIZE_MODELS
 from gateway.dashboard.schema import DASHBOARD_MODELS, Dashboard
-from gateway.endpoints import (
-    DASHBOARD_PATH,
-    MAX_SMALL_BODY_BYTES,
-    PLAYGROUND_PATHS,
-    Gateway,
-)
-from gateway.entrance import FREE_PATHS, Entrance, principal_of
-from gateway.errors import GatewayError, handle_exception
+from gateway.errors.tree import GatewayError, handle_exception
 from gateway.experiments.admin import ExperimentApi
 from gateway.experiments.admin_routes import EXPERIMENT_ROUTES
 from gateway.experiments.admin_schema import EXPERIMENT_MODELS
@@ -25,14 +23,14 @@ from gateway.experiments.feedback import FeedbackApi
 from gateway.experiments.feedback_schema import FEEDBACK_MODELS, FEEDBACK_OPERATION
 from gateway.handoff.arm_check import arm_check
 from gateway.ledger.usage_api import USAGE_MODELS, USAGE_OPERATION, UsageApi
-from gateway.openapi import (
+from gateway.planning.context import GatewayContext, GatewayLimits
+from gateway.schema.chat import ChatRequest
+from gateway.schema.completions import CompletionRequest
+from gateway.schema.openapi import (
     generation_operation,
     operation,
     question_operation,
 )
-from gateway.openapi_document import OpenApiEndpoint
-from gateway.schema.chat import ChatRequest
-from gateway.schema.completions import CompletionRequest
 from gateway.schema.responses import (
     ChatCompletion,
     ChatCompletionChunk,
@@ -43,12 +41,14 @@ from gateway.schema.responses import (
     Readiness,
 )
 from gateway.schema.routing import RouteReport
-from gateway.surfaces.messages.answers import MESSAGES_MODELS
-from gateway.surfaces.messages.openapi import count_tokens_operation, messages_operation
-from gateway.surfaces.responses.answers import RESPONSES_MODELS
-from gateway.surfaces.responses.openapi import responses_operation
-from gateway.surfaces.tokenize_api import detokenize_operation, tokenize_operation
-from gateway.surfaces.tokenize_schema import TOKENIZE_MODELS
+from gateway.server.endpoints import (
+    DASHBOARD_PATH,
+    MAX_SMALL_BODY_BYTES,
+    PLAYGROUND_PATHS,
+    Gateway,
+)
+from gateway.server.entrance import FREE_PATHS, Entrance, principal_of
+from gateway.server.openapi_document import OpenApiEndpoint
 from gateway.tenants.admin import AdminApi
 from gateway.tenants.admin_routes import ADMIN_ROUTES
 from gateway.tenants.admin_schema import ADMIN_MODELS

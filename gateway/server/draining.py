@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, Gauge
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.errors import DrainingError, problem_of
+from gateway.errors.tree import DrainingError, problem_of
 
 _READY: Final = "/ready"
 

@@ -16,34 +16,34 @@ from starlette.types import Receive, Scope, Send
 
 from engine.errors import EngineError
 from engine.events import EngineStats
-from gateway.asgi import AnswerResponse, WorkResponse, read_json_body
-from gateway.context import GatewayContext
+from gateway.apis.messages.surface import MessagesSurface
+from gateway.apis.prices import with_prices
+from gateway.apis.responses.surface import ResponsesSurface
+from gateway.apis.surface import Surface
+from gateway.apis.tokenize import Tokenizing
 from gateway.dashboard.api import DashboardApi, DashboardSources
 from gateway.dashboard.experiments import experiment_documents
 from gateway.dashboard.recent import RecentOutcomes
 from gateway.edge.bodies import BodyBudget
 from gateway.edge.idempotency import IdempotentAnswers
-from gateway.edge.pages import WebPage, load_page
-from gateway.entrance import principal_of
-from gateway.errors import GatewayError, Problem, UnavailableError
-from gateway.handoff.incoming import Incoming
-from gateway.handoff.permissions import check_model
+from gateway.errors.tree import GatewayError, Problem, UnavailableError
 from gateway.handoff.planner import Planner
-from gateway.jobs import AUTO, JobBuilder
-from gateway.loop_lag import LoopLag
 from gateway.metering.meter import Account, RequestMeter
-from gateway.openapi import (
+from gateway.metering.outcome_record import OutcomeRecord
+from gateway.planning.context import GatewayContext
+from gateway.planning.incoming import Incoming
+from gateway.planning.jobs import AUTO, JobBuilder
+from gateway.planning.permissions import check_model
+from gateway.schema.openapi import (
     LoadedLimits,
 )
-from gateway.outcome_record import OutcomeRecord
-from gateway.request_watch import RequestWatch, Watched
-from gateway.route_metrics import RouteCollector
-from gateway.surfaces.messages.surface import MessagesSurface
-from gateway.surfaces.prices import with_prices
-from gateway.surfaces.responses.surface import ResponsesSurface
-from gateway.surfaces.surface import Surface
-from gateway.surfaces.tokenize import Tokenizing
+from gateway.server.entrance import principal_of
+from gateway.server.pages import WebPage, load_page
+from gateway.server.request_watch import RequestWatch, Watched
+from gateway.server.responses import AnswerResponse, WorkResponse, read_json_body
+from gateway.server.route_metrics import RouteCollector
 from gateway.telemetry.log_context import log_context
+from gateway.telemetry.loop_lag import LoopLag
 from gateway.telemetry.tracer import NULL_SPAN, Span
 from gateway.tenants.principal import ANONYMOUS, Principal
 from gateway.upstream.call import HOPS_HEADER, Endpoint

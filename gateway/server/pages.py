@@ -36,8 +36,8 @@ class WebPage:
 
 
 def load_page(name: str) -> WebPage:
-    """Read a page of gateway/static and name its scripts in its policy."""
-    body = resources.files("gateway").joinpath(f"static/{name}").read_bytes()
+    """Read a page of gateway/server/static and name its scripts in its policy."""
+    body = resources.files("gateway.server").joinpath(f"static/{name}").read_bytes()
     digests = (b64encode(sha256(script).digest()).decode() for script in _SCRIPT.findall(body))
     scripts = " ".join(f"'sha256-{digest}'" for digest in digests) or "'none'"
     return WebPage(body=body, policy=_POLICY.format(scripts=scripts))

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 
-from gateway.errors import problem_of
-from gateway.handoff.leg import AnswerFacts
-from gateway.outcome_record import OutcomeRecord
+from gateway.answers.leg import AnswerFacts
+from gateway.errors.tree import problem_of
+from gateway.metering.outcome_record import OutcomeRecord
 from gateway.telemetry.capture import Capture, Exchange, Recording
 from gateway.telemetry.spans import AnswerMarks, end_answer
 from gateway.telemetry.tracer import Span

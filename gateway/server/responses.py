@@ -14,10 +14,11 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from engine.errors import EngineError
-from gateway import sse
+from gateway.answers.leg import AnswerFacts
+from gateway.apis.surface import AnswerWriter
 from gateway.edge.bodies import HeldBody
 from gateway.edge.json_bounds import JsonBounds, check_json_bounds
-from gateway.errors import (
+from gateway.errors.tree import (
     AuthenticationError,
     BadRequestError,
     BodyTooLargeError,
@@ -28,11 +29,10 @@ from gateway.errors import (
     bad_request,
     problem_of,
 )
+from gateway.generation import sse
 from gateway.handoff.answering import Answering
-from gateway.handoff.leg import AnswerFacts
 from gateway.metering.meter import Ending, RequestMeter
-from gateway.request_watch import RequestWatch
-from gateway.surfaces.surface import AnswerWriter
+from gateway.server.request_watch import RequestWatch
 from gateway.upstream.dialects.rewriting import splice
 
 logger = logging.getLogger(__name__)

@@ -18,19 +18,19 @@ from starlette.types import ASGIApp
 
 from engine.errors import EngineError
 from engine.events import EngineInfo
-from gateway.app import create_app
 from gateway.backends.step_loop import ProgressCallback, no_progress
-from gateway.context import GatewayContext
-from gateway.draining import DrainGate, Draining, watch_draining
 from gateway.edge.bounds import ConnectionBounds
 from gateway.edge.cors import CorsPolicy
 from gateway.edge.headers import EdgeHeaders
 from gateway.edge.protocol import edge_protocol
-from gateway.settings import Settings, SettingsError
-from gateway.settings_keys import KeySettings
+from gateway.planning.context import GatewayContext
+from gateway.server.app import create_app
+from gateway.server.draining import DrainGate, Draining, watch_draining
+from gateway.settings.keys import KeySettings
+from gateway.settings.tree import Settings, SettingsError
 from gateway.storage.urls import NO_DATABASE
-from gateway.upstream_wiring import check_upstreams
-from gateway.wiring import EngineClient, build_client, build_context, check_models
+from gateway.wiring.build import EngineClient, build_client, build_context, check_models
+from gateway.wiring.upstream import check_upstreams
 
 log = logging.getLogger(__name__)
 

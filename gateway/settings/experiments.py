@@ -5,9 +5,9 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from gateway.experiments.overlay import ArmOverlay, Overlay, contradictions
-from gateway.experiments.rules import AllocationKind
 from gateway.schema.common import WHOLE, RequestModel, SloOptions
+from gateway.settings.arm_overlay import ArmOverlay, Overlay, contradictions
+from gateway.settings.experiment_rules import AllocationKind
 
 UnitKind = Literal["user", "key", "conversation", "request"]
 ExperimentState = Literal["draft", "running", "stopped"]

@@ -6,7 +6,7 @@ from typing import Annotated, Final
 from pydantic import BeforeValidator, Field, field_validator
 from pydantic_settings import NoDecode
 
-from gateway.settings_sections import Count, Seconds, Section, split_list
+from gateway.settings.sections import Count, Seconds, Section, split_list
 
 _ORIGIN: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s/?#*,@]+")
 

@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from gateway.settings_sections import Count, Section, Share
+from gateway.settings.sections import Count, Section, Share
 
 
 class TraceSettings(Section):

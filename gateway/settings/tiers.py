@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue
 from pydantic_settings import NoDecode
 
-from gateway.settings_paths import did_you_mean
-from gateway.settings_sections import (
+from gateway.settings.paths import did_you_mean
+from gateway.settings.sections import (
     Count,
     ModelSettings,
     Seconds,
@@ -19,7 +19,7 @@ from gateway.settings_sections import (
     TierPriceSettings,
     split_list,
 )
-from gateway.upstream.traits import ServerKind
+from gateway.settings.server_traits import ServerKind
 
 Policy = Literal["local_only", "prefer_local", "prefer_cloud", "cloud_only"]
 """Who may answer what `auto` is asked: models of this machine, and a tier elsewhere."""

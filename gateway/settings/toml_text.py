@@ -5,10 +5,10 @@ from typing import Final
 
 from pydantic import BaseModel
 
-from gateway.settings_experiments import ArmSpec, ExperimentSettings
-from gateway.settings_paths import named_sections
-from gateway.settings_sections import TierPriceSettings
-from gateway.settings_tiers import UpstreamSettings
+from gateway.settings.experiments import ArmSpec, ExperimentSettings
+from gateway.settings.paths import named_sections
+from gateway.settings.sections import TierPriceSettings
+from gateway.settings.tiers import UpstreamSettings
 
 
 def _arm(overlay: Mapping[str, object]) -> ArmSpec:

@@ -18,14 +18,14 @@ from pydantic_settings import (
 )
 from pydantic_settings import SettingsError as SourceError
 
-from gateway import settings_paths
-from gateway.settings_experiments import ExperimentName, ExperimentSettings
-from gateway.settings_http import HttpSettings
-from gateway.settings_keys import KeySettings
-from gateway.settings_ledger import LedgerSettings
-from gateway.settings_paths import did_you_mean, filled_in
-from gateway.settings_sections import NONE as NONE
-from gateway.settings_sections import (
+from gateway.settings import paths as settings_paths
+from gateway.settings.experiments import ExperimentName, ExperimentSettings
+from gateway.settings.http_bounds import HttpSettings
+from gateway.settings.keys import KeySettings
+from gateway.settings.ledger import LedgerSettings
+from gateway.settings.paths import did_you_mean, filled_in
+from gateway.settings.sections import NONE as NONE
+from gateway.settings.sections import (
     EngineSettings,
     LimitSettings,
     ModelSettings,
@@ -33,19 +33,19 @@ from gateway.settings_sections import (
     ServerSettings,
     TierPriceSettings,
 )
-from gateway.settings_sections import SpeculationSettings as SpeculationSettings
-from gateway.settings_sections import bundled_pair as bundled_pair
-from gateway.settings_sections import is_missing_folder as is_missing_folder
-from gateway.settings_slo import SloSettings
-from gateway.settings_telemetry import TelemetrySettings
-from gateway.settings_tiers import (
+from gateway.settings.sections import SpeculationSettings as SpeculationSettings
+from gateway.settings.sections import bundled_pair as bundled_pair
+from gateway.settings.sections import is_missing_folder as is_missing_folder
+from gateway.settings.slo import SloSettings
+from gateway.settings.telemetry import TelemetrySettings
+from gateway.settings.tiers import (
     Complaint,
     HandoffSettings,
     MirrorSettings,
     UpstreamSettings,
     tier_complaints,
 )
-from gateway.settings_toml import to_toml as to_toml
+from gateway.settings.toml_text import to_toml as to_toml
 
 ENV_PREFIX = "OUTRIDER_"
 CONFIG_VARIABLE = "OUTRIDER_CONFIG"

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from engine.request import NO_OBJECTIVE, LatencyObjective
-from gateway.errors import BadRequestError
+from gateway.errors.tree import BadRequestError
 from gateway.schema.common import OutriderOptions
-from gateway.settings_paths import did_you_mean
-from gateway.settings_slo import (
+from gateway.settings.paths import did_you_mean
+from gateway.settings.slo import (
     BATCH,
     LONG_CONTEXT,
     SHORT_CHAT,

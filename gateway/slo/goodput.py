@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from gateway.outcomes import RequestOutcome
+from gateway.answers.outcomes import RequestOutcome
 
 NO_CLASS: Final = "none"
 """Where requests are counted that ended before anybody knew their class."""

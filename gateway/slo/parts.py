@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry
 
-from gateway.settings_slo import SloSettings
+from gateway.settings.slo import SloSettings
 from gateway.slo.classes import SloClasses
 from gateway.slo.goodput import GoodputSink
 

@@ -12,8 +12,8 @@ from typing import Any, Final, Literal
 from sqlalchemy import URL, Connection, CursorResult, Engine, Table, create_engine, event, exc
 from sqlalchemy.dialects import postgresql, sqlite
 
-from gateway.errors import StorageError
-from gateway.settings import SettingsError
+from gateway.errors.tree import StorageError
+from gateway.settings.tree import SettingsError
 from gateway.storage.migrating import migrate
 from gateway.storage.urls import describe, read_url
 

@@ -4,7 +4,7 @@ from typing import Final
 
 from sqlalchemy import Connection, inspect, text
 
-from gateway.settings import SettingsError
+from gateway.settings.tree import SettingsError
 from gateway.storage.tables import SCHEMA_VERSION
 
 _LOCK: Final = 0x6F75747269646572

@@ -1,6 +1,6 @@
 """The database that the settings name, ready to be used."""
 
-from gateway.settings import Settings, SettingsError
+from gateway.settings.tree import Settings, SettingsError
 from gateway.storage.database import Database, DatabaseError
 from gateway.storage.urls import NO_DATABASE, default_database_url
 

@@ -23,8 +23,8 @@ from typing import Any, Final, Protocol
 
 from prometheus_client import CollectorRegistry, Counter
 
-from gateway.settings import SettingsError
-from gateway.settings_telemetry import CaptureSettings
+from gateway.settings.telemetry import CaptureSettings
+from gateway.settings.tree import SettingsError
 from gateway.telemetry.answer_text import answer_of
 from gateway.telemetry.redaction import redact_json
 

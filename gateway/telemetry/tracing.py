@@ -7,8 +7,8 @@ from urllib.parse import urlsplit
 
 from prometheus_client import CollectorRegistry
 
-from gateway.settings import SettingsError
-from gateway.settings_telemetry import TraceSettings
+from gateway.settings.telemetry import TraceSettings
+from gateway.settings.tree import SettingsError
 from gateway.telemetry.tracer import NULL_TRACER, Tracer
 
 _PATH: Final = "/v1/traces"

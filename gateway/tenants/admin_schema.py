@@ -4,8 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gateway.limits.amounts import LimitSpec
 from gateway.schema.common import WHOLE, RequestModel
+from gateway.tenants.amounts import LimitSpec
 from gateway.tenants.principal import Scopes
 from gateway.tenants.records import KeyOrder, KeyRecord, KeyStatus, TeamOrder, TeamRecord
 

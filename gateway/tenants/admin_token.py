@@ -4,7 +4,7 @@ import math
 import re
 from typing import Final
 
-from gateway.settings import SettingsError
+from gateway.settings.tree import SettingsError
 from gateway.tenants.keys import id_in
 
 MAX_TOKEN_CHARS: Final = 512

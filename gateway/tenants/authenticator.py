@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final, Literal
 
-from gateway.errors import AuthenticationError, PermissionDeniedError, RateLimitError
-from gateway.settings_keys import KeyMode
+from gateway.errors.tree import AuthenticationError, PermissionDeniedError, RateLimitError
+from gateway.settings.keys import KeyMode
 from gateway.tenants.admin_token import MAX_TOKEN_CHARS
 from gateway.tenants.guesses import GuessGuard
 from gateway.tenants.key_book import BookEntry, KeyBook

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from gateway.limits.amounts import NO_LIMITS
 from gateway.storage.database import DatabaseError
+from gateway.tenants.amounts import NO_LIMITS
 from gateway.tenants.key_store import KeyStore
 from gateway.tenants.keys import KeyHasher
 from gateway.tenants.principal import Principal

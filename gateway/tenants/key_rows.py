@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import RowMapping
 
-from gateway.limits.amounts import LimitSpec
+from gateway.tenants.amounts import LimitSpec
 from gateway.tenants.principal import Scopes
 from gateway.tenants.records import KeyOrder, KeyRecord, TeamOrder, TeamRecord
 

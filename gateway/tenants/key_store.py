@@ -11,7 +11,7 @@ from pydantic import SecretStr
 from sqlalchemy import Connection, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from gateway.errors import ConflictError, NotFoundError
+from gateway.errors.tree import ConflictError, NotFoundError
 from gateway.storage import tables
 from gateway.storage.database import Database, insert_new
 from gateway.storage.secrets import drawn_secret

@@ -2,7 +2,7 @@
 
 import ipaddress
 
-from gateway.settings import Settings
+from gateway.settings.tree import Settings
 
 
 def listen_host(settings: Settings, has_keys: bool) -> tuple[str, str | None]:

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
-from gateway.errors import BadRequestError
+from gateway.errors.tree import BadRequestError
 from gateway.tenants.admin_schema import KeyLimits, KeyUpdate, Labels, TeamUpdate, limits_report
 from gateway.tenants.records import KeyOrder, TeamOrder
 

@@ -6,7 +6,7 @@ import secrets
 import time
 from dataclasses import dataclass
 
-from gateway.settings import Settings, SettingsError
+from gateway.settings.tree import Settings, SettingsError
 from gateway.storage.database import Database, DatabaseError
 from gateway.tenants.admin_token import check_admin_token
 from gateway.tenants.authenticator import Authenticator

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from gateway.limits.amounts import NO_LIMITS, LimitSpec
+from gateway.tenants.amounts import NO_LIMITS, LimitSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

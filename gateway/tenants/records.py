@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from gateway.limits.amounts import NO_LIMITS, LimitSpec
+from gateway.tenants.amounts import NO_LIMITS, LimitSpec
 from gateway.tenants.keys import prefix_of
 from gateway.tenants.principal import Scopes
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from gateway.errors import AuthenticationError
+from gateway.errors.tree import AuthenticationError
 
 EndRequest = Callable[[AuthenticationError], None]
 """Ends a running request with this error; called once, in the event loop, and must not block."""

@@ -12,22 +12,22 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import jinja2
 
 from engine.errors import PromptTooLongError, UnsupportedModelError
-from gateway.detokenizer import (
+from gateway.errors.tree import BadRequestError
+from gateway.schema.chat import AssistantMessage, InputMessage, Message, ToolMessage, join_parts
+from gateway.schema.template_variables import read_variables, reserved_variables
+from gateway.schema.tools import Tool
+from gateway.text.detokenizer import (
     Detokenizer,
     TableDetokenizer,
     TokenTable,
     WindowDetokenizer,
     build_table,
 )
-from gateway.errors import BadRequestError
-from gateway.prompt_end import PromptEnd, is_amid_thinking
-from gateway.prompt_work import INLINE_CHARS, UNBOUNDED, PromptWork
-from gateway.schema.chat import AssistantMessage, InputMessage, Message, ToolMessage, join_parts
-from gateway.schema.tools import Tool
-from gateway.template_variables import read_variables, reserved_variables
-from gateway.thinking import CLOSE_TAG, OPEN_TAG
-from gateway.tool_formats import ToolDialect, ToolFormatName, find_dialect
-from gateway.tool_prompt import template_call_id, template_calls, template_tools, write_out
+from gateway.text.prompt_end import PromptEnd, is_amid_thinking
+from gateway.text.prompt_work import INLINE_CHARS, UNBOUNDED, PromptWork
+from gateway.text.thinking import CLOSE_TAG, OPEN_TAG
+from gateway.text.tool_formats import ToolDialect, ToolFormatName, find_dialect
+from gateway.text.tool_prompt import template_call_id, template_calls, template_tools, write_out
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

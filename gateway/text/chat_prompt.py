@@ -1,10 +1,10 @@
 """A chat request's prompt: the one way from its messages to tokens, whoever asks for them."""
 
-from gateway.chat import ChatTokenizer, Prompt, PromptRoom
-from gateway.prompt_end import prompt_end
-from gateway.prompt_work import UNBOUNDED, PromptWork
 from gateway.schema.chat import ChatRequest
-from gateway.tools import plan_tools
+from gateway.text.chat import ChatTokenizer, Prompt, PromptRoom
+from gateway.text.prompt_end import prompt_end
+from gateway.text.prompt_work import UNBOUNDED, PromptWork
+from gateway.text.tools import plan_tools
 
 
 async def chat_prompt(

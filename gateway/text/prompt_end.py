@@ -5,11 +5,11 @@ vLLM's `add_generation_prompt` and `continue_final_message`, with its meaning.
 
 from typing import Literal
 
-from gateway.errors import BadRequestError
+from gateway.errors.tree import BadRequestError
 from gateway.schema.chat import AssistantMessage, ChatRequest, join_parts
-from gateway.structured import plan_structured
-from gateway.thinking import CLOSE_TAG, OPEN_TAG
-from gateway.tools import plan_tools
+from gateway.text.structured import plan_structured
+from gateway.text.thinking import CLOSE_TAG, OPEN_TAG
+from gateway.text.tools import plan_tools
 
 PromptEnd = Literal["new_answer", "messages", "final_message"]
 """new_answer: the template opens an answer. messages: nothing is written behind the messages.

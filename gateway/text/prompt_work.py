@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from gateway.errors import BadRequestError, PromptQueueFullError
+from gateway.errors.tree import BadRequestError, PromptQueueFullError
 
 # Below this a prompt is built within about a millisecond: less than a hop to a thread may cost.
 INLINE_CHARS: Final = 4096

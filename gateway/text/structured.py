@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.request import GrammarKind, GrammarSpec
-from gateway.errors import BadRequestError
+from gateway.errors.tree import BadRequestError
 from gateway.schema.structured import (
     JsonObjectFormat,
     JsonSchemaFormat,
     ResponseFormat,
     StructuredOutputs,
 )
-from gateway.thinking import Thinking, behind_thinking
+from gateway.text.thinking import Thinking, behind_thinking
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,8 @@
 """Finds tool calls in an answer while it is written.
 
-The grammar of the request (gateway/tools.py) lets the model write calls in the format's way only,
-so the parser reads just that, with any white space between the parts. What does not fit is content.
+The grammar of the request (gateway/text/tools.py) lets the model write calls in the format's way
+only, so the parser reads just that, with any white space between the parts. What does not fit is
+content.
 """
 
 from collections.abc import Mapping
@@ -9,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from gateway.schema.tools import FUNCTION_NAME
-from gateway.thinking import overlap
-from gateway.tool_formats import ToolFormat
+from gateway.text.thinking import overlap
+from gateway.text.tool_formats import ToolFormat
 
 _NAME_BEGINS: Final = '{"name":"'
 _SLICE_CHARS: Final = 256

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any, Final
 
-from gateway.errors import BadRequestError
+from gateway.errors.tree import BadRequestError
 from gateway.schema.chat import AssistantMessage
 from gateway.schema.tools import Tool, ToolCall
-from gateway.tool_formats import HERMES, ToolFormat
+from gateway.text.tool_formats import HERMES, ToolFormat
 
 Message = dict[str, Any]
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from engine.request import GrammarSpec
-from gateway.errors import BadRequestError
+from gateway.errors.tree import BadRequestError
 from gateway.schema.chat import ChatRequest
 from gateway.schema.tools import FunctionDefinition, NamedToolChoice, Tool
-from gateway.thinking import Thinking, behind_thinking
-from gateway.tool_formats import ToolDialect, ToolFormat
-from gateway.tool_parser import ToolReading
+from gateway.text.thinking import Thinking, behind_thinking
+from gateway.text.tool_formats import ToolDialect, ToolFormat
+from gateway.text.tool_parser import ToolReading
 
 _COMBINES: Final = frozenset({"$ref", "anyOf", "allOf", "oneOf", "if", "not"})
 

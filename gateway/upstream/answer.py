@@ -5,7 +5,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, Final
 
-from gateway.errors import DeadlineExceededError, GatewayError, UpstreamError
+from gateway.errors.tree import DeadlineExceededError, GatewayError, UpstreamError
 from gateway.upstream.attempts import AttemptKind
 from gateway.upstream.call import Chunk, UpstreamCall, UpstreamUsage, WholeAnswer
 from gateway.upstream.continuing import (

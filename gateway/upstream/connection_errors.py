@@ -8,7 +8,7 @@ from typing import Final
 import aiohttp
 from aiohttp.http_exceptions import ContentEncodingError
 
-from gateway.errors import UpstreamError
+from gateway.errors.tree import UpstreamError
 from gateway.upstream.addresses import PrivateAddressError
 from gateway.upstream.waits import Exchange
 

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 import msgspec
 
+from gateway.settings.server_traits import Continuation
 from gateway.upstream.call import Chunk, UpstreamCall, UpstreamUsage
 from gateway.upstream.dialects.base import Resume, to_event
 from gateway.upstream.dialects.openai_request import is_resumable
@@ -20,7 +21,6 @@ from gateway.upstream.dialects.rewriting import (
 )
 from gateway.upstream.event_stream import event_data
 from gateway.upstream.request import DONE_CHUNK
-from gateway.upstream.traits import Continuation
 from gateway.upstream.usage import CountText, usage_object
 
 _encode: Final = msgspec.json.Encoder().encode

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Any, Final, NoReturn
 
-from gateway.errors import BadRequestError
-from gateway.settings_tiers import UpstreamSettings
-from gateway.upstream.traits import ServerKind
+from gateway.errors.tree import BadRequestError
+from gateway.settings.server_traits import ServerKind
+from gateway.settings.tiers import UpstreamSettings
 
 SALT_FIELD: Final = "cache_salt"
 

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.errors import GatewayError, UnavailableError
-from gateway.settings_tiers import MirrorSettings
+from gateway.errors.tree import GatewayError, UnavailableError
+from gateway.settings.tiers import MirrorSettings
 from gateway.upstream.call import UpstreamCall
 from gateway.upstream.metrics import UpstreamMetrics
 from gateway.upstream.tier import UpstreamTier

@@ -12,7 +12,7 @@ from tenacity import (
     wait_exponential,
 )
 
-from gateway.errors import (
+from gateway.errors.tree import (
     DeadlineExceededError,
     GatewayError,
     ThrottledError,

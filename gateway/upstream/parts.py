@@ -4,14 +4,14 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from gateway.settings_tiers import UpstreamSettings
+from gateway.settings.server_traits import ServerTraits
+from gateway.settings.tiers import UpstreamSettings
 from gateway.upstream.attempts import OnAttempt
 from gateway.upstream.call import UpstreamCall
 from gateway.upstream.dialects.base import Dialect
 from gateway.upstream.hedging import HedgeBudget
 from gateway.upstream.latency import LatencyEstimate
 from gateway.upstream.replicas import ReplicaSet
-from gateway.upstream.traits import ServerTraits
 from gateway.upstream.transport import Transport
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
 
-from gateway.errors import UpstreamError
+from gateway.errors.tree import UpstreamError
 from gateway.upstream.replicas import Replica, ReplicaSet
 from gateway.upstream.transport import Transport
 

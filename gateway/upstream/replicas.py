@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Final, Self
 from urllib.parse import urlsplit
 
-from gateway.errors import FailureKind, UpstreamError, UpstreamRefusalError
+from gateway.errors.tree import FailureKind, UpstreamError, UpstreamRefusalError
 from gateway.upstream.breaker import Breaker
 from gateway.upstream.latency import LatencyEstimate
 from gateway.upstream.outliers import RecentTimes, low_median, outliers

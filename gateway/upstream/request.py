@@ -8,7 +8,7 @@ from dataclasses import replace
 from math import ceil
 from typing import Final
 
-from gateway.errors import (
+from gateway.errors.tree import (
     DeadlineExceededError,
     FailureKind,
     GatewayError,

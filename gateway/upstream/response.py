@@ -7,7 +7,7 @@ from typing import Final
 
 import aiohttp
 
-from gateway.errors import FailureKind, UpstreamError
+from gateway.errors.tree import FailureKind, UpstreamError
 from gateway.upstream.connection_errors import error_of
 from gateway.upstream.event_stream import EventSplitter
 from gateway.upstream.waits import Exchange, Watch

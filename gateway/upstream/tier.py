@@ -5,8 +5,9 @@ import logging
 from dataclasses import replace
 from typing import Final
 
-from gateway.errors import UpstreamError
-from gateway.settings_tiers import UpstreamSettings
+from gateway.errors.tree import UpstreamError
+from gateway.settings.server_traits import ServerTraits, traits_of
+from gateway.settings.tiers import UpstreamSettings
 from gateway.upstream.answer import UpstreamAnswer
 from gateway.upstream.attempts import Attempt, AttemptKind
 from gateway.upstream.call import UpstreamCall
@@ -17,7 +18,6 @@ from gateway.upstream.model_list import model_ids
 from gateway.upstream.parts import TierParts, TierState
 from gateway.upstream.probing import Prober
 from gateway.upstream.replicas import ReplicaSet
-from gateway.upstream.traits import ServerTraits, traits_of
 
 __all__ = ["TierParts", "UpstreamTier"]
 

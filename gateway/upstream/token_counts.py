@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from gateway.template_variables import FIELD, read_variables, reserved_variables
+from gateway.schema.template_variables import FIELD, read_variables, reserved_variables
 from gateway.upstream.call import UpstreamCall
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from weakref import WeakSet
 import aiohttp
 from aiohttp import AddrInfoType
 
-from gateway.errors import UpstreamError
-from gateway.settings_tiers import TimeoutSettings
+from gateway.errors.tree import UpstreamError
+from gateway.settings.tiers import TimeoutSettings
 from gateway.upstream.addresses import socket_maker
 from gateway.upstream.connection_errors import error_of
 from gateway.upstream.response import UpstreamResponse

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from gateway.settings_sections import TierPriceSettings
+from gateway.settings.sections import TierPriceSettings
 from gateway.upstream.bounds import media_parts
 from gateway.upstream.call import Chunk, UpstreamCall, UpstreamUsage, WholeAnswer
 from gateway.upstream.tally import Tally, size_bytes, tokens_of

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.errors import DeadlineExceededError, FailureKind, UpstreamError
-from gateway.settings_tiers import TimeoutSettings
+from gateway.errors.tree import DeadlineExceededError, FailureKind, UpstreamError
+from gateway.settings.tiers import TimeoutSettings
 
 # Event loops round to milliseconds, so a timer may fire a little before its time.
 _TICK_S: Final = 0.002

@@ -17,7 +17,10 @@ from gateway.backends.in_process import InProcessEngineClient
 from gateway.backends.process_client import ProcessEngineClient
 from gateway.backends.step_loop import ProgressCallback, no_progress
 from gateway.edge.json_bounds import JsonBounds
-from gateway.engine_wiring import (
+from gateway.settings.keys import KeySettings
+from gateway.settings.tiers import HandoffSettings, MirrorSettings
+from gateway.settings.tree import Settings, SettingsError, is_missing_folder
+from gateway.wiring.engine import (
     allowed_difference,
     compile_kernels,
     join,
@@ -25,14 +28,11 @@ from gateway.engine_wiring import (
     measure_budget,
     named_models,
 )
-from gateway.hardware import usable_physical_cores
-from gateway.settings import Settings, SettingsError, is_missing_folder
-from gateway.settings_keys import KeySettings
-from gateway.settings_tiers import HandoffSettings, MirrorSettings
+from gateway.wiring.hardware import usable_physical_cores
 
 if TYPE_CHECKING:
     from engine.core import Engine
-    from gateway.context import GatewayContext
+    from gateway.planning.context import GatewayContext
 
 EngineClient = InProcessEngineClient | ProcessEngineClient | AbsentEngine
 
@@ -64,7 +64,7 @@ def build_client(settings: Settings, on_progress: ProgressCallback = no_progress
             lambda report: build_engine(settings, report), on_progress=on_progress
         )
     return ProcessEngineClient(
-        "gateway.wiring:build_engine_from_json",
+        "gateway.wiring.build:build_engine_from_json",
         _engine_settings(settings).model_dump_json(),
         environment=engine_environment(settings),
         on_progress=on_progress,
@@ -128,17 +128,17 @@ def build_context(settings: Settings, engine: EngineClient) -> "GatewayContext":
     Raises EngineError for a tokenizer or a router that cannot be used, and for a drafter whose
     tokenizer is another than the large model's; SettingsError for tiers that cannot work.
     """
-    from gateway.chat import ChatTokenizer
-    from gateway.context import GatewayContext, GatewayLimits
     from gateway.edge.metrics import EdgeMetrics
     from gateway.experiments.experiments import build_experiments
-    from gateway.metrics import GatewayMetrics
-    from gateway.routing_wiring import build_routing
+    from gateway.metering.metrics import GatewayMetrics
+    from gateway.planning.context import GatewayContext, GatewayLimits
     from gateway.slo.parts import build_slo
     from gateway.telemetry.capture import build_capture
     from gateway.telemetry.tracing import build_tracer
-    from gateway.tenancy_wiring import build_tenancy
-    from gateway.upstream_wiring import build_cloud
+    from gateway.text.chat import ChatTokenizer
+    from gateway.wiring.routing import build_routing
+    from gateway.wiring.tenancy import build_tenancy
+    from gateway.wiring.upstream import build_cloud
 
     models = named_models(settings)
     metrics = GatewayMetrics()

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from engine.errors import EngineError
 from engine.request import TIERS, Tier
 from gateway.backends.step_loop import ProgressCallback
-from gateway.hardware import available_memory_bytes, usable_physical_cores
-from gateway.settings import Settings
+from gateway.settings.tree import Settings
+from gateway.wiring.hardware import available_memory_bytes, usable_physical_cores
 
 if TYPE_CHECKING:
     import torch
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from draft.token_map import TokenMap
     from draft.tree_drafter import TreeDrafter
     from engine.core import Engine
-    from engine.grammar import GrammarCompiler
-    from engine.model import DecoderModel
-    from engine.runner import ModelRunner
+    from engine.grammar.grammar import GrammarCompiler
+    from engine.model.decoder import DecoderModel
+    from engine.passes.runner import ModelRunner
 
 log = logging.getLogger(__name__)
 
@@ -56,8 +56,8 @@ def load_runners(settings: Settings, on_progress: ProgressCallback) -> "dict[Tie
         raise EngineError("No model is to be loaded here; name one with --large or --small.")
     import torch
 
-    from engine.model import DecoderModel
-    from engine.runner import ModelRunner
+    from engine.model.decoder import DecoderModel
+    from engine.passes.runner import ModelRunner
 
     options = settings.engine
     device = _pick_device(options.device)
@@ -165,7 +165,7 @@ def measure_budget(
     None where nothing is drafted, or where the trees' sizes are fixed.
     """
     from draft.budget import TreeBudget
-    from engine.step_times import follow_step_times
+    from engine.passes.step_times import follow_step_times
 
     options = settings.speculation
     if not (options.enabled and options.adaptive) or len(runners) < len(TIERS):
@@ -221,9 +221,9 @@ def _build_grammars(
 
     A tier whose tokens have no fixed text, or no end, goes without: structured output is refused.
     """
-    from engine.grammar_process import CompileBounds
-    from engine.xgrammar_backend import XGrammarCompiler
-    from gateway.chat import ChatTokenizer
+    from engine.grammar.process import CompileBounds
+    from engine.grammar.xgrammar_backend import XGrammarCompiler
+    from gateway.text.chat import ChatTokenizer
 
     bounds = CompileBounds(
         compile_cpu_s=settings.engine.grammar_compile_s,
@@ -293,7 +293,7 @@ def _num_blocks(
     """
     import torch
 
-    from engine.kv_cache import KVCache
+    from engine.model.kv_cache import KVCache
 
     options = settings.engine
     if options.num_blocks is not None:
@@ -333,7 +333,7 @@ def _num_blocks(
 
 def _graph_bytes(settings: Settings, models: "Mapping[Tier, DecoderModel]") -> int:
     """Device memory to leave to CUDA graphs, which are recorded after the cache is there."""
-    from engine.pass_graphs import estimate_bytes
+    from engine.passes.pass_graphs import estimate_bytes
 
     if not settings.engine.cuda_graphs:
         return 0

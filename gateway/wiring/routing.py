@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from engine.errors import EngineError
-from engine.fingerprint import checkpoint_fingerprint
+from engine.model.fingerprint import checkpoint_fingerprint
 from engine.request import TIERS, Tier
-from gateway.context import RoutingParts
-from gateway.settings import Settings
-from gateway.settings_sections import PriceSettings, TierPriceSettings
+from gateway.planning.context import RoutingParts
+from gateway.settings.sections import PriceSettings, TierPriceSettings
+from gateway.settings.tree import Settings
 from router.costs import TokenPrices, TypicalRequest
 from router.loading import LoadedRouter, RoutingOptions, RoutingTargetError, load_router
 from router.policy import CascadeOptions, RoutePolicy, pair_complaint

@@ -17,7 +17,7 @@ from gateway.limits.metrics import LimitMetrics
 from gateway.limits.presence import GatewayPresence
 from gateway.limits.redis_limiter import RedisLimiter
 from gateway.metering.tenancy import Tenancy
-from gateway.settings import Settings, SettingsError
+from gateway.settings.tree import Settings, SettingsError
 from gateway.storage.database import Database, DatabaseError
 from gateway.storage.open import open_database
 from gateway.tenants.loopback import is_loopback, listen_host

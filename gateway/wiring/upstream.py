@@ -7,20 +7,20 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Final
 
 from engine.request import Tier
-from gateway.context import CloudParts
-from gateway.handoff.terms import Rules
-from gateway.mirror import Mirror
-from gateway.settings import Settings, SettingsError, is_missing_folder
-from gateway.settings_tiers import MirrorSettings, UpstreamSettings
+from gateway.planning.context import CloudParts
+from gateway.planning.terms import Rules
+from gateway.settings.server_traits import TRAITS
+from gateway.settings.tiers import MirrorSettings, UpstreamSettings
+from gateway.settings.tree import Settings, SettingsError, is_missing_folder
 from gateway.upstream.addresses import check_url
 from gateway.upstream.attempts import OnAttempt
 from gateway.upstream.dialects import dialect_for
 from gateway.upstream.metrics import UpstreamMetrics
+from gateway.upstream.mirror import Mirror
 from gateway.upstream.parts import TierParts
 from gateway.upstream.replicas import ReplicaSet
 from gateway.upstream.tier import UpstreamTier
 from gateway.upstream.token_counts import TokenCounter
-from gateway.upstream.traits import TRAITS
 from gateway.upstream.transport import Transport
 
 _MIN_SECRET_CHARS: Final = 8

@@ -12,9 +12,9 @@ import math
 import torch
 from torch import Tensor
 
-from kernels.attention_blocks import attend_in_any_order, attend_in_order
-from kernels.attention_spans import read_cache
-from kernels.attention_tiles import MAX_SEQUENCES, SPLIT_ALIGNMENT, TilePlan
+from kernels.attention.attention_blocks import attend_in_any_order, attend_in_order
+from kernels.attention.attention_spans import read_cache
+from kernels.attention.attention_tiles import MAX_SEQUENCES, SPLIT_ALIGNMENT, TilePlan
 from kernels.triton_support import (
     jit,
     launch,

@@ -1,10 +1,10 @@
 """What the attention kernels do with a block of keys, and with all blocks of a unit of work.
 
 The recurrence is Milakov and Gimelshein's, "Online normalizer calculation for softmax", 2018.
-Functions here are parts of kernels/attend_tiles.py's kernels. Two tuples go through them: `tile`
-is (query rows [BLOCK_M, BLOCK_D], row_begins, row_ends, rows, which of them there are: [BLOCK_M]
-each); `cache` is (keys, values, their scales if there are any: pointers at the head; elements from
-slot to slot, scales from slot to slot, factor, inner factor).
+Functions here are parts of kernels/attention/attend_tiles.py's kernels. Two tuples go through them:
+`tile` is (query rows [BLOCK_M, BLOCK_D], row_begins, row_ends, rows, which of them there are:
+[BLOCK_M] each); `cache` is (keys, values, their scales if there are any: pointers at the head;
+elements from slot to slot, scales from slot to slot, factor, inner factor).
 """
 
 from kernels.triton_support import dot, jit, tl

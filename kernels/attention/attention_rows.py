@@ -9,8 +9,8 @@ import numpy.typing as npt
 import torch
 from numpy.typing import NDArray
 
-from kernels.attention_plan import AttentionBatch
-from kernels.attention_tiles import (
+from kernels.attention.attention_plan import AttentionBatch
+from kernels.attention.attention_tiles import (
     MAX_SEQUENCES,
     MAX_TREE_NODES,
     TilePlan,

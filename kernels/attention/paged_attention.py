@@ -8,12 +8,12 @@ plan: on CUDA the Triton kernels of attend_tiles.py, on the CPU torch's kernels
 import torch
 from torch import Tensor
 
-from kernels.attend_tiles import attend_tiles
-from kernels.attention_plan import AttentionBatch, AttentionPlan, plan_spans
-from kernels.attention_rows import plan_tiles
-from kernels.attention_spans import attend_spans
-from kernels.attention_tiles import TilePlan
-from kernels.ordered_attention import OrderedPlan, attend_in_order, plan_in_order
+from kernels.attention.attend_tiles import attend_tiles
+from kernels.attention.attention_plan import AttentionBatch, AttentionPlan, plan_spans
+from kernels.attention.attention_rows import plan_tiles
+from kernels.attention.attention_spans import attend_spans
+from kernels.attention.attention_tiles import TilePlan
+from kernels.attention.ordered_attention import OrderedPlan, attend_in_order, plan_in_order
 from kernels.triton_support import uses_triton
 
 __all__ = [

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.attention_tiles import MAX_TREE_NODES
+from kernels.attention.attention_tiles import MAX_TREE_NODES
 from kernels.triton_support import jit, launch, tl, uses_triton
 
 # A row's ancestor mask: 64 nodes a word.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.rms_norm import RmsNorm
+from kernels.layers.rms_norm import RmsNorm
 from kernels.triton_support import jit, launch, next_power_of_2, rounded, tl, triton, uses_triton
 
 # Elements of the heads that a program rotates.

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.linear import PACK_ROWS, Linear, can_pack
-from kernels.rms_norm import RmsNorm
-from kernels.row_invariant_ops import RowInvariantNorm
+from kernels.layers.linear import PACK_ROWS, Linear, can_pack
+from kernels.layers.rms_norm import RmsNorm
+from kernels.layers.row_invariant_ops import RowInvariantNorm
 from kernels.triton_support import dot, jit, launch, rounded, tl, uses_triton
 
 # The tile that defines the right bits on a CPU, and the other numbers of rows that may be run
@@ -132,7 +132,7 @@ def _tile_shape(out_features: int, in_features: int, dtype: torch.dtype) -> dict
 
 
 class RowInvariantLinear:
-    """`kernels.linear.Linear` whose rows keep their bits in any company.
+    """`kernels.layers.linear.Linear` whose rows keep their bits in any company.
 
     On a CPU, passes are cut into runs of `RUN_ROWS` rows, the last padded with zeros. Which of them
     give the bits of a full tile, wherever a row stands in it, is tried with this very weight for

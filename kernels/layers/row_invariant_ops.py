@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.rms_norm import RmsNorm
-from kernels.rope import rotate
-from kernels.silu_mul import silu_mul
+from kernels.layers.rms_norm import RmsNorm
+from kernels.layers.rope import rotate
+from kernels.layers.silu_mul import silu_mul
 
 # Torch shares element-wise work between threads from this many elements on, also inside rows.
 SERIAL_ELEMENTS = 32768

@@ -1,4 +1,5 @@
-"""The last step of `kernels/truncation_floor.py`: search a row's border among few candidates."""
+"""The last step of `kernels/sampling/truncation_floor.py`: search a row's border among few
+candidates."""
 
 from kernels.triton_support import jit, tl
 
@@ -130,7 +131,7 @@ def search_floor_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0913
     CHUNKS: tl.constexpr,
     CAPACITY: tl.constexpr,
 ):
-    """The floor of one row; see `kernels.truncation_floor` for the arguments."""
+    """The floor of one row; see `kernels.sampling.truncation_floor` for the arguments."""
     row = tl.program_id(0).to(tl.int64)
     temperature, cuts_k, cuts_p = cuts_of(temperature_ptr, top_k_ptr, top_p_ptr, row, vocab_size)
     min_p = tl.load(min_p_ptr + row)

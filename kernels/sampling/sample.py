@@ -1,7 +1,7 @@
 """What a request samples from, and its likeliest or drawn tokens, row by row.
 
 A token is drawn as argmax(log target + Gumbel noise), so drawing is ranking; the noise is a
-function of its key (kernels/gumbel_noise.py) and never stored.
+function of its key (kernels/sampling/gumbel_noise.py) and never stored.
 """
 
 from dataclasses import dataclass
@@ -10,11 +10,11 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from kernels.floor_search import scaled
-from kernels.gumbel_noise import gumbel_noise, gumbel_of
-from kernels.sampling_rows import SamplingRows, SamplingTable
+from kernels.sampling.floor_search import scaled
+from kernels.sampling.gumbel_noise import gumbel_noise, gumbel_of
+from kernels.sampling.sampling_rows import SamplingRows, SamplingTable
+from kernels.sampling.truncation_floor import floor_of_scores, truncation_floor
 from kernels.triton_support import jit, launch, next_power_of_2, tl, uses_triton
-from kernels.truncation_floor import floor_of_scores, truncation_floor
 
 __all__ = [
     "MAX_TOP_TOKENS",

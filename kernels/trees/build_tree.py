@@ -6,10 +6,10 @@ likeliest guesses of all trees. Nothing in between waits for the host or tells i
 semantics are those of `draft.growing_tree.GrowingTree` without grammar and cascade.
 """
 
-from kernels.choose_frontier import FrontierRows, choose_frontier
-from kernels.expand_tree import EdgeTable, expand_tree
-from kernels.select_trees import SelectedTrees, select_trees
-from kernels.tree_state import Guess, PlantedTree, TreeState, capacity_for, plant
+from kernels.trees.choose_frontier import FrontierRows, choose_frontier
+from kernels.trees.expand_tree import EdgeTable, expand_tree
+from kernels.trees.select_trees import SelectedTrees, select_trees
+from kernels.trees.tree_state import Guess, PlantedTree, TreeState, capacity_for, plant
 
 __all__ = [
     "EdgeTable",

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.tree_ranks import ranked, ranks_among
-from kernels.tree_state import (
+from kernels.trees.tree_ranks import ranked, ranks_among
+from kernels.trees.tree_state import (
     COVERED,
     DEPTH,
     DRAFT_OFFSET,
@@ -45,7 +45,7 @@ class FrontierRows:
     token_ids, positions, logical_slots, depth, sequence_index: int64 [S * F]; a row of nobody has
     slot -1, token 0, depth 0 and the root's position. ancestor_words: int64 [S * F, 4], bit j is
     draft offset j. row_starts, num_rows, tree_starts (the roots' slots), kv_lens: int32 [S]. They
-    are what `engine.device_rows.DeviceRows` holds.
+    are what `engine.passes.device_rows.DeviceRows` holds.
     """
 
     token_ids: Tensor

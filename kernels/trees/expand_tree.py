@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.tree_state import (
+from kernels.trees.tree_state import (
     CONFIDENCE,
     COVERED,
     DEPTH,

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.tree_ranks import ranked, ranks_among
-from kernels.tree_state import (
+from kernels.trees.tree_ranks import ranked, ranks_among
+from kernels.trees.tree_state import (
     DEPTH,
     DRAFT_OFFSET,
     MAX_NODES,

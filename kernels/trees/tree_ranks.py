@@ -1,6 +1,6 @@
 """The order of a tree's guesses: the likeliest first, parents before children."""
 
-from kernels.tree_state import DEPTH, PATH_PROB
+from kernels.trees.tree_state import DEPTH, PATH_PROB
 from kernels.triton_support import jit, tl
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.bench_lab import experiment_section, of_users, summary_figures, write_trace
-from gateway.bench.traces import load_trace
-from gateway.bench.workloads import PlannedRequest
 from gateway.experiments.statistics.plan import Plan
 from gateway.experiments.statistics.report import analyse
-from tests.gateway.bench.made_results import made_result, made_rows
+from gateway.tools.bench.traces import load_trace
+from gateway.tools.bench.workloads import PlannedRequest
+from tests.gateway.tools.bench.made_results import made_result, made_rows
 
 
 def test_its_trace_is_one(tmp_path: Path) -> None:

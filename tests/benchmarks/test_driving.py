@@ -1,7 +1,7 @@
 from benchmarks import driving
 from benchmarks.driving import build_bench, drive, make_requests
 from benchmarks.prompts import Prompt
-from engine.runner import ModelRunner
+from engine.passes.runner import ModelRunner
 from tests.engines import random_prompt, serve, tiny_pair
 
 

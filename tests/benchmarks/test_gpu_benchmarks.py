@@ -32,7 +32,7 @@ from benchmarks.gpu_models import (
 from benchmarks.gpu_report import Goal, Report, gpu_parser
 from benchmarks.gpu_timing import Ceilings, largest_difference, measure, ratio_of
 from benchmarks.record import ROOT
-from engine.forest import ForestVerdicts
+from engine.trees.forest import ForestVerdicts
 
 CPU = torch.device("cpu")
 CEILINGS = Ceilings(copy_bytes_per_s=1e12, read_bytes_per_s=2e12, matmul_flops_per_s=1e14)
@@ -345,7 +345,9 @@ def test_all_parts_are_run_and_one_failure_is_told(
         assert limit_s > 0
         commands[name] = command
         problem = (
-            "exit status 1" if name in ("bench_kernels", "tests/kernels/test_rope.py") else None
+            "exit status 1"
+            if name in ("bench_kernels", "tests/kernels/layers/test_rope.py")
+            else None
         )
         return gpu_check.Outcome(name=name, seconds=1.0, problem=problem, output="1 passed")
 
@@ -354,14 +356,14 @@ def test_all_parts_are_run_and_one_failure_is_told(
     assert gpu_check.main(["--results", str(tmp_path)]) == 1
     names = set(commands)
     assert {"bench_kernels", "bench_paged_attention", "bench_gpu_engine"} <= names
-    assert "tests/kernels/test_rope.py" in names
+    assert "tests/kernels/layers/test_rope.py" in names
     assert "tests/kernels/test_ahead_of_time.py" not in names
     budget = [float(commands[one.module][4]) for one in gpu_check.BENCHMARKS]
     assert all(commands[one.module][3] == "--budget-s" for one in gpu_check.BENCHMARKS)
     assert 0 < sum(budget[:1]) < gpu_check.TOTAL_S
     printed = capsys.readouterr().out.splitlines()
     assert printed[-3:] == [
-        "tests/kernels/test_rope.py: exit status 1",
+        "tests/kernels/layers/test_rope.py: exit status 1",
         "bench_kernels: exit status 1",
         "some parts failed",
     ]

@@ -27,7 +27,7 @@ from benchmarks.routing_policies import (
 from benchmarks.routing_runs import SPECULATIVE, Labels, by_way, select_rows
 from engine.events import TierInfo
 from engine.request import Tier
-from gateway.collect_data import read_questions
+from gateway.tools.collect.data import read_questions
 from router.scorer import RouterScorer, prompt_hashes
 from tests.benchmarks.test_router_bench import make_scorer
 from tests.benchmarks.test_routing_policies import PRICES, ROWS, TARGET

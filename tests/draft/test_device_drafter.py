@@ -16,13 +16,13 @@ from draft.device_growth import DeviceCalibration, DeviceGrowth
 from draft.growing_tree import Candidate
 from draft.tree_drafter import TreeDrafter
 from engine.core import Engine
-from engine.forest import ForestReadback, ForestVerdicts, HostForest
 from engine.protocols import DraftLogits, Trees
 from engine.request import Source, SpeculationParams
-from engine.sequence import Sequence
-from engine.token_tree import RECALLED_BIT, SOURCE_BIT
-from kernels.build_tree import FrontierRows, SelectedTrees, TreeState
-from kernels.sample import SamplingTable, TopTokens
+from engine.sequences.sequence import Sequence
+from engine.trees.forest import ForestReadback, ForestVerdicts, HostForest
+from engine.trees.token_tree import RECALLED_BIT, SOURCE_BIT
+from kernels.sampling.sample import SamplingTable, TopTokens
+from kernels.trees.build_tree import FrontierRows, SelectedTrees, TreeState
 from tests.draft.test_tree_drafter import twins
 from tests.engines import (
     Answer,
@@ -388,7 +388,7 @@ def test_between_the_passes_the_host_reads_nothing(monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(runner, "compact", lambda *slots: moves.extend(slots))
     drafter._growth = growth
     monkeypatch.setattr("draft.device_drafter.upload", lambda values, _: on_meta(*values.shape))
-    monkeypatch.setattr("engine.large_pass.upload", lambda values, _: on_meta(*values.shape))
+    monkeypatch.setattr("engine.step.large_pass.upload", lambda values, _: on_meta(*values.shape))
     monkeypatch.setattr(engine._verifier, "judge_forest", lambda *args: verdicts)
     output = type("Output", (), {"logits": on_meta(12, 131, dtype=torch.float32)})()
     engine._large._judge_forest(forest, output)

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draft.growing_tree import GrowingTree
-from engine.block_pool import BlockPool, root_hash
-from engine.kv_view import KVView
-from engine.token_tree import SOURCE_BIT
+from engine.cache.block_pool import BlockPool, root_hash
+from engine.cache.kv_view import KVView
+from engine.trees.token_tree import SOURCE_BIT
 
 Path = tuple[int, ...]
 

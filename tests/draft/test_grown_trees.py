@@ -7,9 +7,9 @@ import torch
 from draft.calibration import BIN_EDGES, DEPTH_CLASS, EdgeCalibration
 from draft.device_growth import DeviceCalibration
 from draft.grown_trees import GrownTrees
-from engine.token_tree import SOURCE_BIT
-from kernels import tree_state
-from kernels.tree_state import number
+from engine.trees.token_tree import SOURCE_BIT
+from kernels.trees import tree_state
+from kernels.trees.tree_state import number
 
 
 def test_the_device_reads_the_calibration_that_the_host_uses() -> None:

@@ -5,11 +5,11 @@ import random
 import pytest
 
 from draft.text_sources import Guess, TextSources
-from engine.block_pool import BlockPool, root_hash
-from engine.kv_view import KVView
-from engine.noise import SequenceNoise
+from engine.cache.block_pool import BlockPool, root_hash
+from engine.cache.kv_view import KVView
 from engine.request import EngineRequest, SamplingParams
-from engine.sequence import Sequence
+from engine.sequences.noise import SequenceNoise
+from engine.sequences.sequence import Sequence
 
 VOCAB_SIZE = 50_000
 

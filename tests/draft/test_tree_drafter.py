@@ -11,11 +11,11 @@ from draft.config import DraftConfig
 from draft.tree_drafter import TreeDrafter
 from engine.config import EngineConfig
 from engine.core import Engine
-from engine.noise import SequenceNoise
+from engine.passes.runner import ForwardSlice, ModelRunner
 from engine.protocols import DraftLogits
 from engine.request import CascadeParams, Source, SpeculationParams
-from engine.runner import ForwardSlice, ModelRunner
-from engine.sequence import Sequence
+from engine.sequences.noise import SequenceNoise
+from engine.sequences.sequence import Sequence
 from tests.engines import (
     Answer,
     FixedTimes,

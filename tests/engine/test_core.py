@@ -13,8 +13,8 @@ from engine.errors import (
     TierUnavailableError,
 )
 from engine.events import EngineEvent, Finished, PrefillDone, TokensEmitted
+from engine.passes.runner import ModelRunner
 from engine.request import SamplingParams, SpeculationParams
-from engine.runner import ModelRunner
 from tests.engines import (
     Answer,
     assert_idle,

@@ -14,10 +14,10 @@ import uvicorn
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from gateway.app import GatewayContext, GatewayLimits, create_app
-from gateway.chat import ChatTokenizer
 from gateway.edge.bounds import ConnectionBounds
 from gateway.edge.protocol import edge_protocol
+from gateway.server.app import GatewayContext, GatewayLimits, create_app
+from gateway.text.chat import ChatTokenizer
 from router.policy import NO_WISHES, Route, Wishes
 from tests.gateway.scripted_client import Script, ScriptedClient, Step
 

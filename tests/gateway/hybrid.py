@@ -12,18 +12,18 @@ import httpx
 
 from benchmarks.mock_upstream import MockScript, MockThread, mock_in_thread
 from engine.request import Tier
-from gateway.app import create_app
-from gateway.chat import ChatTokenizer
-from gateway.context import GatewayContext, GatewayLimits
 from gateway.experiments.experiments import build_experiments
+from gateway.metering.metrics import GatewayMetrics
 from gateway.metering.tenancy import Tenancy
-from gateway.metrics import GatewayMetrics
-from gateway.settings import Settings
+from gateway.planning.context import GatewayContext, GatewayLimits
+from gateway.server.app import create_app
+from gateway.settings.tree import Settings
 from gateway.slo.parts import build_slo
 from gateway.telemetry.capture import build_capture
 from gateway.telemetry.tracer import NULL_TRACER, Tracer
-from gateway.tenancy_wiring import build_tenancy
-from gateway.upstream_wiring import build_cloud
+from gateway.text.chat import ChatTokenizer
+from gateway.wiring.tenancy import build_tenancy
+from gateway.wiring.upstream import build_cloud
 from router.cascade import CascadePlan
 from router.policy import NO_WISHES, Route, Wishes
 from tests.gateway.conftest import serve

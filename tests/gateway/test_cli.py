@@ -15,11 +15,11 @@ from typer.testing import CliRunner, Result
 from benchmarks.mock_upstream import MockScript
 from benchmarks.toxics import Toxic
 from engine.events import EngineInfo
-from gateway.chat import ChatTokenizer
 from gateway.cli import app, main
-from gateway.settings import Settings, load_settings
-from gateway.terminal import DRAFTED_STYLE, LoadingProgress, print_banner, token_text
-from gateway.terminal_chat import Answer, ChatError, ChatOptions, stream_answer
+from gateway.settings.tree import Settings, load_settings
+from gateway.text.chat import ChatTokenizer
+from gateway.tools.console.terminal import DRAFTED_STYLE, LoadingProgress, print_banner, token_text
+from gateway.tools.console.terminal_chat import Answer, ChatError, ChatOptions, stream_answer
 from tests.gateway.conftest import Server
 from tests.gateway.hybrid import LOCAL_TEXT, World, hybrid
 
@@ -174,7 +174,7 @@ def test_the_banner_names_tiers_elsewhere() -> None:
 
 
 def test_serve_refuses_beside_hugging_faces_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.doctor.version", lambda name: "0.11.0")
+    monkeypatch.setattr("gateway.tools.doctor.doctor.version", lambda name: "0.11.0")
     result = invoke("serve")
     assert result.exit_code == 2
     assert "pip uninstall kernels" in result.output

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from engine.request import EngineRequest, SamplingParams, Tier
-from gateway.chat import ChatTokenizer
-from gateway.generation import Generation
-from gateway.job import ChoicePlan, EscalationTarget, Job
-from gateway.metrics import GatewayMetrics
-from gateway.sse import Delta
+from gateway.generation.generation import Generation
+from gateway.generation.sse import Delta
+from gateway.metering.metrics import GatewayMetrics
+from gateway.planning.job import ChoicePlan, EscalationTarget, Job
+from gateway.text.chat import ChatTokenizer
 from router.cascade import Action, CascadePlan, Judgement
 from tests.gateway.scripted_client import ScriptedClient
 

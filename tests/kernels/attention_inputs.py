@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.attend_tiles import attend_tiles
-from kernels.attention_plan import AttentionBatch
-from kernels.attention_rows import plan_tiles
-from kernels.attention_tiles import TileShape
-from tests.kernels.test_paged_attention import naive_attention
+from kernels.attention.attend_tiles import attend_tiles
+from kernels.attention.attention_plan import AttentionBatch
+from kernels.attention.attention_rows import plan_tiles
+from kernels.attention.attention_tiles import TileShape
+from tests.kernels.attention.test_paged_attention import naive_attention
 
 FP8 = torch.float8_e4m3fn
 # Fewer and larger steps, for the interpreter's sake.

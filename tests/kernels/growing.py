@@ -22,10 +22,10 @@ from draft.calibration import (
     EdgeCalibration,
 )
 from draft.growing_tree import Candidate, GrowingTree
-from engine.token_tree import RECALLED_BIT, SOURCE_BIT
-from kernels import choose_frontier as choosing
-from kernels import select_trees as selecting
-from kernels.build_tree import (
+from engine.trees.token_tree import RECALLED_BIT, SOURCE_BIT
+from kernels.trees import choose_frontier as choosing
+from kernels.trees import select_trees as selecting
+from kernels.trees.build_tree import (
     EdgeTable,
     FrontierRows,
     PlantedTree,

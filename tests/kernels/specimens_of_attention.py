@@ -6,8 +6,14 @@ from functools import partial
 import numpy as np
 import torch
 
-from kernels.attend_tiles import attend_tiles
-from kernels.attention_tiles import TilePlan, max_tiles_of, new_work, tile_shapes, workspace_size
+from kernels.attention.attend_tiles import attend_tiles
+from kernels.attention.attention_tiles import (
+    TilePlan,
+    max_tiles_of,
+    new_work,
+    tile_shapes,
+    workspace_size,
+)
 from kernels.triton_support import architecture
 from tests.kernels.specimen import (
     BF16,

@@ -4,14 +4,14 @@ from functools import partial
 
 import torch
 
-from kernels.compact_kv import compact_kv
-from kernels.embedding import embed_tokens
-from kernels.rms_norm import RmsNorm, add_rms_norm, rms_norm
-from kernels.rope import RopeConfig, RotaryTable, norm_and_rotate
-from kernels.rope_write_kv import rope_write_kv
-from kernels.row_invariant_linear import row_invariant_linear
-from kernels.silu_mul import silu_mul
-from kernels.write_kv import write_kv
+from kernels.kv.compact_kv import compact_kv
+from kernels.kv.rope_write_kv import rope_write_kv
+from kernels.kv.write_kv import write_kv
+from kernels.layers.embedding import embed_tokens
+from kernels.layers.rms_norm import RmsNorm, add_rms_norm, rms_norm
+from kernels.layers.rope import RopeConfig, RotaryTable, norm_and_rotate
+from kernels.layers.row_invariant_linear import row_invariant_linear
+from kernels.layers.silu_mul import silu_mul
 from tests.kernels.specimen import (
     BF16,
     BLOCK_SIZE,

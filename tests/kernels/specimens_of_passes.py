@@ -4,12 +4,7 @@ from functools import partial
 
 import torch
 
-from kernels.build_tree import EdgeTable, TreeState, choose_frontier, expand_tree, select_trees
-from kernels.gumbel_noise import gumbel_noise
-from kernels.penalties import apply_penalties
-from kernels.sample import SamplingRows, perturb, top_tokens
-from kernels.sampling_rows import SamplingTable
-from kernels.stage_rows import (
+from kernels.attention.stage_rows import (
     MAX_TREE_NODES,
     NUM_WORDS,
     PassInputs,
@@ -17,8 +12,19 @@ from kernels.stage_rows import (
     stage_rows,
     tree_paths,
 )
-from kernels.truncation_floor import truncation_floor
-from kernels.verify_tree import verify_forest, verify_tree
+from kernels.sampling.gumbel_noise import gumbel_noise
+from kernels.sampling.penalties import apply_penalties
+from kernels.sampling.sample import SamplingRows, perturb, top_tokens
+from kernels.sampling.sampling_rows import SamplingTable
+from kernels.sampling.truncation_floor import truncation_floor
+from kernels.trees.build_tree import (
+    EdgeTable,
+    TreeState,
+    choose_frontier,
+    expand_tree,
+    select_trees,
+)
+from kernels.trees.verify_tree import verify_forest, verify_tree
 from tests.kernels.specimen import BLOCK_SIZE, I32, NUM_ROWS, VOCAB_SIZE, Specimen, integers
 
 

@@ -125,7 +125,7 @@ def test_rare_variants_compile_within_limits(architecture: int) -> None:
 @needs_triton
 def test_every_kernel_has_a_specimen() -> None:
     recorded = set(run_apart("--list", timeout_s=120.0)["kernels"])
-    in_files = {name for file in (ROOT / "kernels").glob("*.py") for name in kernels_in(file)}
+    in_files = {name for file in (ROOT / "kernels").rglob("*.py") for name in kernels_in(file)}
     assert in_files
     assert in_files - recorded == set()
 

@@ -14,15 +14,15 @@ from urllib.parse import urlsplit
 
 from sqlalchemy import select
 
-from draft.tasks import stream
+from draft.training.tasks.families import stream
 from engine.events import EngineStats
 from engine.request import TIERS
 from gateway.backends.in_process import InProcessEngineClient
 from gateway.backends.process_client import ProcessEngineClient
 from gateway.ledger.book import Ledger
 from gateway.ledger.writer import JournaledLedger
-from gateway.limits.amounts import NO_LIMITS, LimitSpec
 from gateway.storage import tables
+from gateway.tenants.amounts import NO_LIMITS, LimitSpec
 from gateway.tenants.principal import Scopes
 from gateway.tenants.records import KeyOrder, TeamOrder
 from router.policy import RoutePolicy

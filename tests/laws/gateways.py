@@ -9,14 +9,14 @@ from typing import Any
 import httpx
 import pytest
 
+from engine.passes.runner import ModelRunner
 from engine.request import Tier
-from engine.runner import ModelRunner
-from gateway.app import create_app
 from gateway.backends.in_process import InProcessEngineClient
-from gateway.context import GatewayContext
-from gateway.engine_wiring import join, named_models
-from gateway.settings import Settings, load_settings
-from gateway.wiring import build_client, build_context
+from gateway.planning.context import GatewayContext
+from gateway.server.app import create_app
+from gateway.settings.tree import Settings, load_settings
+from gateway.wiring.build import build_client, build_context
+from gateway.wiring.engine import join, named_models
 from router.policy import RoutePolicy
 from tests.engines import shipped_pair
 from tests.gateway.conftest import serve, wait_for

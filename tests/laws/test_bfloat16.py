@@ -1,7 +1,7 @@
 """In bfloat16 a batch decides ties: where answers part, the two tokens were that close."""
 
 from benchmarks.compare import compare_answers, runner_logits
-from engine.runner import ModelRunner
+from engine.passes.runner import ModelRunner
 from tests.engines import heldout_prompts, make_engine, make_request, serve, shipped_pair
 
 # A bfloat16 number has 8 significant bits: the shipped pair's logits, up to 32 in magnitude, are

@@ -21,11 +21,11 @@ from draft.tree_drafter import TreeDrafter
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.errors import InvalidRequestError, PromptTooLongError
+from engine.passes.runner import ModelRunner
 from engine.request import CascadeParams, EngineRequest, GrammarSpec, SpeculationParams
-from engine.runner import ModelRunner
-from engine.sequence import Sequence
-from engine.token_tree import TokenTree
-from kernels.gumbel_noise import gumbel_noise, row_key
+from engine.sequences.sequence import Sequence
+from engine.trees.token_tree import TokenTree
+from kernels.sampling.gumbel_noise import gumbel_noise, row_key
 from tests.engines import (
     Answer,
     FixedTimes,

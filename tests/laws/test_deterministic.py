@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from engine.config import EngineConfig
-from engine.model import DecoderModel
-from engine.runner import ForwardSlice, ModelRunner
+from engine.model.decoder import DecoderModel
+from engine.passes.runner import ForwardSlice, ModelRunner
 from tests.engines import (
     PAIR_FOLDER,
     Pair,

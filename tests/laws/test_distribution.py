@@ -26,8 +26,8 @@ from transformers import (
 from draft.config import DraftConfig
 from engine.protocols import Verdict
 from engine.request import SOURCES, Source
-from engine.sequence import Sequence
-from engine.token_tree import TokenTree
+from engine.sequences.sequence import Sequence
+from engine.trees.token_tree import TokenTree
 from tests.engines import Pair, engine_model, make_engine, make_request, serve
 from tests.models import make_hf_model
 from verifier.coupled import CoupledVerifier

@@ -13,7 +13,7 @@ from itertools import product
 import pytest
 import torch
 
-from draft.tasks import stream
+from draft.training.tasks.families import stream
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.request import EngineRequest, GrammarSpec

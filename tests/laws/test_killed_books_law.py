@@ -22,10 +22,10 @@ from sqlalchemy import select
 
 from benchmarks.mock_upstream import MockScript, mock_in_thread
 from gateway.backends.process_client import ProcessEngineClient
-from gateway.limits.amounts import NANOS_PER_USD, LimitSpec
-from gateway.settings import load_settings
+from gateway.settings.tree import load_settings
 from gateway.storage import tables
 from gateway.storage.database import Database
+from gateway.tenants.amounts import NANOS_PER_USD, LimitSpec
 from gateway.tenants.parts import key_store
 from gateway.tenants.records import KeyOrder
 from tests.laws.accounts import (

@@ -12,11 +12,11 @@ from draft.budget import TreeBudget
 from draft.calibration import EdgeCalibration
 from draft.config import DraftConfig
 from draft.tree_drafter import TreeDrafter
+from engine.cache.kv_view import KVView
 from engine.config import EngineConfig
 from engine.core import Engine
-from engine.kv_view import KVView
-from engine.model import DecoderModel
-from engine.runner import ForwardSlice, ModelRunner
+from engine.model.decoder import DecoderModel
+from engine.passes.runner import ForwardSlice, ModelRunner
 from tests.engines import (
     Answer,
     FixedTimes,

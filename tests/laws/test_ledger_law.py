@@ -15,8 +15,8 @@ from typing import Any, Final
 
 import pytest
 
-from draft.tasks import stream
-from gateway.limits.amounts import LimitSpec
+from draft.training.tasks.families import stream
+from gateway.tenants.amounts import LimitSpec
 from router.cascade import CascadePlan
 from router.policy import NO_WISHES, Route, Wishes
 from tests.gateway.watches import PlannedWatch

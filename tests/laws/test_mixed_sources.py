@@ -11,8 +11,8 @@ from draft.config import DraftConfig
 from draft.tree_drafter import TreeDrafter
 from engine.config import EngineConfig
 from engine.core import Engine
+from engine.passes.runner import ModelRunner
 from engine.request import SOURCES, EngineRequest, Source, SpeculationParams
-from engine.runner import ModelRunner
 from tests.engines import (
     FixedTimes,
     assert_idle,

@@ -20,10 +20,10 @@ import pytest
 from sqlalchemy import select
 
 from engine.request import EngineRequest
-from gateway.chat import ChatTokenizer
-from gateway.limits.amounts import NANOS_PER_USD, LimitSpec
 from gateway.storage import tables
+from gateway.tenants.amounts import NANOS_PER_USD, LimitSpec
 from gateway.tenants.records import KeyOrder
+from gateway.text.chat import ChatTokenizer
 from tests.engines import PAIR_FOLDER, shipped_tokenizer
 from tests.gateway.hybrid import World, hybrid
 from tests.gateway.metering.tenants import PRICES

@@ -14,10 +14,10 @@ import pytest
 from draft.text_sources import TextSources
 from engine.core import Engine
 from engine.events import EngineEvent, Failed
-from engine.grammar import GrammarState, TokenGrammar, TokenMatcher
-from engine.logit_rules import SamplingRule
+from engine.grammar.grammar import GrammarState, TokenGrammar, TokenMatcher
 from engine.request import EngineRequest, GrammarSpec
-from engine.sequence import Sequence
+from engine.sequences.logit_rules import SamplingRule
+from engine.sequences.sequence import Sequence
 from tests.engines import (
     assert_idle,
     heldout_prompts,
@@ -260,7 +260,7 @@ def test_a_grammar_that_takes_too_long_ends_its_request_only(
 
     monkeypatch.setattr(FusedMatcher, "fill_mask", slowly)
     monkeypatch.setattr(
-        "engine.grammar_queue.GrammarState", partial(GrammarState, clock=lambda: now_s)
+        "engine.queue.grammar_queue.GrammarState", partial(GrammarState, clock=lambda: now_s)
     )
     engine = make_engine(shipped_pair(), grammars={"large": FusedCompiler(Fuse("never", 0))})
     own = run(engine, poisoned(grammar=SPEC))

@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from engine.events import EngineStats, TierStats
-from gateway.chat import ChatTokenizer
+from gateway.text.chat import ChatTokenizer
 from tests.gateway.conftest import serve
 from tests.gateway.edge.gateways import ADMIN_TOKEN, keyed_gateway, whole_gateway
 from tests.pages.conftest import PHONE, NewPage

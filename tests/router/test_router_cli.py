@@ -10,7 +10,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from gateway.router_cli import app
+from gateway.tools.routers.commands import app
 from router.scorer import RouterScorer
 from tests.router.conftest import labelled_sums, write_jsonl
 

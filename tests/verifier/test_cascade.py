@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.block_pool import BlockPool, root_hash
-from engine.kv_view import KVView
-from engine.noise import SequenceNoise
+from engine.cache.block_pool import BlockPool, root_hash
+from engine.cache.kv_view import KVView
 from engine.request import CascadeParams, CascadeRule, EngineRequest, SamplingParams, Tier
-from engine.sampling import RowGroup
-from engine.sequence import Sequence
-from engine.token_tree import TokenTree
-from kernels.sample import log_target
+from engine.sequences.noise import SequenceNoise
+from engine.sequences.sampling import RowGroup
+from engine.sequences.sequence import Sequence
+from engine.trees.token_tree import TokenTree
+from kernels.sampling.sample import log_target
 from kernels.triton_support import triton, use_kernels
 from verifier.cascade import log_mixture
 from verifier.coupled import CoupledVerifier

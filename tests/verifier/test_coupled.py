@@ -11,17 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.block_pool import BlockPool, root_hash
-from engine.forest import Forest
-from engine.kv_view import KVView
-from engine.noise import SequenceNoise
+from engine.cache.block_pool import BlockPool, root_hash
+from engine.cache.kv_view import KVView
 from engine.request import EngineRequest, SamplingParams
-from engine.sampling import forest_sampling_rows
-from engine.sequence import Sequence
-from engine.token_tree import TokenTree
-from kernels import sample, truncation_floor
-from kernels.gumbel_noise import gumbel_noise, row_key
-from kernels.sample import log_target
+from engine.sequences.noise import SequenceNoise
+from engine.sequences.sampling import forest_sampling_rows
+from engine.sequences.sequence import Sequence
+from engine.trees.forest import Forest
+from engine.trees.token_tree import TokenTree
+from kernels.sampling import sample, truncation_floor
+from kernels.sampling.gumbel_noise import gumbel_noise, row_key
+from kernels.sampling.sample import log_target
 from kernels.triton_support import triton, use_kernels
 from verifier.coupled import CoupledVerifier
 

@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
-# How an answer is compared with what is expected; draft/task_files.py says the same to others.
+# How an answer is compared with what is expected; draft/training/tasks/files.py says the same to
+# others.
 CheckKind = Literal["regex", "exact", "json", "tool_call"]
 
 # A tool as an OpenAI request has it: {"type": "function", "function": {"name": ...}}.

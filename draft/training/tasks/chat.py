@@ -2,7 +2,7 @@
 
 import random
 
-from draft.task_base import NAMES, Draft
+from draft.training.tasks.base import NAMES, Draft
 
 _GREETINGS = ("Hi", "Hello", "Hey", "Good morning", "Good evening", "Hi there", "Hello there")
 _MOODS = (

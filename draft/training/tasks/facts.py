@@ -5,7 +5,16 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from draft.task_base import CITIES, NAMES, WEEKDAYS, Draft, Maker, Message, answer_text, turns
+from draft.training.tasks.base import (
+    CITIES,
+    NAMES,
+    WEEKDAYS,
+    Draft,
+    Maker,
+    Message,
+    answer_text,
+    turns,
+)
 
 _JOBS = (
     "baker", "nurse", "pilot", "teacher", "painter", "farmer", "lawyer", "singer", "cook",

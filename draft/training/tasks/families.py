@@ -13,12 +13,12 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
-from draft.task_base import CheckKind, Maker, Task, dressed
-from draft.task_facts import FACT_FAMILIES
-from draft.task_language import LANGUAGE_FAMILIES
-from draft.task_numbers import NUMBER_FAMILIES
-from draft.task_tools import TOOL_FAMILIES
-from draft.task_turns import TURN_FAMILIES
+from draft.training.tasks.base import CheckKind, Maker, Task, dressed
+from draft.training.tasks.facts import FACT_FAMILIES
+from draft.training.tasks.language import LANGUAGE_FAMILIES
+from draft.training.tasks.numbers import NUMBER_FAMILIES
+from draft.training.tasks.tool_calls import TOOL_FAMILIES
+from draft.training.tasks.turns import TURN_FAMILIES
 
 __all__ = [
     "DIFFICULTIES",

@@ -2,7 +2,7 @@
 
 A row: {"prompt": ...} or {"messages": [...]} (chats of several turns), "tools" where the task has
 some, "family", "difficulty", "expected" and "check": {"kind": ...}. What the kinds mean says
-draft.tasks.is_right.
+draft.training.tasks.families.is_right.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from draft.tasks import DIFFICULTIES, FAMILIES, Split, Task, expected_by, stream
+from draft.training.tasks.families import DIFFICULTIES, FAMILIES, Split, Task, expected_by, stream
 
 
 def row_of(task: Task) -> dict[str, Any]:
@@ -73,8 +73,10 @@ def write_tasks(
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Command line of `python -m draft.task_files`."""
-    parser = argparse.ArgumentParser(prog="python -m draft.task_files", description=__doc__)
+    """Command line of `python -m draft.training.tasks.files`."""
+    parser = argparse.ArgumentParser(
+        prog="python -m draft.training.tasks.files", description=__doc__
+    )
     parser.add_argument("--out", type=Path, required=True, help="the file to write")
     parser.add_argument("--num-rows", type=_positive, default=3000, help="how many rows (3000)")
     parser.add_argument("--seed", type=int, default=0, help="other seeds, other tasks (0)")

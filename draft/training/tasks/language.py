@@ -2,8 +2,8 @@
 
 import random
 
-from draft.task_base import Draft, Maker
-from draft.task_chat import small_talk
+from draft.training.tasks.base import Draft, Maker
+from draft.training.tasks.chat import small_talk
 
 # By length: difficulty 1 draws from words of 3-4 letters, 4 from words of 9 and more.
 _WORDS = (

@@ -4,7 +4,7 @@
 import random
 from itertools import pairwise
 
-from draft.task_base import NAMES, WEEKDAYS, Draft, Maker
+from draft.training.tasks.base import NAMES, WEEKDAYS, Draft, Maker
 
 _COLUMNS = ("ones", "tens", "hundreds", "thousands", "ten thousands", "hundred thousands")
 _MONTHS = (

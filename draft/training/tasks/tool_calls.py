@@ -6,7 +6,7 @@ import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from draft.task_base import CITIES, NAMES, WEEKDAYS, Draft, Maker, Message, Tool
+from draft.training.tasks.base import CITIES, NAMES, WEEKDAYS, Draft, Maker, Message, Tool
 
 _SONGS = ("Yesterday", "Hello", "Imagine", "Thunder", "Dancing Queen", "Moon River", "Summer")
 _LANGUAGES = ("French", "German", "Spanish", "Italian", "Polish", "Turkish", "Japanese")

@@ -5,10 +5,10 @@ import random
 from dataclasses import replace
 from typing import Any
 
-from draft.task_base import NAMES, Draft, Maker, answer_text, turns
-from draft.task_chat import capital_of, random_capital, thanks
-from draft.task_facts import about, mixed_facts, person_record, with_text
-from draft.task_numbers import sum_steps
+from draft.training.tasks.base import NAMES, Draft, Maker, answer_text, turns
+from draft.training.tasks.chat import capital_of, random_capital, thanks
+from draft.training.tasks.facts import about, mixed_facts, person_record, with_text
+from draft.training.tasks.numbers import sum_steps
 
 
 def _after(first: Draft, then: Draft, rng: random.Random) -> Draft:

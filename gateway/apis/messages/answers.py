@@ -1,6 +1,6 @@
 """What /v1/messages answers: the shapes of /openapi.json.
 
-Answers are written by hand (gateway/surfaces/messages/writer.py); tests hold them against these
+Answers are written by hand (gateway/apis/messages/writer.py); tests hold them against these
 models, which allow no field that is not declared.
 """
 
@@ -8,10 +8,10 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, Field, JsonValue
 
+from gateway.apis.messages.schema import CountTokensRequest, MessagesRequest
+from gateway.apis.tokenize_schema import TokenCount
 from gateway.schema.errors import DeliveredReport
 from gateway.schema.responses import OutriderReport, ResponseModel, UpstreamReport
-from gateway.surfaces.messages.schema import CountTokensRequest, MessagesRequest
-from gateway.surfaces.tokenize_schema import TokenCount
 from gateway.upstream.dialects.anthropic_words import ERROR_STATUS
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "refusal"]

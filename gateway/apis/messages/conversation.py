@@ -12,8 +12,7 @@ from typing import Any, Final, NoReturn
 
 import msgspec
 
-from gateway.errors import BadRequestError
-from gateway.surfaces.messages.schema import (
+from gateway.apis.messages.schema import (
     AssistantMessage,
     Base64Source,
     DocumentBlock,
@@ -29,6 +28,7 @@ from gateway.surfaces.messages.schema import (
     ToolUseBlock,
     UserMessage,
 )
+from gateway.errors.tree import BadRequestError
 
 _PDF: Final = "application/pdf"
 _NO_MEDIA: Final = "the models of this machine read text only"

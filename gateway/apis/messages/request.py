@@ -2,9 +2,8 @@
 
 from typing import Any, Final
 
-from gateway.errors import BadRequestError
-from gateway.surfaces.messages.conversation import translate_conversation
-from gateway.surfaces.messages.schema import (
+from gateway.apis.messages.conversation import translate_conversation
+from gateway.apis.messages.schema import (
     AnyChoice,
     AutoChoice,
     ClientTool,
@@ -14,6 +13,7 @@ from gateway.surfaces.messages.schema import (
     NoThinking,
     PromptFields,
 )
+from gateway.errors.tree import BadRequestError
 from gateway.upstream.dialects.anthropic_request import template_variables
 from gateway.upstream.dialects.anthropic_words import TOOL_CHOICES
 

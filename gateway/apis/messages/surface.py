@@ -4,14 +4,14 @@ from typing import Final
 
 import msgspec
 
-from gateway.errors import Problem
+from gateway.apis.messages.problems import problem_object
+from gateway.apis.messages.request import chat_fields, chat_prompt_fields, tells_thoughts
+from gateway.apis.messages.schema import CountTokensRequest, MessagesRequest
+from gateway.apis.messages.writer import MessageWriter
+from gateway.apis.reading import read_body
+from gateway.apis.surface import Translated
+from gateway.errors.tree import Problem
 from gateway.handoff.slips import refuse_slips
-from gateway.surfaces.messages.problems import problem_object
-from gateway.surfaces.messages.request import chat_fields, chat_prompt_fields, tells_thoughts
-from gateway.surfaces.messages.schema import CountTokensRequest, MessagesRequest
-from gateway.surfaces.messages.writer import MessageWriter
-from gateway.surfaces.reading import read_body
-from gateway.surfaces.surface import Translated
 
 _encode: Final = msgspec.json.Encoder().encode
 

@@ -5,16 +5,16 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.errors import Problem
-from gateway.surfaces.chat_chunks import (
+from gateway.apis.chat_chunks import (
     CallPiece,
     ChatPiece,
     ChatUsage,
     ChunkReader,
     read_completion,
 )
-from gateway.surfaces.events import named_event, one_line
-from gateway.surfaces.messages.problems import problem_object
+from gateway.apis.events import named_event, one_line
+from gateway.apis.messages.problems import problem_object
+from gateway.errors.tree import Problem
 from gateway.upstream.dialects.anthropic_words import STOP_REASONS
 
 _encode: Final = msgspec.json.Encoder().encode

@@ -8,7 +8,8 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, Field, JsonValue, RootModel
 
-from gateway.handoff.origin import HandOffKind
+from gateway.answers.origin import HandOffKind
+from gateway.apis.responses.request import ResponsesRequest, SchemaFormat, ToolChoice
 from gateway.schema.responses import (
     OutriderReport,
     ResponseModel,
@@ -17,7 +18,6 @@ from gateway.schema.responses import (
     UpstreamReport,
 )
 from gateway.schema.structured import JsonObjectFormat, TextFormat
-from gateway.surfaces.responses.request import ResponsesRequest, SchemaFormat, ToolChoice
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 

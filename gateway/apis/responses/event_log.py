@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
-from gateway.sse import encode_text
-from gateway.surfaces.events import named_event, one_line
+from gateway.apis.events import named_event, one_line
+from gateway.generation.sse import encode_text
 
 _NO_LOGPROBS: Final = b',"logprobs":[]'
 

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.errors import BadRequestError
-from gateway.surfaces.responses.request import (
+from gateway.apis.responses.request import (
     AnswerItem,
     FunctionCallItem,
     FunctionOutputItem,
@@ -17,6 +16,7 @@ from gateway.surfaces.responses.request import (
     ReasoningItem,
     RefusalText,
 )
+from gateway.errors.tree import BadRequestError
 
 Message = dict[str, Any]
 

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from gateway.openapi import generation_operation
-from gateway.surfaces.responses.answers import ResponseEvent, ResponseObject
-from gateway.surfaces.responses.request import ResponsesRequest
+from gateway.apis.responses.answers import ResponseEvent, ResponseObject
+from gateway.apis.responses.request import ResponsesRequest
+from gateway.schema.openapi import generation_operation
 
 
 def responses_operation() -> dict[str, Any]:

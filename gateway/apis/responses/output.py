@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from gateway.errors import GenerationError
-from gateway.surfaces.chat_chunks import CallPiece, ChatPiece
-from gateway.surfaces.responses.event_log import Events, delta_head
+from gateway.apis.chat_chunks import CallPiece, ChatPiece
+from gateway.apis.responses.event_log import Events, delta_head
+from gateway.errors.tree import GenerationError
 
 Status = Literal["in_progress", "completed", "incomplete"]
 _Logprobs = Sequence[dict[str, Any]] | None

@@ -8,6 +8,14 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Discriminator, Field, JsonValue, Tag
 
+from gateway.apis.responses.fields import (
+    ElsewhereOnly,
+    NotInBackground,
+    NotKnown,
+    NotStored,
+    NotTruncated,
+    Stateless,
+)
 from gateway.schema.common import (
     MAX_LABEL_CHARS,
     MAX_STOP_TOKEN_IDS,
@@ -30,14 +38,6 @@ from gateway.schema.common import (
 )
 from gateway.schema.structured import JsonObjectFormat, TextFormat
 from gateway.schema.tools import MAX_TOOLS, FunctionName
-from gateway.surfaces.responses.fields import (
-    ElsewhereOnly,
-    NotInBackground,
-    NotKnown,
-    NotStored,
-    NotTruncated,
-    Stateless,
-)
 
 MAX_METADATA = 16
 MAX_METADATA_KEY_CHARS = 64

@@ -7,14 +7,14 @@ from typing import Final
 
 import msgspec
 
-from gateway.errors import Problem
+from gateway.apis.reading import read_body
+from gateway.apis.responses.paths import in_own_words
+from gateway.apis.responses.request import ResponsesRequest
+from gateway.apis.responses.translate import chat_document, repeated_fields
+from gateway.apis.responses.writer import ResponseWriter
+from gateway.apis.surface import Translated
+from gateway.errors.tree import Problem
 from gateway.handoff.slips import refuse_slips
-from gateway.surfaces.reading import read_body
-from gateway.surfaces.responses.paths import in_own_words
-from gateway.surfaces.responses.request import ResponsesRequest
-from gateway.surfaces.responses.translate import chat_document, repeated_fields
-from gateway.surfaces.responses.writer import ResponseWriter
-from gateway.surfaces.surface import Translated
 
 _encode: Final = msgspec.json.Encoder().encode
 

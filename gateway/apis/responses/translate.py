@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
-from gateway.errors import BadRequestError
-from gateway.surfaces.responses.items import read_messages
-from gateway.surfaces.responses.request import AllowedTools, FunctionChoice, ResponsesRequest
+from gateway.apis.responses.items import read_messages
+from gateway.apis.responses.request import AllowedTools, FunctionChoice, ResponsesRequest
+from gateway.errors.tree import BadRequestError
 
 _Document = dict[str, Any]
 

@@ -6,12 +6,12 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.errors import Problem
-from gateway.surfaces.chat_chunks import ChatPiece, ChatUsage, ChunkReader, read_completion
-from gateway.surfaces.events import one_line
-from gateway.surfaces.responses.event_log import EventLog, Events, NoEvents
-from gateway.surfaces.responses.output import Output
-from gateway.surfaces.responses.paths import in_own_words
+from gateway.apis.chat_chunks import ChatPiece, ChatUsage, ChunkReader, read_completion
+from gateway.apis.events import one_line
+from gateway.apis.responses.event_log import EventLog, Events, NoEvents
+from gateway.apis.responses.output import Output
+from gateway.apis.responses.paths import in_own_words
+from gateway.errors.tree import Problem
 
 _SANE_TAIL: Final = re.compile(r"[A-Za-z0-9]{1,64}")
 # Why an answer is not complete, by chat's reason to end.

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from gateway.settings import DEFAULT_FILE, SettingsError, load_settings
+from gateway.settings.tree import DEFAULT_FILE, SettingsError, load_settings
 
 if TYPE_CHECKING:
-    from gateway.settings import Settings
+    from gateway.settings.tree import Settings
     from gateway.storage.database import Database
 
 EXIT_FAILED: Final = 1
@@ -39,7 +39,7 @@ def opened_database(
 
     `kept`: what the command wants to find in it, for messages.
     """
-    from gateway.errors import GatewayError
+    from gateway.errors.tree import GatewayError
 
     try:
         settings = load_settings(config_file=config)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gateway.database_cli import (
+from gateway.settings.tree import SettingsError
+from gateway.tools.admin.database_cli import (
     EXIT_FAILED,
     AsJson,
     ConfigFile,
@@ -21,7 +22,6 @@ from gateway.database_cli import (
     echo_json,
     opened_database,
 )
-from gateway.settings import SettingsError
 
 if TYPE_CHECKING:
     from gateway.experiments.records import ExperimentRecord
@@ -121,7 +121,7 @@ def list_experiments(
     with _store(database_url, config) as store:
         from gateway.experiments.admin_schema import experiment_report
         from gateway.experiments.tables import print_experiments
-        from gateway.terminal import make_console
+        from gateway.tools.console.terminal import make_console
 
         records = list(store.load().experiments.values())
         if as_json:
@@ -141,7 +141,7 @@ def show(
     with _store(database_url, config) as store:
         from gateway.experiments.admin_schema import experiment_detail
         from gateway.experiments.tables import print_experiment
-        from gateway.terminal import make_console
+        from gateway.tools.console.terminal import make_console
 
         record, versions, events = store.get(name), store.versions(name), store.events(name)
         if as_json:
@@ -202,7 +202,7 @@ def edit(
     """Make it another one: a new version, whose data are kept apart from those until now."""
     with _store(database_url, config) as store:
         from gateway.experiments.rows import spec_document
-        from gateway.settings_experiments import ExperimentSpec
+        from gateway.settings.experiments import ExperimentSpec
 
         wanted = spec_document(store.get(name).spec)
         for arm in remove_arms or []:
@@ -239,7 +239,7 @@ def report(
     """Say what may be concluded now. Look as often as you like: it stays valid."""
     with _reporter(database_url, config) as reporter:
         from gateway.experiments.statistics.report_text import print_report
-        from gateway.terminal import make_console
+        from gateway.tools.console.terminal import make_console
 
         analysis = reporter.report(name, version)
         if png is not None:
@@ -267,7 +267,7 @@ def check(
         import numpy as np
 
         from gateway.experiments.statistics.report_text import print_check
-        from gateway.terminal import make_console
+        from gateway.tools.console.terminal import make_console
 
         result = reporter.check(name, version, np.random.default_rng(seed))
         if as_json:

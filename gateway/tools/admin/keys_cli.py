@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from gateway.database_cli import (
+from gateway.settings.tree import SettingsError
+from gateway.tools.admin.database_cli import (
     AsJson,
     ConfigFile,
     DatabaseUrl,
@@ -17,7 +18,6 @@ from gateway.database_cli import (
     echo_json,
     opened_database,
 )
-from gateway.settings import SettingsError
 
 if TYPE_CHECKING:
     from gateway.tenants.key_store import KeyStore, ShownKey
@@ -190,9 +190,9 @@ def list_keys(
 ) -> None:
     """List all keys, without their secrets."""
     with _store(database_url, config) as store:
-        from gateway.keys_tables import print_keys
         from gateway.tenants.admin_schema import key_report
-        from gateway.terminal import make_console
+        from gateway.tools.admin.keys_tables import print_keys
+        from gateway.tools.console.terminal import make_console
 
         table = store.load()
         now_s = time.time()
@@ -233,8 +233,8 @@ def revoke(
 ) -> None:
     """Take a key back for ever. Running gateways know it within a second."""
     with _store(database_url, config) as store:
-        from gateway.keys_tables import visible
         from gateway.tenants.admin_schema import key_report
+        from gateway.tools.admin.keys_tables import visible
 
         record = store.revoke(store.find(key).key_id)
         if as_json:
@@ -320,8 +320,8 @@ def create_team(  # noqa: PLR0913 - a flag each
 ) -> None:
     """Make a team: limits for all its keys together, one share of a full queue, one cache."""
     with _store(database_url, config) as store:
-        from gateway.keys_tables import visible
         from gateway.tenants.admin_schema import TeamCreate, team_report
+        from gateway.tools.admin.keys_tables import visible
 
         limits = {
             "requests_per_minute": requests_per_minute,
@@ -352,9 +352,9 @@ def list_teams(
 ) -> None:
     """List all teams."""
     with _store(database_url, config) as store:
-        from gateway.keys_tables import print_teams
         from gateway.tenants.admin_schema import team_report
-        from gateway.terminal import make_console
+        from gateway.tools.admin.keys_tables import print_teams
+        from gateway.tools.console.terminal import make_console
 
         teams = store.teams()
         if as_json:
@@ -435,7 +435,7 @@ def _amount(name: str, text: str) -> Any:
 
 
 def _tell_change(what: str, report: dict[str, Any]) -> None:
-    from gateway.keys_tables import visible
+    from gateway.tools.admin.keys_tables import visible
 
     limits = json.dumps(report["limits"])
     typer.echo(f"Changed {what} {visible(report['name'])}, id {report['id']}; limits: {limits}")
@@ -454,9 +454,9 @@ def _labels(texts: list[str]) -> dict[str, str]:
 
 def _show(shown: "ShownKey", done: str, as_json: bool) -> None:
     """A key and its secret, once."""
-    from gateway.keys_tables import print_shown
     from gateway.tenants.admin_schema import key_report
-    from gateway.terminal import make_console
+    from gateway.tools.admin.keys_tables import print_shown
+    from gateway.tools.console.terminal import make_console
 
     if as_json:
         echo_json(key_report(shown.record, time.time()) | {"key": shown.text})

@@ -12,7 +12,7 @@ import typer
 
 from gateway.ledger.dimensions import Dimension
 from gateway.ledger.moments import FORMS, read_moment
-from gateway.settings import SettingsError, load_settings
+from gateway.settings.tree import SettingsError, load_settings
 
 if TYPE_CHECKING:
     from gateway.ledger.usage_report import SavingsReport, UsageGroup, UsageReport, UsageSums
@@ -99,7 +99,7 @@ def _print(report: "UsageReport") -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from gateway.terminal import make_console
+    from gateway.tools.console.terminal import make_console
 
     console = make_console()
     if not report.totals.attempts:

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.bench.results import ErrorKind, RequestRow, rounded
-from gateway.bench.workloads import PlannedRequest
+from gateway.tools.bench.results import ErrorKind, RequestRow, rounded
+from gateway.tools.bench.workloads import PlannedRequest
 from gateway.upstream.event_stream import EventSplitter, event_data
 
 _MOST_MESSAGE_CHARS: Final = 200

@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-from gateway.bench.traces import WorkloadError
+from gateway.tools.bench.traces import WorkloadError
 
 ArrivalKind = Literal["poisson", "gamma", "constant"]
 

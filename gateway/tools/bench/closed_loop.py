@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from gateway.bench.load import LoadResult, Tracker
-from gateway.bench.summary import LoadTally
-from gateway.bench.workloads import PlannedRequest
+from gateway.tools.bench.load import LoadResult, Tracker
+from gateway.tools.bench.summary import LoadTally
+from gateway.tools.bench.workloads import PlannedRequest
 
 # A target that refuses at once must not be asked a hundred thousand times a second.
 _PAUSE_AFTER_FAILURE_S = 0.05

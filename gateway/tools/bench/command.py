@@ -14,17 +14,17 @@ from typing import Any, Final, TypeVar
 import typer
 from rich.console import Console
 
-from gateway.bench.bench_cli import EXIT_FAILED, EXIT_STOPPED, EXIT_TOO_SLOW, EXIT_USAGE
-from gateway.bench.client import TargetError
-from gateway.bench.fields import FieldError
-from gateway.bench.flags import NOBODY, BenchFlags, parse_sides, plan_of, with_suffix
-from gateway.bench.plan import BenchPlan, PlanError
-from gateway.bench.progress import LiveProgress
-from gateway.bench.results import BenchResult, ResultError, read_result, write_result
-from gateway.bench.runner import run_bench
-from gateway.bench.tables import print_result
-from gateway.bench.traces import WorkloadError
-from gateway.demo_process import DemoError, GatewayProcess
+from gateway.tools.bench.client import TargetError
+from gateway.tools.bench.fields import FieldError
+from gateway.tools.bench.flags import NOBODY, BenchFlags, parse_sides, plan_of, with_suffix
+from gateway.tools.bench.options import EXIT_FAILED, EXIT_STOPPED, EXIT_TOO_SLOW, EXIT_USAGE
+from gateway.tools.bench.plan import BenchPlan, PlanError
+from gateway.tools.bench.progress import LiveProgress
+from gateway.tools.bench.results import BenchResult, ResultError, read_result, write_result
+from gateway.tools.bench.runner import run_bench
+from gateway.tools.bench.tables import print_result
+from gateway.tools.bench.traces import WorkloadError
+from gateway.tools.demo.process import DemoError, GatewayProcess
 
 Outcome = TypeVar("Outcome")
 
@@ -92,9 +92,9 @@ def _run(console: Console, plan: BenchPlan, outputs: _Outputs) -> None:
 
 
 def _run_sides(console: Console, plan_a: BenchPlan, plan_b: BenchPlan, outputs: _Outputs) -> None:
-    from gateway.bench.compare import print_comparison, write_comparison
-    from gateway.bench.paired import run_paired
-    from gateway.bench.report_html import write_comparison_report
+    from gateway.tools.bench.compare import print_comparison, write_comparison
+    from gateway.tools.bench.paired import run_paired
+    from gateway.tools.bench.report_html import write_comparison_report
 
     with LiveProgress(Console(stderr=True, highlight=False)) as progress:
         first, second, comparison = _measured(run_paired(plan_a, plan_b, watch=progress))
@@ -113,8 +113,8 @@ def _run_sides(console: Console, plan_a: BenchPlan, plan_b: BenchPlan, outputs: 
 
 
 def _compare(console: Console, files: tuple[Path, Path], outputs: _Outputs) -> None:
-    from gateway.bench.compare import compare_results, print_comparison, write_comparison
-    from gateway.bench.report_html import write_comparison_report
+    from gateway.tools.bench.compare import compare_results, print_comparison, write_comparison
+    from gateway.tools.bench.report_html import write_comparison_report
 
     first, second = (read_result(path) for path in files)
     comparison = compare_results(first, second)
@@ -132,7 +132,7 @@ def _write(
         write_result(result, json_file)
         console.print(f"result: {json_file}")
     if html_file is not None:
-        from gateway.bench.report_html import write_report
+        from gateway.tools.bench.report_html import write_report
 
         write_report(result, html_file)
         console.print(f"report: {html_file}")

@@ -18,9 +18,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gateway.bench.figure_text import figure_text
-from gateway.bench.intervals import proportion_estimate
-from gateway.bench.resampling import (
+from gateway.tools.bench.figure_text import figure_text
+from gateway.tools.bench.intervals import proportion_estimate
+from gateway.tools.bench.resampling import (
     Floats,
     Indexes,
     Side,
@@ -37,7 +37,7 @@ from gateway.bench.resampling import (
     side_of,
     token_rate,
 )
-from gateway.bench.results import BenchResult, Estimate, RequestRow, ResultError, rounded
+from gateway.tools.bench.results import BenchResult, Estimate, RequestRow, ResultError, rounded
 
 Better = Literal["lower", "higher"]
 Verdict = Literal["better", "worse", "no difference seen", "too few"]

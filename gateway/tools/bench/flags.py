@@ -6,14 +6,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from gateway.bench.arrivals import ArrivalKind, Lengths
-from gateway.bench.client import TargetSettings
-from gateway.bench.fields import merge_fields, parse_fields
-from gateway.bench.plan import DEFAULT_DURATION_S, BenchPlan, LoadSettings, PlanError
-from gateway.bench.results import Objectives
-from gateway.bench.search import SearchSettings
-from gateway.bench.summary import Prices
-from gateway.bench.workloads import WorkloadSettings
+from gateway.tools.bench.arrivals import ArrivalKind, Lengths
+from gateway.tools.bench.client import TargetSettings
+from gateway.tools.bench.fields import merge_fields, parse_fields
+from gateway.tools.bench.plan import DEFAULT_DURATION_S, BenchPlan, LoadSettings, PlanError
+from gateway.tools.bench.results import Objectives
+from gateway.tools.bench.search import SearchSettings
+from gateway.tools.bench.summary import Prices
+from gateway.tools.bench.workloads import WorkloadSettings
 
 NOBODY: Final = "http://127.0.0.1:1"
 """Stands in a plan until its own gateway has a port."""

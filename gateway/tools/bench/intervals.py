@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gateway.bench.results import Estimate, Quantities, rounded
+from gateway.tools.bench.results import Estimate, Quantities, rounded
 
 Floats = NDArray[np.float64]
 

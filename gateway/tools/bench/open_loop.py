@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.bench.answer import RawAnswer
-from gateway.bench.load import LoadResult, Tracker
-from gateway.bench.summary import LoadTally
-from gateway.bench.workloads import PlannedRequest
+from gateway.tools.bench.answer import RawAnswer
+from gateway.tools.bench.load import LoadResult, Tracker
+from gateway.tools.bench.summary import LoadTally
+from gateway.tools.bench.workloads import PlannedRequest
 
 _TURNS_S: Final = 0.001
 

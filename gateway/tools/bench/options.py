@@ -154,8 +154,8 @@ def bench(  # noqa: PLR0913 - a flag each
 ) -> None:
     """Measure; the help is `BENCH_HELP`."""
     # numpy and aiohttp would slow down every other command.
-    from gateway.bench.command import run_command
-    from gateway.bench.flags import BenchFlags
+    from gateway.tools.bench.command import run_command
+    from gateway.tools.bench.flags import BenchFlags
 
     run_command(
         BenchFlags(

@@ -14,13 +14,13 @@ from typing import Final
 
 import msgspec
 
-from gateway.bench.compare import Comparison, compare_results
-from gateway.bench.load import SILENT, LoadResult, RunWatch
-from gateway.bench.plan import BenchPlan, LoadSettings, PlanError
-from gateway.bench.results import BenchResult, RequestRow
-from gateway.bench.runner import Session, run_clock
-from gateway.bench.summary import LoadTally
-from gateway.bench.workloads import PlannedRequest
+from gateway.tools.bench.compare import Comparison, compare_results
+from gateway.tools.bench.load import SILENT, LoadResult, RunWatch
+from gateway.tools.bench.plan import BenchPlan, LoadSettings, PlanError
+from gateway.tools.bench.results import BenchResult, RequestRow
+from gateway.tools.bench.runner import Session, run_clock
+from gateway.tools.bench.summary import LoadTally
+from gateway.tools.bench.workloads import PlannedRequest
 
 _NUM_BLOCKS: Final = 10
 """Turns of a side where there are requests enough."""

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from gateway.bench.client import TargetSettings
-from gateway.bench.results import LoopKind, Objectives
-from gateway.bench.search import SearchSettings
-from gateway.bench.summary import Prices
-from gateway.bench.workloads import WorkloadSettings
+from gateway.tools.bench.client import TargetSettings
+from gateway.tools.bench.results import LoopKind, Objectives
+from gateway.tools.bench.search import SearchSettings
+from gateway.tools.bench.summary import Prices
+from gateway.tools.bench.workloads import WorkloadSettings
 
 DEFAULT_DURATION_S: Final = 30.0
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.bench.traces import BadLineError, WorkloadError, read_lines
+from gateway.tools.bench.traces import BadLineError, WorkloadError, read_lines
 
 _MOST_BAD_SHOWN: Final = 3
 _TEXT_NAMES: Final = ("prompt", "text", "question", "instruction", "input")

@@ -6,9 +6,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gateway.bench.compare import Comparison, Difference
-from gateway.bench.plots import Axis, Mark, Series, Span, cdf, chart, spans
-from gateway.bench.results import BenchResult, RequestRow, SearchReport
+from gateway.tools.bench.compare import Comparison, Difference
+from gateway.tools.bench.plots import Axis, Mark, Series, Span, cdf, chart, spans
+from gateway.tools.bench.results import BenchResult, RequestRow, SearchReport
 
 Floats = NDArray[np.float64]
 

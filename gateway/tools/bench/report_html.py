@@ -10,10 +10,10 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 
-from gateway.bench.compare import Comparison
-from gateway.bench.figure_text import figure_text
-from gateway.bench.report_charts import comparison_figures, run_figures
-from gateway.bench.report_tables import (
+from gateway.tools.bench.compare import Comparison
+from gateway.tools.bench.figure_text import figure_text
+from gateway.tools.bench.report_charts import comparison_figures, run_figures
+from gateway.tools.bench.report_tables import (
     category_table,
     comparison_table,
     conditions_table,
@@ -23,7 +23,7 @@ from gateway.bench.report_tables import (
     latency_table,
     search_table,
 )
-from gateway.bench.results import BenchResult, Quantities, ResultError, Summary
+from gateway.tools.bench.results import BenchResult, Quantities, ResultError, Summary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +103,9 @@ def comparison_page(
 
 def page(*, title: str, subtitle: str, lead: str, body: str) -> str:
     """The frame; all but the body is escaped here."""
-    template = files("gateway").joinpath("static/bench_report.html").read_text(encoding="utf-8")
+    template = (
+        files("gateway.tools.bench").joinpath("bench_report.html").read_text(encoding="utf-8")
+    )
     return Template(template).substitute(
         title=escape(title), subtitle=escape(subtitle), lead=escape(lead), body=body
     )

@@ -6,9 +6,9 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.bench.compare import Comparison, interval_text
-from gateway.bench.figure_text import figure_text
-from gateway.bench.results import (
+from gateway.tools.bench.compare import Comparison, interval_text
+from gateway.tools.bench.figure_text import figure_text
+from gateway.tools.bench.results import (
     BenchResult,
     CategorySummary,
     Estimate,

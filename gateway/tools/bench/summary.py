@@ -7,8 +7,8 @@ from typing import Literal
 
 import numpy as np
 
-from gateway.bench.intervals import clustered_quantities, proportion_estimate, quantities
-from gateway.bench.results import (
+from gateway.tools.bench.intervals import clustered_quantities, proportion_estimate, quantities
+from gateway.tools.bench.results import (
     Acceptance,
     CategorySummary,
     Cost,

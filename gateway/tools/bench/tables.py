@@ -5,8 +5,8 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
-from gateway.bench.figure_text import figure_text
-from gateway.bench.results import BenchResult, Estimate, Objectives, Quantities, Summary
+from gateway.tools.bench.figure_text import figure_text
+from gateway.tools.bench.results import BenchResult, Estimate, Objectives, Quantities, Summary
 
 _WIDE: Final = 130
 _NAMES: Final = {

@@ -11,11 +11,11 @@ from typing import Any, Final, Literal
 import msgspec
 import numpy as np
 
-from gateway.bench.arrivals import ArrivalKind, Lengths, arrival_times
-from gateway.bench.fields import merge_fields
-from gateway.bench.filler import Filler, TokenRatio
-from gateway.bench.prompts import built_in_prompts, load_prompts
-from gateway.bench.traces import Trace, TraceRow, WorkloadError, close_gaps, load_trace
+from gateway.tools.bench.arrivals import ArrivalKind, Lengths, arrival_times
+from gateway.tools.bench.fields import merge_fields
+from gateway.tools.bench.filler import Filler, TokenRatio
+from gateway.tools.bench.prompts import built_in_prompts, load_prompts
+from gateway.tools.bench.traces import Trace, TraceRow, WorkloadError, close_gaps, load_trace
 
 WorkloadKind = Literal["prompts", "trace", "synthetic"]
 

@@ -1,4 +1,5 @@
-"""Is an answer right? What a program can check, by kind; a judge model is in gateway/judge.py.
+"""Is an answer right? What a program can check, by kind; a judge model is in
+gateway/tools/collect/judge.py.
 
 - exact: the whole answer, white space around it left out;
 - regex: `expected` is searched for in the answer's last line;
@@ -15,8 +16,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
-from gateway.tool_formats import HERMES
-from gateway.tool_parser import ToolParser, ToolReading
+from gateway.text.tool_formats import HERMES
+from gateway.text.tool_parser import ToolParser, ToolReading
 
 CheckKind = Literal["exact", "regex", "json", "tool_call", "json_schema", "judge"]
 CHECK_KINDS: Final[tuple[CheckKind, ...]] = get_args(CheckKind)

@@ -26,11 +26,11 @@ from engine.events import (
 )
 from engine.request import TIERS, EngineRequest, SamplingParams, Tier
 from gateway.backends.client import EngineClient
-from gateway.chat import ChatTokenizer, Prompt
-from gateway.collect_data import CollectError, LabelFile, LabelledRow, Question
-from gateway.errors import BadRequestError
-from gateway.thinking import Thinking, ThinkingSplitter
-from gateway.tools import plan_tools
+from gateway.errors.tree import BadRequestError
+from gateway.text.chat import ChatTokenizer, Prompt
+from gateway.text.thinking import Thinking, ThinkingSplitter
+from gateway.text.tools import plan_tools
+from gateway.tools.collect.data import CollectError, LabelFile, LabelledRow, Question
 
 _SHOWN_CHARS = 60
 

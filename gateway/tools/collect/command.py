@@ -19,14 +19,14 @@ from rich.progress import Progress as Bars
 
 from engine.errors import EngineError
 from engine.request import Tier
-from gateway.chat import ChatTokenizer
-from gateway.checkers import CHECK_KINDS, CheckKind
-from gateway.collect_data import CollectError, LabelFile, Question, read_questions
-from gateway.collecting import Collector, CollectPlan, Progress, pair_of
-from gateway.errors import GatewayError
-from gateway.judge import Judge, JudgeError
-from gateway.settings import Settings, SettingsError, load_settings
-from gateway.terminal import LoadingProgress, make_console
+from gateway.errors.tree import GatewayError
+from gateway.settings.tree import Settings, SettingsError, load_settings
+from gateway.text.chat import ChatTokenizer
+from gateway.tools.collect.checkers import CHECK_KINDS, CheckKind
+from gateway.tools.collect.collecting import Collector, CollectPlan, Progress, pair_of
+from gateway.tools.collect.data import CollectError, LabelFile, Question, read_questions
+from gateway.tools.collect.judge import Judge, JudgeError
+from gateway.tools.console.terminal import LoadingProgress, make_console
 
 DATA_VARIABLE = "OUTRIDER_DATA"
 _EXIT_FAILED = 1
@@ -110,8 +110,8 @@ async def _run(
     settings: Settings, questions: list[Question], out: Path, plan: CollectPlan, judge: Judge | None
 ) -> Progress:
     """Load both models, and answer. Raises what loading and collecting raise."""
-    from gateway import wiring
     from gateway.backends.in_process import InProcessEngineClient
+    from gateway.wiring import build as wiring
 
     wiring.check_models(settings)
     console = make_console(stderr=True)

@@ -1,8 +1,8 @@
 """Files of `outrider router collect`: questions with checks in, labelled rows out.
 
 A question is a JSON line with `prompt` or `messages`, optionally `tools`, then `expected` and
-`check`: a kind of gateway/checkers.py, or `{"kind": ..., "schema": ...}`. A labelled row is a JSON
-line that `outrider router train` reads (fields: `LabelledRow`).
+`check`: a kind of gateway/tools/collect/checkers.py, or `{"kind": ..., "schema": ...}`. A labelled
+row is a JSON line that `outrider router train` reads (fields: `LabelledRow`).
 """
 
 import hashlib
@@ -15,10 +15,10 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from gateway.checkers import Check, CheckError, CheckKind, make_check
-from gateway.errors import BadRequestError
+from gateway.errors.tree import BadRequestError
 from gateway.schema.chat import ChatRequest
-from gateway.tools import plan_tools
+from gateway.text.tools import plan_tools
+from gateway.tools.collect.checkers import Check, CheckError, CheckKind, make_check
 
 _DIGEST_DIGITS: Final = 16
 _MAX_LINE_BYTES: Final = 8 * 2**20

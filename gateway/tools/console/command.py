@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, ParamSpec, TypeVar
 import typer
 
 from engine.errors import EngineError
-from gateway.settings import DEFAULT_FILE, SettingsError
+from gateway.settings.tree import DEFAULT_FILE, SettingsError
 
 Params = ParamSpec("Params")
 Result = TypeVar("Result")
@@ -44,7 +44,7 @@ def reports_user_errors(command: Callable[Params, Result]) -> Callable[Params, R
 
     @functools.wraps(command)
     def wrapped(*args: Params.args, **kwargs: Params.kwargs) -> Result:
-        from gateway.terminal_chat import ChatError
+        from gateway.tools.console.terminal_chat import ChatError
 
         try:
             return command(*args, **kwargs)

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.text import Text
 
 from engine.events import EngineInfo
-from gateway.settings_tiers import UpstreamSettings
+from gateway.settings.tiers import UpstreamSettings
 
 DRAFTED_STYLE = "bold green"
 """Tokens that the small model guessed and the large one confirmed."""

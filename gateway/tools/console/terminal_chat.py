@@ -9,8 +9,8 @@ from typing import Any, Final, NamedTuple
 import httpx
 from rich.console import Console
 
-from gateway.settings_tiers import Policy
-from gateway.terminal import DRAFTED_STYLE, token_text
+from gateway.settings.tiers import Policy
+from gateway.tools.console.terminal import DRAFTED_STYLE, token_text
 from gateway.upstream.event_stream import EventSplitter, event_data
 
 _DEGRADED: Final = "degraded: a tier elsewhere should have answered and could not"

@@ -21,9 +21,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gateway.demo_process import DemoError, GatewayProcess
+from gateway.tools.demo.process import DemoError, GatewayProcess
 
-_EXAMPLES: Final = Path(__file__).parents[1] / "examples" / "hybrid"
+_EXAMPLES: Final = Path(__file__).parents[3] / "examples" / "hybrid"
 _MAX_TOKENS: Final = 400
 _TIMEOUT_S: Final = 30.0
 _CUT_AFTER_CHUNKS: Final = 3

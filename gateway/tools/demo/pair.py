@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from gateway.demo_process import DemoError, GatewayProcess
+from gateway.tools.demo.process import DemoError, GatewayProcess
 
 EASY_PROMPTS = (
     "Who are you?",

@@ -10,9 +10,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
-from gateway.hardware import available_memory_bytes, usable_physical_cores
-from gateway.serving import listen
-from gateway.settings import Settings, SettingsError, is_missing_folder
+from gateway.server.serving import listen
+from gateway.settings.tree import Settings, SettingsError, is_missing_folder
+from gateway.wiring.hardware import available_memory_bytes, usable_physical_cores
 
 Status = Literal["ok", "warning", "failed"]
 
@@ -201,8 +201,8 @@ def _threads(settings: Settings) -> Check:
 def _model(tier: str, path: str) -> Check:
     """Configuration, weights and tokenizer are there and of a supported kind."""
     from engine.errors import UnsupportedModelError
-    from engine.model_config import ModelConfig
-    from gateway.chat import ChatTokenizer
+    from engine.model.config import ModelConfig
+    from gateway.text.chat import ChatTokenizer
 
     name = f"{tier} model"
     folder = Path(path).expanduser()
@@ -240,7 +240,7 @@ def _model(tier: str, path: str) -> Check:
 
 def _tokenizers(settings: Settings) -> Check:
     """Whether the small model's tokens mean the same to the large one."""
-    from gateway.engine_wiring import MISMATCH_ADVICE, vocabulary_difference
+    from gateway.wiring.engine import MISMATCH_ADVICE, vocabulary_difference
 
     name = "tokenizers"
     paths = [path for path in settings.models.resolved().values() if path is not None]
@@ -296,7 +296,7 @@ def _router(settings: Settings) -> Check:
 
 def _tier(name: str, settings: Settings) -> Check:
     """The servers of a tier elsewhere are asked for their models."""
-    from gateway.doctor_tiers import check_tier
+    from gateway.tools.doctor.tiers import check_tier
 
     return check_tier(name, settings, os.environ)
 

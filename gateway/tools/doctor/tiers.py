@@ -4,15 +4,15 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gateway.doctor import Check, Status
-from gateway.errors import UpstreamError
-from gateway.settings import Settings
-from gateway.settings_tiers import UpstreamSettings
+from gateway.errors.tree import UpstreamError
+from gateway.settings.server_traits import TRAITS
+from gateway.settings.tiers import UpstreamSettings
+from gateway.settings.tree import Settings
+from gateway.tools.doctor.doctor import Check, Status
 from gateway.upstream.dialects import dialect_for
 from gateway.upstream.model_list import model_ids
-from gateway.upstream.traits import TRAITS
 from gateway.upstream.transport import Transport
-from gateway.upstream_wiring import api_key_of, build_transport, tier_complaints
+from gateway.wiring.upstream import api_key_of, build_transport, tier_complaints
 
 _TIMEOUT_S = 10.0
 _MAX_NAMED = 5

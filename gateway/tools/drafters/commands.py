@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from engine.errors import EngineError
-from gateway.draft_tables import print_training, print_tuning
-from gateway.settings import NONE, Settings, SettingsError, load_settings
+from gateway.settings.tree import NONE, Settings, SettingsError, load_settings
+from gateway.tools.drafters.tables import print_training, print_tuning
 
 if TYPE_CHECKING:
-    from draft.tune import Limit, Traffic, TuneReport
+    from draft.training.tune import Limit, Traffic, TuneReport
     from engine.core import Engine
-    from engine.runner import ModelRunner
+    from engine.passes.runner import ModelRunner
 
 app = typer.Typer(
     name="draft",
@@ -49,8 +49,8 @@ Seed = Annotated[int, typer.Option(help="Seed of weights, batches and sampled an
 @contextlib.contextmanager
 def _user_errors(after_interruption: str) -> Iterator[None]:
     """Errors that the user can mend become a message and an exit status, without a traceback."""
-    from draft.distill import DistillError
-    from draft.prompt_file import PromptDataError
+    from draft.training.distill import DistillError
+    from draft.training.prompt_file import PromptDataError
 
     try:
         yield
@@ -129,11 +129,12 @@ def train(  # noqa: PLR0913 - a flag each
     """Distil a drafter; the help is `_TRAIN_HELP`."""
     _need("tqdm", "the training's progress bars")
     with _user_errors("go on with --resume"):
-        from draft.distill import DistillPlan
-        from draft.drafter_job import DrafterJob, train_drafter
-        from draft.own_answers import AnswerPlan
-        from engine.model_config import ModelConfig
-        from gateway import engine_wiring, wiring
+        from draft.training.distill import DistillPlan
+        from draft.training.drafter_job import DrafterJob, train_drafter
+        from draft.training.own_answers import AnswerPlan
+        from engine.model.config import ModelConfig
+        from gateway.wiring import build as wiring
+        from gateway.wiring import engine as engine_wiring
 
         settings = _settings(
             config,
@@ -226,11 +227,11 @@ def tune(  # noqa: PLR0913 - a flag each
     with _user_errors("nothing was written"):
         from transformers import AutoTokenizer
 
-        from draft.prompt_file import read_prompts
-        from draft.tune import DEFAULT_GRID, sample_traffic, speculation_toml
-        from engine.model_config import ModelConfig
+        from draft.training.prompt_file import read_prompts
+        from draft.training.tune import DEFAULT_GRID, sample_traffic, speculation_toml
+        from engine.model.config import ModelConfig
         from engine.request import SamplingParams
-        from gateway import wiring
+        from gateway.wiring import build as wiring
 
         given = {
             "max_draft_depth": depths,
@@ -277,7 +278,7 @@ def tune(  # noqa: PLR0913 - a flag each
     print_tuning(report)
     typer.echo(f"Wrote {out}: outrider serve --large ... --small ... --config {out}")
     if plots is not None:
-        from gateway.draft_plots import draw_plots
+        from gateway.tools.drafters.plots import draw_plots
 
         for path in draw_plots(report, plots):
             typer.echo(f"Drew {path}")
@@ -288,9 +289,9 @@ def _tune(
 ) -> "TuneReport":
     from rich.progress import Progress
 
-    from draft.tune import Choice, Tuner
-    from gateway import engine_wiring
-    from gateway.terminal import make_console
+    from draft.training.tune import Choice, Tuner
+    from gateway.tools.console.terminal import make_console
+    from gateway.wiring import engine as engine_wiring
 
     runners = engine_wiring.load_runners(settings, _say_stage())
     budget = engine_wiring.measure_budget(settings, runners, _say_stage())

@@ -11,7 +11,7 @@ mpl.use("Agg")  # files only: a machine that serves models has no display
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from draft.tune import Tried, TuneReport
+from draft.training.tune import Tried, TuneReport
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

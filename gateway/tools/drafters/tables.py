@@ -7,11 +7,11 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from gateway.terminal import make_console
+from gateway.tools.console.terminal import make_console
 
 if TYPE_CHECKING:
-    from draft.distill import DistillReport
-    from draft.tune import TuneReport
+    from draft.training.distill import DistillReport
+    from draft.training.tune import TuneReport
 
 
 def print_training(report: "DistillReport", out: Path, large: str) -> None:

@@ -6,9 +6,9 @@ from typing import Final
 
 import numpy as np
 
-from gateway.plan.shapes import ModelShape
-from gateway.plan.simulate import Ask, Figures, Simulation, System, TierName, figures
-from gateway.plan.workload import Lengths
+from gateway.tools.plan.shapes import ModelShape
+from gateway.tools.plan.simulate import Ask, Figures, Simulation, System, TierName, figures
+from gateway.tools.plan.workload import Lengths
 
 CONCURRENCIES: Final = (1, 2, 4, 8, 16, 32, 64, 128)
 _REQUESTS_A_USER: Final = 6

@@ -5,9 +5,9 @@ from typing import Final
 
 import numpy as np
 
-from gateway.bench.results import BenchResult, RequestRow
-from gateway.plan.simulate import Ask, Simulation, System, figures
-from gateway.plan.workload import Lengths, measured_lengths
+from gateway.tools.bench.results import BenchResult, RequestRow
+from gateway.tools.plan.simulate import Ask, Simulation, System, figures
+from gateway.tools.plan.workload import Lengths, measured_lengths
 
 _MS: Final = 1000.0
 

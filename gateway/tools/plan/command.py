@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from gateway.command import EXIT_USAGE, assigned, complain
-from gateway.settings import SettingsError, load_settings
+from gateway.settings.tree import SettingsError, load_settings
+from gateway.tools.console.command import EXIT_USAGE, assigned, complain
 
 if TYPE_CHECKING:
-    from gateway.bench.results import BenchResult
-    from gateway.plan.capacity import Goal
-    from gateway.plan.workload import Lengths
+    from gateway.tools.bench.results import BenchResult
+    from gateway.tools.plan.capacity import Goal
+    from gateway.tools.plan.workload import Lengths
 
 PLAN_HELP: Final = """
 How many users fit, how long they wait and what it costs: simulated from step times that are
@@ -80,11 +80,11 @@ def plan(  # noqa: PLR0913 - a flag each
 ) -> None:
     """Plan capacity."""
     from engine.errors import EngineError
-    from gateway.bench.results import ResultError, read_result
-    from gateway.bench.traces import WorkloadError
-    from gateway.plan.compose import Wanted, compose, ground
-    from gateway.plan.report import print_plan
-    from gateway.terminal import LoadingProgress, make_console
+    from gateway.tools.bench.results import ResultError, read_result
+    from gateway.tools.bench.traces import WorkloadError
+    from gateway.tools.console.terminal import LoadingProgress, make_console
+    from gateway.tools.plan.compose import Wanted, compose, ground
+    from gateway.tools.plan.report import print_plan
 
     console = make_console(stderr=json_file is not None and str(json_file) == "-")
     flags = {"models.large": large, "models.small": small}
@@ -119,7 +119,7 @@ def plan(  # noqa: PLR0913 - a flag each
 
 def _goal(text: str, attainment: float) -> "Goal":
     """Objectives as they are written on the command line. Raises ValueError."""
-    from gateway.plan.capacity import Goal
+    from gateway.tools.plan.capacity import Goal
 
     names = {"ttft_ms": "ttft_s", "inter_token_ms": "inter_token_s"}
     seconds: dict[str, float] = {}
@@ -143,9 +143,9 @@ def _lengths(
     """Of the trace, of the run that is compared with, or as chats have them."""
     import numpy as np
 
-    from gateway.bench.traces import load_trace
-    from gateway.plan.check import lengths_of
-    from gateway.plan.workload import trace_lengths, usual_lengths
+    from gateway.tools.bench.traces import load_trace
+    from gateway.tools.plan.check import lengths_of
+    from gateway.tools.plan.workload import trace_lengths, usual_lengths
 
     if trace is not None:
         return trace_lengths(load_trace(trace))

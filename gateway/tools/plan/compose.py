@@ -4,20 +4,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from engine.model_config import ModelConfig
+from engine.model.config import ModelConfig
 from engine.request import TIERS, Tier
 from gateway.backends.step_loop import ProgressCallback
-from gateway.bench.results import BenchResult
-from gateway.engine_wiring import named_models
-from gateway.plan.capacity import Goal, Variant, kv_tokens, plan
-from gateway.plan.check import compare
-from gateway.plan.devices import DEVICES
-from gateway.plan.measure import measure
-from gateway.plan.report import Plan
-from gateway.plan.shapes import ModelShape
-from gateway.plan.simulate import Speculation, System, TierModel
-from gateway.plan.workload import Lengths
-from gateway.settings import Settings
+from gateway.settings.tree import Settings
+from gateway.tools.bench.results import BenchResult
+from gateway.tools.plan.capacity import Goal, Variant, kv_tokens, plan
+from gateway.tools.plan.check import compare
+from gateway.tools.plan.devices import DEVICES
+from gateway.tools.plan.measure import measure
+from gateway.tools.plan.report import Plan
+from gateway.tools.plan.shapes import ModelShape
+from gateway.tools.plan.simulate import Speculation, System, TierModel
+from gateway.tools.plan.workload import Lengths
+from gateway.wiring.engine import named_models
 
 HERE: Final = "here"
 _RESERVE_SHARE: Final = 0.1

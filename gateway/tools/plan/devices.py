@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.plan.curves import RooflineCurve
-from gateway.plan.shapes import ModelShape
+from gateway.tools.plan.curves import RooflineCurve
+from gateway.tools.plan.shapes import ModelShape
 
 _GB: Final = 1e9
 

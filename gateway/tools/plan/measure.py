@@ -10,17 +10,17 @@ import numpy as np
 
 from engine.request import EngineRequest, SamplingParams, SpeculationParams, Tier
 from gateway.backends.step_loop import ProgressCallback
-from gateway.bench.prompts import built_in_prompts
-from gateway.engine_wiring import join, load_runners, measure_budget, named_models
-from gateway.plan.curves import MeasuredCurve
-from gateway.plan.shapes import ModelShape
-from gateway.plan.simulate import GuessedStep, Speculation, TierModel
+from gateway.tools.bench.prompts import built_in_prompts
+from gateway.tools.plan.curves import MeasuredCurve
+from gateway.tools.plan.shapes import ModelShape
+from gateway.tools.plan.simulate import GuessedStep, Speculation, TierModel
+from gateway.wiring.engine import join, load_runners, measure_budget, named_models
 
 if TYPE_CHECKING:
     from engine.core import Engine
-    from engine.runner import ModelRunner
-    from engine.step_times import StepTimeCurve
-    from gateway.settings import Settings
+    from engine.passes.runner import ModelRunner
+    from engine.passes.step_times import StepTimeCurve
+    from gateway.settings.tree import Settings
 
 _NUM_TOKENS: Final = 32
 _TOGETHER: Final = (1, 2, 4, 8, 16)
@@ -76,7 +76,7 @@ def measure(settings: "Settings", on_progress: ProgressCallback) -> Measurement:
 
 
 def _curve_of(runner: "ModelRunner") -> MeasuredCurve:
-    from engine.step_times import profile_step_times
+    from engine.passes.step_times import profile_step_times
 
     curve: StepTimeCurve = profile_step_times(runner)
     return MeasuredCurve(
@@ -89,9 +89,9 @@ def _curve_of(runner: "ModelRunner") -> MeasuredCurve:
 
 async def _prompts(settings: "Settings") -> dict[Tier, list[tuple[int, ...]]]:
     """The prompts that come with Outrider, in each tier's tokens."""
-    from gateway.chat import ChatTokenizer
-    from gateway.chat_prompt import chat_prompt
     from gateway.schema.chat import ChatRequest
+    from gateway.text.chat import ChatTokenizer
+    from gateway.text.chat_prompt import chat_prompt
 
     prompts: dict[Tier, list[tuple[int, ...]]] = {}
     for tier, path in named_models(settings).items():

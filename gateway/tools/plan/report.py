@@ -7,10 +7,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from gateway.plan.capacity import Capacity, Goal, Line, users_that_fit
-from gateway.plan.check import Compared
-from gateway.plan.shapes import ModelShape
-from gateway.plan.workload import Lengths
+from gateway.tools.plan.capacity import Capacity, Goal, Line, users_that_fit
+from gateway.tools.plan.check import Compared
+from gateway.tools.plan.shapes import ModelShape
+from gateway.tools.plan.workload import Lengths
 
 _GB = 1e9
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from engine.model_config import ModelConfig
+from engine.model.config import ModelConfig
 
 _BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 FP8: Final = "fp8"

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from gateway.collect_cli import COLLECT_HELP, collect
-from gateway.router_inputs import (
+from gateway.tools.collect.command import COLLECT_HELP, collect
+from gateway.tools.routers.inputs import (
     AsJson,
     Config,
     Data,
@@ -33,7 +33,7 @@ from gateway.router_inputs import (
     user_errors,
     wary_notes,
 )
-from gateway.router_tables import (
+from gateway.tools.routers.tables import (
     calibration_json,
     calibration_table,
     judged_json,
@@ -191,7 +191,7 @@ def evaluate_command(  # noqa: PLR0913 - a flag each
         else:
             typer.echo(judged_table(judged, prices))
         if plots is not None:
-            from gateway.router_plots import draw_plots
+            from gateway.tools.routers.plots import draw_plots
 
             for path in draw_plots(judged.report, judged.rows, plots):
                 typer.echo(f"Drew {path}", err=True)
@@ -302,7 +302,7 @@ def report(  # noqa: PLR0913 - a flag each
             seed=seed,
             strict=strict,
         )
-        from gateway.router_report import report_page
+        from gateway.tools.routers.report import report_page
 
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(report_page(judged, prices), encoding="utf-8", errors="replace")

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
-from gateway.settings import SettingsError, load_settings
-from gateway.settings_sections import TierPriceSettings
-from gateway.terminal import make_console
+from gateway.settings.sections import TierPriceSettings
+from gateway.settings.tree import SettingsError, load_settings
+from gateway.tools.console.terminal import make_console
 from router.calibration import CalibrationError, Prices, StageRows, Target
 from router.costs import TokenPrices
 from router.dataset import LabelledPrompts, RouterDataError, read_labelled_prompts

@@ -6,15 +6,15 @@ from importlib.resources import files
 from string import Template
 from typing import Any, Final
 
-from gateway.router_inputs import Judged
-from gateway.router_plots import (
+from gateway.tools.routers.inputs import Judged
+from gateway.tools.routers.plots import (
     STAGE_LABELS,
     as_svg,
     calibration_figure,
     cost_quality_figure,
     quality_figure,
 )
-from gateway.router_tables import cost_figures, setting_text, spread_points
+from gateway.tools.routers.tables import cost_figures, setting_text, spread_points
 from router.calibration import OperatingPoint, Prices, measure
 from router.evaluation import Interval, RouterReport
 from router.mistakes import Mistake, MistakeGroup, find_mistakes
@@ -27,7 +27,9 @@ _NUM_SETTINGS: Final = 11
 def report_page(judged: Judged, prices: Prices | None) -> str:
     """The page as HTML. Everything that comes from data is escaped."""
     report = judged.report
-    template = files("gateway").joinpath("static/router_report.html").read_text(encoding="utf-8")
+    template = (
+        files("gateway.tools.routers").joinpath("router_report.html").read_text(encoding="utf-8")
+    )
     head, settings = _settings(judged, prices)
     setting = setting_text(report.setting, judged.rows.stages[-1])
     return Template(template).substitute(

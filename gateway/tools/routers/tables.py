@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from gateway.router_inputs import Judged
+from gateway.tools.routers.inputs import Judged
 from router.calibration import (
     Calibration,
     OperatingPoint,

@@ -1,9 +1,9 @@
 """How requests and answers are written on the wire of a kind of server."""
 
+from gateway.settings.server_traits import DialectName
 from gateway.upstream.dialects.anthropic import AnthropicDialect
 from gateway.upstream.dialects.base import Dialect
 from gateway.upstream.dialects.openai import OpenAIDialect
-from gateway.upstream.traits import DialectName
 
 
 def dialect_for(name: DialectName, tier: str) -> Dialect:

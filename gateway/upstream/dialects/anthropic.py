@@ -10,7 +10,8 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.errors import BadRequestError
+from gateway.errors.tree import BadRequestError
+from gateway.settings.server_traits import ServerTraits
 from gateway.upstream.call import Endpoint, UpstreamCall, WholeAnswer
 from gateway.upstream.dialects.anthropic_request import request_body, wants_thinking
 from gateway.upstream.dialects.anthropic_stream import (
@@ -29,7 +30,6 @@ from gateway.upstream.dialects.base import (
     garbage,
     read_refusal,
 )
-from gateway.upstream.traits import ServerTraits
 from gateway.upstream.usage import usage_object
 
 API_VERSION: Final = "2023-06-01"

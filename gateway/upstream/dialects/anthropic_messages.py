@@ -11,7 +11,7 @@ from typing import Any, Final, NoReturn
 
 import msgspec
 
-from gateway.errors import BadRequestError
+from gateway.errors.tree import BadRequestError
 from gateway.upstream.dialects.anthropic_words import TOOL_CHOICES
 
 Block = dict[str, Any]

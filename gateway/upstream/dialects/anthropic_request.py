@@ -7,7 +7,7 @@ field's name; what is only a hint (seed, prediction, user metadata of OpenAI's o
 from collections.abc import Mapping
 from typing import Any, Final
 
-from gateway.errors import BadRequestError
+from gateway.errors.tree import BadRequestError
 from gateway.upstream.call import UpstreamCall
 from gateway.upstream.dialects.anthropic_messages import translate_messages, translate_tools
 from gateway.upstream.dialects.openai_request import encode_request

@@ -6,9 +6,9 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from gateway.errors import INVALID_REQUEST, UpstreamError
+from gateway.errors.tree import INVALID_REQUEST, UpstreamError
+from gateway.settings.server_traits import Continuation, ServerTraits
 from gateway.upstream.call import Chunk, Endpoint, UpstreamCall, WholeAnswer
-from gateway.upstream.traits import Continuation, ServerTraits
 
 DONE: Final = b"[DONE]"
 

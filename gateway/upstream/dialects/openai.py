@@ -12,7 +12,8 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.errors import UpstreamError
+from gateway.errors.tree import UpstreamError
+from gateway.settings.server_traits import ServerTraits
 from gateway.upstream.call import (
     Chunk,
     Endpoint,
@@ -34,7 +35,6 @@ from gateway.upstream.dialects.base import (
 from gateway.upstream.dialects.openai_request import request_body
 from gateway.upstream.event_stream import event_data
 from gateway.upstream.tally import size_bytes
-from gateway.upstream.traits import ServerTraits
 
 _NULL: Final = msgspec.Raw(b"null")
 # An event may tell by its name alone that it is an error.

@@ -5,10 +5,10 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.errors import BadRequestError
+from gateway.errors.tree import BadRequestError
+from gateway.settings.server_traits import Continuation, ServerTraits
 from gateway.upstream.call import UpstreamCall
 from gateway.upstream.dialects.base import Resume
-from gateway.upstream.traits import Continuation, ServerTraits
 
 _encode: Final = msgspec.json.Encoder().encode
 _NEWER_LIMIT: Final = "max_completion_tokens"

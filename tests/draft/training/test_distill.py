@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import draft
-from draft import own_answers
-from draft.distill import (
+from draft.training import own_answers
+from draft.training.distill import (
     DistillError,
     DistillPlan,
     collate,
@@ -27,14 +27,21 @@ from draft.distill import (
     soft_target_loss,
     split_rows,
 )
-from draft.drafter_job import DrafterJob, OutFolderError, open_folder, train_drafter
-from draft.own_answers import AnswerPlan, TaughtRow, TokenRow, given_answers, teach, write_answers
-from draft.prompt_file import PromptDataError, PromptRow, read_prompts
-from draft.tasks import stream
-from draft.training import Progress, TrainingPlan
+from draft.training.drafter_job import DrafterJob, OutFolderError, open_folder, train_drafter
+from draft.training.loop import Progress, TrainingPlan
+from draft.training.own_answers import (
+    AnswerPlan,
+    TaughtRow,
+    TokenRow,
+    given_answers,
+    teach,
+    write_answers,
+)
+from draft.training.prompt_file import PromptDataError, PromptRow, read_prompts
+from draft.training.tasks.families import stream
 from engine.core import Engine
-from engine.model import DecoderModel
-from engine.runner import ModelRunner
+from engine.model.decoder import DecoderModel
+from engine.passes.runner import ModelRunner
 from tests.models import save_hf_model
 from verifier.coupled import CoupledVerifier
 

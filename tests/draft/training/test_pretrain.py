@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import draft
-from draft.chat_format import CHAT_TEMPLATE, SPECIAL_TOKENS, with_tools
-from draft.corpus import Mix, Packer, conversation, train_tokenizer
-from draft.pair_evaluation import Model, agreement, answer_all, heldout_tasks
-from draft.pair_training import (
+from draft.training.chat_format import CHAT_TEMPLATE, SPECIAL_TOKENS, with_tools
+from draft.training.corpus import Mix, Packer, conversation, train_tokenizer
+from draft.training.loop import ModelShape, Progress, Trainer, TrainingPlan, learning_rate
+from draft.training.pair_evaluation import Model, agreement, answer_all, heldout_tasks
+from draft.training.pair_training import (
     build_model,
     distillation_loss,
     folder_size_bytes,
@@ -23,9 +24,8 @@ from draft.pair_training import (
     packed_batches,
     use_causal_attention,
 )
-from draft.pretrain import main, parse_arguments
-from draft.tasks import FAMILIES, check, generate, split_of
-from draft.training import ModelShape, Progress, Trainer, TrainingPlan, learning_rate
+from draft.training.pretrain import main, parse_arguments
+from draft.training.tasks.families import FAMILIES, check, generate, split_of
 
 PAIR = Path(draft.__file__).parent / "pair"
 TINY = ModelShape(

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from draft import tune
 from draft.config import DraftConfig
-from draft.prompt_file import PromptDataError, PromptRow
-from draft.tune import (
+from draft.training import tune
+from draft.training.prompt_file import PromptDataError, PromptRow
+from draft.training.tune import (
     Choice,
     RunFigures,
     Traffic,
@@ -18,8 +18,8 @@ from draft.tune import (
     speculation_toml,
 )
 from engine.core import Engine
+from engine.passes.runner import ModelRunner
 from engine.request import SamplingParams
-from engine.runner import ModelRunner
 from tests.engines import assert_idle, make_engine, random_prompt, shipped_tokenizer, tiny_pair
 
 TRAFFIC = Traffic(

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from engine.grammar import InvalidGrammarError
-from engine.grammar_process import CompileBounds, GrammarProcess
+from engine.grammar.grammar import InvalidGrammarError
+from engine.grammar.process import CompileBounds, GrammarProcess
 from engine.request import GrammarKind, GrammarSpec
 from tests.grammars import WORDS, random_schema
 

@@ -14,11 +14,11 @@ import torch
 
 from engine.errors import InvalidRequestError
 from engine.events import EngineEvent, Failed, Finished
-from engine.grammar import GrammarState, InvalidGrammarError, TokenGrammar
-from engine.grammar_queue import GrammarQueue
-from engine.json_schema import MAX_DEPTH
+from engine.grammar.grammar import GrammarState, InvalidGrammarError, TokenGrammar
+from engine.grammar.json_schema import MAX_DEPTH
+from engine.grammar.xgrammar_backend import XGrammarCompiler
+from engine.queue.grammar_queue import GrammarQueue
 from engine.request import EngineRequest, GrammarSpec
-from engine.xgrammar_backend import XGrammarCompiler
 from tests.engines import (
     assert_idle,
     chat_prompt,

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import engine.json_disjoint as json_disjoint
-from engine.grammar import InvalidGrammarError
-from engine.json_disjoint import MAX_DESCRIBED, are_disjoint, types_of
-from engine.json_pattern import _without
-from engine.json_schema import (
+import engine.grammar.json_disjoint as json_disjoint
+from engine.grammar.grammar import InvalidGrammarError
+from engine.grammar.json_disjoint import MAX_DESCRIBED, are_disjoint, types_of
+from engine.grammar.json_pattern import _without
+from engine.grammar.json_schema import (
     _OF_TYPE,
     _UNSUPPORTED,
     MAX_PATTERN_CHARS,

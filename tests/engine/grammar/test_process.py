@@ -13,16 +13,16 @@ from multiprocessing.connection import Connection
 
 import pytest
 
-import engine.grammar_process as grammar_process
-import engine.grammar_source as grammar_source
+import engine.grammar.process as grammar_process
+import engine.grammar.source as grammar_source
 from engine.errors import QueueFullError
-from engine.fair_threads import FairThreads, TooManyJobsError
-from engine.grammar import InvalidGrammarError, TokenGrammar
-from engine.grammar_cache import GrammarCache
-from engine.grammar_process import CompileBounds, GrammarProcess, UnfinishedGrammarError
-from engine.grammar_queue import GrammarQueue
+from engine.grammar.cache import GrammarCache
+from engine.grammar.fair_threads import FairThreads, TooManyJobsError
+from engine.grammar.grammar import InvalidGrammarError, TokenGrammar
+from engine.grammar.process import CompileBounds, GrammarProcess, UnfinishedGrammarError
+from engine.grammar.xgrammar_backend import XGrammarCompiler
+from engine.queue.grammar_queue import GrammarQueue
 from engine.request import GrammarSpec
-from engine.xgrammar_backend import XGrammarCompiler
 from tests.engines import make_engine, make_request, tiny_pair
 from tests.grammars import schema_spec
 
@@ -95,7 +95,7 @@ def test_a_slow_or_crashing_grammar_ends_its_process_and_nothing_else(
 
 def test_the_process_has_a_bound_on_memory() -> None:
     code = (
-        "from engine.grammar_worker import _bound_memory\n"
+        "from engine.grammar.worker import _bound_memory\n"
         "_bound_memory(2**27)\n"
         "small = bytearray(2**20)\n"
         "try: bytearray(2**28)\n"

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.kv_cache import KVCache
-from engine.model import DecoderModel, ForwardOutput
-from kernels.paged_attention import AttentionBatch
+from engine.model.decoder import DecoderModel, ForwardOutput
+from engine.model.kv_cache import KVCache
+from kernels.attention.paged_attention import AttentionBatch
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 64

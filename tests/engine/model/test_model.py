@@ -8,10 +8,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from engine.errors import UnsupportedModelError
-from engine.kv_cache import KVCache
-from engine.model import DecoderModel
-from kernels.compact_kv import compact_kv
-from tests.engine.passes import (
+from engine.model.decoder import DecoderModel
+from engine.model.kv_cache import KVCache
+from kernels.kv.compact_kv import compact_kv
+from tests.engine.model.decoder_passes import (
     BLOCK_SIZE,
     NUM_BLOCKS,
     NUM_TOKENS,

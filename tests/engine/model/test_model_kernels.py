@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.kv_cache import KVCache
-from engine.model import DecoderModel, ForwardOutput
+from engine.model.decoder import DecoderModel, ForwardOutput
+from engine.model.kv_cache import KVCache
 from kernels.triton_support import record_launches, use_kernels
-from tests.engine.passes import (
+from tests.engine.model.decoder_passes import (
     NUM_BLOCKS,
     PARENTS,
     Rows,
@@ -26,7 +26,7 @@ from tests.engine.passes import (
 )
 from tests.models import save_hf_model
 
-PAIR = Path(__file__).parents[2] / "draft" / "pair"
+PAIR = Path(__file__).parents[3] / "draft" / "pair"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 Dtype = Literal["float32", "bfloat16"]
 

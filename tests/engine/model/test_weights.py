@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.errors import UnsupportedModelError
-from engine.model import DecoderModel
-from engine.model_config import ModelConfig
-from engine.weights import CheckpointReader, resolve_checkpoint
+from engine.model.config import ModelConfig
+from engine.model.decoder import DecoderModel
+from engine.model.weights import CheckpointReader, resolve_checkpoint
 from tests.models import HF_CONFIGS, save_hf_model
 
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from engine.core import Engine
-from engine.device_rows import DeviceRows
-from engine.flat_rows import ForwardSlice
-from engine.pass_graphs import BUCKETS, CapturedPass, PassGraphs, estimate_bytes
-from engine.runner import ModelRunner
+from engine.passes.device_rows import DeviceRows
+from engine.passes.flat_rows import ForwardSlice
+from engine.passes.pass_graphs import BUCKETS, CapturedPass, PassGraphs, estimate_bytes
+from engine.passes.runner import ModelRunner
 from kernels.triton_support import use_kernels
-from tests.engine.twins import (
+from tests.engine.passes.twins import (
     Piece,
     Twin,
     device_rows,

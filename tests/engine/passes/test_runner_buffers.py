@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.model import DecoderModel
-from engine.runner import ModelRunner, PassOutput
+from engine.model.decoder import DecoderModel
+from engine.passes.runner import ModelRunner, PassOutput
 from kernels.triton_support import triton, use_kernels
-from tests.engine.twins import (
+from tests.engine.passes.twins import (
     Piece,
     Twin,
     device_rows,

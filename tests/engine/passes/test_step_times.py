@@ -4,8 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.runner import ModelRunner
-from engine.step_times import RunningStepTimes, StepTimeCurve, follow_step_times, profile_step_times
+from engine.passes.runner import ModelRunner
+from engine.passes.step_times import (
+    RunningStepTimes,
+    StepTimeCurve,
+    follow_step_times,
+    profile_step_times,
+)
 from tests.engines import tiny_pair
 
 POINTS = st.lists(

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 
 import torch
 
-from engine.device_rows import DeviceRows
-from engine.flat_rows import ForwardSlice
-from engine.kv_view import KVView
-from engine.model import DecoderModel
-from engine.runner import ModelRunner, PassOutput
-from engine.step_buffers import mask_words
-from engine.token_tree import TokenTree
+from engine.cache.kv_view import KVView
+from engine.model.decoder import DecoderModel
+from engine.passes.device_rows import DeviceRows
+from engine.passes.flat_rows import ForwardSlice
+from engine.passes.runner import ModelRunner, PassOutput
+from engine.passes.step_buffers import mask_words
+from engine.trees.token_tree import TokenTree
 from kernels.triton_support import use_kernels
 
 BLOCK_SIZE = 4

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from engine.config import EngineConfig
 from engine.errors import QueueFullError
 from engine.events import Finished
-from engine.fair_queue import FairQueue, FairQueueConfig
 from engine.protocols import ArrivalOrder
+from engine.queue.fair_queue import FairQueue, FairQueueConfig
 from engine.request import HIGH, LOW, NORMAL, EngineRequest, SamplingParams, Tier
-from engine.sequence import Sequence, SequenceStatus
-from tests.engine.test_scheduler import BLOCK_SIZE, CAPACITY, Simulation
+from engine.sequences.sequence import Sequence, SequenceStatus
+from tests.engine.queue.test_scheduler import BLOCK_SIZE, CAPACITY, Simulation
 from tests.engines import (
     assert_idle,
     make_engine,

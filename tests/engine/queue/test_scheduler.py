@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.block_pool import BlockPool, OutOfBlocksError, root_hash
+from engine.cache.block_pool import BlockPool, OutOfBlocksError, root_hash
+from engine.cache.kv_view import KVView
 from engine.config import EngineConfig
-from engine.kv_view import KVView
-from engine.noise import SequenceNoise
 from engine.protocols import ArrivalOrder, QueuePolicy
+from engine.queue.scheduler import PassPlan, Scheduler
 from engine.request import EngineRequest, SamplingParams, Tier
-from engine.scheduler import PassPlan, Scheduler
-from engine.sequence import Sequence, SequenceStatus
+from engine.sequences.noise import SequenceNoise
+from engine.sequences.sequence import Sequence, SequenceStatus
 
 BLOCK_SIZE = 4
 CAPACITY = 40  # tokens that a pool holds, at least

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.config import EngineConfig
-from engine.fair_queue import FairQueue
+from engine.queue.fair_queue import FairQueue
+from engine.queue.slo_queue import SloQueue, SloQueueConfig
 from engine.request import (
     HIGH,
     LOW,
@@ -19,9 +20,8 @@ from engine.request import (
     SamplingParams,
     Tier,
 )
-from engine.sequence import Sequence, SequenceStatus
-from engine.slo_queue import SloQueue, SloQueueConfig
-from tests.engine.test_scheduler import BLOCK_SIZE, CAPACITY, Simulation
+from engine.sequences.sequence import Sequence, SequenceStatus
+from tests.engine.queue.test_scheduler import BLOCK_SIZE, CAPACITY, Simulation
 
 BATCH = LatencyObjective(is_batch=True)
 CONFIG = SloQueueConfig(

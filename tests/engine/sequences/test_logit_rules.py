@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.logit_rules import build_rules
-from engine.noise import SequenceNoise
 from engine.request import EngineRequest, SamplingParams
-from engine.sampling import RowGroup, process_logits
-from engine.sequence import Sequence
+from engine.sequences.logit_rules import build_rules
+from engine.sequences.noise import SequenceNoise
+from engine.sequences.sampling import RowGroup, process_logits
+from engine.sequences.sequence import Sequence
 from tests.laws.options import changed_logits
 
 VOCAB_SIZE = 23

@@ -5,9 +5,9 @@ import random
 import pytest
 import torch
 
-from engine.noise import SequenceNoise
 from engine.request import SamplingParams, Tier
-from kernels.gumbel_noise import gumbel_noise, row_key
+from engine.sequences.noise import SequenceNoise
+from kernels.sampling.gumbel_noise import gumbel_noise, row_key
 
 CPU = torch.device("cpu")
 

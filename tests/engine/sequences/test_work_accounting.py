@@ -10,7 +10,7 @@ from draft.config import DraftConfig
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.events import EngineEvent, Failed, Finished, TierWork
-from engine.grammar import InvalidGrammarError
+from engine.grammar.grammar import InvalidGrammarError
 from engine.request import CascadeParams, GrammarSpec, Tier
 from tests.engines import (
     make_engine,

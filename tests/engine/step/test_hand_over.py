@@ -7,9 +7,9 @@ from draft.tree_drafter import TreeDrafter
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.errors import InvalidRequestError, TierUnavailableError
+from engine.passes.runner import ModelRunner
 from engine.request import EngineRequest, SpeculationParams, Tier
-from engine.runner import ModelRunner
-from engine.token_tree import RECALLED_BIT, SOURCE_BIT, TokenTree
+from engine.trees.token_tree import RECALLED_BIT, SOURCE_BIT, TokenTree
 from tests.engines import (
     Answer,
     Pair,

@@ -4,7 +4,7 @@ import pytest
 
 from engine.core import Engine
 from engine.events import EngineEvent, Finished
-from engine.host_work import HostWork
+from engine.step.host_work import HostWork
 from tests.engines import (
     Answer,
     assert_idle,

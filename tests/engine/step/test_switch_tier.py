@@ -7,8 +7,8 @@ from draft.tree_drafter import TreeDrafter
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.errors import PromptTooLongError
+from engine.passes.runner import ModelRunner
 from engine.request import EngineRequest, Tier
-from engine.runner import ModelRunner
 from tests.engines import (
     Answer,
     Pair,

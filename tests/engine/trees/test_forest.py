@@ -6,8 +6,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.block_pool import BlockPool
-from engine.forest import (
+from engine.cache.block_pool import BlockPool
+from engine.cache.kv_view import KVView
+from engine.passes.runner import ModelRunner
+from engine.sequences.noise import SequenceNoise
+from engine.sequences.sampling import forest_sampling_rows
+from engine.sequences.sequence import Sequence
+from engine.trees.forest import (
     Forest,
     ForestReadback,
     ForestVerdicts,
@@ -16,11 +21,6 @@ from engine.forest import (
     reserve_trees,
     slot_table,
 )
-from engine.kv_view import KVView
-from engine.noise import SequenceNoise
-from engine.runner import ModelRunner
-from engine.sampling import forest_sampling_rows
-from engine.sequence import Sequence
 from tests.engines import make_request, random_prompt, tiny_pair
 
 

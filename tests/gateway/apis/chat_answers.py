@@ -1,4 +1,4 @@
-"""Chat answers as gateway/sse.py writes them, for what reads them."""
+"""Chat answers as gateway/generation/sse.py writes them, for what reads them."""
 
 import json
 from typing import Any

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from gateway.errors import GenerationError
-from gateway.surfaces.chat_chunks import CallPiece, ChatUsage, ChunkReader, read_completion
-from tests.gateway.surfaces.chat_answers import (
+from gateway.apis.chat_chunks import CallPiece, ChatUsage, ChunkReader, read_completion
+from gateway.errors.tree import GenerationError
+from tests.gateway.apis.chat_answers import (
     ANSWER_ID,
     DONE,
     REPORT,

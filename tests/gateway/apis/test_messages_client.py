@@ -9,9 +9,9 @@ import httpx
 import pytest
 
 from engine.errors import QueueFullError
-from gateway.app import GatewayContext, GatewayLimits, create_app
-from gateway.chat import ChatTokenizer
-from gateway.surfaces.messages.answers import MessageAnswer, MessagesError
+from gateway.apis.messages.answers import MessageAnswer, MessagesError
+from gateway.server.app import GatewayContext, GatewayLimits, create_app
+from gateway.text.chat import ChatTokenizer
 from tests.gateway.conftest import LengthPolicy, Server, serve, wait_for
 from tests.gateway.scripted_client import Script, ScriptedClient
 

@@ -9,12 +9,12 @@ import anthropic
 import pytest
 
 from engine.errors import QueueFullError
-from gateway.chat import ChatTokenizer
-from gateway.errors import BadRequestError, ModelNotFoundError, PermissionDeniedError
-from gateway.jobs import JobBuilder
-from gateway.metrics import GatewayMetrics
-from gateway.surfaces.tokenize import Tokenizing
+from gateway.apis.tokenize import Tokenizing
+from gateway.errors.tree import BadRequestError, ModelNotFoundError, PermissionDeniedError
+from gateway.metering.metrics import GatewayMetrics
+from gateway.planning.jobs import JobBuilder
 from gateway.tenants.principal import ANONYMOUS, Principal, Scopes
+from gateway.text.chat import ChatTokenizer
 from tests.gateway.conftest import Server
 from tests.gateway.hybrid import World, hybrid
 from tests.gateway.scripted_client import Script

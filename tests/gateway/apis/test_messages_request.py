@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.asgi import parse
-from gateway.errors import BadRequestError, Problem, problem_of
+from gateway.apis.messages.surface import MessagesSurface
+from gateway.errors.tree import BadRequestError, Problem, problem_of
 from gateway.schema.chat import ChatRequest
-from gateway.surfaces.messages.surface import MessagesSurface
+from gateway.server.responses import parse
 from gateway.upstream.call import UpstreamCall
 from gateway.upstream.dialects.anthropic_messages import translate_messages
 from gateway.upstream.dialects.anthropic_request import request_body

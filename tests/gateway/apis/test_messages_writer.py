@@ -7,16 +7,16 @@ import pytest
 from anthropic.types import RawMessageStreamEvent
 from pydantic import TypeAdapter
 
-from gateway.errors import GenerationError, Problem
-from gateway.surfaces.messages.answers import (
+from gateway.apis.messages.answers import (
     MESSAGE_EVENTS,
     MessageAnswer,
     MessagesErrorEvent,
     Ping,
 )
-from gateway.surfaces.messages.writer import MessageWriter
+from gateway.apis.messages.writer import MessageWriter
+from gateway.errors.tree import GenerationError, Problem
 from gateway.upstream.dialects.anthropic_stream import AnthropicChunkReader
-from tests.gateway.surfaces.chat_answers import (
+from tests.gateway.apis.chat_answers import (
     DONE,
     REPORT,
     call,

@@ -2,10 +2,10 @@
 
 from typing import Any
 
+from gateway.apis.prices import with_prices
 from gateway.ledger.prices import PriceBook
 from gateway.schema.responses import ModelCard
-from gateway.settings import Settings
-from gateway.surfaces.prices import with_prices
+from gateway.settings.tree import Settings
 
 CLOUD = {"tier": "cloud", "model_id": "m", "max_context": None, "server": "openai"}
 

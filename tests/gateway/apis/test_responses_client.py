@@ -13,12 +13,12 @@ from pydantic import BaseModel
 from benchmarks.mock_script import MockScript, ToolCall
 from benchmarks.toxics import Toxic
 from engine.errors import QueueFullError
-from gateway.app import GatewayContext, GatewayLimits, create_app
-from gateway.chat import ChatTokenizer
+from gateway.server.app import GatewayContext, GatewayLimits, create_app
+from gateway.text.chat import ChatTokenizer
+from tests.gateway.apis.response_events import read_events, read_response, rebuilt
 from tests.gateway.conftest import LengthPolicy, Server, serve, wait_for
 from tests.gateway.hybrid import hybrid
 from tests.gateway.scripted_client import Script, ScriptedClient
-from tests.gateway.surfaces.response_events import read_events, read_response, rebuilt
 
 ADD = {
     "type": "function",

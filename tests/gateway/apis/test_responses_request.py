@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.errors import BadRequestError, Problem
+from gateway.apis.responses.surface import ResponsesSurface
+from gateway.errors.tree import BadRequestError, Problem
 from gateway.schema.chat import ChatRequest
-from gateway.surfaces.responses.surface import ResponsesSurface
 
 SURFACE = ResponsesSurface(has_tiers_elsewhere=True)
 HELLO = [{"role": "user", "content": "Hello"}]

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.errors import GenerationError, Problem
-from gateway.surfaces.responses.surface import ResponsesSurface
-from gateway.surfaces.surface import AnswerWriter
-from tests.gateway.surfaces.chat_answers import (
+from gateway.apis.responses.surface import ResponsesSurface
+from gateway.apis.surface import AnswerWriter
+from gateway.errors.tree import GenerationError, Problem
+from tests.gateway.apis.chat_answers import (
     DONE,
     REPORT,
     call,
@@ -19,7 +19,7 @@ from tests.gateway.surfaces.chat_answers import (
     ending,
     logprobs_of,
 )
-from tests.gateway.surfaces.response_events import read_events, read_response, rebuilt
+from tests.gateway.apis.response_events import read_events, read_response, rebuilt
 
 NOW_S = 1700000007.5
 FAILURE = Problem(status=503, message="It died.", type="server_error", code="engine_died")

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from gateway.asgi import parse
-from gateway.errors import BadRequestError
+from gateway.apis.messages.surface import MessagesSurface
+from gateway.apis.responses.surface import ResponsesSurface
+from gateway.apis.surface import Surface
+from gateway.errors.tree import BadRequestError
 from gateway.schema.chat import ChatRequest
-from gateway.surfaces.messages.surface import MessagesSurface
-from gateway.surfaces.responses.surface import ResponsesSurface
-from gateway.surfaces.surface import Surface
+from gateway.server.responses import parse
 
 HELLO = [{"role": "user", "content": "Hello"}]
 BASES: dict[str, dict[str, Any]] = {

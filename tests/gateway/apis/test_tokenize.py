@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.chat import ChatTokenizer
-from gateway.surfaces.tokenize_schema import Detokenized, Tokenized
+from gateway.apis.tokenize_schema import Detokenized, Tokenized
+from gateway.text.chat import ChatTokenizer
 from tests.gateway.conftest import Server
 
 MESSAGES = [

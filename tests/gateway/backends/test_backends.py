@@ -62,7 +62,7 @@ both = pytest.mark.parametrize("make_client", [in_process, process])
 @pytest.fixture(autouse=True)
 def nothing_is_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """After each test: no process, thread, descriptor or scratch folder more than before."""
-    monkeypatch.syspath_prepend(Path(__file__).parents[2])
+    monkeypatch.syspath_prepend(Path(__file__).parents[3])
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     uvloop.run(asyncio.sleep(0))  # its first loop opens a pipe that it keeps
     me = psutil.Process()
@@ -732,7 +732,7 @@ asyncio.run(main())
 
 
 def test_the_engine_ends_with_its_gateway_and_cleans_up(tmp_path: Path) -> None:
-    root = str(Path(__file__).parents[2])
+    root = str(Path(__file__).parents[3])
     with subprocess.Popen(
         [sys.executable, "-c", ORPHAN],
         stdout=subprocess.PIPE,

@@ -30,8 +30,8 @@ from gateway.backends.wire import (
     encode,
     pack_error,
 )
+from tests.gateway.backends.test_backends import BUILDER, collect, run, started, tokens
 from tests.gateway.scripted_engine import make_request
-from tests.gateway.test_backends import BUILDER, collect, run, started, tokens
 
 NUM_FORGED = 1000
 VICTIM = "victim"

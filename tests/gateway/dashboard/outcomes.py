@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from gateway.outcomes import RequestOutcome
+from gateway.answers.outcomes import RequestOutcome
 
 
 class Clock:

@@ -13,7 +13,7 @@ from engine.events import EngineStats, TierStats
 from gateway.dashboard.api import DashboardApi, DashboardSources
 from gateway.dashboard.recent import RecentOutcomes
 from gateway.dashboard.schema import Dashboard
-from gateway.settings_slo import default_classes
+from gateway.settings.slo import default_classes
 from gateway.tenants.principal import ANONYMOUS, Principal, Scopes
 from tests.gateway.dashboard.outcomes import Clock, outcome
 

@@ -6,17 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gateway.app import GatewayContext, GatewayLimits, create_app
-from gateway.chat import ChatTokenizer
 from gateway.edge.headers import EdgeHeaders
 from gateway.edge.metrics import EdgeMetrics
+from gateway.metering.metrics import GatewayMetrics
 from gateway.metering.tenancy import Tenancy
-from gateway.metrics import GatewayMetrics
-from gateway.settings import Settings, load_settings
-from gateway.settings_http import HttpSettings
-from gateway.tenancy_wiring import build_tenancy
+from gateway.server.app import GatewayContext, GatewayLimits, create_app
+from gateway.settings.http_bounds import HttpSettings
+from gateway.settings.tree import Settings, load_settings
 from gateway.tenants.principal import Scopes
 from gateway.tenants.records import KeyOrder
+from gateway.text.chat import ChatTokenizer
+from gateway.wiring.tenancy import build_tenancy
 from tests.gateway.conftest import LengthPolicy
 from tests.gateway.scripted_client import Script, ScriptedClient, Step
 

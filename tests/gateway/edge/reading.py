@@ -2,9 +2,9 @@
 
 from starlette.requests import Request
 
-from gateway.asgi import read_json_body
 from gateway.edge.bodies import BodyBudget
 from gateway.edge.json_bounds import JsonBounds
+from gateway.server.responses import read_json_body
 
 _BODY_BYTES = 2**20
 

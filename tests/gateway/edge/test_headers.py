@@ -7,7 +7,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.edge.cors import CorsPolicy
 from gateway.edge.headers import EdgeHeaders
-from gateway.settings_http import CorsSettings
+from gateway.settings.http_bounds import CorsSettings
 from tests.gateway.edge.asking import Exchange, ask, http_scope
 
 PAGE = "https://app.example"

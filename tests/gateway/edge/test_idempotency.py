@@ -11,16 +11,16 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from gateway.chat import ChatTokenizer
 from gateway.edge.bounds import ConnectionBounds
 from gateway.edge.idempotency import IdempotentAnswers
 from gateway.edge.metrics import EdgeMetrics
-from gateway.errors import (
+from gateway.errors.tree import (
     BadRequestError,
     IdempotencyKeyReusedError,
     RateLimitError,
     problem_of,
 )
+from gateway.text.chat import ChatTokenizer
 from tests.gateway.edge.asking import Exchange, http_scope
 from tests.gateway.edge.gateways import STEPS, whole_gateway
 from tests.gateway.edge.serving import served

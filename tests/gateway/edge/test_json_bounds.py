@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.edge.json_bounds import JsonBounds, check_json_bounds
-from gateway.errors import BodyTooComplexError
+from gateway.errors.tree import BodyTooComplexError
 
 NAMES = ("values", "strings", "fields", "objects", "nesting")
 HUGE = 10**9

@@ -5,7 +5,7 @@ from typing import Any
 from gateway.experiments.assigner import Subject
 from gateway.experiments.lifecycle import created, started
 from gateway.experiments.records import ExperimentRecord
-from gateway.settings_experiments import ExperimentSpec
+from gateway.settings.experiments import ExperimentSpec
 
 SECRET = b"a secret of these tests"
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from scipy.stats import binomtest, chi2_contingency
 
-from gateway.errors import BadRequestError
+from gateway.errors.tree import BadRequestError
 from gateway.experiments.assigner import NobodyAssigner, Subject, conversation_unit
 from gateway.experiments.assignment import HashAssigner
 from gateway.experiments.lifecycle import arm_stopped, edited, ramped, reweighted, started

@@ -15,7 +15,6 @@ from rich.console import Console
 
 from engine.errors import EngineError, InfeasibleObjectiveError
 from engine.request import EngineRequest
-from gateway.chat import ChatTokenizer
 from gateway.edge.cors import CorsPolicy
 from gateway.experiments.book import ExperimentBook
 from gateway.experiments.keeper import ExperimentKeeper
@@ -23,8 +22,9 @@ from gateway.experiments.measures import MeasureWriter
 from gateway.experiments.recent import find_in_ledger
 from gateway.experiments.statistics.report_text import print_report
 from gateway.experiments.totals import ArmTotals
-from gateway.settings_experiments import ExperimentSpec
+from gateway.settings.experiments import ExperimentSpec
 from gateway.tenants.principal import Principal, Scopes
+from gateway.text.chat import ChatTokenizer
 from router.policy import NO_WISHES, Route, WishError, Wishes
 from tests.gateway.hybrid import CHAT, TestPolicy, World, hybrid
 from tests.gateway.metering.tenants import Books, books

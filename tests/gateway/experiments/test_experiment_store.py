@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from sqlalchemy import insert, update
 
-from gateway.errors import ConflictError, NotFoundError
+from gateway.errors.tree import ConflictError, NotFoundError
 from gateway.experiments.actions import ExperimentActions
 from gateway.experiments.book import ExperimentBook
 from gateway.experiments.memory_store import MemoryExperimentStore
 from gateway.experiments.store import ExperimentStore
 from gateway.experiments.syncing import apply_settings
-from gateway.settings_experiments import ExperimentSettings
+from gateway.settings.experiments import ExperimentSettings
 from gateway.storage import tables
 from gateway.storage.database import Database, DatabaseError
 from tests.gateway.experiments.making import SECRET, spec, user

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from gateway.errors import GatewayError, handle_exception
+from gateway.errors.tree import GatewayError, handle_exception
 from gateway.experiments.admin import ExperimentApi
 from gateway.experiments.admin_routes import EXPERIMENT_ROUTES
 from gateway.experiments.admin_schema import (

@@ -10,14 +10,14 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from gateway.errors import BadRequestError, NotFoundError
+from gateway.answers.outcomes import ArmRef, RequestOutcome
+from gateway.errors.tree import BadRequestError, NotFoundError
 from gateway.experiments.feedback import FeedbackApi, FeedbackDesk
 from gateway.experiments.measure_store import MAX_NAMES, MemoryMeasureStore
 from gateway.experiments.measures import ArmMeasures
 from gateway.experiments.recent import LEDGER_AGE_S, RecentRequests
 from gateway.experiments.totals import FeedbackTotals
 from gateway.ledger.row import LedgerRow
-from gateway.outcomes import ArmRef, RequestOutcome
 from gateway.storage.database import Database
 from gateway.storage.tables import ledger
 from gateway.tenants.principal import Principal

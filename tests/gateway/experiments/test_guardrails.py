@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from gateway.errors import ConflictError
+from gateway.answers.outcomes import ArmRef, RequestOutcome
+from gateway.errors.tree import ConflictError
 from gateway.experiments.guardrails import breaches, guardrail_intervals
 from gateway.experiments.keeper import ExperimentKeeper, KeeperMetrics, WatchedExperiment
 from gateway.experiments.measure_store import MemoryMeasureStore
 from gateway.experiments.measures import ArmMeasures, MeasureWriter
-from gateway.experiments.rules import AllocationRule, GuardrailLimits
 from gateway.experiments.totals import ArmTotals
-from gateway.outcomes import ArmRef, RequestOutcome
+from gateway.settings.experiment_rules import AllocationRule, GuardrailLimits
 from tests.gateway.experiments.measuring import NOON, counted, outcome
 
 _TTFT = GuardrailLimits(p95_ttft_ms=200.0)

@@ -12,7 +12,7 @@ from gateway.experiments.keeping import BookControl
 from gateway.experiments.measure_store import MemoryMeasureStore
 from gateway.experiments.measures import ArmMeasures, MeasureWriter
 from gateway.experiments.memory_store import MemoryExperimentStore
-from gateway.settings_experiments import ExperimentSpec
+from gateway.settings.experiments import ExperimentSpec
 from tests.gateway.experiments.measuring import NOON, outcome
 
 _ARMS = {

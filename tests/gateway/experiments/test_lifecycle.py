@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gateway.errors import BadRequestError, ConflictError
+from gateway.errors.tree import BadRequestError, ConflictError
 from gateway.experiments.lifecycle import (
     arm_stopped,
     edited,

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from sqlalchemy import func, select, update
 
+from gateway.answers.outcomes import ArmRef, RequestOutcome
 from gateway.experiments.feedback_totals import FeedbackRow
 from gateway.experiments.measure_document import decode_totals, encode_totals
 from gateway.experiments.measure_store import (
@@ -18,7 +19,6 @@ from gateway.experiments.measure_store import (
     TotalsStore,
 )
 from gateway.experiments.measures import ArmMeasures, MeasureWriter
-from gateway.outcomes import ArmRef, RequestOutcome
 from gateway.storage.database import Database, DatabaseError
 from gateway.storage.tables import experiment_measures, feedback
 from tests.gateway.experiments.measuring import NOON, assert_same, counted, outcome

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 
 import pytest
 
+from gateway.answers.outcomes import ArmRef
 from gateway.experiments.measure_store import ArmKey, MemoryMeasureStore
 from gateway.experiments.measures import ArmMeasures, MeasureWriter
 from gateway.experiments.totals import ArmTotals
-from gateway.outcomes import ArmRef
 from gateway.storage.database import DatabaseError
 from tests.gateway.experiments.measuring import NOON, assert_same, counted, outcome
 

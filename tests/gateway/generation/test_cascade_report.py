@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 from starlette.types import Message
 
-from gateway.asgi import AnswerResponse, header_text
-from gateway.chat import ChatTokenizer
-from gateway.generation import Generation
+from gateway.answers.leg import Leg
+from gateway.answers.origin import Origin
+from gateway.generation.generation import Generation
+from gateway.generation.sse import ChatFormat, CompletionFormat
 from gateway.handoff.answering import Answering, Place
-from gateway.handoff.leg import Leg
 from gateway.handoff.local_leg import LocalLeg, Writing
 from gateway.handoff.local_load import LocalLoad
-from gateway.handoff.origin import Origin
-from gateway.job import Job
-from gateway.metrics import GatewayMetrics
+from gateway.metering.metrics import GatewayMetrics
+from gateway.planning.job import Job
 from gateway.schema.responses import ChatCompletion, ChatCompletionChunk, Completion
-from gateway.sse import ChatFormat, CompletionFormat
+from gateway.server.responses import AnswerResponse, header_text
+from gateway.text.chat import ChatTokenizer
 from router.cascade import Action
 from tests.gateway.scripted_client import Script, ScriptedClient, Step
 from tests.gateway.watches import PlannedWatch, letters, watched_job
@@ -229,7 +229,7 @@ def test_one_line_a_request_without_its_text(
     tokenizer: ChatTokenizer, encode: Encode, caplog: pytest.LogCaptureFixture
 ) -> None:
     job = watched_job(tokenizer, [PlannedWatch("commit", 3)])
-    with caplog.at_level(logging.INFO, "gateway.asgi"):
+    with caplog.at_level(logging.INFO, "gateway.server.responses"):
         answered(engine_of(encode), job, stream=True)
     (line,) = [record.getMessage() for record in caplog.records]
     assert "request_id=abc job=job tier=small" in line

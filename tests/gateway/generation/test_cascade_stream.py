@@ -16,13 +16,13 @@ import pytest
 import draft
 from engine.request import GrammarSpec, SamplingParams
 from gateway.backends.client import EngineClient
-from gateway.chat import ChatTokenizer, Prompt
-from gateway.generation import Generation
-from gateway.job import Job
-from gateway.metrics import GatewayMetrics
+from gateway.generation.generation import Generation
+from gateway.metering.metrics import GatewayMetrics
+from gateway.planning.job import Job
 from gateway.schema.chat import ChatRequest
-from gateway.settings import load_settings
-from gateway.wiring import build_client
+from gateway.settings.tree import load_settings
+from gateway.text.chat import ChatTokenizer, Prompt
+from gateway.wiring.build import build_client
 from router.cascade import Action
 from tests.gateway.watches import Outcome, PlannedWatch, unwatched, watched_job
 

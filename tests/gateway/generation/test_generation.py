@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from engine.events import TokenLogprobs, TokensEmitted
 from engine.request import EngineRequest, SamplingParams
-from gateway.chat import ChatTokenizer
-from gateway.errors import EngineLostError
-from gateway.fan_in import merge
-from gateway.generation import Choice, ChoicePlan, Delta, Generation, Job
-from gateway.metrics import GatewayMetrics
+from gateway.errors.tree import EngineLostError
+from gateway.generation.fan_in import merge
+from gateway.generation.generation import Choice, ChoicePlan, Delta, Generation, Job
+from gateway.metering.metrics import GatewayMetrics
+from gateway.text.chat import ChatTokenizer
 from tests.gateway.scripted_client import Script, ScriptedClient, Step
 
 

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 import draft
 from engine.errors import PromptTooLongError, QueueFullError
 from engine.request import EngineRequest
-from gateway.chat import ChatTokenizer
-from gateway.errors import EngineLostError, GenerationError
-from gateway.generation import Generation
-from gateway.job import Answer, Job
-from gateway.metrics import GatewayMetrics
-from gateway.tool_formats import FORMATS
-from gateway.tool_parser import ToolReading
+from gateway.errors.tree import EngineLostError, GenerationError
+from gateway.generation.generation import Generation
+from gateway.metering.metrics import GatewayMetrics
+from gateway.planning.job import Answer, Job
+from gateway.text.chat import ChatTokenizer
+from gateway.text.tool_formats import FORMATS
+from gateway.text.tool_parser import ToolReading
 from router.cascade import Action
 from tests.gateway.scripted_client import Script, ScriptedClient, Step
 from tests.gateway.watches import (

@@ -9,8 +9,8 @@ import pytest
 
 import draft
 from engine.trace import StepTrace, TokenOrigin, TraceNode
-from gateway.chat import ChatTokenizer
-from gateway.trace import ChoiceTrace, DeltaTrace, told_as_reused
+from gateway.generation.trace import ChoiceTrace, DeltaTrace, told_as_reused
+from gateway.text.chat import ChatTokenizer
 from tests.gateway.scripted_client import Script, ScriptedClient, Step
 from tests.gateway.watches import Outcome, PlannedWatch, collect, letters, watched_job
 

@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from engine.errors import QueueFullError
-from gateway.chat import ChatTokenizer
 from gateway.experiments.totals import ArmTotals
+from gateway.text.chat import ChatTokenizer
 from tests.gateway.hybrid import LOCAL_TEXT
 from tests.gateway.metering.tenants import Books, books
 from tests.gateway.scripted_client import Script

@@ -14,7 +14,6 @@ import pytest
 from benchmarks.mock_upstream import MockScript, ToolCall
 from benchmarks.toxics import Toxic
 from engine.errors import CrashSuspectError, EngineDiedError, QueueFullError
-from gateway.chat import ChatTokenizer
 from gateway.schema.responses import (
     OutriderReport,
     UpstreamAnswer,
@@ -22,6 +21,7 @@ from gateway.schema.responses import (
     UpstreamReport,
 )
 from gateway.schema.routing import RouteReport
+from gateway.text.chat import ChatTokenizer
 from tests.gateway.conftest import wait_for
 from tests.gateway.hybrid import CHAT, LOCAL_TEXT, Streamed, TestPolicy, World, hybrid
 from tests.gateway.scripted_client import Script

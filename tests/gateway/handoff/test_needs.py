@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from gateway.errors import BadRequestError
+from gateway.errors.tree import BadRequestError
 from gateway.handoff.needs import Need, NeedKind, describe, lacking, needs_of, uses_of
 from gateway.schema.chat import ChatRequest
 from gateway.schema.completions import CompletionRequest
-from gateway.structured import plan_structured
-from gateway.tools import plan_tools
+from gateway.text.structured import plan_structured
+from gateway.text.tools import plan_tools
 from gateway.upstream.call import Endpoint
-from tests.gateway.test_schema import HARMLESS
+from tests.gateway.schema.test_schema import HARMLESS
 
 CHAT: dict[str, Any] = {"model": "auto", "messages": [{"role": "user", "content": "Hi"}]}
 COMPLETION: dict[str, Any] = {"model": "auto", "prompt": "Hi"}

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, select
 from gateway.ledger.prices import PriceBook
 from gateway.ledger.row import LedgerRow
 from gateway.ledger.writer import JournaledLedger
-from gateway.settings_ledger import LedgerSettings
+from gateway.settings.ledger import LedgerSettings
 from gateway.storage.database import Database, DatabaseError
 from gateway.storage.tables import ledger
 

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from gateway.settings_ledger import LedgerSettings
+from gateway.settings.ledger import LedgerSettings
 from gateway.storage.database import Database
 from tests.gateway.ledger.ledgers import make_ledger, row
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from gateway.errors import StorageError
+from gateway.errors.tree import StorageError
 from gateway.ledger import journal as journal_module
 from gateway.ledger.metrics import LedgerMetrics
 from gateway.ledger.queries import UsageFilter, total_usage

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gateway.ledger.prices import Money, PriceBook
 from gateway.ledger.row_ids import RowIds
-from gateway.settings import Settings, SettingsError, load_settings
+from gateway.settings.tree import Settings, SettingsError, load_settings
 
 PRICE = st.decimals(min_value=0, max_value=1000, places=6).map(float)
 COUNT = st.integers(min_value=0, max_value=10**7)

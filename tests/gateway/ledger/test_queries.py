@@ -20,7 +20,7 @@ from gateway.ledger.queries import (
 )
 from gateway.ledger.row import LedgerRow
 from gateway.ledger.storing import RowStore
-from gateway.settings import load_settings
+from gateway.settings.tree import load_settings
 from gateway.storage.database import Database
 from gateway.storage.tables import keys, teams
 from tests.gateway.ledger.ledgers import NOON, row

@@ -14,14 +14,14 @@ from pydantic.json_schema import models_json_schema
 from starlette.requests import Request
 from typer.testing import CliRunner
 
-from gateway.errors import BadRequestError, NotFoundError, PermissionDeniedError
+from gateway.errors.tree import BadRequestError, NotFoundError, PermissionDeniedError
 from gateway.ledger.row import LedgerRow
 from gateway.ledger.storing import RowStore
 from gateway.ledger.usage_api import USAGE_MODELS, USAGE_OPERATION, UsageApi
-from gateway.ledger.usage_cli import USAGE_HELP, usage
 from gateway.storage.database import Database
 from gateway.storage.tables import keys
 from gateway.tenants.principal import ANONYMOUS, Principal, Scopes
+from gateway.tools.admin.usage_cli import USAGE_HELP, usage
 from tests.gateway.ledger.ledgers import NOON, FrailDatabase, row
 from tests.gateway.ledger.test_queries import DAY_S, PRICES, some_rows, store
 

@@ -10,15 +10,15 @@ import pytest
 from prometheus_client import CollectorRegistry
 from sqlalchemy import select
 
-from gateway.errors import StorageError
+from gateway.errors.tree import StorageError
 from gateway.ledger.book import Ledger
 from gateway.ledger.journal_place import journal_folder
 from gateway.ledger.metrics import LedgerMetrics
 from gateway.ledger.null import NullLedger
 from gateway.ledger.prices import PriceBook
 from gateway.ledger.writer import Ticket
-from gateway.settings import SettingsError, load_settings
-from gateway.settings_ledger import LedgerSettings
+from gateway.settings.ledger import LedgerSettings
+from gateway.settings.tree import SettingsError, load_settings
 from gateway.storage.database import Database
 from gateway.storage.tables import ledger, price_versions
 from tests.gateway.ledger.ledgers import (

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from gateway.limits.amounts import Amounts, LimitSpec, Want
+from gateway.tenants.amounts import Amounts, LimitSpec, Want
 from gateway.tenants.principal import Principal
 
 Name = tuple[str, str, str | None, str]

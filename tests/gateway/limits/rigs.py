@@ -7,12 +7,12 @@ from typing import Any, Protocol, Self, TypeVar
 
 import redis
 
-from gateway.limits.amounts import NO_LIMITS, Amounts, LimitSpec, Want
 from gateway.limits.limiter import Limiter, Reservation
 from gateway.limits.memory_limiter import MemoryLimiter
 from gateway.limits.redis_limiter import RedisLimiter
 from gateway.limits.redis_scripts import Scripts
 from gateway.limits.redis_store import RedisStore
+from gateway.tenants.amounts import NO_LIMITS, Amounts, LimitSpec, Want
 from gateway.tenants.principal import Principal
 
 T = TypeVar("T")

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from gateway.errors import BudgetError, RateLimitError
-from gateway.limits.amounts import Amounts, LimitSpec, Want
+from gateway.errors.tree import BudgetError, RateLimitError
 from gateway.limits.memory_limiter import MemoryLimiter
+from gateway.tenants.amounts import Amounts, LimitSpec, Want
 from gateway.tenants.guesses import GuessGuard
 from gateway.tenants.principal import Principal
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from gateway.errors import BudgetError, RateLimitError, StorageError, problem_of
-from gateway.limits.amounts import LimitName
+from gateway.errors.tree import BudgetError, RateLimitError, StorageError, problem_of
 from gateway.limits.headers import duration, ratelimit_headers
 from gateway.limits.limiter import LimitState
+from gateway.tenants.amounts import LimitName
 
 
 @pytest.mark.parametrize(

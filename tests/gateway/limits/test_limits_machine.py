@@ -7,9 +7,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from gateway.errors import BudgetError, RateLimitError
-from gateway.limits.amounts import Amounts, LimitSpec, Want
+from gateway.errors.tree import BudgetError, RateLimitError
 from gateway.limits.limiter import Reservation
+from gateway.tenants.amounts import Amounts, LimitSpec, Want
 from gateway.tenants.principal import Principal
 from tests.gateway.limits.model import Held, Model, amount_of, limits_of
 from tests.gateway.limits.rigs import Rig, key

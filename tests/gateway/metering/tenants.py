@@ -10,13 +10,13 @@ from typing import Any
 import httpx
 from sqlalchemy import select
 
-from gateway.chat import ChatTokenizer
-from gateway.limits.amounts import NO_LIMITS, LimitSpec
 from gateway.limits.memory_limiter import MemoryLimiter
 from gateway.storage import tables
 from gateway.storage.database import Database
+from gateway.tenants.amounts import NO_LIMITS, LimitSpec
 from gateway.tenants.principal import Scopes
 from gateway.tenants.records import KeyOrder
+from gateway.text.chat import ChatTokenizer
 from tests.gateway.hybrid import World, hybrid
 
 ALL = Scopes()

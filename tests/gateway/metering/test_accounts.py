@@ -9,9 +9,9 @@ import httpx
 import pytest
 
 from benchmarks.mock_upstream import MockScript, Toxic
-from gateway.chat import ChatTokenizer
-from gateway.limits.amounts import LimitSpec
+from gateway.tenants.amounts import LimitSpec
 from gateway.tenants.principal import Scopes
+from gateway.text.chat import ChatTokenizer
 from tests.gateway.hybrid import LOCAL_TEXT, TestPolicy
 from tests.gateway.metering.tenants import Books, books
 from tests.gateway.scripted_client import Script, Step

@@ -5,12 +5,12 @@ from collections.abc import Callable
 import pytest
 
 from engine.errors import QueueFullError
-from gateway.errors import BadRequestError, DeadlineExceededError, EngineLostError
-from gateway.handoff.leg import AnswerFacts
+from gateway.answers.leg import AnswerFacts
+from gateway.answers.outcomes import ArmRef, RequestOutcome
+from gateway.errors.tree import BadRequestError, DeadlineExceededError, EngineLostError
 from gateway.ledger.row import LedgerRow
 from gateway.metering.meter import Account
-from gateway.outcome_record import OutcomeRecord
-from gateway.outcomes import ArmRef, RequestOutcome
+from gateway.metering.outcome_record import OutcomeRecord
 from gateway.slo.classes import ResolvedObjective
 from gateway.tenants.principal import ANONYMOUS
 

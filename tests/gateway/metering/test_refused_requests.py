@@ -14,8 +14,7 @@ import httpx
 import pytest
 
 from engine.errors import QueueFullError
-from gateway.chat import ChatTokenizer
-from gateway.errors import (
+from gateway.errors.tree import (
     BadRequestError,
     BodiesFullError,
     BudgetError,
@@ -27,8 +26,9 @@ from gateway.errors import (
     UpstreamError,
     UpstreamRefusalError,
 )
-from gateway.limits.amounts import LimitSpec
 from gateway.metering.faults import is_requests_fault
+from gateway.tenants.amounts import LimitSpec
+from gateway.text.chat import ChatTokenizer
 from tests.gateway.edge.serving import read_until
 from tests.gateway.metering.tenants import Books, books
 

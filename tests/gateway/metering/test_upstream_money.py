@@ -15,8 +15,8 @@ import httpx
 import pytest
 
 from benchmarks.mock_upstream import MockRequest, MockScript, ToolCall, Toxic
-from gateway.chat import ChatTokenizer
-from gateway.limits.amounts import NANOS_PER_USD, LimitSpec
+from gateway.tenants.amounts import NANOS_PER_USD, LimitSpec
+from gateway.text.chat import ChatTokenizer
 from tests.gateway.hostile import hostile, piece, streamed
 from tests.gateway.hybrid import CHAT, Streamed
 from tests.gateway.metering.tenants import Books, books

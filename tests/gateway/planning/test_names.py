@@ -3,11 +3,11 @@
 import pytest
 
 from engine.events import TierInfo
-from gateway.errors import BadRequestError, ModelNotFoundError, problem_of
-from gateway.handoff.names import Meant, Names, TierModels
+from gateway.apis.prices import with_prices
+from gateway.errors.tree import BadRequestError, ModelNotFoundError, problem_of
 from gateway.ledger.prices import PriceBook
+from gateway.planning.names import Meant, Names, TierModels
 from gateway.schema.responses import ModelCard
-from gateway.surfaces.prices import with_prices
 
 FREE = PriceBook.free()
 

@@ -10,12 +10,12 @@ import pytest
 from pydantic import BaseModel
 
 from engine.request import LatencyObjective
-from gateway.asgi import parse
-from gateway.chat import ChatTokenizer
-from gateway.errors import BadRequestError
+from gateway.errors.tree import BadRequestError
 from gateway.schema.chat import ChatRequest
 from gateway.schema.completions import CompletionRequest
 from gateway.schema.responses import ChatCompletion, ChatCompletionChunk
+from gateway.server.responses import parse
+from gateway.text.chat import ChatTokenizer
 from tests.gateway.conftest import Server
 from tests.gateway.scripted_client import Script, Step
 

@@ -9,14 +9,14 @@ import pytest
 
 from engine.events import EngineInfo
 from engine.request import CascadeParams, EngineRequest
-from gateway.chat import ChatTokenizer
-from gateway.errors import BadRequestError
-from gateway.generation import Job
-from gateway.handoff.incoming import Incoming
-from gateway.jobs import GatewayContext, JobBuilder
-from gateway.metrics import GatewayMetrics
+from gateway.errors.tree import BadRequestError
+from gateway.generation.generation import Job
+from gateway.metering.metrics import GatewayMetrics
+from gateway.planning.incoming import Incoming
+from gateway.planning.jobs import GatewayContext, JobBuilder
 from gateway.schema.chat import ChatRequest
 from gateway.schema.responses import ChatCompletion
+from gateway.text.chat import ChatTokenizer
 from tests.gateway.conftest import LengthPolicy, Server
 from tests.gateway.scripted_client import Script, ScriptedClient, Step
 

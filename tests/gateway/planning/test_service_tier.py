@@ -3,8 +3,8 @@
 import pytest
 
 from engine.request import HIGH, LOW, NORMAL
-from gateway.errors import BadRequestError
-from gateway.service_tier import read_service_tier
+from gateway.errors.tree import BadRequestError
+from gateway.planning.service_tier import read_service_tier
 
 
 @pytest.mark.parametrize(

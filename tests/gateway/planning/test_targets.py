@@ -10,17 +10,17 @@ import pytest
 
 from engine.errors import EngineError, PromptTooLongError
 from engine.events import EngineInfo, TierInfo
-from gateway.asgi import parse
-from gateway.chat import ChatTokenizer
-from gateway.context import GatewayContext, GatewayLimits, RoutingParts
-from gateway.errors import BadRequestError
-from gateway.handoff.incoming import Incoming
-from gateway.job import Answer, Job
-from gateway.jobs import JobBuilder
-from gateway.metrics import GatewayMetrics
+from gateway.errors.tree import BadRequestError
+from gateway.metering.metrics import GatewayMetrics
+from gateway.planning.context import GatewayContext, GatewayLimits, RoutingParts
+from gateway.planning.incoming import Incoming
+from gateway.planning.job import Answer, Job
+from gateway.planning.jobs import JobBuilder
 from gateway.schema.chat import ChatRequest
 from gateway.schema.completions import CompletionRequest
 from gateway.schema.routing import RouteReport
+from gateway.server.responses import parse
+from gateway.text.chat import ChatTokenizer
 from router.calibration import Calibration
 from router.costs import TokenPrices
 from router.dial import Dial

@@ -5,10 +5,10 @@ from typing import get_args
 
 import pytest
 
-from gateway.errors import BadRequestError, problem_of
-from gateway.handoff.terms import Named, Rules, Terms, terms_of
+from gateway.errors.tree import BadRequestError, problem_of
+from gateway.planning.terms import Named, Rules, Terms, terms_of
 from gateway.schema.common import OutriderOptions
-from gateway.settings_tiers import HandoffSettings, Policy
+from gateway.settings.tiers import HandoffSettings, Policy
 
 BOTH = Rules(cloud="cloud")
 LOCAL_ONLY = Rules()

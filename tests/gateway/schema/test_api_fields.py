@@ -20,10 +20,10 @@ from transformers import AutoTokenizer
 from typing_extensions import is_typeddict
 
 from engine.request import EngineRequest
-from gateway.app import GatewayContext, GatewayLimits, create_app
-from gateway.chat import ChatTokenizer
 from gateway.schema.chat import ChatRequest
 from gateway.schema.completions import CompletionRequest
+from gateway.server.app import GatewayContext, GatewayLimits, create_app
+from gateway.text.chat import ChatTokenizer
 from tests.gateway.conftest import LengthPolicy, serve
 from tests.gateway.field_trials import (
     CHAT,
@@ -37,7 +37,7 @@ from tests.gateway.field_trials import (
 )
 from tests.gateway.scripted_client import Script, ScriptedClient, Step
 
-PAGE: Final = Path(__file__).parents[2] / "docs" / "api.md"
+PAGE: Final = Path(__file__).parents[3] / "docs" / "api.md"
 NO_FIELD: Final = "\N{EN DASH}"
 WORDS: Final = frozenset({"honoured", "ignored", "refused", NO_FIELD})
 

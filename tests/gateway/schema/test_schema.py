@@ -5,10 +5,10 @@ import json
 import pytest
 from pydantic import BaseModel
 
-from gateway.asgi import parse
-from gateway.errors import BadRequestError, problem_of
+from gateway.errors.tree import BadRequestError, problem_of
 from gateway.schema.chat import ChatRequest
 from gateway.schema.completions import CompletionRequest
+from gateway.server.responses import parse
 
 CHAT = {"model": "auto", "messages": [{"role": "user", "content": "Hi"}]}
 COMPLETION = {"model": "auto", "prompt": "Hi"}

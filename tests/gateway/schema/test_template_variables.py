@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from gateway.chat import ChatTokenizer
-from gateway.errors import BadRequestError
-from gateway.template_variables import RESERVED, read_variables, reserved_variables
+from gateway.errors.tree import BadRequestError
+from gateway.schema.template_variables import RESERVED, read_variables, reserved_variables
+from gateway.text.chat import ChatTokenizer
 from gateway.upstream.call import UpstreamCall
 from gateway.upstream.token_counts import TokenCounter
 from tests.gateway.hybrid import hybrid

@@ -17,10 +17,10 @@ from engine.errors import (
     TierUnavailableError,
 )
 from engine.request import EngineRequest
-from gateway.app import GatewayContext, GatewayLimits, create_app
-from gateway.chat import ChatTokenizer
 from gateway.schema.errors import ErrorEvent, ErrorResponse
 from gateway.schema.responses import ChatCompletion, ChatCompletionChunk, Completion, ModelList
+from gateway.server.app import GatewayContext, GatewayLimits, create_app
+from gateway.text.chat import ChatTokenizer
 from tests.gateway.conftest import LengthPolicy, Server, serve, wait_for
 from tests.gateway.scripted_client import Script, ScriptedClient
 

@@ -7,8 +7,8 @@ import re
 import httpx
 
 from gateway.backends.step_loop import no_progress
-from gateway.serving import background_gateway
-from gateway.settings import load_settings
+from gateway.server.serving import background_gateway
+from gateway.settings.tree import load_settings
 
 NUM_STREAMS = 300
 

@@ -20,14 +20,14 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from benchmarks.mock_upstream import MockScript, mock_in_thread
-from gateway.draining import DrainGate, Draining
-from gateway.serving import GatewayRun, background_gateway, listen, url_of
-from gateway.settings import load_settings
-from tests.gateway.test_serving import pair, wait_until
+from gateway.server.draining import DrainGate, Draining
+from gateway.server.serving import GatewayRun, background_gateway, listen, url_of
+from gateway.settings.tree import load_settings
+from tests.gateway.server.test_serving import pair, wait_until
 
 __all__ = ["pair"]
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PATH = "/v1/chat/completions"
 CHAT = {"model": "auto", "messages": [{"role": "user", "content": "How are you today?"}]}
 Process = subprocess.Popen[str]

@@ -15,9 +15,9 @@ import pytest
 from typer.testing import CliRunner
 
 from gateway.cli import app as cli
-from tests.gateway.test_serving import wait_until
+from tests.gateway.server.test_serving import wait_until
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 EXAMPLES = ROOT / "examples" / "clients"
 LIMIT = 50_000
 

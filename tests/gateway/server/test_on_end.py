@@ -27,9 +27,7 @@ from gateway.backends.seen_work import SeenWork
 from gateway.backends.streams import EventStreams
 from gateway.backends.wire import Abort, Command, Submit
 from tests.gateway import scripted_engine
-from tests.gateway.scripted_client import Script, ScriptedClient, Step
-from tests.gateway.scripted_engine import make_request
-from tests.gateway.test_backends import (
+from tests.gateway.backends.test_backends import (
     STEP_MS,
     MakeClient,
     becomes,
@@ -39,6 +37,8 @@ from tests.gateway.test_backends import (
     run,
     started,
 )
+from tests.gateway.scripted_client import Script, ScriptedClient, Step
+from tests.gateway.scripted_engine import make_request
 
 Ending = Finished | Failed | None
 Stream = AsyncGenerator[EngineEvent, None]

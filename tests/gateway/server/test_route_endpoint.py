@@ -7,10 +7,10 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.app import create_app
-from gateway.chat import ChatTokenizer
-from gateway.context import GatewayContext, GatewayLimits, RoutingParts
+from gateway.planning.context import GatewayContext, GatewayLimits, RoutingParts
 from gateway.schema.routing import RouteReport
+from gateway.server.app import create_app
+from gateway.text.chat import ChatTokenizer
 from router.costs import TokenPrices
 from router.dial import Dial
 from router.guard import RouteGuard

@@ -17,11 +17,11 @@ import httpx
 import psutil
 import pytest
 
-from gateway.serving import background_gateway, listen, url_of
-from gateway.settings import SettingsError, load_settings
+from gateway.server.serving import background_gateway, listen, url_of
+from gateway.settings.tree import SettingsError, load_settings
 from tests.models import save_hf_model
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SHAPE = {"vocab_size": 420, "max_position_embeddings": 4096}
 
 
@@ -198,10 +198,10 @@ def test_a_model_that_is_not_there_ends_it_with_a_sentence(tmp_path: Path) -> No
 def test_the_gateways_process_does_without_torch(pair: dict[str, Path]) -> None:
     script = """
 import sys
-from gateway.wiring import build_client, build_context, keep_torch_out
-from gateway.settings import load_settings
+from gateway.wiring.build import build_client, build_context, keep_torch_out
+from gateway.settings.tree import load_settings
 keep_torch_out()
-import gateway.serving
+import gateway.server.serving
 settings = load_settings(environ={}, flags={"models.large": sys.argv[1]})
 context = build_context(settings, build_client(settings))
 assert context.tokenizers["large"].stop_token_ids

@@ -17,9 +17,9 @@ import pytest
 
 from benchmarks.mock_upstream import MockScript
 from engine.errors import QueueFullError
-from gateway.limits.amounts import LimitSpec
 from gateway.telemetry.logs import TextFormatter
 from gateway.tenants import authenticator
+from gateway.tenants.amounts import LimitSpec
 from gateway.tenants.principal import Scopes
 from gateway.tenants.records import KeyOrder, TeamOrder
 from tests.gateway.conftest import wait_for

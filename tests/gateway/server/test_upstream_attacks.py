@@ -16,9 +16,9 @@ import httpx
 import pytest
 
 from benchmarks.mock_upstream import MockScript
-from gateway.chat import ChatTokenizer
-from gateway.errors import ThrottledError, problem_of
-from gateway.settings_tiers import TimeoutSettings
+from gateway.errors.tree import ThrottledError, problem_of
+from gateway.settings.tiers import TimeoutSettings
+from gateway.text.chat import ChatTokenizer
 from gateway.upstream.retry_after import asked_wait_s
 from gateway.upstream.transport import Transport
 from tests.gateway.conftest import wait_for

@@ -2,14 +2,14 @@
 
 import pytest
 
-from gateway.experiments.overlay import (
+from gateway.schema.common import OutriderOptions
+from gateway.settings.arm_overlay import (
     NO_OVERLAY,
     OPTION_FIELDS,
     Overlay,
     contradictions,
     related_fields,
 )
-from gateway.schema.common import OutriderOptions
 
 
 def test_every_field_of_a_request_was_thought_of() -> None:

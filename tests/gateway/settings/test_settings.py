@@ -8,7 +8,7 @@ from pydantic import SecretStr, ValidationError
 
 from draft.config import DraftConfig
 from engine.config import EngineConfig
-from gateway.settings import (
+from gateway.settings.tree import (
     Settings,
     SettingsError,
     bundled_pair,

@@ -7,10 +7,10 @@ import pytest
 
 from engine.errors import InfeasibleObjectiveError
 from engine.request import NO_OBJECTIVE
-from gateway.errors import BadRequestError, problem_of
+from gateway.errors.tree import BadRequestError, problem_of
 from gateway.schema.common import OutriderOptions
-from gateway.settings_slo import SloSettings
-from gateway.settings_toml import to_toml
+from gateway.settings.slo import SloSettings
+from gateway.settings.toml_text import to_toml
 from gateway.slo.classes import SloClasses
 
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from gateway.outcomes import RequestOutcome
-from gateway.settings_slo import SloSettings
+from gateway.answers.outcomes import RequestOutcome
+from gateway.settings.slo import SloSettings
 from gateway.slo.goodput import GoodputSink, attained
 from gateway.slo.parts import SloParts, build_slo
 

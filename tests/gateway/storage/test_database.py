@@ -16,7 +16,7 @@ from sqlalchemy import func, insert, inspect, select, text, update
 from sqlalchemy.exc import IntegrityError
 
 from gateway.ledger.row import LedgerRow
-from gateway.settings import Settings, SettingsError
+from gateway.settings.tree import Settings, SettingsError
 from gateway.storage import tables
 from gateway.storage.database import Database, DatabaseError, insert_new
 from gateway.storage.open import open_database

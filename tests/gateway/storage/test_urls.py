@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.settings import SettingsError
+from gateway.settings.tree import SettingsError
 from gateway.storage import urls
 from gateway.storage.urls import default_database_url, describe, read_url, state_folder
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from gateway.settings import SettingsError
-from gateway.settings_telemetry import CaptureSettings
+from gateway.settings.telemetry import CaptureSettings
+from gateway.settings.tree import SettingsError
 from gateway.telemetry import capture as capture_module
 from gateway.telemetry.capture import (
     NULL_CAPTURE,

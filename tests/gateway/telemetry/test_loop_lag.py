@@ -6,7 +6,7 @@ import time
 
 from prometheus_client import CollectorRegistry
 
-from gateway.loop_lag import LoopLag
+from gateway.telemetry.loop_lag import LoopLag
 
 
 def total(registry: CollectorRegistry, name: str) -> float:

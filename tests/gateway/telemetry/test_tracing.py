@@ -19,8 +19,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 from prometheus_client import CollectorRegistry
 
-from gateway.settings import SettingsError
-from gateway.settings_telemetry import TraceSettings
+from gateway.settings.telemetry import TraceSettings
+from gateway.settings.tree import SettingsError
 from gateway.telemetry.otel import CountingExporter, OtelTracer, SpanCounts, provider_of
 from gateway.telemetry.spans import (
     AnswerMarks,

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from gateway.limits.amounts import NO_LIMITS, LimitSpec
 from gateway.storage.database import DatabaseError
+from gateway.tenants.amounts import NO_LIMITS, LimitSpec
 from gateway.tenants.principal import Scopes
 from gateway.tenants.records import KeyOrder, TeamOrder
 from tests.gateway.tenants.world import HASHER, World

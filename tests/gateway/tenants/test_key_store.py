@@ -10,10 +10,10 @@ import pytest
 from pydantic import SecretStr
 from sqlalchemy import select, text, update
 
-from gateway.errors import ConflictError, NotFoundError
-from gateway.limits.amounts import LimitSpec
+from gateway.errors.tree import ConflictError, NotFoundError
 from gateway.storage import tables
 from gateway.storage.database import Database
+from gateway.tenants.amounts import LimitSpec
 from gateway.tenants.key_store import KeyStore, load_secret
 from gateway.tenants.keys import KeyHasher
 from gateway.tenants.principal import Scopes

@@ -2,9 +2,9 @@
 
 import pytest
 
-from gateway.settings import Settings, SettingsError
-from gateway.settings_keys import KeyMode, KeySettings
-from gateway.settings_sections import ServerSettings
+from gateway.settings.keys import KeyMode, KeySettings
+from gateway.settings.sections import ServerSettings
+from gateway.settings.tree import Settings, SettingsError
 from gateway.tenants.loopback import is_loopback, listen_host
 from gateway.tenants.moments import date_text, duration_s, moment_s
 

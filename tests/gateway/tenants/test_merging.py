@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from gateway.errors import BadRequestError
-from gateway.keys_cli import app
-from gateway.limits.amounts import LimitSpec
+from gateway.errors.tree import BadRequestError
 from gateway.tenants.admin_schema import KeyUpdate, limits_report
+from gateway.tenants.amounts import LimitSpec
 from gateway.tenants.merging import merged_changes
 from gateway.tenants.records import KeyOrder
+from gateway.tools.admin.keys_cli import app
 
 BEFORE = KeyOrder(
     name="a",

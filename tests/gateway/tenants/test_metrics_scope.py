@@ -7,10 +7,10 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from gateway.errors import PermissionDeniedError
-from gateway.keys_cli import app
+from gateway.errors.tree import PermissionDeniedError
 from gateway.tenants.principal import ANONYMOUS, Scopes
 from gateway.tenants.records import KeyOrder
+from gateway.tools.admin.keys_cli import app
 from tests.gateway.metering.test_accounts import Open, opened
 from tests.gateway.tenants.world import ADMIN_TOKEN, World
 

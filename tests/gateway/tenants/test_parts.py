@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from gateway.settings import Settings, SettingsError
-from gateway.settings_keys import KeySettings
+from gateway.settings.keys import KeySettings
+from gateway.settings.tree import Settings, SettingsError
 from gateway.storage.open import open_database
 from gateway.tenants.keys import mint_key
 from gateway.tenants.parts import build_key_parts, key_store

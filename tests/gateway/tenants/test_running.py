@@ -11,8 +11,8 @@ import httpx
 import pytest
 from sqlalchemy import text
 
-from gateway.errors import AuthenticationError
-from gateway.limits.amounts import LimitSpec
+from gateway.errors.tree import AuthenticationError
+from gateway.tenants.amounts import LimitSpec
 from gateway.tenants.principal import ANONYMOUS
 from gateway.tenants.records import KeyOrder
 from tests.gateway.hybrid import LOCAL_TEXT

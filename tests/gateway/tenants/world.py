@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from prometheus_client import CollectorRegistry
 
-from gateway.settings_keys import KeyMode
+from gateway.settings.keys import KeyMode
 from gateway.storage.database import Database
 from gateway.tenants.authenticator import Authenticator
 from gateway.tenants.guesses import GuessGuard

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from gateway.backends.step_loop import no_progress
-from gateway.chat import ChatTokenizer, Prompt
-from gateway.errors import BadRequestError
-from gateway.prompt_end import prompt_end
+from gateway.errors.tree import BadRequestError
 from gateway.schema.chat import ChatRequest
-from gateway.serving import background_gateway
-from gateway.settings import load_settings
+from gateway.server.serving import background_gateway
+from gateway.settings.tree import load_settings
+from gateway.text.chat import ChatTokenizer, Prompt
+from gateway.text.prompt_end import prompt_end
 from tests.engines import shipped_tokenizer
 from tests.gateway.conftest import Server
 

@@ -5,9 +5,9 @@ from operator import itemgetter
 
 import pytest
 
-from gateway.thinking import OPEN_TAG, ThinkingSplitter
-from gateway.tool_formats import FORMATS, ToolFormatName
-from gateway.tool_parser import ToolParser, ToolReading
+from gateway.text.thinking import OPEN_TAG, ThinkingSplitter
+from gateway.text.tool_formats import FORMATS, ToolFormatName
+from gateway.text.tool_parser import ToolParser, ToolReading
 
 MAX_HELD_CHARS = 512
 HERMES_HEAD = '<tool_call>\n{"name": "f", "arguments": {}}'

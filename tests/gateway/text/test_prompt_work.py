@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from engine.errors import PromptTooLongError
-from gateway.chat import ChatTokenizer, PromptRoom
-from gateway.errors import BadRequestError, PromptQueueFullError
-from gateway.prompt_work import INLINE_CHARS, LONG_CHARS, PromptSlots, PromptWork
+from gateway.errors.tree import BadRequestError, PromptQueueFullError
 from gateway.schema.chat import ChatRequest
+from gateway.text.chat import ChatTokenizer, PromptRoom
+from gateway.text.prompt_work import INLINE_CHARS, LONG_CHARS, PromptSlots, PromptWork
 
 WORDS = "The quick brown fox jumps over the lazy dog. "
 

@@ -7,15 +7,15 @@ import httpx
 import pytest
 
 from engine.request import MAX_GRAMMAR_BYTES
-from gateway.app import GatewayContext, GatewayLimits, create_app
-from gateway.asgi import parse
 from gateway.backends.in_process import InProcessEngineClient
-from gateway.chat import ChatTokenizer
-from gateway.errors import BadRequestError
+from gateway.errors.tree import BadRequestError
 from gateway.schema.chat import ChatRequest
 from gateway.schema.completions import CompletionRequest
 from gateway.schema.structured import MAX_REGEX_CHARS
-from gateway.structured import StructuredPlan, plan_structured
+from gateway.server.app import GatewayContext, GatewayLimits, create_app
+from gateway.server.responses import parse
+from gateway.text.chat import ChatTokenizer
+from gateway.text.structured import StructuredPlan, plan_structured
 from tests.engines import PAIR_FOLDER, make_engine, shipped_pair
 from tests.gateway.conftest import LengthPolicy, serve, wait_for
 from tests.grammars import shipped_compiler, shipped_token_bytes

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.tool_formats import FORMATS, HERMES, LLAMA3, MISTRAL, ToolFormat
-from gateway.tool_parser import ToolParser, ToolReading
+from gateway.text.tool_formats import FORMATS, HERMES, LLAMA3, MISTRAL, ToolFormat
+from gateway.text.tool_parser import ToolParser, ToolReading
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 

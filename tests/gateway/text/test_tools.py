@@ -14,19 +14,19 @@ import pytest
 import xgrammar
 from transformers import AutoTokenizer
 
-from gateway.app import GatewayContext, create_app
-from gateway.asgi import parse
 from gateway.backends.step_loop import no_progress
-from gateway.chat import ChatTokenizer
-from gateway.errors import BadRequestError
+from gateway.errors.tree import BadRequestError
 from gateway.schema.chat import ChatRequest
 from gateway.schema.responses import ChatCompletion, ChatCompletionChunk
-from gateway.serving import background_gateway
-from gateway.settings import load_settings
-from gateway.thinking import Thinking
-from gateway.tool_formats import HERMES, LLAMA3, MISTRAL, ToolDialect, find_dialect
-from gateway.tools import ToolPlan, plan_tools
-from gateway.wiring import build_client, build_context
+from gateway.server.app import GatewayContext, create_app
+from gateway.server.responses import parse
+from gateway.server.serving import background_gateway
+from gateway.settings.tree import load_settings
+from gateway.text.chat import ChatTokenizer
+from gateway.text.thinking import Thinking
+from gateway.text.tool_formats import HERMES, LLAMA3, MISTRAL, ToolDialect, find_dialect
+from gateway.text.tools import ToolPlan, plan_tools
+from gateway.wiring.build import build_client, build_context
 from tests.engines import shipped_tokenizer
 from tests.gateway.conftest import LengthPolicy, Server, serve
 from tests.gateway.scripted_client import Script, ScriptedClient, Step

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.mock_upstream import MockRequest, MockScript, ToolCall, Toxic
-from gateway.errors import DeadlineExceededError, UpstreamError
+from gateway.errors.tree import DeadlineExceededError, UpstreamError
 from gateway.upstream.call import Chunk, UpstreamUsage
 from gateway.upstream.continuing import Delivered, DivergedError, Plan, Seam, as_one_answer, plan_of
 from gateway.upstream.dialects.base import to_event

@@ -7,11 +7,11 @@ from typing import Any, Final
 import pytest
 from pydantic import ValidationError
 
-from gateway.chat import ChatTokenizer
-from gateway.errors import BadRequestError
-from gateway.settings_tiers import UpstreamSettings
+from gateway.errors.tree import BadRequestError
+from gateway.settings.server_traits import TRAITS, ServerKind
+from gateway.settings.tiers import UpstreamSettings
+from gateway.text.chat import ChatTokenizer
 from gateway.upstream.fields import FieldFilter
-from gateway.upstream.traits import TRAITS, ServerKind
 from tests.gateway.hybrid import LOCAL_TEXT
 from tests.gateway.metering.tenants import books
 

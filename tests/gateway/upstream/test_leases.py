@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway.errors import DeadlineExceededError, UpstreamError, UpstreamRefusalError
+from gateway.errors.tree import DeadlineExceededError, UpstreamError, UpstreamRefusalError
 from gateway.upstream.replicas import Lease
 from tests.gateway.upstream.hand_clock import HandClock
 from tests.gateway.upstream.replica_sets import answer, half_open, replica_set

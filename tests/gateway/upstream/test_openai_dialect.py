@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.errors import BadRequestError, UpstreamError
+from gateway.errors.tree import BadRequestError, UpstreamError
+from gateway.settings.server_traits import TRAITS, Continuation, ServerKind, ServerTraits, traits_of
 from gateway.upstream.call import Chunk, UpstreamCall
 from gateway.upstream.dialects import dialect_for
 from gateway.upstream.dialects.base import ReportedError, Resume, is_refusal
 from gateway.upstream.dialects.openai import OpenAIChunkReader, OpenAIDialect
 from gateway.upstream.dialects.openai_request import is_resumable
 from gateway.upstream.dialects.rewriting import cut_content, id_of, splice, with_id
-from gateway.upstream.traits import TRAITS, Continuation, ServerKind, ServerTraits, traits_of
 
 DIALECT = OpenAIDialect("cloud")
 MESSAGES = [{"role": "user", "content": "What is a spool?"}]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks.mock_upstream import MockRequest, MockScript, Toxic
-from gateway.errors import (
+from gateway.errors.tree import (
     DeadlineExceededError,
     GatewayError,
     ThrottledError,

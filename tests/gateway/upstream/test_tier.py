@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from benchmarks.mock_upstream import MockScript, ToolCall, Toxic
-from gateway.errors import BadRequestError, LoopError, UpstreamError, UpstreamRefusalError
-from gateway.settings_sections import TierPriceSettings
+from gateway.errors.tree import BadRequestError, LoopError, UpstreamError, UpstreamRefusalError
+from gateway.settings.sections import TierPriceSettings
 from gateway.upstream.dialects.base import to_event
 from gateway.upstream.model_list import model_ids
 from gateway.upstream.retry_after import asked_wait_s

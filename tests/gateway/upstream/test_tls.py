@@ -17,8 +17,8 @@ import pytest
 import uvloop
 from aiohttp.client_reqrep import ConnectionKey
 
-from gateway.errors import UpstreamError
-from gateway.settings_tiers import TimeoutSettings
+from gateway.errors.tree import UpstreamError
+from gateway.settings.tiers import TimeoutSettings
 from gateway.upstream.connection_errors import error_of
 from gateway.upstream.transport import Transport
 from gateway.upstream.waits import Exchange

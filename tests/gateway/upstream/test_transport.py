@@ -14,8 +14,8 @@ import pytest
 import uvloop
 from aiohttp.client_reqrep import ConnectionKey
 
-from gateway.errors import DeadlineExceededError, FailureKind, UpstreamError
-from gateway.settings_tiers import TimeoutSettings
+from gateway.errors.tree import DeadlineExceededError, FailureKind, UpstreamError
+from gateway.settings.tiers import TimeoutSettings
 from gateway.upstream import response as response_module
 from gateway.upstream import transport as transport_module
 from gateway.upstream.connection_errors import error_of

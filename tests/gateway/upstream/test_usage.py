@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.settings_sections import TierPriceSettings
+from gateway.settings.sections import TierPriceSettings
 from gateway.upstream.call import Chunk, UpstreamCall, UpstreamUsage, WholeAnswer
 from gateway.upstream.usage import CountText, UsageMeter, cost_usd, usage_object
 

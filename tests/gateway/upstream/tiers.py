@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.mock_upstream import MockRequest, MockScript, MockUpstream, answer_text
-from gateway.errors import GatewayError
-from gateway.settings_tiers import UpstreamSettings
+from gateway.errors.tree import GatewayError
+from gateway.settings.server_traits import TRAITS
+from gateway.settings.tiers import UpstreamSettings
 from gateway.upstream.answer import UpstreamAnswer
 from gateway.upstream.attempts import Attempt, AttemptKind
 from gateway.upstream.call import Chunk, Endpoint, UpstreamCall
 from gateway.upstream.dialects import dialect_for
 from gateway.upstream.replicas import ReplicaSet
 from gateway.upstream.tier import TierParts, UpstreamTier
-from gateway.upstream.traits import TRAITS
 from gateway.upstream.transport import Transport
 
 TIMEOUTS = {"connect_s": 2.0, "first_token_s": 2.0, "between_tokens_s": 2.0, "total_s": 10.0}

@@ -13,7 +13,6 @@ import pytest
 import yaml
 
 from engine.events import EngineStats, TierStats
-from gateway.draining import Draining, watch_draining
 from gateway.edge.metrics import EdgeMetrics
 from gateway.experiments.feedback import FeedbackDesk
 from gateway.experiments.keeper import KeeperMetrics
@@ -22,16 +21,17 @@ from gateway.experiments.measure_store import MemoryMeasureStore
 from gateway.experiments.recent import RecentRequests
 from gateway.ledger.metrics import LedgerMetrics
 from gateway.limits.metrics import LimitMetrics
-from gateway.loop_lag import LoopLag
-from gateway.metrics import GatewayMetrics
-from gateway.route_metrics import RouteCollector
-from gateway.settings import load_settings
+from gateway.metering.metrics import GatewayMetrics
+from gateway.server.draining import Draining, watch_draining
+from gateway.server.route_metrics import RouteCollector
+from gateway.settings.tree import load_settings
 from gateway.slo.goodput import GoodputSink
+from gateway.telemetry.loop_lag import LoopLag
 from gateway.telemetry.otel import SpanCounts
 from gateway.tenants.loopback import listen_host
 from gateway.tenants.metrics import TenantMetrics
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
 IMAGE_EXTRAS = ("postgres", "redis", "telemetry")
 METRIC = re.compile(r"\boutrider_[a-z0-9_]+\b")

@@ -10,13 +10,14 @@ from typer.testing import CliRunner
 from draft.device_drafter import DeviceDrafter
 from draft.tree_drafter import TreeDrafter
 from engine.errors import EngineError
-from engine.kv_cache import KVCache
-from engine.pass_graphs import estimate_bytes
-from engine.runner import ModelRunner
-from gateway import engine_wiring, wiring
+from engine.model.kv_cache import KVCache
+from engine.passes.pass_graphs import estimate_bytes
+from engine.passes.runner import ModelRunner
 from gateway.backends.step_loop import no_progress
 from gateway.cli import app
-from gateway.settings import Settings, load_settings
+from gateway.settings.tree import Settings, load_settings
+from gateway.wiring import build as wiring
+from gateway.wiring import engine as engine_wiring
 from kernels.triton_support import use_kernels
 
 QUICK = {

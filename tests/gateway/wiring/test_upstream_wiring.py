@@ -17,15 +17,15 @@ from benchmarks.mock_upstream import MockScript, MockUpstream
 from engine.errors import EngineError, TierUnavailableError
 from engine.events import EngineInfo, EngineStats
 from engine.request import EngineRequest, SamplingParams
-from gateway import wiring
 from gateway.backends.absent import AbsentEngine
 from gateway.backends.client import EngineClient
-from gateway.errors import UpstreamError
-from gateway.settings import Settings, SettingsError, load_settings
+from gateway.errors.tree import UpstreamError
+from gateway.settings.tree import Settings, SettingsError, load_settings
 from gateway.upstream.attempts import Attempt
 from gateway.upstream.call import UpstreamCall
 from gateway.upstream.metrics import UpstreamMetrics
-from gateway.upstream_wiring import build_cloud, build_mirror, build_upstreams, check_upstreams
+from gateway.wiring import build as wiring
+from gateway.wiring.upstream import build_cloud, build_mirror, build_upstreams, check_upstreams
 from tests.gateway.upstream.raw_server import answering, raw_server, whole
 
 NO_MODELS = {"models.large": "none", "models.small": "none"}

@@ -13,14 +13,15 @@ from safetensors.torch import load_file, save_file
 from engine.core import Engine
 from engine.errors import EngineError
 from engine.events import Finished, TokensEmitted
-from engine.fingerprint import checkpoint_fingerprint
+from engine.model.fingerprint import checkpoint_fingerprint
 from engine.request import EngineRequest, SamplingParams
-from gateway import engine_wiring, wiring
 from gateway.backends.in_process import InProcessEngineClient
 from gateway.backends.process_client import ProcessEngineClient
 from gateway.backends.step_loop import no_progress
-from gateway.context import GatewayContext
-from gateway.settings import load_settings
+from gateway.planning.context import GatewayContext
+from gateway.settings.tree import load_settings
+from gateway.wiring import build as wiring
+from gateway.wiring import engine as engine_wiring
 from router.policy import CascadeOptions, FixedPolicy, TrainedPolicy
 from tests.models import save_hf_model
 from tests.router.routers import scorer_that_says, table

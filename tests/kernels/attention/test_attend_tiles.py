@@ -10,13 +10,14 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kernels import attention_tiles
-from kernels.attend_tiles import attend_tiles
-from kernels.attention_plan import AttentionBatch
-from kernels.attention_rows import plan_tiles
-from kernels.attention_tiles import TilePlan
-from kernels.paged_attention import paged_attention, plan_attention
+from kernels.attention import attention_tiles
+from kernels.attention.attend_tiles import attend_tiles
+from kernels.attention.attention_plan import AttentionBatch
+from kernels.attention.attention_rows import plan_tiles
+from kernels.attention.attention_tiles import TilePlan
+from kernels.attention.paged_attention import paged_attention, plan_attention
 from kernels.triton_support import use_kernels
+from tests.kernels.attention.test_paged_attention import batches, naive_attention
 from tests.kernels.attention_inputs import (
     FP8,
     WIDE,
@@ -28,7 +29,6 @@ from tests.kernels.attention_inputs import (
     random_tree,
     small_shape,
 )
-from tests.kernels.test_paged_attention import batches, naive_attention
 
 pytestmark = pytest.mark.usefixtures("triton_kernels")
 

@@ -9,10 +9,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kernels import attention_tiles
-from kernels.attention_plan import AttentionBatch
-from kernels.attention_rows import pack_rows, plan_tiles
-from kernels.attention_tiles import SPLIT_ALIGNMENT, tile_shape, tile_shapes
+from kernels.attention import attention_tiles
+from kernels.attention.attention_plan import AttentionBatch
+from kernels.attention.attention_rows import pack_rows, plan_tiles
+from kernels.attention.attention_tiles import SPLIT_ALIGNMENT, tile_shape, tile_shapes
 from tests.kernels.attention_inputs import (
     attend,
     make_inputs,

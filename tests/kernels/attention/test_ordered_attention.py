@@ -9,17 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels import ordered_attention as module
-from kernels.attention_plan import AttentionBatch
-from kernels.ordered_attention import (
+from kernels.attention import ordered_attention as module
+from kernels.attention.attention_plan import AttentionBatch
+from kernels.attention.ordered_attention import (
     attend_in_order,
     library_heights,
     multiply_in_order,
     plan_in_order,
 )
-from kernels.ordered_plan import SPLIT_KEYS, TILE_HEIGHTS
-from tests.kernels.test_paged_attention import batches, naive_attention
-from tests.kernels.test_row_invariant_linear import same_bits, torch_threads
+from kernels.attention.ordered_plan import SPLIT_KEYS, TILE_HEIGHTS
+from tests.kernels.attention.test_paged_attention import batches, naive_attention
+from tests.kernels.layers.test_row_invariant_linear import same_bits, torch_threads
 
 HEADS = [(1, 1), (2, 1), (6, 2), (16, 2), (9, 9)]
 

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels import attention_plan
-from kernels.attention_plan import PACKED_MAX_ROWS, PRODUCTS_MIN_TILE_ROWS
-from kernels.paged_attention import AttentionBatch, paged_attention, plan_attention
+from kernels.attention import attention_plan
+from kernels.attention.attention_plan import PACKED_MAX_ROWS, PRODUCTS_MIN_TILE_ROWS
+from kernels.attention.paged_attention import AttentionBatch, paged_attention, plan_attention
 
 
 def naive_attention(

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.stage_rows import (
+from kernels.attention.stage_rows import (
     PassInputs,
     TreeRows,
     stage_rows,

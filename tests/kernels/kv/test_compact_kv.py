@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-import kernels.compact_kv as module
-from kernels.compact_kv import compact_kv
+import kernels.kv.compact_kv as module
+from kernels.kv.compact_kv import compact_kv
 from kernels.triton_support import record_launches, use_kernels
 
 BLOCK_SIZE = 4

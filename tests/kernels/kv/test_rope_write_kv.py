@@ -3,11 +3,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.rms_norm import RmsNorm
-from kernels.rope import RopeConfig, RotaryTable, norm_and_rotate
-from kernels.rope_write_kv import rope_write_kv
+from kernels.kv.rope_write_kv import rope_write_kv
+from kernels.kv.write_kv import quantise_fp8, write_kv
+from kernels.layers.rms_norm import RmsNorm
+from kernels.layers.rope import RopeConfig, RotaryTable, norm_and_rotate
 from kernels.triton_support import record_launches, use_kernels
-from kernels.write_kv import quantise_fp8, write_kv
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 5

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from kernels.kv.write_kv import quantise_fp8, write_kv
 from kernels.triton_support import use_kernels
-from kernels.write_kv import quantise_fp8, write_kv
 
 BLOCK_SIZE = 5
 NUM_BLOCKS = 7

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels.embedding import embed_tokens
+from kernels.layers.embedding import embed_tokens
 from kernels.triton_support import use_kernels
 
 

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.rms_norm import RmsNorm, add_rms_norm, rms_norm
+from kernels.layers.rms_norm import RmsNorm, add_rms_norm, rms_norm
 from kernels.triton_support import use_kernels
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

@@ -3,8 +3,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.rms_norm import RmsNorm
-from kernels.rope import (
+from kernels.layers.rms_norm import RmsNorm
+from kernels.layers.rope import (
     RopeConfig,
     RotaryTable,
     apply_rope,

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels import row_invariant_linear as module
-from kernels.linear import Linear
-from kernels.rms_norm import RmsNorm
-from kernels.rope import rotate
-from kernels.row_invariant_linear import (
+from kernels.layers import row_invariant_linear as module
+from kernels.layers.linear import Linear
+from kernels.layers.rms_norm import RmsNorm
+from kernels.layers.rope import rotate
+from kernels.layers.row_invariant_linear import (
     RUN_ROWS,
     TILE_ROWS,
     RowInvariantLinear,
@@ -22,12 +22,12 @@ from kernels.row_invariant_linear import (
     row_invariant_linear,
     row_invariant_linear_reference,
 )
-from kernels.row_invariant_ops import (
+from kernels.layers.row_invariant_ops import (
     RowInvariantNorm,
     row_invariant_rotate,
     row_invariant_silu_mul,
 )
-from kernels.silu_mul import silu_mul
+from kernels.layers.silu_mul import silu_mul
 from kernels.triton_support import use_kernels
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

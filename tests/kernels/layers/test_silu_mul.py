@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels.silu_mul import silu_mul
+from kernels.layers.silu_mul import silu_mul
 from kernels.triton_support import use_kernels
 
 

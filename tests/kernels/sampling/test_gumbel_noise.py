@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels import gumbel_noise as module
-from kernels.gumbel_noise import (
+from kernels.sampling import gumbel_noise as module
+from kernels.sampling.gumbel_noise import (
     gumbel_bits,
     gumbel_bits_of,
     gumbel_noise,

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.penalties import apply_penalties
+from kernels.sampling.penalties import apply_penalties
 from kernels.triton_support import triton, use_kernels
 
 pytestmark = pytest.mark.parametrize(

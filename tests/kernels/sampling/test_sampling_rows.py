@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.sampling_rows import SamplingRows, SamplingTable, field_stride
+from kernels.sampling.sampling_rows import SamplingRows, SamplingTable, field_stride
 from kernels.triton_support import triton, use_kernels
 from kernels.upload import upload
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from engine.token_tree import RECALLED_BIT
-from kernels.build_tree import (
+from engine.trees.token_tree import RECALLED_BIT
+from kernels.trees.build_tree import (
     PlantedTree,
     SelectedTrees,
     TreeState,
@@ -17,7 +17,7 @@ from kernels.build_tree import (
     plant,
     select_trees,
 )
-from kernels.tree_state import CandidateFields
+from kernels.trees.tree_state import CandidateFields
 from tests.kernels.growing import (
     Growth,
     tree_kernels,

@@ -8,8 +8,8 @@ import torch
 from hypothesis import example, given
 
 from draft.budget import MOST_BELIEVED
-from engine.token_tree import RECALLED_BIT
-from kernels.build_tree import (
+from engine.trees.token_tree import RECALLED_BIT
+from kernels.trees.build_tree import (
     FrontierRows,
     PlantedTree,
     choose_frontier,

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from kernels.trees.verify_tree import ForestPaths, verify_forest, verify_tree
 from kernels.triton_support import triton, use_kernels
-from kernels.verify_tree import ForestPaths, verify_forest, verify_tree
 
 CHOICES = [
     "reference",

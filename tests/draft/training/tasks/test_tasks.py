@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draft import task_facts
-from draft.task_files import main, row_of
-from draft.tasks import (
+from draft.training.tasks import facts as task_facts
+from draft.training.tasks.families import (
     DIFFICULTIES,
     FAMILIES,
     PLAIN_FAMILIES,
@@ -25,6 +24,7 @@ from draft.tasks import (
     split_of,
     stream,
 )
+from draft.training.tasks.files import main, row_of
 
 CELLS = list(itertools.product(FAMILIES, DIFFICULTIES))
 WORKED = [family for family in PLAIN_FAMILIES if family != "chat"]

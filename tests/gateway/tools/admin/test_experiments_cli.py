@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from gateway.experiments.cli import app
+from gateway.tools.admin.experiments_cli import app
 
 Invoke = Callable[..., Result]
 ARMS = ("--arm", "control", "--arm", "deep max_draft_nodes=32 weight=3")

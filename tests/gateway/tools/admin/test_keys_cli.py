@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from gateway.keys_cli import app
-from gateway.keys_tables import visible
-from gateway.settings import Settings
+from gateway.settings.tree import Settings
 from gateway.storage.open import open_database
 from gateway.tenants.keys import id_in
 from gateway.tenants.parts import key_store
+from gateway.tools.admin.keys_cli import app
+from gateway.tools.admin.keys_tables import visible
 
 Invoke = Callable[..., Result]
 

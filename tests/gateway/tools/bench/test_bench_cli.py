@@ -6,12 +6,12 @@ import typer
 from typer.testing import CliRunner, Result
 
 from benchmarks.mock_upstream import MockScript, MockThread, mock_in_thread
-from gateway.bench.bench_cli import BENCH_HELP, bench
-from gateway.bench.client import TargetSettings
-from gateway.bench.flags import parse_headers, parse_objectives, parse_prices, parse_sides
-from gateway.bench.plan import BenchPlan, LoadSettings, PlanError
-from gateway.bench.results import read_result
-from gateway.bench.workloads import WorkloadSettings
+from gateway.tools.bench.client import TargetSettings
+from gateway.tools.bench.flags import parse_headers, parse_objectives, parse_prices, parse_sides
+from gateway.tools.bench.options import BENCH_HELP, bench
+from gateway.tools.bench.plan import BenchPlan, LoadSettings, PlanError
+from gateway.tools.bench.results import read_result
+from gateway.tools.bench.workloads import WorkloadSettings
 
 app = typer.Typer(pretty_exceptions_enable=False)
 app.command(help=BENCH_HELP)(bench)

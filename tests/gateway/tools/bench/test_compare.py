@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from gateway.bench.compare import (
+from gateway.tools.bench.compare import (
     Comparison,
     Difference,
     compare_results,
@@ -14,9 +14,9 @@ from gateway.bench.compare import (
     print_comparison,
     write_comparison,
 )
-from gateway.bench.resampling import block_indexes, mean_of, quantile_of, side_of
-from gateway.bench.results import Objectives, ResultError
-from tests.gateway.bench.made_results import made_result, made_rows
+from gateway.tools.bench.resampling import block_indexes, mean_of, quantile_of, side_of
+from gateway.tools.bench.results import Objectives, ResultError
+from tests.gateway.tools.bench.made_results import made_result, made_rows
 
 
 def _named(comparison: Comparison, name: str) -> Difference:

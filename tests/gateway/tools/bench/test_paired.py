@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from gateway.bench.arrivals import Lengths
-from gateway.bench.client import TargetError, TargetSettings
-from gateway.bench.compare import Comparison
-from gateway.bench.paired import block_size, check_pair, moved, run_paired
-from gateway.bench.plan import BenchPlan, LoadSettings, PlanError
-from gateway.bench.results import BenchResult, Objectives
-from gateway.bench.search import SearchSettings
-from gateway.bench.workloads import WorkloadSettings
-from tests.gateway.bench.made_results import made_rows
+from gateway.tools.bench.arrivals import Lengths
+from gateway.tools.bench.client import TargetError, TargetSettings
+from gateway.tools.bench.compare import Comparison
+from gateway.tools.bench.paired import block_size, check_pair, moved, run_paired
+from gateway.tools.bench.plan import BenchPlan, LoadSettings, PlanError
+from gateway.tools.bench.results import BenchResult, Objectives
+from gateway.tools.bench.search import SearchSettings
+from gateway.tools.bench.workloads import WorkloadSettings
+from tests.gateway.tools.bench.made_results import made_rows
 
 _NUM_TOKENS = 4
 

@@ -6,8 +6,8 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 
-from gateway.bench.compare import compare_results
-from gateway.bench.plots import (
+from gateway.tools.bench.compare import compare_results
+from gateway.tools.bench.plots import (
     Axis,
     Mark,
     Series,
@@ -19,15 +19,15 @@ from gateway.bench.plots import (
     spans,
     tick_text,
 )
-from gateway.bench.report_html import (
+from gateway.tools.bench.report_html import (
     Section,
     comparison_page,
     report_page,
     write_comparison_report,
     write_report,
 )
-from gateway.bench.results import ResultError
-from tests.gateway.bench.made_results import made_result, made_rows, made_search
+from gateway.tools.bench.results import ResultError
+from tests.gateway.tools.bench.made_results import made_result, made_rows, made_search
 
 _VOID = {"meta", "link", "br", "img", "hr"}
 

@@ -8,12 +8,12 @@ import msgspec
 import pytest
 
 from benchmarks.mock_upstream import MockScript, MockUpstream, Toxic
-from gateway.bench.client import TargetError, TargetSettings
-from gateway.bench.plan import BenchPlan, LoadSettings, PlanError
-from gateway.bench.results import BenchResult, Objectives
-from gateway.bench.runner import Session, run_bench
-from gateway.bench.search import SearchSettings
-from gateway.bench.workloads import WorkloadSettings
+from gateway.tools.bench.client import TargetError, TargetSettings
+from gateway.tools.bench.plan import BenchPlan, LoadSettings, PlanError
+from gateway.tools.bench.results import BenchResult, Objectives
+from gateway.tools.bench.runner import Session, run_bench
+from gateway.tools.bench.search import SearchSettings
+from gateway.tools.bench.workloads import WorkloadSettings
 
 QUICK = MockScript(num_pieces=6, first_token_delay_s=0.005, gap_s=0.001)
 LOAD = LoadSettings(rate_per_s=100.0, duration_s=None, num_requests=12)

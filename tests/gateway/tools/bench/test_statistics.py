@@ -4,13 +4,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gateway.bench.intervals import (
+from gateway.tools.bench.intervals import (
     bootstrap_mean,
     bootstrap_ratio,
     proportion_estimate,
     quantile_estimate,
 )
-from gateway.bench.results import (
+from gateway.tools.bench.results import (
     BenchResult,
     Meta,
     Objectives,
@@ -20,8 +20,8 @@ from gateway.bench.results import (
     rounded,
     write_result,
 )
-from gateway.bench.search import Found, SearchSettings, find_highest_rate
-from gateway.bench.summary import Prices, summarize
+from gateway.tools.bench.search import Found, SearchSettings, find_highest_rate
+from gateway.tools.bench.summary import Prices, summarize
 
 
 def row(index: int, **more: object) -> RequestRow:

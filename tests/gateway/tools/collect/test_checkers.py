@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draft.tasks import FAMILIES, expected_by, stream
-from draft.tasks import check as check_task
-from gateway.checkers import CheckError, last_line, make_check
-from gateway.judge import Judge, JudgeError
+from draft.training.tasks.families import FAMILIES, expected_by, stream
+from draft.training.tasks.families import check as check_task
+from gateway.tools.collect.checkers import CheckError, last_line, make_check
+from gateway.tools.collect.judge import Judge, JudgeError
 
 CALL = {"name": "add", "arguments": {"a": 1, "b": [True, None]}}
 
@@ -137,7 +137,9 @@ def test_a_line_too_long_to_search_is_wrong() -> None:
 def test_without_the_validator_a_sentence_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("gateway.checkers.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr(
+        "gateway.tools.collect.checkers.importlib.util.find_spec", lambda name: None
+    )
     with pytest.raises(CheckError, match="pip install jsonschema-rs"):
         make_check("json_schema", {})
 

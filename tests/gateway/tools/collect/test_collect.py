@@ -16,10 +16,10 @@ from typer.testing import CliRunner, Result
 
 from engine.events import EngineInfo, TierInfo
 from engine.request import EngineRequest, Tier
-from gateway.chat import ChatTokenizer
-from gateway.collect_cli import collect
-from gateway.collect_data import CollectError, LabelFile, read_questions
-from gateway.collecting import Collector, CollectPlan, Progress, pair_of
+from gateway.text.chat import ChatTokenizer
+from gateway.tools.collect.collecting import Collector, CollectPlan, Progress, pair_of
+from gateway.tools.collect.command import collect
+from gateway.tools.collect.data import CollectError, LabelFile, read_questions
 from router.dataset import read_labelled_prompts
 from tests.gateway.scripted_client import Script, ScriptedClient, Step
 from tests.models import save_hf_model

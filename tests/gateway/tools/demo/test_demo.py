@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from engine.request import EngineRequest
-from gateway import demo
+from gateway.tools.demo import pair as demo
 from tests.gateway.conftest import Server
 from tests.gateway.scripted_client import Script, Step
 

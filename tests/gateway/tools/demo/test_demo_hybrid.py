@@ -14,9 +14,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from gateway import demo_hybrid
-from gateway.demo_hybrid import Cloud
-from gateway.demo_process import GatewayProcess
+from gateway.tools.demo import hybrid as demo_hybrid
+from gateway.tools.demo.hybrid import Cloud
+from gateway.tools.demo.process import GatewayProcess
 from tests.gateway.conftest import serve
 
 

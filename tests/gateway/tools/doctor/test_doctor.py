@@ -15,11 +15,11 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks.mock_upstream import mock_in_thread
-from gateway import doctor
 from gateway.cli import app
-from gateway.doctor import Check, examine
-from gateway.hardware import available_memory_bytes, usable_physical_cores
-from gateway.settings import load_settings
+from gateway.settings.tree import load_settings
+from gateway.tools.doctor import doctor
+from gateway.tools.doctor.doctor import Check, examine
+from gateway.wiring.hardware import available_memory_bytes, usable_physical_cores
 from tests.models import save_hf_model
 
 runner = CliRunner()

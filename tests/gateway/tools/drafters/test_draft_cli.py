@@ -8,10 +8,11 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-from gateway import draft_cli, wiring
 from gateway.backends.step_loop import no_progress
 from gateway.cli import app
-from gateway.settings import load_settings
+from gateway.settings.tree import load_settings
+from gateway.tools.drafters import commands as draft_cli
+from gateway.wiring import build as wiring
 from tests.models import save_hf_model
 
 runner = CliRunner()

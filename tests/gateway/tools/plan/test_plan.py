@@ -9,23 +9,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from engine.model import DecoderModel
-from engine.model_config import ModelConfig
-from gateway.bench.results import (
+from engine.model.config import ModelConfig
+from engine.model.decoder import DecoderModel
+from gateway.cli import app
+from gateway.settings.tree import bundled_pair
+from gateway.tools.bench.results import (
     BenchResult,
     Meta,
     Objectives,
     RequestRow,
     write_result,
 )
-from gateway.bench.summary import summarize
-from gateway.cli import app
-from gateway.plan.capacity import Goal, Variant, kv_tokens, plan, users_that_fit
-from gateway.plan.check import CheckError, compare
-from gateway.plan.curves import MeasuredCurve, RooflineCurve
-from gateway.plan.devices import DEVICES
-from gateway.plan.shapes import ModelShape
-from gateway.plan.simulate import (
+from gateway.tools.bench.summary import summarize
+from gateway.tools.plan.capacity import Goal, Variant, kv_tokens, plan, users_that_fit
+from gateway.tools.plan.check import CheckError, compare
+from gateway.tools.plan.curves import MeasuredCurve, RooflineCurve
+from gateway.tools.plan.devices import DEVICES
+from gateway.tools.plan.shapes import ModelShape
+from gateway.tools.plan.simulate import (
     Ask,
     GuessedStep,
     Simulation,
@@ -34,8 +35,7 @@ from gateway.plan.simulate import (
     TierModel,
     figures,
 )
-from gateway.plan.workload import fixed_lengths, measured_lengths, usual_lengths
-from gateway.settings import bundled_pair
+from gateway.tools.plan.workload import fixed_lengths, measured_lengths, usual_lengths
 
 STEP_S = 0.01
 # Every pass takes 10 ms, however many rows it has.

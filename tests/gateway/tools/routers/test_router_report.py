@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from gateway.router_cli import app
+from gateway.tools.routers.commands import app
 from router.dataset import LabelledPrompts
 from router.estimator import train_router
 from tests.router.conftest import labelled_sums, write_jsonl
