@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import typer
 
 from engine.events import EngineInfo
-from gateway.settings.tiers import Policy
+from gateway.schema.kinds import Policy
 from gateway.settings.tree import (
     DEFAULT_FILE,
     KEY_VARIABLE,

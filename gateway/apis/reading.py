@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 from gateway.errors.tree import BadRequestError
 from gateway.schema.doubled_names import refuse_doubled_names
-from gateway.server.responses import parse
+from gateway.schema.parsing import parse
 
 Request = TypeVar("Request", bound=BaseModel)
 

@@ -19,7 +19,7 @@ from gateway.planning.jobs import JobBuilder
 from gateway.planning.names import AUTO
 from gateway.planning.permissions import check_model, permitted
 from gateway.schema.chat import ChatRequest
-from gateway.server.responses import parse
+from gateway.schema.parsing import parse
 from gateway.tenants.principal import Principal
 from gateway.text.chat import ChatTokenizer
 from gateway.text.chat_prompt import chat_prompt

@@ -14,8 +14,8 @@ from gateway.planning.incoming import Incoming
 from gateway.planning.names import AUTO
 from gateway.schema.common import OutriderOptions
 from gateway.schema.envelope import ReadRequest
+from gateway.schema.kinds import Endpoint
 from gateway.tenants.principal import ANONYMOUS
-from gateway.upstream.call import Endpoint
 
 _NO_OPTIONS: Final = OutriderOptions()
 _REFUSALS: Final = frozenset({400, 403, 404, 409, 413, 422})

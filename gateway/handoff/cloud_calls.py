@@ -18,10 +18,12 @@ from gateway.metering.meter import Estimate, RequestMeter
 from gateway.planning.context import GatewayContext
 from gateway.planning.incoming import Asked
 from gateway.planning.names import Names
+from gateway.schema.kinds import Endpoint
 from gateway.upstream.bounds import most_predicted_tokens, most_prompt_tokens
-from gateway.upstream.call import Endpoint, UpstreamCall, UpstreamUsage
+from gateway.upstream.call import UpstreamCall
 from gateway.upstream.mirror import MirroredAnswer
 from gateway.upstream.tier import UpstreamTier
+from gateway.upstream.upstream_usage import UpstreamUsage
 from gateway.upstream.usage import cost_usd
 
 # What is held back must still be sent, and written to its end, when nobody takes it over.

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from gateway.schema.chat import AssistantMessage, ChatRequest, InputMessage, TextPart, ToolMessage
 from gateway.schema.common import Harmless, StreamOptions
 from gateway.schema.completions import CompletionRequest
+from gateway.schema.kinds import Capability, Endpoint
 from gateway.schema.structured import JsonObjectFormat, JsonSchemaFormat, NamedSchema, TextFormat
 from gateway.schema.tools import (
     FunctionCall,
@@ -23,8 +24,6 @@ from gateway.schema.tools import (
     Tool,
     ToolCall,
 )
-from gateway.settings.tiers import Capability
-from gateway.upstream.call import Endpoint
 
 NeedKind = Capability | Literal["options"]
 """options: a field that the local models do not know; which servers do is not written anywhere."""

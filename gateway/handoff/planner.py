@@ -27,7 +27,7 @@ from gateway.planning.jobs import JobBuilder
 from gateway.planning.names import AUTO, Names
 from gateway.planning.permissions import without_tier
 from gateway.schema.chat import ChatRequest
-from gateway.upstream.call import Endpoint
+from gateway.schema.kinds import Endpoint
 from gateway.upstream.mirror import MirroredAnswer
 
 # Of a deadline: means are not promises, and somebody has to write the answer.

@@ -30,9 +30,9 @@ from gateway.schema.common import OutriderOptions
 from gateway.schema.completions import CompletionRequest
 from gateway.schema.doubled_names import refuse_doubled_names
 from gateway.schema.envelope import ReadRequest, read_request
+from gateway.schema.kinds import Endpoint
+from gateway.schema.parsing import parse
 from gateway.schema.template_variables import FIELD, read_variables
-from gateway.server.responses import parse
-from gateway.upstream.call import Endpoint
 
 _REQUESTS: Final[dict[Endpoint, type[ChatRequest] | type[CompletionRequest]]] = {
     "chat": ChatRequest,

@@ -3,7 +3,7 @@
 from gateway.ledger.row import LedgerRow, RowKind
 from gateway.metering.rows import Entry, Template, Tokens
 from gateway.upstream.attempts import Attempt
-from gateway.upstream.call import UpstreamUsage
+from gateway.upstream.upstream_usage import UpstreamUsage
 
 
 def upstream_entry(

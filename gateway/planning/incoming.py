@@ -13,11 +13,12 @@ from gateway.metering.outcome_record import OutcomeRecord
 from gateway.planning.engine_requests import ApiRequest
 from gateway.planning.names import Meant
 from gateway.planning.terms import Terms
+from gateway.schema.kinds import Endpoint
 from gateway.settings.server_traits import ServerTraits
 from gateway.telemetry.spans import AskedMarks, record_asked
 from gateway.telemetry.tracer import NULL_SPAN, Span
 from gateway.tenants.principal import ANONYMOUS, Principal
-from gateway.upstream.call import Endpoint, UpstreamCall
+from gateway.upstream.call import UpstreamCall
 from gateway.upstream.dialects.base import Resume
 from gateway.upstream.dialects.openai_request import is_resumable, request_body
 

@@ -8,7 +8,7 @@ from engine.events import TierInfo
 from engine.request import TIERS
 from gateway.errors.tree import BadRequestError, ModelNotFoundError
 from gateway.planning.terms import Named
-from gateway.settings.server_traits import ServerKind
+from gateway.schema.kinds import ServerKind
 from gateway.settings.tiers import RESERVED_NAMES
 
 AUTO: Final = "auto"

@@ -7,7 +7,8 @@ from typing import Final, Literal, NoReturn
 from engine.request import Tier
 from gateway.errors.tree import BadRequestError
 from gateway.schema.common import OutriderOptions
-from gateway.settings.tiers import HandoffSettings, Policy
+from gateway.schema.kinds import Policy
+from gateway.settings.tiers import HandoffSettings
 
 Place = Literal["local", "cloud"]
 """Models of this machine, or a tier that is a server elsewhere."""

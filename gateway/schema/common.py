@@ -20,7 +20,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError, core_schema
 
 from engine.request import CascadeRule, Source
-from gateway.settings.tiers import Policy
+from gateway.schema.kinds import Policy
 
 MAX_CHOICES = 16
 MAX_STOPS = 16

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gateway.errors.tree import BadRequestError, bad_request
 from gateway.schema.common import MAX_LABEL_CHARS, WHOLE, Label, OutriderOptions, PositiveCount
-from gateway.upstream.call import Endpoint
+from gateway.schema.kinds import Endpoint
 
 MAX_ENVELOPE_CHOICES = 128
 

@@ -11,8 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from engine.request import Tier
 from engine.trace import NodeSource, TokenOrigin
 from gateway.answers.origin import HandOffKind
-from gateway.settings.server_traits import ServerKind
-from gateway.upstream.call import UsageSource
+from gateway.schema.kinds import ServerKind, UsageSource
 
 
 class ResponseModel(BaseModel):

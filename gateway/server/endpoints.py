@@ -26,6 +26,7 @@ from gateway.dashboard.experiments import experiment_documents
 from gateway.dashboard.recent import RecentOutcomes
 from gateway.edge.bodies import BodyBudget
 from gateway.edge.idempotency import IdempotentAnswers
+from gateway.edge.json_body import read_json_body
 from gateway.errors.tree import GatewayError, Problem, UnavailableError
 from gateway.handoff.planner import Planner
 from gateway.metering.meter import Account, RequestMeter
@@ -34,19 +35,20 @@ from gateway.planning.context import GatewayContext
 from gateway.planning.incoming import Incoming
 from gateway.planning.jobs import AUTO, JobBuilder
 from gateway.planning.permissions import check_model
+from gateway.schema.kinds import Endpoint
 from gateway.schema.openapi import (
     LoadedLimits,
 )
 from gateway.server.entrance import principal_of
 from gateway.server.pages import WebPage, load_page
 from gateway.server.request_watch import RequestWatch, Watched
-from gateway.server.responses import AnswerResponse, WorkResponse, read_json_body
+from gateway.server.responses import AnswerResponse, WorkResponse
 from gateway.server.route_metrics import RouteCollector
 from gateway.telemetry.log_context import log_context
 from gateway.telemetry.loop_lag import LoopLag
 from gateway.telemetry.tracer import NULL_SPAN, Span
 from gateway.tenants.principal import ANONYMOUS, Principal
-from gateway.upstream.call import HOPS_HEADER, Endpoint
+from gateway.upstream.call import HOPS_HEADER
 
 logger = logging.getLogger(__name__)
 

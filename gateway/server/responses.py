@@ -2,31 +2,22 @@
 
 import asyncio
 import logging
-import re
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractContextManager, aclosing, nullcontext
-from typing import Any, Final, TypeVar
+from typing import Any
 
 import msgspec
-from pydantic import BaseModel, ValidationError
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from engine.errors import EngineError
 from gateway.answers.leg import AnswerFacts
 from gateway.apis.surface import AnswerWriter
-from gateway.edge.bodies import HeldBody
-from gateway.edge.json_bounds import JsonBounds, check_json_bounds
 from gateway.errors.tree import (
     AuthenticationError,
-    BadRequestError,
-    BodyTooLargeError,
-    ContentEncodingError,
     DeadlineExceededError,
     GatewayError,
-    MediaTypeError,
-    bad_request,
     problem_of,
 )
 from gateway.generation import sse
@@ -37,58 +28,8 @@ from gateway.upstream.dialects.rewriting import splice
 
 logger = logging.getLogger(__name__)
 
-Parsed = TypeVar("Parsed", bound=BaseModel)
 
-_JSON_TYPE: Final = re.compile(r"application/([\w.+-]+\+)?json", re.IGNORECASE | re.ASCII)
-_MAX_DIGITS: Final = 20
-"""Of a length; int() refuses numbers of thousands of digits by another error."""
 Work = Callable[[Scope, Receive, Send], Awaitable[None]]
-
-
-async def read_json_body(
-    request: Request, *, limit_bytes: int, held: HeldBody, bounds: JsonBounds
-) -> bytes:
-    """Return the body of a JSON request, unparsed, with its bytes reserved in `held`.
-
-    A declared length is reserved before anything is read, so a client that waits for "100 Continue"
-    is refused before it sends; bytes of a body in chunks are reserved as they come.
-
-    Raises BodyTooLargeError as soon as the limit is passed, MediaTypeError where JSON is not
-    declared (a browser may send other types across sites without asking), ContentEncodingError for
-    a compressed body, BodyTooComplexError for JSON that passes `bounds`, and what `held.reserve`
-    raises.
-    """
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip()
-    if not _JSON_TYPE.fullmatch(media_type):
-        raise MediaTypeError(media_type)
-    encoding = ",".join(request.headers.getlist("content-encoding")).strip()
-    if encoding.lower() not in ("", "identity"):
-        raise ContentEncodingError(encoding)
-    declared = request.headers.get("content-length", "")
-    if declared.isdigit():
-        if len(declared) > _MAX_DIGITS or int(declared) > limit_bytes:
-            raise BodyTooLargeError(limit_bytes=limit_bytes)
-        held.reserve(int(declared))
-    body = bytearray()
-    try:
-        async for chunk in request.stream():
-            if len(body) + len(chunk) > limit_bytes:
-                raise BodyTooLargeError(limit_bytes=limit_bytes)
-            held.reserve(len(body) + len(chunk))
-            body += chunk
-    except ClientDisconnect:
-        raise BadRequestError("The body ended early.") from None
-    read = bytes(body)
-    check_json_bounds(read, bounds)
-    return read
-
-
-def parse(model: type[Parsed], body: bytes) -> Parsed:
-    """JSON to a validated request. Raises BadRequestError that names the field."""
-    try:
-        return model.model_validate_json(body)
-    except ValidationError as error:
-        raise bad_request(error, body) from None
 
 
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, None]) -> None:

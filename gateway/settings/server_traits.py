@@ -5,9 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 from urllib.parse import urlsplit
 
-ServerKind = Literal[
-    "openai", "outrider", "vllm", "sglang", "tgi", "tensorrt_llm", "llama_cpp", "anthropic"
-]
+from gateway.schema.kinds import ServerKind
+
 DialectName = Literal["openai", "anthropic"]
 Continuation = Literal["replay", "final_message", "none"]
 """How an answer that broke off goes on at another replica of the same model.

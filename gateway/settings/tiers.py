@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue
 from pydantic_settings import NoDecode
 
+from gateway.schema.kinds import Capability, ServerKind
 from gateway.settings.paths import did_you_mean
 from gateway.settings.sections import (
     Count,
@@ -19,11 +20,6 @@ from gateway.settings.sections import (
     TierPriceSettings,
     split_list,
 )
-from gateway.settings.server_traits import ServerKind
-
-Policy = Literal["local_only", "prefer_local", "prefer_cloud", "cloud_only"]
-"""Who may answer what `auto` is asked: models of this machine, and a tier elsewhere."""
-Capability = Literal["tools", "images", "audio", "files"]
 
 RESERVED_NAMES: Final = frozenset({"auto", "small", "large", "none"})
 TIER_NAME: Final = re.compile(r"[a-z][a-z0-9_-]{0,31}")

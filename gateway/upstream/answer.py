@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from gateway.errors.tree import DeadlineExceededError, GatewayError, UpstreamError
 from gateway.upstream.attempts import AttemptKind
-from gateway.upstream.call import Chunk, UpstreamCall, UpstreamUsage, WholeAnswer
+from gateway.upstream.call import Chunk, UpstreamCall, WholeAnswer
 from gateway.upstream.continuing import (
     Delivered,
     DivergedError,
@@ -22,6 +22,7 @@ from gateway.upstream.dialects.openai_request import is_resumable
 from gateway.upstream.opening import Opening
 from gateway.upstream.parts import TierState
 from gateway.upstream.request import UpstreamRequest
+from gateway.upstream.upstream_usage import UpstreamUsage
 
 _MAX_CONTINUATIONS: Final = 3
 _SEED_BITS: Final = 31

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from gateway.upstream.call import UpstreamUsage
+from gateway.upstream.upstream_usage import UpstreamUsage
 
 AttemptKind = Literal["answer", "retry", "hedge", "continuation", "mirror"]
 AttemptOutcome = Literal["answered", "failed", "refused", "lost", "cancelled", "limited"]

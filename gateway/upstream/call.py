@@ -2,20 +2,17 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final
 
 import msgspec
 
+from gateway.schema.kinds import Endpoint
 from gateway.telemetry.tracer import NULL_SPAN, Span
-
-if TYPE_CHECKING:
-    from gateway.upstream.attempts import OnAttempt
+from gateway.upstream.attempts import OnAttempt
+from gateway.upstream.upstream_usage import UpstreamUsage
 
 HOPS_HEADER: Final = "x-outrider-hops"
 """The gateways that a request has come through, comma-separated, oldest first."""
-Endpoint = Literal["chat", "completion"]
-UsageSource = Literal["reported", "counted", "estimated"]
-"""Who says how many tokens there were: the server, our own tokenizer, or the text's length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +37,7 @@ class UpstreamCall:
     deadline_s: float | None = None
     affinity: str = ""
     prediction: str = ""
-    on_attempt: "OnAttempt | None" = None
+    on_attempt: OnAttempt | None = None
     span: Span = NULL_SPAN
 
     @property
@@ -74,18 +71,6 @@ def num_answers(call: UpstreamCall) -> int:
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
         num_prompts = len(prompt)
     return num_prompts * max(call.num_choices, 1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpstreamUsage:
-    """Tokens of one answer. `is_corrected`: the server said something else than was counted."""
-
-    num_prompt_tokens: int = 0
-    num_completion_tokens: int = 0
-    num_cached_tokens: int = 0
-    num_reasoning_tokens: int = 0
-    source: UsageSource = "reported"
-    is_corrected: bool = False
 
 
 class Chunk(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -6,7 +6,7 @@ from typing import Any, Final
 import msgspec
 
 from gateway.settings.server_traits import Continuation
-from gateway.upstream.call import Chunk, UpstreamCall, UpstreamUsage
+from gateway.upstream.call import Chunk, UpstreamCall
 from gateway.upstream.dialects.base import Resume, to_event
 from gateway.upstream.dialects.openai_request import is_resumable
 from gateway.upstream.dialects.rewriting import (
@@ -21,6 +21,7 @@ from gateway.upstream.dialects.rewriting import (
 )
 from gateway.upstream.event_stream import event_data
 from gateway.upstream.request import DONE_CHUNK
+from gateway.upstream.upstream_usage import UpstreamUsage
 from gateway.upstream.usage import CountText, usage_object
 
 _encode: Final = msgspec.json.Encoder().encode

@@ -11,7 +11,7 @@ from hashlib import blake2b
 from typing import Any, Final, NoReturn
 
 from gateway.errors.tree import BadRequestError
-from gateway.settings.server_traits import ServerKind
+from gateway.schema.kinds import ServerKind
 from gateway.settings.tiers import UpstreamSettings
 
 SALT_FIELD: Final = "cache_salt"

@@ -13,8 +13,8 @@ from prometheus_client.registry import Collector
 from gateway.answers.origin import HandOffKind
 from gateway.upstream.attempts import Attempt
 from gateway.upstream.breaker import BreakerState
-from gateway.upstream.call import UpstreamUsage
 from gateway.upstream.replicas import ReplicaSet
+from gateway.upstream.upstream_usage import UpstreamUsage
 
 MirrorOutcome = Literal["answered", "failed", "dropped"]
 """dropped: there were too many copies at that time."""

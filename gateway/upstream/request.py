@@ -18,19 +18,13 @@ from gateway.errors.tree import (
 )
 from gateway.telemetry.spans import AttemptMarks, begin_attempt, end_attempt
 from gateway.upstream.attempts import Attempt, AttemptKind, AttemptOutcome
-from gateway.upstream.call import (
-    HOPS_HEADER,
-    Chunk,
-    UpstreamCall,
-    UpstreamUsage,
-    WholeAnswer,
-    num_answers,
-)
+from gateway.upstream.call import HOPS_HEADER, Chunk, UpstreamCall, WholeAnswer, num_answers
 from gateway.upstream.dialects.base import ReportedError, is_refusal
 from gateway.upstream.parts import TierState
 from gateway.upstream.replicas import Lease, Replica
 from gateway.upstream.retry_after import asked_wait_s
 from gateway.upstream.transport import UpstreamResponse
+from gateway.upstream.upstream_usage import UpstreamUsage
 from gateway.upstream.usage import UsageMeter, cost_usd
 
 logger = logging.getLogger(__name__)

@@ -7,8 +7,9 @@ from typing import Any, Final
 
 from gateway.settings.sections import TierPriceSettings
 from gateway.upstream.bounds import media_parts
-from gateway.upstream.call import Chunk, UpstreamCall, UpstreamUsage, WholeAnswer
+from gateway.upstream.call import Chunk, UpstreamCall, WholeAnswer
 from gateway.upstream.tally import Tally, size_bytes, tokens_of
+from gateway.upstream.upstream_usage import UpstreamUsage
 
 CountText = Callable[[str], int]
 CountPrompt = Callable[[UpstreamCall], int | None]

@@ -15,9 +15,9 @@ import typer
 from rich.console import Console
 
 from gateway.tools.bench.client import TargetError
+from gateway.tools.bench.exit_codes import EXIT_FAILED, EXIT_STOPPED, EXIT_TOO_SLOW, EXIT_USAGE
 from gateway.tools.bench.fields import FieldError
 from gateway.tools.bench.flags import NOBODY, BenchFlags, parse_sides, plan_of, with_suffix
-from gateway.tools.bench.options import EXIT_FAILED, EXIT_STOPPED, EXIT_TOO_SLOW, EXIT_USAGE
 from gateway.tools.bench.plan import BenchPlan, PlanError
 from gateway.tools.bench.progress import LiveProgress
 from gateway.tools.bench.results import BenchResult, ResultError, read_result, write_result

@@ -1,14 +1,9 @@
 """The flags of `outrider bench`. What they do is in `command`, which is loaded when it runs."""
 
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
-
-EXIT_FAILED: Final = 1
-EXIT_USAGE: Final = 2
-EXIT_TOO_SLOW: Final = 3
-EXIT_STOPPED: Final = 130
 
 BENCH_HELP = """
 Measure an OpenAI-compatible server: latencies, throughput, and the rate that it carries.

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 import httpx
 from rich.console import Console
 
-from gateway.settings.tiers import Policy
+from gateway.schema.kinds import Policy
 from gateway.tools.console.terminal import DRAFTED_STYLE, token_text
 from gateway.upstream.event_stream import EventSplitter, event_data
 

@@ -4,30 +4,17 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Literal
 
 from gateway.server.serving import listen
 from gateway.settings.tree import Settings, SettingsError, is_missing_folder
+from gateway.tools.doctor.findings import Check
 from gateway.wiring.hardware import available_memory_bytes, usable_physical_cores
-
-Status = Literal["ok", "warning", "failed"]
 
 _GIB = 2**30
 _OVERHEAD_BYTES = 600 * 2**20  # both processes with their libraries
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
-    """One finding. `advice` says what to do unless the status is ok."""
-
-    name: str
-    status: Status
-    detail: str
-    advice: str = ""
 
 
 def examine(settings: Settings) -> Iterator[Check]:

@@ -8,7 +8,7 @@ from gateway.errors.tree import UpstreamError
 from gateway.settings.server_traits import TRAITS
 from gateway.settings.tiers import UpstreamSettings
 from gateway.settings.tree import Settings
-from gateway.tools.doctor.doctor import Check, Status
+from gateway.tools.doctor.findings import Check, Status
 from gateway.upstream.dialects import dialect_for
 from gateway.upstream.model_list import model_ids
 from gateway.upstream.transport import Transport

@@ -11,8 +11,9 @@ from typing import Any, Final
 import msgspec
 
 from gateway.errors.tree import BadRequestError
+from gateway.schema.kinds import Endpoint
 from gateway.settings.server_traits import ServerTraits
-from gateway.upstream.call import Endpoint, UpstreamCall, WholeAnswer
+from gateway.upstream.call import UpstreamCall, WholeAnswer
 from gateway.upstream.dialects.anthropic_request import request_body, wants_thinking
 from gateway.upstream.dialects.anthropic_stream import (
     AnthropicChunkReader,

@@ -4,7 +4,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.upstream.call import Chunk, UpstreamUsage
+from gateway.upstream.call import Chunk
 from gateway.upstream.dialects.anthropic_words import ERROR_STATUS, FINISH_REASONS
 from gateway.upstream.dialects.base import (
     ReportedError,
@@ -14,6 +14,7 @@ from gateway.upstream.dialects.base import (
     whole_number,
 )
 from gateway.upstream.event_stream import event_data
+from gateway.upstream.upstream_usage import UpstreamUsage
 from gateway.upstream.usage import usage_object
 
 _encode: Final = msgspec.json.Encoder().encode

@@ -7,8 +7,9 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from gateway.errors.tree import INVALID_REQUEST, UpstreamError
+from gateway.schema.kinds import Endpoint
 from gateway.settings.server_traits import Continuation, ServerTraits
-from gateway.upstream.call import Chunk, Endpoint, UpstreamCall, WholeAnswer
+from gateway.upstream.call import Chunk, UpstreamCall, WholeAnswer
 
 DONE: Final = b"[DONE]"
 

@@ -13,15 +13,9 @@ from typing import Any, Final
 import msgspec
 
 from gateway.errors.tree import UpstreamError
+from gateway.schema.kinds import Endpoint
 from gateway.settings.server_traits import ServerTraits
-from gateway.upstream.call import (
-    Chunk,
-    Endpoint,
-    UpstreamCall,
-    UpstreamUsage,
-    WholeAnswer,
-    num_answers,
-)
+from gateway.upstream.call import Chunk, UpstreamCall, WholeAnswer, num_answers
 from gateway.upstream.dialects.base import (
     DONE,
     ChunkReader,
@@ -35,6 +29,7 @@ from gateway.upstream.dialects.base import (
 from gateway.upstream.dialects.openai_request import request_body
 from gateway.upstream.event_stream import event_data
 from gateway.upstream.tally import size_bytes
+from gateway.upstream.upstream_usage import UpstreamUsage
 
 _NULL: Final = msgspec.Raw(b"null")
 # An event may tell by its name alone that it is an error.

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gateway.apis.messages.surface import MessagesSurface
 from gateway.errors.tree import BadRequestError, Problem, problem_of
 from gateway.schema.chat import ChatRequest
-from gateway.server.responses import parse
+from gateway.schema.parsing import parse
 from gateway.upstream.call import UpstreamCall
 from gateway.upstream.dialects.anthropic_messages import translate_messages
 from gateway.upstream.dialects.anthropic_request import request_body

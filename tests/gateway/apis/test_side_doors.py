@@ -10,7 +10,7 @@ from gateway.apis.responses.surface import ResponsesSurface
 from gateway.apis.surface import Surface
 from gateway.errors.tree import BadRequestError
 from gateway.schema.chat import ChatRequest
-from gateway.server.responses import parse
+from gateway.schema.parsing import parse
 
 HELLO = [{"role": "user", "content": "Hello"}]
 BASES: dict[str, dict[str, Any]] = {

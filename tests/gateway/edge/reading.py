@@ -3,8 +3,8 @@
 from starlette.requests import Request
 
 from gateway.edge.bodies import BodyBudget
+from gateway.edge.json_body import read_json_body
 from gateway.edge.json_bounds import JsonBounds
-from gateway.server.responses import read_json_body
 
 _BODY_BYTES = 2**20
 

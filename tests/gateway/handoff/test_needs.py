@@ -12,9 +12,9 @@ from gateway.errors.tree import BadRequestError
 from gateway.handoff.needs import Need, NeedKind, describe, lacking, needs_of, uses_of
 from gateway.schema.chat import ChatRequest
 from gateway.schema.completions import CompletionRequest
+from gateway.schema.kinds import Endpoint
 from gateway.text.structured import plan_structured
 from gateway.text.tools import plan_tools
-from gateway.upstream.call import Endpoint
 from tests.gateway.schema.test_schema import HARMLESS
 
 CHAT: dict[str, Any] = {"model": "auto", "messages": [{"role": "user", "content": "Hi"}]}

@@ -13,8 +13,8 @@ from engine.request import LatencyObjective
 from gateway.errors.tree import BadRequestError
 from gateway.schema.chat import ChatRequest
 from gateway.schema.completions import CompletionRequest
+from gateway.schema.parsing import parse
 from gateway.schema.responses import ChatCompletion, ChatCompletionChunk
-from gateway.server.responses import parse
 from gateway.text.chat import ChatTokenizer
 from tests.gateway.conftest import Server
 from tests.gateway.scripted_client import Script, Step

@@ -18,8 +18,8 @@ from gateway.planning.job import Answer, Job
 from gateway.planning.jobs import JobBuilder
 from gateway.schema.chat import ChatRequest
 from gateway.schema.completions import CompletionRequest
+from gateway.schema.parsing import parse
 from gateway.schema.routing import RouteReport
-from gateway.server.responses import parse
 from gateway.text.chat import ChatTokenizer
 from router.calibration import Calibration
 from router.costs import TokenPrices

@@ -8,7 +8,8 @@ import pytest
 from gateway.errors.tree import BadRequestError, problem_of
 from gateway.planning.terms import Named, Rules, Terms, terms_of
 from gateway.schema.common import OutriderOptions
-from gateway.settings.tiers import HandoffSettings, Policy
+from gateway.schema.kinds import Policy
+from gateway.settings.tiers import HandoffSettings
 
 BOTH = Rules(cloud="cloud")
 LOCAL_ONLY = Rules()

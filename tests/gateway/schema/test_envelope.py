@@ -13,7 +13,7 @@ from gateway.errors.tree import BadRequestError, bad_request
 from gateway.schema.chat import ChatRequest
 from gateway.schema.completions import CompletionRequest
 from gateway.schema.envelope import Envelope, ReadRequest, read_request
-from gateway.upstream.call import Endpoint
+from gateway.schema.kinds import Endpoint
 
 CHAT = {"model": "auto", "messages": [{"role": "user", "content": "Hi"}]}
 COMPLETION = {"model": "auto", "prompt": "Hi"}

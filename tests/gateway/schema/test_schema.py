@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from gateway.errors.tree import BadRequestError, problem_of
 from gateway.schema.chat import ChatRequest
 from gateway.schema.completions import CompletionRequest
-from gateway.server.responses import parse
+from gateway.schema.parsing import parse
 
 CHAT = {"model": "auto", "messages": [{"role": "user", "content": "Hi"}]}
 COMPLETION = {"model": "auto", "prompt": "Hi"}

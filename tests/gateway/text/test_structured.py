@@ -11,9 +11,9 @@ from gateway.backends.in_process import InProcessEngineClient
 from gateway.errors.tree import BadRequestError
 from gateway.schema.chat import ChatRequest
 from gateway.schema.completions import CompletionRequest
+from gateway.schema.parsing import parse
 from gateway.schema.structured import MAX_REGEX_CHARS
 from gateway.server.app import GatewayContext, GatewayLimits, create_app
-from gateway.server.responses import parse
 from gateway.text.chat import ChatTokenizer
 from gateway.text.structured import StructuredPlan, plan_structured
 from tests.engines import PAIR_FOLDER, make_engine, shipped_pair

@@ -17,9 +17,9 @@ from transformers import AutoTokenizer
 from gateway.backends.step_loop import no_progress
 from gateway.errors.tree import BadRequestError
 from gateway.schema.chat import ChatRequest
+from gateway.schema.parsing import parse
 from gateway.schema.responses import ChatCompletion, ChatCompletionChunk
 from gateway.server.app import GatewayContext, create_app
-from gateway.server.responses import parse
 from gateway.server.serving import background_gateway
 from gateway.settings.tree import load_settings
 from gateway.text.chat import ChatTokenizer

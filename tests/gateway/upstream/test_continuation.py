@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from benchmarks.mock_upstream import MockRequest, MockScript, ToolCall, Toxic
 from gateway.errors.tree import DeadlineExceededError, UpstreamError
-from gateway.upstream.call import Chunk, UpstreamUsage
+from gateway.upstream.call import Chunk
 from gateway.upstream.continuing import Delivered, DivergedError, Plan, Seam, as_one_answer, plan_of
 from gateway.upstream.dialects.base import to_event
 from gateway.upstream.dialects.openai import OpenAIDialect
+from gateway.upstream.upstream_usage import UpstreamUsage
 from tests.gateway.upstream.tiers import (
     Bench,
     bench,

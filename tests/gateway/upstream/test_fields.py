@@ -8,7 +8,8 @@ import pytest
 from pydantic import ValidationError
 
 from gateway.errors.tree import BadRequestError
-from gateway.settings.server_traits import TRAITS, ServerKind
+from gateway.schema.kinds import ServerKind
+from gateway.settings.server_traits import TRAITS
 from gateway.settings.tiers import UpstreamSettings
 from gateway.text.chat import ChatTokenizer
 from gateway.upstream.fields import FieldFilter

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.errors.tree import BadRequestError, UpstreamError
-from gateway.settings.server_traits import TRAITS, Continuation, ServerKind, ServerTraits, traits_of
+from gateway.schema.kinds import ServerKind
+from gateway.settings.server_traits import TRAITS, Continuation, ServerTraits, traits_of
 from gateway.upstream.call import Chunk, UpstreamCall
 from gateway.upstream.dialects import dialect_for
 from gateway.upstream.dialects.base import ReportedError, Resume, is_refusal

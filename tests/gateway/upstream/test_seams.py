@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.upstream.call import Chunk, Endpoint, UpstreamCall
+from gateway.schema.kinds import Endpoint
+from gateway.upstream.call import Chunk, UpstreamCall
 from gateway.upstream.continuing import Delivered, Seam, plan_of
 from gateway.upstream.dialects.base import to_event
 from gateway.upstream.dialects.openai import OpenAIDialect

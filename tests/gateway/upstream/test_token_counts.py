@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from gateway.upstream.call import Endpoint, UpstreamCall
+from gateway.schema.kinds import Endpoint
+from gateway.upstream.call import UpstreamCall
 from gateway.upstream.token_counts import TokenCounter
 
 TALK = [

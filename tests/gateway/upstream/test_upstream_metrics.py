@@ -7,9 +7,9 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from gateway.upstream.attempts import Attempt
-from gateway.upstream.call import UpstreamUsage
 from gateway.upstream.metrics import UpstreamMetrics
 from gateway.upstream.replicas import ReplicaSet
+from gateway.upstream.upstream_usage import UpstreamUsage
 
 
 @pytest.fixture

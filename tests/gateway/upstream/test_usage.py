@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.settings.sections import TierPriceSettings
-from gateway.upstream.call import Chunk, UpstreamCall, UpstreamUsage, WholeAnswer
+from gateway.upstream.call import Chunk, UpstreamCall, WholeAnswer
+from gateway.upstream.upstream_usage import UpstreamUsage
 from gateway.upstream.usage import CountText, UsageMeter, cost_usd, usage_object
 
 

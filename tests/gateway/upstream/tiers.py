@@ -10,11 +10,12 @@ from typing import Any
 
 from benchmarks.mock_upstream import MockRequest, MockScript, MockUpstream, answer_text
 from gateway.errors.tree import GatewayError
+from gateway.schema.kinds import Endpoint
 from gateway.settings.server_traits import TRAITS
 from gateway.settings.tiers import UpstreamSettings
 from gateway.upstream.answer import UpstreamAnswer
 from gateway.upstream.attempts import Attempt, AttemptKind
-from gateway.upstream.call import Chunk, Endpoint, UpstreamCall
+from gateway.upstream.call import Chunk, UpstreamCall
 from gateway.upstream.dialects import dialect_for
 from gateway.upstream.replicas import ReplicaSet
 from gateway.upstream.tier import TierParts, UpstreamTier

@@ -18,7 +18,8 @@ from benchmarks.mock_upstream import mock_in_thread
 from gateway.cli import app
 from gateway.settings.tree import load_settings
 from gateway.tools.doctor import doctor
-from gateway.tools.doctor.doctor import Check, examine
+from gateway.tools.doctor.doctor import examine
+from gateway.tools.doctor.findings import Check
 from gateway.wiring.hardware import available_memory_bytes, usable_physical_cores
 from tests.models import save_hf_model
 

@@ -1,0 +1,17 @@
+"""Tokens that a request to an upstream tier took, and their source."""
+
+from dataclasses import dataclass
+
+from gateway.schema.kinds import UsageSource
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpstreamUsage:
+    """Tokens of one answer. `is_corrected`: the server said something else than was counted."""
+
+    num_prompt_tokens: int = 0
+    num_completion_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_reasoning_tokens: int = 0
+    source: UsageSource = "reported"
+    is_corrected: bool = False
