@@ -173,6 +173,7 @@ class CloudCalls:
             on_answered=lambda leg: self._answered(asked, leg),
             is_continuable=self._cloud.rules.continue_elsewhere and asked.is_continuable,
             credit=credit,
+            is_bounded=asked.token_limit is not None,
         )
         made.arm = asked.incoming.arm
         return made

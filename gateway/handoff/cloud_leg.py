@@ -27,7 +27,7 @@ _BLOT: Final = "***"
 class CloudLeg:
     """Answers by an upstream tier."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all but the first three by keyword
         self,
         tier: UpstreamTier,
         call: UpstreamCall,
@@ -36,9 +36,11 @@ class CloudLeg:
         is_continuable: bool = False,
         secrets: Collection[str] = (),
         credit: Credit | None = None,
+        is_bounded: bool = False,
     ) -> None:
         """is_continuable: others may go on behind what is sent, should it break off. A stream ends
-        where `credit` does.
+        where `credit` does. is_bounded: the client has said how long the answer may be, so all of
+        that is reserved.
 
         `on_answered` is called once where the whole answer was delivered; it must not block.
         `secrets` are blotted out of what servers say of errors.
@@ -53,6 +55,7 @@ class CloudLeg:
         self._secrets = secrets
         self._is_continuable = is_continuable
         self._credit = credit
+        self._is_bounded = is_bounded
         self._tally = Tally()
         self._num_credited = 0
         self._num_open = num_answers(call)
@@ -99,13 +102,13 @@ class CloudLeg:
         """Whether the tenant has no token left for this one. This runs for each token.
 
         An answer that the client has bounded is the server's to end. Only one that is longer than
-        any of so many tokens can be is ended here.
+        any of so many tokens can be is ended here. A bound that the gateway has set (the tokens
+        that `max_cost_usd` pays for) is not reserved, so it is none of these.
         """
         if self._credit is None:
             return False
         self._tally.add(chunk)
-        is_bounded = self.call.token_limit is not None
-        total = self._tally.least_tokens if is_bounded else self._tally.num_tokens
+        total = self._tally.least_tokens if self._is_bounded else self._tally.num_tokens
         num_tokens = total - self._num_credited
         if num_tokens <= 0:
             return False
