@@ -36,5 +36,8 @@ def in_own_words(problem: Problem) -> Problem:
     if problem.param is None or problem.raw is not None:
         return problem
     path = own_path(problem.param)
-    message = re.sub(rf"(?<![\w.]){re.escape(problem.param)}(?![\w])", path, problem.message)
+    # A function: in a text re.sub would read backslashes, and a client may have named the field.
+    message = re.sub(
+        rf"(?<![\w.]){re.escape(problem.param)}(?![\w])", lambda _: path, problem.message
+    )
     return replace(problem, param=path, message=message)

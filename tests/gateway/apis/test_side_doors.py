@@ -6,11 +6,13 @@ from typing import Any
 import pytest
 
 from gateway.apis.messages.surface import MessagesSurface
+from gateway.apis.responses.paths import in_own_words
 from gateway.apis.responses.surface import ResponsesSurface
 from gateway.apis.surface import Surface
-from gateway.errors.tree import BadRequestError
+from gateway.errors.tree import BadRequestError, problem_of
 from gateway.schema.chat import ChatRequest
 from gateway.schema.parsing import parse
+from gateway.schema.template_variables import read_variables
 
 HELLO = [{"role": "user", "content": "Hello"}]
 BASES: dict[str, dict[str, Any]] = {
@@ -117,3 +119,13 @@ def test_what_another_server_has_encrypted_is_passed_over() -> None:
     secret = {"type": "reasoning", "summary": [], "encrypted_content": "gAAAA"}
     request = read_here("responses", {"input": [*HELLO, secret]})
     assert "gAAAA" not in request.model_dump_json()
+
+
+@pytest.mark.parametrize("name", ["\\q", "\\g<9>", "\\1"])
+def test_a_refused_name_with_backslashes_is_told_as_it_is(name: str) -> None:
+    """Issue 15, second round: they were read as a pattern's, and the client got no answer."""
+    with pytest.raises(BadRequestError) as caught:
+        read_variables({name: {}})
+    problem = in_own_words(problem_of(caught.value))
+    assert problem.param == f"chat_template_kwargs.{name}"
+    assert problem.message.startswith(f"chat_template_kwargs.{name}: ")
