@@ -1,8 +1,8 @@
 """Threads in which prompts are built, so that no long one holds the event loop or the memory.
 
-Short work is done at once, work of middle size in a few threads of its own: the event loop's
-default threads ask the database, and all of them may wait for one that does not answer. Long
-prompts share a few slots: tenants take turns for them, so that one tenant's many long prompts delay
+Short work is done at once. Work of middle size has a few slots, each with a thread of its own: the
+event loop's default threads ask the database, and all may wait for one that does not answer. Long
+prompts have fewer slots. Tenants take turns for both, so that one tenant's many prompts delay
 another's by one at most.
 """
 
@@ -19,27 +19,22 @@ from gateway.errors.tree import BadRequestError, PromptQueueFullError
 INLINE_CHARS: Final = 4096
 # From here on a prompt takes tens of milliseconds and megabytes of memory.
 LONG_CHARS: Final = 65_536
-_MIDDLE_THREADS: Final = 4
 
 Result = TypeVar("Result")
 
 
-class PromptSlots:
-    """A few slots for long prompts, given to tenants in turn.
+class TenantSlots:
+    """A few slots, each with a thread, given to tenants in turn.
 
     A slot is taken until its thread has ended, also when the client has left meanwhile.
     """
 
-    def __init__(self, *, num_slots: int = 2, max_waiting_per_tenant: int = 32) -> None:
-        self._executor = ThreadPoolExecutor(num_slots, thread_name_prefix="prompt")
-        self._middle = ThreadPoolExecutor(_MIDDLE_THREADS, thread_name_prefix="middle-prompt")
+    def __init__(self, name: str, num_slots: int, max_waiting_per_tenant: int | None) -> None:
+        """`max_waiting_per_tenant`: None where the bytes of bodies bound them well enough."""
+        self._executor = ThreadPoolExecutor(num_slots, thread_name_prefix=name)
         self._num_free = num_slots
         self._max_waiting_per_tenant = max_waiting_per_tenant
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
-
-    async def run_middle(self, work: Callable[[], Result]) -> Result:
-        """Run work of some milliseconds in a thread, in the order of its coming."""
-        return await asyncio.get_running_loop().run_in_executor(self._middle, work)
 
     async def run(self, tenant: str, work: Callable[[], Result]) -> Result:
         """Run `work` in a thread when it is the tenant's turn. Raises PromptQueueFullError."""
@@ -47,7 +42,7 @@ class PromptSlots:
         loop = asyncio.get_running_loop()
 
         def ended(_: Future[Result]) -> None:
-            loop.call_soon_threadsafe(self._leave)
+            loop.call_soon_threadsafe(self.leave)
 
         future = self._executor.submit(work)
         future.add_done_callback(ended)
@@ -58,7 +53,8 @@ class PromptSlots:
             self._num_free -= 1
             return
         queue = self._waiting.setdefault(tenant, deque())
-        if len(queue) >= self._max_waiting_per_tenant:
+        most = self._max_waiting_per_tenant
+        if most is not None and len(queue) >= most:
             raise PromptQueueFullError(num_waiting=len(queue))
         turn = asyncio.get_running_loop().create_future()
         queue.append(turn)
@@ -66,18 +62,21 @@ class PromptSlots:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self._leave()  # its turn came while the client left
+                self.leave()  # its turn came while the client left
             else:
                 self._forget(tenant, turn)
             raise
 
     def _forget(self, tenant: str, turn: asyncio.Future[None]) -> None:
-        queue = self._waiting[tenant]
+        """Take a cancelled turn out, unless `leave` came upon it before its task ran again."""
+        queue = self._waiting.get(tenant)
+        if queue is None or turn not in queue:
+            return
         queue.remove(turn)
         if not queue:
             del self._waiting[tenant]
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
         """Give the slot to the tenant that has waited for longest since its last turn."""
         self._num_free += 1
         while self._waiting and self._num_free:
@@ -88,6 +87,17 @@ class PromptSlots:
             if not turn.done():
                 turn.set_result(None)
                 self._num_free -= 1
+
+
+class PromptSlots:
+    """The slots for prompts of middle length, and those for long ones."""
+
+    def __init__(
+        self, *, num_slots: int = 2, num_middle_slots: int = 4, max_waiting_per_tenant: int = 32
+    ) -> None:
+        """`num_slots` and `max_waiting_per_tenant` are for long prompts."""
+        self.long = TenantSlots("prompt", num_slots, max_waiting_per_tenant)
+        self.middle = TenantSlots("middle-prompt", num_middle_slots, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,9 +124,8 @@ class PromptWork:
             return work()
         if self.slots is None:
             return await asyncio.to_thread(work)
-        if num_chars < LONG_CHARS:
-            return await self.slots.run_middle(work)
-        return await self.slots.run(self.tenant, work)
+        slots = self.slots.middle if num_chars < LONG_CHARS else self.slots.long
+        return await slots.run(self.tenant, work)
 
 
 UNBOUNDED: Final = PromptWork()

@@ -138,7 +138,7 @@ def test_hole_6_tenants_take_turns_for_the_slots() -> None:
         names = ["a1", "a2", "a3", "a4", "b1", "b2"]
         tasks = []
         for name in names:
-            tasks.append(asyncio.create_task(slots.run(name[0], held.work(name))))
+            tasks.append(asyncio.create_task(slots.long.run(name[0], held.work(name))))
             await _settle()
         for count in range(1, 7):
             await held.wait_for(count)
@@ -153,11 +153,11 @@ def test_hole_6_one_tenant_has_a_bounded_queue_of_its_own() -> None:
     async def scenario() -> None:
         slots, held = PromptSlots(num_slots=1, max_waiting_per_tenant=2), Held()
         works = [held.work(name) for name in ("a1", "a2", "a3")]
-        tasks = [asyncio.create_task(slots.run("a", work)) for work in works]
+        tasks = [asyncio.create_task(slots.long.run("a", work)) for work in works]
         await held.wait_for(1)
         with pytest.raises(PromptQueueFullError):
-            await slots.run("a", held.work("a4"))
-        tasks.append(asyncio.create_task(slots.run("b", held.work("b1"))))
+            await slots.long.run("a", held.work("a4"))
+        tasks.append(asyncio.create_task(slots.long.run("b", held.work("b1"))))
         await _settle()
         for name in ("a1", "a2", "a3", "b1"):
             held.let_go(name)
@@ -169,10 +169,10 @@ def test_hole_6_one_tenant_has_a_bounded_queue_of_its_own() -> None:
 def test_hole_6_a_client_that_leaves_frees_its_slot_when_its_thread_has_ended() -> None:
     async def scenario() -> list[str]:
         slots, held = PromptSlots(num_slots=1), Held()
-        first = asyncio.create_task(slots.run("a", held.work("a1")))
+        first = asyncio.create_task(slots.long.run("a", held.work("a1")))
         await held.wait_for(1)
-        waits = asyncio.create_task(slots.run("a", held.work("a2")))
-        last = asyncio.create_task(slots.run("b", held.work("b1")))
+        waits = asyncio.create_task(slots.long.run("a", held.work("a2")))
+        last = asyncio.create_task(slots.long.run("b", held.work("b1")))
         await _settle()
         for task in (first, waits):
             task.cancel()
@@ -181,7 +181,7 @@ def test_hole_6_a_client_that_leaves_frees_its_slot_when_its_thread_has_ended() 
         held.let_go("a1")
         held.let_go("b1")
         assert await last == "b1"
-        assert await slots.run("a", lambda: "free") == "free"
+        assert await slots.long.run("a", lambda: "free") == "free"
         return held.begun
 
     assert asyncio.run(scenario()) == ["a1", "b1"]
@@ -197,6 +197,43 @@ def test_short_prompts_wait_for_no_slot() -> None:
         assert await work.run(1, lambda: 6) == 6
         held.let_go("a1")
         await long
+
+    asyncio.run(scenario())
+
+
+def test_tenants_take_turns_for_prompts_of_middle_length_too() -> None:
+    """Issue 15, second round: a tenant's two thousand of them kept the others waiting."""
+
+    async def scenario() -> list[str]:
+        slots, held = PromptSlots(num_middle_slots=1), Held()
+        names = ["a1", "a2", "a3", "a4", "b1"]
+        tasks = []
+        for name in names:
+            work = PromptWork(slots=slots, tenant=name[0])
+            tasks.append(asyncio.create_task(work.run(INLINE_CHARS, held.work(name))))
+            await _settle()
+        for count in range(1, 6):
+            await held.wait_for(count)
+            held.let_go(held.begun[-1])
+        assert await asyncio.gather(*tasks) == names
+        return held.begun
+
+    assert asyncio.run(scenario()) == ["a1", "a2", "b1", "a3", "a4"]
+
+
+def test_a_client_that_leaves_as_its_turn_comes_is_cancelled_and_nothing_else() -> None:
+    """Issue 15, second round: its turn was gone when it wanted to give it back, a KeyError."""
+
+    async def scenario() -> None:
+        slots = PromptSlots(num_slots=1)
+        first = asyncio.create_task(slots.long.run("a", lambda: "a"))
+        waits = asyncio.create_task(slots.long.run("b", lambda: "b"))
+        await asyncio.sleep(0)
+        asyncio.get_running_loop().call_soon(slots.long.leave)  # before the cancelled task runs
+        waits.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waits
+        assert await first == "a"
 
     asyncio.run(scenario())
 
