@@ -18,10 +18,11 @@ from torch import Tensor
 from engine.request import GrammarSpec
 
 _WORD_BITS = 32
-# Processor time that one answer's masks may take: a reserve, and so much more with each mask. An
-# ordinary schema takes a tenth of a millisecond; the compiler's trial refuses what is slow at once.
+# Processor time that one answer's way through its grammar may take: a reserve, and so much more with
+# each mask. An ordinary schema takes a tenth of a millisecond for a mask and less for a token; the
+# compiler's trial refuses what is slow at once. An ambiguous grammar grows slower with the length.
 _FIRST_S: Final = 0.5
-_MASK_S: Final = 0.05
+_MASK_S: Final = 0.01
 
 
 class InvalidGrammarError(ValueError):
@@ -96,7 +97,7 @@ class GrammarState:
     ) -> None:
         """`clock`: seconds of processor time of this thread, so that a busy machine costs nothing.
 
-        Every method raises InvalidGrammarError once the masks have taken too much of it.
+        Every method raises InvalidGrammarError once masks and moves have taken too much of it.
         """
         self._grammar = grammar
         self._clock = clock
@@ -226,23 +227,28 @@ class GrammarState:
     def _mask(self, node: "_Node") -> NDArray[np.int32]:
         """What may follow a node, [num_words]; where the grammar got stuck, only the end may."""
         if node.mask is None:
-            began_s = self._clock()
             self._go(node)
+            began_s = self._clock()
             mask = np.full(self._num_words, -1, dtype=np.int32)
             self._matcher.fill_mask(mask)
             if spare := self._grammar.vocab_size % _WORD_BITS:
                 mask[-1] &= (1 << spare) - 1
             node.mask = mask if mask.any() else self._stop_mask
-            spent_s = self._clock() - began_s
-            self._left_s = min(self._left_s + _MASK_S - spent_s, _FIRST_S)  # no credit piles up
-            if self._left_s < 0.0:
-                raise InvalidGrammarError(
-                    "finding the tokens that it allows takes too long; simplify it"
-                )
+            self._spend(self._clock() - began_s - _MASK_S)
         return node.mask
+
+    def _spend(self, spent_s: float) -> None:
+        self._left_s = min(self._left_s - spent_s, _FIRST_S)  # no credit piles up
+        if self._left_s < 0.0:
+            raise InvalidGrammarError(
+                "finding the tokens that it allows takes too long; simplify it"
+            )
 
     def _go(self, node: "_Node") -> None:
         """Move the matcher to a node, which the masks on the way have allowed."""
+        if node is self._here:
+            return
+        began_s = self._clock()
         place, ahead = self._here, node
         num_back = 0
         way: list[int] = []
@@ -259,6 +265,7 @@ class GrammarState:
             accepted = self._matcher.accept(token_id)
             assert accepted, "the matcher refuses a token that its mask allowed"
         self._here = node
+        self._spend(self._clock() - began_s)
 
 
 class _Node:
