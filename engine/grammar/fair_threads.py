@@ -124,6 +124,15 @@ class _Job(Generic[ResourceT, ResultT]):
         try:
             result = self._run(resource)
         except BaseException as error:  # noqa: BLE001 - the future's owner decides
+            _drop_frames(error)
             self.future.set_exception(error)
         else:
             self.future.set_result(result)
+
+
+def _drop_frames(error: BaseException) -> None:
+    """Let go of what a failed job had in its variables: a future may be kept for a long time."""
+    seen: BaseException | None = error
+    while seen is not None:
+        seen.__traceback__ = None
+        seen = seen.__context__

@@ -18,9 +18,9 @@ from torch import Tensor
 from engine.request import GrammarSpec
 
 _WORD_BITS = 32
-# Processor time that one answer's way through its grammar may take: a reserve, and so much more with
-# each mask. An ordinary schema takes a tenth of a millisecond for a mask and less for a token; the
-# compiler's trial refuses what is slow at once. An ambiguous grammar grows slower with the length.
+# Processor time that one answer's way through its grammar may take: a reserve, and so much more
+# with each mask. An ordinary schema takes a tenth of a millisecond for a mask and less for a token;
+# the compiler's trial refuses what is slow at once, but some grammars become slow with the length.
 _FIRST_S: Final = 0.5
 _MASK_S: Final = 0.01
 

@@ -21,6 +21,10 @@ log = logging.getLogger(__name__)
 
 _START_TIMEOUT_S: Final = 60.0
 _KILLED: Final = -signal.SIGKILL
+_NOT_STARTED: Final = "the grammar compiler did not start; try again later"
+# What an interpreter needs to find its libraries and folders. The rest may hold secrets, and the
+# process reads what clients wrote.
+_PASSED_VARIABLES: Final = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "TMPDIR", "PYTHONHOME")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +85,11 @@ class GrammarProcess:
         with self._lock:
             if self._is_closed:
                 raise UnfinishedGrammarError("the engine is stopping")
-            process, connection = self._running = _spawn()
+            try:
+                process, connection = self._running = _spawn()
+            except OSError as error:  # no memory, descriptors or processes left, for now
+                log.error("compiling process did not start error=%s", error)
+                raise UnfinishedGrammarError(_NOT_STARTED) from error
         try:
             connection.send_bytes(self._hello)
             if connection.poll(_START_TIMEOUT_S):
@@ -91,7 +99,7 @@ class GrammarProcess:
             pass
         exit_code = self._end()
         log.error("compiling process did not start exit_code=%s pid=%s", exit_code, process.pid)
-        raise UnfinishedGrammarError("the grammar compiler did not start; try again later")
+        raise UnfinishedGrammarError(_NOT_STARTED)
 
     def prepare(self, spec: GrammarSpec) -> GrammarSource:
         """The source of a grammar that was compiled once within the bounds.
@@ -152,24 +160,33 @@ def _spawn() -> tuple[subprocess.Popen[bytes], Connection]:
     """A fresh interpreter, not a fork: this process has threads and may have a GPU."""
     ours, theirs = socket.socketpair()
     with theirs:
-        process = subprocess.Popen(
-            # -P: the current folder is not a place to import from.
-            [
-                sys.executable,
-                "-P",
-                "-c",
-                "from engine.grammar.worker import main; main()",
-                str(theirs.fileno()),
-            ],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            # xgrammar writes a line about each oddity of a client's text, and there may be 60,000.
-            stderr=subprocess.DEVNULL,
-            # The same code as ours, wherever it was imported from.
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        )
+        try:
+            process = subprocess.Popen(
+                # -P: the current folder is not a place to import from.
+                [
+                    sys.executable,
+                    "-P",
+                    "-c",
+                    "from engine.grammar.worker import main; main()",
+                    str(theirs.fileno()),
+                ],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                # xgrammar writes a line about each oddity of a client's text: 60,000 are possible.
+                stderr=subprocess.DEVNULL,
+                env=_environment(),
+            )
+        except OSError:
+            ours.close()
+            raise
     return process, Connection(ours.detach())
+
+
+def _environment() -> dict[str, str]:
+    """The same code as ours, wherever it was imported from, and none of our secrets."""
+    passed = {name: os.environ[name] for name in _PASSED_VARIABLES if name in os.environ}
+    return passed | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
 def _read(message: bytes, spec: GrammarSpec) -> GrammarSource:

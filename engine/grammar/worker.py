@@ -171,4 +171,8 @@ def _bound_memory(extra_bytes: int) -> None:
             now_bytes = int(file.read().split()[0]) * resource.getpagesize()
     except OSError:  # no Linux: the bound on processor time has to do
         return
-    resource.setrlimit(resource.RLIMIT_AS, (now_bytes + extra_bytes,) * 2)
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    bound = now_bytes + extra_bytes
+    # A limit that the system has set already cannot be raised.
+    bound = bound if hard == resource.RLIM_INFINITY else min(bound, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (bound, bound))

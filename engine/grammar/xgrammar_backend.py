@@ -136,9 +136,13 @@ def _close(
 
 def _is_to_be_repeated(future: "Future[TokenGrammar]") -> bool:
     """Whether a future ended for reasons that are not its grammar's."""
-    if not future.done():
-        return False
-    return future.cancelled() or isinstance(future.exception(), UnfinishedGrammarError)
+    if not future.done() or future.cancelled():
+        return future.done()
+    failure = future.exception()
+    is_own = isinstance(failure, InvalidGrammarError) and not isinstance(
+        failure, UnfinishedGrammarError
+    )
+    return failure is not None and not is_own
 
 
 class XGrammar:

@@ -102,12 +102,7 @@ class GrammarQueue:
         for request_id, item in list(self._waiting.items()):
             error: InvalidGrammarError | None = None
             if item.future.done():
-                try:
-                    _attach(item.sequence, item.future.result())
-                except InvalidGrammarError as invalid:
-                    error = invalid
-                except Exception as other:  # noqa: BLE001 - a compiler's own, for this request only
-                    error = InvalidGrammarError(f"it cannot be compiled ({type(other).__name__})")
+                error = _attach(item.sequence, item.future)
             elif now_s - item.started_s > self._timeout_s:
                 error = InvalidGrammarError(
                     f"compiling the grammar took more than {self._timeout_s:g} s; simplify it"
@@ -123,7 +118,21 @@ class GrammarQueue:
         wait(futures, timeout=timeout_s, return_when=FIRST_COMPLETED)
 
 
-def _attach(sequence: Sequence, grammar: TokenGrammar) -> None:
-    """Make the grammar the last rule, so that nothing allows again what it forbids."""
-    sequence.grammar = GrammarState(grammar, num_prompt_tokens=sequence.num_prompt_tokens)
-    sequence.rules.append(sequence.grammar)
+def _attach(sequence: Sequence, future: "Future[TokenGrammar]") -> InvalidGrammarError | None:
+    """Make the grammar the last rule, so that nothing allows again what it forbids.
+
+    Returns why there is none. A failure that is kept for other requests is never raised here: each
+    time it would keep a frame, and with it a sequence, for as long as itself.
+    """
+    try:
+        failure = future.exception()
+        if failure is None:
+            grammar = future.result()
+            sequence.grammar = GrammarState(grammar, num_prompt_tokens=sequence.num_prompt_tokens)
+            sequence.rules.append(sequence.grammar)
+            return None
+    except Exception as other:  # noqa: BLE001 - a compiler's own, for this request only
+        failure = other
+    if isinstance(failure, InvalidGrammarError):
+        return failure
+    return InvalidGrammarError(f"it cannot be compiled ({type(failure).__name__})")

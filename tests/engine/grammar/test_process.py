@@ -6,23 +6,28 @@ import signal
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import pytest
 
 import engine.grammar.process as grammar_process
 import engine.grammar.source as grammar_source
 from engine.errors import QueueFullError
+from engine.events import Failed
 from engine.grammar.cache import GrammarCache
 from engine.grammar.fair_threads import FairThreads, TooManyJobsError
 from engine.grammar.grammar import InvalidGrammarError, TokenGrammar
 from engine.grammar.process import CompileBounds, GrammarProcess, UnfinishedGrammarError
+from engine.grammar.worker import _bound_memory
 from engine.grammar.xgrammar_backend import XGrammarCompiler
 from engine.queue.grammar_queue import GrammarQueue
 from engine.request import GrammarSpec
+from engine.sequences.sequence import Sequence
 from tests.engines import make_engine, make_request, tiny_pair
 from tests.grammars import schema_spec
 
@@ -122,6 +127,46 @@ def test_a_grammar_that_is_slow_to_follow_is_refused() -> None:
             own.prepare(SIMPLE)
     finally:
         own.close()
+
+
+def test_the_process_is_told_no_secrets_and_has_no_other_descriptors(
+    processes: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OUTRIDER_KEYS__ADMIN_TOKEN", "secret")
+    own = compiler(CompileBounds())
+    assert own.compile(SIMPLE).result(60)
+    if not sys.platform.startswith("linux"):
+        return
+    folder = Path(f"/proc/{processes[0].pid}")
+    assert b"secret" not in (folder / "environ").read_bytes()
+    assert sorted(int(link.name) for link in (folder / "fd").iterdir())[:3] == [0, 1, 2]
+    links = [os.readlink(link) for link in (folder / "fd").iterdir()]
+    assert sum(link.startswith("socket:") for link in links) == 1
+
+
+def test_a_process_that_could_not_be_started_once_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """JSON mode has one entry for all tenants: it would be refused until the next restart."""
+
+    def refused() -> "tuple[subprocess.Popen[bytes], Connection]":
+        raise BlockingIOError("Resource temporarily unavailable")
+
+    own = compiler(CompileBounds())
+    with monkeypatch.context() as patch:
+        patch.setattr(grammar_process, "_spawn", refused)
+        with pytest.raises(UnfinishedGrammarError, match="try again later"):
+            own.compile(GrammarSpec(kind="json")).result(60)
+    assert own.compile(GrammarSpec(kind="json")).result(60)
+
+
+def test_a_limit_on_memory_that_is_there_already_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    resource = pytest.importorskip("resource")
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (10**9, 10**9))
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, limits: asked.append(limits))
+    _bound_memory(2**60)
+    assert asked in ([], [(10**9, 10**9)])  # none where there is no /proc
 
 
 def test_the_process_ends_with_its_compiler(processes: list[subprocess.Popen[bytes]]) -> None:
@@ -236,6 +281,49 @@ def test_a_grammar_is_given_up_only_when_no_request_waits_for_it() -> None:
     assert not future.cancelled()
     engine.abort("b")
     assert future.cancelled()
+
+
+def test_a_failure_that_is_kept_keeps_nothing_of_the_requests_that_it_ended() -> None:
+    """The same invalid grammar again and again held every prompt that came with it."""
+    failed: Future[TokenGrammar] = Future()
+    failed.set_exception(InvalidGrammarError("no"))
+
+    class Cached:
+        def compile(
+            self, spec: GrammarSpec, *, salt: str = "", tenant: str = ""
+        ) -> "Future[TokenGrammar]":
+            return failed
+
+    engine = make_engine(tiny_pair(), grammars={"large": Cached()})
+    sequences: list[weakref.ref[Sequence]] = []
+    for number in range(3):
+        engine.submit(replace(make_request(f"{number}", [3, 4]), grammar=SIMPLE))
+        sequences += [weakref.ref(sequence) for sequence in engine._sequences.values()]
+        (event,) = engine.step()
+        assert isinstance(event, Failed)
+    gc.collect()
+    assert [sequence() for sequence in sequences] == [None] * 3
+
+
+def test_a_job_that_failed_keeps_nothing_of_what_it_had() -> None:
+    """A compiled grammar may have 64 MiB, and failures weigh nothing in the cache."""
+    threads: FairThreads[str, str] = FairThreads(("one",), max_waiting_each=3, name="test")
+    held: list[weakref.ref[Sized]] = []
+
+    def failing(_: str) -> str:
+        large = Sized(64 * 2**20)
+        held.append(weakref.ref(large))
+        try:
+            raise RuntimeError("of the compiler")
+        except RuntimeError as error:
+            raise InvalidGrammarError("no text conforms to it") from error
+
+    future = threads.submit("a", failing)
+    threads.submit("a", lambda _: "next").result(20)  # the thread has let go of the first
+    assert isinstance(future.exception(20), InvalidGrammarError)
+    gc.collect()
+    assert held[0]() is None
+    threads.close()
 
 
 # ---- the cache ------------------------------------------------------------------------------
