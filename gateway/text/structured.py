@@ -31,12 +31,12 @@ class StructuredPlan:
 
         Raises BadRequestError for a text over the engine's limit.
         """
-        kind, text = self.kind, self.text
-        if thinking != "none":
-            tag = {"type": "structural_tag", "format": behind_thinking(self._format(), thinking)}
-            kind, text = "structural_tag", _dumps(tag)
         try:
-            return GrammarSpec(kind=kind, text=text)
+            plain = GrammarSpec(kind=self.kind, text=self.text)  # its size, before it is parsed
+            if thinking == "none":
+                return plain
+            tag = {"type": "structural_tag", "format": behind_thinking(self._format(), thinking)}
+            return GrammarSpec(kind="structural_tag", text=_dumps(tag))
         except ValueError as error:
             raise BadRequestError(f"{self.param}: {error}.", param=self.param) from error
 

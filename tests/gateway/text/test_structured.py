@@ -16,6 +16,7 @@ from gateway.schema.structured import MAX_REGEX_CHARS
 from gateway.server.app import GatewayContext, GatewayLimits, create_app
 from gateway.text.chat import ChatTokenizer
 from gateway.text.structured import StructuredPlan, plan_structured
+from gateway.text.thinking import Thinking
 from tests.engines import PAIR_FOLDER, make_engine, shipped_pair
 from tests.gateway.conftest import LengthPolicy, serve, wait_for
 from tests.grammars import shipped_compiler, shipped_token_bytes
@@ -47,6 +48,16 @@ def json_schema(schema: object, **more: object) -> dict[str, object]:
 
 
 # ---- the fields -----------------------------------------------------------------------------
+
+
+def test_a_schema_as_text_that_is_too_long_is_not_parsed() -> None:
+    """Issue 15, second round: for a model that thinks it was, 8 MB of it on the event loop."""
+    asked = plan(structured_outputs={"json": "[" * (MAX_GRAMMAR_BYTES + 1)})
+    assert asked is not None
+    states: tuple[Thinking, ...] = ("none", "open")
+    for thinking in states:
+        with pytest.raises(BadRequestError, match="over the limit"):
+            asked.grammar(thinking)
 
 
 def test_free_text_has_no_grammar() -> None:
