@@ -326,9 +326,17 @@ class RequestMeter:
             rows = capped(rows, self._reserved)
         taken = used(rows)
         if not taken and (self._ending != "failed" or self._is_requests_fault):
-            taken = _ONE_REQUEST  # nothing to pay for, but the server had work with it
+            taken = self._request_alone()
         await reservation.settle(taken)
         return rows
+
+    def _request_alone(self) -> dict[str, Amounts]:
+        """The request itself, where it pays for nothing: the server had work with it.
+
+        It counts for all models, and for the first tier that it was let in to.
+        """
+        tier = next(filter(None, self._reserved.by_tier), "")
+        return {tier: Amounts(requests=1)}
 
     def _book(self, rows: list[LedgerRow]) -> None:
         self._is_booked = True

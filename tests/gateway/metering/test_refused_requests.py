@@ -163,6 +163,17 @@ def test_an_engine_that_fails_gives_the_request_back(made: Books) -> None:
     assert post(made, key, CHAT, HELLO).status_code == 429
 
 
+def test_a_limit_of_one_model_counts_what_the_engine_refuses(made: Books) -> None:
+    """Issue 15, second round: it gave back each one, so bad grammars were compiled without end."""
+    key = made.new_key("one-model", LimitSpec(models={"small": ONE_A_MINUTE}))
+    made.world.says("Hello", failure=("step_failed", "The engine broke."))
+    assert post(made, key, CHAT, HELLO).status_code == 500
+    made.world.says("Hello", failure=("invalid_grammar", "The grammar is none."))
+    assert post(made, key, CHAT, HELLO).status_code == 400
+    made.world.says("Hello")
+    assert post(made, key, CHAT, HELLO).status_code == 429
+
+
 @pytest.mark.parametrize(
     ("error", "is_its_own"),
     [
