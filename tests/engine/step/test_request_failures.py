@@ -132,7 +132,7 @@ def test_a_refusal_with_half_a_surrogate_can_be_sent(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = make_engine(tiny_pair())
-    monkeypatch.setattr(engine, "submit", _breaks)
+    monkeypatch.setattr(engine, "submit", _breaks_in_no_text)
     # The logged traceback has the surrogate too, which pytest-xdist cannot send in a report.
     with caplog.at_level(logging.CRITICAL, logger="gateway.backends.step_loop"):
         (reply,) = told(engine, make_request("a", [5]))
@@ -154,4 +154,8 @@ def told(engine: Engine, request: EngineRequest) -> list[Reply]:
 
 
 def _breaks(*_: Any, **__: Any) -> Any:
+    raise RuntimeError("broken")
+
+
+def _breaks_in_no_text(*_: Any, **__: Any) -> Any:
     raise RuntimeError("broken \ud800")
