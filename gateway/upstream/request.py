@@ -210,16 +210,25 @@ class UpstreamRequest:
         What has not come to its end is booked as `given_up_as`, or as failed by `failure`.
         """
         is_lost = self.given_up_as == "lost"
-        if self._reader.is_complete and not is_lost and failure is None:
-            await self._read_usage()
-            self.finish()
+        is_whole = self._reader.is_complete and not is_lost and failure is None
+        try:
+            if is_whole:
+                await self._read_usage()
+        finally:  # also where this is cancelled in turn: nothing may go unbooked
+            if is_whole:
+                self.finish()
+            self._give_up("failed" if failure is not None else self.given_up_as, failure)
+            await self._release()
+
+    def _give_up(self, outcome: AttemptOutcome, failure: str | None) -> None:
+        """Book it, unless it has come to its end."""
+        is_lost = self.given_up_as == "lost"
         if is_lost and self.first_token_s is None and not self._lease.is_ended:
             # Or only the winners' times would be known, and less and less would count as late.
             learned = self._tier.first_token if self._call.is_streamed else self._tier.whole
             learned.add_at_least(self._tier.parts.clock() - self._lease.started_s)
         self._lease.cancelled()
-        self._book(self.given_up_as if failure is None else "failed", failure)
-        await self._release()
+        self._book(outcome, failure)
 
     def without(self, chunk: Chunk) -> None:
         """The last chunk was read and not delivered: the client does not pay for it."""

@@ -13,6 +13,7 @@ from gateway.errors.tree import BadRequestError, LoopError, UpstreamError, Upstr
 from gateway.settings.sections import TierPriceSettings
 from gateway.upstream.dialects.base import to_event
 from gateway.upstream.model_list import model_ids
+from gateway.upstream.request import UpstreamRequest
 from gateway.upstream.retry_after import asked_wait_s
 from tests.gateway.upstream.raw_server import (
     CHUNKED,
@@ -507,6 +508,34 @@ def test_leaving_when_it_has_begun() -> None:
         assert under_test.booked[0].usage is not None
 
     run(body, stall(2))
+
+
+def test_an_answer_is_booked_though_its_end_is_cancelled_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Issue 15, second round: while the usage was waited for, another cancellation made it free."""
+
+    async def silence(_: UpstreamRequest) -> None:
+        await asyncio.Event().wait()
+
+    async def body(under_test: Bench) -> None:
+        answer = under_test.answer()
+        await answer.begin()
+        chunks = answer.chunks()
+        async for chunk in chunks:
+            if chunk.finish_reason is not None:
+                break
+        with monkeypatch.context() as patch:
+            patch.setattr(UpstreamRequest, "_read_usage", silence)
+            closing = asyncio.create_task(answer.aclose())
+            await asyncio.sleep(0)
+            closing.cancel()
+            await asyncio.wait({closing})
+        assert under_test.outcomes == [("answer", "answered", None)]
+        await chunks.aclose()
+        under_test.nothing_left()
+
+    run(body)
 
 
 @pytest.mark.parametrize("how", ["break", "generator", "cancel"])
