@@ -54,7 +54,7 @@ class ProcessEngineClient:
         builder: str,
         arguments: str,
         *,
-        environment: Mapping[str, str] | None = None,
+        environment: Mapping[str, str | None] | None = None,
         on_progress: ProgressCallback = no_progress,
         stall_timeout_s: float = 120.0,
         unready_after_s: float = 10.0,
@@ -63,8 +63,8 @@ class ProcessEngineClient:
     ) -> None:
         """`builder` (`module:function`) makes the engine in the new process from `arguments`.
 
-        `environment` is added to this process's own variables. An engine that was not heard for
-        `unready_after_s` takes no new requests until it is heard again.
+        `environment` is added to this process's own variables, or takes one away (None). An engine
+        that was not heard for `unready_after_s` takes no new requests until it is heard again.
         """
         self._builder = builder
         self._arguments = arguments

@@ -50,7 +50,7 @@ class Worker:
         arguments: str,
         scratch_dir: Path,
         name: str,
-        environment: Mapping[str, str],
+        environment: Mapping[str, str | None],
         log_level: str,
         log_format: LogFormat,
         on_reply: Callable[[Reply], None],
@@ -223,15 +223,17 @@ class Worker:
             return None
 
 
-def _spawn(spec: WorkerSpec, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def _spawn(spec: WorkerSpec, environment: Mapping[str, str | None]) -> subprocess.Popen[bytes]:
     """Start the process and tell it what it is."""
+    # The same code as ours, wherever it was imported from.
+    ours = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    variables = {**ours, **environment}
     process = subprocess.Popen(
         # -P: the folder the user stands in is not a place to import from.
         [sys.executable, "-P", "-m", "gateway.backends.engine_process"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        # The same code as ours, wherever it was imported from.
-        env=os.environ | environment | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        env={name: value for name, value in variables.items() if value is not None},
     )
     assert process.stdin is not None
     try:

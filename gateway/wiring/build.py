@@ -8,7 +8,8 @@ import os
 import random
 import sys
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
 
 from engine.errors import EngineError
 from engine.request import Tier
@@ -19,7 +20,7 @@ from gateway.backends.step_loop import ProgressCallback, no_progress
 from gateway.edge.json_bounds import JsonBounds
 from gateway.settings.keys import KeySettings
 from gateway.settings.tiers import HandoffSettings, MirrorSettings
-from gateway.settings.tree import Settings, SettingsError, is_missing_folder
+from gateway.settings.tree import ENV_PREFIX, Settings, SettingsError, is_missing_folder
 from gateway.wiring.engine import (
     allowed_difference,
     compile_kernels,
@@ -34,11 +35,16 @@ if TYPE_CHECKING:
     from engine.core import Engine
     from gateway.planning.context import GatewayContext
 
+_READ_BY_ENGINE: Final = {"OUTRIDER_KERNELS"}
+
 EngineClient = InProcessEngineClient | ProcessEngineClient | AbsentEngine
 
 
-def engine_environment(settings: Settings) -> dict[str, str]:
-    """Variables that the engine's process needs before it loads torch.
+def engine_environment(settings: Settings, environ: Mapping[str, str]) -> dict[str, str | None]:
+    """Variables that the engine's process needs before it loads torch, and secrets that it lacks.
+
+    It reads what clients wrote, so it knows neither keys nor databases: `_engine_settings` leaves
+    them out, and None takes their variables away.
 
     OpenMP's threads spin for milliseconds at the end of every parallel piece of work by default.
     Beside another busy process (the gateway itself on a small machine) that takes the core from
@@ -47,7 +53,9 @@ def engine_environment(settings: Settings) -> dict[str, str]:
     libgomp reads GOMP_SPINCOUNT, LLVM's and Intel's runtimes KMP_BLOCKTIME (milliseconds).
     """
     num_threads = settings.engine.num_threads or usable_physical_cores()
-    return {
+    secrets = {tier.api_key_env for tier in settings.tiers.values()} - {None}
+    secrets |= {name for name in environ if name.upper().startswith(ENV_PREFIX)} - _READ_BY_ENGINE
+    return dict.fromkeys(filter(None, secrets)) | {
         "OMP_NUM_THREADS": str(num_threads),
         "GOMP_SPINCOUNT": "2000",
         "KMP_BLOCKTIME": "1",
@@ -66,7 +74,7 @@ def build_client(settings: Settings, on_progress: ProgressCallback = no_progress
     return ProcessEngineClient(
         "gateway.wiring.build:build_engine_from_json",
         _engine_settings(settings).model_dump_json(),
-        environment=engine_environment(settings),
+        environment=engine_environment(settings, os.environ),
         on_progress=on_progress,
         stall_timeout_s=settings.engine.stall_timeout_s,
         unready_after_s=settings.engine.unready_after_s,

@@ -1,6 +1,7 @@
 """What the settings become: an engine of the right size, with or without a drafter."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from engine.errors import EngineError
 from engine.events import Finished, TokensEmitted
 from engine.model.fingerprint import checkpoint_fingerprint
 from engine.request import EngineRequest, SamplingParams
+from gateway.backends import worker
 from gateway.backends.in_process import InProcessEngineClient
 from gateway.backends.process_client import ProcessEngineClient
 from gateway.backends.step_loop import no_progress
@@ -27,6 +29,34 @@ from tests.models import save_hf_model
 from tests.router.routers import scorer_that_says, table
 
 CONTEXT = 256
+
+
+def test_the_engine_s_process_is_told_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[dict[str, str]] = []
+
+    def popen(*_: object, env: dict[str, str], **__: object) -> object:
+        told.append(env)
+        raise OSError("far enough")
+
+    variables = {
+        "OUTRIDER_KEYS__ADMIN_TOKEN": "a-secret",
+        "OUTRIDER_DATABASE_URL": "postgresql://me:a-secret@db/x",
+        "CLOUD_KEY": "a-secret",
+        "OUTRIDER_KERNELS": "auto",
+        "HF_HOME": "/models",
+    }
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(worker.subprocess, "Popen", popen)
+    flags = {"tiers.cloud.url": "https://cloud.example/v1", "tiers.cloud.api_key_env": "CLOUD_KEY"}
+    spec = worker.WorkerSpec(builder="", arguments="", endpoint="", scratch_dir="")
+    settings = load_settings(flags=flags, environ={})
+    with pytest.raises(OSError, match="far enough"):
+        worker._spawn(spec, wiring.engine_environment(settings, os.environ))
+    assert not any("a-secret" in value for value in told[0].values())
+    assert told[0]["OUTRIDER_KERNELS"] == "auto"
+    assert told[0]["HF_HOME"] == "/models"
+    assert told[0]["GOMP_SPINCOUNT"]
 
 
 @pytest.fixture(scope="module")
