@@ -138,8 +138,8 @@ class KeyBook:
             while not (await asyncio.wait({look}, timeout=self._slow_s))[0]:
                 if not self._is_away:
                     logger.warning(
-                        "keys cannot be read, the last known ones are used "
-                        "error=the database has not answered for %g s",
+                        "keys cannot be read, the last known ones are used; the database does not "
+                        "answer waited_s=%g",
                         self._slow_s,
                     )
                 self._is_away = True

@@ -139,7 +139,7 @@ def test_hole_4_prompts_of_a_batch_are_bounded_together(tokenizer_folder: Any) -
 def test_hole_4_variables_are_refused_in_front_of_every_tier(
     tokenizer: ChatTokenizer, encode: Callable[[str], list[int]]
 ) -> None:
-    with hybrid(tokenizer, encode) as world:
+    with hybrid(tokenizer, encode, tier={"server": "vllm"}) as world:
         for model in ("cloud", "small", "auto"):
             refused = world.chat(model=model, chat_template_kwargs={"chat_template": FREEZE})
             assert refused.status_code == 400
