@@ -141,4 +141,7 @@ def _die_with_gateway(scratch_dir: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_status = main()
+    sys.stderr.flush()
+    # Taking torch and Triton apart takes time, and their bindings complain about each other.
+    os._exit(exit_status)
