@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -23,6 +24,21 @@ def triton_kernels() -> Iterator[None]:
         pytest.skip("there is no triton for this system")
     with use_kernels("triton"):
         yield
+
+
+@pytest.fixture
+def equal_rows(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products in the interpreter treat all rows of a tile alike, as a GPU does.
+
+    It multiplies with numpy, whose BLAS sums some rows of a tile in another order on some
+    processors; einsum's own loops do not.
+    """
+
+    def product(left: Any, right: Any, dtype: Any = None) -> Any:
+        return np.einsum("...ik,...kj->...ij", left, right, dtype=dtype, casting="unsafe")
+
+    if device.type == "cpu":
+        monkeypatch.setattr(np, "matmul", product)
 
 
 @pytest.fixture

@@ -28,6 +28,7 @@ from gateway.storage.database import Database
 from gateway.tenants.amounts import NANOS_PER_USD, LimitSpec
 from gateway.tenants.parts import key_store
 from gateway.tenants.records import KeyOrder
+from gateway.upstream.bounds import most_prompt_tokens
 from tests.laws.accounts import (
     BOOKS,
     PATHS,
@@ -57,6 +58,9 @@ LIMITS: Final = {
 }
 LOAD_S: Final = 1.5
 PROMPT: Final = {"messages": [{"role": "user", "content": "Reverse the word: gateway"}]}
+# A request at an upstream tier reserves the bytes of its prompt, and 8 tokens for the answer.
+_PROMPT_TOKENS: Final = most_prompt_tokens(PROMPT, 0)
+RESERVED: Final = {"tokens": _PROMPT_TOKENS + 8, "usd": _PROMPT_TOKENS * 10_000 + 8 * 30_000}
 
 
 # ---- of the gateway -----------------------------------------------------------------------------
@@ -206,7 +210,10 @@ def check_limits(
         used[row["key_id"]]["tokens"] += row["num_charged_tokens"]
         used[row["key_id"]]["usd"] += row["charge_nanos"]
     for name, key in keys.items():
-        assert 0.9 * MOST[name] < used[key[3:11]][name] <= MOST[name]
+        left = MOST[name] - used[key[3:11]][name]
+        assert 0 <= left < max(0.1 * MOST[name], RESERVED[name]), (
+            "another request would have fitted"
+        )
     assert {row["row_id"] for row in before} <= {row["row_id"] for row in rows}
     num_tokens = sum(sum(one.usage) for one in after if one.usage)
     old = {row["row_id"] for row in before}

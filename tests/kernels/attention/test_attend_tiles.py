@@ -305,6 +305,7 @@ def test_offsets_beyond_31_bits(device: torch.device) -> None:
     torch.testing.assert_close(result.cpu().double(), expected, atol=5e-3, rtol=5e-3)
 
 
+@pytest.mark.usefixtures("equal_rows")
 @pytest.mark.parametrize(
     ("prefix", "window", "dtype"),
     [

@@ -116,7 +116,7 @@ def test_the_kernel_equals_the_reference(
     assert torch.allclose(expected.double(), exact, atol=limit, rtol=TOLERANCE[dtype])
 
 
-@pytest.mark.usefixtures("triton_kernels")
+@pytest.mark.usefixtures("triton_kernels", "equal_rows")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(40, 272), (70, 37)])
 def test_a_row_of_the_kernel_keeps_its_bits(
