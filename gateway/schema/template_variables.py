@@ -17,7 +17,7 @@ MAX_VARIABLES: Final = 32
 MAX_NAME_CHARS: Final = 64
 MAX_VALUE_CHARS: Final = 1024
 MAX_ITEMS: Final = 64
-MAX_WHOLE_NUMBER: Final = 2**53
+MAX_NUMBER: Final = 2**53
 
 RESERVED: Final = frozenset(
     {
@@ -62,6 +62,23 @@ RESERVED: Final = frozenset(
 )
 """Names that are not a client's to set, whichever tokenizer renders."""
 
+_SCALARS: Final[list[dict[str, Any]]] = [
+    {"type": "boolean"},
+    {"type": "null"},
+    {"type": "number", "minimum": -MAX_NUMBER, "maximum": MAX_NUMBER},
+    {"type": "string", "maxLength": MAX_VALUE_CHARS},
+]
+JSON_SCHEMA: Final[dict[str, Any]] = {
+    "maxProperties": MAX_VARIABLES,
+    "additionalProperties": {
+        "anyOf": [
+            *_SCALARS,
+            {"type": "array", "maxItems": MAX_ITEMS, "items": {"anyOf": _SCALARS}},
+        ]
+    },
+}
+"""What `read_variables` takes, for the API's description."""
+
 
 def read_variables(given: object, reserved: Collection[str] = ()) -> dict[str, Any]:
     """Return the variables of a request, checked. `reserved`: names beside those of all templates.
@@ -105,8 +122,8 @@ def _check_value(name: str, value: object) -> None:
     num_chars = sum(len(item) for item in items if isinstance(item, str))
     if num_chars > MAX_VALUE_CHARS:
         raise _refusal(name, f"at most {MAX_VALUE_CHARS} characters of text, not {num_chars}")
-    if any(isinstance(item, int) and abs(item) > MAX_WHOLE_NUMBER for item in items):
-        raise _refusal(name, "whole numbers lie between -2**53 and 2**53")
+    if any(isinstance(item, int | float) and abs(item) > MAX_NUMBER for item in items):
+        raise _refusal(name, "numbers lie between -2**53 and 2**53")
 
 
 def _refusal(name: str, reason: str) -> BadRequestError:
