@@ -87,7 +87,19 @@ def test_no_limit_is_passed_at_an_upstream_tier_in_many_rounds(
     check(tmp_path, limit, seed=seed, num_requests=300)
 
 
-def check(folder: Path, limit: str, *, seed: int, num_requests: int) -> None:
+@pytest.mark.long
+@pytest.mark.xfail(strict=False, reason="whole answers cost more than is charged; cause unknown")
+@pytest.mark.parametrize("limit", LIMITS)
+@pytest.mark.parametrize("seed", range(10))
+def test_whole_answers_do_not_pass_a_limit_in_cost_either(
+    tmp_path: Path, limit: str, seed: int
+) -> None:
+    check(tmp_path, limit, seed=seed, num_requests=300, is_cost_of_all=True)
+
+
+def check(
+    folder: Path, limit: str, *, seed: int, num_requests: int, is_cost_of_all: bool = False
+) -> None:
     with gateway(folder, LIMITS[limit], seed) as made:
         numbers = range(1000 * seed, 1000 * seed + num_requests)
         with ThreadPoolExecutor(12) as pool:
@@ -98,8 +110,8 @@ def check(folder: Path, limit: str, *, seed: int, num_requests: int) -> None:
     assert {status for status, _ in told} == {200, 429}
     tokens = sum(row["num_charged_tokens"] for row in rows)
     nanos = sum(row["charge_nanos"] for row in rows)
-    # A whole answer cannot be cut on its way, and these servers ignore its `max_tokens`.
-    streams = [row for row in rows if row["is_streamed"]]
+    # A known hole: a whole answer may cost more than is charged (docs/security.md).
+    streams = [row for row in rows if row["is_streamed"] or is_cost_of_all]
     cost_nanos = sum(row["cost_nanos"] for row in streams)
     delivered = sum(words for _, words in told)
     assert used == (tokens if limit == "tokens_per_minute" else nanos)
