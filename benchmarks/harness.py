@@ -30,7 +30,7 @@ from benchmarks.record import Summary as Summary
 from benchmarks.record import paired_ratio as paired_ratio
 from benchmarks.record import percentile as percentile
 from gateway.settings.tree import Settings
-from gateway.wiring.build import engine_environment
+from gateway.wiring.build import openmp_environment
 from gateway.wiring.engine import default_num_threads
 from gateway.wiring.hardware import usable_physical_cores
 
@@ -154,7 +154,7 @@ def environment(device: str = "cpu") -> dict[str, Any]:
         "cpu_flags": _cpu_flags(),
         "cores": usable_physical_cores(),
         "torch_threads": torch.get_num_threads(),
-        "openmp": {name: os.environ.get(name) for name in engine_environment(Settings())},
+        "openmp": {name: os.environ.get(name) for name in openmp_environment(Settings())},
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "versions": {name: package_version(name) for name in _PACKAGES},
@@ -247,7 +247,7 @@ def start(main: Callable[[], None]) -> None:
     """
     missing = {
         name: value
-        for name, value in engine_environment(Settings()).items()
+        for name, value in openmp_environment(Settings()).items()
         if name not in os.environ
     }
     if missing:

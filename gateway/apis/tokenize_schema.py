@@ -2,12 +2,13 @@
 
 from typing import Annotated, Final
 
-from pydantic import BaseModel, Field, JsonValue
+from pydantic import BaseModel, Field
 
 from engine.request import Tier
 from gateway.schema.chat import Message
 from gateway.schema.common import MAX_LABEL_CHARS, ListOf, NotBuilt, Off, RequestModel, TokenId
 from gateway.schema.responses import ResponseModel
+from gateway.schema.template_variables import TemplateVariables
 from gateway.schema.tools import MAX_TOOLS, Tool, ToolChoice
 
 MAX_TOKENIZED_CHARS = 2**20
@@ -41,7 +42,7 @@ class TokenizeMessages(TokenizeFields):
     messages: Annotated[ListOf[Message], Field(min_length=1)]
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, JsonValue] | None = None
+    chat_template_kwargs: TemplateVariables | None = None
     tools: Annotated[ListOf[Tool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     add_special_tokens: Off = None

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, JsonValue, WithJsonSchema
+from pydantic import Field, JsonValue
 
 from gateway.schema.common import (
     MAX_TOP_LOGPROBS,
@@ -19,7 +19,7 @@ from gateway.schema.common import (
     RequestModel,
 )
 from gateway.schema.structured import ResponseFormat, StructuredOutputs
-from gateway.schema.template_variables import JSON_SCHEMA
+from gateway.schema.template_variables import TemplateVariables
 from gateway.schema.tools import MAX_TOOLS, Tool, ToolCall, ToolChoice
 
 LegacyChoice = Annotated[JsonValue, Harmless((None, "none", "auto"))]
@@ -104,7 +104,7 @@ class ChatRequest(GenerationFields):
     ] = None
     prediction: Prediction | None = None
     chat_template_kwargs: Annotated[
-        Annotated[dict[str, JsonValue], WithJsonSchema({"type": "object", **JSON_SCHEMA})] | None,
+        TemplateVariables | None,
         Field(description="Variables for the model's chat template, e.g. enable_thinking."),
     ] = None
     continue_final_message: Annotated[

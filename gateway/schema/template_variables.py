@@ -5,7 +5,9 @@ Every path that renders a template or sends variables to one checks them here.
 
 import inspect
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from pydantic import JsonValue, WithJsonSchema
 
 from gateway.errors.tree import BadRequestError
 
@@ -68,8 +70,10 @@ _SCALARS: Final[list[dict[str, Any]]] = [
     {"type": "number", "minimum": -MAX_NUMBER, "maximum": MAX_NUMBER},
     {"type": "string", "maxLength": MAX_VALUE_CHARS},
 ]
-JSON_SCHEMA: Final[dict[str, Any]] = {
+_JSON_SCHEMA: Final[dict[str, Any]] = {
+    "type": "object",
     "maxProperties": MAX_VARIABLES,
+    "propertyNames": {"maxLength": MAX_NAME_CHARS},
     "additionalProperties": {
         "anyOf": [
             *_SCALARS,
@@ -77,7 +81,9 @@ JSON_SCHEMA: Final[dict[str, Any]] = {
         ]
     },
 }
-"""What `read_variables` takes, for the API's description."""
+
+TemplateVariables = Annotated[dict[str, JsonValue], WithJsonSchema(_JSON_SCHEMA)]
+"""The field of a request's body; its values are checked by `read_variables`."""
 
 
 def read_variables(given: object, reserved: Collection[str] = ()) -> dict[str, Any]:

@@ -40,11 +40,8 @@ _READ_BY_ENGINE: Final = {"OUTRIDER_KERNELS"}
 EngineClient = InProcessEngineClient | ProcessEngineClient | AbsentEngine
 
 
-def engine_environment(settings: Settings, environ: Mapping[str, str]) -> dict[str, str | None]:
-    """Variables that the engine's process needs before it loads torch, and secrets that it lacks.
-
-    It reads what clients wrote, so it knows neither keys nor databases: `_engine_settings` leaves
-    them out, and None takes their variables away.
+def openmp_environment(settings: Settings) -> dict[str, str]:
+    """Variables that a process which computes needs before it loads torch.
 
     OpenMP's threads spin for milliseconds at the end of every parallel piece of work by default.
     Beside another busy process (the gateway itself on a small machine) that takes the core from
@@ -53,13 +50,22 @@ def engine_environment(settings: Settings, environ: Mapping[str, str]) -> dict[s
     libgomp reads GOMP_SPINCOUNT, LLVM's and Intel's runtimes KMP_BLOCKTIME (milliseconds).
     """
     num_threads = settings.engine.num_threads or usable_physical_cores()
-    secrets = {tier.api_key_env for tier in settings.tiers.values()} - {None}
-    secrets |= {name for name in environ if name.upper().startswith(ENV_PREFIX)} - _READ_BY_ENGINE
-    return dict.fromkeys(filter(None, secrets)) | {
+    return {
         "OMP_NUM_THREADS": str(num_threads),
         "GOMP_SPINCOUNT": "2000",
         "KMP_BLOCKTIME": "1",
     }
+
+
+def engine_environment(settings: Settings, environ: Mapping[str, str]) -> dict[str, str | None]:
+    """The OpenMP variables of the engine's process, and None for each secret that it must not get.
+
+    The engine reads what clients wrote, so it knows neither keys nor databases:
+    `_engine_settings` leaves them out, and None removes their variables.
+    """
+    secrets = {tier.api_key_env for tier in settings.tiers.values()} - {None}
+    secrets |= {name for name in environ if name.upper().startswith(ENV_PREFIX)} - _READ_BY_ENGINE
+    return dict.fromkeys(filter(None, secrets)) | openmp_environment(settings)
 
 
 def build_client(settings: Settings, on_progress: ProgressCallback = no_progress) -> EngineClient:

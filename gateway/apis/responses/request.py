@@ -37,6 +37,7 @@ from gateway.schema.common import (
     TokenId,
 )
 from gateway.schema.structured import JsonObjectFormat, TextFormat
+from gateway.schema.template_variables import TemplateVariables
 from gateway.schema.tools import MAX_TOOLS, FunctionName
 
 MAX_METADATA = 16
@@ -323,7 +324,7 @@ class ResponsesRequest(RequestModel):
     min_tokens: Annotated[int, Field(ge=0, le=2**31 - 1), WHOLE] | None = None
     stop_token_ids: Annotated[ListOf[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     ignore_eos: bool | None = None
-    chat_template_kwargs: dict[str, JsonValue] | None = None
+    chat_template_kwargs: TemplateVariables | None = None
 
     store: NotStored = None
     previous_response_id: Stateless = None
