@@ -62,8 +62,7 @@ _NUM_PROMPTS: Final = 40
 def server(target: str, *, core: int | None, max_tokens: int) -> Iterator[Server]:
     """Who is asked."""
     if target == _MOCK:
-        options = [*_MOCK_OPTIONS, "--tokens", str(max_tokens)]
-        with mock_server(options, core=core) as running:
+        with mock_server([*_MOCK_OPTIONS, "--tokens", str(max_tokens)], core=core) as running:
             yield running
         return
     options = ("--set", "database_url=none", "--num-threads", "1")

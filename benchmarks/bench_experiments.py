@@ -171,10 +171,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
             recent.observe(over[number])
 
         works |= {f"{name}, assignment": assign, f"{name}, counting": observe}
-    cases = {
-        name: lambda work=work: per_request_us(work, count)  # type: ignore[misc]
-        for name, work in works.items()
-    }
+    cases = {name: lambda work=work: per_request_us(work, count) for name, work in works.items()}
     rounds = measure_in_turn(cases, repeats=arguments.repeats)
     return {
         name: {"mean_us": Summary.of(rounds[name]), "p99_us": slowest_us(work, count)}

@@ -22,7 +22,7 @@ defect (with fewer bits, passes of other shapes may round a tie the other way).
 
 import argparse
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -55,7 +55,7 @@ from engine.request import HIGH, NORMAL, EngineRequest
 class Case:
     """How the queue is kept, and what the burst is like."""
 
-    policy: type[QueuePolicy]
+    policy: Callable[[], QueuePolicy]
     has_burst: bool = True
     priority: int = NORMAL
     weight: float = 1.0

@@ -43,7 +43,6 @@ from benchmarks.driving import (
 )
 from benchmarks.grown import grown_large, grown_small
 from benchmarks.harness import (
-    ROOT,
     Summary,
     argument_parser,
     choose_threads,
@@ -60,6 +59,7 @@ from benchmarks.harness import (
 )
 from benchmarks.http_stream import ChatConnection, StreamedAnswer
 from benchmarks.prompts import Prompt, load_prompts, load_tokenizer, stop_token_ids
+from benchmarks.record import ROOT
 from engine.passes.runner import ModelRunner
 from engine.request import Tier
 

@@ -41,7 +41,6 @@ from benchmarks.driving import (
 )
 from benchmarks.grown import grown_large, grown_small
 from benchmarks.harness import (
-    ROOT,
     Summary,
     argument_parser,
     choose_threads,
@@ -56,6 +55,7 @@ from benchmarks.harness import (
     write_results,
 )
 from benchmarks.prompts import Prompt, load_prompts, load_tokenizer
+from benchmarks.record import ROOT
 from draft.budget import TreeBudget
 from engine.config import EngineConfig
 from engine.passes.runner import ModelRunner

@@ -23,13 +23,14 @@ import socket
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from statistics import median
 from typing import Any, Final
 
 import uvicorn
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Page, ViewportSize, sync_playwright
 
 from benchmarks.harness import (
     DEMO_PAIR,
@@ -58,7 +59,7 @@ _LATE_MS: Final = 1.5 * 1000 / 60
 _BROWSERS: Final = ("chromium", "chromium-browser", "google-chrome")
 _PAGES: Final = {"playground": "index.html", "dashboard": "dashboard.html"}
 _COUNTERS: Final = ("ScriptDuration", "RecalcStyleDuration", "LayoutDuration", "TaskDuration")
-_WIDE: Final = {"width": 1180, "height": 820}
+_WIDE: Final = ViewportSize(width=1180, height=820)
 _TEXT: Final = (
     "The small model rides ahead and the large one follows, so that most of what is written has "
     "been guessed before it is said. Where a guess is wrong, the large model says its own word, "
@@ -108,7 +109,8 @@ def main() -> None:
     quiet_transformers()
     results = _measure(arguments, browser)
     results["page_bytes"] = {
-        name: (ROOT / "gateway" / "static" / file).stat().st_size for name, file in _PAGES.items()
+        name: (ROOT / "gateway" / "server" / "static" / file).stat().st_size
+        for name, file in _PAGES.items()
     }
     _show(results)
     write_results("bench_page", arguments.variant or "playground", results, arguments)
@@ -119,13 +121,13 @@ def _measure(arguments: argparse.Namespace, browser: str) -> dict[str, Any]:
     tokenizer = ChatTokenizer.load(DEMO_PAIR / "large")
     token_ids = asyncio.run(tokenizer.encode_answer(_TEXT, len(_TEXT)))
     engine = PacedEngine(token_ids, vocab_size=max(token_ids) + 1, tokens_per_s=arguments.rate)
-    drafted = {"tokens_per_step": 4, "num_nodes": 24}
-    cases = {
+    drafted = Case(num_tokens=arguments.tokens, tokens_per_step=4, num_nodes=24)
+    cases: dict[str, Case | None] = {
         "idle": None,
         "plain": Case(num_tokens=arguments.tokens),
-        "drafted": Case(num_tokens=arguments.tokens, **drafted),
-        "tree shown": Case(num_tokens=arguments.tokens, shows_tree=True, **drafted),
-        "long": Case(num_tokens=arguments.long, **drafted),
+        "drafted": drafted,
+        "tree shown": replace(drafted, shows_tree=True),
+        "long": replace(drafted, num_tokens=arguments.long),
     }
     with _gateway(engine, tokenizer) as url, sync_playwright() as playwright:
         chromium = playwright.chromium.launch(
@@ -137,10 +139,10 @@ def _measure(arguments: argparse.Namespace, browser: str) -> dict[str, Any]:
         page.goto(f"{url}/playground")
         page.locator("#state.ready").wait_for()
         rounds = measure_in_turn(
-            {name: lambda case=case: _run(page, engine, case) for name, case in cases.items()},
+            {name: partial(_run, page, engine, case) for name, case in cases.items()},
             repeats=arguments.repeats,
             warm_up={
-                name: lambda case=case: _run(page, engine, case and _brief(case))
+                name: partial(_run, page, engine, case and _brief(case))
                 for name, case in cases.items()
             },
         )

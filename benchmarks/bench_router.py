@@ -34,7 +34,6 @@ from unittest.mock import patch
 
 from benchmarks.driving import blocks_for, build_bench, drive, load_runner, make_requests
 from benchmarks.harness import (
-    ROOT,
     argument_parser,
     choose_threads,
     console,
@@ -47,6 +46,7 @@ from benchmarks.harness import (
     write_results,
 )
 from benchmarks.prompts import load_prompts, load_tokenizer
+from benchmarks.record import ROOT
 from gateway.backends.step_loop import no_progress
 from gateway.server.serving import background_gateway
 from gateway.settings.tree import bundled_pair, load_settings

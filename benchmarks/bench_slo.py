@@ -28,7 +28,7 @@ for token what they were in arrival order (below 1 is a defect with float32).
 import argparse
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -76,7 +76,8 @@ from engine.queue.slo_queue import SloQueue
 from engine.request import LOW, NORMAL, EngineRequest, LatencyObjective
 
 ORDER, FAIR, SLO = "arrival order", "fair queue", "slo queue"
-CASES: Mapping[str, type[QueuePolicy]] = {ORDER: ArrivalOrder, FAIR: FairQueue, SLO: SloQueue}
+MakePolicy = Callable[[], QueuePolicy]
+CASES: Mapping[str, MakePolicy] = {ORDER: ArrivalOrder, FAIR: FairQueue, SLO: SloQueue}
 
 TARGET_ATTAINMENT = 0.9
 GOAL_RATIO = 1.3
@@ -171,7 +172,7 @@ class World:
     corpus: Sequence[int]
     config: EngineConfig
 
-    def engine(self, policy: type[QueuePolicy]) -> Any:
+    def engine(self, policy: MakePolicy) -> Any:
         """A bench of its own over the same models."""
         return build_bench(
             self.pair.runners,
@@ -210,7 +211,7 @@ def _shaped(request: EngineRequest, arrival: Arrival, wanted: Objectives | None)
 
 
 def run_case(
-    world: World, policy: type[QueuePolicy], arrivals: Sequence[Arrival], wanted: Objectives
+    world: World, policy: MakePolicy, arrivals: Sequence[Arrival], wanted: Objectives
 ) -> Run:
     """One replay under one policy."""
     bench = world.engine(policy)

@@ -102,7 +102,7 @@ class Cache:
         tensor = torch.empty(
             size, dtype=self.shape.kv_dtype or self.shape.dtype, device=self.device
         )
-        for part in tensor.split(1 << 14):  # a bounded float32 copy
+        for part in torch.split(tensor, 1 << 14):  # a bounded float32 copy
             part.copy_(torch.randn(part.shape, device=self.device))
         return tensor
 

@@ -137,10 +137,14 @@ class Cases:
     def gates(self) -> list[Case]:
         """Three tensors of the inner width."""
         width = self.shape.intermediate_size
+
+        def make(rows: int) -> Callable[[], object]:
+            return partial(silu_mul, self.random(rows, 2 * width))
+
         return [
             Case(
                 name=f"silu_mul, {rows} rows",
-                make=lambda rows=rows: partial(silu_mul, self.random(rows, 2 * width)),
+                make=partial(make, rows),
                 num_bytes=3 * rows * width * self.shape.dtype.itemsize,
             )
             for rows in self.rows

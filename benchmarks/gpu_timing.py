@@ -115,7 +115,7 @@ class Replayed:
             started_s = time.perf_counter()
             self._call_all()
             return time.perf_counter() - started_s
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         start.record()
         if self._graph is None:
             self._call_all()

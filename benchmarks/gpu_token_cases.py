@@ -155,7 +155,7 @@ def growing(cases: Cases) -> list[Case]:
     """Trees from their root on (four small copies put it back), and the choice at the end."""
     table = edge_table(cases)
 
-    def levels(num_trees: int) -> Callable[[], object]:
+    def levels(num_trees: int) -> Callable[[], TreeState]:
         fresh, state = planted(cases, num_trees), planted(cases, num_trees)
         changed = ("candidates", "numbers", "ancestor_words", "frontier")
         pairs = [(getattr(state, name), getattr(fresh, name)) for name in changed]

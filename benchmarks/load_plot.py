@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import plain
+from benchmarks.record import plain
 
 _OFF, _ON = "#7a7a7a", "#0b6e99"
 _RATIOS = {"tokens_per_s": "tokens/s", "token_p50": "time per token, p50", "token_p99": "p99"}

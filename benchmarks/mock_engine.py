@@ -8,6 +8,7 @@ from engine.events import (
     EngineInfo,
     EngineStats,
     Finished,
+    FinishReason,
     PrefillDone,
     RequestStats,
     TierInfo,
@@ -40,6 +41,11 @@ class MockEngine:
         """There is nothing to stop."""
         self.is_ready = False
 
+    @property
+    def not_ready_reason(self) -> str:
+        """The sentence for clients while it is not ready."""
+        return "the mock engine was not started"
+
     async def info(self) -> EngineInfo:
         """What it claims to be."""
         tiers = {
@@ -64,7 +70,7 @@ class MockEngine:
         request_id, tier = request.request_id, request.tier
         num_prompt = len(request.prompt_token_ids)
         num_output = 0
-        finish_reason = "abort"
+        finish_reason: FinishReason = "abort"
 
         def ended() -> Finished:
             work = TierWork(

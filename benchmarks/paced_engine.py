@@ -111,7 +111,7 @@ class PacedEngine(MockEngine):
 
     def _trace(self, root: int, emitted: Sequence[int]) -> StepTrace:
         if not self.num_nodes:
-            return StepTrace(origins=("target",) * len(emitted))
+            return StepTrace(origins=tuple("target" for _ in emitted))
         right = emitted[:-1]
         nodes = [TraceNode(token_id=root, parent=-1, is_accepted=True)]
         for depth, token_id in enumerate(right):

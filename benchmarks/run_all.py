@@ -18,7 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.harness import CACHE, ROOT, console, show_table
+from benchmarks.harness import CACHE, console, show_table
+from benchmarks.record import ROOT
 from benchmarks.slo_trace import DEFAULT_TRACE as TRACE
 
 _QUICK_RESULTS = CACHE / "quick-benchmarks"

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import plain
+from benchmarks.record import plain
 
 _COLOURS = ("#7a7a7a", "#c77d0a", "#0b6e99")
 
