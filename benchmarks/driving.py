@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from benchmarks.prompts import Prompt
-from draft.budget import PassTimes, TreeBudget
+from draft.budget import PassTimeEstimate, TreeBudget
 from draft.config import DraftConfig
 from draft.tree_drafter import TreeDrafter
 from engine.config import EngineConfig
@@ -164,7 +164,7 @@ def build_bench(
 
 
 def tree_budget(
-    runners: Mapping[Tier, ModelRunner], *, target_pass_s: PassTimes | None = None
+    runners: Mapping[Tier, ModelRunner], *, target_pass_s: PassTimeEstimate | None = None
 ) -> TreeBudget:
     """The budget that serving uses: from both models' step times, measured now and followed.
 

@@ -25,7 +25,7 @@ from engine.passes.runner import ForwardSlice, ModelRunner
 from engine.request import EngineRequest, SamplingParams, SpeculationParams
 from engine.trees.forest import Forest, ForestVerdicts
 from kernels.sampling.sample import SamplingRows, SamplingTable, top_tokens
-from kernels.trees.build_tree import PlantedTree, choose_frontier, expand_tree, plant
+from kernels.trees.build_tree import InitialTree, choose_frontier, expand_tree, init_trees
 from verifier.coupled import CoupledVerifier
 
 BLOCK_SIZE = 16
@@ -117,11 +117,13 @@ def draft_levels(
         path_prob=1.0,
         covered=0.0,
     )
-    tree = PlantedTree(
+    tree = InitialTree(
         candidates=[root], root_slot=context.length - 1, max_nodes=64, max_depth=num_levels + 1
     )
     fresh, state = (
-        plant([tree], capacity=_CAPACITY, width=width, recalled_bit=_RECALLED_BIT, device=device)
+        init_trees(
+            [tree], capacity=_CAPACITY, width=width, recalled_bit=_RECALLED_BIT, device=device
+        )
         for _ in range(2)
     )
     changed = ("candidates", "numbers", "ancestor_words", "frontier")

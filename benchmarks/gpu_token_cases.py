@@ -12,11 +12,11 @@ from draft.calibration import EdgeCalibration
 from kernels.sampling.sample import SamplingRows, top_tokens
 from kernels.trees.build_tree import (
     EdgeTable,
-    PlantedTree,
+    InitialTree,
     TreeState,
     choose_frontier,
     expand_tree,
-    plant,
+    init_trees,
     select_trees,
 )
 from kernels.trees.verify_tree import verify_forest
@@ -110,7 +110,7 @@ def verification(cases: Cases) -> list[Case]:
     ]
 
 
-def planted(cases: Cases, num_trees: int) -> TreeState:
+def initial_trees(cases: Cases, num_trees: int) -> TreeState:
     """Trees with nothing but a root."""
     root = SimpleNamespace(
         token_id=1,
@@ -127,8 +127,8 @@ def planted(cases: Cases, num_trees: int) -> TreeState:
         path_prob=1.0,
         covered=0.0,
     )
-    tree = PlantedTree(candidates=[root], root_slot=100, max_nodes=64, max_depth=16)
-    return plant(
+    tree = InitialTree(candidates=[root], root_slot=100, max_nodes=64, max_depth=16)
+    return init_trees(
         [tree] * num_trees,
         capacity=CAPACITY,
         width=WIDTH,
@@ -156,7 +156,7 @@ def growing(cases: Cases) -> list[Case]:
     table = edge_table(cases)
 
     def levels(num_trees: int) -> Callable[[], TreeState]:
-        fresh, state = planted(cases, num_trees), planted(cases, num_trees)
+        fresh, state = initial_trees(cases, num_trees), initial_trees(cases, num_trees)
         changed = ("candidates", "numbers", "ancestor_words", "frontier")
         pairs = [(getattr(state, name), getattr(fresh, name)) for name in changed]
         rows = num_trees * WIDTH

@@ -28,7 +28,7 @@ _FIRST_ACCEPTANCE = 0.7
 _FORGETTING = 0.002
 
 
-class PassTimes(Protocol):
+class PassTimeEstimate(Protocol):
     """Expected seconds of a model's pass."""
 
     def __call__(self, num_rows: int, context: float = 0.0) -> float:
@@ -39,7 +39,7 @@ class PassTimes(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hope:
+class DraftGain:
     """What drafting for one sequence may bring.
 
     acceptance: the chance that the small model's best guess at a position is right. text_tokens:
@@ -65,15 +65,15 @@ class StepBudget:
     long the step may take where it has guesses.
     """
 
-    target_pass_s: PassTimes
-    draft_pass_s: PassTimes
+    target_pass_s: PassTimeEstimate
+    draft_pass_s: PassTimeEstimate
     num_sequences: int
     context: float
     base_tokens: float
     longest_s: float
 
     def num_worth_drafting(
-        self, hopes: SequenceOf["Hope"], text_probs: Floats, max_depth: int
+        self, gains: SequenceOf["DraftGain"], text_probs: Floats, max_depth: int
     ) -> int:
         """For how many sequences, in the order given, the small model is worth asking.
 
@@ -83,28 +83,32 @@ class StepBudget:
         num_text_nodes, text_tokens, text_s = self.num_nodes(text_probs, spent_s=0.0)
         best_rate, best = text_tokens / text_s, 0
         number = 1
-        while hopes and max_depth > 0:
-            number = min(number, len(hopes))
-            rate = self._best_rate(hopes[:number], text_tokens, num_text_nodes, max_depth)
+        while gains and max_depth > 0:
+            number = min(number, len(gains))
+            rate = self._best_rate(gains[:number], text_tokens, num_text_nodes, max_depth)
             if rate > best_rate:
                 best_rate, best = rate, number
-            if number == len(hopes):
+            if number == len(gains):
                 break
             number *= 2
         return best
 
     def _best_rate(
-        self, hopes: SequenceOf["Hope"], text_tokens: float, num_text_nodes: int, max_depth: int
+        self,
+        gains: SequenceOf["DraftGain"],
+        text_tokens: float,
+        num_text_nodes: int,
+        max_depth: int,
     ) -> float:
         """Tokens per second of the best depth of chains for these sequences."""
-        number = len(hopes)
+        number = len(gains)
         depths = np.arange(1, max_depth + 1)
-        acceptance = np.array([hope.acceptance for hope in hopes])
+        acceptance = np.array([gain.acceptance for gain in gains])
         chains = (acceptance[:, None] ** depths).cumsum(1)  # [number, max_depth], tokens
         # What the text says already would be said twice.
-        believed = np.array([hope.text_tokens for hope in hopes])[:, None]
+        believed = np.array([gain.text_tokens for gain in gains])[:, None]
         added = chains - MOST_BELIEVED * np.minimum(believed, chains)
-        weights = np.array([hope.urgency for hope in hopes])
+        weights = np.array([gain.urgency for gain in gains])
         gained = text_tokens + weights @ added  # [max_depth]
         num_nodes = np.maximum(number * depths, num_text_nodes)
         target_s = self.target_pass_s.upto(self.num_sequences + int(num_nodes[-1]), self.context)
@@ -150,8 +154,8 @@ class TreeBudget:
     tokens that they wait for, and nobody sees so short a pause.
     """
 
-    target_pass_s: PassTimes
-    draft_pass_s: PassTimes
+    target_pass_s: PassTimeEstimate
+    draft_pass_s: PassTimeEstimate
     max_stretch: float = 1.3
     unseen_s: float = 0.08
 

@@ -11,12 +11,12 @@ from torch import Tensor
 from draft.budget import StepBudget, TreeBudget
 from draft.calibration import EdgeCalibration
 from draft.config import DraftConfig
-from draft.device_growth import DeviceCalibration, DeviceGrowth, plant_on_device
+from draft.device_growth import DeviceCalibration, DeviceGrowth, init_trees_on_device
 from draft.draft_state import Draft
 from draft.forecast import Grower, TreeForecast, num_levels, share_nodes
 from draft.grown_trees import GrownTrees
-from draft.harvest import harvest, least_chance, weighted_probs
 from draft.model_guesses import Slices
+from draft.node_selection import least_chance, select_nodes, weighted_probs
 from draft.tree_drafter import TreeDrafter
 from engine.cache.kv_view import KVView
 from engine.passes.device_rows import DeviceRows
@@ -74,7 +74,7 @@ class DeviceDrafter(TreeDrafter):
 
     def propose(self, sequences: SequenceOf[Sequence]) -> Proposal:
         """Draft one tree for each sequence; see `engine.protocols.Drafter`."""
-        drafts = [self._plant(sequence) for sequence in sequences]
+        drafts = [self._init_tree(sequence) for sequence in sequences]
         step = self._step_budget(drafts)
         for draft in drafts:
             self._guess_from_text(draft)
@@ -83,7 +83,7 @@ class DeviceDrafter(TreeDrafter):
         spent_s = yield from self._grow_everywhere(growers, drafts, step)
         growth, self._growth = self._growth, None
         if growth is None:
-            return Trees(host=harvest(drafts, least_chance(drafts, step, spent_s=spent_s)))
+            return Trees(host=select_nodes(drafts, least_chance(drafts, step, spent_s=spent_s)))
         grown = {id(draft) for draft in growth.drafts}
         drafts = [draft for draft in drafts if id(draft) not in grown]
         num_nodes, floor = share_nodes(
@@ -93,7 +93,7 @@ class DeviceDrafter(TreeDrafter):
         caps = reserve_trees(self._target, [draft.sequence for draft in growth.drafts], caps)
         forest = growth.forest(caps, min(num_nodes, sum(caps)))
         self._growth = growth
-        return Trees(host=harvest(drafts, floor), forest=forest)
+        return Trees(host=select_nodes(drafts, floor), forest=forest)
 
     def _grow_everywhere(
         self, growers: SequenceOf[Draft], drafts: SequenceOf[Draft], step: StepBudget | None
@@ -103,9 +103,9 @@ class DeviceDrafter(TreeDrafter):
         slices = self._model.catch_up_slices(growers)
         # A chunk of a text that does not reach its root yet is the host's affair.
         roots = [pair for pair in slices if _is_plain(pair[0].sequence) and pair[1].num_logit_rows]
-        planted = {id(draft) for draft, _ in roots}
-        growers = [draft for draft in growers if id(draft) not in planted]
-        slices = [pair for pair in slices if id(pair[0]) not in planted]
+        begun = {id(draft) for draft, _ in roots}
+        growers = [draft for draft in growers if id(draft) not in begun]
+        slices = [pair for pair in slices if id(pair[0]) not in begun]
         rows: DeviceRows | None = None
         while slices or roots or rows is not None:
             pieces = [piece for _, piece in [*slices, *roots]]
@@ -132,7 +132,7 @@ class DeviceDrafter(TreeDrafter):
     def _begin(
         self, roots: Slices, logits: Tensor, step: StepBudget | None, spent_s: float
     ) -> None:
-        """Plant the trees whose roots were computed; logits: [len(roots), vocab_size]."""
+        """Begin the trees whose roots were computed; logits: [len(roots), vocab_size]."""
         drafts: list[Draft] = []
         keep: list[int] = []
         for row, (draft, _) in enumerate(roots):
@@ -147,7 +147,7 @@ class DeviceDrafter(TreeDrafter):
             return
         config = self._config
         growers = [self._grower(draft) for draft in drafts]
-        self._growth = plant_on_device(
+        self._growth = init_trees_on_device(
             drafts,
             growers,
             runner=self._runner,
@@ -208,7 +208,7 @@ class DeviceDrafter(TreeDrafter):
 
     def _learn_forest(self, growth: DeviceGrowth, known: HostForest) -> None:
         """What the verdicts say about guesses, and what trees of this kind come to."""
-        grown = GrownTrees(known.luggage, len(growth.drafts))
+        grown = GrownTrees(known.drafter_payload, len(growth.drafts))
         for tree, draft in enumerate(growth.drafts):
             verdict = known.verdicts[tree]
             path = [0, *(known.candidates[tree][node] for node in verdict.accepted_nodes)]

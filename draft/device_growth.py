@@ -1,4 +1,4 @@
-"""One step's trees on the device: planted by the host, grown without it, taken as a forest."""
+"""One step's trees on the device: begun by the host, grown without it, read as a forest."""
 
 from dataclasses import dataclass, replace
 from typing import Final
@@ -31,12 +31,12 @@ from kernels.sampling.sample import SamplingTable, top_tokens
 from kernels.trees.build_tree import (
     EdgeTable,
     FrontierRows,
-    PlantedTree,
+    InitialTree,
     TreeState,
     capacity_for,
     choose_frontier,
     expand_tree,
-    plant,
+    init_trees,
     select_trees,
 )
 from kernels.trees.tree_state import MAX_CAPACITY
@@ -88,7 +88,7 @@ class DeviceGrowth:
     views: list[KVView]
     config: DraftConfig
     num_levels: int
-    num_planted: int
+    num_initial: int
     max_depth: int
     state: TreeState
     table: EdgeTable
@@ -160,7 +160,7 @@ class DeviceGrowth:
         """
         chosen = select_trees(self.state, num_nodes=num_nodes, caps=caps)
         branching = min(self.config.max_branching, _MAX_BRANCHING)
-        most = self.num_planted + branching * (1 + self.level * self.config.max_frontier)
+        most = self.num_initial + branching * (1 + self.level * self.config.max_frontier)
         return Forest(
             sequences=[draft.sequence for draft in self.drafts],
             sampling=self.sampling,
@@ -181,11 +181,11 @@ class DeviceGrowth:
             sources=chosen.sources,
             candidates=chosen.candidates,
             draft_offsets=chosen.draft_offsets,
-            luggage=pack_state(self.state, min(most, self.state.capacity)),
+            drafter_payload=pack_state(self.state, min(most, self.state.capacity)),
         )
 
 
-def plant_on_device(
+def init_trees_on_device(
     drafts: list[Draft],
     growers: list[Grower],
     *,
@@ -204,8 +204,8 @@ def plant_on_device(
     levels = _reserve_levels(runner, drafts, num_levels, width)
     num_levels = max(levels)
     room = max(MAX_CAPACITY - branching * (1 + num_levels * width), 1)
-    planted = [
-        PlantedTree(
+    initial = [
+        InitialTree(
             candidates=_known_to_both(draft.tree.candidates, vocab_size)[:room],
             root_slot=draft.tree.root_slot,
             max_nodes=draft.tree.max_nodes,
@@ -215,10 +215,10 @@ def plant_on_device(
         )
         for draft, own_levels in zip(drafts, levels, strict=True)
     ]
-    num_planted = max(len(tree.candidates) for tree in planted)
-    deepest = max(candidate.depth for tree in planted for candidate in tree.candidates)
-    max_depth = max(deepest, min(max(tree.max_depth for tree in planted), deepest + 1 + num_levels))
-    capacity = capacity_for(num_planted, num_levels=num_levels, width=width, branching=branching)
+    num_initial = max(len(tree.candidates) for tree in initial)
+    deepest = max(candidate.depth for tree in initial for candidate in tree.candidates)
+    max_depth = max(deepest, min(max(tree.max_depth for tree in initial), deepest + 1 + num_levels))
+    capacity = capacity_for(num_initial, num_levels=num_levels, width=width, branching=branching)
     sequences = [draft.sequence for draft in drafts]
     return DeviceGrowth(
         drafts=drafts,
@@ -226,10 +226,10 @@ def plant_on_device(
         views=[draft.state.view for draft in drafts if draft.state.view is not None],
         config=config,
         num_levels=num_levels,
-        num_planted=num_planted,
+        num_initial=num_initial,
         max_depth=max_depth,
-        state=plant(
-            planted,
+        state=init_trees(
+            initial,
             capacity=capacity,
             width=width,
             recalled_bit=RECALLED_BIT,

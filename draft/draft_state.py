@@ -53,7 +53,7 @@ class DraftState:
 
     def adopt(self, view: KVView) -> None:
         """Take over the view of a small answer, which holds the sequence's present tokens."""
-        self.let_go()
+        self.release()
         if not view.block_table:  # its blocks were taken away
             return
         self.view = view
@@ -151,7 +151,7 @@ class DraftState:
         view.num_computed_tokens = root_slot + 1 + num_valid
         view.trim()
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Give the view back."""
         if self.view is not None:
             self.view.release()

@@ -91,7 +91,7 @@ class GrowingTree:
     _ranking: list[tuple[float, int]] | None = None
 
     def __post_init__(self) -> None:
-        """Plant the root; it is the first to be expanded."""
+        """Begin with the root, which is expanded first."""
         root = Candidate(token_id=self.root_token_id, parent=-1, depth=0, offset=0, mask=1)
         self.candidates.append(root)
         self.frontier.append(0)
@@ -358,7 +358,7 @@ class GrowingTree:
         """The path probabilities of `verifiable`."""
         return np.array([path_prob for path_prob, _ in self.verifiable()], dtype=np.float64)
 
-    def harvest(self, nodes: list[int]) -> TokenTree:
+    def to_token_tree(self, nodes: list[int]) -> TokenTree:
         """The tree of the root and `nodes` (parents first)."""
         place = {0: 0}
         tokens, parents, sources = [self.root_token_id], [-1], [0]

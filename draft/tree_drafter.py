@@ -6,13 +6,13 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 from math import inf
 
-from draft.budget import AcceptanceEstimate, Hope, StepBudget, TreeBudget
+from draft.budget import AcceptanceEstimate, DraftGain, StepBudget, TreeBudget
 from draft.calibration import EdgeCalibration
 from draft.config import DraftConfig
 from draft.draft_state import Draft, DraftState
 from draft.growing_tree import MAX_TREE_SLOTS, Calibrate, GrowingTree
-from draft.harvest import harvest, least_chance, weighted_probs
 from draft.model_guesses import ModelGuesses
+from draft.node_selection import least_chance, select_nodes, weighted_probs
 from draft.text_sources import TextSources
 from draft.token_map import TokenMap
 from engine.cache.kv_view import KVView
@@ -80,22 +80,22 @@ class TreeDrafter:
 
     def propose(self, sequences: SequenceOf[Sequence]) -> Proposal:
         """Draft one tree for each sequence; see `engine.protocols.Drafter`."""
-        drafts = [self._plant(sequence) for sequence in sequences]
+        drafts = [self._init_tree(sequence) for sequence in sequences]
         step = self._step_budget(drafts)
         for draft in drafts:
             self._guess_from_text(draft)
         growers = self._choose_growers(drafts, step)
         spent_s = yield from self._grow(growers, drafts, step)
-        return Trees(host=harvest(drafts, least_chance(drafts, step, spent_s=spent_s)))
+        return Trees(host=select_nodes(drafts, least_chance(drafts, step, spent_s=spent_s)))
 
-    def recall(
+    def propose_from_text(
         self, sequence: Sequence, *, max_nodes: int, num_rows: int, num_beside: int
     ) -> TokenTree | None:
         """What is predicted or was written before; see `engine.protocols.Drafter`."""
         expects = sequence.proposal_token_ids or sequence.request.prediction_token_ids
         if sequence.cascade is not None or not expects:
             return None
-        draft = self._plant(sequence, max_nodes=max_nodes)
+        draft = self._init_tree(sequence, max_nodes=max_nodes)
         self._guess_from_text(draft)
         step: StepBudget | None = None
         if self._budget is not None:
@@ -107,7 +107,7 @@ class TreeDrafter:
             if not num_beside:  # nobody else waits, and this one's first token comes with more
                 step = replace(step, longest_s=inf)
         floor = least_chance([draft], step, spent_s=0.0)
-        return harvest([draft], floor)[sequence.request_id]
+        return select_nodes([draft], floor)[sequence.request_id]
 
     def commit(self, sequence: Sequence, verdict: Verdict) -> tuple[list[int], list[int]]:
         """Learn from the verdict, keep the accepted path; see `engine.protocols.Drafter`."""
@@ -133,7 +133,7 @@ class TreeDrafter:
         """Give back the sequence's draft view; an answer that ended may repeat in later ones."""
         state = self._states.pop(sequence.request_id, None)
         if state is not None:
-            state.let_go()
+            state.release()
         if sequence.finish_reason is not None:
             if sequence.tier == "large" or self._token_map is None:
                 with OwnFailure(sequence):
@@ -143,21 +143,21 @@ class TreeDrafter:
     def reclaim(self, num_blocks: int) -> None:
         """Give back draft views, the latest first, until `num_blocks` blocks are free again."""
         wanted = self._runner.pool.num_available + num_blocks
-        self._let_go(list(self._states.values()), until=wanted)
+        self._release_views(list(self._states.values()), until=wanted)
 
     def _make_room(self, draft: Draft, num_blocks: int) -> None:
         """Let the drafts of later arrivals go until so many blocks are free."""
         arrival = draft.sequence.arrival_number
         later = [s for s in self._states.values() if s.sequence.arrival_number > arrival]
         later.sort(key=lambda state: state.sequence.arrival_number)
-        self._let_go(later, until=num_blocks)
+        self._release_views(later, until=num_blocks)
 
-    def _let_go(self, states: list[DraftState], *, until: int) -> None:
+    def _release_views(self, states: list[DraftState], *, until: int) -> None:
         """Give back views, the last first, until so many blocks are free."""
         for state in reversed(states):
             if self._runner.pool.num_available >= until:
                 return
-            state.let_go()
+            state.release()
 
     # ---- the roots ------------------------------------------------------------------------
 
@@ -172,7 +172,7 @@ class TreeDrafter:
             self._states[sequence.request_id] = state
         return state
 
-    def _plant(self, sequence: Sequence, *, max_nodes: int = MAX_TREE_SLOTS) -> Draft:
+    def _init_tree(self, sequence: Sequence, *, max_nodes: int = MAX_TREE_SLOTS) -> Draft:
         """A tree of the root only, with the limits of the config and of the request."""
         own, config = sequence.request.speculation, self._config
         state = self._state(sequence)
@@ -296,12 +296,12 @@ class TreeDrafter:
         if step is None:
             return able
         max_depth = self._config.max_draft_depth
-        hopes = [(self._hope(draft), draft) for draft in able if draft.may_ask_model]
-        hopes.sort(key=lambda item: -item[0].gain(max_depth))
+        gains = [(self._draft_gain(draft), draft) for draft in able if draft.may_ask_model]
+        gains.sort(key=lambda item: -item[0].gain(max_depth))
         number = step.num_worth_drafting(
-            [hope for hope, _ in hopes], weighted_probs(drafts), max_depth
+            [gain for gain, _ in gains], weighted_probs(drafts), max_depth
         )
-        chosen = {id(draft) for _, draft in hopes[:number]}
+        chosen = {id(draft) for _, draft in gains[:number]}
         for draft in able:
             if id(draft) not in chosen:
                 draft.state.acceptance.forget()
@@ -309,10 +309,10 @@ class TreeDrafter:
             self._acceptance.forget()
         return [draft for draft in able if id(draft) in chosen or draft.needs_root]
 
-    def _hope(self, draft: Draft) -> Hope:
+    def _draft_gain(self, draft: Draft) -> DraftGain:
         # A cascade accepts no text that the small model has not read.
         text_tokens = 0.0 if draft.needs_root else float(draft.tree.ranked_probs().sum())
-        return Hope(
+        return DraftGain(
             acceptance=draft.state.acceptance.value,
             text_tokens=text_tokens,
             urgency=draft.urgency,

@@ -38,12 +38,12 @@ from engine.request import EngineRequest, Tier
 from engine.sequences.logit_rules import build_rules
 from engine.sequences.own_failure import OwnFailure
 from engine.sequences.sequence import Sequence, SequenceStatus
-from engine.step.hand_over import HandOver
-from engine.step.host_work import HostWork
+from engine.step.deferred_host_work import DeferredHostWork
 from engine.step.large_pass import LargePass, LaunchedPass
 from engine.step.snapshot import StepCounts, snapshot
-from engine.trees.judged import Judged, answer_slices, cut_at_end, emission, prefill_done
+from engine.step.tier_switch import TierSwitcher
 from engine.trees.speculation_counts import SpeculationCounts
+from engine.trees.verify_items import VerifyItem, answer_slices, cut_at_end, emission, prefill_done
 
 _PASS_TIME_WEIGHT = 0.1
 # How long an engine that has nothing else to do sleeps for a grammar; commands wait behind it.
@@ -83,17 +83,19 @@ class Engine:
             drafter=drafter,
         )
         has_device = any(runner.device.type != "cpu" for runner in self._runners.values())
-        self._beside = HostWork(overlaps=self._config.overlap and has_device)
+        self._host_work = DeferredHostWork(overlaps=self._config.overlap and has_device)
         self._large = LargePass(
             runners=self._runners,
             verifier=verifier,
             drafter=drafter,
             config=self._config,
             forward=self._timed_forward,
-            beside=self._beside,
+            host_work=self._host_work,
         )
         self._gate = ObjectiveGate(self.scheduler, config=self._config)
-        self._hand_over = HandOver(runners=self._runners, scheduler=self.scheduler, drafter=drafter)
+        self._tier_switcher = TierSwitcher(
+            runners=self._runners, scheduler=self.scheduler, drafter=drafter
+        )
         self._grammars = GrammarQueue(grammars or {}, clock=clock)
         self._sequences: dict[str, Sequence] = {}
         self._events: list[EngineEvent] = []
@@ -126,7 +128,7 @@ class Engine:
             request=request,
             tier=request.tier,
             view=runner.new_view(request.cache_salt),
-            noise=self._hand_over.noise(request, request.tier),
+            noise=self._tier_switcher.noise(request, request.tier),
             submitted_s=self._clock(),
             token_ids=list(request.prompt_token_ids),
             rules=build_rules(request.sampling, num_prompt_tokens=len(request.prompt_token_ids)),
@@ -178,9 +180,9 @@ class Engine:
         if keeps_answer and sequence.held_reason is not None:
             self.settle(request_id)
             return
-        self._hand_over.check(sequence, tier, keeps_answer=keeps_answer)
+        self._tier_switcher.check(sequence, tier, keeps_answer=keeps_answer)
         with OwnFailure(sequence):
-            switched = self._hand_over.switch(
+            switched = self._tier_switcher.switch(
                 sequence,
                 tier,
                 keeps_answer=keeps_answer,
@@ -201,7 +203,7 @@ class Engine:
     @property
     def overlaps(self) -> bool:
         """Whether host work is done beside the device's, and `step` calls `while_busy`."""
-        return self._beside.overlaps
+        return self._host_work.overlaps
 
     @torch.inference_mode()
     def step(
@@ -219,11 +221,11 @@ class Engine:
         at once. It must not call back into the engine either.
         """
         if while_busy is not None:
-            self._beside.put_off(while_busy)
+            self._host_work.defer(while_busy)
         self._admit_compiled()
         started_s = time.perf_counter()
         if len(self._sequences) > self._num_idle:
-            self.scheduler.make_way(self._clock())
+            self.scheduler.preempt_for_waiting(self._clock())
             large = self._plan_large()
             trees = self._small_passes(large, None if large.is_empty else on_events)
             self._large_pass(large, trees)
@@ -233,7 +235,7 @@ class Engine:
             for sequence in [s for s in self._sequences.values() if s.failure is not None]:
                 self._fail(sequence)  # it was not judged in this step
         if len(self._sequences) == self._num_idle:  # there may be no next pass to wait beside
-            self._beside.run()
+            self._host_work.run()
         self._steps.total_s += time.perf_counter() - started_s
         events, self._events = self._events, []
         return events
@@ -301,16 +303,16 @@ class Engine:
 
     def _small_pass(self, plan: PassPlan, wanted: DraftPass) -> DraftLogits:
         """One pass for answers and drafts: device rows, then answers, then the draft slices."""
-        answers, judged = answer_slices(plan.decodes, plan.prefills)
+        answers, items = answer_slices(plan.decodes, plan.prefills)
         num_front = 0 if wanted.device_rows is None else wanted.device_rows.total_rows
-        for item in judged:
+        for item in items:
             item.first_row += num_front
         output = self._timed_forward("small", answers + wanted.slices, wanted.device_rows)
         for sequence, num_rows in zip(wanted.owners, wanted.num_rows_each(), strict=True):
             for counts in self.scheduler.counts(sequence, "small"):
                 counts.num_draft_rows += num_rows
         num_answer_rows = sum(piece.num_logit_rows for piece in answers)
-        self._judge_small(plan, judged, output)
+        self._judge_small(plan, items, output)
         return DraftLogits(
             of_slices=output.logits[num_front + num_answer_rows :],
             of_device_rows=output.logits[:num_front],
@@ -349,7 +351,7 @@ class Engine:
     ) -> PassOutput:
         runner = self._runners[tier]
         output = runner.forward(slices, device_rows)
-        self._beside.run()
+        self._host_work.run()
         for done in runner.take_finished():  # on a GPU earlier ones than this
             self._steps.forward_s += done.seconds
             self._pass_s[tier] += _PASS_TIME_WEIGHT * (done.seconds - self._pass_s[tier])
@@ -366,22 +368,24 @@ class Engine:
             for counts in self.scheduler.counts(sequence, sequence.tier):
                 counts.num_computed_tokens += num_tokens
 
-    def _judge_small(self, plan: PassPlan, judged: SequenceOf[Judged], output: PassOutput) -> None:
+    def _judge_small(
+        self, plan: PassPlan, items: SequenceOf[VerifyItem], output: PassOutput
+    ) -> None:
         """Choose the next tokens of small answers."""
         self._note_prefills(plan)
-        if not judged:
+        if not items:
             return
-        first = judged[0].first_row
-        logits = output.logits[first : first + len(judged)]  # one row each
+        first = items[0].first_row
+        logits = output.logits[first : first + len(items)]  # one row each
         verdicts = self._verifier.verify(
-            [item.sequence for item in judged], [item.tree for item in judged], logits
+            [item.sequence for item in items], [item.tree for item in items], logits
         )
-        self._hand_over.note_candidates(judged, verdicts, output.logits)
+        self._tier_switcher.note_candidates(items, verdicts, output.logits)
         now_s = self._clock()
-        for item, verdict in zip(judged, verdicts, strict=True):
+        for item, verdict in zip(items, verdicts, strict=True):
             self._accept(item, verdict, output, now_s)
 
-    def _accept(self, item: Judged, verdict: Verdict, output: PassOutput, now_s: float) -> None:
+    def _accept(self, item: VerifyItem, verdict: Verdict, output: PassOutput, now_s: float) -> None:
         """Append what was emitted, report it, and finish the sequence where it ends."""
         sequence = item.sequence
         if sequence.failure is not None:

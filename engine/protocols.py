@@ -14,7 +14,7 @@ from engine.sequences.sequence import Sequence
 from engine.trees.forest import Forest, ForestVerdicts, HostForest
 from engine.trees.token_tree import TokenTree
 from engine.trees.verdict import Verdict
-from engine.wait_model import ServiceTimes
+from engine.ttft_predictor import ServiceTimes
 from kernels.sampling.sampling_rows import SamplingTable
 
 __all__ = [
@@ -24,7 +24,7 @@ __all__ = [
     "Drafter",
     "Proposal",
     "QueuePolicy",
-    "StepShares",
+    "StepThrottle",
     "Trees",
     "Verdict",
     "Verifier",
@@ -93,7 +93,7 @@ class Drafter(Protocol):
         A forest's slots are reserved in its sequences' views when it is returned.
         """
 
-    def recall(
+    def propose_from_text(
         self, sequence: Sequence, *, max_nodes: int, num_rows: int, num_beside: int
     ) -> TokenTree | None:
         """What is known of the text ahead without a pass: a prediction, a retracted answer.
@@ -154,7 +154,7 @@ class Verifier(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepShares:
+class StepThrottle:
     """Who gets less of a step than he could use, because others are short of time.
 
     paused: running sequences that get no row of it. batch_prefill_s: how long the prompts of those
@@ -194,7 +194,7 @@ class QueuePolicy(Protocol):
         """Whether anybody who is there has said how fast it should be: then the next two count."""
         return False
 
-    def step_shares(self, now_s: float) -> StepShares | None:
+    def step_throttle(self, now_s: float) -> StepThrottle | None:
         """Who holds back in the step that begins. None: nobody."""
         return None
 

@@ -365,7 +365,7 @@ class ScriptedDrafter:
         yield from ()
         return Trees(host={sequence.request_id: self._tree_for(sequence) for sequence in sequences})
 
-    def recall(
+    def propose_from_text(
         self, sequence: Sequence, *, max_nodes: int, num_rows: int, num_beside: int
     ) -> TokenTree | None:
         return None

@@ -16,7 +16,7 @@ from engine.protocols import Drafter
 from engine.queue.scheduler import Scheduler
 from engine.request import EngineRequest, Tier
 from engine.sequences.sequence import Sequence
-from engine.wait_model import Calibration, Job, predict_first_token_s
+from engine.ttft_predictor import ForecastCorrection, RemainingWork, predict_ttft_s
 
 # A refused request is told to come back after about this long.
 _RETRY_AFTER_S: Final = 1.0
@@ -90,7 +90,7 @@ class ObjectiveGate:
     def __init__(self, scheduler: Scheduler, *, config: EngineConfig) -> None:
         self._scheduler = scheduler
         self._config = config
-        self.calibration = Calibration()
+        self.calibration = ForecastCorrection()
         self._forecasts: dict[Sequence, tuple[float, float]] = {}  # (when, predicted seconds)
 
     def check(self, sequence: Sequence, now_s: float) -> None:
@@ -138,11 +138,11 @@ class ObjectiveGate:
         pool = newcomer.view.pool
         num_places = self._config.max_sequences - scheduler.num_running
         num_blocks = pool.num_available
-        running: list[Job] = []
+        running: list[RemainingWork] = []
         for other_tier, sequences in scheduler.running.items():
             for sequence in sequences:
                 is_here = other_tier == tier
-                job = Job(
+                job = RemainingWork(
                     num_rows=sequence.num_prefill_tokens * is_here * (not sequence.is_decoding),
                     num_tokens=times.remaining_tokens(sequence),
                     num_blocks=len(sequence.view.block_table) * is_here,
@@ -153,7 +153,7 @@ class ObjectiveGate:
                     running.append(job)
         ahead = [self._job(s, len(s.token_ids)) for s in scheduler.ahead_of(newcomer, now_s)]
         others = bool(running or ahead)
-        first_token_s = predict_first_token_s(
+        first_token_s = predict_ttft_s(
             running=running,
             ahead=ahead,
             newcomer=self._job(newcomer, self._rows_of(newcomer)),
@@ -164,10 +164,10 @@ class ObjectiveGate:
         )
         return first_token_s + (times.step_s or 0.0) * others
 
-    def _job(self, sequence: Sequence, num_rows: int) -> Job:
+    def _job(self, sequence: Sequence, num_rows: int) -> RemainingWork:
         num_tokens = self._scheduler.times.remaining_tokens(sequence)
         num_slots = len(sequence.token_ids) + int(num_tokens)
-        return Job(
+        return RemainingWork(
             num_rows=num_rows,
             num_tokens=num_tokens,
             num_blocks=-(-num_slots // sequence.view.pool.block_size),

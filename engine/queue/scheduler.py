@@ -8,11 +8,11 @@ from itertools import takewhile
 from engine.cache.block_pool import OutOfBlocksError
 from engine.config import EngineConfig
 from engine.passes.runner import ModelRunner
-from engine.protocols import Drafter, QueuePolicy, StepShares
+from engine.protocols import Drafter, QueuePolicy, StepThrottle
 from engine.request import Tier
 from engine.sequences.sequence import Sequence, SequenceStatus
 from engine.sequences.work_counts import WorkCounts, note_start
-from engine.wait_model import ServiceTimes
+from engine.ttft_predictor import ServiceTimes
 
 # A batch prompt that may be computed at all gets so many rows, or it would never end.
 _MIN_BATCH_ROWS = 16
@@ -36,7 +36,7 @@ class PassPlan:
         """Whether there is nothing to compute."""
         return not self.decodes and not self.prefills
 
-    def leave_out_waiting(self) -> None:
+    def drop_preempted(self) -> None:
         """Take out who was pre-empted since he was planned."""
         self.decodes = [s for s in self.decodes if s.status is SequenceStatus.RUNNING]
         self.prefills = [p for p in self.prefills if p[0].status is SequenceStatus.RUNNING]
@@ -67,7 +67,7 @@ class Scheduler:
         self._drafter = drafter
         self.times = ServiceTimes(config)
         policy.attach(self.times, num_places=config.max_sequences)
-        self._shares: StepShares | None = None  # of the step
+        self._throttle: StepThrottle | None = None  # of the step
         self._batch_rows = 0  # what is left of a pass for prompts for which nobody waits
         self._promised: list[Sequence] = []  # for each of them a running one gave way
 
@@ -91,7 +91,7 @@ class Scheduler:
             self._list_of(sequence).remove(sequence)
             if sequence.status is not SequenceStatus.HELD:
                 self._policy.removed(sequence)
-        self._let_go(sequence)
+        self._release(sequence)
         sequence.status = SequenceStatus.FINISHED
 
     def hold(self, sequence: Sequence) -> None:
@@ -109,7 +109,7 @@ class Scheduler:
     def preempt(self, sequence: Sequence) -> None:
         """Put a running sequence back into the queue; its tokens stay, its KV is recomputed."""
         self.running[sequence.tier].remove(sequence)
-        self._let_go(sequence)
+        self._release(sequence)
         self._policy.preempted(sequence)
         sequence.num_preemptions += 1
         for counts in self.counts(sequence, sequence.tier):
@@ -131,13 +131,13 @@ class Scheduler:
         """Learn what a row costs, from a pass with many of them."""
         self.times.note_pass(tier, num_rows=num_rows, elapsed_s=elapsed_s)
 
-    def make_way(self, now_s: float) -> None:
+    def preempt_for_waiting(self, now_s: float) -> None:
         """Where every place is taken, free one for each tier where somebody has a claim to it.
 
         To be called once a step, before its first plan: what is planned already cannot give way.
         Who holds back in the step is settled here, too.
         """
-        self._shares = self._policy.step_shares(now_s) if self._policy.has_objectives else None
+        self._throttle = self._policy.step_throttle(now_s) if self._policy.has_objectives else None
         self._promised = [s for s in self._promised if s.status is SequenceStatus.WAITING]
         capacity = self._config.max_sequences
         for tier in self.running:
@@ -175,7 +175,7 @@ class Scheduler:
         """Fill one pass of a tier's model: decode first, then prefill chunks, then newcomers."""
         plan = PassPlan()
         running = sorted(self.running[tier], key=lambda sequence: sequence.arrival_number)
-        if self._shares is not None and (paused := self._shares.paused):
+        if self._throttle is not None and (paused := self._throttle.paused):
             running = [sequence for sequence in running if sequence not in paused]
         for sequence in running:
             # an older sequence may have taken this one's place in this very loop
@@ -184,14 +184,14 @@ class Scheduler:
                 plan.decodes.append(sequence)
         budget = self._plan_prompts(plan, running, tier, now_s) if with_prefill else 0
         # Who gave way is taken out before admission, which may start it again.
-        plan.leave_out_waiting()
+        plan.drop_preempted()
         if with_prefill:
             for sequence, num_tokens in self._admit(tier, budget, now_s):
                 if num_tokens:
                     plan.prefills.append((sequence, num_tokens))
                 else:  # all that it lacks is the last token, which a cascade decodes
                     plan.decodes.append(sequence)
-            plan.leave_out_waiting()  # newcomers may have displaced somebody
+            plan.drop_preempted()  # newcomers may have displaced somebody
         return plan
 
     def _plan_prompts(
@@ -243,23 +243,23 @@ class Scheduler:
         budget = config.max_tokens_per_step
         if somebody_decodes:
             budget = self.times.prefill_rows(tier, config.prefill_chunk_s)
-        if self._shares is not None:
+        if self._throttle is not None:
             row_s = self.times.row_s(tier)
-            affordable = budget if row_s is None else self._shares.batch_prefill_s / row_s
+            affordable = budget if row_s is None else self._throttle.batch_prefill_s / row_s
             self._batch_rows = int(max(min(affordable, budget), _MIN_BATCH_ROWS))
         return budget
 
     def _chunk(self, sequence: Sequence, budget: int) -> int:
         """How many of its uncomputed tokens go into the pass."""
         num_tokens = min(sequence.num_prefill_tokens, budget)
-        if self._shares is not None and sequence.request.objective.is_batch:
+        if self._throttle is not None and sequence.request.objective.is_batch:
             num_tokens = min(num_tokens, self._batch_rows)
             self._batch_rows -= num_tokens
         return num_tokens
 
     def _is_left_out(self, sequence: Sequence) -> bool:
         """Whether it is one of those for whom nobody waits, and they have had their rows."""
-        is_full = self._shares is not None and self._batch_rows <= 0
+        is_full = self._throttle is not None and self._batch_rows <= 0
         return is_full and sequence.request.objective.is_batch
 
     def _admit(self, tier: Tier, budget: int, now_s: float) -> Iterator[tuple[Sequence, int]]:
@@ -406,7 +406,7 @@ class Scheduler:
             self._drafter.reclaim(num_blocks - pool.num_available)
         return pool.num_available >= num_blocks
 
-    def _let_go(self, sequence: Sequence) -> None:
+    def _release(self, sequence: Sequence) -> None:
         sequence.view.release()
         if self._drafter is not None:
             self._drafter.release(sequence)

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final
 
-from engine.protocols import StepShares
+from engine.protocols import StepThrottle
 from engine.queue.fair_queue import FairQueue, FairQueueConfig
 from engine.request import LOW, NORMAL, Tier
 from engine.sequences.sequence import Sequence, SequenceStatus
-from engine.wait_model import ServiceTimes
+from engine.ttft_predictor import ServiceTimes
 
 # A prompt may take so much longer than expected before its deadline counts as out of reach.
 _PREFILL_MARGIN: Final = 1.2
@@ -256,7 +256,7 @@ class SloQueue(FairQueue):
 
     # ---- who holds back -------------------------------------------------------------------
 
-    def step_shares(self, now_s: float) -> StepShares | None:
+    def step_throttle(self, now_s: float) -> StepThrottle | None:
         """Batch answers stand still, and batch prompts wait, while others are short of time."""
         self._now_s = now_s
         spare_s = min((self._spare_s(s, now_s) for s in self._stated), default=math.inf)
@@ -265,12 +265,12 @@ class SloQueue(FairQueue):
             return None
         if not self._is_pressed:
             self._paused_since_s.clear()
-            return StepShares(paused=frozenset(), batch_prefill_s=spare_s)
+            return StepThrottle(paused=frozenset(), batch_prefill_s=spare_s)
         paused: frozenset[Sequence] = frozenset()
         # For one that has no place yet, it would only make all of them end later.
         if any(s.status is SequenceStatus.RUNNING for s in self._stated):
             paused = frozenset(s for s in self._batch_running if self._pauses(s, now_s))
-        return StepShares(paused=paused, batch_prefill_s=0.0)
+        return StepThrottle(paused=paused, batch_prefill_s=0.0)
 
     def _pauses(self, sequence: Sequence, now_s: float) -> bool:
         """Whether its pause begins or goes on; after `max_pause_s` it gets one step."""

@@ -12,10 +12,16 @@ from engine.queue.scheduler import PassPlan
 from engine.request import Tier
 from engine.sequences.own_failure import OwnFailure
 from engine.sequences.sequence import Sequence
-from engine.step.host_work import HostWork
+from engine.step.deferred_host_work import DeferredHostWork
 from engine.trees.forest import Forest, ForestReadback, path_moves, slot_table
-from engine.trees.judged import Judged, accepted_moves, answer_slices, fit_tree, plant
 from engine.trees.token_tree import TokenTree
+from engine.trees.verify_items import (
+    VerifyItem,
+    accepted_moves,
+    answer_slices,
+    attach_tree,
+    fit_tree,
+)
 from kernels.upload import upload
 
 
@@ -33,10 +39,10 @@ class Forward(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchedPass:
-    """A large pass on its way. judged: the trees that the host knows; behind the forest's rows."""
+    """A large pass on its way. items: the trees that the host knows; behind the forest's rows."""
 
     plan: PassPlan
-    judged: list[Judged]
+    items: list[VerifyItem]
     output: PassOutput
     forest: Forest | None
     readback: ForestReadback | None
@@ -53,14 +59,14 @@ class LargePass:
         drafter: Drafter | None,
         config: EngineConfig,
         forward: Forward,
-        beside: HostWork,
+        host_work: DeferredHostWork,
     ) -> None:
         self._runners = runners
         self._verifier = verifier
         self._drafter = drafter
         self._config = config
         self._forward = forward
-        self._beside = beside
+        self._host_work = host_work
 
     # ---- the first half --------------------------------------------------------------------
 
@@ -80,21 +86,23 @@ class LargePass:
         if plan.is_empty:
             return None
         forest = trees.forest
-        slices, judged = self._host_rows(plan, trees)
+        slices, items = self._host_rows(plan, trees)
         if forest is None:
             output = self._forward("large", slices)
-            return LaunchedPass(plan=plan, judged=judged, output=output, forest=None, readback=None)
+            return LaunchedPass(plan=plan, items=items, output=output, forest=None, readback=None)
         output = self._forward("large", slices, forest.device_rows())
         return LaunchedPass(
             plan=plan,
-            judged=judged,
+            items=items,
             output=output,
             forest=forest,
             readback=self._judge_forest(forest, output),
         )
 
-    def _host_rows(self, plan: PassPlan, trees: Trees) -> tuple[list[ForwardSlice], list[Judged]]:
-        """The slices of all sequences without a tree on the device, and who is judged."""
+    def _host_rows(
+        self, plan: PassPlan, trees: Trees
+    ) -> tuple[list[ForwardSlice], list[VerifyItem]]:
+        """The slices of all sequences without a tree on the device, and what to verify of them."""
         row = num_rows = num_beside = 0
         decodes = plan.decodes
         if trees.forest is not None:
@@ -102,30 +110,32 @@ class LargePass:
             num_beside = trees.forest.num_trees
             grown = {sequence.request_id for sequence in trees.forest.sequences}
             decodes = [sequence for sequence in decodes if sequence.request_id not in grown]
-        slices, judged = answer_slices(decodes, plan.prefills)
+        slices, items = answer_slices(decodes, plan.prefills)
         num_rows += sum(len(piece.token_ids) for piece in slices)
         num_beside += len(slices) - 1
         fronts: list[ForwardSlice] = []
-        for number, (piece, item) in enumerate(zip(slices, judged, strict=False)):
+        for number, (piece, item) in enumerate(zip(slices, items, strict=False)):
             if number < len(decodes):
                 tree = trees.host.get(item.sequence.request_id)
             else:
-                tree = self._recall(item.sequence, num_rows, num_beside=num_beside)
+                tree = self._propose_from_text(item.sequence, num_rows, num_beside=num_beside)
             if tree is not None:
                 item.tree = fit_tree(self._runners["large"], item.sequence, tree)
-                fronts += plant(piece, item.tree)
+                fronts += attach_tree(piece, item.tree)
                 num_rows += item.tree.num_draft_nodes
             item.first_row = row
             row += item.tree.num_nodes
-        return slices + fronts, judged
+        return slices + fronts, items
 
-    def _recall(self, sequence: Sequence, num_rows: int, *, num_beside: int) -> TokenTree | None:
+    def _propose_from_text(
+        self, sequence: Sequence, num_rows: int, *, num_beside: int
+    ) -> TokenTree | None:
         """What is known of the text ahead where a prefill ends; it is judged in the same pass."""
         max_nodes = self._config.max_tokens_per_step - num_rows
         if self._drafter is None or not sequence.wants_tree or max_nodes <= 0:
             return None
         with OwnFailure(sequence):
-            return self._drafter.recall(
+            return self._drafter.propose_from_text(
                 sequence, max_nodes=max_nodes, num_rows=num_rows, num_beside=num_beside
             )
         return None
@@ -151,18 +161,18 @@ class LargePass:
 
     # ---- the second half -------------------------------------------------------------------
 
-    def settle(self, launched: LaunchedPass) -> list[tuple[Judged, Verdict]]:
+    def settle(self, launched: LaunchedPass) -> list[tuple[VerifyItem, Verdict]]:
         """Wait for the verdicts, keep what was accepted in both caches; all trees, host's last."""
-        settled: list[tuple[Judged, Verdict]] = []
-        judged, forest = launched.judged, launched.forest
-        if judged:
-            settled += self._settle_host(judged, launched.output)
+        settled: list[tuple[VerifyItem, Verdict]] = []
+        items, forest = launched.items, launched.forest
+        if items:
+            settled += self._settle_host(items, launched.output)
         if forest is not None and launched.readback is not None:
             known = launched.readback.wait()
             if self._drafter is not None:
-                self._beside.put_off(self._drafter.commit_forest(forest, known))
+                self._host_work.defer(self._drafter.commit_forest(forest, known))
             settled[:0] = [
-                (Judged(sequence=sequence, tree=tree, first_row=row), verdict)
+                (VerifyItem(sequence=sequence, tree=tree, first_row=row), verdict)
                 for sequence, tree, row, verdict in zip(
                     forest.sequences, known.trees, known.first_rows, known.verdicts, strict=True
                 )
@@ -170,23 +180,23 @@ class LargePass:
         return settled
 
     def _settle_host(
-        self, judged: list[Judged], output: PassOutput
-    ) -> list[tuple[Judged, Verdict]]:
+        self, items: list[VerifyItem], output: PassOutput
+    ) -> list[tuple[VerifyItem, Verdict]]:
         """Apply the acceptance rule to the trees that the host knows."""
-        first, last = judged[0].first_row, judged[-1]
+        first, last = items[0].first_row, items[-1]
         verdicts = self._verifier.verify(
-            [item.sequence for item in judged],
-            [item.tree for item in judged],
+            [item.sequence for item in items],
+            [item.tree for item in items],
             output.logits[first : last.first_row + last.tree.num_nodes],
         )
-        self._runners["large"].move_slots(*accepted_moves(judged, verdicts))
+        self._runners["large"].move_slots(*accepted_moves(items, verdicts))
         if self._drafter is not None:
             sources: list[int] = []
             destinations: list[int] = []
-            for item, verdict in zip(judged, verdicts, strict=True):
+            for item, verdict in zip(items, verdicts, strict=True):
                 own_sources, own_destinations = self._drafter.commit(item.sequence, verdict)
                 sources += own_sources
                 destinations += own_destinations
             if sources:
                 self._runners["small"].move_slots(sources, destinations)
-        return list(zip(judged, verdicts, strict=True))
+        return list(zip(items, verdicts, strict=True))

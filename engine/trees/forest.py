@@ -41,7 +41,7 @@ class Forest:
     sources: int64 [num_rows], who guessed a node (`SOURCE_BIT`, `RECALLED_BIT`). candidates: int64
     [num_rows], what the drafter calls the node. draft_offsets: int64 [num_rows], its slot in the
     draft view behind the root's, -1 where the small model has not computed it; 0 for roots.
-    luggage: int32 [any], what the drafter wants to see on the host along with the verdicts.
+    drafter_payload: int32 [any], what the drafter wants to see on the host along with the verdicts.
     sampling: how the sequences choose their tokens, by tree and depth.
     """
 
@@ -64,7 +64,7 @@ class Forest:
     sources: Tensor
     candidates: Tensor
     draft_offsets: Tensor
-    luggage: Tensor
+    drafter_payload: Tensor
 
     @property
     def num_trees(self) -> int:
@@ -110,7 +110,7 @@ class HostForest:
     """A forest and its verdicts as the host sees them, one of each a sequence.
 
     first_rows: each tree's first row of the pass. candidates: per tree what the drafter calls its
-    nodes. draft_offsets: per tree those of its nodes. luggage: int32, the drafter's.
+    nodes. draft_offsets: per tree those of its nodes. drafter_payload: int32, the drafter's.
     """
 
     trees: list[TokenTree]
@@ -118,7 +118,7 @@ class HostForest:
     first_rows: list[int]
     candidates: list[list[int]]
     draft_offsets: list[list[int]]
-    luggage: npt.NDArray[np.int32]
+    drafter_payload: npt.NDArray[np.int32]
 
 
 class ForestReadback:
@@ -144,7 +144,7 @@ class ForestReadback:
                 forest.row_starts,
                 forest.num_rows,
                 torch.cat(wide).to(torch.int32),
-                forest.luggage,
+                forest.drafter_payload,
             ]
         )
         self._arrived: torch.cuda.Event | None = None
@@ -166,9 +166,18 @@ class ForestReadback:
         depth = self._max_depth
         sizes = [num_trees] * 2 + [num_rows] * 5 + [num_trees * depth, num_trees * (depth + 1)]
         ends = np.cumsum(sizes)
-        starts, counts, tokens, parents, sources, candidates, offsets, path, emitted, luggage = (
-            np.split(flat, ends)
-        )
+        (
+            starts,
+            counts,
+            tokens,
+            parents,
+            sources,
+            candidates,
+            offsets,
+            path,
+            emitted,
+            drafter_payload,
+        ) = np.split(flat, ends)
         trees = []
         for start, count in zip(starts.tolist(), counts.tolist(), strict=True):
             rows = slice(start, start + count)
@@ -188,7 +197,7 @@ class ForestReadback:
             first_rows=starts.tolist(),
             candidates=_by_tree(candidates, starts, counts),
             draft_offsets=_by_tree(offsets, starts, counts),
-            luggage=luggage,
+            drafter_payload=drafter_payload,
         )
 
 

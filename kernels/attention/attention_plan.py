@@ -51,7 +51,7 @@ class AttentionBatch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
+class KeySpan:
     """The rows [start, end) of one sequence and where its keys lie.
 
     `slots`: a range of the cache's slots where they are consecutive, else their indices.
@@ -109,7 +109,7 @@ class AttentionPlan:
     `full`: the plan of the layers that have no window, where only some layers have one.
     """
 
-    spans: tuple[Span, ...]
+    spans: tuple[KeySpan, ...]
     groups: tuple[Group, ...]
     full: "AttentionPlan | None" = None
 
@@ -168,7 +168,7 @@ class _Planner:
     dtype: torch.dtype
     device: torch.device
 
-    def plan(self) -> tuple[tuple[Span, ...], tuple[Group, ...]]:
+    def plan(self) -> tuple[tuple[KeySpan, ...], tuple[Group, ...]]:
         """Every sequence that has rows, alone or with others of about its size."""
         spans, groups = [], []
         small = []
@@ -188,7 +188,7 @@ class _Planner:
                 groups.append(self._group(members))
         return tuple(spans), tuple(groups)
 
-    def _span(self, keys: _Keys) -> Span:
+    def _span(self, keys: _Keys) -> KeySpan:
         visible, is_causal = keys.visible, keys.is_causal
         has_scores = self._prefers_products(keys)
         is_packed = has_scores or keys.num_rows <= PACKED_MAX_ROWS
@@ -199,7 +199,7 @@ class _Planner:
             # row i of a packed tile belongs to query row i // group_size
             mask = self._additive(visible.repeat(self.group_size, 0) if is_packed else visible)
         slots = self._locate(keys)
-        return Span(
+        return KeySpan(
             start=self.batch.query_indptr[keys.index],
             end=self.batch.query_indptr[keys.index + 1],
             slots=slots if isinstance(slots, range) else self._tensor(slots),

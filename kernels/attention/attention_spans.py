@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.attention.attention_plan import AttentionPlan, Group, Span
+from kernels.attention.attention_plan import AttentionPlan, Group, KeySpan
 
 
 def attend_spans(  # noqa: PLR0913 - a cache with scales is two tensors more
@@ -102,7 +102,7 @@ def _attend_plainly(
 
 
 def _attend_span(
-    query: Tensor, k_cache: Tensor, v_cache: Tensor, span: Span, scale: float
+    query: Tensor, k_cache: Tensor, v_cache: Tensor, span: KeySpan, scale: float
 ) -> Tensor:
     """One sequence. query: [nq, num_query_heads, head_dim], the result as well.
 

@@ -1,26 +1,27 @@
 """Best-first trees of guesses on the device, for all sequences of a step at once.
 
-The host plants what text says (`plant`); after each pass of the small model `expand_tree` adds its
-guesses and `choose_frontier` says what the next pass computes; in the end `select_trees` takes the
-likeliest guesses of all trees. Nothing in between waits for the host or tells it a count. The
-semantics are those of `draft.growing_tree.GrowingTree` without grammar and cascade.
+The host begins each tree with the guesses from text (`init_trees`); after each pass of the small
+model `expand_tree` adds its guesses and `choose_frontier` says what the next pass computes; in the
+end `select_trees` takes the likeliest guesses of all trees. Nothing in between waits for the host
+or tells it a count. The semantics are those of `draft.growing_tree.GrowingTree` without grammar
+and cascade.
 """
 
 from kernels.trees.choose_frontier import FrontierRows, choose_frontier
 from kernels.trees.expand_tree import EdgeTable, expand_tree
 from kernels.trees.select_trees import SelectedTrees, select_trees
-from kernels.trees.tree_state import Guess, PlantedTree, TreeState, capacity_for, plant
+from kernels.trees.tree_state import InitialTree, TreeGuess, TreeState, capacity_for, init_trees
 
 __all__ = [
     "EdgeTable",
     "FrontierRows",
-    "Guess",
-    "PlantedTree",
+    "InitialTree",
     "SelectedTrees",
+    "TreeGuess",
     "TreeState",
     "capacity_for",
     "choose_frontier",
     "expand_tree",
-    "plant",
+    "init_trees",
     "select_trees",
 ]

@@ -1,7 +1,7 @@
 """The guesses that the target judges: the likeliest of all trees of a step, under one budget.
 
-As `draft.growing_tree.GrowingTree.harvest` of what `TreeDrafter` shares out: a path counts by its
-probability times its sequence's urgency. A tree's part is the head of its own ranking, in which
+As `draft.growing_tree.GrowingTree.to_token_tree` of what `TreeDrafter` shares out: a path counts by
+its probability times its sequence's urgency. A tree's part is the head of its own ranking, in which
 parents stand before children, so every selection is a forest (cf. Sequoia, Chen et al. 2024).
 """
 
@@ -174,7 +174,7 @@ def _padding(state: TreeState, num_nodes: int) -> SelectedTrees:
     """Rows of nobody, as many as there may be."""
     num_sequences, device = state.num_sequences, state.candidates.device
     num_rows = num_sequences + num_nodes
-    even = num_rows + num_rows % 2  # every part begins at 16 bytes, see `plant`
+    even = num_rows + num_rows % 2  # every part begins at 16 bytes, see `init_trees`
     zeros = torch.zeros((5 + NUM_WORDS, even), dtype=torch.int64, device=device)
     unset = torch.full((5, even), -1, dtype=torch.int64, device=device)
     per_tree = torch.empty((3, -(-num_sequences // 4) * 4), dtype=torch.int32, device=device)

@@ -1,4 +1,4 @@
-"""Trees of guesses while they grow on the device: their layout, and how the host plants them.
+"""Trees of guesses while they grow on the device: their layout, and how the host begins them.
 
 A sequence's candidates are rows of one int32 tensor, a field each; probabilities are float32 bits
 in it. So one copy takes everything to the device or back, and one pointer gives a kernel all of it.
@@ -73,7 +73,7 @@ def num_warps_for(capacity: int) -> int:
     return min(max(capacity // 64, 1), 8)
 
 
-class Guess(Protocol):
+class TreeGuess(Protocol):
     """What the host knows of a candidate (`draft.growing_tree.Candidate`)."""
 
     token_id: int
@@ -92,16 +92,16 @@ class Guess(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlantedTree:
+class InitialTree:
     """One sequence's tree before the small model is asked.
 
     candidates: the root first, parents before children, their probabilities worked out. max_nodes
     and max_depth bound the tree's guesses and what the small model adds. table: which calibration
     holds for it (`EdgeTable`). urgency: how much a token of it counts. asks_model: whether the
-    small model computes its root; else it stays as it is planted.
+    small model computes its root; else the tree stays as it began.
     """
 
-    candidates: Sequence[Guess]
+    candidates: Sequence[TreeGuess]
     root_slot: int
     max_nodes: int
     max_depth: int
@@ -226,11 +226,13 @@ class CandidateFields:
     num_candidates: npt.NDArray[np.int32]
 
     @classmethod
-    def of_luggage(cls, luggage: npt.NDArray[np.int32], num_trees: int) -> "CandidateFields":
+    def of_drafter_payload(
+        cls, drafter_payload: npt.NDArray[np.int32], num_trees: int
+    ) -> "CandidateFields":
         """From `TreeState.numbers` and the beginning of its candidates, one after the other."""
         num_numbers = num_trees * number(NUM_NUMBERS)
-        numbers = luggage[:num_numbers].reshape(num_trees, number(NUM_NUMBERS))
-        fields = luggage[num_numbers:].reshape(num_trees, number(NUM_FIELDS), -1)
+        numbers = drafter_payload[:num_numbers].reshape(num_trees, number(NUM_NUMBERS))
+        fields = drafter_payload[num_numbers:].reshape(num_trees, number(NUM_FIELDS), -1)
         return cls(fields=fields, num_candidates=numbers[:, number(NUM_CANDIDATES)])
 
     def of_tree(self, tree: int) -> "GrownTree":
@@ -265,17 +267,17 @@ class GrownTree:
         return [child for child, parent in enumerate(self.parent) if parent == node]
 
 
-def capacity_for(num_planted: int, *, num_levels: int, width: int, branching: int) -> int:
-    """Candidates to make room for: what is planted, the root's children, and each level's.
+def capacity_for(num_initial: int, *, num_levels: int, width: int, branching: int) -> int:
+    """Candidates to make room for: the initial ones, the root's children, and each level's.
 
     A power of 2 from 64 to 1024: what does not fit is not guessed.
     """
-    wanted = num_planted + branching * (1 + num_levels * width)
+    wanted = num_initial + branching * (1 + num_levels * width)
     return min(max(next_power_of_2(wanted), MIN_CAPACITY), MAX_CAPACITY)
 
 
-def plant(
-    trees: Sequence[PlantedTree],
+def init_trees(
+    trees: Sequence[InitialTree],
     *,
     capacity: int,
     width: int,
@@ -299,9 +301,9 @@ def plant(
         raise ValueError(f"a tree of {longest} candidates is beyond the capacity {capacity}")
     num_trees, num_fields = len(trees), number(NUM_FIELDS)
     # Every part begins at 16 bytes: kernels are compiled for how their pointers are aligned.
-    num_planted = -(-longest // 4) * 4
+    num_initial = -(-longest // 4) * 4
     sizes = [
-        num_trees * num_fields * num_planted,
+        num_trees * num_fields * num_initial,
         num_trees * number(NUM_NUMBERS),
         num_trees * width,
         num_trees * width * 2,  # int64
@@ -310,13 +312,13 @@ def plant(
     ]
     starts = np.cumsum([0, *(-(-size // 4) * 4 for size in sizes)]).tolist()
     flat = np.zeros(max(starts[-1], 1), dtype=np.int32)
-    _fill(flat, trees, starts, num_planted, width, recalled_bit)
+    _fill(flat, trees, starts, num_initial, width, recalled_bit)
     uploaded = upload(flat, device)
     parts = [uploaded[start : start + size] for start, size in zip(starts[:-1], sizes, strict=True)]
     candidates = torch.empty(
         (num_trees, num_fields, capacity), dtype=torch.int32, device=device
     )  # [S, 13, C]
-    candidates[:, :, :num_planted] = parts[0].view(num_trees, num_fields, num_planted)
+    candidates[:, :, :num_initial] = parts[0].view(num_trees, num_fields, num_initial)
     words = torch.empty((num_trees, capacity, NUM_WORDS), dtype=torch.int64, device=device)
     # The root sees its own slot.
     words[:, 0] = 0
@@ -334,19 +336,19 @@ def plant(
 
 def _fill(
     flat: npt.NDArray[np.int32],
-    trees: Sequence[PlantedTree],
+    trees: Sequence[InitialTree],
     starts: list[int],
-    num_planted: int,
+    num_initial: int,
     width: int,
     recalled_bit: int,
 ) -> None:
-    """Write what `plant` sends; `flat` is zero."""
+    """Write what `init_trees` sends; `flat` is zero."""
     num_trees = len(trees)
-    planted, numbers, frontier, sequence_index, row_starts, root_slots = (
+    initial, numbers, frontier, sequence_index, row_starts, root_slots = (
         flat[start:end] for start, end in pairwise(starts)
     )
-    shape = (num_trees, number(NUM_FIELDS), num_planted)
-    fields = planted[: prod(shape)].reshape(shape)
+    shape = (num_trees, number(NUM_FIELDS), num_initial)
+    fields = initial[: prod(shape)].reshape(shape)
     numbers = numbers[: num_trees * number(NUM_NUMBERS)].reshape(num_trees, number(NUM_NUMBERS))
     frontier = frontier[: num_trees * width].reshape(num_trees, width)
     frontier[:] = -1
@@ -371,7 +373,7 @@ def _fill(
     root_slots[:num_trees] = [tree.root_slot for tree in trees]
 
 
-def _columns(tree: PlantedTree, recalled_bit: int) -> tuple[list[list[int]], list[list[float]]]:
+def _columns(tree: InitialTree, recalled_bit: int) -> tuple[list[list[int]], list[list[float]]]:
     """A tree's fields in their order: whole numbers, then real ones, each [num_candidates]."""
     guesses = tree.candidates
     root_offset = 0 if tree.asks_model else -1

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draft.budget import AcceptanceEstimate, Hope, StepBudget, TreeBudget
+from draft.budget import AcceptanceEstimate, DraftGain, StepBudget, TreeBudget
 from tests.engines import FixedTimes
 
 PROBS = st.lists(st.floats(0.0, 1.0), max_size=60).map(lambda probs: sorted(probs, reverse=True))
@@ -80,8 +80,8 @@ def test_free_rows_are_filled_and_dear_ones_are_not() -> None:
 
 
 def num_worth(step: StepBudget, acceptances: list[float], max_depth: int) -> int:
-    hopes = [Hope(acceptance=value) for value in acceptances]
-    return step.num_worth_drafting(hopes, np.empty(0), max_depth)
+    gains = [DraftGain(acceptance=value) for value in acceptances]
+    return step.num_worth_drafting(gains, np.empty(0), max_depth)
 
 
 def knee(num_sequences: int) -> StepBudget:
@@ -163,12 +163,12 @@ def test_a_step_with_guesses_does_not_keep_a_stream_waiting() -> None:
 def test_text_that_says_it_already_leaves_the_model_less_to_add() -> None:
     step = step_budget(FixedTimes(lambda r: 1.0), FixedTimes(lambda r: 0.3), num_sequences=1)
     probs = np.array([0.95**depth for depth in range(1, 12)])
-    text = [Hope(acceptance=0.7, text_tokens=float(probs.sum()))]
-    assert step.num_worth_drafting([Hope(acceptance=0.7)], np.empty(0), 8) == 1
+    text = [DraftGain(acceptance=0.7, text_tokens=float(probs.sum()))]
+    assert step.num_worth_drafting([DraftGain(acceptance=0.7)], np.empty(0), 8) == 1
     assert step.num_worth_drafting(text, probs, 8) == 0
     # Text of which little is expected does not keep a good model from being asked.
     weak = np.array([0.4, 0.2, 0.1])
-    assert step.num_worth_drafting([Hope(acceptance=0.95, text_tokens=0.7)], weak, 8) == 1
+    assert step.num_worth_drafting([DraftGain(acceptance=0.95, text_tokens=0.7)], weak, 8) == 1
 
 
 @pytest.mark.parametrize(("num_sequences", "longest_s"), [(1, 0.08), (2, 0.08), (3, 0.03)])

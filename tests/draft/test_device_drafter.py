@@ -318,13 +318,13 @@ def on_meta(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
 
 
 def test_between_the_passes_the_host_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the planted trees to the copy of the verdicts, on tensors without content."""
+    """From the initial trees to the copy of the verdicts, on tensors without content."""
     num_trees, width, num_words, capacity = 2, 4, 4, 64
     engine = make_engine(tiny_pair(), on_device=True, draft=DraftConfig(sources=MODEL))
     drafter, sequences = proposed(engine)
     for sequence in sequences:
         sequence.view.reserve(len(sequence.token_ids) + 20)
-    drafts = [drafter._plant(sequence) for sequence in sequences]
+    drafts = [drafter._init_tree(sequence) for sequence in sequences]
     growers = [drafter._grower(draft) for draft in drafts]
 
     def rows_of(kind: type[Any], num_rows: int) -> Any:
@@ -371,7 +371,7 @@ def test_between_the_passes_the_host_reads_nothing(monkeypatch: pytest.MonkeyPat
     )
     growth = DeviceGrowth(
         drafts=drafts, growers=growers, views=[draft.state.view for draft in drafts],  # type: ignore[misc]
-        config=DraftConfig(), num_levels=2, num_planted=1, max_depth=8, state=state,
+        config=DraftConfig(), num_levels=2, num_initial=1, max_depth=8, state=state,
         table=drafter._device_calibration.table(), sampling=table, vocab_size=100,
     )  # fmt: skip
     growth.expand_roots(on_meta(num_trees, 131, dtype=torch.float32))

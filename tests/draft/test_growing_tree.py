@@ -121,13 +121,13 @@ def test_growth_is_bounded_and_always_a_tree(
     ranked = tree.ranked()
     assert len(ranked) <= max_nodes
     nodes = [node for _, node in ranked]
-    harvested = tree.harvest(nodes)
-    assert harvested.num_draft_nodes == len(nodes)
-    assert [tree.candidates[node].token_id for node in nodes] == harvested.token_ids[1:]
-    assert max(harvested.depth) <= max_depth
-    assert harvested.parent_index[0] == -1
-    assert all(0 <= parent < node for node, parent in enumerate(harvested.parent_index) if node)
-    siblings = list(zip(harvested.parent_index, harvested.token_ids, strict=True))
+    chosen = tree.to_token_tree(nodes)
+    assert chosen.num_draft_nodes == len(nodes)
+    assert [tree.candidates[node].token_id for node in nodes] == chosen.token_ids[1:]
+    assert max(chosen.depth) <= max_depth
+    assert chosen.parent_index[0] == -1
+    assert all(0 <= parent < node for node, parent in enumerate(chosen.parent_index) if node)
+    siblings = list(zip(chosen.parent_index, chosen.token_ids, strict=True))
     assert len(set(siblings)) == len(siblings)
     probs = [prob for prob, _ in ranked]
     assert probs == sorted(probs, reverse=True)
@@ -178,8 +178,8 @@ def test_a_root_without_guesses_is_plain_decoding() -> None:
     tree = make_tree(max_nodes=8, max_depth=3)
     tree.grow([[]])
     assert tree.choose_frontier(max_frontier=4, min_path_prob=0.0) == []
-    harvested = tree.harvest([node for _, node in tree.ranked()])
-    assert (harvested.token_ids, harvested.parent_index) == ([7], [-1])
+    chosen = tree.to_token_tree([node for _, node in tree.ranked()])
+    assert (chosen.token_ids, chosen.parent_index) == ([7], [-1])
 
 
 def test_the_widest_and_deepest_tree_fits_the_attention_mask() -> None:
@@ -206,10 +206,9 @@ def test_a_token_that_two_sources_guess_is_one_node() -> None:
     assert tree.candidates[five].text_confidence == 0.8
     # The odds of two that agree are multiplied.
     assert tree.candidates[five].confidence == pytest.approx(0.48 / (0.48 + 0.08))
-    harvested = tree.harvest([node for _, node in tree.ranked()])
+    chosen = tree.to_token_tree([node for _, node in tree.ranked()])
     by_path = {
-        tuple(path): sources
-        for path, sources in zip(harvested.paths, harvested.sources, strict=True)
+        tuple(path): sources for path, sources in zip(chosen.paths, chosen.sources, strict=True)
     }
     assert by_path == {
         (): 0,
@@ -246,8 +245,8 @@ def test_siblings_share_at_most_certainty_and_paths_multiply(
             assert child.path_prob == pytest.approx(candidate.path_prob * child.edge_prob)
             assert child.parent == node
     ranked = [node for _, node in tree.ranked()]
-    harvested = tree.harvest(ranked)
-    assert all(0 <= parent < node for node, parent in enumerate(harvested.parent_index) if node)
+    chosen = tree.to_token_tree(ranked)
+    assert all(0 <= parent < node for node, parent in enumerate(chosen.parent_index) if node)
 
 
 def test_the_model_goes_on_behind_a_text_and_computes_it_on_the_way() -> None:
@@ -289,5 +288,5 @@ def test_a_cascade_keeps_every_computed_nodes_logits() -> None:
     assert piece.num_logit_rows == len(piece.token_ids) == 2
     tree.keep_logits(torch.ones(2, 4))
     tree.grow([[], []])
-    harvested = tree.harvest([node for _, node in tree.ranked()])
-    assert [logits is not None for logits in harvested.draft_logits] == [True, True, True]
+    chosen = tree.to_token_tree([node for _, node in tree.ranked()])
+    assert [logits is not None for logits in chosen.draft_logits] == [True, True, True]

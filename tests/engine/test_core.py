@@ -306,12 +306,12 @@ def test_a_small_answer_does_not_wait_for_the_large_pass() -> None:
     late: list[EngineEvent] = []
     large_passes_at_hand_over: list[int] = []
 
-    def hand_over(events: list[EngineEvent]) -> None:
+    def forward(events: list[EngineEvent]) -> None:
         large_passes_at_hand_over.append(engine._runners["large"].times.num_passes)
         early.extend(events)
 
     begun = engine._runners["large"].times.num_passes
-    late.extend(engine.step(hand_over))
+    late.extend(engine.step(forward))
     assert large_passes_at_hand_over[0] == begun  # before the step's large pass
     assert {event.request_id for event in early} == {"small"}
     assert {event.request_id for event in late} == {"large"}

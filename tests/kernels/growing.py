@@ -28,11 +28,11 @@ from kernels.trees import select_trees as selecting
 from kernels.trees.build_tree import (
     EdgeTable,
     FrontierRows,
-    PlantedTree,
+    InitialTree,
     TreeState,
     choose_frontier,
     expand_tree,
-    plant,
+    init_trees,
 )
 from kernels.triton_support import KernelChoice, triton, use_kernels
 
@@ -173,7 +173,7 @@ class Growth:
         min_path_prob: float = 0.0,
         capacity: int = 256,
     ) -> "Growth":
-        """Plant, and expand the roots."""
+        """Begin the trees and expand their roots."""
         rng = random.Random(seed)
         calibration = trained_calibration(rng)
         greedy = [rng.random() < 0.5 for _ in range(num_sequences)]
@@ -190,9 +190,9 @@ class Growth:
         ]
         for tree in trees if has_text else []:
             add_text(tree, rng)
-        state = plant(
+        state = init_trees(
             [
-                PlantedTree(
+                InitialTree(
                     candidates=tree.candidates,
                     root_slot=tree.root_slot,
                     max_nodes=tree.max_nodes,
@@ -257,7 +257,7 @@ class Growth:
 
 
 def poison(state: TreeState) -> None:
-    """What nobody planted is rubbish."""
+    """Whatever no initial tree has written is rubbish."""
     for sequence, number in enumerate(state.num_candidates.tolist()):
         state.candidates[sequence, :, number:] = -7
         state.ancestor_words[sequence, 1:] = -7

@@ -231,11 +231,11 @@ def test_an_answer_that_starts_over_is_counted_anew(name: str) -> None:
     for at in (2, 5, 9):
         engine = make_engine(shipped_pair())
 
-        def hand_over(step: int, answers: dict[str, Answer], at: int = at) -> None:
+        def switch_tier(step: int, answers: dict[str, Answer], at: int = at) -> None:
             if step == at:
                 engine.switch_tier("r", "large")  # noqa: B023 - called before the next turn
 
-        answers = serve(engine, [request], on_step=hand_over)
+        answers = serve(engine, [request], on_step=switch_tier)
         assert answers["r"].switches
         assert texts(answers) == expected
 

@@ -79,7 +79,7 @@ class Place(Simulation):
         return [sequence for sequence in self.everybody if sequence.request.tenant == tenant]
 
     def step(self) -> None:
-        self.scheduler.make_way(0.0)
+        self.scheduler.preempt_for_waiting(0.0)
         super().step()
 
     def tenants(self, now_s: float = 0.0) -> str:
@@ -261,7 +261,7 @@ def test_nobody_starves_behind_urgent_requests() -> None:
         place.ask("a", priority=HIGH)
     for step in range(400):
         now_s = step * 1.0
-        place.scheduler.make_way(now_s)
+        place.scheduler.preempt_for_waiting(now_s)
         place.compute(place.scheduler.plan("large", now_s))
         if "b1" in place.finished:
             break

@@ -84,7 +84,7 @@ class Place(Simulation):
         return sequence
 
     def step(self) -> None:
-        self.scheduler.make_way(self.now_s)
+        self.scheduler.preempt_for_waiting(self.now_s)
         for tier in ("large", "small"):
             plan = self.scheduler.plan(tier, self.now_s)
             self.check(plan, tier)
@@ -128,7 +128,7 @@ def test_without_objectives_it_is_the_fair_queue() -> None:
     for now_s in (0.0, 35.0, 70.0):
         expected = list(fair.order(list(place.scheduler.waiting), now_s))
         assert list(place.queue.order(list(place.scheduler.waiting), now_s)) == expected
-    assert place.queue.step_shares(0.0) is None
+    assert place.queue.step_throttle(0.0) is None
 
 
 def test_the_least_slack_starts_first_and_a_longer_prompt_has_less() -> None:

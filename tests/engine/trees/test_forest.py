@@ -129,7 +129,7 @@ def test_what_comes_back_is_what_was_there(padding: int) -> None:
         sources=rows(0, 1, 3, 1, 0, 17),
         candidates=rows(0, 2, 1, 5, 0, 3, fill=-1),
         draft_offsets=rows(0, 1, 3, -1, 0, 2, fill=-1),
-        luggage=torch.tensor([7, 8, 9], dtype=torch.int32),
+        drafter_payload=torch.tensor([7, 8, 9], dtype=torch.int32),
     )
     verdicts = ForestVerdicts(
         accepted_path=torch.tensor([[2, 3, -1], [-1, -1, -1]]),
@@ -146,7 +146,7 @@ def test_what_comes_back_is_what_was_there(padding: int) -> None:
     assert known.first_rows == [0, 4]
     assert known.candidates == [[0, 2, 1, 5], [0, 3]]
     assert known.draft_offsets == [[0, 1, 3, -1], [0, 2]]
-    assert known.luggage.tolist() == [7, 8, 9]
+    assert known.drafter_payload.tolist() == [7, 8, 9]
     device_rows = forest.device_rows()
     assert device_rows.total_rows == forest.total_rows == 6 + padding
     assert device_rows.views == [sequence.view for sequence in sequences]

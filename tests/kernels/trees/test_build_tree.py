@@ -1,4 +1,4 @@
-"""What is planted, what the host is told, and a whole step without it."""
+"""Initial trees, the payload that the host reads, and a whole step without the host."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -8,13 +8,13 @@ import torch
 
 from engine.trees.token_tree import RECALLED_BIT
 from kernels.trees.build_tree import (
-    PlantedTree,
+    InitialTree,
     SelectedTrees,
     TreeState,
     capacity_for,
     choose_frontier,
     expand_tree,
-    plant,
+    init_trees,
     select_trees,
 )
 from kernels.trees.tree_state import CandidateFields
@@ -39,13 +39,15 @@ def test_nobody_is_there(kernels: None, device: torch.device) -> None:
     assert trees.tree_index.tolist() == [-1] * 3
 
 
-def test_the_luggage_tells_the_candidates(kernels: None, device: torch.device) -> None:
+def test_the_payload_holds_the_candidates(kernels: None, device: torch.device) -> None:
     growth = Growth.begin(11, device, num_sequences=3, width=2, branching=3, has_text=True)
     growth.choose()
     growth.expand()
     state = growth.state
-    luggage = torch.cat([state.numbers.reshape(-1), state.candidates[:, :, :100].reshape(-1)])
-    known = CandidateFields.of_luggage(luggage.cpu().numpy(), 3)
+    drafter_payload = torch.cat(
+        [state.numbers.reshape(-1), state.candidates[:, :, :100].reshape(-1)]
+    )
+    known = CandidateFields.of_drafter_payload(drafter_payload.cpu().numpy(), 3)
     for sequence, tree in enumerate(growth.trees):
         own = known.of_tree(sequence)
         assert own.token_id == [candidate.token_id for candidate in tree.candidates]
@@ -57,18 +59,18 @@ def test_the_luggage_tells_the_candidates(kernels: None, device: torch.device) -
 def test_what_is_out_of_range_is_refused(device: torch.device) -> None:
     growth = Growth.begin(0, device, num_sequences=2, width=2, branching=2, has_text=True)
     trees = [
-        PlantedTree(candidates=tree.candidates, root_slot=0, max_nodes=3, max_depth=3)
+        InitialTree(candidates=tree.candidates, root_slot=0, max_nodes=3, max_depth=3)
         for tree in growth.trees
     ]
     limits: dict[str, Any] = {"recalled_bit": RECALLED_BIT, "device": device}
     for capacity, width in ((100, 2), (32, 2), (2048, 2), (64, 0), (64, 256)):
         with pytest.raises(ValueError, match="must be"):
-            plant(trees, capacity=capacity, width=width, **limits)
-    long = PlantedTree(
+            init_trees(trees, capacity=capacity, width=width, **limits)
+    long = InitialTree(
         candidates=trees[0].candidates[:1] * 65, root_slot=0, max_nodes=3, max_depth=3
     )
     with pytest.raises(ValueError, match="65 candidates"):
-        plant([long], capacity=64, width=1, **limits)
+        init_trees([long], capacity=64, width=1, **limits)
     with pytest.raises(ValueError, match="num_nodes=-1"):
         select_trees(growth.state, num_nodes=-1, caps=[1, 1])
     for shape, other in (((2, 3), (2, 2)), ((3, 2), (3, 2)), ((6, 2), (6, 2))):

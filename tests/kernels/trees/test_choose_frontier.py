@@ -11,10 +11,10 @@ from draft.budget import MOST_BELIEVED
 from engine.trees.token_tree import RECALLED_BIT
 from kernels.trees.build_tree import (
     FrontierRows,
-    PlantedTree,
+    InitialTree,
     choose_frontier,
     expand_tree,
-    plant,
+    init_trees,
 )
 from tests.kernels.growing import (
     FEW,
@@ -207,10 +207,10 @@ def test_draft_slots_end_with_the_mask(kernels: None, device: torch.device) -> N
 def test_where_the_root_is_unknown_nothing_grows(kernels: None, device: torch.device) -> None:
     growth = Growth.begin(3, device, num_sequences=2, width=3, branching=2, has_text=True)
     tree = growth.trees[1]
-    planted = PlantedTree(
+    initial = InitialTree(
         candidates=tree.candidates, root_slot=5, max_nodes=30, max_depth=6, asks_model=False
     )
-    state = plant([planted], capacity=64, width=3, recalled_bit=RECALLED_BIT, device=device)
+    state = init_trees([initial], capacity=64, width=3, recalled_bit=RECALLED_BIT, device=device)
     poison(state)
     before = state.candidates.clone()
     assert state.frontier.tolist() == [[-1, -1, -1]]

@@ -50,29 +50,29 @@ def expected_parts(growth: Growth, num_nodes: int, caps: list[int]) -> list[list
 def assert_selected(growth: Growth, trees: SelectedTrees, parts: list[list[int]]) -> None:
     row = 0
     for sequence, (tree, nodes) in enumerate(zip(growth.trees, parts, strict=True)):
-        harvested = tree.harvest(nodes)
-        rows = slice(row, row + harvested.num_nodes)
+        chosen = tree.to_token_tree(nodes)
+        rows = slice(row, row + chosen.num_nodes)
         slot = tree.root_slot
         expected = {
-            "token_ids": harvested.token_ids,
-            "parent_index": [row + p if p >= 0 else -1 for p in harvested.parent_index],
-            "depth": harvested.depth,
-            "sources": harvested.sources,
-            "tree_index": [sequence] * harvested.num_nodes,
-            "sequence_index": [sequence] * harvested.num_nodes,
-            "positions": [slot + depth for depth in harvested.depth],
-            "logical_slots": [slot + place for place in range(harvested.num_nodes)],
+            "token_ids": chosen.token_ids,
+            "parent_index": [row + p if p >= 0 else -1 for p in chosen.parent_index],
+            "depth": chosen.depth,
+            "sources": chosen.sources,
+            "tree_index": [sequence] * chosen.num_nodes,
+            "sequence_index": [sequence] * chosen.num_nodes,
+            "positions": [slot + depth for depth in chosen.depth],
+            "logical_slots": [slot + place for place in range(chosen.num_nodes)],
             "candidates": [0, *nodes],
             "draft_offsets": growth.state.draft_offset[sequence, [0, *nodes]].tolist(),
         }
         assert {name: getattr(trees, name)[rows].tolist() for name in expected} == expected
         masks = [mask_of(words) for words in trees.ancestor_words[rows]]
-        assert masks == harvested.ancestor_mask
+        assert masks == chosen.ancestor_mask
         assert int(trees.row_starts[sequence]) == row
-        assert int(trees.num_rows[sequence]) == harvested.num_nodes
+        assert int(trees.num_rows[sequence]) == chosen.num_nodes
         assert int(trees.tree_starts[sequence]) == slot
-        assert int(trees.kv_lens[sequence]) == slot + harvested.num_nodes
-        row += harvested.num_nodes
+        assert int(trees.kv_lens[sequence]) == slot + chosen.num_nodes
+        row += chosen.num_nodes
     for name, fill in (
         ("token_ids", 0),
         ("parent_index", -1),

@@ -110,7 +110,7 @@ class ServiceTimes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class RemainingWork:
     """What a sequence still needs: rows of its prompt, tokens of its answer, blocks (or has)."""
 
     num_rows: int
@@ -118,11 +118,11 @@ class Job:
     num_blocks: int
 
 
-def predict_first_token_s(
+def predict_ttft_s(
     *,
-    running: Iterable[Job],
-    ahead: Iterable[Job],
-    newcomer: Job,
+    running: Iterable[RemainingWork],
+    ahead: Iterable[RemainingWork],
+    newcomer: RemainingWork,
     num_places: int,
     num_blocks: int,
     row_s: float,
@@ -153,7 +153,7 @@ def predict_first_token_s(
     return prompts_done_s
 
 
-class Calibration:
+class ForecastCorrection:
     """The ratio of what happened to what was foretold, as a running mean of its logarithm."""
 
     def __init__(self) -> None:

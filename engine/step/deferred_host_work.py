@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 
-class HostWork:
+class DeferredHostWork:
     """Does put-off work right after a pass was started, while the device is busy with it.
 
     `overlaps`: off, nothing is ever put off. Passes on the CPU are over when they return, so there
@@ -14,7 +14,7 @@ class HostWork:
         self.overlaps = overlaps
         self._waiting: list[Callable[[], None]] = []
 
-    def put_off(self, work: Callable[[], None]) -> None:
+    def defer(self, work: Callable[[], None]) -> None:
         """Have it done beside the next pass, behind what was put off before; or do it now."""
         if self.overlaps:
             self._waiting.append(work)

@@ -360,7 +360,7 @@ def test_the_tree_names_its_sources() -> None:
     engine.switch_tier("r", "large")
     drafter = engine._drafter
     assert isinstance(drafter, TreeDrafter)
-    tree = drafter.recall(sequence, max_nodes=64, num_rows=37, num_beside=0)
+    tree = drafter.propose_from_text(sequence, max_nodes=64, num_rows=37, num_beside=0)
     assert isinstance(tree, TokenTree)
     assert set(tree.sources[1:]) == {SOURCE_BIT["model"], SOURCE_BIT["model"] | RECALLED_BIT}
     recalled = [n for n in range(1, tree.num_nodes) if tree.sources[n] & RECALLED_BIT]

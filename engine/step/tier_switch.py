@@ -22,12 +22,12 @@ from engine.request import EngineRequest, Tier
 from engine.sequences.noise import SequenceNoise
 from engine.sequences.sampling import RowGroup, perturbed_scores
 from engine.sequences.sequence import Sequence
-from engine.trees.judged import Judged
+from engine.trees.verify_items import VerifyItem
 
 _NUM_CANDIDATES: Final = 2
 
 
-class HandOver:
+class TierSwitcher:
     """Moves sequences between the tiers of one engine."""
 
     def __init__(
@@ -88,7 +88,7 @@ class HandOver:
         return TierSwitched(request_id=sequence.request_id, tier=tier, keeps_answer=keeps_answer)
 
     def note_candidates(
-        self, judged: SequenceOf[Judged], verdicts: SequenceOf[Verdict], logits: Tensor
+        self, items: SequenceOf[VerifyItem], verdicts: SequenceOf[Verdict], logits: Tensor
     ) -> None:
         """Keep what the small model thinks likeliest at the place of each watched answer's token.
 
@@ -99,7 +99,7 @@ class HandOver:
             return
         watched = [
             (item, verdict.token_ids[0])
-            for item, verdict in zip(judged, verdicts, strict=True)
+            for item, verdict in zip(items, verdicts, strict=True)
             if item.sequence.is_watched
             and item.sequence.request.speculation.enabled
             # Behind another tier's tokens, which were kept, the places would not be these.

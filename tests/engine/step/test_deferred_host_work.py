@@ -4,7 +4,7 @@ import pytest
 
 from engine.core import Engine
 from engine.events import EngineEvent, Finished
-from engine.step.host_work import HostWork
+from engine.step.deferred_host_work import DeferredHostWork
 from tests.engines import (
     Answer,
     assert_idle,
@@ -27,20 +27,20 @@ def overlapping_engine() -> Engine:
     """As on a GPU: the passes of a CPU are over at once, but the order of things is the same."""
     engine = make_engine(tiny_pair(), on_device=True)
     assert not engine.overlaps, "a CPU has nothing to wait beside"
-    engine._beside.overlaps = True
+    engine._host_work.overlaps = True
     return engine
 
 
 def test_work_is_done_at_once_or_at_the_next_run_and_in_order() -> None:
     done: list[int] = []
-    beside = HostWork(overlaps=True)
-    beside.put_off(lambda: done.append(1))
-    beside.put_off(lambda: done.append(2))
+    work = DeferredHostWork(overlaps=True)
+    work.defer(lambda: done.append(1))
+    work.defer(lambda: done.append(2))
     assert not done
-    beside.run()
-    beside.run()
+    work.run()
+    work.run()
     assert done == [1, 2]
-    HostWork(overlaps=False).put_off(lambda: done.append(3))
+    DeferredHostWork(overlaps=False).defer(lambda: done.append(3))
     assert done == [1, 2, 3]
 
 
@@ -55,7 +55,7 @@ def test_answers_are_the_same_and_no_lesson_is_lost() -> None:
             step_once(engine, answers)
         assert {name: answer.token_ids for name, answer in answers.items()} == plain
         assert_idle(engine)
-        assert not engine._beside._waiting
+        assert not engine._host_work._waiting
         drafter = engine._drafter
         assert drafter is not None
         versions.append(drafter._calibration.version)  # type: ignore[attr-defined]

@@ -19,7 +19,7 @@ from engine.trees.verdict import Verdict
 
 
 @dataclass(slots=True, kw_only=True)
-class Judged:
+class VerifyItem:
     """A sequence whose next token this pass decides, and the tree under it."""
 
     sequence: Sequence
@@ -29,14 +29,14 @@ class Judged:
 
 def answer_slices(
     decodes: list[Sequence], prefills: list[tuple[Sequence, int]]
-) -> tuple[list[ForwardSlice], list[Judged]]:
+) -> tuple[list[ForwardSlice], list[VerifyItem]]:
     """Slices of a plan's sequences, and those of them that get a next token.
 
-    Every decode is judged and so is every prefill that is complete with this pass; all slices that
-    are judged stand in the same order as the judged.
+    Every decode is judged and so is every prefill that is complete with this pass; their slices
+    stand in the same order as the items.
     """
     slices: list[ForwardSlice] = []
-    judged: list[Judged] = []
+    items: list[VerifyItem] = []
     partial: list[ForwardSlice] = []
     row = 0
     for sequence, num_tokens in [(s, 1) for s in decodes] + prefills:
@@ -51,15 +51,15 @@ def answer_slices(
         )
         if is_complete:
             tree = TokenTree.root_only(sequence.token_ids[-1])
-            judged.append(Judged(sequence=sequence, tree=tree, first_row=row))
+            items.append(VerifyItem(sequence=sequence, tree=tree, first_row=row))
             slices.append(piece)
             row += 1
         else:
             partial.append(piece)
-    return slices + partial, judged
+    return slices + partial, items
 
 
-def plant(piece: ForwardSlice, tree: TokenTree) -> list[ForwardSlice]:
+def attach_tree(piece: ForwardSlice, tree: TokenTree) -> list[ForwardSlice]:
     """Put a tree in the place of a slice's last row, which is its root.
 
     Returns the rows in front of it, if there are any (a prefill's), as a slice of the same pass:
@@ -106,12 +106,12 @@ def fit_tree(runner: ModelRunner, sequence: Sequence, tree: TokenTree) -> TokenT
 
 
 def accepted_moves(
-    judged: SequenceOf[Judged], verdicts: SequenceOf[Verdict]
+    items: SequenceOf[VerifyItem], verdicts: SequenceOf[Verdict]
 ) -> tuple[list[int], list[int]]:
     """Cache slots (sources, destinations) that put the accepted paths' keys into place."""
     sources: list[int] = []
     destinations: list[int] = []
-    for item, verdict in zip(judged, verdicts, strict=True):
+    for item, verdict in zip(items, verdicts, strict=True):
         view = item.sequence.view
         root_slot = len(item.sequence.token_ids) - 1
         for offset, node in enumerate(verdict.accepted_nodes, start=1):
@@ -147,7 +147,9 @@ def prefill_done(sequence: Sequence, hidden: Tensor) -> PrefillDone:
     )
 
 
-def emission(item: Judged, verdict: Verdict, emitted: list[int], logits: Tensor) -> TokensEmitted:
+def emission(
+    item: VerifyItem, verdict: Verdict, emitted: list[int], logits: Tensor
+) -> TokensEmitted:
     """The event of one verdict; emitted: what of it the answer takes, logits: the pass's."""
     request = item.sequence.request
     accepted_nodes = verdict.accepted_nodes[: len(emitted)]
@@ -167,7 +169,7 @@ def emission(item: Judged, verdict: Verdict, emitted: list[int], logits: Tensor)
     )
 
 
-def _trace(item: Judged, verdict: Verdict, emitted: list[int]) -> StepTrace | None:
+def _trace(item: VerifyItem, verdict: Verdict, emitted: list[int]) -> StepTrace | None:
     """Where the tokens came from; None where the sequence's grammar cannot be asked."""
     with OwnFailure(item.sequence):
         return step_trace(item.sequence, item.tree, verdict, emitted)

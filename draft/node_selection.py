@@ -30,13 +30,13 @@ def least_chance(drafts: SequenceOf[Draft], step: StepBudget | None, *, spent_s:
     return float(weighted[number - 1]) if number else inf
 
 
-def harvest(drafts: SequenceOf[Draft], floor: float) -> dict[str, TokenTree]:
+def select_nodes(drafts: SequenceOf[Draft], floor: float) -> dict[str, TokenTree]:
     """The trees by request id: their guesses whose weighted chance is not below `floor`.
 
     Each tree's part is the head of its own ranking, in which parents stand before children.
     """
     return {
-        draft.sequence.request_id: draft.tree.harvest(
+        draft.sequence.request_id: draft.tree.to_token_tree(
             [node for prob, node in draft.tree.verifiable() if prob * draft.urgency >= floor]
         )
         for draft in drafts

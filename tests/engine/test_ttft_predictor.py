@@ -10,21 +10,21 @@ from engine.config import EngineConfig
 from engine.core import Engine
 from engine.errors import InfeasibleObjectiveError
 from engine.request import EngineRequest, LatencyObjective, Tier
-from engine.wait_model import Calibration, Job, ServiceTimes, predict_first_token_s
+from engine.ttft_predictor import ForecastCorrection, RemainingWork, ServiceTimes, predict_ttft_s
 from tests.engines import assert_idle, make_engine, make_request, random_prompt, tiny_pair
 
 TIMES = {"row_s": 0.01, "token_s": 0.1}
 
 
-def job(num_rows: int = 0, num_tokens: float = 10, num_blocks: int = 1) -> Job:
-    return Job(num_rows=num_rows, num_tokens=num_tokens, num_blocks=num_blocks)
+def job(num_rows: int = 0, num_tokens: float = 10, num_blocks: int = 1) -> RemainingWork:
+    return RemainingWork(num_rows=num_rows, num_tokens=num_tokens, num_blocks=num_blocks)
 
 
 # ---- the forecast ----------------------------------------------------------------------------
 
 
 def test_with_a_free_place_it_is_the_prompts_in_front_and_the_own_one() -> None:
-    wait_s = predict_first_token_s(
+    wait_s = predict_ttft_s(
         running=[job(num_rows=30), job()],
         ahead=[job(num_rows=50)],
         newcomer=job(num_rows=20),
@@ -37,7 +37,7 @@ def test_with_a_free_place_it_is_the_prompts_in_front_and_the_own_one() -> None:
 
 def test_places_become_free_as_answers_end() -> None:
     def wait_s(num_ahead: int) -> float:
-        return predict_first_token_s(
+        return predict_ttft_s(
             running=[job(num_tokens=10), job(num_tokens=30)],
             ahead=[job(num_rows=10, num_tokens=5)] * num_ahead,
             newcomer=job(num_rows=10),
@@ -55,7 +55,7 @@ def test_places_become_free_as_answers_end() -> None:
 
 def test_blocks_are_waited_for_like_places() -> None:
     def wait_s(num_blocks: int) -> float:
-        return predict_first_token_s(
+        return predict_ttft_s(
             running=[job(num_tokens=20, num_blocks=6), job(num_tokens=50, num_blocks=6)],
             ahead=[],
             newcomer=job(num_rows=10, num_blocks=num_blocks),
@@ -70,7 +70,7 @@ def test_blocks_are_waited_for_like_places() -> None:
 
 
 def test_a_correction_is_learnt_bounded_and_let_go() -> None:
-    calibration = Calibration()
+    calibration = ForecastCorrection()
     assert calibration.ratio == 1.0
     for _ in range(60):
         calibration.note(predicted_s=0.5, actual_s=1.0)
