@@ -119,7 +119,7 @@ def test_a_port_in_use_is_said_before_anything_is_loaded(taken_port: int) -> Non
 
 def test_a_tier_on_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
     served: list[Settings] = []
-    monkeypatch.setattr("gateway.cli._serve", served.append)
+    monkeypatch.setattr("gateway.tools.console.serve_command._serve", served.append)
     result = invoke(
         *("serve", "--large", "none", "--small", "none"),
         *(

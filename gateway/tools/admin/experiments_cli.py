@@ -33,6 +33,7 @@ app = typer.Typer(
     help="A/B experiments: make them, run them, see what may be concluded.",
     no_args_is_help=True,
     rich_markup_mode="rich",
+    add_completion=False,
 )
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The experiment's name.")]

@@ -27,6 +27,7 @@ app = typer.Typer(
     help="API keys and teams: make them, list them, take them back.",
     no_args_is_help=True,
     rich_markup_mode="rich",
+    add_completion=False,
 )
 team_app = typer.Typer(
     name="team",

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from gateway.ledger.usage_report import SavingsReport, UsageGroup, UsageReport, UsageSums
     from gateway.storage.database import Database
 
+app = typer.Typer(rich_markup_mode="rich", add_completion=False)
+
 USAGE_HELP: Final = """
 Show what was used, by whom, what it cost us and what clients pay.
 
@@ -42,6 +44,7 @@ _EXIT_FAILED: Final = 1
 _EXIT_USAGE: Final = 2
 
 
+@app.command("usage", help=USAGE_HELP)
 def usage(  # noqa: PLR0913 - a flag each
     by: Annotated[Dimension, typer.Option(help="What to sum by.")] = "tier",
     since: Annotated[str | None, typer.Option(help=f"From when on: {FORMS}.")] = None,

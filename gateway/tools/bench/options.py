@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+app = typer.Typer(rich_markup_mode="rich", add_completion=False)
+
 BENCH_HELP = """
 Measure an OpenAI-compatible server: latencies, throughput, and the rate that it carries.
 
@@ -32,6 +34,7 @@ objectives than --fail-below.
 """
 
 
+@app.command("bench", help=BENCH_HELP)
 def bench(  # noqa: PLR0913 - a flag each
     url: Annotated[
         str | None, typer.Option(help="Whom to ask; otherwise a gateway of this run's own.")

@@ -1,14 +1,18 @@
 """What the commands have in common: options, flags that set anything, errors without tracebacks."""
 
 import functools
+import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Final, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, ParamSpec, TypeVar
 
 import typer
 
 from engine.errors import EngineError
 from gateway.settings.tree import DEFAULT_FILE, SettingsError
+
+if TYPE_CHECKING:
+    from gateway.telemetry.logs import LogFormat
 
 Params = ParamSpec("Params")
 Result = TypeVar("Result")
@@ -62,6 +66,14 @@ def complain(message: str) -> None:
     """Say what is wrong, in red, where programs do not read."""
     for line in message.splitlines():
         typer.secho(f"outrider: {line}", fg=typer.colors.RED, err=True)
+
+
+def start_logging(level: str, log_format: "LogFormat" = "text") -> None:
+    """Log to standard error, unless the program that calls this command has its own handlers."""
+    from gateway.telemetry.logs import configure_logging
+
+    if not logging.getLogger().handlers:
+        configure_logging(level, log_format)
 
 
 def assigned(assignments: list[str]) -> dict[str, Any]:

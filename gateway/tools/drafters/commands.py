@@ -24,6 +24,7 @@ app = typer.Typer(
     help="Train a drafter for a large model and tune how it drafts.",
     no_args_is_help=True,
     rich_markup_mode="rich",
+    add_completion=False,
 )
 
 DATA_VARIABLE = "OUTRIDER_DATA"

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from gateway.tools.plan.capacity import Goal
     from gateway.tools.plan.workload import Lengths
 
+app = typer.Typer(rich_markup_mode="rich", add_completion=False)
+
 PLAN_HELP: Final = """
 How many users fit, how long they wait and what it costs: simulated from step times that are
 measured here, or from a GPU's data sheet.
@@ -34,6 +36,7 @@ measured here, or from a GPU's data sheet.
 _MS: Final = 1000.0
 
 
+@app.command("plan", help=PLAN_HELP)
 def plan(  # noqa: PLR0913 - a flag each
     device: Annotated[
         str, typer.Option(help="here (measured), or a data sheet's: h100, a100-80gb, l4, …")

@@ -48,6 +48,7 @@ app = typer.Typer(
     help="Train and judge the router: which model answers what.",
     no_args_is_help=True,
     rich_markup_mode="rich",
+    add_completion=False,
 )
 
 

@@ -1,0 +1,152 @@
+"""`outrider chat`: its flags, and the gateway that it talks to."""
+
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from gateway.schema.kinds import Policy
+from gateway.settings.tree import KEY_VARIABLE, Settings, load_settings
+from gateway.tools.console.command import (
+    ConfigFile,
+    Device,
+    Dtype,
+    Large,
+    Small,
+    Tiers,
+    reports_user_errors,
+    start_logging,
+    tier_flags,
+)
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+
+app = typer.Typer(rich_markup_mode="rich", add_completion=False)
+
+_CHAT_HELP = """
+Ask a question; without one, talk. Tokens that the small model drafted are green.
+
+Uses the gateway at --url if one answers there, else starts an engine of its own for this chat.
+
+[bold]Examples[/bold]
+
+  outrider chat "What is 4786 + 3957?"
+
+  outrider chat --model large --temperature 0.8 --seed 7 "Add 4827 and 1965."
+
+  outrider chat --model cloud "Who are you?"  [dim]# a tier elsewhere[/dim]
+
+  outrider chat --policy prefer_cloud --deadline-ms 2000 "Who are you?"
+
+  outrider chat
+"""
+
+
+@app.command("chat", help=_CHAT_HELP)
+@reports_user_errors
+def chat(  # noqa: PLR0913 - a flag each
+    prompt: Annotated[str | None, typer.Argument(help="The question.")] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(
+            envvar="OUTRIDER_URL", help=f"A running gateway; else {DEFAULT_URL} is tried."
+        ),
+    ] = None,
+    model: Annotated[
+        str, typer.Option(help="auto, small, large, a tier elsewhere or a model that it lists.")
+    ] = "auto",
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token.")] = 0.0,
+    seed: Annotated[int | None, typer.Option(help="The same seed gives the same text.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Length of an answer.")] = None,
+    speculation: Annotated[
+        bool, typer.Option("--speculation/--no-speculation", help="Draft or not.")
+    ] = True,
+    policy: Annotated[
+        Policy | None, typer.Option(help="Who may answer: models here, a tier elsewhere.")
+    ] = None,
+    is_private: Annotated[
+        bool, typer.Option("--private", help="Nothing leaves the gateway's machine.")
+    ] = False,
+    deadline_ms: Annotated[
+        float | None, typer.Option(min=1.0, help="The time for a whole answer.")
+    ] = None,
+    key: Annotated[
+        str | None,
+        typer.Option(envvar=KEY_VARIABLE, help="Your key, where the gateway wants one."),
+    ] = None,
+    config: ConfigFile = None,
+    large: Large = None,
+    small: Small = None,
+    tiers: Tiers = None,
+    device: Device = None,
+    dtype: Dtype = None,
+) -> None:
+    """Chat in the terminal; the help is `_CHAT_HELP`."""
+    import httpx
+
+    from gateway.tools.console.terminal import make_console
+    from gateway.tools.console.terminal_chat import (
+        ChatError,
+        ChatOptions,
+        converse,
+        is_reachable,
+        say,
+    )
+
+    console = make_console()
+    options = ChatOptions(
+        model=model,
+        temperature=temperature,
+        seed=seed,
+        max_tokens=max_tokens,
+        speculation=speculation,
+        policy=policy,
+        is_private=is_private,
+        deadline_ms=deadline_ms,
+    )
+
+    def talk(base_url: str) -> None:
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        timeout = httpx.Timeout(30.0, read=None)
+        with httpx.Client(base_url=base_url, timeout=timeout, headers=headers) as client:
+            if prompt is None:
+                converse(console, client, options)
+            else:
+                say(console, client, options, [{"role": "user", "content": prompt}])
+
+    flags = {
+        "models.large": large,
+        "models.small": small,
+        "engine.device": device,
+        "engine.dtype": dtype,
+        **tier_flags(tiers or []),
+    }
+    wants_own_engine = config is not None or any(value is not None for value in flags.values())
+    # People have the address at hand as OpenAI's clients take it.
+    running = (url or DEFAULT_URL).rstrip("/").removesuffix("/v1")
+    if not wants_own_engine and is_reachable(running):
+        talk(running)
+    elif url is not None and not wants_own_engine:
+        raise ChatError(f"no gateway answers at {url}; start one with `outrider serve`")
+    else:
+        _chat_with_own_engine(load_settings(config_file=config, flags=flags), talk)
+
+
+def _chat_with_own_engine(settings: Settings, talk: Callable[[str], None]) -> None:
+    """Start a private gateway for the length of a conversation."""
+    from gateway.tools.console.terminal import LoadingProgress, make_console
+    from gateway.tools.doctor.doctor import refuse_conflicts
+    from gateway.wiring.build import keep_torch_out
+
+    refuse_conflicts()
+    start_logging("WARNING")
+    if settings.engine.process or not settings.models.is_any:
+        keep_torch_out()
+    from gateway.server.serving import background_gateway
+
+    with (
+        LoadingProgress(make_console(stderr=True)) as progress,
+        background_gateway(settings, progress.report) as base_url,
+    ):
+        progress.stop()
+        talk(base_url)

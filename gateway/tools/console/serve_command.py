@@ -1,0 +1,144 @@
+"""`outrider serve`: the settings' flags, then a gateway until a signal ends it."""
+
+from typing import Annotated
+
+import typer
+
+from engine.events import EngineInfo
+from gateway.settings.tree import Settings, load_settings
+from gateway.tools.console.command import (
+    Assignments,
+    ConfigFile,
+    Device,
+    Dtype,
+    Large,
+    NumThreads,
+    Small,
+    Tiers,
+    assigned,
+    reports_user_errors,
+    start_logging,
+    tier_flags,
+)
+
+app = typer.Typer(rich_markup_mode="rich", add_completion=False)
+
+_SERVE_EXAMPLES = """
+Start the gateway and keep it up.
+
+[bold]Examples[/bold]
+
+  outrider serve  [dim]# the pair that comes with Outrider[/dim]
+
+  outrider serve --large Qwen/Qwen3-8B --small Qwen/Qwen3-0.6B --device cuda
+
+  outrider serve --large ./my-model --port 9000  [dim]# one tier, no speculation[/dim]
+
+  outrider serve --config prod.toml --set engine.max_sequences=128
+
+  outrider serve --large none --tier cloud=https://host/v1 --set tiers.cloud.api_key_env=KEY \
+  [dim]# a small model here, a large one elsewhere[/dim]
+
+  outrider serve --large none --small none --tier gpu=http://a:8000/v1 --tier gpu=http://b:8000/v1 \
+  [dim]# no model here: one door to two replicas[/dim]
+
+Every setting can also come from outrider.toml ([bold]outrider config init[/bold] writes one) or
+the environment (OUTRIDER_SERVER__PORT=9000). Flags win over the environment, which wins over the
+file.
+"""
+
+
+@app.command("serve", help=_SERVE_EXAMPLES)
+@reports_user_errors
+def serve(  # noqa: PLR0913 - a flag each
+    config: ConfigFile = None,
+    large: Large = None,
+    small: Small = None,
+    router: Annotated[str | None, typer.Option(help="Folder of a trained router.")] = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 for any free.")] = None,
+    num_threads: NumThreads = None,
+    speculation: Annotated[
+        bool | None, typer.Option("--speculation/--no-speculation", help="Draft or not.")
+    ] = None,
+    allow_vocab_mismatch: Annotated[
+        bool | None,
+        typer.Option("--allow-vocab-mismatch", help="Draft across different tokenizers."),
+    ] = None,
+    kv_cache_dtype: Annotated[
+        str | None, typer.Option(help="auto or fp8, which holds twice as many tokens.")
+    ] = None,
+    deterministic: Annotated[
+        bool | None,
+        typer.Option(
+            "--deterministic/--no-deterministic", help="The same tokens whatever runs beside them."
+        ),
+    ] = None,
+    cuda_graphs: Annotated[
+        bool | None,
+        typer.Option("--cuda-graphs/--no-cuda-graphs", help="Replay recorded passes on a GPU."),
+    ] = None,
+    overlap: Annotated[
+        bool | None,
+        typer.Option(
+            "--overlap/--no-overlap", help="Do what is left of a step while the GPU runs the next."
+        ),
+    ] = None,
+    tiers: Tiers = None,
+    log_level: Annotated[str | None, typer.Option(help="DEBUG, INFO, WARNING, ERROR.")] = None,
+    assignments: Assignments = None,
+) -> None:
+    """Start the gateway; the help is `_SERVE_EXAMPLES`."""
+    from gateway.tools.doctor.doctor import refuse_conflicts
+
+    refuse_conflicts()
+    flags = {
+        "models.large": large,
+        "models.small": small,
+        "models.router": router,
+        "engine.device": device,
+        "engine.dtype": dtype,
+        "engine.num_threads": num_threads,
+        "engine.kv_cache_dtype": kv_cache_dtype,
+        "engine.deterministic": deterministic,
+        "engine.cuda_graphs": cuda_graphs,
+        "engine.overlap": overlap,
+        "server.host": host,
+        "server.port": port,
+        "speculation.enabled": speculation,
+        "speculation.allow_vocab_mismatch": allow_vocab_mismatch,
+        "log_level": log_level,
+    }
+    given = {key: value for key, value in flags.items() if value is not None}
+    given |= tier_flags(tiers or [])
+    settings = load_settings(config_file=config, flags=assigned(assignments or []) | given)
+    _serve(settings)
+
+
+def _serve(settings: Settings) -> None:
+    """Run until a signal says otherwise."""
+    from gateway.wiring.build import keep_torch_out
+
+    start_logging(settings.log_level, settings.telemetry.log_format)
+    if settings.engine.process or not settings.models.is_any:
+        keep_torch_out()
+    from gateway.server.serving import GatewayRun, listen, serve_until_signalled, url_of
+    from gateway.tools.console.terminal import LoadingProgress, make_console, print_banner
+    from gateway.wiring.tenancy import serving_host
+
+    host, warning = serving_host(settings)
+    if warning is not None:
+        typer.secho(f"outrider: {warning}", fg=typer.colors.YELLOW, err=True)
+    listener = listen(host, settings.server.port)
+    url = url_of(listener)
+    with LoadingProgress(make_console(stderr=True)) as progress:
+
+        def on_ready(info: EngineInfo) -> None:
+            progress.stop()
+            print_banner(make_console(), url, info, settings.tiers)
+
+        serve_until_signalled(
+            GatewayRun(settings, listener, on_progress=progress.report, on_ready=on_ready)
+        )

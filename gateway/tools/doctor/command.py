@@ -1,0 +1,62 @@
+"""`outrider doctor`: its flags and what it prints."""
+
+import json
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from gateway.settings.tree import load_settings
+from gateway.tools.console.command import (
+    EXIT_FAILED,
+    Assignments,
+    ConfigFile,
+    Device,
+    Large,
+    Small,
+    Tiers,
+    assigned,
+    reports_user_errors,
+    tier_flags,
+)
+
+app = typer.Typer(rich_markup_mode="rich", add_completion=False)
+
+
+@app.command("doctor")
+@reports_user_errors
+def doctor(  # noqa: PLR0913 - a flag each
+    config: ConfigFile = None,
+    large: Large = None,
+    small: Small = None,
+    device: Device = None,
+    port: Annotated[int | None, typer.Option(help="The port that is to be free.")] = None,
+    tiers: Tiers = None,
+    assignments: Assignments = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Check whether Outrider can run here; exit status 1 if something stands in its way."""
+    from gateway.tools.console.terminal import make_console, print_check
+    from gateway.tools.doctor.doctor import examine
+
+    flags = {
+        "models.large": large,
+        "models.small": small,
+        "engine.device": device,
+        "server.port": port,
+        **tier_flags(tiers or []),
+    }
+    checks = []
+    console = make_console()
+    given = {key: value for key, value in flags.items() if value is not None}
+    settings = load_settings(config_file=config, flags=assigned(assignments or []) | given)
+    for check in examine(settings):
+        checks.append(check)
+        if not as_json:
+            print_check(console, check.status, check.name, check.detail, check.advice)
+    is_well = all(check.status != "failed" for check in checks)
+    if as_json:
+        document = {"ok": is_well, "checks": [asdict(check) for check in checks]}
+        typer.echo(json.dumps(document, indent=2))
+    if not is_well:
+        raise typer.Exit(EXIT_FAILED)
