@@ -42,7 +42,10 @@ def runners_of(**flags: Any) -> dict[str, ModelRunner]:
 def noted_flags(monkeypatch: pytest.MonkeyPatch) -> dict[str, Settings]:
     """What `serve` would run with."""
     noted: dict[str, Settings] = {}
-    monkeypatch.setattr("gateway.tools.console.serve_command._serve", lambda settings: noted.update(settings=settings))
+    monkeypatch.setattr(
+        "gateway.tools.console.serve_command._serve",
+        lambda settings: noted.update(settings=settings),
+    )
     return noted
 
 
