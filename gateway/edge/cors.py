@@ -7,7 +7,7 @@ from typing import Final
 
 from starlette.types import Scope
 
-from gateway.errors.tree import PERMISSION, Problem
+from gateway.errors.http import PERMISSION, Problem
 from gateway.settings.http_bounds import CorsSettings
 
 Header = tuple[bytes, bytes]

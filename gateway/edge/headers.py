@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.edge.cors import CorsAnswer, CorsPolicy
-from gateway.errors.tree import PERMISSION, Problem
+from gateway.errors.http import PERMISSION, Problem
 
 Header = tuple[bytes, bytes]
 

@@ -7,7 +7,7 @@ from http import HTTPStatus
 from typing import Final
 
 from gateway.edge.headers import SECURITY_HEADERS
-from gateway.errors.tree import INVALID_REQUEST, SERVER_ERROR, Problem
+from gateway.errors.http import INVALID_REQUEST, SERVER_ERROR, Problem
 
 Header = tuple[bytes, bytes]
 

@@ -11,7 +11,8 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.errors.tree import BadRequestError, StorageError, bad_request
+from gateway.errors.tree import BadRequestError, StorageError
+from gateway.errors.validation import bad_request
 from gateway.experiments.admin_routes import MAX_VERSION
 from gateway.experiments.admin_schema import (
     ExperimentCreate,

@@ -12,7 +12,8 @@ from pydantic import TypeAdapter, ValidationError
 from starlette.responses import Response
 
 from gateway.answers.outcomes import ArmRef
-from gateway.errors.tree import BadRequestError, NotFoundError, bad_request
+from gateway.errors.tree import BadRequestError, NotFoundError
+from gateway.errors.validation import bad_request
 from gateway.experiments.feedback_schema import (
     AnyFeedback,
     FeedbackReceipt,

@@ -6,7 +6,8 @@ from typing import Any, Final
 import msgspec
 
 from engine.errors import EngineError
-from gateway.errors.tree import ConflictError, GatewayError, problem_of
+from gateway.errors.http import problem_of
+from gateway.errors.tree import ConflictError, GatewayError
 from gateway.handoff.planner import Planner
 from gateway.planning.incoming import Incoming
 from gateway.planning.names import AUTO

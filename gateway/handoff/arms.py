@@ -6,7 +6,8 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.errors.tree import BudgetError, RateLimitError, problem_of
+from gateway.errors.http import problem_of
+from gateway.errors.tree import BudgetError, RateLimitError
 from gateway.experiments.assigner import Assigner, Assignment, Subject, conversation_unit
 from gateway.ledger.row import MAX_LENGTHS
 from gateway.planning.engine_requests import ApiRequest

@@ -4,13 +4,13 @@ from http import HTTPStatus
 from typing import Final
 
 from engine.errors import InfeasibleObjectiveError, QueueFullError
+from gateway.errors.http import problem_of
 from gateway.errors.tree import (
     BodiesFullError,
     DeadlineExceededError,
     GenerationError,
     KeyBodiesFullError,
     ThrottledError,
-    problem_of,
 )
 
 _FAILED_ALONE: Final = "request_failed"

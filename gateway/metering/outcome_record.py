@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from gateway.answers.leg import AnswerFacts
 from gateway.answers.outcomes import ArmRef, Ending, OutcomeSink, RequestOutcome
-from gateway.errors.tree import problem_of
+from gateway.errors.http import problem_of
 from gateway.ledger.row import LedgerRow
 from gateway.metering.meter import Account
 from gateway.slo.classes import ResolvedObjective

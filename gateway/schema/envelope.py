@@ -10,7 +10,8 @@ from typing import Annotated, Any, Final, NoReturn
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from gateway.errors.tree import BadRequestError, bad_request
+from gateway.errors.tree import BadRequestError
+from gateway.errors.validation import bad_request
 from gateway.schema.common import MAX_LABEL_CHARS, WHOLE, Label, OutriderOptions, PositiveCount
 from gateway.schema.kinds import Endpoint
 

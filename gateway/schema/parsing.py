@@ -4,7 +4,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from gateway.errors.tree import bad_request
+from gateway.errors.validation import bad_request
 
 Parsed = TypeVar("Parsed", bound=BaseModel)
 

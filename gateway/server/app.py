@@ -15,7 +15,8 @@ from gateway.apis.responses.openapi import responses_operation
 from gateway.apis.tokenize_api import detokenize_operation, tokenize_operation
 from gateway.apis.tokenize_schema import TOKENIZE_MODELS
 from gateway.dashboard.schema import DASHBOARD_MODELS, Dashboard
-from gateway.errors.tree import GatewayError, handle_exception
+from gateway.errors.http import handle_exception
+from gateway.errors.tree import GatewayError
 from gateway.experiments.admin import ExperimentApi
 from gateway.experiments.admin_routes import EXPERIMENT_ROUTES
 from gateway.experiments.admin_schema import EXPERIMENT_MODELS

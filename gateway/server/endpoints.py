@@ -27,7 +27,8 @@ from gateway.dashboard.recent import RecentOutcomes
 from gateway.edge.bodies import BodyBudget
 from gateway.edge.idempotency import IdempotentAnswers
 from gateway.edge.json_body import read_json_body
-from gateway.errors.tree import GatewayError, Problem, UnavailableError
+from gateway.errors.http import Problem
+from gateway.errors.tree import GatewayError, UnavailableError
 from gateway.handoff.planner import Planner
 from gateway.metering.meter import Account, RequestMeter
 from gateway.metering.outcome_record import OutcomeRecord

@@ -13,13 +13,8 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from engine.errors import EngineError
-from gateway.errors.tree import (
-    AuthenticationError,
-    GatewayError,
-    Problem,
-    problem_of,
-    report_problem,
-)
+from gateway.errors.http import Problem, problem_of, report_problem
+from gateway.errors.tree import AuthenticationError, GatewayError
 from gateway.telemetry.log_context import begin_log_context
 from gateway.tenants.principal import Principal
 

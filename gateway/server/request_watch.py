@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from gateway.answers.leg import AnswerFacts
-from gateway.errors.tree import problem_of
+from gateway.errors.http import problem_of
 from gateway.metering.outcome_record import OutcomeRecord
 from gateway.telemetry.capture import Capture, Exchange, Recording
 from gateway.telemetry.spans import AnswerMarks, end_answer

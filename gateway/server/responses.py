@@ -14,12 +14,8 @@ from starlette.types import Message, Receive, Scope, Send
 from engine.errors import EngineError
 from gateway.answers.leg import AnswerFacts
 from gateway.apis.surface import AnswerWriter
-from gateway.errors.tree import (
-    AuthenticationError,
-    DeadlineExceededError,
-    GatewayError,
-    problem_of,
-)
+from gateway.errors.http import problem_of
+from gateway.errors.tree import AuthenticationError, DeadlineExceededError, GatewayError
 from gateway.generation import sse
 from gateway.handoff.answering import Answering
 from gateway.metering.meter import Ending, RequestMeter

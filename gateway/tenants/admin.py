@@ -12,7 +12,8 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.errors.tree import BadRequestError, NotFoundError, StorageError, bad_request
+from gateway.errors.tree import BadRequestError, NotFoundError, StorageError
+from gateway.errors.validation import bad_request
 from gateway.tenants.admin_schema import (
     MAX_PAGE,
     KeyCreate,

@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from gateway.errors.tree import Problem
+from gateway.errors.http import Problem
 from gateway.upstream.dialects.anthropic_words import error_type
 
 # Clients look for these words to know that they have to shorten the conversation.

@@ -10,7 +10,7 @@ from gateway.apis.messages.schema import CountTokensRequest, MessagesRequest
 from gateway.apis.messages.writer import MessageWriter
 from gateway.apis.reading import read_body
 from gateway.apis.surface import Translated
-from gateway.errors.tree import Problem
+from gateway.errors.http import Problem
 from gateway.handoff.slips import refuse_slips
 
 _encode: Final = msgspec.json.Encoder().encode

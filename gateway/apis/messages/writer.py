@@ -14,7 +14,7 @@ from gateway.apis.chat_chunks import (
 )
 from gateway.apis.events import named_event, one_line
 from gateway.apis.messages.problems import problem_object
-from gateway.errors.tree import Problem
+from gateway.errors.http import Problem
 from gateway.upstream.dialects.anthropic_words import STOP_REASONS
 
 _encode: Final = msgspec.json.Encoder().encode

@@ -13,7 +13,7 @@ from gateway.apis.responses.request import ResponsesRequest
 from gateway.apis.responses.translate import chat_document, repeated_fields
 from gateway.apis.responses.writer import ResponseWriter
 from gateway.apis.surface import Translated
-from gateway.errors.tree import Problem
+from gateway.errors.http import Problem
 from gateway.handoff.slips import refuse_slips
 
 _encode: Final = msgspec.json.Encoder().encode

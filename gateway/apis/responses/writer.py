@@ -11,7 +11,7 @@ from gateway.apis.events import one_line
 from gateway.apis.responses.event_log import EventLog, Events, NoEvents
 from gateway.apis.responses.output import Output
 from gateway.apis.responses.paths import in_own_words
-from gateway.errors.tree import Problem
+from gateway.errors.http import Problem
 
 _SANE_TAIL: Final = re.compile(r"[A-Za-z0-9]{1,64}")
 # Why an answer is not complete, by chat's reason to end.

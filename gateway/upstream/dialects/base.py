@@ -6,7 +6,8 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from gateway.errors.tree import INVALID_REQUEST, UpstreamError
+from gateway.errors.http import INVALID_REQUEST
+from gateway.errors.tree import UpstreamError
 from gateway.schema.kinds import Endpoint
 from gateway.settings.server_traits import Continuation, ServerTraits
 from gateway.upstream.call import Chunk, UpstreamCall, WholeAnswer

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.apis.messages.surface import MessagesSurface
-from gateway.errors.tree import BadRequestError, Problem, problem_of
+from gateway.errors.http import Problem, problem_of
+from gateway.errors.tree import BadRequestError
 from gateway.schema.chat import ChatRequest
 from gateway.schema.parsing import parse
 from gateway.upstream.call import UpstreamCall

@@ -14,7 +14,8 @@ from gateway.apis.messages.answers import (
     Ping,
 )
 from gateway.apis.messages.writer import MessageWriter
-from gateway.errors.tree import GenerationError, Problem
+from gateway.errors.http import Problem
+from gateway.errors.tree import GenerationError
 from gateway.upstream.dialects.anthropic_stream import AnthropicChunkReader
 from tests.gateway.apis.chat_answers import (
     DONE,

@@ -10,7 +10,8 @@ import pytest
 from gateway.apis.responses.items import read_messages
 from gateway.apis.responses.request import FunctionCallItem
 from gateway.apis.responses.surface import ResponsesSurface
-from gateway.errors.tree import BadRequestError, Problem
+from gateway.errors.http import Problem
+from gateway.errors.tree import BadRequestError
 from gateway.schema.chat import ChatRequest
 
 SURFACE = ResponsesSurface(has_tiers_elsewhere=True)

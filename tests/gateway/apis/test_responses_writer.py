@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from gateway.apis.responses.surface import ResponsesSurface
 from gateway.apis.surface import AnswerWriter
-from gateway.errors.tree import GenerationError, Problem
+from gateway.errors.http import Problem
+from gateway.errors.tree import GenerationError
 from tests.gateway.apis.chat_answers import (
     DONE,
     REPORT,

@@ -9,7 +9,8 @@ from gateway.apis.messages.surface import MessagesSurface
 from gateway.apis.responses.paths import in_own_words
 from gateway.apis.responses.surface import ResponsesSurface
 from gateway.apis.surface import Surface
-from gateway.errors.tree import BadRequestError, problem_of
+from gateway.errors.http import problem_of
+from gateway.errors.tree import BadRequestError
 from gateway.schema.chat import ChatRequest
 from gateway.schema.parsing import parse
 from gateway.schema.template_variables import read_variables

@@ -11,7 +11,8 @@ from engine.request import EngineRequest, GrammarSpec
 from gateway.backends.crash_suspects import EXPIRES_S, CrashSuspects
 from gateway.backends.streams import EventStreams
 from gateway.backends.wire import Abort, Command, Submit
-from gateway.errors.tree import EngineLostTwiceError, problem_of
+from gateway.errors.http import problem_of
+from gateway.errors.tree import EngineLostTwiceError
 from tests.gateway.scripted_engine import make_request
 
 

@@ -14,12 +14,8 @@ from starlette.types import Receive, Scope, Send
 from gateway.edge.bounds import ConnectionBounds
 from gateway.edge.idempotency import IdempotentAnswers
 from gateway.edge.metrics import EdgeMetrics
-from gateway.errors.tree import (
-    BadRequestError,
-    IdempotencyKeyReusedError,
-    RateLimitError,
-    problem_of,
-)
+from gateway.errors.http import problem_of
+from gateway.errors.tree import BadRequestError, IdempotencyKeyReusedError, RateLimitError
 from gateway.text.chat import ChatTokenizer
 from tests.gateway.edge.asking import Exchange, http_scope
 from tests.gateway.edge.gateways import STEPS, whole_gateway

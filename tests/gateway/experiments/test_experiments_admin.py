@@ -17,7 +17,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from gateway.errors.tree import GatewayError, handle_exception
+from gateway.errors.http import handle_exception
+from gateway.errors.tree import GatewayError
 from gateway.experiments.admin import ExperimentApi
 from gateway.experiments.admin_routes import EXPERIMENT_ROUTES
 from gateway.experiments.admin_schema import (

@@ -2,7 +2,8 @@
 
 import pytest
 
-from gateway.errors.tree import BudgetError, RateLimitError, StorageError, problem_of
+from gateway.errors.http import problem_of
+from gateway.errors.tree import BudgetError, RateLimitError, StorageError
 from gateway.limits.headers import duration, ratelimit_headers
 from gateway.limits.limiter import LimitState
 from gateway.tenants.amounts import LimitName

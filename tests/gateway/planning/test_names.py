@@ -4,7 +4,8 @@ import pytest
 
 from engine.events import TierInfo
 from gateway.apis.prices import with_prices
-from gateway.errors.tree import BadRequestError, ModelNotFoundError, problem_of
+from gateway.errors.http import problem_of
+from gateway.errors.tree import BadRequestError, ModelNotFoundError
 from gateway.ledger.prices import PriceBook
 from gateway.planning.names import Meant, Names, TierModels
 from gateway.schema.responses import ModelCard

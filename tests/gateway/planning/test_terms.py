@@ -5,7 +5,8 @@ from typing import get_args
 
 import pytest
 
-from gateway.errors.tree import BadRequestError, problem_of
+from gateway.errors.http import problem_of
+from gateway.errors.tree import BadRequestError
 from gateway.planning.terms import Named, Rules, Terms, terms_of
 from gateway.schema.common import OutriderOptions
 from gateway.schema.kinds import Policy

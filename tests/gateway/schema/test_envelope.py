@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from gateway.errors.tree import BadRequestError, bad_request
+from gateway.errors.tree import BadRequestError
+from gateway.errors.validation import bad_request
 from gateway.schema.chat import ChatRequest
 from gateway.schema.completions import CompletionRequest
 from gateway.schema.envelope import Envelope, ReadRequest, read_request

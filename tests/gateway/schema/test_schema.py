@@ -5,7 +5,8 @@ import json
 import pytest
 from pydantic import BaseModel
 
-from gateway.errors.tree import BadRequestError, problem_of
+from gateway.errors.http import problem_of
+from gateway.errors.tree import BadRequestError
 from gateway.schema.chat import ChatRequest
 from gateway.schema.completions import CompletionRequest
 from gateway.schema.parsing import parse

@@ -16,7 +16,8 @@ import httpx
 import pytest
 
 from benchmarks.mock_upstream import MockScript
-from gateway.errors.tree import ThrottledError, problem_of
+from gateway.errors.http import problem_of
+from gateway.errors.tree import ThrottledError
 from gateway.settings.tiers import TimeoutSettings
 from gateway.text.chat import ChatTokenizer
 from gateway.upstream.retry_after import asked_wait_s

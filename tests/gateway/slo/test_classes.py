@@ -7,7 +7,8 @@ import pytest
 
 from engine.errors import InfeasibleObjectiveError
 from engine.request import NO_OBJECTIVE
-from gateway.errors.tree import BadRequestError, problem_of
+from gateway.errors.http import problem_of
+from gateway.errors.tree import BadRequestError
 from gateway.schema.common import OutriderOptions
 from gateway.settings.slo import SloSettings
 from gateway.settings.toml_text import to_toml

@@ -18,7 +18,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from gateway.errors.tree import GatewayError, handle_exception
+from gateway.errors.http import handle_exception
+from gateway.errors.tree import GatewayError
 from gateway.schema.errors import ErrorResponse
 from gateway.storage.database import DatabaseError
 from gateway.tenants.admin import AdminApi

@@ -10,12 +10,8 @@ from typing import Any
 
 import pytest
 
-from gateway.errors.tree import (
-    AuthenticationError,
-    PermissionDeniedError,
-    RateLimitError,
-    problem_of,
-)
+from gateway.errors.http import problem_of
+from gateway.errors.tree import AuthenticationError, PermissionDeniedError, RateLimitError
 from gateway.tenants import authenticator
 from gateway.tenants.authenticator import ADMIN_TOKEN_ID
 from gateway.tenants.keys import mint_key

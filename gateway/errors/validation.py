@@ -1,0 +1,79 @@
+"""One sentence about a body that pydantic refused, with the path of the field at fault."""
+
+import json
+from typing import Any, Final
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from gateway.errors.tree import BadRequestError
+
+_MAX_QUOTED_CHARS: Final = 64
+_MAX_COMPLAINTS: Final = 64
+
+
+def bad_request(error: ValidationError, body: bytes) -> BadRequestError:
+    """The most specific of pydantic's complaints, with the path of its field in `body`."""
+    # An object of thousands of unknown fields has as many complaints; the first ones say enough.
+    details = error.errors(include_url=False, include_input=False)[:_MAX_COMPLAINTS]
+    if details[0]["type"] == "json_invalid":
+        return BadRequestError(
+            f"The body is not valid JSON: {details[0]['ctx']['error']}.", code="invalid_json"
+        )
+    document = json.loads(body)
+    paths = [_real_path(detail, document) for detail in details]
+    # A union complains once a branch; the branch that got deepest is the one that was meant.
+    depth = max(len(path) for path in paths)
+    index = next(i for i, path in enumerate(paths) if len(path) == depth)
+    param = ".".join(_shortened(str(part)) for part in paths[index]) or None
+    reason = _explain(details[index], _value_at(document, paths[index]))
+    reason = reason.removeprefix("Value error, ")  # pydantic's, before a validator's own words
+    end = "" if reason.endswith(("?", ".")) else "."
+    return BadRequestError(f"{param or 'body'}: {reason}{end}", param=param)
+
+
+def _shortened(name: str) -> str:
+    """A field's name may be the whole of a large body."""
+    return name if len(name) <= _MAX_QUOTED_CHARS else f"{name[:_MAX_QUOTED_CHARS]}..."
+
+
+def _real_path(detail: ErrorDetails, document: Any) -> list[str | int]:
+    """pydantic's location without the names of union branches: only what indexes the body."""
+    path: list[str | int] = []
+    here: Any = document
+    parts = list(detail["loc"])
+    missing = parts.pop() if detail["type"] == "missing" else None
+    for part in parts:
+        try:
+            here = here[part]
+        except (IndexError, KeyError, TypeError):
+            continue
+        path.append(part)
+    if detail["type"].startswith("union_tag"):
+        path.append(detail["ctx"]["discriminator"].strip("'"))
+    return path if missing is None else [*path, missing]
+
+
+def _value_at(document: Any, path: list[str | int]) -> object:
+    """What stands there; None for a field that is missing."""
+    for part in path[:-1]:
+        document = document[part]
+    try:
+        return document[path[-1]] if path else document
+    except (IndexError, KeyError, TypeError):
+        return None
+
+
+def _explain(detail: ErrorDetails, value: object) -> str:
+    """A sentence without full stop; unknown fields and words in our own words."""
+    match detail["type"]:
+        case "extra_forbidden":
+            return "this field is unknown or not supported"
+        case "missing" | "union_tag_not_found":
+            return "this field is required"
+        case "union_tag_invalid":
+            return f"{value!r} is not supported, only {detail['ctx']['expected_tags']}"
+        case "literal_error" if isinstance(value, str) and len(value) <= _MAX_QUOTED_CHARS:
+            return f"{value!r} is not supported, only {detail['ctx']['expected']}"
+        case _:
+            return detail["msg"]
