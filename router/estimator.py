@@ -202,7 +202,7 @@ def train_router(data: LabelledPrompts, config: TrainConfig | None = None) -> Tr
 
 def _check(data: LabelledPrompts) -> None:
     if len(data.prompts) < _MIN_ROWS:
-        raise RouterDataError(f"{len(data.prompts)} rows are too few, {_MIN_ROWS} at least")
+        raise RouterDataError(f"{len(data.prompts)} rows are too few; give at least {_MIN_ROWS}")
     if is_one_sided(data.weak):
         num_right = round(float(data.weak.sum()))
         raise RouterDataError(

@@ -160,7 +160,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     version = config.get("version")
     if version != FORMAT_VERSION:
         hint = "; train the router again with this version" if version == 1 else ""
-        raise RouterFileError(path, f"version {version} is unknown, {FORMAT_VERSION} is read{hint}")
+        raise RouterFileError(path, f"unknown version {version}; available: {FORMAT_VERSION}{hint}")
     for name in ("weights_sha256", "config_sha256"):
         if not isinstance(config.get(name), str):
             raise RouterFileError(path, f'"{name}" is missing')

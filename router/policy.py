@@ -81,7 +81,7 @@ class FixedPolicy:
         del text
         if wishes.min_quality and self.tier == "small":
             raise WishError(
-                f"nobody can say what quality the small model keeps here (router: {self.why})"
+                f"the quality of the small model is not known here (router: {self.why})"
             )
         return Route(tier=self.tier, reason=f"router: {self.why}, {self.tier} answers all")
 

@@ -268,7 +268,7 @@ def _scorer_values(files: RouterFiles) -> dict[str, Any]:
     }
     for name, known in versions.items():
         if (found := config.pop(name, None)) != known:
-            raise ValueError(f"{name} {found} is unknown, {known} is read; train the router again")
+            raise ValueError(f"unknown {name} {found}; available: {known}. Train the router again")
     known_names = {"features", "heads", "threshold", "pair", "calibration", "training"}
     if set(config) != known_names:
         raise ValueError(f"must name {sorted(known_names)}, not {sorted(config)}")

@@ -113,7 +113,7 @@ class Tokenizing:
         cloud = self._context.cloud
         if name.partition("/")[0] in cloud.tiers or not cloud.rules.has_local:
             raise BadRequestError(
-                "model: tokens are known of this machine's models only, not of tiers elsewhere.",
+                "model: only the models of this machine can count tokens, not upstream tiers.",
                 param="model",
                 code="tokenizer_unknown",
             )

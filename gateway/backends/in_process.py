@@ -28,8 +28,8 @@ from gateway.backends.wire import (
 log = logging.getLogger(__name__)
 
 ENDED_MESSAGE = (
-    "The engine stopped by an error and does not start again by itself, for it runs in the "
-    "gateway's own process: restart the gateway."
+    "The engine failed, and it cannot restart alone because it runs in the gateway's own process. "
+    "Restart the gateway."
 )
 
 
@@ -66,7 +66,7 @@ class InProcessEngineClient:
 
     async def _start(self) -> None:
         if self._thread is not None:
-            raise EngineDiedError("The engine's client has ended; make a new one to start again.")
+            raise EngineDiedError("This engine client is closed; make a new one.")
         self._loop = asyncio.get_running_loop()
         started: asyncio.Future[EngineInfo] = self._loop.create_future()
         self._thread = threading.Thread(

@@ -96,7 +96,7 @@ class ProcessEngineClient:
 
     async def _start(self) -> None:
         if self._context is not None:
-            raise EngineDiedError("The engine's client has ended; make a new one to start again.")
+            raise EngineDiedError("This engine client is closed; make a new one.")
         self._context = zmq.asyncio.Context()
         self._scratch_dir = _make_scratch_dir()
         try:

@@ -115,13 +115,13 @@ class IdempotentAnswers:
     def _check(self, key: str) -> None:
         if not self._max_bytes:
             raise BadRequestError(
-                "This gateway keeps no answers: send no idempotency-key, or set "
+                "idempotency is switched off here: send no idempotency-key, or set "
                 "http.idempotency_max_bytes.",
                 param=HEADER,
             )
         if not _KEY.fullmatch(key):
             raise BadRequestError(
-                "An idempotency-key has 1 to 255 visible ASCII characters.", param=HEADER
+                "idempotency-key: use 1 to 255 visible ASCII characters.", param=HEADER
             )
 
     def find(self, name: bytes, body_hash: bytes) -> _Slot | None:

@@ -52,7 +52,7 @@ class ModelNotFoundError(GatewayError):
 
     def __init__(self, name: str, known: Sequence[str]) -> None:
         super().__init__(
-            f"The model {name!r} does not exist. Known are: {', '.join(known[:_MAX_NAMES])}"
+            f"The model {name!r} does not exist; available: {', '.join(known[:_MAX_NAMES])}"
             + (f" and {len(known) - _MAX_NAMES} more." if len(known) > _MAX_NAMES else "."),
             param="model",
             code="model_not_found",
@@ -63,7 +63,9 @@ class BodyTooLargeError(GatewayError):
     """The request's body is over the limit."""
 
     def __init__(self, *, limit_bytes: int) -> None:
-        super().__init__(f"The request body is larger than {limit_bytes} bytes.")
+        super().__init__(
+            f"The request body is larger than {limit_bytes} bytes. Send less in one request."
+        )
 
 
 class BodyTooComplexError(GatewayError):
@@ -81,8 +83,8 @@ class PromptQueueFullError(GatewayError):
 
     def __init__(self, *, num_waiting: int) -> None:
         super().__init__(
-            f"{num_waiting} long prompts of this tenant wait to be tokenised, which is all that "
-            "may. Try again when one of them has been answered.",
+            f"This tenant already has {num_waiting} long prompts waiting to be tokenised, the most "
+            "allowed. Try again when one of them has been answered.",
             code="too_many_long_prompts",
         )
 
@@ -92,8 +94,8 @@ class KeyBodiesFullError(GatewayError):
 
     def __init__(self, *, limit_bytes: int) -> None:
         super().__init__(
-            f"The bodies of this key's requests hold {limit_bytes} bytes together, which is all "
-            "that one key's may. Try again when one of the requests has ended.",
+            f"The bodies of one key's running requests may hold {limit_bytes} bytes together "
+            "(http.max_bytes_in_flight_per_key). Try again when one of them has ended.",
             code="too_many_bytes_in_flight",
         )
 
@@ -103,7 +105,8 @@ class BodiesFullError(GatewayError):
 
     def __init__(self) -> None:
         super().__init__(
-            "The gateway holds as many bytes of request bodies as it may: try again in a moment.",
+            "The bodies of all running requests hold as many bytes as the gateway allows "
+            "(http.max_bytes_in_flight). Try again in a moment.",
             code="too_many_bytes_in_flight",
         )
 
@@ -113,8 +116,8 @@ class ContentEncodingError(GatewayError):
 
     def __init__(self, encoding: str) -> None:
         super().__init__(
-            f"Send the body without content-encoding: {encoding[:_MAX_QUOTED_CHARS]!r} is not "
-            "supported.",
+            f"content-encoding {encoding[:_MAX_QUOTED_CHARS]!r} is not supported. Send the body "
+            "uncompressed, without this header.",
             code="unsupported_content_encoding",
         )
 
@@ -353,7 +356,7 @@ class DrainingError(GatewayError):
     """This gateway is about to end; another one, or its successor, answers in its place."""
 
     def __init__(self) -> None:
-        super().__init__("The gateway is shutting down.", code="draining")
+        super().__init__("The gateway is shutting down. Try again in a moment.", code="draining")
 
 
 class StorageError(GatewayError):

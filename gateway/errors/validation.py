@@ -72,8 +72,8 @@ def _explain(detail: ErrorDetails, value: object) -> str:
         case "missing" | "union_tag_not_found":
             return "this field is required"
         case "union_tag_invalid":
-            return f"{value!r} is not supported, only {detail['ctx']['expected_tags']}"
+            return f"{value!r} is not supported; available: {detail['ctx']['expected_tags']}"
         case "literal_error" if isinstance(value, str) and len(value) <= _MAX_QUOTED_CHARS:
-            return f"{value!r} is not supported, only {detail['ctx']['expected']}"
+            return f"{value!r} is not supported; available: {detail['ctx']['expected']}"
         case _:
             return detail["msg"]

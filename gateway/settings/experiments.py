@@ -154,20 +154,21 @@ class ExperimentSpec(RequestModel):
     @model_validator(mode="after")
     def _adds_up(self) -> Self:
         if len(self.arms) < 2:
-            raise ValueError("an experiment needs two arms at least")
+            raise ValueError(f"an experiment needs at least two arms, not {len(self.arms)}")
         if self.control is not None and self.control not in self.arms:
-            raise ValueError(f"control = {self.control!r} is none of its arms: {self._names}")
+            raise ValueError(f"control = {self.control!r} is not an arm; available: {self._names}")
         if self.allocation.min_share * len(self.arms) > 1 + 1e-9:
             raise ValueError(
-                f"allocation.min_share = {self.allocation.min_share:g} is more than "
-                f"{len(self.arms)} arms can have each"
+                f"allocation.min_share = {self.allocation.min_share:g} is too much for "
+                f"{len(self.arms)} arms; use at most {1 / len(self.arms):.3g}"
             )
         _check_weights({name: arm.weight for name, arm in self.arms.items()})
         for name in self.arms:
             fields = self.overlay(name).fields
             if clash := contradictions(fields, frozenset()):
                 raise ValueError(
-                    f"arms.{name} sets {' and '.join(sorted(clash))}, which exclude each other"
+                    f"arms.{name} sets {' and '.join(sorted(clash))}, which exclude each other; "
+                    "set one of them"
                 )
         return self
 
@@ -229,4 +230,4 @@ def _check_weights(weights: dict[str, float]) -> None:
         )
     for name, weight in weights.items():
         if weight / total < 1e-3:
-            raise ValueError(f"arms.{name}.weight = {weight:g} is less than 0.1 % of all")
+            raise ValueError(f"arms.{name}.weight = {weight:g} is less than 0.1 % of all weights")

@@ -25,7 +25,7 @@ class CorsSettings(Section):
         for origin in origins:
             if origin != "*" and not _ORIGIN.fullmatch(origin):
                 raise ValueError(
-                    f"{origin!r} is no origin: write scheme, host and port only, as in "
+                    f"{origin!r} is not an origin; write scheme, host and port only, as in "
                     'https://app.example:8443, or "*" for all'
                 )
         return tuple(origin.lower() for origin in origins)

@@ -45,4 +45,4 @@ def filled_in(
 def did_you_mean(name: str, known: Sequence[str]) -> str:
     """What to say behind a name that is unknown: the one that was meant, or all."""
     close = known[:1] if len(known) == 1 else difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {close[0]}?" if close else f"; known are {', '.join(known)}"
+    return f"; did you mean {close[0]}?" if close else f"; available: {', '.join(known)}"

@@ -81,9 +81,9 @@ class SloSettings(Section):
         for name in classes:
             if not _CLASS_NAME.fullmatch(name):
                 raise ValueError(
-                    f"{name!r} is no name of a class: write 1 to 32 small letters, digits and -, "
-                    "with a letter first"
+                    f"{name!r} is not a class name; write 1 to 32 lower-case letters, digits and "
+                    "-, beginning with a letter"
                 )
         if len(classes) > MAX_CLASSES:
-            raise ValueError(f"{len(classes)} classes are more than {MAX_CLASSES}")
+            raise ValueError(f"{len(classes)} classes are too many; define at most {MAX_CLASSES}")
         return classes

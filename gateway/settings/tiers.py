@@ -36,22 +36,24 @@ def _base_url(url: str) -> str:
     """A base URL as OpenAI's clients take it, without the slash at its end."""
     parts = urlsplit(url)
     if parts.username or parts.password:  # not to be repeated in a message
-        raise ValueError("it holds a user name or a password; keys go to api_key_env")
+        raise ValueError("the URL holds a user name or a password; remove it and set api_key_env")
     if parts.scheme not in ("http", "https") or not parts.hostname or re.search(r"\s", url):
-        raise ValueError(f"{url!r} is no URL; write it like https://host/v1")
+        raise ValueError(f"{url!r} is not a URL; write it like https://host/v1")
     if parts.query or parts.fragment:
-        raise ValueError(f"{url!r} has more than a host and a path; keys go to api_key_env")
+        raise ValueError(
+            f"{url!r} has a query or a fragment; remove it, and set api_key_env for a key"
+        )
     try:
         _ = parts.port
     except ValueError:
-        raise ValueError(f"{url!r} has no port between 0 and 65535") from None
+        raise ValueError(f"{url!r} has an invalid port; use 0 to 65535") from None
     return url.rstrip("/")
 
 
 def _all_different(urls: tuple[str, ...]) -> tuple[str, ...]:
     for url in urls:
         if urls.count(url) > 1:
-            raise ValueError(f"{url} stands there twice; replicas have addresses of their own")
+            raise ValueError(f"{url} is listed twice; give each replica its own address")
     return urls
 
 
@@ -59,11 +61,13 @@ def _sendable(headers: dict[str, str]) -> dict[str, str]:
     """What HTTP can carry. Values may be secret and are not repeated."""
     for name, value in headers.items():
         if not _HEADER_NAME.fullmatch(name):
-            raise ValueError(f"{name!r} is no name of an HTTP header")
+            raise ValueError(f"{name!r} is not an HTTP header name; use letters, digits and -")
         if name.lower() in _OUR_HEADERS:
-            raise ValueError(f"the gateway sets {name} itself")
+            raise ValueError(f"the gateway sets {name} itself; remove it")
         if not _HEADER_VALUE.fullmatch(value):
-            raise ValueError(f"the value of {name} has characters that HTTP cannot carry")
+            raise ValueError(
+                f"the value of {name} has characters that HTTP cannot carry; use ASCII"
+            )
     return headers
 
 
@@ -91,7 +95,7 @@ _OWN_FIELDS: Final = frozenset(
 def _free_to_set(names: _Names) -> _Names:
     for name in names:
         if name in _OWN_FIELDS:
-            raise ValueError(f"the gateway sets {name} itself")
+            raise ValueError(f"the gateway sets {name} itself; remove it")
     return names
 
 

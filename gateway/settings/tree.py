@@ -231,7 +231,9 @@ def _flag_source(flags: Mapping[str, Any]) -> _Source:
             for section in sections:
                 here = here.setdefault(section, {})
                 if not isinstance(here, dict):
-                    raise SettingsError(f"flag --set {key}: --set {section} contradicts it")
+                    raise SettingsError(
+                        f"flag --set {key}: --set {section} contradicts it; give one of them"
+                    )
             here[name] = value
     return _Source("flag", values)
 

@@ -53,7 +53,7 @@ def _url(endpoint: str) -> str:
         is_address = False
     if not is_address:
         raise SettingsError(
-            "telemetry.traces.endpoint is no address of a collector; write it as "
+            "telemetry.traces.endpoint is not the address of a collector; write it like "
             "http://127.0.0.1:4318"
         )
     if "@" in parts.netloc or parts.query or parts.fragment:

@@ -308,7 +308,9 @@ class ChatTokenizer:
             return False
         keys, texts = _strings([conversation, variables])
         if any(map(self._special.search, keys)):
-            raise BadRequestError("A field's name contains a control token of the model.")
+            raise BadRequestError(
+                "A field's name contains a control token of the model. Rename it."
+            )
         return any(map(self._special.search, texts))
 
 
@@ -336,8 +338,8 @@ def _check_thinking(conversation: list[dict[str, Any]]) -> None:
     if is_amid_thinking(conversation[-1]["content"]):
         param = f"messages.{len(conversation) - 1}.content"
         raise BadRequestError(
-            f"{param}: it ends in the middle of a thinking block; thinking cannot be continued, "
-            f"only begun ({OPEN_TAG}) or left behind ({CLOSE_TAG}).",
+            f"{param}: it ends inside a thinking block, which cannot be continued; end with "
+            f"{OPEN_TAG} to begin one, or close it with {CLOSE_TAG}.",
             param=param,
         )
 

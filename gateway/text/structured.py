@@ -73,7 +73,7 @@ def plan_structured(
         return plan
     if plan is not None:
         raise BadRequestError(
-            "structured_outputs: not together with a response_format; give one of them.",
+            "structured_outputs: it excludes response_format; give one of the two.",
             param="structured_outputs",
         )
     return _of_structured_outputs(structured_outputs)

@@ -19,6 +19,7 @@ from gateway.text.thinking import Thinking, behind_thinking
 from gateway.text.tool_formats import ToolDialect, ToolFormat
 from gateway.text.tool_parser import ToolReading
 
+_MAX_NAMES: Final = 32
 _COMBINES: Final = frozenset({"$ref", "anyOf", "allOf", "oneOf", "if", "not"})
 
 _Tag = dict[str, Any]
@@ -69,12 +70,17 @@ def plan_tools(request: ChatRequest) -> ToolPlan | None:
     named = choice.function.name if isinstance(choice, NamedToolChoice) else None
     if not tools:
         if choice == "required" or named is not None:
-            raise BadRequestError("tool_choice: there are no tools to call.", param="tool_choice")
+            raise BadRequestError(
+                "tool_choice: the request has no tools; add tools or leave tool_choice out.",
+                param="tool_choice",
+            )
         return None
     names = _check_functions([tool.function for tool in tools])
     if named is not None and named not in names:
+        available = ", ".join(sorted(names)[:_MAX_NAMES])
         raise BadRequestError(
-            f"tool_choice: there is no tool named {named!r}.", param="tool_choice.function.name"
+            f"tool_choice: unknown tool {named!r}; available: {available}.",
+            param="tool_choice.function.name",
         )
     if choice == "none":
         return None
@@ -93,7 +99,8 @@ def _check_functions(functions: Sequence[FunctionDefinition]) -> set[str]:
         path = f"tools.{index}.function"
         if function.name in names:
             raise BadRequestError(
-                f"{path}.name: there are two tools named {function.name!r}.", param=f"{path}.name"
+                f"{path}.name: two tools are named {function.name!r}; give each its own name.",
+                param=f"{path}.name",
             )
         names.add(function.name)
         kind = (function.parameters or {}).get("type", "object")

@@ -116,8 +116,8 @@ class FieldFilter:
     def _refuse(self, name: str) -> NoReturn:
         told = name[:80]
         raise BadRequestError(
-            f"{told}: the {self._tier} tier is not sent this field; leave it out, or its operator "
-            f"adds it to tiers.{self._tier}.allow_fields.",
+            f"{told}: this field is not sent to the {self._tier} tier; leave it out, or let the "
+            f"operator add it to tiers.{self._tier}.allow_fields.",
             param=told,
         )
 
@@ -134,7 +134,9 @@ def _check_variables(variables: object) -> None:
     for name, value in variables.items():
         where = f"{path}.{name[:80]}"
         if name in _RESERVED_VARIABLES:
-            raise BadRequestError(f"{where}: this name is reserved.", param=where)
+            raise BadRequestError(
+                f"{where}: this name is reserved; rename the variable.", param=where
+            )
         is_switch = value is None or isinstance(value, bool | int | float)
         is_word = isinstance(value, str) and len(value) <= _MAX_VARIABLE_CHARS
         if not is_switch and not is_word:

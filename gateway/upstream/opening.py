@@ -170,7 +170,7 @@ class Opening:
             is_throttled = any(r.breaker.held_until_s > now_s for r in replicas.replicas)
         if is_throttled:
             return ThrottledError(
-                f"The {name} tier is asked too much at the moment. Try again in {spoken} s.",
+                f"The {name} tier has too many requests at the moment. Try again in {spoken} s.",
                 retry_after_s=wait_s,
             )
         if not self._errors:

@@ -281,9 +281,9 @@ class UpstreamRequest:
                 replica=self.replica.name,
             )
         if status in (401, 403):
-            return self._error("not_trusted", f"does not take our key (status {status})")
+            return self._error("not_trusted", f"rejects the key of this gateway (status {status})")
         if status == 429:
-            return self._error("throttled", "is asked too much (status 429)")
+            return self._error("throttled", "limits the rate of requests (status 429)")
         return self._error("status", f"answered with status {status}")
 
     def _error(self, failure: FailureKind, what: str) -> UpstreamError:

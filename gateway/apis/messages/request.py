@@ -109,8 +109,8 @@ def _check_continuable(request: PromptFields, fields: dict[str, Any]) -> None:
     if reason is not None:
         path = f"messages.{len(request.messages) - 1}.role"
         raise BadRequestError(
-            f"{path}: the beginning of an answer (a last message of the assistant) is not "
-            f"supported {reason}.",
+            f"{path}: the last message is the assistant's, and an answer cannot be continued "
+            f"{reason}.",
             param=path,
         )
 

@@ -40,7 +40,7 @@ def read_messages(instructions: str | None, given: str | Sequence[Item]) -> list
         conversation.add(item, f"input.{index}")
     messages = conversation.finish()
     if not messages:
-        raise BadRequestError("input: there is no message in it.", param="input")
+        raise BadRequestError("input: it holds no message; give at least one.", param="input")
     return messages
 
 

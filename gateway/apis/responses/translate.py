@@ -34,6 +34,7 @@ _SHARED: Final = (
 )
 _PLAIN_TEXT: Final = {"type": "text"}
 _USUAL_VERBOSITY: Final = "medium"
+_MAX_NAMES: Final = 32
 _FUNCTION_FIELDS: Final = ("name", "description", "parameters", "strict")
 _SCHEMA_FIELDS: Final = ("name", "description", "schema", "strict")
 
@@ -140,7 +141,10 @@ def _allowed(tools: Sequence[_Document], choice: AllowedTools) -> list[_Document
     for index, reference in enumerate(choice.tools):
         if reference.name not in known:
             path = f"tool_choice.tools.{index}.name"
-            raise BadRequestError(f"{path}: there is no tool named {reference.name!r}.", param=path)
+            available = ", ".join(sorted(known)[:_MAX_NAMES])
+            raise BadRequestError(
+                f"{path}: unknown tool {reference.name!r}; available: {available}.", param=path
+            )
     names = {reference.name for reference in choice.tools}
     return [tool for tool in tools if tool["name"] in names]
 

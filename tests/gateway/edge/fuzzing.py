@@ -16,10 +16,10 @@ from schemathesis.engine import Status, events, from_schema
 LATE = 504
 
 _SEMANTIC = re.compile(
-    "not supported together|not together with|no tool|two tools|schema's type|JSON object|"
-    "valid JSON:|continue_final_message|read text only|there is no message|the last message|"
-    "at least 1 item after validation|nothing is said|not exist:|no word that could be found|"
-    "no content to continue"
+    "not supported together|excludes response_format|no tool|unknown tool|two tools|schema's type|"
+    "JSON object|valid JSON:|continue_final_message|read text only|holds no message|"
+    "cannot be continued|the last message|at least 1 item after validation|nothing is said|"
+    "not exist[:;]|no word that could be found|no content to continue"
 )
 
 

@@ -165,7 +165,7 @@ def test_an_options_request_that_is_no_preflight_goes_on(endpoint: Endpoint) -> 
 
 @pytest.mark.parametrize("origin", ["app.example", "https://app.example/", "https://*", "null"])
 def test_what_is_no_origin_is_refused_in_the_settings(origin: str) -> None:
-    with pytest.raises(ValidationError, match="is no origin: write scheme, host and port only"):
+    with pytest.raises(ValidationError, match="is not an origin; write scheme, host and port only"):
         CorsSettings(origins=(origin,))
 
 

@@ -191,7 +191,7 @@ def test_an_edit_is_checked_as_a_whole_and_a_conflict_changes_nothing(http: Test
     made(http, share=0.5, start=True)
     before = http.get("/admin/experiments/drafts").json()
     error = error_of(http.patch("/admin/experiments/drafts", json={"control": "none"}), 400)
-    assert "none of its arms: control, deep" in error["message"]
+    assert "is not an arm; available: control, deep" in error["message"]
     taken = {"name": "other", "arms": ARMS, "share": 0.6, "start": True}
     error = error_of(http.post("/admin/experiments", json=taken), 409)
     assert "0.5 of the layer 'default' is free beside 'drafts'" in error["message"]

@@ -32,7 +32,10 @@ def test_objectives_of_all_arms_lie_below_what_an_arm_sets() -> None:
         ({"arms": {"a": {"weight": -1}, "b": {}}}, r"arms\.a\.weight"),
         ({"arms": {"a": {"weight": 5000}, "b": {}}}, r"arms\.b\.weight = 1 is less than 0\.1 %"),
         ({"arms": {"A": {}, "b": {}}}, "pattern"),
-        ({"arms": {"a": {}, "b": {}}, "control": "c"}, "control = 'c' is none of its arms: a, b"),
+        (
+            {"arms": {"a": {}, "b": {}}, "control": "c"},
+            "control = 'c' is not an arm; available: a, b",
+        ),
         ({"arms": {"a": {}, "b": {"set": {"max_drafts": 2}}}}, "is not a setting"),
         (
             {"arms": {"a": {}, "b": {"set": {"tier": "small", "threshold": 0.1}}}},

@@ -194,7 +194,7 @@ def test_all_mistakes_are_told_at_once(empty_folder: Path) -> None:
         ("[engine]\nnum_threds = 2", "did you mean num_threads?"),
         ("[engin]\ndevice = 'cpu'", "engin (file {path}) is not a setting; did you mean engine?"),
         ("large = 'x'", "large (file {path}) is not a setting; did you mean models.large?"),
-        ("[server]\nzzz = 1", "known are host, port, drain_timeout_s, access_log"),
+        ("[server]\nzzz = 1", "available: host, port, drain_timeout_s, access_log"),
         (
             "engine = 5",
             "engine (file {path}) = 5: it is a section; write [engine] and the settings",
@@ -400,12 +400,12 @@ def test_a_wrong_tier_is_told(flags: dict[str, object], expected: str) -> None:
 @pytest.mark.parametrize(
     ("url", "expected"),
     [
-        ("cloud.example/v1", "'cloud.example/v1' is no URL; write it like https://host/v1"),
-        ("ftp://cloud.example", "is no URL"),
-        ("http://cloud.example/v 1", "is no URL"),
-        ("http://cloud.example:99999/v1", "has no port between 0 and 65535"),
-        ("http://cloud.example/v1?key=secret", "keys go to api_key_env"),
-        ("http://a/v1,http://a/v1/", "http://a/v1 stands there twice"),
+        ("cloud.example/v1", "'cloud.example/v1' is not a URL; write it like https://host/v1"),
+        ("ftp://cloud.example", "is not a URL"),
+        ("http://cloud.example/v 1", "is not a URL"),
+        ("http://cloud.example:99999/v1", "has an invalid port; use 0 to 65535"),
+        ("http://cloud.example/v1?key=secret", "set api_key_env for a key"),
+        ("http://a/v1,http://a/v1/", "http://a/v1 is listed twice"),
         ("", "at least 1 item"),
     ],
 )
@@ -423,7 +423,7 @@ def test_secrets_are_not_repeated() -> None:
     assert "the value of x-key has characters that HTTP cannot carry" in message
     assert "hunter2" not in message
     message = complaint(flags={**TIER, "tiers.cloud.headers": {"x key": "hunter2"}})
-    assert "'x key' is no name of an HTTP header" in message
+    assert "'x key' is not an HTTP header name" in message
     for name in ("Content-Length", "host", "Transfer-Encoding"):
         message = complaint(flags={**TIER, f"tiers.cloud.headers.{name}": "1"})
         assert f"the gateway sets {name} itself" in message

@@ -108,11 +108,11 @@ def test_a_setting_of_a_class_that_there_always_is_leaves_the_others() -> None:
 @pytest.mark.parametrize(
     ("classes", "what"),
     [
-        ({"Voice": {}}, "'Voice' is no name of a class"),
+        ({"Voice": {}}, "'Voice' is not a class name"),
         ({"voice": {"ttft_ms": -1}}, "greater than or equal to 0"),
         ({"voice": {"ttft": 1}}, "Extra inputs"),
         ({"voice": 7}, "valid dictionary"),
-        ({f"c{i}": {} for i in range(40)}, "44 classes are more than 32"),
+        ({f"c{i}": {} for i in range(40)}, "44 classes are too many; define at most 32"),
     ],
 )
 def test_classes_that_cannot_be_are_refused(classes: dict[str, Any], what: str) -> None:

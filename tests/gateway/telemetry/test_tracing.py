@@ -350,7 +350,7 @@ def build(endpoint: str, registry: CollectorRegistry | None = None) -> OtelTrace
     ["", "localhost:4318", "ftp://host", "http://", "http://h:0", "http://h:99999", "http://[::1"],
 )
 def test_an_endpoint_that_is_none_is_refused(endpoint: str) -> None:
-    with pytest.raises(SettingsError, match="no address of a collector"):
+    with pytest.raises(SettingsError, match="is not the address of a collector"):
         build(endpoint)
 
 

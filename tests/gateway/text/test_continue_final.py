@@ -173,7 +173,7 @@ def test_behind_its_thinking_an_answer_goes_on(
 
 def test_amid_thinking_it_cannot(loaded: dict[str, PreTrainedTokenizerFast]) -> None:
     """What follows would be told apart from the answer at the wrong place."""
-    with pytest.raises(BadRequestError, match="middle of a thinking block") as caught:
+    with pytest.raises(BadRequestError, match="inside a thinking block") as caught:
         render(ChatTokenizer(loaded["thinking"]), answer("<think>\nLet me see"))
     assert caught.value.param == "messages.1.content"
     # Whoever never thinks has only mentioned the tag.
