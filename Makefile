@@ -11,7 +11,7 @@ NO_GPU := $(if $(HAS_GPU),, and not gpu)
 
 export PYTHON
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-hybrid serve test test-long check bench bench-lab gpu-check clean distclean
+.PHONY: help demo demo-hybrid serve test test-long check docs bench bench-lab gpu-check clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -49,6 +49,9 @@ check: $(VENV)/.installed-dev ## formatting, lint, types, import rules
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/mypy
 	@$(VENV)/bin/lint-imports
+
+docs: $(VENV)/.installed-dev ## write docs/settings.md and docs/cli.md anew
+	@$(PY) -m docs.generate.pages
 
 bench: $(VENV)/.installed-dev ## run every benchmark; results go to benchmarks/results
 	@$(PY) -m benchmarks.run_all $(ARGS)

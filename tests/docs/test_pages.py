@@ -1,0 +1,69 @@
+"""Links lead somewhere, generated pages are current, commands exist, README fits on a page."""
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import typer
+
+from docs.generate.pages import DOCS
+from docs.generate.pages import PAGES as GENERATED
+from gateway.cli import app
+from tests.docs.markdown import PAGES, ROOT, anchors, code_lines, links, name_of
+
+README: Final = ROOT / "README.md"
+MAX_WORDS: Final = 750
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_to_files_and_headings(page: Path) -> None:
+    for link in links(page):
+        file, _, anchor = link.partition("#")
+        target = (page.parent / file).resolve() if file else page
+        assert target.exists(), f"{link}: no such file"
+        if anchor:
+            assert anchor in anchors(target), f"{link}: no such heading"
+
+
+@pytest.mark.parametrize("name", GENERATED)
+def test_generated_pages_are_current(name: str) -> None:
+    written = (DOCS / name).read_text(encoding="utf-8")
+    assert written == GENERATED[name](), f"docs/{name} is out of date: run make docs"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_commands_and_their_flags_exist(page: Path) -> None:
+    for line in code_lines(page):
+        if line.strip().removeprefix("$ ").startswith("outrider "):
+            _check(line.strip().removeprefix("$ "))
+
+
+def test_readme_is_at_most_a_page() -> None:
+    """Counts words of text, tables and code; addresses, tags and punctuation alone are none."""
+    text = README.read_text(encoding="utf-8")
+    text = re.sub(r"\]\([^)]*\)|<[^>]+>|https?://\S+", " ", text)
+    words = [word for word in text.split() if re.search(r"\w", word)]
+    assert len(words) <= MAX_WORDS
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = DOCS / "README.md"
+    listed = {(DOCS / link.partition("#")[0]).resolve() for link in links(index)}
+    assert {page.resolve() for page in DOCS.glob("*.md")} - {index} <= listed
+
+
+def _check(line: str) -> None:
+    """Fail for a command or a flag that does not exist."""
+    command: Any = typer.main.get_command(app)
+    words = shlex.split(line, comments=True)[1:]
+    for separator in ("&&", "|", ">"):
+        words = words[: words.index(separator)] if separator in words else words
+    while words and hasattr(command, "list_commands"):
+        found = command.get_command(typer.Context(command), words[0])
+        assert found is not None, f"no such command: {line}"
+        command, words = found, words[1:]
+    flags = {flag for one in command.params for flag in (*one.opts, *one.secondary_opts)}
+    used = {word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)}
+    assert used <= flags | {"--help"}, f"no such flag: {used - flags} in {line}"
