@@ -11,7 +11,8 @@ NO_GPU := $(if $(HAS_GPU),, and not gpu)
 
 export PYTHON
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-hybrid serve test test-long check docs bench bench-lab gpu-check clean distclean
+.PHONY: help demo demo-hybrid serve test test-all test-long check docs bench bench-lab gpu-check
+.PHONY: clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -25,23 +26,36 @@ demo-hybrid: $(VENV)/.installed-demo ## a device with the small model and a clou
 serve: $(VENV)/.installed-base ## start the gateway on port 8000
 	@$(PY) -m gateway.cli serve
 
-# What only computes, or does not mind a busy machine, runs in two processes; what watches clocks and
-# sockets has the machine for itself.
-ROBUST := $(addprefix tests/gateway/,apis dashboard experiments ledger limits slo storage tenants tools/admin tools/plan)
-COMPUTING := tests/draft tests/engine tests/kernels tests/laws tests/router tests/verifier $(ROBUST)
-TALKING := tests/laws/test_upstream_law.py tests/gateway tests/pages tests/benchmarks
+# Two runs of pytest: two processes share the tests that do not mind a busy machine; those that watch
+# clocks, sockets and processes run by themselves. Both run even if one of them fails.
+ALONE := tests/benchmarks tests/pages \
+	$(addprefix tests/gateway/,backends edge server telemetry tools/bench upstream)
 WORKERS ?= $(if $(HAS_GPU),0,2)
+QUICK = TEST_SIZE=quick $(PY) -m pytest -m "not long and not slow$(NO_GPU)"
+WHOLE = $(PY) -m pytest -m "not long$(NO_GPU)"
+define run_twice
+@trap 'exit 130' INT; shared=passed; alone=passed; \
+	$(1) -n $(WORKERS) --dist worksteal tests $(addprefix --ignore=,$(ALONE)) || shared=FAILED; \
+	$(1) $(ALONE) || alone=FAILED; \
+	echo "tests in $(WORKERS) processes: $$shared; tests by themselves: $$alone"; \
+	test "$$shared $$alone" = "passed passed"
+endef
 
-test: $(VENV)/.installed-dev ## run the test suite; ARGS="tests/engine -k prefix" for a part of it
+test: $(VENV)/.installed-dev ## run the quick tests, 8 minutes; ARGS="tests/engine -k prefix" for a part
 ifdef ARGS
-	@$(PY) -m pytest -m "not long$(NO_GPU)" $(ARGS)
+	@$(QUICK) $(ARGS)
 else
-	@$(PY) -m pytest -m "not long$(NO_GPU)" -n $(WORKERS) --dist worksteal $(COMPUTING) \
-		--ignore tests/laws/test_upstream_law.py
-	@$(PY) -m pytest -m "not long$(NO_GPU)" $(TALKING) $(addprefix --ignore=,$(ROBUST))
+	$(call run_twice,$(QUICK))
 endif
 
-test-long: $(VENV)/.installed-dev ## run the soak tests and the large counts
+test-all: $(VENV)/.installed-dev ## run all tests but the long ones, 25 minutes
+ifdef ARGS
+	@$(WHOLE) $(ARGS)
+else
+	$(call run_twice,$(WHOLE))
+endif
+
+test-long: $(VENV)/.installed-dev ## run the soak tests and the large counts (hours)
 	@$(PY) -m pytest -m "long$(NO_GPU)" --timeout=3600 $(ARGS)
 
 check: $(VENV)/.installed-dev ## formatting, lint, types, import rules

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test talks to a hub
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+# Tiny products: further threads only wait for each other, and for the other process of the tests.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Gateways that name no database have this one, and not the user's.
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="outrider-tests-")
 
@@ -21,12 +23,13 @@ from tests.services import (  # noqa: F401 - fixtures
     redis_server,
     redis_url,
 )
+from tests.sizes import repeats
 
 if not torch.cuda.is_available():  # before any kernel is imported
     os.environ["TRITON_INTERPRET"] = "1"
 
 # Test machines are shared and slow at times: a time limit for each example only adds noise.
-settings.register_profile("outrider", deadline=None, max_examples=50)
+settings.register_profile("outrider", deadline=None, max_examples=repeats(50, 15))
 settings.load_profile("outrider")
 
 # Tiny tensors: a second thread only waits at barriers.

@@ -397,6 +397,7 @@ ABSENT = (
 )
 
 
+@pytest.mark.slow
 def test_a_gpu_machine_needs_no_packages_of_the_gateway() -> None:
     modules = sorted(
         f"benchmarks.{file.stem}"
@@ -419,6 +420,7 @@ def test_a_gpu_machine_needs_no_packages_of_the_gateway() -> None:
     assert answer.returncode == 0, answer.stderr[-2000:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", [one.module for one in gpu_check.BENCHMARKS])
 def test_without_a_gpu_a_benchmark_refuses(module: str) -> None:
     if torch.cuda.is_available():

@@ -114,6 +114,7 @@ def test_what_is_no_figure_is_refused() -> None:
         plain({"a": [object()]})
 
 
+@pytest.mark.slow
 def test_the_environment_is_set_for_the_script_and_taken_back_for_others() -> None:
     # The script starts over once: only its second self runs `main`.
     script = """

@@ -118,6 +118,7 @@ def test_points_are_powers_of_two_up_to_the_largest() -> None:
     assert bench_load.client_numbers(2) == [1, 2]
 
 
+@pytest.mark.slow
 def test_the_plot_is_drawn_also_where_figures_are_missing(tmp_path: Path) -> None:
     empty = Window(wall_s=1.0, num_tokens=3)
     rounds = {

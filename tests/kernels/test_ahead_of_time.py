@@ -12,6 +12,12 @@ needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="there is no triton for this system"
 )
 
+# One of them in `make test`.
+ARCHITECTURES_BY_COST = [
+    ARCHITECTURES[0],
+    *(pytest.param(one, marks=pytest.mark.slow) for one in ARCHITECTURES[1:]),
+]
+
 # A kernel that spills, one that wants more shared memory than there is, one that no type fits, and
 # one that is fine; the last is launched twice with what is the same to the compiler.
 BAD_SPECIMENS = """
@@ -102,7 +108,7 @@ def usages_of(*arguments: str) -> list[Usage]:
 
 @needs_triton
 @pytest.mark.timeout(1200)  # compiling takes a minute of a whole core, and the first time only
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", ARCHITECTURES_BY_COST)
 def test_every_kernel_compiles_within_limits(
     architecture: int, capsys: pytest.CaptureFixture[str]
 ) -> None:

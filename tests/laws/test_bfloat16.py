@@ -3,6 +3,7 @@
 from benchmarks.compare import compare_answers, runner_logits
 from engine.passes.runner import ModelRunner
 from tests.engines import heldout_prompts, make_engine, make_request, serve, shipped_pair
+from tests.sizes import repeats
 
 # A bfloat16 number has 8 significant bits: the shipped pair's logits, up to 32 in magnitude, are
 # rounded to steps of 1/16 to 1/8, in each of its layers to as much relative precision. Two such
@@ -26,7 +27,7 @@ def greedy_answers(*, speculation: bool, count: int, at_a_time: int) -> list[lis
 
 
 def test_answers_part_only_where_two_tokens_are_nearly_tied() -> None:
-    count = 48
+    count = repeats(48, 16)
     prompts = heldout_prompts(count)
     plain = greedy_answers(speculation=False, count=count, at_a_time=1)
     exact_model = ModelRunner(model=shipped_pair().large, num_blocks=32)

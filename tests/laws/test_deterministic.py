@@ -22,11 +22,17 @@ from tests.engines import (
     serve,
     shipped_pair,
 )
+from tests.sizes import repeats
 
 Dtype = Literal["float32", "bfloat16"]
 DTYPES: list[Dtype] = ["float32", "bfloat16"]
 # Two threads wait for each other at every operation: slow wherever a core is busy.
-THREADED_DTYPES = [pytest.param("float32", marks=pytest.mark.long), "bfloat16"]
+THREADED_DTYPES = [
+    pytest.param("float32", marks=pytest.mark.long),
+    pytest.param("bfloat16", marks=pytest.mark.slow),
+]
+STREAM_DTYPES = ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)]
+NUM_STREAMS = repeats(16, 4)
 BLOCK_SIZE = 16
 # Random prompts after which two tokens are often so close that a last bit decides in bfloat16.
 HESITANT = (17, 22, 37, 42, 43, 44, 79, 81)
@@ -156,7 +162,7 @@ def differences(decoder: DecoderModel) -> list[str]:
         if not torch.equal(logits.view(torch.int32), expected.view(torch.int32)):
             found.append(name)
 
-    sequences = prompts(32)
+    sequences = prompts(repeats(32, 8))
     singles = [passes.alone(tokens) for tokens in sequences]
     together = passes.run(*(passes.slice(tokens) for tokens in sequences))
     for number, single in enumerate(singles):
@@ -220,7 +226,7 @@ def streams(
     at_a_time: int,
     deterministic: bool = True,
     is_cached: bool = False,
-    last: int = 16,
+    last: int = NUM_STREAMS,
     config: EngineConfig | None = None,
 ) -> list[list[int]]:
     """Greedy answers; with `is_cached` those of a second time, when prompts are in the cache."""
@@ -233,7 +239,7 @@ def streams(
                 make_request(
                     f"{turn}/{number}", prompts[number], max_tokens=32, speculation=speculation
                 )
-                for number in range(start, start + at_a_time)
+                for number in range(start, min(start + at_a_time, last))
             ]
             done = serve(engine, requests)
             cached = [event for answer in done.values() for event in answer.prefills]
@@ -242,9 +248,15 @@ def streams(
     return answers
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@cache
+def alone(dtype: Dtype) -> list[list[int]]:
+    """Return the streams of plain decoding, one request at a time."""
+    return streams(dtype, speculation=False, at_a_time=1)
+
+
+@pytest.mark.parametrize("dtype", STREAM_DTYPES)
 def test_greedy_streams(dtype: Dtype) -> None:
-    expected = streams(dtype, speculation=False, at_a_time=1)
+    expected = alone(dtype)
     for at_a_time in (1, 4, 16):
         assert streams(dtype, speculation=True, at_a_time=at_a_time) == expected, at_a_time
     assert streams(dtype, speculation=False, at_a_time=16) == expected
@@ -253,20 +265,21 @@ def test_greedy_streams(dtype: Dtype) -> None:
 @pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("dtype", THREADED_DTYPES)
 def test_greedy_streams_with_two_threads(dtype: Dtype) -> None:
-    expected = streams(dtype, speculation=False, at_a_time=1, last=2)
+    expected = alone(dtype)[-2:]
     assert streams(dtype, speculation=True, at_a_time=2, last=2) == expected
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("speculation", [True, False])
+@pytest.mark.parametrize("dtype", STREAM_DTYPES)
+@pytest.mark.parametrize("speculation", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_greedy_streams_with_cached_prompts_and_chunks(dtype: Dtype, speculation: bool) -> None:
-    expected = streams(dtype, speculation=False, at_a_time=1)
+    expected = alone(dtype)
     answers = streams(dtype, speculation=speculation, at_a_time=4, is_cached=True)
     assert answers == expected
     chunks = EngineConfig(max_tokens_per_step=24, min_prefill_tokens=1)
     assert streams(dtype, speculation=speculation, at_a_time=4, config=chunks) == expected
 
 
+@pytest.mark.slow
 def test_bfloat16_streams_of_the_normal_mode_part() -> None:
     """The laws above can fail: they do without the mode."""
     plain = streams("bfloat16", speculation=False, at_a_time=1, deterministic=False)

@@ -265,6 +265,7 @@ def test_predictions_and_repeated_text() -> None:
     assert_idle(engine)
 
 
+@pytest.mark.slow
 def test_with_triton_kernels_in_their_interpreter() -> None:
     """The whole path of a GPU, static buffers included, as far as a CPU can go it."""
     requests = [

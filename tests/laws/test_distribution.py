@@ -115,7 +115,11 @@ def draw(
     return counts, engine.stats().num_accepted_tokens / NUM_SEEDS
 
 
-@pytest.mark.parametrize("sampling", [PLAIN, TRUNCATED], ids=["plain", "truncated"])
+@pytest.mark.parametrize(
+    "sampling",
+    [PLAIN, pytest.param(TRUNCATED, marks=pytest.mark.slow)],
+    ids=["plain", "truncated"],
+)
 def test_drafted_sequences_follow_the_target(sampling: Sampling) -> None:
     drawn, accepted = draw(sampling)
     assert accepted > 0.5  # trees, not plain decoding, made these sequences
@@ -152,6 +156,7 @@ class _Lenient(CoupledVerifier):
         return super().verify(sequences, trees, favoured)
 
 
+@pytest.mark.slow
 def test_a_lenient_verifier_is_caught() -> None:
     # Trees of all sources hold nearly every token here, and who favours all favours none.
     drawn, _ = draw(PLAIN, _Lenient(), sources=("model",))

@@ -196,7 +196,9 @@ def test_under_pressure() -> None:
 
 
 @pytest.mark.parametrize("mode", SAMPLING)
-@pytest.mark.parametrize("position", [0, 1, 5, 16, 30])
+@pytest.mark.parametrize(
+    "position", [0, 5, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 16, 30))]
+)
 def test_a_kept_answer_is_continued_as_the_large_tier_would(mode: str, position: int) -> None:
     engine = make_engine(shipped_pair())
     request = watched("r", **SAMPLING[mode])

@@ -21,6 +21,7 @@ from tests.engines import (
     serve,
     tiny_pair,
 )
+from tests.sizes import repeats
 
 MAX_PROMPT, MAX_TOKENS = 60, 24
 
@@ -116,7 +117,7 @@ def check_case(number: int) -> None:
 
 
 def test_random_cases_keep_the_law() -> None:
-    for number in range(40):
+    for number in range(repeats(40, 10)):
         check_case(number)
 
 

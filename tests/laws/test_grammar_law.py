@@ -26,6 +26,7 @@ from tests.engines import (
     texts,
 )
 from tests.grammars import random_schema, schema_spec, shipped_compiler, text_of
+from tests.sizes import repeats
 
 COMPILERS = {"large": shipped_compiler(), "small": shipped_compiler()}
 SAMPLINGS: tuple[dict[str, float], ...] = (
@@ -86,7 +87,7 @@ def conforming_share(count: int, seed: int) -> float:
 
 
 def test_answers_conform_to_random_schemas() -> None:
-    assert conforming_share(30, seed=11) > 0.6
+    assert conforming_share(repeats(30, 12), seed=11) > 0.6
 
 
 @pytest.mark.long

@@ -25,6 +25,7 @@ from tests.engines import (
     tiny_pair,
 )
 from tests.models import HF_CONFIGS
+from tests.sizes import repeats
 
 # Two ways to add up the same float32 numbers may order logits this close differently.
 TIE = 1e-4
@@ -105,7 +106,7 @@ def test_equals_generate(tier: Tier) -> None:
     assert_idle(speculative)
 
 
-NUM_PROMPTS = 200
+NUM_PROMPTS = repeats(200, 40)
 
 
 def under_pressure() -> Engine:

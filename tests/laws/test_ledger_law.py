@@ -69,11 +69,11 @@ class Chance:
 @pytest.mark.parametrize(
     ("world", "decides"),
     [
-        ("cascade", "chance"),
+        pytest.param("cascade", "chance", marks=pytest.mark.slow),
         ("plain", "router"),
         ("mid_stream", "chance"),
-        ("few_blocks", "router"),
-        ("crowded", "chance"),
+        pytest.param("few_blocks", "router", marks=pytest.mark.slow),
+        pytest.param("crowded", "chance", marks=pytest.mark.slow),
     ],
 )
 def test_the_ledger_is_the_engines_own_count(world: str, decides: str, tmp_path: Path) -> None:
@@ -180,6 +180,7 @@ OPTIONS: Final[tuple[dict[str, Any], ...]] = (
 )
 
 
+@pytest.mark.slow
 def test_no_answer_depends_on_who_asks(tmp_path: Path) -> None:
     """Limits, tenants, weights, priorities and salts: the text is what it is without any key."""
     documents = [

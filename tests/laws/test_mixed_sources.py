@@ -26,10 +26,18 @@ from tests.engines import (
     tiny_pair,
 )
 from tests.laws.mixed import plainly, total
+from tests.sizes import repeats
 from verifier.coupled import CoupledVerifier
 
 SUBSETS: list[tuple[Source, ...]] = [
     subset for size in range(1, 4) for subset in itertools.combinations(SOURCES[:3], size)
+]
+
+
+# One source each, and all of them; pairs of sources are slow.
+SUBSETS_BY_COST = [
+    pytest.param(subset, marks=pytest.mark.slow) if len(subset) == 2 else subset
+    for subset in SUBSETS
 ]
 
 
@@ -65,7 +73,7 @@ def requests_with_predictions(sources: tuple[Source, ...] | None) -> list[Engine
     return wanted
 
 
-@pytest.mark.parametrize("sources", SUBSETS, ids="+".join)
+@pytest.mark.parametrize("sources", SUBSETS_BY_COST, ids="+".join)
 def test_sources_do_not_change_the_text(sources: tuple[Source, ...]) -> None:
     requests = requests_with_predictions(sources)
     right = plainly(tiny_pair(), requests)
@@ -112,7 +120,7 @@ def test_a_prediction_with_edits_is_found_again() -> None:
 
 
 def test_the_shipped_pair_says_the_same_whatever_guesses_for_it() -> None:
-    prompts = heldout_prompts(8)
+    prompts = heldout_prompts(repeats(8, 4))
     requests = [
         make_request(f"r{n}", prompt, max_tokens=40, temperature=0.8 * (n % 2), seed=n)
         for n, prompt in enumerate(prompts)
@@ -138,6 +146,7 @@ def test_one_tenants_answers_are_no_guesses_for_another() -> None:
     assert ask(engine, "a") < alone / 3
 
 
+@pytest.mark.slow
 def test_acceptance_returns_after_a_spell_of_load() -> None:
     """One stream, then sixty-four, then the one again: no stale draft KV, no collapse."""
 

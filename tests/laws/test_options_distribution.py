@@ -148,6 +148,7 @@ def blind_rules(sampling: SamplingParams, *, num_prompt_tokens: int) -> list[Log
     return [_BlindToPaths(sampling, num_prompt_tokens=num_prompt_tokens)]
 
 
+@pytest.mark.slow
 def test_penalties_that_forget_the_path_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.core.build_rules", blind_rules)
     drawn, _ = draw(SAMPLINGS["presence"], NUM_SAMPLE)

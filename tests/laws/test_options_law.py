@@ -175,6 +175,7 @@ def test_company_and_preemption_do_not_matter() -> None:
     check_one_batch(sample_prompts())
 
 
+@pytest.mark.slow
 def test_random_trees_do_not_matter() -> None:
     check_random_trees(sample_prompts(), chance_right=0.6)
 

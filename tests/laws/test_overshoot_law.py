@@ -148,6 +148,7 @@ def answers_of_any_length(seed: int) -> Callable[[EngineRequest], Script]:
     return script
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", STORES)
 def test_no_limit_is_passed(store: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     with gateways(store, tmp_path, request) as made:

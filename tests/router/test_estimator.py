@@ -69,6 +69,7 @@ def test_same_seed_same_router(training_data: LabelledPrompts) -> None:
     assert train(training_data, replace(QUICK, seed=1)).scorer.threshold != first.threshold
 
 
+@pytest.mark.slow
 def test_estimator_contract(training_data: LabelledPrompts) -> None:
     estimator = quality_estimator(inverse_penalty=1.0)
     assert estimator.get_params()["classifier__estimator__C"] == 1.0

@@ -23,6 +23,7 @@ from kernels.sampling import sample, truncation_floor
 from kernels.sampling.gumbel_noise import gumbel_noise, row_key
 from kernels.sampling.sample import log_target
 from kernels.triton_support import triton, use_kernels
+from tests.sizes import repeats
 from verifier.coupled import CoupledVerifier
 
 VOCAB_SIZE = 12
@@ -164,7 +165,7 @@ def test_equals_sampling_one_position_after_the_other(
 
 
 @needs_triton
-@settings(max_examples=6)
+@settings(max_examples=repeats(6, 2))
 @given(cases=FEW_CASES, seed=st.integers(0, 2**32))
 def test_the_kernels_are_that_rule(cases: list[Case], seed: int) -> None:
     with use_kernels("triton"):
@@ -230,7 +231,7 @@ def test_a_forest_is_judged_by_the_same_rule(
 
 
 @needs_triton
-@settings(max_examples=6)
+@settings(max_examples=repeats(6, 2))
 @given(cases=FEW_CASES, seed=st.integers(0, 2**32), padding=st.integers(0, 3))
 def test_the_kernels_judge_a_forest_so(cases: list[Case], seed: int, padding: int) -> None:
     with use_kernels("triton"):

@@ -350,6 +350,7 @@ def test_a_drafters_shape_follows_from_the_large_models() -> None:
 # ---- from beginning to end ------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_drafter_is_made_loads_and_agrees_more_than_before(
     job: DrafterJob, tmp_path: Path
 ) -> None:

@@ -288,6 +288,7 @@ def test_distillation_loss_is_zero_only_at_the_teacher(
     assert other.item() > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_quick_pretraining_ends_in_a_loadable_measured_pair(tmp_path: Path) -> None:
     out, run_dir = tmp_path / "pair", tmp_path / "runs" / "pair"

@@ -108,6 +108,7 @@ def test_the_bundled_drafter_computes_the_same(
     torch.testing.assert_close(fused_cache.tensor.cpu(), plain_cache.tensor, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_in_bfloat16_it_is_as_near_to_float32_as_the_reference(
     exact: tuple[Logits, tuple[KVCache, KVCache]], halves: Logits
 ) -> None:
@@ -120,6 +121,7 @@ def test_in_bfloat16_it_is_as_near_to_float32_as_the_reference(
     assert ours < 1.2 * theirs  # over all rows: of a single one, either may be the nearer
 
 
+@pytest.mark.slow
 def test_an_fp8_cache_costs_little(small_bfloat16: Twins, halves: Logits) -> None:
     """Both paths quantise alike; what is lost is small beside the logits' spread."""
     caches = small_bfloat16.caches(torch.float8_e4m3fn)
@@ -134,7 +136,14 @@ def test_an_fp8_cache_costs_little(small_bfloat16: Twins, halves: Logits) -> Non
         assert 12 + 14 + 11 + 2 <= (cache.scales[0, 0, ..., 0] > 0).sum() <= 45
 
 
-@pytest.mark.parametrize("name", ["llama-biases", "qwen2-mixed-windows", "qwen3-tied-mqa"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "qwen2-mixed-windows",
+        pytest.param("llama-biases", marks=pytest.mark.slow),
+        pytest.param("qwen3-tied-mqa", marks=pytest.mark.slow),
+    ],
+)
 def test_other_architectures_compute_the_same(name: str, tmp_path: Path) -> None:
     """Heads of 24, biases, windows in some layers, QK-norm, one key-value head."""
     save_hf_model(name, tmp_path)

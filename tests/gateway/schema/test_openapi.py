@@ -14,6 +14,7 @@ from gateway.text.chat import ChatTokenizer
 from tests.gateway.edge.fuzzing import LATE, Outcome, fuzz
 from tests.gateway.edge.gateways import ADMIN_TOKEN, Whole, keyed_gateway, whole_gateway
 from tests.gateway.edge.serving import served
+from tests.sizes import repeats
 
 GENERATING = (
     "POST /v1/chat/completions",
@@ -80,6 +81,7 @@ def check_administrating(outcome: Outcome) -> None:
     assert 401 not in outcome.statuses
 
 
+@pytest.mark.slow
 def test_the_whole_schema_without_keys(tokenizer: ChatTokenizer) -> None:
     outcome = asked(whole_gateway(tokenizer), 28)
     check_generating(outcome)
@@ -108,14 +110,15 @@ def test_the_document_is_built_once_and_not_on_the_event_loop(
 
 def test_the_whole_schema_with_a_key(keyed: tuple[Whole, str]) -> None:
     whole, key = keyed
-    outcome = asked(whole, 20, key)
+    outcome = asked(whole, repeats(20, 8), key)
     check_generating(outcome)
-    assert outcome.num_cases > 350
+    assert outcome.num_cases > repeats(350, 120)
     assert outcome.operations["GET /v1/usage"][200]
     assert set(outcome.operations["POST /admin/keys"]) <= {403, 404, 405}
     assert 401 not in outcome.statuses
 
 
+@pytest.mark.slow
 def test_sequences_of_requests_with_the_admin_token(keyed: tuple[Whole, str]) -> None:
     whole, _ = keyed
     outcome = asked_in_sequences(whole, 45, 120)

@@ -1,4 +1,4 @@
-"""300 streams at once against the real engine, most of which hang up somewhere: nothing is held."""
+"""Hundreds of streams at once on the real engine; most clients hang up; no block stays held."""
 
 import asyncio
 import random
@@ -9,8 +9,9 @@ import httpx
 from gateway.backends.step_loop import no_progress
 from gateway.server.serving import background_gateway
 from gateway.settings.tree import load_settings
+from tests.sizes import repeats
 
-NUM_STREAMS = 300
+NUM_STREAMS = repeats(300, 60)
 
 
 async def _one_stream(client: httpx.AsyncClient, number: int) -> str:
@@ -65,7 +66,7 @@ async def _until_idle(url: str) -> dict[str, list[float]]:
     return held
 
 
-def test_300_streams_with_random_disconnects_leave_no_block_held() -> None:
+def test_random_disconnects_leave_no_block_held() -> None:
     settings = load_settings(
         flags={
             "engine.num_threads": 1,

@@ -83,6 +83,7 @@ def running() -> Iterator[Running]:
                 process.kill()
 
 
+@pytest.mark.slow
 def test_openai(running: Running) -> None:
     told = running.run("openai_client.py")
     assert told["chat"]
@@ -106,6 +107,7 @@ def test_openai(running: Running) -> None:
     assert 1 <= int(waits[1]) <= 61
 
 
+@pytest.mark.slow
 def test_anthropic(running: Running) -> None:
     told = running.run("anthropic_client.py")
     assert re.match(r"(end_turn|max_tokens) \S", told["message"])

@@ -152,6 +152,7 @@ def _drains_on_sigterm(gateway: Gateway) -> None:
     assert not engine.is_running()
 
 
+@pytest.mark.slow
 def test_a_second_signal_does_not_wait(pair: dict[str, Path]) -> None:
     with serving(pair, "--set", "speculation.enabled=false") as gateway:
         engine = gateway.engine()
@@ -165,6 +166,7 @@ def test_a_second_signal_does_not_wait(pair: dict[str, Path]) -> None:
         assert not engine.is_running()
 
 
+@pytest.mark.slow
 def test_a_signal_while_loading_ends_it(pair: dict[str, Path]) -> None:
     arguments = ["--large", str(pair["large"]), "--port", "0"]
     with subprocess.Popen(
@@ -195,6 +197,7 @@ def test_a_model_that_is_not_there_ends_it_with_a_sentence(tmp_path: Path) -> No
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.slow
 def test_the_gateways_process_does_without_torch(pair: dict[str, Path]) -> None:
     script = """
 import sys

@@ -29,11 +29,12 @@ from tests.kernels.attention_inputs import (
     random_tree,
     small_shape,
 )
+from tests.sizes import repeats
 
 pytestmark = pytest.mark.usefixtures("triton_kernels")
 
 
-@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=repeats(12, 4), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     drawn=batches(max_sequences=3),
     heads=st.sampled_from([(1, 1), (4, 2), (3, 1), (8, 2), (5, 1), (6, 1), (14, 2), (8, 1)]),
@@ -81,11 +82,11 @@ def test_equals_the_definition(  # noqa: PLR0913 - what is drawn
 @pytest.mark.parametrize(
     ("prefix", "window", "num_rows"),
     [
-        (0, None, 256),
-        (48, None, 256),
+        pytest.param(0, None, 256, marks=pytest.mark.slow),
+        pytest.param(48, None, 256, marks=pytest.mark.slow),
         (47, 7, 256),
         (130, None, 256),
-        (47, 9, -40),
+        pytest.param(47, 9, -40, marks=pytest.mark.slow),
         (48, None, -40),
     ],
 )
@@ -116,7 +117,7 @@ def test_tree_of_256_nodes(
 
 
 @pytest.mark.parametrize("group_size", [1, 3, 5, 7, 8])
-@pytest.mark.parametrize("head_dim", [64, 256])
+@pytest.mark.parametrize("head_dim", [64, pytest.param(256, marks=pytest.mark.slow)])
 def test_shapes_of_serving(group_size: int, head_dim: int, device: torch.device) -> None:
     """What `tile_shape` chooses, with a prefill chunk, a tree and plain decoding in one pass."""
     num_rows, kv_lens = [1, 40, 21, 0, 1], [65, 300, 85, 12, 64]
@@ -309,10 +310,10 @@ def test_offsets_beyond_31_bits(device: torch.device) -> None:
 @pytest.mark.parametrize(
     ("prefix", "window", "dtype"),
     [
-        (0, None, torch.bfloat16),
-        (61, None, torch.float32),
+        pytest.param(0, None, torch.bfloat16, marks=pytest.mark.slow),
+        pytest.param(61, None, torch.float32, marks=pytest.mark.slow),
         (121, 70, torch.float32),
-        (121, None, torch.bfloat16),
+        pytest.param(121, None, torch.bfloat16, marks=pytest.mark.slow),
     ],
 )
 def test_bits_depend_on_nobody_else(

@@ -309,6 +309,7 @@ def test_the_command_writes_distinct_rows_of_one_split(
     assert all(row["tools"] for row in few)
 
 
+@pytest.mark.slow
 def test_a_small_cell_ends_instead_of_searching_forever(tmp_path: Path) -> None:
     file = tmp_path / "few.jsonl"
     main(["--out", str(file), "--num-rows", "100000", "--families", "chat", "--difficulties", "1"])

@@ -144,6 +144,7 @@ def test_a_cloud_that_stays_away_fails(device: Device, monkeypatch: pytest.Monke
     assert "did not come back" in text
 
 
+@pytest.mark.slow
 def test_a_gateway_that_does_not_start_is_explained(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -152,6 +153,7 @@ def test_a_gateway_that_does_not_start_is_explained(
     assert "the gateway did not start" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_gateway_comes_back_at_the_same_address() -> None:
     models = ("--large", "none", "--small", "none")
     with GatewayProcess([*models, "--tier", "cloud=http://127.0.0.1:9/v1"]) as gateway:

@@ -85,6 +85,7 @@ def test_a_second_run_needs_resume(large: Path, data: Path, drafter: tuple[Path,
     assert "6 steps" in resumed.output
 
 
+@pytest.mark.slow
 def test_tuning_writes_settings_and_pictures(
     large: Path, data: Path, drafter: tuple[Path, Result], tmp_path: Path
 ) -> None:
