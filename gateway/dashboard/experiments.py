@@ -14,7 +14,7 @@ async def experiment_documents(experiments: Experiments) -> list[dict[str, Any]]
 
     Raises StorageError.
     """
-    records = experiments.book.experiments.values()
+    records = experiments.registry.experiments.values()
     running = [record for record in records if record.state == "running"]
     stopped = [record for record in records if record.state == "stopped"]
     running.sort(key=lambda record: -(record.started_at or 0.0))

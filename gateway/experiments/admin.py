@@ -176,8 +176,8 @@ class ExperimentApi:
 
     async def _look_again(self) -> None:
         try:
-            await self._experiments.book.refresh()
-        except StorageError:  # it is changed; the book looks again by itself
+            await self._experiments.registry.refresh()
+        except StorageError:  # it is changed; the registry reads it later
             logger.warning("experiments were changed and could not be read again")
 
 

@@ -12,16 +12,16 @@ from prometheus_client import CollectorRegistry
 from gateway.answers.outcomes import OutcomeSink
 from gateway.errors.tree import ConflictError, StorageError
 from gateway.experiments.actions import ExperimentActions
+from gateway.experiments.arm_control import StoredArmControl
 from gateway.experiments.assigner import Assigner
-from gateway.experiments.book import ExperimentBook
+from gateway.experiments.controller import ControllerMetrics, ExperimentController
 from gateway.experiments.feedback import FeedbackDesk
-from gateway.experiments.keeper import ExperimentKeeper, KeeperMetrics
-from gateway.experiments.keeping import BookControl
 from gateway.experiments.left_out import LeftOut
 from gateway.experiments.measure_store import MeasureStore, MemoryMeasureStore, TotalsStore
 from gateway.experiments.measures import ArmMeasures, MeasureWriter
 from gateway.experiments.memory_store import MemoryExperimentStore
 from gateway.experiments.recent import RecentRequests
+from gateway.experiments.registry import ExperimentRegistry
 from gateway.experiments.reporting import Reporter
 from gateway.experiments.statistics.report import Analysis
 from gateway.experiments.store import ExperimentStore
@@ -61,7 +61,7 @@ class Experiments:
         self.totals: TotalsStore = (
             MemoryMeasureStore() if database is None else MeasureStore(database)
         )
-        self.book = ExperimentBook(self.store, secret)
+        self.registry = ExperimentRegistry(self.store, secret)
         measures, recent = ArmMeasures(), RecentRequests()
         self.sinks: tuple[OutcomeSink, ...] = (measures, recent)
         """Those who count what became of requests."""
@@ -70,9 +70,11 @@ class Experiments:
         self.writer = MeasureWriter(
             measures, self.totals, writer_id=uuid.uuid4().hex, wall_clock=wall_clock
         )
-        control = BookControl(lambda: self.book.experiments.values(), self.store, self.book.refresh)
-        self._keeper = ExperimentKeeper(
-            control, self.totals, self.writer.flush, KeeperMetrics(registry), clock=clock
+        control = StoredArmControl(
+            lambda: self.registry.experiments.values(), self.store, self.registry.refresh
+        )
+        self._controller = ExperimentController(
+            control, self.totals, self.writer.flush, ControllerMetrics(registry), clock=clock
         )
         self.left_out = LeftOut(registry, clock=clock)
         """Requests that could not be served as their arm wanted it."""
@@ -81,19 +83,19 @@ class Experiments:
     @property
     def assigner(self) -> Assigner:
         """Who is in which arm."""
-        return self.book
+        return self.registry
 
     async def start(self) -> None:
         """Ready to assign. Raises StorageError where the database cannot be used."""
-        await self.book.start()
+        await self.registry.start()
         await self.writer.start()
-        await self._keeper.start()
+        await self._controller.start()
 
     async def close(self) -> None:
         """All that was measured is written."""
-        await self._keeper.close()
+        await self._controller.close()
         await self.writer.close()
-        await self.book.close()
+        await self.registry.close()
 
     async def report(self, name: str, version: int | None = None) -> Analysis:
         """All that may be said of an experiment now, with what this gateway has just counted.

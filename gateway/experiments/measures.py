@@ -21,6 +21,7 @@ from gateway.experiments.totals import (
     MetricTotals,
     SketchName,
 )
+from gateway.storage.refresh import PeriodicRefresh
 
 logger = logging.getLogger(__name__)
 
@@ -155,13 +156,15 @@ class MeasureWriter:
         self._store = store
         self._writer_id = writer_id
         self._wall_clock = wall_clock
-        self._every_s = every_s
         self._sequence = 0
         self._batch: dict[ArmKey, ArmTotals] = {}
-        self._is_away = False
-        self._one_at_a_time = asyncio.Lock()
         self._flushes: set[asyncio.Task[None]] = set()
-        self._task: asyncio.Task[None] | None = None
+        self._refresh = PeriodicRefresh(
+            self._store_batch,
+            name="measures of experiments",
+            meanwhile="they wait in memory",
+            every_s=every_s,
+        )
 
     async def start(self) -> None:
         """Begin to store. Rows of gateways that are long gone are put together first."""
@@ -169,14 +172,14 @@ class MeasureWriter:
             await asyncio.to_thread(self._store.fold, self._wall_clock() - _FOLD_AFTER_S)
         except StorageError:
             logger.warning("old measures of experiments were not put together")
-        self._task = asyncio.create_task(self._keep_storing())
+        self._refresh.start()
 
     async def flush(self) -> None:
         """Store what was counted until now. Raises StorageError; what was not stored is kept.
 
         It is finished also where the caller is cancelled.
         """
-        task = asyncio.create_task(self._flush())
+        task = asyncio.create_task(self._refresh.run())
         self._flushes.add(task)
         task.add_done_callback(self._flushes.discard)
         try:
@@ -187,59 +190,25 @@ class MeasureWriter:
 
     async def close(self) -> None:
         """Store what is left, and stop."""
-        if self._task is not None:
-            async with self._one_at_a_time:  # a thread that stores would outlive its task
-                self._task.cancel()
-            await asyncio.wait({self._task})
-            self._task = None
-        await self._store_all()
+        await self._refresh.close()
+        await self._refresh.attempt()
         if self._batch:
             logger.error("measures of experiments are lost arms=%d", len(self._batch))
 
-    async def _flush(self) -> None:
-        async with self._one_at_a_time:
-            # Twice at most: a batch that failed before, and what was counted since.
-            while True:
-                was_kept = bool(self._batch)
-                if not was_kept:
-                    self._batch = self._measures.take()
-                    self._sequence += 1
-                if not self._batch:
-                    return
-                await asyncio.to_thread(
-                    self._store.add,
-                    self._writer_id,
-                    self._sequence,
-                    self._batch,
-                    self._wall_clock(),
-                )
-                self._batch = {}
-                if not was_kept:
-                    return
+    async def _store_batch(self) -> None:
+        """Store a batch that failed before, and what was counted since."""
+        if self._batch:
+            await self._write()
+        self._batch = self._measures.take()
+        if self._batch:
+            self._sequence += 1
+            await self._write()
 
-    async def _keep_storing(self) -> None:
-        while True:
-            await asyncio.sleep(self._every_s)
-            await self._store_all()
-
-    async def _store_all(self) -> None:
-        try:
-            await self.flush()
-        except StorageError as error:
-            if not self._is_away:
-                reason = getattr(error, "detail", str(error))
-                logger.warning("measures of experiments wait to be stored reason=%s", reason)
-            self._is_away = True
-        except Exception as error:  # noqa: BLE001 - the batch is kept; the next time may be better
-            logger.error(
-                "measures of experiments were not stored error=%s message=%s",
-                type(error).__name__,
-                error,
-            )
-        else:
-            if self._is_away:
-                logger.info("measures of experiments are stored again")
-            self._is_away = False
+    async def _write(self) -> None:
+        await asyncio.to_thread(
+            self._store.add, self._writer_id, self._sequence, self._batch, self._wall_clock()
+        )
+        self._batch = {}
 
 
 def _heard(task: asyncio.Task[None]) -> None:

@@ -11,8 +11,8 @@ from starlette.responses import Response
 
 from gateway.errors.tree import BadRequestError, NotFoundError, PermissionDeniedError
 from gateway.ledger.dimensions import Dimension
-from gateway.ledger.moments import PATTERN, read_moment
 from gateway.ledger.queries import UsageFilter
+from gateway.ledger.timestamps import PATTERN, parse_time
 from gateway.ledger.usage_report import UsageQuestion, UsageReport, usage_report
 from gateway.storage.database import Database
 from gateway.tenants.principal import Principal
@@ -162,7 +162,7 @@ def _moment(parameters: dict[str, str], name: str, now_s: float) -> float | None
     if name not in parameters:
         return None
     try:
-        return read_moment(parameters[name], now_s)
+        return parse_time(parameters[name], now_s)
     except ValueError as error:
         raise BadRequestError(f"{name}: {error}.", param=name) from None
 

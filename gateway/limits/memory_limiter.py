@@ -6,8 +6,8 @@ from typing import Final
 
 from gateway.errors.tree import StorageError
 from gateway.limits.history import History
+from gateway.limits.limit_rules import Demand, Holding, LimitPlan, LimitRule, ordered
 from gateway.limits.limiter import LimitState
-from gateway.limits.lines import Ask, Holding, Line, LinePlan, ordered
 from gateway.limits.metrics import LimitMetrics
 from gateway.limits.past import PastAmounts
 from gateway.limits.refusals import Refusal, decisive, refusal_error
@@ -21,36 +21,36 @@ _MAX_PLANS: Final = 65_536
 
 
 class _Plan:
-    """A principal's lines and their counters, in the same order."""
+    """A principal's rules and their counters, in the same order."""
 
-    __slots__ = ("counters", "lines")
+    __slots__ = ("counters", "limits")
 
-    def __init__(self, lines: LinePlan, counters: tuple[Counter, ...]) -> None:
-        self.lines = lines
+    def __init__(self, limits: LimitPlan, counters: tuple[Counter, ...]) -> None:
+        self.limits = limits
         self.counters = counters
 
-    def refusals(self, asks: Sequence[Ask], moment: Moment) -> list[Refusal]:
-        """The lines that have no room for what they are asked."""
+    def refusals(self, demands: Sequence[Demand], moment: Moment) -> list[Refusal]:
+        """Return a refusal for each rule that has no room for its demand."""
         refusals = []
-        for i, amount in asks:
-            line = self.lines.lines[i]
+        for i, amount in demands:
+            rule = self.limits.rules[i]
             used = self.counters[i].used(moment)
-            if amount and amount > line.limit - used:
-                wait_s = self.counters[i].wait_s(amount, line.limit, moment)
-                refusals.append(Refusal(line=line, wanted=amount, used=used, wait_s=wait_s))
+            if amount and amount > rule.limit - used:
+                wait_s = self.counters[i].wait_s(amount, rule.limit, moment)
+                refusals.append(Refusal(rule=rule, wanted=amount, used=used, wait_s=wait_s))
         return refusals
 
-    def states(self, asks: Sequence[Ask], moment: Moment) -> tuple[LimitState, ...]:
-        """The lines that were asked, as they are now."""
+    def states(self, demands: Sequence[Demand], moment: Moment) -> tuple[LimitState, ...]:
+        """Return the states of the rules in `demands`."""
         states = []
-        for i, _ in asks:
+        for i, _ in demands:
             counter = self.counters[i]
-            states.append(self.lines.lines[i].state(counter.used(moment), counter.reset_s(moment)))
+            states.append(self.limits.rules[i].state(counter.used(moment), counter.reset_s(moment)))
         return ordered(states)
 
 
 class MemoryReservation:
-    """Amounts that are entered on a plan's lines. Made by `MemoryLimiter.reserve`."""
+    """Amounts that are entered on a plan's rules. Made by `MemoryLimiter.reserve`."""
 
     __slots__ = ("_entries", "_holding", "_is_settled", "_limiter", "plan")
 
@@ -59,19 +59,19 @@ class MemoryReservation:
         limiter: "MemoryLimiter",
         plan: _Plan,
         holding: Holding,
-        entries: dict[int, list[Ask]],
+        entries: dict[int, list[Demand]],
     ) -> None:
         self.plan = plan
         self._limiter = limiter
         self._holding = holding
-        self._entries = entries  # line → (slot, amount), oldest first
+        self._entries = entries  # rule → (slot, amount), oldest first
         self._is_settled = False
 
     @property
     def states(self) -> tuple[LimitState, ...]:
         """The limits that count this request as they are now, the tightest of each name first."""
-        asks = [(i, 0) for i in self._entries]
-        return self.plan.states(asks, self._limiter.moment())
+        demands = [(i, 0) for i in self._entries]
+        return self.plan.states(demands, self._limiter.moment())
 
     @property
     def reserved(self) -> Want:
@@ -83,8 +83,8 @@ class MemoryReservation:
         if self._is_settled:
             return False
         overall, by_tier = self._holding.growth(more)
-        asks = self.plan.lines.asks(overall, by_tier)
-        if not self._limiter.grow(self.plan, asks, self._entries):
+        demands = self.plan.limits.demands(overall, by_tier)
+        if not self._limiter.grow(self.plan, demands, self._entries):
             return False
         self._holding.add(overall, by_tier)
         return True
@@ -97,8 +97,8 @@ class MemoryReservation:
         if self._is_settled:
             raise StorageError("The limits of this request are settled; send it again.")
         overall, by_tier = self._holding.growth(more)
-        asks = self.plan.lines.asks(overall, by_tier)
-        self._limiter.enter(self.plan, asks, self._entries)
+        demands = self.plan.limits.demands(overall, by_tier)
+        self._limiter.enter(self.plan, demands, self._entries)
         self._holding.add(overall, by_tier)
 
     async def settle(self, used: Mapping[str, Amounts]) -> None:
@@ -108,9 +108,9 @@ class MemoryReservation:
         self._is_settled = True
         self._limiter.forget(self)
         total, fault = self._holding.spend(used)
-        spent = dict(self.plan.lines.asks(total, used))
+        spent = dict(self.plan.limits.demands(total, used))
         for i, entries in self._entries.items():
-            if self.plan.lines.lines[i].period == "open":
+            if self.plan.limits.rules[i].period == "open":
                 _give_back(self.plan.counters[i], entries, 0)
             elif not fault:
                 _give_back(self.plan.counters[i], entries, spent.get(i, 0))
@@ -164,29 +164,33 @@ class MemoryLimiter:
         if not plan.counters:
             return UnlimitedReservation(want)
         holding = Holding(want.by_tier, want.most)
-        entries: dict[int, list[Ask]] = {}
-        self.enter(plan, plan.lines.asks(holding.overall, want.by_tier), entries)
+        entries: dict[int, list[Demand]] = {}
+        self.enter(plan, plan.limits.demands(holding.overall, want.by_tier), entries)
         reservation = MemoryReservation(self, plan, holding, entries)
         self._open.add(reservation)
         return reservation
 
-    def enter(self, plan: _Plan, asks: Sequence[Ask], entries: dict[int, list[Ask]]) -> None:
-        """Enter what a request asks for, all or nothing. Raises RateLimitError or BudgetError."""
+    def enter(
+        self, plan: _Plan, demands: Sequence[Demand], entries: dict[int, list[Demand]]
+    ) -> None:
+        """Enter a request's demands, all or none. Raises RateLimitError or BudgetError."""
         moment = self.moment()
-        refusals = plan.refusals(asks, moment)
+        refusals = plan.refusals(demands, moment)
         if refusals:
-            self._metrics.refused(decisive(refusals).line)
-            raise refusal_error(refusals, plan.states(asks, moment))
-        _enter(plan, asks, entries, moment)
+            self._metrics.refused(decisive(refusals).rule)
+            raise refusal_error(refusals, plan.states(demands, moment))
+        _enter(plan, demands, entries, moment)
 
-    def grow(self, plan: _Plan, asks: Sequence[Ask], entries: dict[int, list[Ask]]) -> bool:
+    def grow(
+        self, plan: _Plan, demands: Sequence[Demand], entries: dict[int, list[Demand]]
+    ) -> bool:
         """Enter more for a reservation, all or nothing."""
         moment = self.moment()
-        refusals = plan.refusals(asks, moment)
+        refusals = plan.refusals(demands, moment)
         if refusals:
-            self._metrics.growth_refused(decisive(refusals).line)
+            self._metrics.growth_refused(decisive(refusals).rule)
             return False
-        _enter(plan, asks, entries, moment)
+        _enter(plan, demands, entries, moment)
         return True
 
     def forget(self, reservation: MemoryReservation) -> None:
@@ -205,22 +209,22 @@ class MemoryLimiter:
     def _plan(self, principal: Principal) -> _Plan:
         """Lines and counters; kept for as long as the principal is the same object."""
         plan = self._plans.get(principal.key_id)
-        if plan is None or plan.lines.principal is not principal:
+        if plan is None or plan.limits.principal is not principal:
             if len(self._counters) >= self._sweep_at or len(self._plans) >= _MAX_PLANS:
                 self._sweep()
-            lines = LinePlan(principal)
-            plan = _Plan(lines, tuple(self._counter(line) for line in lines.lines))
+            limits = LimitPlan(principal)
+            plan = _Plan(limits, tuple(self._counter(rule) for rule in limits.rules))
             self._plans[principal.key_id] = plan
         return plan
 
-    def _counter(self, line: Line) -> Counter:
-        """The line's counter, the same one whatever its limit is."""
-        name = (line.scope, line.owner, line.model or "", line.name)
+    def _counter(self, rule: LimitRule) -> Counter:
+        """The rule's counter, the same one whatever its limit is."""
+        name = (rule.scope, rule.owner, rule.model or "", rule.name)
         counter = self._counters.get(name)
         if counter is None:
-            counter = self._counters[name] = self._make.make(line.period)
+            counter = self._counters[name] = self._make.make(rule.period)
             if self._past is not None:
-                self._past.enter(line, counter)
+                self._past.enter(rule, counter)
         return counter
 
     def _sweep(self) -> None:
@@ -239,14 +243,16 @@ class MemoryLimiter:
         self._sweep_at = max(_MIN_SWEEP, 2 * len(self._counters))
 
 
-def _enter(plan: _Plan, asks: Sequence[Ask], entries: dict[int, list[Ask]], moment: Moment) -> None:
-    for i, amount in asks:
+def _enter(
+    plan: _Plan, demands: Sequence[Demand], entries: dict[int, list[Demand]], moment: Moment
+) -> None:
+    for i, amount in demands:
         entered = entries.setdefault(i, [])
         if amount:
             entered.append((plan.counters[i].add(amount, moment), amount))
 
 
-def _give_back(counter: Counter, entries: Sequence[Ask], spent: int) -> None:
+def _give_back(counter: Counter, entries: Sequence[Demand], spent: int) -> None:
     """All but what was spent; answers use what was entered first."""
     for slot, amount in entries:
         kept = min(spent, amount)

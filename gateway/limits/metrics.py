@@ -5,7 +5,7 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from gateway.limits.lines import Line
+from gateway.limits.limit_rules import LimitRule
 
 _PREFIX: Final = "outrider_limit_"
 
@@ -47,13 +47,13 @@ class LimitMetrics:
         """Have the number of other gateways read at each scrape."""
         self._gateways.set_function(num_others)
 
-    def refused(self, line: Line) -> None:
+    def refused(self, rule: LimitRule) -> None:
         """A request was not let in."""
-        self._refusals.labels(line.name, line.scope).inc()
+        self._refusals.labels(rule.name, rule.scope).inc()
 
-    def growth_refused(self, line: Line) -> None:
+    def growth_refused(self, rule: LimitRule) -> None:
         """An answer was cut."""
-        self._growths_refused.labels(line.name, line.scope).inc()
+        self._growths_refused.labels(rule.name, rule.scope).inc()
 
     def watch(self, num_open: Callable[[], int]) -> None:
         """How many reservations are open is read at each scrape."""

@@ -1,10 +1,10 @@
-"""What the ledger knows, sorted by limit, until a counter asks for it."""
+"""What the ledger knows, sorted by limit, until a counter demands for it."""
 
 import math
 from typing import Final
 
 from gateway.limits.history import PastUse, PastUses
-from gateway.limits.lines import Line, Period, Unit
+from gateway.limits.limit_rules import LimitRule, Period, Unit
 from gateway.limits.windows import WINDOW_S, Counter, Moment
 
 _UNITS: Final[tuple[Unit, ...]] = ("requests", "tokens", "usd_nanos")
@@ -26,9 +26,9 @@ class PastAmounts:
         for use in uses.month:
             self._keep("month", use, Moment(now.clock_s, use.at_s))
 
-    def enter(self, line: Line, counter: Counter) -> None:
+    def enter(self, rule: LimitRule, counter: Counter) -> None:
         """Into a counter that was just made."""
-        name = (line.scope, line.owner, line.model, line.period, line.unit)
+        name = (rule.scope, rule.owner, rule.model, rule.period, rule.unit)
         for amount, moment in self._amounts.pop(name, ()):
             counter.add(amount, moment)
 

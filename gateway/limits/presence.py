@@ -99,7 +99,7 @@ class GatewayPresence:
             try:
                 async with self._one_at_a_time:
                     self._tell(await asyncio.to_thread(self.look))
-            except DatabaseError as error:  # the key book warns of it
+            except DatabaseError as error:  # the key registry warns of it
                 logger.debug("presence was not told error=%s", error.detail)
             await asyncio.sleep(self._interval_s)
 

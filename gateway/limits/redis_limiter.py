@@ -8,8 +8,8 @@ from contextlib import suppress
 from typing import Final, Protocol
 
 from gateway.errors.tree import StorageError
+from gateway.limits.limit_rules import Demand, Holding, LimitPlan, LimitRule, ordered
 from gateway.limits.limiter import LimitState
-from gateway.limits.lines import Ask, Holding, Line, LinePlan, ordered
 from gateway.limits.metrics import LimitMetrics
 from gateway.limits.redis_scripts import Scripts
 from gateway.limits.refusals import Refusal, decisive, refusal_error
@@ -51,7 +51,7 @@ class RedisReservation:
     def __init__(
         self,
         limiter: "RedisLimiter",
-        plan: LinePlan,
+        plan: LimitPlan,
         *,
         key: str,
         reservation_id: str,
@@ -63,7 +63,7 @@ class RedisReservation:
         self._limiter = limiter
         self._plan = plan
         self._holding = holding
-        self._states = states  # by line
+        self._states = states  # by rule
         self._step = 0
         self._is_settled = False
 
@@ -82,8 +82,8 @@ class RedisReservation:
         if self._is_settled:
             return False
         overall, by_tier = self._holding.growth(more)
-        asks = self._plan.asks(overall, by_tier)
-        states = await self._limiter.grow(self, self._plan, asks, self._next_step())
+        demands = self._plan.demands(overall, by_tier)
+        states = await self._limiter.grow(self, self._plan, demands, self._next_step())
         if states is None:
             return False
         self._add(overall, by_tier, states)
@@ -94,8 +94,8 @@ class RedisReservation:
         if self._is_settled:
             raise StorageError("The limits of this request are settled; send it again.")
         overall, by_tier = self._holding.growth(more)
-        asks = self._plan.asks(overall, by_tier)
-        states = await self._limiter.extend(self, self._plan, asks, self._next_step())
+        demands = self._plan.demands(overall, by_tier)
+        states = await self._limiter.extend(self, self._plan, demands, self._next_step())
         self._add(overall, by_tier, states)
 
     def _next_step(self) -> int:
@@ -121,9 +121,9 @@ class RedisReservation:
         if fault:
             total, used = self._holding.overall, self._holding.by_tier
         args: _Args = [self.reservation_id]
-        for i, amount in self._plan.asks(total, used):
-            line = self._plan.lines[i]
-            args += [line.period, _name(line), 0 if line.period == "open" else amount]
+        for i, amount in self._plan.demands(total, used):
+            rule = self._plan.rules[i]
+            args += [rule.period, _name(rule), 0 if rule.period == "open" else amount]
         await self._limiter.settle(self, args)
         if fault:
             raise ValueError(f"more than is reserved: {fault}")
@@ -153,7 +153,7 @@ class RedisLimiter:
         self._lease_s = lease_s
         self._gateway_id = gateway_id or secrets.token_hex(8)
         self._num_made = 0
-        self._plans: dict[str, LinePlan] = {}
+        self._plans: dict[str, LimitPlan] = {}
         self._open: dict[str, RedisReservation] = {}
         self._unsettled: dict[str, tuple[str, _Args]] = {}  # reservation → key, arguments
         self._wake = asyncio.Event()
@@ -212,21 +212,21 @@ class RedisLimiter:
     ) -> RedisReservation | UnlimitedReservation:
         """All or nothing. Raises RateLimitError, BudgetError, or StorageError without Redis."""
         plan = self._plan(principal)
-        if not plan.lines:
+        if not plan.rules:
             return UnlimitedReservation(want)
         key = _key(principal)
         self._num_made += 1
         reservation_id = f"{self._gateway_id}-{self._num_made}"
         holding = Holding(want.by_tier, want.most)
-        asks = plan.asks(holding.overall, want.by_tier)
+        demands = plan.demands(holding.overall, want.by_tier)
         try:
-            reply = await self._ask(key, reservation_id, 0, plan, asks)
+            reply = await self._ask(key, reservation_id, 0, plan, demands)
         except StorageError:  # should it have been entered all the same, its lease will end
             raise
         except BaseException:
             self._leave_unsettled(reservation_id, key, [reservation_id])
             raise
-        states = self._entered(plan, asks, reply)
+        states = self._entered(plan, demands, reply)
         reservation = RedisReservation(
             self, plan, key=key, reservation_id=reservation_id, holding=holding, states=states
         )
@@ -234,39 +234,41 @@ class RedisLimiter:
         return reservation
 
     async def grow(
-        self, reservation: RedisReservation, plan: LinePlan, asks: Sequence[Ask], step: int
+        self, reservation: RedisReservation, plan: LimitPlan, demands: Sequence[Demand], step: int
     ) -> dict[int, LimitState] | None:
-        """Enter more for a reservation; the lines' new states, None where there is no room."""
+        """Enter more for a reservation; the rules' new states, None where there is no room."""
         try:
-            reply = await self._ask(reservation.key, reservation.reservation_id, step, plan, asks)
+            reply = await self._ask(
+                reservation.key, reservation.reservation_id, step, plan, demands
+            )
         except StorageError:
             return None
         if reply[0] == 1:
-            return _states(plan, asks, reply)
+            return _states(plan, demands, reply)
         if reply[0] == 0:
-            self._metrics.growth_refused(decisive(_refusals(plan, asks, reply)).line)
+            self._metrics.growth_refused(decisive(_refusals(plan, demands, reply)).rule)
         return None
 
     async def extend(
-        self, reservation: RedisReservation, plan: LinePlan, asks: Sequence[Ask], step: int
+        self, reservation: RedisReservation, plan: LimitPlan, demands: Sequence[Demand], step: int
     ) -> dict[int, LimitState]:
-        """Enter more for a reservation; returns the lines' new states.
+        """Enter more for a reservation; returns the rules' new states.
 
         Raises RateLimitError or BudgetError, and StorageError where Redis is away or has lost it.
         """
-        reply = await self._ask(reservation.key, reservation.reservation_id, step, plan, asks)
+        reply = await self._ask(reservation.key, reservation.reservation_id, step, plan, demands)
         if reply[0] == -1:
             raise StorageError("The limits' store has lost this request; send it again.")
-        return self._entered(plan, asks, reply)
+        return self._entered(plan, demands, reply)
 
     def _entered(
-        self, plan: LinePlan, asks: Sequence[Ask], reply: Sequence[int]
+        self, plan: LimitPlan, demands: Sequence[Demand], reply: Sequence[int]
     ) -> dict[int, LimitState]:
-        """Return the lines' states. Raises RateLimitError or BudgetError for a refusal."""
-        states = _states(plan, asks, reply)
+        """Return the rules' states. Raises RateLimitError or BudgetError for a refusal."""
+        states = _states(plan, demands, reply)
         if reply[0] != 1:
-            refusals = _refusals(plan, asks, reply)
-            self._metrics.refused(decisive(refusals).line)
+            refusals = _refusals(plan, demands, reply)
+            self._metrics.refused(decisive(refusals).rule)
             raise refusal_error(refusals, ordered(tuple(states.values())))
         return states
 
@@ -355,21 +357,21 @@ class RedisLimiter:
         self._wake.set()
 
     async def _ask(
-        self, key: str, reservation_id: str, step: int, plan: LinePlan, asks: Sequence[Ask]
+        self, key: str, reservation_id: str, step: int, plan: LimitPlan, demands: Sequence[Demand]
     ) -> list[int]:
         args: _Args = [reservation_id, self._lease_s, step]
-        for i, amount in asks:
-            line = plan.lines[i]
-            args += [line.period, _name(line), min(line.limit, _MAX_AMOUNT), amount]
+        for i, amount in demands:
+            rule = plan.rules[i]
+            args += [rule.period, _name(rule), min(rule.limit, _MAX_AMOUNT), amount]
         return await self._store.run(self._scripts.reserve, key, args)
 
-    def _plan(self, principal: Principal) -> LinePlan:
-        """The principal's lines; kept for as long as it is the same object."""
+    def _plan(self, principal: Principal) -> LimitPlan:
+        """The principal's rules; kept for as long as it is the same object."""
         plan = self._plans.get(principal.key_id)
         if plan is None or plan.principal is not principal:
             if len(self._plans) >= _MAX_PLANS:
                 self._plans.clear()
-            plan = self._plans[principal.key_id] = LinePlan(principal)
+            plan = self._plans[principal.key_id] = LimitPlan(principal)
         return plan
 
 
@@ -398,24 +400,26 @@ def _key(principal: Principal) -> str:
     return f"{_PREFIX}{{key:{principal.key_id}}}"
 
 
-def _name(line: Line) -> str:
-    return f"{line.scope}:{line.owner}:{line.model or ''}:{line.name}"
+def _name(rule: LimitRule) -> str:
+    return f"{rule.scope}:{rule.owner}:{rule.model or ''}:{rule.name}"
 
 
-def _states(plan: LinePlan, asks: Sequence[Ask], reply: Sequence[int]) -> dict[int, LimitState]:
-    """By line."""
+def _states(
+    plan: LimitPlan, demands: Sequence[Demand], reply: Sequence[int]
+) -> dict[int, LimitState]:
+    """By rule."""
     states = {}
-    for n, (i, _) in enumerate(asks):
+    for n, (i, _) in enumerate(demands):
         used, reset_ms = reply[1 + 3 * n], reply[3 + 3 * n]
-        states[i] = plan.lines[i].state(used, reset_ms / 1000)
+        states[i] = plan.rules[i].state(used, reset_ms / 1000)
     return states
 
 
-def _refusals(plan: LinePlan, asks: Sequence[Ask], reply: Sequence[int]) -> list[Refusal]:
+def _refusals(plan: LimitPlan, demands: Sequence[Demand], reply: Sequence[int]) -> list[Refusal]:
     refusals = []
-    for n, (i, amount) in enumerate(asks):
+    for n, (i, amount) in enumerate(demands):
         used, wait_ms = reply[1 + 3 * n], reply[2 + 3 * n]
         if wait_ms >= 0:
-            line = plan.lines[i]
-            refusals.append(Refusal(line=line, wanted=amount, used=used, wait_s=wait_ms / 1000))
+            rule = plan.rules[i]
+            refusals.append(Refusal(rule=rule, wanted=amount, used=used, wait_s=wait_ms / 1000))
     return refusals

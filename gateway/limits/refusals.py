@@ -5,16 +5,16 @@ from dataclasses import dataclass
 
 from gateway.errors.tree import BudgetError, RateLimitError
 from gateway.limits.headers import duration, ratelimit_headers
+from gateway.limits.limit_rules import LimitRule, Unit
 from gateway.limits.limiter import LimitState
-from gateway.limits.lines import Line, Unit
 from gateway.tenants.amounts import NANOS_PER_USD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """A line that has no room. `wait_s`: until it has, if nobody asks meanwhile."""
+    """A rule that has no room. `wait_s`: until it has, if nobody demands meanwhile."""
 
-    line: Line
+    rule: LimitRule
     wanted: int
     used: int
     wait_s: float
@@ -22,71 +22,71 @@ class Refusal:
     @property
     def is_final(self) -> bool:
         """Whether the request would not fit if nothing else were counted."""
-        return self.wanted > self.line.limit
+        return self.wanted > self.rule.limit
 
 
 def decisive(refusals: Sequence[Refusal]) -> Refusal:
     """The one that keeps the request out for longest."""
-    return max(refusals, key=lambda r: (r.is_final, r.wait_s, r.line.unit == "usd_nanos"))
+    return max(refusals, key=lambda r: (r.is_final, r.wait_s, r.rule.unit == "usd_nanos"))
 
 
 def refusal_error(
     refusals: Sequence[Refusal], states: Sequence[LimitState]
 ) -> RateLimitError | BudgetError:
-    """The error of the line that keeps the request out for longest."""
+    """Return the error of the rule that refuses the request for longest."""
     refusal = decisive(refusals)
-    line = refusal.line
+    rule = refusal.rule
     headers = ratelimit_headers(states)
     if refusal.is_final:
-        return BudgetError(_never_fits(refusal), headers=headers, limit=line.name, tier=line.model)
+        return BudgetError(_never_fits(refusal), headers=headers, limit=rule.name, tier=rule.model)
     message = _no_room(refusal)
-    if line.unit == "usd_nanos":
+    if rule.unit == "usd_nanos":
         return BudgetError(
             message,
             reset_s=refusal.wait_s,
             headers=headers,
-            limit=line.name,
-            tier=line.model,
+            limit=rule.name,
+            tier=rule.model,
         )
     return RateLimitError(
         message,
         retry_after_s=refusal.wait_s,
         headers=headers,
-        limit=line.name,
-        tier=line.model,
+        limit=rule.name,
+        tier=rule.model,
     )
 
 
 def _never_fits(refusal: Refusal) -> str:
-    line = refusal.line
-    if not line.limit:
-        return f"{_limit(line)} is 0: it allows nothing."
+    rule = refusal.rule
+    if not rule.limit:
+        return f"{_limit(rule)} is 0: it allows nothing."
     message = (
-        f"This request may take {_amount(refusal.wanted, line.unit)}, and {_limit(line, 'the')} "
-        f"is {_amount(line.limit, line.unit)}: it can never be let in."
+        f"This request may take {_amount(refusal.wanted, rule.unit)}, and {_limit(rule, 'the')} "
+        f"is {_amount(rule.limit, rule.unit)}: it can never be let in."
     )
-    if line.unit == "requests":
+    if rule.unit == "requests":
         return message
     return f"{message} Send a shorter prompt or a smaller max_tokens."
 
 
 def _no_room(refusal: Refusal) -> str:
-    line = refusal.line
-    if line.period == "open":
+    rule = refusal.rule
+    if rule.period == "open":
         return (
-            f"{_limit(line)} is {line.limit:,}, and {refusal.used:,} are under way. "
+            f"{_limit(rule)} is {rule.limit:,}, and {refusal.used:,} are under way. "
             "Try again when one of them has ended."
         )
     return (
-        f"{_limit(line)} is {_amount(line.limit, line.unit)}: "
-        f"{_amount(refusal.used, line.unit)} are used or reserved, and this request may take "
-        f"{_amount(refusal.wanted, line.unit)}. It fits in {duration(refusal.wait_s)}."
+        f"{_limit(rule)} is {_amount(rule.limit, rule.unit)}: "
+        f"{_amount(refusal.used, rule.unit)} are used or reserved, and this request may take "
+        f"{_amount(refusal.wanted, rule.unit)}. It fits in {duration(refusal.wait_s)}."
     )
 
 
-def _limit(line: Line, article: str = "The") -> str:
-    of = f" for {line.model}" if line.model is not None else ""
-    return f"{article} {line.scope}'s limit {line.name}{of}"
+def _limit(rule: LimitRule, article: str = "The") -> str:
+    of = f" for {rule.model}" if rule.model is not None else ""
+    return f"{article} {rule.scope}'s limit {rule.name}{of}"
 
 
 def _amount(amount: int, unit: Unit) -> str:

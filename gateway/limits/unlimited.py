@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
+from gateway.limits.limit_rules import Holding
 from gateway.limits.limiter import LimitState
-from gateway.limits.lines import Holding
 from gateway.tenants.amounts import Amounts, Want
 from gateway.tenants.principal import Principal
 

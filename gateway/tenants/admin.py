@@ -171,10 +171,10 @@ class AdminApi:
     async def _change(self, change: Callable[[], Answer]) -> Answer:
         """Change keys, and know of it at once: the answer tells what holds from now on."""
         answer = await asyncio.to_thread(change)
-        if self._parts.book is not None:
+        if self._parts.registry is not None:
             try:
-                await self._parts.book.refresh()
-            except StorageError:  # it is changed; the book looks again by itself
+                await self._parts.registry.refresh()
+            except StorageError:  # it is changed; the registry looks again by itself
                 logger.warning("keys were changed and could not be read again")
         return answer
 

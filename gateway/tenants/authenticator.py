@@ -9,8 +9,8 @@ from typing import Final, Literal
 from gateway.errors.tree import AuthenticationError, PermissionDeniedError, RateLimitError
 from gateway.settings.keys import KeyMode
 from gateway.tenants.admin_token import MAX_TOKEN_CHARS
-from gateway.tenants.guesses import GuessGuard
-from gateway.tenants.key_book import BookEntry, KeyBook
+from gateway.tenants.auth_throttle import AuthThrottle
+from gateway.tenants.key_registry import KeyEntry, KeyRegistry
 from gateway.tenants.keys import KeyHasher, id_in
 from gateway.tenants.metrics import FailureReason, TenantMetrics
 from gateway.tenants.principal import ANONYMOUS, Principal, Scopes
@@ -52,35 +52,35 @@ class Authenticator:
     def __init__(
         self,
         hasher: KeyHasher,
-        book: KeyBook | None,
+        registry: KeyRegistry | None,
         *,
         mode: KeyMode = "auto",
         admin_token: str | None = None,
-        guard: GuessGuard | None = None,
+        throttle: AuthThrottle | None = None,
         metrics: TenantMetrics | None = None,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """`book`: None where there is no database, so that there are no keys."""
+        """`registry`: None where there is no database, so that there are no keys."""
         self._hasher = hasher
-        self._book = book
+        self._registry = registry
         self._mode = mode
         self._admin_digest = None if admin_token is None else hasher.digest(admin_token)
-        self._guard = GuessGuard(time.monotonic) if guard is None else guard
+        self._throttle = AuthThrottle(time.monotonic) if throttle is None else throttle
         self._metrics = metrics
         self._wall_clock = wall_clock
         self.running = RunningRequests(self)
         """Requests under way by key; they are ended when their key is not valid any more."""
-        if book is not None:
-            book.subscribe(self.running.check)
+        if registry is not None:
+            registry.subscribe(self.running.check)
         # What keys that do not exist are compared with, so that it takes the same time.
-        self._nobody = BookEntry(principal=ANONYMOUS, key_hash=bytes(32), is_revoked=True)
-        if metrics is not None and book is not None:
-            metrics.watch(lambda: len(book))
+        self._nobody = KeyEntry(principal=ANONYMOUS, key_hash=bytes(32), is_revoked=True)
+        if metrics is not None and registry is not None:
+            metrics.watch(lambda: len(registry))
 
     @property
     def has_keys(self) -> bool:
         """Whether there has ever been a key."""
-        return self._book is not None and self._book.has_keys
+        return self._registry is not None and self._registry.has_keys
 
     @property
     def is_open(self) -> bool:
@@ -89,13 +89,13 @@ class Authenticator:
 
     async def start(self) -> None:
         """Read the keys, and go on looking for changes. Raises DatabaseError."""
-        if self._book is not None:
-            await self._book.start()
+        if self._registry is not None:
+            await self._registry.start()
 
     async def close(self) -> None:
         """Look no more."""
-        if self._book is not None:
-            await self._book.close()
+        if self._registry is not None:
+            await self._registry.close()
 
     def authenticate(
         self, authorization: str | None, api_key: str | None, peer: str | None
@@ -145,9 +145,9 @@ class Authenticator:
     def gone(self, key_id: str) -> AuthenticationError | None:
         """Return why the key of a running request is not valid any more; None: it is valid."""
         is_no_key = key_id in (ANONYMOUS.key_id, ADMIN_TOKEN_ID)
-        if self._book is None or self._mode == "off" or is_no_key:
+        if self._registry is None or self._mode == "off" or is_no_key:
             return None
-        entry = self._book.find(key_id)
+        entry = self._registry.find(key_id)
         reason: FailureReason | None = "unknown" if entry is None else self._ended(entry)
         if reason is None:
             return None
@@ -162,7 +162,7 @@ class Authenticator:
         The holder of a revoked or expired key knows its secret and guesses nothing, so the reason
         stays the same for it however often it asks.
         """
-        counted = self._guard.count(peer, digest)
+        counted = self._throttle.count(peer, digest)
         if counted == "new":
             logger.warning(
                 "key was not taken reason=%s key_id=%s peer=%s", reason, key_id or "-", peer
@@ -177,7 +177,7 @@ class Authenticator:
 
     def _key(self, key_id: str, digest: bytes) -> tuple[Principal | None, FailureReason]:
         """The key's principal if the digest is its own. Takes as long for ids that do not exist."""
-        entry = (None if self._book is None else self._book.find(key_id)) or self._nobody
+        entry = (None if self._registry is None else self._registry.find(key_id)) or self._nobody
         now_s = self._wall_clock()
         is_old = hmac.compare_digest(digest, entry.old_hash or self._nobody.key_hash)
         if not hmac.compare_digest(digest, entry.key_hash) and not (
@@ -187,7 +187,7 @@ class Authenticator:
         ended = self._ended(entry)
         return (entry.principal if ended is None else None), ended or "unknown"
 
-    def _ended(self, entry: BookEntry) -> Literal["revoked", "expired"] | None:
+    def _ended(self, entry: KeyEntry) -> Literal["revoked", "expired"] | None:
         """Return why the key is not valid any more; None: it is valid."""
         if entry.is_revoked:
             return "revoked"
@@ -201,7 +201,7 @@ class Authenticator:
         if reason != "throttled":
             message, code = _FAILURES[reason]
             return AuthenticationError(message, code=code)
-        wait_s = max(self._guard.wait_s(peer), self._guard.overall_wait_s)
+        wait_s = max(self._throttle.wait_s(peer), self._throttle.overall_wait_s)
         return RateLimitError(
             "This key is not known here, and too many wrong keys came from this address. "
             f"Send a valid key, or wait {max(1, round(wait_s))} s before trying another one.",

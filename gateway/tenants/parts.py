@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from gateway.settings.tree import Settings, SettingsError
 from gateway.storage.database import Database, DatabaseError
 from gateway.tenants.admin_token import check_admin_token
+from gateway.tenants.auth_throttle import AuthThrottle
 from gateway.tenants.authenticator import Authenticator
-from gateway.tenants.guesses import GuessGuard
-from gateway.tenants.key_book import KeyBook
+from gateway.tenants.key_registry import KeyRegistry
 from gateway.tenants.key_store import KeyStore, load_secret
 from gateway.tenants.keys import KeyHasher
 from gateway.tenants.metrics import TenantMetrics
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyParts:
-    """Keys and their check. `store` and `book` are None where there is no database.
+    """Keys and their check. `store` and `registry` are None where there is no database.
 
     `has_open_metrics`: /metrics is answered without a key.
     """
@@ -29,7 +29,7 @@ class KeyParts:
     authenticator: Authenticator
     has_open_metrics: bool = False
     store: KeyStore | None = None
-    book: KeyBook | None = None
+    registry: KeyRegistry | None = None
 
 
 def open_parts() -> KeyParts:
@@ -57,10 +57,10 @@ def build_key_parts(
     if database is None and settings.keys.mode == "required":
         raise SettingsError('keys.mode is required, but database_url is "none": there are no keys')
     hasher = _hasher(settings, database)
-    store = book = None
+    store = registry = None
     if database is not None:
         store = KeyStore(database, hasher, randomness=random.SystemRandom())
-        book = KeyBook(
+        registry = KeyRegistry(
             store,
             hasher,
             refresh_s=settings.keys.refresh_s,
@@ -69,17 +69,17 @@ def build_key_parts(
         )
     authenticator = Authenticator(
         hasher,
-        book,
+        registry,
         mode=settings.keys.mode,
         admin_token=token,
-        guard=GuessGuard(time.monotonic),
+        throttle=AuthThrottle(time.monotonic),
         metrics=metrics,
     )
     return KeyParts(
         authenticator=authenticator,
         has_open_metrics=settings.keys.open_metrics,
         store=store,
-        book=book,
+        registry=registry,
     )
 
 

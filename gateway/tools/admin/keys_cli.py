@@ -148,7 +148,7 @@ def create(  # noqa: PLR0913 - a flag each
     """Make a key; the help is `_CREATE_HELP`."""
     with _store(database_url, config) as store:
         from gateway.tenants.admin_schema import KeyCreate
-        from gateway.tenants.moments import moment_s
+        from gateway.tenants.timestamps import expiry_s
 
         limits = {
             "requests_per_minute": requests_per_minute,
@@ -171,7 +171,7 @@ def create(  # noqa: PLR0913 - a flag each
             "limits": limits,
             "weight": weight,
             "labels": _labels(labels or []),
-            "expires_at": expires and int(moment_s(expires, "--expires", time.time())),
+            "expires_at": expires and int(expiry_s(expires, "--expires", time.time())),
         }
         order = checked(KeyCreate, wanted)
         team_id = None if team is None else store.find_team(team).team_id
@@ -217,7 +217,7 @@ def rotate(
     """Give a key a new secret; its id, limits and usage stay. The secret is shown once."""
     with _store(database_url, config) as store:
         from gateway.tenants.admin_schema import MAX_GRACE_S
-        from gateway.tenants.moments import duration_s
+        from gateway.tenants.timestamps import duration_s
 
         grace_s = duration_s(grace, "--grace")
         if grace_s > MAX_GRACE_S:
@@ -263,12 +263,12 @@ def update(  # noqa: PLR0913 - a flag each
     with _store(database_url, config) as store:
         from gateway.tenants.admin_schema import KeyUpdate, key_report
         from gateway.tenants.merging import merged_changes
-        from gateway.tenants.moments import moment_s
+        from gateway.tenants.timestamps import expiry_s
 
         plain: dict[str, Any] = _given(name=name, weight=weight)
         if expires is not None:
             is_never = expires == _NONE
-            ends = None if is_never else int(moment_s(expires, "--expires", time.time()))
+            ends = None if is_never else int(expiry_s(expires, "--expires", time.time()))
             plain["expires_at"] = ends
         patch = checked(KeyUpdate, plain | _patches(limits, model_limits, labels))
         record = store.update(

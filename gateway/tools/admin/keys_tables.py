@@ -10,8 +10,8 @@ from rich.text import Text
 
 from gateway.tenants.admin_schema import limits_report
 from gateway.tenants.key_store import ShownKey
-from gateway.tenants.moments import date_text
 from gateway.tenants.records import KeyRecord, TeamRecord
+from gateway.tenants.timestamps import date_text
 
 _STYLES = {"active": "green", "expired": "yellow", "revoked": "red"}
 

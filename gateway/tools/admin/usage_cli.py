@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 import typer
 
 from gateway.ledger.dimensions import Dimension
-from gateway.ledger.moments import FORMS, read_moment
+from gateway.ledger.timestamps import FORMS, parse_time
 from gateway.settings.tree import SettingsError, load_settings
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ def _ids(database: "Database", by: Literal["key", "team"], word: str) -> list[st
 
 def _moment(name: str, text: str | None, now_s: float) -> float | None:
     try:
-        return None if text is None else read_moment(text, now_s)
+        return None if text is None else parse_time(text, now_s)
     except ValueError as error:
         raise SettingsError(f"--{name}: {error}") from None
 

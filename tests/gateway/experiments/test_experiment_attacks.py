@@ -16,10 +16,10 @@ from rich.console import Console
 from engine.errors import EngineError, InfeasibleObjectiveError
 from engine.request import EngineRequest
 from gateway.edge.cors import CorsPolicy
-from gateway.experiments.book import ExperimentBook
-from gateway.experiments.keeper import ExperimentKeeper
+from gateway.experiments.controller import ExperimentController
 from gateway.experiments.measures import MeasureWriter
 from gateway.experiments.recent import find_in_ledger
+from gateway.experiments.registry import ExperimentRegistry
 from gateway.experiments.statistics.report_text import print_report
 from gateway.experiments.totals import ArmTotals
 from gateway.settings.experiments import ExperimentSpec
@@ -55,7 +55,7 @@ def opened(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Open:
     """Opens a gateway with a key and an administrator's token; it looks and stores at once."""
-    for kind, name in ((ExperimentBook, "refresh_s"), (MeasureWriter, "every_s")):
+    for kind, name in ((ExperimentRegistry, "refresh_s"), (MeasureWriter, "every_s")):
         monkeypatch.setitem(kind.__init__.__kwdefaults__, name, 0.05)
 
     @contextmanager
@@ -99,7 +99,7 @@ def run_unchecked(made: Books, name: str, arm: dict[str, Any]) -> None:
 
 def runs(made: Books, name: str) -> bool:
     """Whether the gateway knows that it runs."""
-    record = made.world.context.experiments.book.experiments.get(name)
+    record = made.world.context.experiments.registry.experiments.get(name)
     return record is not None and record.is_running
 
 
@@ -314,7 +314,7 @@ def test_a_bad_arm_is_stopped_by_itself_and_everybody_is_told(
     opened: Open, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.WARNING)
-    monkeypatch.setitem(ExperimentKeeper.__init__.__kwdefaults__, "every_s", 0.05)
+    monkeypatch.setitem(ExperimentController.__init__.__kwdefaults__, "every_s", 0.05)
     with opened(handoff={"policy": "local_only"}) as made:
         world, experiments = made.world, made.world.context.experiments
         run(
@@ -330,10 +330,10 @@ def test_a_bad_arm_is_stopped_by_itself_and_everybody_is_told(
         world.engine.script = fails
         for _ in range(200):
             assert world.chat().status_code in (200, 500)
-            if experiments.book.experiments["risky"].current.stopped_arms:
+            if experiments.registry.experiments["risky"].current.stopped_arms:
                 break
         made.until(lambda: bool(experiments.store.get("risky").current.stopped_arms))
-        made.until(lambda: not experiments.book.experiments["risky"].is_running)
+        made.until(lambda: not experiments.registry.experiments["risky"].is_running)
         assert {world.chat().status_code for _ in range(NUM_TRIES)} == {200}
         (shown,) = admin(made, "GET").json()["data"]
         assert shown["state"] == "stopped"
@@ -366,12 +366,12 @@ def test_two_gateways_on_one_database_count_as_one(
             assert arms(second) == before
             edited = {"arms": {"control": {}, "on": {"set": {"max_draft_nodes": 9}}}}
             assert admin(made, "PATCH", "/drafts", **edited).json()["version"] == 2
-            book = second.context.experiments.book
-            made.until(lambda: book.experiments["drafts"].version == 2)
+            registry = second.context.experiments.registry
+            made.until(lambda: registry.experiments["drafts"].version == 2)
             after = arms(second)
             assert {u: a and a.replace(":2/", ":1/") for u, a in after.items()} == before
             assert admin(made, "POST", "/drafts/stop").status_code == 200
-            made.until(lambda: not book.experiments["drafts"].is_running)
+            made.until(lambda: not registry.experiments["drafts"].is_running)
             assert set(arms(second).values()) == {None}
         # The second one has gone, and written what it had; the first one's are read with it.
         new = counted(made, "drafts", 12)

@@ -12,8 +12,8 @@ from sqlalchemy import insert, update
 
 from gateway.errors.tree import ConflictError, NotFoundError
 from gateway.experiments.actions import ExperimentActions
-from gateway.experiments.book import ExperimentBook
 from gateway.experiments.memory_store import MemoryExperimentStore
+from gateway.experiments.registry import ExperimentRegistry
 from gateway.experiments.store import ExperimentStore
 from gateway.experiments.syncing import apply_settings
 from gateway.settings.experiments import ExperimentSettings
@@ -169,24 +169,24 @@ def test_a_book_knows_of_others_changes_and_serves_on_without_a_database(
     store = ExperimentStore(database)
 
     async def main() -> None:
-        book = ExperimentBook(store, SECRET, refresh_s=0.01)
-        await book.start()
-        assert book.assign(user(1)) is None
+        registry = ExperimentRegistry(store, SECRET, refresh_s=0.01)
+        await registry.start()
+        assert registry.assign(user(1)) is None
         store.create("drafts", spec())
         store.start("drafts")
         deadline_s = asyncio.get_running_loop().time() + 5.0
         found = None
         while found is None and asyncio.get_running_loop().time() < deadline_s:
             await asyncio.sleep(0.01)
-            found = book.assign(user(1))
+            found = registry.assign(user(1))
         assert found is not None
-        assert list(book.experiments) == ["drafts"]
+        assert list(registry.experiments) == ["drafts"]
         with database.write() as connection:
             tables.experiment_changes.drop(connection)
         with pytest.raises(DatabaseError):
-            await book.refresh()
-        assert book.assign(user(1)) is not None
-        await book.close()
+            await registry.refresh()
+        assert registry.assign(user(1)) is not None
+        await registry.close()
 
     asyncio.run(main())
 

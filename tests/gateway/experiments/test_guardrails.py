@@ -10,8 +10,12 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from gateway.answers.outcomes import ArmRef, RequestOutcome
 from gateway.errors.tree import ConflictError
+from gateway.experiments.controller import (
+    ControllerMetrics,
+    ExperimentController,
+    WatchedExperiment,
+)
 from gateway.experiments.guardrails import breaches, guardrail_intervals
-from gateway.experiments.keeper import ExperimentKeeper, KeeperMetrics, WatchedExperiment
 from gateway.experiments.measure_store import MemoryMeasureStore
 from gateway.experiments.measures import ArmMeasures, MeasureWriter
 from gateway.experiments.totals import ArmTotals
@@ -120,7 +124,7 @@ def test_no_limits_no_breaches_and_no_data_no_breaches() -> None:
 
 
 class Control:
-    """Experiments in memory, changed as the keeper wants."""
+    """Experiments in memory, changed as the controller wants."""
 
     def __init__(self, *watched: WatchedExperiment) -> None:
         self.experiments = {item.name: item for item in watched}
@@ -148,7 +152,7 @@ class Control:
 
 
 class Bench:
-    """A keeper over what was counted, with a clock that stands still."""
+    """A controller over what was counted, with a clock that stands still."""
 
     def __init__(self, control: Control, *, every_s: float = 60.0) -> None:
         self.control = control
@@ -157,11 +161,11 @@ class Bench:
         self.registry = CollectorRegistry()
         self.now_s = 0.0
         writer = MeasureWriter(self.measures, self.store, writer_id="w1", wall_clock=lambda: NOON)
-        self.keeper = ExperimentKeeper(
+        self.controller = ExperimentController(
             control,
             self.store,
             writer.flush,
-            KeeperMetrics(self.registry),
+            ControllerMetrics(self.registry),
             clock=lambda: self.now_s,
             every_s=every_s,
         )
@@ -193,8 +197,8 @@ def test_a_bad_arm_is_stopped_once_and_seen(caplog: pytest.LogCaptureFixture) ->
         bench = Bench(Control(_WATCHED))
         bench.observe("off", 300)
         bench.observe("on", 300, num_failed=150)
-        await bench.keeper.look()
-        await bench.keeper.look()
+        await bench.controller.check()
+        await bench.controller.check()
         return bench
 
     bench = asyncio.run(live())
@@ -212,10 +216,10 @@ def test_the_loop_does_it_by_itself_and_ends() -> None:
         control = Control(_WATCHED)
         bench = Bench(control, every_s=0.001)
         bench.observe("on", 300, num_failed=200)
-        await bench.keeper.start()
+        await bench.controller.start()
         async with asyncio.timeout(5):
             await control.has_stopped.wait()
-        await bench.keeper.close()
+        await bench.controller.close()
         return control
 
     assert [stop[2] for stop in asyncio.run(live()).stops] == ["on"]
@@ -232,7 +236,7 @@ def test_one_experiment_that_is_gone_keeps_no_other_waiting() -> None:
         ref = ArmRef(experiment="tiers", version=1, arm="off")
         for number in range(300):
             bench.measures.observe(outcome(number, ending="failed", arms=(ref,)))
-        await bench.keeper.look()
+        await bench.controller.check()
         return control
 
     assert [stop[0] for stop in asyncio.run(live()).stops] == ["tiers"]
@@ -246,13 +250,13 @@ def test_weights_follow_attainment_at_their_pace_and_not_for_stopped_arms() -> N
         bench = Bench(Control(adaptive))
         bench.observe("off", 200, num_late=100)
         bench.observe("on", 200, num_late=10)
-        await bench.keeper.look()
+        await bench.controller.check()
         bench.observe("off", 900)
         bench.now_s = 29.0
-        await bench.keeper.look()
+        await bench.controller.check()
         assert len(bench.control.weights) == 1
         bench.now_s = 31.0
-        await bench.keeper.look()
+        await bench.controller.check()
         return bench
 
     bench = asyncio.run(live())
@@ -270,7 +274,7 @@ def test_an_arm_that_is_stopped_now_gets_no_new_weights_in_the_same_look() -> No
         bench = Bench(control)
         bench.observe("off", 300)
         bench.observe("on", 300, num_failed=200)
-        await bench.keeper.look()
+        await bench.controller.check()
         return control
 
     control = asyncio.run(live())

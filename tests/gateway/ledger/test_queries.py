@@ -7,7 +7,6 @@ import pytest
 
 from gateway.ledger.dimensions import Dimension
 from gateway.ledger.history import Used, usage_history, used_since
-from gateway.ledger.moments import read_moment
 from gateway.ledger.prices import PriceBook
 from gateway.ledger.queries import (
     Savings,
@@ -20,6 +19,7 @@ from gateway.ledger.queries import (
 )
 from gateway.ledger.row import LedgerRow
 from gateway.ledger.storing import RowStore
+from gateway.ledger.timestamps import parse_time
 from gateway.settings.tree import load_settings
 from gateway.storage.database import Database
 from gateway.storage.tables import keys, teams
@@ -223,17 +223,17 @@ def test_history_counts_what_was_charged(database: Database) -> None:
 
 
 def test_moments() -> None:
-    assert read_moment("7d", NOON) == NOON - 7 * DAY_S
-    assert read_moment("90m", NOON) == NOON - 5400
-    assert read_moment("2w", NOON) == NOON - 14 * DAY_S
-    assert read_moment("2026-09-21", NOON) == NOON - DAY_S / 2
-    assert read_moment("2026-09-21T12:00:00Z", 0.0) == NOON
-    assert read_moment("2026-09-21T12:00Z", 0.0) == NOON
-    assert read_moment("2026-09-21 14:00:00+02:00", 0.0) == NOON
-    assert read_moment("1790000000", 0.0) == 1.79e9
+    assert parse_time("7d", NOON) == NOON - 7 * DAY_S
+    assert parse_time("90m", NOON) == NOON - 5400
+    assert parse_time("2w", NOON) == NOON - 14 * DAY_S
+    assert parse_time("2026-09-21", NOON) == NOON - DAY_S / 2
+    assert parse_time("2026-09-21T12:00:00Z", 0.0) == NOON
+    assert parse_time("2026-09-21T12:00Z", 0.0) == NOON
+    assert parse_time("2026-09-21 14:00:00+02:00", 0.0) == NOON
+    assert parse_time("1790000000", 0.0) == 1.79e9
     for text in ("", "yesterday", "7", "-7d", "2026-13-01", "2026-09-21T25:00", "7d\n", "\uff19d",
                  "1e9", "9" * 12, "0000-01-01"):  # fmt: skip
         with pytest.raises(ValueError, match=r"no time|not exist|too far"):
-            read_moment(text, NOON)
+            parse_time(text, NOON)
     with pytest.raises(ValueError, match="write 7d, 24h"):
-        read_moment("tomorrow", NOON)
+        parse_time("tomorrow", NOON)

@@ -7,7 +7,7 @@ import pytest
 from gateway.errors.tree import BudgetError, RateLimitError
 from gateway.limits.memory_limiter import MemoryLimiter
 from gateway.tenants.amounts import Amounts, LimitSpec, Want
-from gateway.tenants.guesses import GuessGuard
+from gateway.tenants.auth_throttle import AuthThrottle
 from gateway.tenants.principal import Principal
 
 HOUR_S, DAY_S, YEAR_S = 3600.0, 86_400.0, 365 * 86_400.0
@@ -71,7 +71,7 @@ def test_a_clock_that_jumps_and_comes_back_finds_its_day_used_up(jump_s: float) 
 
 def test_the_throttle_of_wrong_keys_counts_on_a_clock_that_only_rises() -> None:
     now_s = 1000.0
-    guard = GuessGuard(lambda: now_s, burst=3, per_minute=6)
+    guard = AuthThrottle(lambda: now_s, burst=3, per_minute=6)
     assert [guard.count("a", b"%d" % n) for n in range(4)] == ["new"] * 3 + ["throttled"]
     now_s += YEAR_S
     assert [guard.count("a", b"later %d" % n) for n in range(4)] == ["new"] * 3 + ["throttled"]

@@ -167,7 +167,7 @@ def test_who_guesses_is_slowed_down_and_shuts_out_nobody(opened: Open) -> None:
         store = made.world.context.tenancy.keys.store
         assert store is not None
         unseen = store.create(KeyOrder(name="unseen")).text
-        made.until(lambda: len(made.world.context.tenancy.keys.book or ()) == 3)
+        made.until(lambda: len(made.world.context.tenancy.keys.registry or ()) == 3)
         guesses = [f"or-{made.key[3:11]}{number:043d}" for number in range(40)]
         told = [get(made, guess, "/v1/models") for guess in guesses]
         statuses = [response.status_code for response in told]
@@ -201,9 +201,9 @@ def test_an_unknown_id_takes_the_way_of_a_wrong_secret(
         assert store is not None
         gone = store.create(KeyOrder(name="gone"))
         store.revoke(gone.record.key_id)
-        book = made.world.context.tenancy.keys.book
-        assert book is not None
-        made.until(lambda: book.find(gone.record.key_id) is not None)
+        registry = made.world.context.tenancy.keys.registry
+        assert registry is not None
+        made.until(lambda: registry.find(gone.record.key_id) is not None)
         compared: list[tuple[int, int]] = []
 
         def compare_digest(one: bytes, other: bytes) -> bool:

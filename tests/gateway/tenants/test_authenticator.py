@@ -84,13 +84,13 @@ def test_without_any_key_everybody_may_ask_until_there_is_one(tmp_path: Path) ->
         assert ask(world, None) is ANONYMOUS
         assert ask(world, "none") is ANONYMOUS  # what clients send who must send something
         key = await asyncio.to_thread(world.store.create, KeyOrder(name="a"))
-        await world.book.refresh()
+        await world.keys.refresh()
         assert not world.authenticator.is_open
         assert code_of(world, None) == "missing_api_key"
         assert code_of(world, wrong_key()) == "invalid_api_key"
         assert ask(world, key.text).name == "a"
         await asyncio.to_thread(world.store.revoke, key.record.key_id)
-        await world.book.refresh()
+        await world.keys.refresh()
         assert not world.authenticator.is_open  # the last key is gone, the door stays closed
         assert code_of(world, key.text) == "api_key_revoked"
         assert code_of(world, None) == "missing_api_key"

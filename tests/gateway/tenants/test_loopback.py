@@ -6,7 +6,7 @@ from gateway.settings.keys import KeyMode, KeySettings
 from gateway.settings.sections import ServerSettings
 from gateway.settings.tree import Settings, SettingsError
 from gateway.tenants.loopback import is_loopback, listen_host
-from gateway.tenants.moments import date_text, duration_s, moment_s
+from gateway.tenants.timestamps import date_text, duration_s, expiry_s
 
 
 def settings(host: str, mode: KeyMode = "auto") -> Settings:
@@ -52,13 +52,13 @@ def test_names_of_hosts_are_not_looked_up() -> None:
 )
 def test_durations(text: str, seconds: float) -> None:
     assert duration_s(text, "--grace") == seconds
-    assert moment_s(text, "--expires", 1000.0) == 1000 + seconds
+    assert expiry_s(text, "--expires", 1000.0) == 1000 + seconds
 
 
 def test_dates_are_utcs_unless_they_say_otherwise() -> None:
-    assert moment_s("1970-01-03", "--expires", 0.0) == 172_800
-    assert moment_s("1970-01-01T12:00", "--expires", 0.0) == 43_200
-    assert moment_s("1970-01-01T12:00+02:00", "--expires", 0.0) == 36_000
+    assert expiry_s("1970-01-03", "--expires", 0.0) == 172_800
+    assert expiry_s("1970-01-01T12:00", "--expires", 0.0) == 43_200
+    assert expiry_s("1970-01-01T12:00+02:00", "--expires", 0.0) == 36_000
     assert date_text(172_800) == "1970-01-03"
     assert date_text(43_200) == "1970-01-01 12:00"
     assert date_text(None) == "-"
@@ -67,4 +67,4 @@ def test_dates_are_utcs_unless_they_say_otherwise() -> None:
 @pytest.mark.parametrize("text", ["", "soon", "-3d", "30", "1e9d", "2027-13-01", "1970-01-01"])
 def test_other_times_are_refused_in_words(text: str) -> None:
     with pytest.raises(SettingsError, match=r"--expires .*(write it as|that is past)"):
-        moment_s(text, "--expires", 1000.0)
+        expiry_s(text, "--expires", 1000.0)

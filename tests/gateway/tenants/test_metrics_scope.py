@@ -33,7 +33,7 @@ def test_metrics_need_a_scope_once_a_key_exists(tmp_path: Path) -> None:
                 ("admin", Scopes(is_admin=True)),
             )
         }
-        await world.book.refresh()
+        await world.keys.refresh()
         for name, key in (*made.items(), ("token", ADMIN_TOKEN)):
             principal = authenticator.authenticate(f"Bearer {key}", None, None)
             if name == "plain":

@@ -75,11 +75,11 @@ def test_requests_end_with_their_key(
             running.of_key(other.key_id, neighbour),
             running.of_key(ANONYMOUS.key_id, anonymous),
         ):
-            await world.book.refresh()
+            await world.keys.refresh()
             assert ended.codes == []
             take(world, key.key_id)
-            await world.book.refresh()
-            await world.book.refresh()
+            await world.keys.refresh()
+            await world.keys.refresh()
             assert ended.codes == [code]
         with pytest.raises(AuthenticationError), running.of_key(key.key_id, before):
             raise AssertionError("a request of a key that is gone began")
@@ -102,7 +102,7 @@ def test_a_key_expires_while_the_database_is_away(tmp_path: Path) -> None:
             world.store.version = fails  # type: ignore[method-assign]
             world.now_s += 61
             with pytest.raises(OSError, match="away"):
-                await world.book.refresh()
+                await world.keys.refresh()
             assert ended.codes == ["api_key_expired"]
 
     world.run(work)

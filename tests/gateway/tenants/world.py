@@ -10,9 +10,9 @@ from prometheus_client import CollectorRegistry
 
 from gateway.settings.keys import KeyMode
 from gateway.storage.database import Database
+from gateway.tenants.auth_throttle import AuthThrottle
 from gateway.tenants.authenticator import Authenticator
-from gateway.tenants.guesses import GuessGuard
-from gateway.tenants.key_book import KeyBook
+from gateway.tenants.key_registry import KeyRegistry
 from gateway.tenants.key_store import KeyStore
 from gateway.tenants.keys import KeyHasher
 from gateway.tenants.metrics import TenantMetrics
@@ -44,7 +44,7 @@ class World:
             self.database, HASHER, randomness=random.Random(5), wall_clock=self.clock
         )
         metrics = TenantMetrics(self.registry)
-        self.book = KeyBook(
+        self.keys = KeyRegistry(
             self.store,
             HASHER,
             refresh_s=refresh_s,
@@ -54,14 +54,16 @@ class World:
         )
         self.authenticator = Authenticator(
             HASHER,
-            self.book,
+            self.keys,
             mode=mode,
             admin_token=admin_token,
-            guard=GuessGuard(self.clock, burst=5, per_minute=6),
+            throttle=AuthThrottle(self.clock, burst=5, per_minute=6),
             metrics=metrics,
             wall_clock=self.clock,
         )
-        self.parts = KeyParts(authenticator=self.authenticator, store=self.store, book=self.book)
+        self.parts = KeyParts(
+            authenticator=self.authenticator, store=self.store, registry=self.keys
+        )
 
     def clock(self) -> float:
         """The time."""

@@ -14,8 +14,8 @@ import yaml
 
 from engine.events import EngineStats, TierStats
 from gateway.edge.metrics import EdgeMetrics
+from gateway.experiments.controller import ControllerMetrics
 from gateway.experiments.feedback import FeedbackDesk
-from gateway.experiments.keeper import KeeperMetrics
 from gateway.experiments.left_out import LeftOut
 from gateway.experiments.measure_store import MemoryMeasureStore
 from gateway.experiments.recent import RecentRequests
@@ -64,7 +64,7 @@ def exported() -> dict[str, set[str]]:
     TenantMetrics(registry)
     LoopLag(registry)
     GoodputSink(("short-chat",), clock=lambda: 0.0, registry=registry)
-    KeeperMetrics(registry)
+    ControllerMetrics(registry)
     LeftOut(registry, clock=lambda: 0.0)
     FeedbackDesk(RecentRequests(), MemoryMeasureStore(), None, registry)
     registry.register(SpanCounts())

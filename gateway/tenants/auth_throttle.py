@@ -37,7 +37,7 @@ class _Bucket:
         return True
 
 
-class GuessGuard:
+class AuthThrottle:
     """Counts wrong credentials of each address, and of all together, in bounded memory.
 
     It never sees a valid credential, so it cannot keep one out. The same wrong credential again

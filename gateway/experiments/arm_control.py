@@ -1,10 +1,10 @@
-"""The experiments of a book, as the keeper looks at them and changes them."""
+"""The experiments of a registry, as the controller reads and changes them."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Protocol
 
-from gateway.experiments.keeper import WatchedExperiment
+from gateway.experiments.controller import WatchedExperiment
 from gateway.experiments.records import ExperimentRecord
 
 
@@ -18,7 +18,7 @@ class ArmStore(Protocol):
         """Other weights for the arms that are not stopped; the version stays the same."""
 
 
-class BookControl:
+class StoredArmControl:
     """An ArmControl over the records in memory and the store that they come from."""
 
     def __init__(

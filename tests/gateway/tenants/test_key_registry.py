@@ -18,7 +18,7 @@ from tests.gateway.tenants.world import HASHER, World
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110 - the book does not say when it has read
+        while not condition():  # noqa: ASYNC110 - the registry does not say when it has read
             await asyncio.sleep(0.002)
 
 
@@ -32,7 +32,7 @@ def test_a_principal_is_what_the_key_says(tmp_path: Path) -> None:
     member = world.store.create(KeyOrder(name="b", team_id=team.team_id, weight=2.0)).record
 
     async def work() -> None:
-        one, two = (world.book.find(key.key_id) for key in (alone, member))
+        one, two = (world.keys.find(key.key_id) for key in (alone, member))
         assert one is not None
         assert two is not None
         assert (one.principal.limits, one.principal.team_limits) == (limits, NO_LIMITS)
@@ -53,7 +53,7 @@ def test_tenants_share_a_cache_where_they_may(tmp_path: Path) -> None:
     key = world.store.create(KeyOrder(name="a")).record
 
     async def work() -> None:
-        entry = world.book.find(key.key_id)
+        entry = world.keys.find(key.key_id)
         assert entry is not None
         assert entry.principal.cache_salt == ""
 
@@ -64,13 +64,13 @@ def test_what_another_process_changes_is_known_soon(tmp_path: Path) -> None:
     world = World(tmp_path, refresh_s=0.005)
 
     async def work() -> None:
-        assert not world.book.has_keys
+        assert not world.keys.has_keys
         key = await asyncio.to_thread(world.store.create, KeyOrder(name="a"))
-        await until(lambda: world.book.find(key.record.key_id) is not None)
-        assert world.book.has_keys
+        await until(lambda: world.keys.find(key.record.key_id) is not None)
+        assert world.keys.has_keys
         await asyncio.to_thread(world.store.revoke, key.record.key_id)
         await until(
-            lambda: bool((entry := world.book.find(key.record.key_id)) and entry.is_revoked)
+            lambda: bool((entry := world.keys.find(key.record.key_id)) and entry.is_revoked)
         )
 
     world.run(work)
@@ -81,9 +81,9 @@ def test_nothing_is_read_again_that_has_not_changed(tmp_path: Path) -> None:
     world.store.create(KeyOrder(name="a"))
 
     async def work() -> None:
-        before = world.book._entries
-        await world.book.refresh()
-        assert world.book._entries is before
+        before = world.keys._entries
+        await world.keys.refresh()
+        assert world.keys._entries is before
 
     world.run(work)
 
@@ -104,14 +104,14 @@ def test_without_its_database_the_last_state_is_served(
         there = world.store.version
         world.store.version = version  # type: ignore[method-assign]
         await until(lambda: failures() >= 3)
-        assert world.book.find(key.record.key_id) is not None
+        assert world.keys.find(key.record.key_id) is not None
         assert caplog.text.count("it is away") == 1
         with pytest.raises(DatabaseError):
-            await world.book.refresh()
+            await world.keys.refresh()
         world.store.version = there  # type: ignore[method-assign]
         other = await asyncio.to_thread(world.store.create, KeyOrder(name="b"))
-        await until(lambda: world.book.find(other.record.key_id) is not None)
-        await until(lambda: "keys can be read again" in caplog.text)
+        await until(lambda: world.keys.find(other.record.key_id) is not None)
+        await until(lambda: "keys can be refreshed again" in caplog.text)
 
     with caplog.at_level(logging.INFO):
         world.run(work)
@@ -136,7 +136,7 @@ def test_a_database_that_says_nothing_is_told_of(
         finally:
             answered.set()
         assert caplog.text.count("the database does not answer waited_s=0.02") == 1
-        await until(lambda: "keys can be read again" in caplog.text)
+        await until(lambda: "keys can be refreshed again" in caplog.text)
 
     with caplog.at_level(logging.INFO):
         world.run(work)
@@ -165,9 +165,9 @@ def test_keys_that_were_all_removed_leave_the_door_closed(tmp_path: Path) -> Non
         with world.database.write() as connection:
             connection.execute(text("DELETE FROM keys"))
             connection.execute(text("UPDATE key_version SET version = version + 1"))
-        await world.book.refresh()
-        assert len(world.book) == 0
-        assert world.book.has_keys
+        await world.keys.refresh()
+        assert len(world.keys) == 0
+        assert world.keys.has_keys
         assert not world.authenticator.is_open
 
     world.run(work)
@@ -183,8 +183,8 @@ def test_a_key_whose_team_cannot_be_read_is_not_let_in_without_its_limits(
         connection.execute(text("UPDATE teams SET limits = '['"))
 
     async def work() -> None:
-        assert world.book.find(key.key_id) is None
-        assert world.book.has_keys
+        assert world.keys.find(key.key_id) is None
+        assert world.keys.has_keys
 
     world.run(work)
     assert f"key has a team that cannot be read id={key.key_id}" in caplog.text

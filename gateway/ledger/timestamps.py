@@ -9,14 +9,14 @@ PATTERN: Final = (
     r"^([0-9]{1,4}[mhdw]|[0-9]{5,11}|"
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:[0-9]{2}(:[0-9]{2})?(Z|[+-][0-9]{2}:[0-9]{2})?)?)$"
 )
-"""What `read_moment` takes; some dates that match do not exist."""
+"""What `parse_time` takes; some dates that match do not exist."""
 
 FORMS: Final = "7d, 24h, a date such as 2026-01-31, or seconds since 1970"
 
 _UNITS: Final = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
-def read_moment(text: str, now_s: float) -> float:
+def parse_time(text: str, now_s: float) -> float:
     """Seconds since 1970 (UTC). `7d` is seven days ago; a time without a zone is UTC's.
 
     Raises ValueError, with a sentence, for anything else.

@@ -1,17 +1,17 @@
-"""The keeper over real experiments: what it does is kept, and seen by those who assign."""
+"""The controller over real experiments: what it does is kept, and seen by those who assign."""
 
 import asyncio
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
 
+from gateway.experiments.arm_control import StoredArmControl
 from gateway.experiments.assigner import Subject
-from gateway.experiments.book import ExperimentBook
-from gateway.experiments.keeper import ExperimentKeeper, KeeperMetrics
-from gateway.experiments.keeping import BookControl
+from gateway.experiments.controller import ControllerMetrics, ExperimentController
 from gateway.experiments.measure_store import MemoryMeasureStore
 from gateway.experiments.measures import ArmMeasures, MeasureWriter
 from gateway.experiments.memory_store import MemoryExperimentStore
+from gateway.experiments.registry import ExperimentRegistry
 from gateway.settings.experiments import ExperimentSpec
 from tests.gateway.experiments.measuring import NOON, outcome
 
@@ -24,13 +24,13 @@ _ARMS = {
 
 @dataclass
 class Lab:
-    """A gateway's experiments, with a keeper that looks when it is told to."""
+    """A gateway's experiments, with a controller that looks when it is told to."""
 
     store: MemoryExperimentStore
-    book: ExperimentBook
+    registry: ExperimentRegistry
     measures: ArmMeasures
-    control: BookControl
-    keeper: ExperimentKeeper
+    control: StoredArmControl
+    controller: ExperimentController
 
     @classmethod
     async def open(cls, **changes: object) -> "Lab":
@@ -38,21 +38,21 @@ class Lab:
         spec = {"unit": "request", "arms": _ARMS} | changes
         store.create("budget", ExperimentSpec.model_validate(spec))
         store.start("budget")
-        book = ExperimentBook(store, b"secret" * 6)
-        await book.refresh()
+        registry = ExperimentRegistry(store, b"secret" * 6)
+        await registry.refresh()
         measures, totals = ArmMeasures(), MemoryMeasureStore()
         writer = MeasureWriter(measures, totals, writer_id="w", wall_clock=lambda: NOON)
-        control = BookControl(lambda: book.experiments.values(), store, book.refresh)
-        metrics = KeeperMetrics(CollectorRegistry())
-        keeper = ExperimentKeeper(control, totals, writer.flush, metrics, clock=lambda: 0.0)
-        return cls(store, book, measures, control, keeper)
+        control = StoredArmControl(lambda: registry.experiments.values(), store, registry.refresh)
+        metrics = ControllerMetrics(CollectorRegistry())
+        controller = ExperimentController(control, totals, writer.flush, metrics, clock=lambda: 0.0)
+        return cls(store, registry, measures, control, controller)
 
     def serve(self, num: int, **by_arm: dict[str, object]) -> dict[str, int]:
         """Requests that are assigned, answered and counted; how many each arm got."""
         shares: dict[str, int] = {}
         for number in range(num):
             subject = Subject(key_id="key00001", request_id=f"r{number}", model="auto")
-            assignment = self.book.assign(subject)
+            assignment = self.registry.assign(subject)
             arms = () if assignment is None else assignment.measured
             arm = arms[0].arm if arms else ""
             shares[arm] = shares.get(arm, 0) + 1
@@ -65,7 +65,7 @@ def test_a_tripped_arm_is_stopped_in_the_store_and_is_assigned_no_more() -> None
         lab = await Lab.open(guardrails={"error_share": 0.1})
         before = lab.serve(900, deep={"ending": "failed"})
         assert set(before) == {"control", "deep", "none"}
-        await lab.keeper.look()
+        await lab.controller.check()
         record = lab.store.get("budget")
         assert set(record.current.stopped_arms) == {"deep"}
         assert "error_share is above 0.1" in record.current.stopped_arms["deep"].reason
@@ -76,7 +76,7 @@ def test_a_tripped_arm_is_stopped_in_the_store_and_is_assigned_no_more() -> None
         after = lab.serve(900)
         assert "deep" not in after
         assert after["control"] == before["control"]  # its units count for nobody
-        await lab.keeper.look()
+        await lab.controller.check()
         assert [event.kind for event in lab.store.events("budget")].count("arm_stopped") == 1
 
     asyncio.run(live())
@@ -86,7 +86,7 @@ def test_a_tripped_control_ends_the_experiment() -> None:
     async def live() -> None:
         lab = await Lab.open(guardrails={"error_share": 0.1})
         lab.serve(900, control={"ending": "failed"})
-        await lab.keeper.look()
+        await lab.controller.check()
         assert not lab.store.get("budget").is_running
         assert set(lab.serve(30)) == {""}
 
@@ -98,7 +98,7 @@ def test_new_weights_are_kept_in_the_same_version_and_move_units() -> None:
         lab = await Lab.open(allocation={"kind": "thompson", "min_share": 0.1, "min_requests": 50})
         late = {"ttft_s": 0.9}
         before = lab.serve(900, deep=late, none=late)
-        await lab.keeper.look()
+        await lab.controller.check()
         record = lab.store.get("budget")
         assert record.version == 1
         assert record.current.weights["control"] > 0.75

@@ -1,4 +1,4 @@
-"""Which limits count a request: the lines that a reservation is entered on."""
+"""The limits that count a request, as rules that a reservation is entered on."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,24 +23,27 @@ _MEANINGS: Final[Mapping[LimitName, tuple[Unit, Period]]] = {
 }
 _ORDER: Final = {name: index for index, name in enumerate(get_args(LimitName))}
 
-Ask = tuple[int, int]
-"""The position of a line in its plan, and what is asked of it."""
+Demand = tuple[int, int]
+"""The position of a rule in its plan, and the amount that is asked of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """One limit of one owner. `owner` is a key's or a team's id; `model` a tier, None for all."""
+class LimitRule:
+    """One limit of one key or team."""
 
     scope: Scope
     owner: str
+    """The id of the key or team."""
     model: str | None
+    """The tier that it limits; None: all tiers together."""
     name: LimitName
     limit: int
+    """In `unit`s a `period`."""
     unit: Unit
     period: Period
 
     def state(self, used: int, reset_s: float) -> LimitState:
-        """What headers say, where this much is used or reserved."""
+        """Return the state for headers, where `used` is used or reserved."""
         return LimitState(
             scope=self.scope,
             name=self.name,
@@ -51,32 +54,32 @@ class Line:
         )
 
 
-class LinePlan:
-    """The lines of one principal. `lines` never changes; asks name them by position."""
+class LimitPlan:
+    """The rules of one principal. `rules` never changes; demands name rules by position."""
 
-    __slots__ = ("_by_model", "_overall", "lines", "principal")
+    __slots__ = ("_by_model", "_overall", "principal", "rules")
 
     def __init__(self, principal: Principal) -> None:
         self.principal = principal
-        self.lines: tuple[Line, ...] = tuple(_lines(principal))
-        self._overall = tuple(i for i, line in enumerate(self.lines) if line.model is None)
+        self.rules: tuple[LimitRule, ...] = tuple(_rules(principal))
+        self._overall = tuple(i for i, rule in enumerate(self.rules) if rule.model is None)
         self._by_model: dict[str, list[int]] = {}
-        for i, line in enumerate(self.lines):
-            if line.model is not None:
-                self._by_model.setdefault(line.model, []).append(i)
+        for i, rule in enumerate(self.rules):
+            if rule.model is not None:
+                self._by_model.setdefault(rule.model, []).append(i)
 
-    def asks(self, overall: Amounts, by_tier: Mapping[str, Amounts]) -> list[Ask]:
-        """What each line that counts the request is asked for, 0 included."""
-        asks = [(i, getattr(overall, self.lines[i].unit)) for i in self._overall]
+    def demands(self, overall: Amounts, by_tier: Mapping[str, Amounts]) -> list[Demand]:
+        """Return the demand on each rule that counts the request, 0 included."""
+        demands = [(i, getattr(overall, self.rules[i].unit)) for i in self._overall]
         if self._by_model:
             for tier, amounts in by_tier.items():
                 own = self._by_model.get(tier, ())
-                asks.extend((i, getattr(amounts, self.lines[i].unit)) for i in own)
-        return asks
+                demands.extend((i, getattr(amounts, self.rules[i].unit)) for i in own)
+        return demands
 
 
 class Holding:
-    """What one request has reserved: by tier, and of all tiers together."""
+    """The amounts that one request has reserved: by tier, and of all tiers together."""
 
     __slots__ = ("by_tier", "overall")
 
@@ -85,9 +88,9 @@ class Holding:
         self.overall = overall
 
     def growth(self, more: Want) -> tuple[Amounts, dict[str, Amounts]]:
-        """What lines are asked for beyond what is held: of all tiers together, and by tier.
+        """Return the demand beyond what is held: of all tiers together, and by tier.
 
-        A request that grows onto another tier is one request all the same.
+        A request that grows onto another tier still counts as one request.
         """
         most = more.most
         merged = _merge(self.by_tier, more.by_tier)
@@ -100,14 +103,14 @@ class Holding:
         return overall, dict(more.by_tier)
 
     def add(self, overall: Amounts, by_tier: Mapping[str, Amounts]) -> None:
-        """Hold what was asked for."""
+        """Add amounts that were reserved."""
         self.overall = _plus(self.overall, overall)
         self.by_tier = _merge(self.by_tier, by_tier)
 
     def spend(self, used: Mapping[str, Amounts]) -> tuple[Amounts, str]:
-        """What was used of all tiers together, and what is wrong with it; empty: nothing.
+        """Return the use of all tiers together, and how it exceeds the reservation, or "".
 
-        Tokens and money of several tiers add up; the request is one.
+        Tokens and money of several tiers add up; requests do not.
         """
         total = Amounts(
             requests=max((a.requests for a in used.values()), default=0),
@@ -124,22 +127,22 @@ class Holding:
 
 
 def ordered(states: Sequence[LimitState]) -> tuple[LimitState, ...]:
-    """By name, the tightest of each name first."""
+    """Sort states by name, the tightest of each name first."""
     return tuple(sorted(states, key=lambda state: (_ORDER[state.name], state.remaining)))
 
 
-def _lines(principal: Principal) -> Iterator[Line]:
-    yield from _lines_of("key", principal.key_id, principal.limits)
+def _rules(principal: Principal) -> Iterator[LimitRule]:
+    yield from _rules_of("key", principal.key_id, principal.limits)
     if principal.team_id is not None:
-        yield from _lines_of("team", principal.team_id, principal.team_limits)
+        yield from _rules_of("team", principal.team_id, principal.team_limits)
 
 
-def _lines_of(scope: Scope, owner: str, spec: LimitSpec) -> Iterator[Line]:
+def _rules_of(scope: Scope, owner: str, spec: LimitSpec) -> Iterator[LimitRule]:
     for model, limits in ((None, spec), *spec.models.items()):
         for name, (unit, period) in _MEANINGS.items():
             limit = getattr(limits, name)
             if limit is not None:
-                yield Line(
+                yield LimitRule(
                     scope=scope,
                     owner=owner,
                     model=model,
@@ -151,7 +154,7 @@ def _lines_of(scope: Scope, owner: str, spec: LimitSpec) -> Iterator[Line]:
 
 
 def _fits(amounts: Amounts, held: Amounts) -> bool:
-    """Whether each amount is within what is held."""
+    """Return whether each amount is within what is held."""
     return (
         amounts.requests <= held.requests
         and amounts.tokens <= held.tokens

@@ -1,4 +1,4 @@
-"""Looks after running experiments: stops arms that exceed a limit, shares traffic out anew."""
+"""Controls running experiments: stops arms that exceed a guardrail, changes arms' weights."""
 
 import asyncio
 import logging
@@ -17,52 +17,52 @@ from gateway.settings.experiment_rules import (
     AllocationRule,
     GuardrailLimits,
 )
+from gateway.storage.refresh import PeriodicRefresh
 
 if TYPE_CHECKING:
     from gateway.experiments.guardrails import Breach
 
 logger = logging.getLogger(__name__)
 
-_LOOK_S: Final = 5.0
+_CHECK_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchedExperiment:
-    """A running experiment as far as its guardrails and its allocation go.
-
-    `weights` are of the arms that take traffic; `stopped_arms` those that do no more.
-    is_independent: every request is a unit of its own.
-    """
+    """The part of a running experiment that guardrails and allocation need."""
 
     name: str
     version: int
     weights: Mapping[str, float]
+    """Of the arms that take traffic."""
     stopped_arms: frozenset[str] = frozenset()
+    """Arms that were stopped and take no traffic."""
     guardrails: GuardrailLimits = NO_GUARDRAILS
     allocation: AllocationRule = FIXED_ALLOCATION
     is_independent: bool = False
+    """Whether every request is a unit of its own."""
 
     @property
     def needs_totals(self) -> bool:
-        """Whether there is anything to look at."""
+        """Return whether the experiment has guardrails or changing weights."""
         return bool(self.guardrails.names) or self.allocation.kind != "fixed"
 
 
 class ArmControl(Protocol):
-    """Knows the experiments, and may change them."""
+    """Lists the running experiments and changes their arms."""
 
     def watched(self) -> Sequence[WatchedExperiment]:
-        """Those that run now, from memory."""
+        """Return the experiments that run now, from memory."""
 
     async def stop_arm(self, name: str, version: int, arm: str, reason: str) -> None:
-        """Send the arm's traffic to the control, or stop it all where it is the control."""
+        """Send the arm's traffic to the control; where it is the control, stop the experiment."""
 
     async def set_weights(self, name: str, version: int, weights: Mapping[str, float]) -> None:
-        """Share the traffic out so, from now on; the version stays the same."""
+        """Change the weights of the arms; the version stays the same."""
 
 
-class KeeperMetrics:
-    """What /metrics says of arms that were stopped and of traffic that was shared out anew."""
+class ControllerMetrics:
+    """Metrics of stopped arms and of changed weights."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._stopped = Gauge(
@@ -77,32 +77,32 @@ class KeeperMetrics:
             ["guardrail"],
             registry=registry,
         )
-        self._shared = Counter(
+        self._allocations = Counter(
             "outrider_experiment_allocations",
-            "Times that an experiment's traffic was shared out anew.",
+            "Number of times that an experiment's weights were changed.",
             registry=registry,
         )
 
     def show(self, watched: Sequence[WatchedExperiment]) -> None:
-        """The stopped arms as they are now."""
+        """Set the gauge to the arms that are stopped now."""
         self._stopped.clear()
         for experiment in watched:
             for arm in experiment.stopped_arms:
                 self._stopped.labels(experiment.name, str(experiment.version), arm).set(1)
 
-    def tripped(self, guardrail: str) -> None:
+    def count_trip(self, guardrail: str) -> None:
         """Count a stopped arm."""
         self._trips.labels(guardrail).inc()
 
-    def shared(self) -> None:
-        """Count new weights."""
-        self._shared.inc()
+    def count_allocation(self) -> None:
+        """Count a change of weights."""
+        self._allocations.inc()
 
 
-class ExperimentKeeper:
-    """Looks at all running experiments every `every_s`. For one event loop.
+class ExperimentController:
+    """Checks all running experiments every `every_s`. For one event loop.
 
-    Each gateway has one; they look at the same totals, and stopping an arm twice changes nothing.
+    Each gateway has one. They read the same totals, and stopping an arm twice changes nothing.
     """
 
     def __init__(
@@ -110,10 +110,10 @@ class ExperimentKeeper:
         control: ArmControl,
         store: TotalsStore,
         flush: Callable[[], Awaitable[None]],
-        metrics: KeeperMetrics,
+        metrics: ControllerMetrics,
         *,
         clock: Callable[[], float],
-        every_s: float = _LOOK_S,
+        every_s: float = _CHECK_S,
     ) -> None:
         """`flush` stores what this gateway has counted; `clock` is monotonic, in seconds."""
         self._control = control
@@ -121,29 +121,27 @@ class ExperimentKeeper:
         self._flush = flush
         self._metrics = metrics
         self._clock = clock
-        self._every_s = every_s
         self._allocated_s: dict[tuple[str, int], float] = {}
-        self._one_at_a_time = asyncio.Lock()
-        self._task: asyncio.Task[None] | None = None
+        self._refresh = PeriodicRefresh(
+            self._check,
+            name="guardrails and allocations of experiments",
+            meanwhile="arms and weights stay as they are",
+            every_s=every_s,
+        )
 
     async def start(self) -> None:
-        """Begin to look."""
-        self._task = asyncio.create_task(self._keep_looking())
+        """Begin to check."""
+        self._refresh.start()
 
     async def close(self) -> None:
-        """Look no more."""
-        if self._task is not None:
-            async with self._one_at_a_time:  # a thread that reads would outlive its task
-                self._task.cancel()
-            await asyncio.wait({self._task})
-            self._task = None
+        """Stop checking."""
+        await self._refresh.close()
 
-    async def look(self) -> None:
-        """Look once at all of them. Raises StorageError where the database is away."""
-        async with self._one_at_a_time:
-            await self._look()
+    async def check(self) -> None:
+        """Check all running experiments now. Raises StorageError while the database is away."""
+        await self._refresh.run()
 
-    async def _look(self) -> None:
+    async def _check(self) -> None:
         watched = [item for item in self._control.watched() if item.needs_totals]
         if watched:
             await self._flush()
@@ -158,7 +156,7 @@ class ExperimentKeeper:
                 raise
             except GatewayError as error:  # deleted or edited meanwhile
                 logger.info(
-                    "an experiment changed while it was looked at experiment=%s reason=%s",
+                    "experiment changed while it was checked experiment=%s reason=%s",
                     experiment.name,
                     error,
                 )
@@ -167,13 +165,13 @@ class ExperimentKeeper:
         self._metrics.show(self._control.watched())
 
     async def _guard(self, experiment: WatchedExperiment, totals: Mapping[str, ArmTotals]) -> bool:
-        """Stop the arms that exceed a limit; whether there was any."""
+        """Stop the arms that exceed a limit; return whether there was any."""
         live = {arm: totals[arm] for arm in experiment.weights if arm in totals}
         found = await asyncio.to_thread(_breaches, experiment, live)
         for breach in found:
             name, version = experiment.name, experiment.version
             await self._control.stop_arm(name, version, breach.arm, breach.reason)
-            self._metrics.tripped(breach.guardrail)
+            self._metrics.count_trip(breach.guardrail)
             logger.warning(
                 "experiment arm stopped experiment=%s version=%d arm=%s guardrail=%s limit=%g "
                 "estimate=%.4g at_least=%.4g",
@@ -200,24 +198,13 @@ class ExperimentKeeper:
         if weights is None:
             return
         logger.info(
-            "experiment shared out experiment=%s version=%d weights=%s",
+            "experiment weights changed experiment=%s version=%d weights=%s",
             experiment.name,
             experiment.version,
             ",".join(f"{arm}:{share:.3f}" for arm, share in weights.items()),
         )
         await self._control.set_weights(experiment.name, experiment.version, weights)
-        self._metrics.shared()
-
-    async def _keep_looking(self) -> None:
-        while True:
-            await asyncio.sleep(self._every_s)
-            try:
-                await self.look()
-            except StorageError as error:
-                reason = getattr(error, "detail", str(error))
-                logger.warning("experiments cannot be looked at now reason=%s", reason)
-            except Exception:
-                logger.exception("experiments could not be looked at")
+        self._metrics.count_allocation()
 
 
 def _breaches(experiment: WatchedExperiment, live: Mapping[str, ArmTotals]) -> "list[Breach]":

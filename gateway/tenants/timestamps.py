@@ -18,7 +18,7 @@ def duration_s(text: str, flag: str) -> float:
     return float(match[1]) * _UNITS_S[match[2]]
 
 
-def moment_s(text: str, flag: str, now_s: float) -> float:
+def expiry_s(text: str, flag: str, now_s: float) -> float:
     """Seconds since 1970 of a duration from now on, or of a date: `30d`, `2027-01-01`.
 
     Dates are UTC's unless they say otherwise (`2027-01-01T12:00+02:00`). Raises SettingsError,
@@ -36,10 +36,10 @@ def moment_s(text: str, flag: str, now_s: float) -> float:
     return when_s
 
 
-def date_text(moment_s: float | None) -> str:
+def date_text(expiry_s: float | None) -> str:
     """A moment as a date, with its time of day where it is not midnight; UTC."""
-    if moment_s is None:
+    if expiry_s is None:
         return "-"
-    date = datetime.fromtimestamp(moment_s, UTC)
-    is_midnight = moment_s % 86_400 == 0
+    date = datetime.fromtimestamp(expiry_s, UTC)
+    is_midnight = expiry_s % 86_400 == 0
     return date.strftime("%Y-%m-%d" if is_midnight else "%Y-%m-%d %H:%M")
