@@ -47,7 +47,7 @@ from gateway.storage.open import open_database
 from gateway.tools.bench.client import TargetSettings
 from gateway.tools.bench.plan import BenchPlan, LoadSettings
 from gateway.tools.bench.progress import LiveProgress
-from gateway.tools.bench.report_html import Section, report_page, write_page
+from gateway.tools.bench.report_html import ReportSection, report_page, write_page
 from gateway.tools.bench.results import BenchResult, Objectives, write_result
 from gateway.tools.bench.runner import Session, run_bench
 from gateway.tools.bench.tables import print_result
@@ -183,7 +183,7 @@ async def ask_until_decided(
                     return analysis
 
 
-def experiment_section(analysis: Analysis, folder: Path) -> Section:
+def experiment_section(analysis: Analysis, folder: Path) -> ReportSection:
     """The report as it is printed, and its picture where matplotlib is installed."""
     text = io.StringIO()
     print_report(analysis, Console(file=text, width=150, highlight=False))
@@ -199,7 +199,7 @@ def experiment_section(analysis: Analysis, folder: Path) -> Section:
             f'<p><img alt="The arms with their intervals" src="data:image/png;base64,{data}"></p>'
         )
     parts.append(f"<pre>{escape(text.getvalue())}</pre>")
-    return Section(title=f"The experiment {NAME}", html="\n".join(parts))
+    return ReportSection(title=f"The experiment {NAME}", html="\n".join(parts))
 
 
 # ---- the command ------------------------------------------------------------------------------

@@ -73,7 +73,7 @@ from benchmarks.routing_runs import (
 )
 from draft.training.tasks.files import write_tasks
 from gateway.settings.tree import bundled_pair
-from gateway.tools.collect.data import Question, read_questions
+from gateway.tools.collect.data import CollectQuestion, read_questions
 from router.calibration import Prices, Stage, StageRows, Target
 from router.costs import prices_by_size
 from router.dataset import read_labelled_prompts
@@ -92,7 +92,7 @@ _LABELLED_DATA = {"mmlu": 0.64, "gsm8k": 0.62}
 
 def questions_for(
     arguments: argparse.Namespace, scorer: RouterScorer, folder: Path
-) -> list[Question]:
+) -> list[CollectQuestion]:
     """Held-out tasks that the router has not seen."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"questions-{arguments.task_seed}-{arguments.num_prompts}.jsonl"

@@ -26,8 +26,8 @@ from gateway.backends.in_process import InProcessEngineClient
 from gateway.backends.step_loop import no_progress
 from gateway.settings.tree import Settings, load_settings
 from gateway.text.chat import ChatTokenizer
-from gateway.tools.collect.collecting import Collector, CollectPlan, Progress
-from gateway.tools.collect.data import LabelFile, Question
+from gateway.tools.collect.collecting import Collector, CollectPlan, CollectProgress
+from gateway.tools.collect.data import CollectQuestion, LabelFile
 from gateway.wiring import build as wiring
 from gateway.wiring import engine as engine_wiring
 from router.features import Floats
@@ -47,7 +47,7 @@ class Labels:
     """
 
     path: Path
-    kept: Sequence[Question]
+    kept: Sequence[CollectQuestion]
     tiers: Mapping[Tier, TierInfo]
     pair: str | None
     speculative: Mapping[float, tuple[Floats, Floats]]
@@ -90,14 +90,16 @@ async def _collecting(
         await client.close()
 
 
-def label(arguments: argparse.Namespace, questions: Sequence[Question], folder: Path) -> Labels:
+def label(
+    arguments: argparse.Namespace, questions: Sequence[CollectQuestion], folder: Path
+) -> Labels:
     """Answers of both tiers, checked; kept in `folder`, so that another run has them already."""
     folder.mkdir(parents=True, exist_ok=True)
     return asyncio.run(_label(arguments, questions, folder))
 
 
 async def _label(
-    arguments: argparse.Namespace, questions: Sequence[Question], folder: Path
+    arguments: argparse.Namespace, questions: Sequence[CollectQuestion], folder: Path
 ) -> Labels:
     async with _collecting(arguments) as (collector, info):
         name = f"{collector.pair}-{arguments.dtype}-{arguments.max_new}.jsonl"
@@ -106,7 +108,7 @@ async def _label(
         with progress_bar("labels", len(questions)) as advance:
             num_seen = 0
 
-            def show(progress: Progress) -> None:
+            def show(progress: CollectProgress) -> None:
                 nonlocal num_seen
                 for _ in range(progress.num_rows + progress.num_skipped - num_seen):
                     advance(
@@ -129,7 +131,9 @@ async def _label(
     )
 
 
-def select_rows(source: Path, path: Path, questions: Sequence[Question]) -> list[Question]:
+def select_rows(
+    source: Path, path: Path, questions: Sequence[CollectQuestion]
+) -> list[CollectQuestion]:
     """Write the questions' rows of a label file to `path`; returns those that have one, in order.
 
     The file may hold rows of earlier runs: with other seeds, or before another router was trained.
@@ -144,7 +148,7 @@ def select_rows(source: Path, path: Path, questions: Sequence[Question]) -> list
 
 
 async def _speculative(
-    collector: Collector, questions: Sequence[Question], alpha: float, batch: int
+    collector: Collector, questions: Sequence[CollectQuestion], alpha: float, batch: int
 ) -> tuple[Floats, Floats]:
     """Scores and output tokens of the speculative cascade, [num_questions]."""
     scores: list[float] = []
@@ -179,7 +183,7 @@ async def _speculative(
 
 
 def latencies(
-    arguments: argparse.Namespace, questions: Sequence[Question]
+    arguments: argparse.Namespace, questions: Sequence[CollectQuestion]
 ) -> tuple[dict[str, Floats], EngineInfo]:
     """Seconds to the last token by way of answering, [num_questions], on the grown pair.
 
@@ -236,7 +240,10 @@ def by_way(seconds: Mapping[str, Floats], stage: str) -> dict[int, Floats]:
 
 
 async def _requests(
-    arguments: argparse.Namespace, settings: Settings, engine: Engine, questions: Sequence[Question]
+    arguments: argparse.Namespace,
+    settings: Settings,
+    engine: Engine,
+    questions: Sequence[CollectQuestion],
 ) -> list[EngineRequest]:
     """Small-tier requests as the gateway would send them."""
     client = InProcessEngineClient(lambda _: engine)  # never started: it only fills in the type

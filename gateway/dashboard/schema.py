@@ -5,9 +5,9 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 Milliseconds = Annotated[float, Field(ge=0)]
-Share = Annotated[float, Field(ge=0, le=1)]
+_Share = Annotated[float, Field(ge=0, le=1)]
 PerSecond = Annotated[float, Field(ge=0)]
-Usd = Annotated[float, Field(description="USD.")]
+_Usd = Annotated[float, Field(description="USD.")]
 
 
 class _Model(BaseModel):
@@ -54,7 +54,7 @@ class RequestFigures(_Model):
     per_s: PerSecond
     tokens_per_s: PerSecond
     goodput: PerSecond
-    cost_usd_per_s: Usd
+    cost_usd_per_s: _Usd
 
 
 class TierFigures(_Model):
@@ -62,7 +62,7 @@ class TierFigures(_Model):
 
     name: str
     num: int
-    share: Share
+    share: _Share
 
 
 class ClassFigures(_Model):
@@ -75,7 +75,7 @@ class ClassFigures(_Model):
     name: str
     num: int
     num_attained: int
-    attainment: Share | None
+    attainment: _Share | None
     goodput: PerSecond
     ttft_ms: Milliseconds | None
     inter_token_ms: Milliseconds | None
@@ -95,7 +95,7 @@ class Series(_Model):
     requests_per_s: list[PerSecond]
     goodput: list[PerSecond]
     tokens_per_s: list[PerSecond]
-    cost_usd_per_s: list[Usd]
+    cost_usd_per_s: list[_Usd]
 
 
 class EngineTier(_Model):
@@ -104,9 +104,9 @@ class EngineTier(_Model):
     name: str
     num_running: int
     num_waiting: int
-    kv_cache_usage: Share
+    kv_cache_usage: _Share
     num_preemptions: int
-    prefix_hit_share: Share | None
+    prefix_hit_share: _Share | None
     tokens_per_s: PerSecond | None
 
 
@@ -120,7 +120,7 @@ class SourceFigures(_Model):
     name: str
     num_drafted: int
     num_accepted: int
-    by_depth: list[Share | None]
+    by_depth: list[_Share | None]
 
 
 class Acceptance(_Model):
@@ -133,7 +133,7 @@ class Acceptance(_Model):
     num_draft_tokens: int
     num_accepted_tokens: int
     tokens_per_step: float | None
-    accepted_by_depth: list[Share]
+    accepted_by_depth: list[_Share]
     sources: list[SourceFigures]
 
 
@@ -143,7 +143,7 @@ class EngineHistory(_Model):
     age_s: list[float]
     num_running: dict[str, list[int]]
     num_waiting: dict[str, list[int]]
-    kv_cache_usage: dict[str, list[Share]]
+    kv_cache_usage: dict[str, list[_Share]]
 
 
 class EngineFigures(_Model):

@@ -79,20 +79,20 @@ else:
     )
 
 
-class Report(BaseModel):
+class _Report(BaseModel):
     """Base of the answers."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
 
-class StoppedReport(Report):
+class StoppedReport(_Report):
     """Why an arm takes no part any more, and since when (seconds since 1970, UTC)."""
 
     reason: str
     at: float
 
 
-class ExperimentArmReport(Report):
+class ExperimentArmReport(_Report):
     """An arm; `share` of the experiment's units are in it, `set` is what it sets."""
 
     name: str
@@ -102,7 +102,7 @@ class ExperimentArmReport(Report):
     stopped: StoppedReport | None
 
 
-class ExperimentReport(Report):
+class ExperimentReport(_Report):
     """An experiment as it is now. Times are seconds since 1970 (UTC).
 
     `definition`: all that was said of it and is not the default. `source`: file, for one of the
@@ -126,7 +126,7 @@ class ExperimentReport(Report):
     stopped_at: float | None
 
 
-class VersionReport(Report):
+class VersionReport(_Report):
     """One version; its data are apart from those of others."""
 
     version: int
@@ -136,7 +136,7 @@ class VersionReport(Report):
     stopped_at: float | None
 
 
-class EventReport(Report):
+class EventReport(_Report):
     """Something that was done to it."""
 
     version: int
@@ -152,14 +152,14 @@ class ExperimentDetail(ExperimentReport):
     events: list[EventReport]
 
 
-class ExperimentList(Report):
+class ExperimentList(_Report):
     """All experiments, by name."""
 
     object: Literal["list"] = "list"
     data: list[ExperimentReport]
 
 
-class DeletedExperiment(Report):
+class DeletedExperiment(_Report):
     """It is forgotten, with its data."""
 
     object: Literal["experiment"] = "experiment"

@@ -18,7 +18,7 @@ AnsweredId = Annotated[
         description="The answer's id, or the x-request-id that came with it.",
     ),
 ]
-Name = Annotated[
+FeedbackName = Annotated[
     str,
     Field(
         min_length=1,
@@ -27,7 +27,7 @@ Name = Annotated[
         description="What was judged. One request has one outcome under each name.",
     ),
 ]
-Label = Annotated[str, Field(min_length=1, max_length=64, pattern=_ONE_LINE)]
+FeedbackLabel = Annotated[str, Field(min_length=1, max_length=64, pattern=_ONE_LINE)]
 Score = Annotated[float, Field(ge=-_MAX_SCORE, le=_MAX_SCORE)]
 
 
@@ -36,7 +36,7 @@ class ScoreFeedback(RequestModel):
 
     request_id: AnsweredId
     score: Score
-    name: Name = "score"
+    name: FeedbackName = "score"
 
 
 class SuccessFeedback(RequestModel):
@@ -44,15 +44,15 @@ class SuccessFeedback(RequestModel):
 
     request_id: AnsweredId
     success: bool
-    name: Name = "success"
+    name: FeedbackName = "success"
 
 
 class LabelFeedback(RequestModel):
     """A word."""
 
     request_id: AnsweredId
-    label: Label
-    name: Name = "label"
+    label: FeedbackLabel
+    name: FeedbackName = "label"
 
 
 def _model_of(body: object) -> str:

@@ -10,7 +10,7 @@ from gateway.errors.tree import NotFoundError
 from gateway.experiments.actions import ExperimentActions
 from gateway.experiments.measure_store import TotalsStore
 from gateway.experiments.records import ExperimentRecord, VersionRecord
-from gateway.experiments.statistics.plan import Limits, Plan
+from gateway.experiments.statistics.plan import Limits, SamplePlan
 from gateway.experiments.totals import ArmTotals
 
 if TYPE_CHECKING:
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from gateway.experiments.statistics.selfcheck import SelfCheck
 
 
-def plan_of(record: ExperimentRecord, version: VersionRecord | None = None) -> Plan:
+def plan_of(record: ExperimentRecord, version: VersionRecord | None = None) -> SamplePlan:
     """What the statistics must know of a version; the newest one unless another is given."""
     version = version or record.current
     spec = version.spec
     is_newest = version.number == record.version
-    return Plan(
+    return SamplePlan(
         name=record.name,
         version=version.number,
         control=spec.control_arm,
@@ -51,7 +51,7 @@ class Reporter:
         self._store = store
         self._totals = totals
 
-    def plan(self, name: str, version: int | None = None) -> Plan:
+    def plan(self, name: str, version: int | None = None) -> SamplePlan:
         """What the statistics must know of it; the newest version unless another is named."""
         record = self._store.get(name)
         if version is None or version == record.version:
@@ -65,7 +65,7 @@ class Reporter:
             )
         return plan_of(record, found)
 
-    def totals(self, plan: Plan) -> Mapping[str, ArmTotals]:
+    def totals(self, plan: SamplePlan) -> Mapping[str, ArmTotals]:
         """What was counted of this version, by arm."""
         return self._totals.totals(plan.name, plan.version)
 

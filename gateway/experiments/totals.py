@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from gateway.experiments.sketch import QuantileSketch
 
-Floats = NDArray[np.float64]
+_Floats = NDArray[np.float64]
 
 NUM_UNIT_BUCKETS: Final = 64
 """Units are put into so many buckets by their hash; all requests of a unit are in one bucket."""
@@ -29,7 +29,7 @@ METRIC_NAMES: Final[tuple[MetricName, ...]] = (*SHARE_NAMES, *VALUE_NAMES)
 SKETCH_NAMES: Final[tuple[SketchName, ...]] = get_args(SketchName)
 
 
-def _zeros() -> Floats:
+def _zeros() -> _Floats:
     return np.zeros(NUM_UNIT_BUCKETS)
 
 
@@ -40,9 +40,9 @@ class MetricTotals:
     Buckets are clusters: their totals are independent where requests of one unit are not.
     """
 
-    counts: Floats = field(default_factory=_zeros)
-    sums: Floats = field(default_factory=_zeros)
-    squares: Floats = field(default_factory=_zeros)
+    counts: _Floats = field(default_factory=_zeros)
+    sums: _Floats = field(default_factory=_zeros)
+    squares: _Floats = field(default_factory=_zeros)
 
     @property
     def n(self) -> int:
@@ -124,7 +124,7 @@ class ArmTotals:
         return self.metrics["cancelled"].n
 
     @property
-    def requests_by_bucket(self) -> Floats:
+    def requests_by_bucket(self) -> _Floats:
         """The same by the units' bucket: shape (64,)."""
         return self.metrics["cancelled"].counts
 

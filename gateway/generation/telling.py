@@ -4,10 +4,10 @@ from typing import Final
 
 from gateway.answers.origin import Origin
 from gateway.generation.generation import Generation
-from gateway.ledger.row import Outcome
+from gateway.ledger.row import RowOutcome
 from gateway.metering.rows import LocalAnswer
 
-_OUTCOMES: Final[dict[str, Outcome]] = {
+_OUTCOMES: Final[dict[str, RowOutcome]] = {
     "stop": "answered",
     "error": "failed",
     "handed_over": "escalated",

@@ -14,7 +14,7 @@ from gateway.handoff.cloud_leg import CloudLeg
 from gateway.handoff.name_book import NameBook
 from gateway.handoff.needs import uses_of
 from gateway.metering.credit import Credit
-from gateway.metering.meter import Estimate, RequestMeter
+from gateway.metering.meter import RequestMeter, UsageEstimate
 from gateway.planning.context import GatewayContext
 from gateway.planning.incoming import Asked
 from gateway.planning.names import Names
@@ -195,7 +195,7 @@ class CloudCalls:
         local = self._context.tokenizers if "local" in asked.terms.places else ()
         allowed = [name for name in local if meter.principal.scopes.allows_tier(name)]
         return await meter.admit(
-            Estimate(
+            UsageEstimate(
                 tiers=(tier.name, *allowed),
                 num_prompt_tokens=self._num_prompt_tokens(asked),
                 num_choices=_num_answers(asked),

@@ -19,7 +19,7 @@ from gateway.handoff.local_load import LocalLoad
 from gateway.handoff.name_book import NameBook
 from gateway.handoff.reading import RequestReader
 from gateway.metering.local_work import LocalWork
-from gateway.metering.meter import Estimate, RequestMeter
+from gateway.metering.meter import RequestMeter, UsageEstimate
 from gateway.planning.context import GatewayContext
 from gateway.planning.incoming import Asked, Incoming, trace_asked
 from gateway.planning.job import Job
@@ -272,7 +272,7 @@ class Planner:
         if cloud is not None:
             tiers.append(cloud)
         credit = await meter.admit(
-            Estimate(
+            UsageEstimate(
                 tiers=tuple(tiers),
                 num_prompt_tokens=job.num_prompt_tokens,
                 num_choices=len(job.choices),

@@ -70,7 +70,7 @@ class UsageFilter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
+class UsageTotals:
     """Sums of a group of rows; `group` is None for all of them, "" for rows that have no such word.
 
     `requests` are API requests, `attempts` are rows. `tokens` has the kinds of `TOKENS`.
@@ -119,7 +119,7 @@ class Savings:
 
 def usage_by(
     connection: Connection, by: Dimension, wanted: UsageFilter, *, limit: int
-) -> list[Usage]:
+) -> list[UsageTotals]:
     """At most `limit` groups: days in their order, others by charge, cost and requests."""
     column = _COLUMNS[by]
     sums = _sums()
@@ -130,7 +130,7 @@ def usage_by(
     return [_usage(_label(by, row[0]), row[1:]) for row in rows]
 
 
-def total_usage(connection: Connection, wanted: UsageFilter) -> Usage:
+def total_usage(connection: Connection, wanted: UsageFilter) -> UsageTotals:
     """All rows together."""
     return _usage(None, connection.execute(select(*_sums()).where(wanted.condition)).one())
 
@@ -183,9 +183,9 @@ def _sums() -> list[ColumnElement[Any]]:
     ]
 
 
-def _usage(group: str | None, sums: Sequence[Any]) -> Usage:
+def _usage(group: str | None, sums: Sequence[Any]) -> UsageTotals:
     numbers = [int(number or 0) for number in sums]  # without a row, sums are null
-    return Usage(
+    return UsageTotals(
         group=group,
         requests=numbers[0],
         attempts=numbers[1],

@@ -15,7 +15,7 @@ RowKind = Literal[
     "probe",  # the small model's reading of a prompt for the router, or a check of a server
     "mirror",  # a copy for comparison
 ]
-Outcome = Literal[
+RowOutcome = Literal[
     "answered",
     "failed",
     "refused",  # the request is at fault
@@ -24,7 +24,7 @@ Outcome = Literal[
     "escalated",  # given up for the large model's answer
     "limited",  # ended where the tenant's limit ended
 ]
-UsageSource = Literal["engine", "reported", "counted", "estimated"]
+RowUsageSource = Literal["engine", "reported", "counted", "estimated"]
 
 MAX_LENGTHS: Final[Mapping[str, int]] = {
     "row_id": 64,
@@ -63,7 +63,7 @@ class LedgerRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     request_id: str
     ended_at: float
     kind: RowKind
-    outcome: Outcome
+    outcome: RowOutcome
     tier: str
     key_id: str = "anonymous"
     team_id: str | None = None
@@ -84,7 +84,7 @@ class LedgerRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     num_held_tokens: int = 0
     num_discarded_tokens: int = 0
     num_charged_tokens: int = 0
-    usage_source: UsageSource = "engine"
+    usage_source: RowUsageSource = "engine"
     cost_nanos: int = 0
     charge_nanos: int = 0
     price_version: str = ""

@@ -9,8 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from gateway.ledger.dimensions import Dimension
 from gateway.ledger.queries import (
     Savings,
-    Usage,
     UsageFilter,
+    UsageTotals,
     names_of,
     savings,
     total_usage,
@@ -18,7 +18,7 @@ from gateway.ledger.queries import (
 )
 from gateway.storage.database import Database
 
-Usd = Annotated[float, Field(description="USD.")]
+_Usd = Annotated[float, Field(description="USD.")]
 Nanos = Annotated[int, Field(description="Billionths of a USD.")]
 
 
@@ -44,12 +44,12 @@ class UsageSums(_Model):
     held_tokens: int
     discarded_tokens: int
     charged_tokens: int
-    charge_usd: Usd
+    charge_usd: _Usd
     charge_nanos: Nanos
-    cost_usd: Usd | None
+    cost_usd: _Usd | None
     cost_nanos: Nanos | None
-    cost_usd_per_million_tokens: Usd | None
-    cost_usd_per_million_charged_tokens: Usd | None
+    cost_usd_per_million_tokens: _Usd | None
+    cost_usd_per_million_charged_tokens: _Usd | None
 
 
 class UsageGroup(UsageSums):
@@ -63,9 +63,9 @@ class SavingsReport(_Model):
     """What all of it cost against one tier's answering everything."""
 
     tier: str
-    cost_usd: Usd
-    always_usd: Usd
-    saved_usd: Usd
+    cost_usd: _Usd
+    always_usd: _Usd
+    saved_usd: _Usd
     saved_share: float | None
 
 
@@ -115,13 +115,13 @@ def usage_report(database: Database, question: UsageQuestion) -> UsageReport:
     )
 
 
-def _group(usage: Usage, names: Mapping[str, str], question: UsageQuestion) -> UsageGroup:
+def _group(usage: UsageTotals, names: Mapping[str, str], question: UsageQuestion) -> UsageGroup:
     group = usage.group or ""
     sums = _sums(usage, question).model_dump()
     return UsageGroup(group=group, name=names.get(group), **sums)
 
 
-def _sums(usage: Usage, question: UsageQuestion) -> UsageSums:
+def _sums(usage: UsageTotals, question: UsageQuestion) -> UsageSums:
     costs: dict[str, float | None] = {
         "cost_usd": _usd(usage.cost_nanos),
         "cost_nanos": usage.cost_nanos,

@@ -10,9 +10,9 @@ from gateway.limits.limit_rules import Demand, Holding, LimitPlan, LimitRule, or
 from gateway.limits.limiter import LimitState
 from gateway.limits.metrics import LimitMetrics
 from gateway.limits.past import PastAmounts
-from gateway.limits.refusals import Refusal, decisive, refusal_error
+from gateway.limits.refusals import LimitRefusal, decisive, refusal_error
 from gateway.limits.unlimited import UnlimitedReservation
-from gateway.limits.windows import Counter, Counters, Moment
+from gateway.limits.windows import ClockTimes, Counter, Counters
 from gateway.tenants.amounts import Amounts, Want
 from gateway.tenants.principal import Principal
 
@@ -29,7 +29,7 @@ class _Plan:
         self.limits = limits
         self.counters = counters
 
-    def refusals(self, demands: Sequence[Demand], moment: Moment) -> list[Refusal]:
+    def refusals(self, demands: Sequence[Demand], moment: ClockTimes) -> list[LimitRefusal]:
         """Return a refusal for each rule that has no room for its demand."""
         refusals = []
         for i, amount in demands:
@@ -37,10 +37,10 @@ class _Plan:
             used = self.counters[i].used(moment)
             if amount and amount > rule.limit - used:
                 wait_s = self.counters[i].wait_s(amount, rule.limit, moment)
-                refusals.append(Refusal(rule=rule, wanted=amount, used=used, wait_s=wait_s))
+                refusals.append(LimitRefusal(rule=rule, wanted=amount, used=used, wait_s=wait_s))
         return refusals
 
-    def states(self, demands: Sequence[Demand], moment: Moment) -> tuple[LimitState, ...]:
+    def states(self, demands: Sequence[Demand], moment: ClockTimes) -> tuple[LimitState, ...]:
         """Return the states of the rules in `demands`."""
         states = []
         for i, _ in demands:
@@ -202,9 +202,9 @@ class MemoryLimiter:
         """How many are kept."""
         return len(self._counters)
 
-    def moment(self) -> Moment:
+    def moment(self) -> ClockTimes:
         """Now."""
-        return Moment(self._clock(), self._wall_clock())
+        return ClockTimes(self._clock(), self._wall_clock())
 
     def _plan(self, principal: Principal) -> _Plan:
         """Lines and counters; kept for as long as the principal is the same object."""
@@ -244,7 +244,7 @@ class MemoryLimiter:
 
 
 def _enter(
-    plan: _Plan, demands: Sequence[Demand], entries: dict[int, list[Demand]], moment: Moment
+    plan: _Plan, demands: Sequence[Demand], entries: dict[int, list[Demand]], moment: ClockTimes
 ) -> None:
     for i, amount in demands:
         entered = entries.setdefault(i, [])

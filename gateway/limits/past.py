@@ -5,7 +5,7 @@ from typing import Final
 
 from gateway.limits.history import PastUse, PastUses
 from gateway.limits.limit_rules import LimitRule, Period, Unit
-from gateway.limits.windows import WINDOW_S, Counter, Moment
+from gateway.limits.windows import WINDOW_S, ClockTimes, Counter
 
 _UNITS: Final[tuple[Unit, ...]] = ("requests", "tokens", "usd_nanos")
 _Name = tuple[str, str, str | None, Period, Unit]
@@ -17,14 +17,14 @@ class PastAmounts:
     `now`: the moment of the start, which joins the two clocks.
     """
 
-    def __init__(self, uses: PastUses, now: Moment) -> None:
-        self._amounts: dict[_Name, list[tuple[int, Moment]]] = {}
+    def __init__(self, uses: PastUses, now: ClockTimes) -> None:
+        self._amounts: dict[_Name, list[tuple[int, ClockTimes]]] = {}
         for use in sorted(uses.minute, key=lambda use: use.at_s):  # as clocks go
             self._keep("minute", use, _minute_moment(use.at_s, now))
         for use in uses.day:
-            self._keep("day", use, Moment(now.clock_s, use.at_s))
+            self._keep("day", use, ClockTimes(now.clock_s, use.at_s))
         for use in uses.month:
-            self._keep("month", use, Moment(now.clock_s, use.at_s))
+            self._keep("month", use, ClockTimes(now.clock_s, use.at_s))
 
     def enter(self, rule: LimitRule, counter: Counter) -> None:
         """Into a counter that was just made."""
@@ -32,7 +32,7 @@ class PastAmounts:
         for amount, moment in self._amounts.pop(name, ()):
             counter.add(amount, moment)
 
-    def _keep(self, period: Period, use: PastUse, moment: Moment) -> None:
+    def _keep(self, period: Period, use: PastUse, moment: ClockTimes) -> None:
         owners = [("key", use.key_id)]
         if use.team_id is not None:
             owners.append(("team", use.team_id))
@@ -45,7 +45,7 @@ class PastAmounts:
                         self._amounts.setdefault(name, []).append((amount, moment))
 
 
-def _minute_moment(at_s: int, now: Moment) -> Moment:
+def _minute_moment(at_s: int, now: ClockTimes) -> ClockTimes:
     """The latest that it can have been: the ledger knows whole seconds only."""
     ago_s = max(0.0, now.wall_s - (at_s + 1))
-    return Moment(math.floor(now.clock_s - min(ago_s, WINDOW_S)), at_s)
+    return ClockTimes(math.floor(now.clock_s - min(ago_s, WINDOW_S)), at_s)

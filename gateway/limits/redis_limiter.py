@@ -12,7 +12,7 @@ from gateway.limits.limit_rules import Demand, Holding, LimitPlan, LimitRule, or
 from gateway.limits.limiter import LimitState
 from gateway.limits.metrics import LimitMetrics
 from gateway.limits.redis_scripts import Scripts
-from gateway.limits.refusals import Refusal, decisive, refusal_error
+from gateway.limits.refusals import LimitRefusal, decisive, refusal_error
 from gateway.limits.unlimited import UnlimitedReservation
 from gateway.settings.tree import SettingsError
 from gateway.tenants.amounts import Amounts, Want
@@ -415,11 +415,15 @@ def _states(
     return states
 
 
-def _refusals(plan: LimitPlan, demands: Sequence[Demand], reply: Sequence[int]) -> list[Refusal]:
+def _refusals(
+    plan: LimitPlan, demands: Sequence[Demand], reply: Sequence[int]
+) -> list[LimitRefusal]:
     refusals = []
     for n, (i, amount) in enumerate(demands):
         used, wait_ms = reply[1 + 3 * n], reply[2 + 3 * n]
         if wait_ms >= 0:
             rule = plan.rules[i]
-            refusals.append(Refusal(rule=rule, wanted=amount, used=used, wait_s=wait_ms / 1000))
+            refusals.append(
+                LimitRefusal(rule=rule, wanted=amount, used=used, wait_s=wait_ms / 1000)
+            )
     return refusals

@@ -11,7 +11,7 @@ from gateway.tenants.amounts import NANOS_PER_USD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
+class LimitRefusal:
     """A rule that has no room. `wait_s`: until it has, if nobody demands meanwhile."""
 
     rule: LimitRule
@@ -25,13 +25,13 @@ class Refusal:
         return self.wanted > self.rule.limit
 
 
-def decisive(refusals: Sequence[Refusal]) -> Refusal:
+def decisive(refusals: Sequence[LimitRefusal]) -> LimitRefusal:
     """The one that keeps the request out for longest."""
     return max(refusals, key=lambda r: (r.is_final, r.wait_s, r.rule.unit == "usd_nanos"))
 
 
 def refusal_error(
-    refusals: Sequence[Refusal], states: Sequence[LimitState]
+    refusals: Sequence[LimitRefusal], states: Sequence[LimitState]
 ) -> RateLimitError | BudgetError:
     """Return the error of the rule that refuses the request for longest."""
     refusal = decisive(refusals)
@@ -57,7 +57,7 @@ def refusal_error(
     )
 
 
-def _never_fits(refusal: Refusal) -> str:
+def _never_fits(refusal: LimitRefusal) -> str:
     rule = refusal.rule
     if not rule.limit:
         return f"{_limit(rule)} is 0: it allows nothing."
@@ -70,7 +70,7 @@ def _never_fits(refusal: Refusal) -> str:
     return f"{message} Send a shorter prompt or a smaller max_tokens."
 
 
-def _no_room(refusal: Refusal) -> str:
+def _no_room(refusal: LimitRefusal) -> str:
     rule = refusal.rule
     if rule.period == "open":
         return (

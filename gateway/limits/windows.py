@@ -15,7 +15,7 @@ OPEN_WAIT_S: Final = 1.0
 """Nobody knows when a request under way will end; asking once a second does not hurt."""
 
 
-class Moment(NamedTuple):
+class ClockTimes(NamedTuple):
     """One time on two clocks, in seconds: a monotonic one, and that of the calendar (UTC)."""
 
     clock_s: float
@@ -28,19 +28,19 @@ class Counter(Protocol):
     Not thread-safe.
     """
 
-    def used(self, moment: Moment) -> int:
+    def used(self, moment: ClockTimes) -> int:
         """What counts now."""
 
-    def add(self, amount: int, moment: Moment) -> int:
+    def add(self, amount: int, moment: ClockTimes) -> int:
         """Enter an amount now; returns its slot."""
 
     def give_back(self, slot: int, amount: int) -> None:
         """Take back a part of what was entered in a slot. What no longer counts is nothing."""
 
-    def wait_s(self, amount: int, limit: int, moment: Moment) -> float:
+    def wait_s(self, amount: int, limit: int, moment: ClockTimes) -> float:
         """Until `amount` fits (it is at most `limit`) if nobody asks and nothing is given back."""
 
-    def reset_s(self, moment: Moment) -> float:
+    def reset_s(self, moment: ClockTimes) -> float:
         """Until nothing counts any more; 0 where nothing does."""
 
 
@@ -58,12 +58,12 @@ class MinuteWindow:
         self._last = -(2**62)  # before every clock
         self._total = 0
 
-    def used(self, moment: Moment) -> int:
+    def used(self, moment: ClockTimes) -> int:
         """What counts now."""
         self._advance(math.floor(moment.clock_s))
         return self._total
 
-    def add(self, amount: int, moment: Moment) -> int:
+    def add(self, amount: int, moment: ClockTimes) -> int:
         """Enter an amount now; returns its second."""
         self._advance(math.floor(moment.clock_s))
         self._amounts[self._last % _NUM_SLOTS] += amount
@@ -76,7 +76,7 @@ class MinuteWindow:
             self._amounts[slot % _NUM_SLOTS] -= amount
             self._total -= amount
 
-    def wait_s(self, amount: int, limit: int, moment: Moment) -> float:
+    def wait_s(self, amount: int, limit: int, moment: ClockTimes) -> float:
         """Until enough of the oldest seconds are past."""
         over = self.used(moment) + amount - limit
         for second, entered in self._seconds():
@@ -87,7 +87,7 @@ class MinuteWindow:
                 return second + _NUM_SLOTS - moment.clock_s
         return 0.0
 
-    def reset_s(self, moment: Moment) -> float:
+    def reset_s(self, moment: ClockTimes) -> float:
         """Until the newest second is past."""
         if not self.used(moment):
             return 0.0
@@ -169,11 +169,11 @@ class CalendarCounter:
         self._calendar = calendar
         self._totals: dict[int, int] = {}  # period → what counts in it
 
-    def used(self, moment: Moment) -> int:
+    def used(self, moment: ClockTimes) -> int:
         """What counts in the present period."""
         return self._totals.get(self._calendar.number(moment.wall_s), 0)
 
-    def add(self, amount: int, moment: Moment) -> int:
+    def add(self, amount: int, moment: ClockTimes) -> int:
         """Enter an amount now; returns the period's number."""
         number = self._calendar.number(moment.wall_s)
         self._totals[number] = self._totals.get(number, 0) + amount
@@ -186,15 +186,15 @@ class CalendarCounter:
         if slot in self._totals:
             self._totals[slot] -= amount
 
-    def wait_s(self, amount: int, limit: int, moment: Moment) -> float:
+    def wait_s(self, amount: int, limit: int, moment: ClockTimes) -> float:
         """Until the period ends, unless it fits now."""
         return self._left_s(moment) if amount > limit - self.used(moment) else 0.0
 
-    def reset_s(self, moment: Moment) -> float:
+    def reset_s(self, moment: ClockTimes) -> float:
         """Until the period ends."""
         return self._left_s(moment) if self.used(moment) else 0.0
 
-    def _left_s(self, moment: Moment) -> float:
+    def _left_s(self, moment: ClockTimes) -> float:
         number = self._calendar.number(moment.wall_s)
         return self._calendar.end_s(number) - moment.wall_s
 
@@ -207,11 +207,11 @@ class OpenCount:
     def __init__(self) -> None:
         self._total = 0
 
-    def used(self, moment: Moment) -> int:
+    def used(self, moment: ClockTimes) -> int:
         """How many there are."""
         return self._total
 
-    def add(self, amount: int, moment: Moment) -> int:
+    def add(self, amount: int, moment: ClockTimes) -> int:
         """Some begin."""
         self._total += amount
         return 0
@@ -220,11 +220,11 @@ class OpenCount:
         """Some have ended."""
         self._total -= amount
 
-    def wait_s(self, amount: int, limit: int, moment: Moment) -> float:
+    def wait_s(self, amount: int, limit: int, moment: ClockTimes) -> float:
         """A guess."""
         return OPEN_WAIT_S if amount > limit - self._total else 0.0
 
-    def reset_s(self, moment: Moment) -> float:
+    def reset_s(self, moment: ClockTimes) -> float:
         """A guess."""
         return OPEN_WAIT_S if self._total else 0.0
 

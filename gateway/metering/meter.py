@@ -33,7 +33,7 @@ from gateway.tenants.principal import Principal
 from gateway.tenants.running import EndRequest
 from gateway.upstream.attempts import Attempt
 
-Ending = Literal["answered", "cancelled", "failed"]
+MeteredEnding = Literal["answered", "cancelled", "failed"]
 """How a response ended: whole, given up by the client, or by an error that is not his."""
 
 _ONE_REQUEST: Final = {"": Amounts(requests=1)}
@@ -58,7 +58,7 @@ class Account:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
+class UsageEstimate:
     """What an answer is going to take at most, its prompts counted once.
 
     `tiers` may answer, `max_tokens` is of each choice; is_bounded: the client has said so.
@@ -125,7 +125,7 @@ class RequestMeter:
         self._legs: list[_Leg] = []
         self._attempts: list[Attempt] = []
         self._credit: Credit | None = None
-        self._ending: Ending | None = None
+        self._ending: MeteredEnding | None = None
         self._charged = asyncio.Event()
         self._is_continued = False
         self._is_booked = False
@@ -151,7 +151,7 @@ class RequestMeter:
             self._reservation = await self._tenancy.limiter.reserve(self.principal, want)
             self._reserved = Reserved(dict(_ONE_REQUEST), _ONE_REQUEST[""])
 
-    async def admit(self, estimate: Estimate) -> Credit | None:
+    async def admit(self, estimate: UsageEstimate) -> Credit | None:
         """Reserve what the answer is going to take, beside the request itself (`enter`).
 
         Returns what it may take, and grow on; None where it cannot take more than is reserved, and
@@ -171,7 +171,7 @@ class RequestMeter:
         self._credit = Credit(per_choice * estimate.num_choices, grow)
         return self._credit
 
-    async def _reserve_usual(self, estimate: Estimate) -> int:
+    async def _reserve_usual(self, estimate: UsageEstimate) -> int:
         """Reserve what such answers usually take; returns the tokens of each choice.
 
         Where even an unused limit is too small for that, it is begun on less, for it may grow.
@@ -190,7 +190,7 @@ class RequestMeter:
             else:
                 return num_tokens
 
-    def _wanted(self, estimate: Estimate, per_choice: int) -> dict[str, Amounts]:
+    def _wanted(self, estimate: UsageEstimate, per_choice: int) -> dict[str, Amounts]:
         num_completion = (per_choice + estimate.num_predicted_tokens) * estimate.num_choices
         return {
             tier: self._amounts(tier, estimate.num_prompt_tokens, num_completion)
@@ -267,12 +267,12 @@ class RequestMeter:
         """Learn why the request fails: one that is at fault itself stays counted."""
         self._is_requests_fault = is_requests_fault(error)
 
-    def end(self, ending: Ending) -> None:
+    def end(self, ending: MeteredEnding) -> None:
         """The response is over. What is left to do is done in the background."""
         if self._ending is None:
             self._begin_end(ending)
 
-    async def finish(self, ending: Ending) -> None:
+    async def finish(self, ending: MeteredEnding) -> None:
         """The same; returns when what is left of the reservation is given back.
 
         So the next request finds it. Only an engine that is still about to end its work on an
@@ -285,7 +285,7 @@ class RequestMeter:
         if task is not None and is_known:
             await self._charged.wait()
 
-    def _begin_end(self, ending: Ending) -> asyncio.Task[None] | None:
+    def _begin_end(self, ending: MeteredEnding) -> asyncio.Task[None] | None:
         """The task that does what cannot be done at once."""
         self._ending = ending
         if self._reservation is None and self._is_work_complete:
@@ -297,7 +297,7 @@ class RequestMeter:
     def _is_work_complete(self) -> bool:
         return all(leg.work.is_complete for leg in self._legs)
 
-    async def _settle(self, ending: Ending) -> None:
+    async def _settle(self, ending: MeteredEnding) -> None:
         """Charge, give back, and book when the engine has said its last words.
 
         What a whole answer is charged does not depend on them.

@@ -6,7 +6,7 @@ from typing import Final
 
 from engine.events import TierWork
 from engine.request import Tier
-from gateway.ledger.row import LedgerRow, Outcome, RowKind
+from gateway.ledger.row import LedgerRow, RowKind, RowOutcome
 
 _NOTHING: Final = TierWork(tier="small")
 Template = Callable[..., LedgerRow]
@@ -43,7 +43,7 @@ class LocalAnswer:
 
     tier: Tier
     first_tier: Tier
-    outcome: Outcome
+    outcome: RowOutcome
     models: Mapping[Tier, str]
     num_prompt: int
     num_cached: int = 0

@@ -18,7 +18,7 @@ from gateway.errors.http import problem_of
 from gateway.errors.tree import AuthenticationError, DeadlineExceededError, GatewayError
 from gateway.generation import sse
 from gateway.handoff.answering import Answering
-from gateway.metering.meter import Ending, RequestMeter
+from gateway.metering.meter import MeteredEnding, RequestMeter
 from gateway.server.request_watch import RequestWatch
 from gateway.upstream.dialects.rewriting import splice
 
@@ -95,7 +95,7 @@ class AnswerResponse(Response):
         self._watch = watch
         self._recording = None if watch is None else watch.recording
         self._error: Exception | None = None
-        self._ending: Ending = "failed"
+        self._ending: MeteredEnding = "failed"
         self._is_streamed = is_streamed
         self._clock = clock
         self._arrival_s = clock()
@@ -199,7 +199,7 @@ class AnswerResponse(Response):
         await self._finish("answered")
         await send({"type": "http.response.body", "body": b""})
 
-    async def _finish(self, ending: Ending, error: Exception | None = None) -> None:
+    async def _finish(self, ending: MeteredEnding, error: Exception | None = None) -> None:
         """Settle the account before the last byte is sent: the next request may follow at once.
 
         From here on an answer that is whole is in time: what is paid for is sent.
@@ -228,7 +228,9 @@ class AnswerResponse(Response):
                 return
         await send({"type": "http.response.body", "body": part, "more_body": True})
 
-    async def _end_badly(self, send: Send, error: Exception, ending: Ending = "failed") -> None:
+    async def _end_badly(
+        self, send: Send, error: Exception, ending: MeteredEnding = "failed"
+    ) -> None:
         """An error event instead of [DONE]; what was sent stands, and no more follows."""
         await self._finish(ending, error)
         self.has_failed = True

@@ -19,7 +19,7 @@ from gateway.storage.urls import describe, read_url
 
 logger = logging.getLogger(__name__)
 
-Dialect = Literal["sqlite", "postgresql"]
+SqlDialect = Literal["sqlite", "postgresql"]
 
 _BUSY_TIMEOUT_S: Final = 10.0
 _CONNECT_TIMEOUT_S: Final = 5
@@ -52,7 +52,7 @@ class Database:
         address = read_url(url)
         self.name = describe(address)
         """What to call it in messages; without user and password."""
-        self.dialect: Dialect = "sqlite" if address.drivername == "sqlite" else "postgresql"
+        self.dialect: SqlDialect = "sqlite" if address.drivername == "sqlite" else "postgresql"
         self.path = Path(str(address.database)) if self.dialect == "sqlite" else None
         """SQLite's file."""
         self.engine = _sqlite_engine(address) if self.path else _postgres_engine(address)

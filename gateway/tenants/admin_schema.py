@@ -19,12 +19,12 @@ LAST_SECOND = 253_402_300_799
 
 _ONE_LINE = r"^[^\x00-\x1f\x7f]*$"
 
-Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS, pattern=_ONE_LINE)]
-Label = Annotated[str, Field(max_length=256, pattern=_ONE_LINE)]
+AdminName = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS, pattern=_ONE_LINE)]
+LabelText = Annotated[str, Field(max_length=256, pattern=_ONE_LINE)]
 LabelName = Annotated[str, Field(min_length=1, max_length=64, pattern=_ONE_LINE)]
 Words = Annotated[str, Field(min_length=1, max_length=256, pattern=_ONE_LINE)]
-Labels = Annotated[
-    dict[LabelName, Label],
+LabelMap = Annotated[
+    dict[LabelName, LabelText],
     Field(
         max_length=MAX_LABELS,
         # pydantic says patternProperties, which would let other names pass.
@@ -34,7 +34,7 @@ Labels = Annotated[
     ),
 ]
 LabelsPatch = Annotated[
-    dict[LabelName, Label | None],
+    dict[LabelName, LabelText | None],
     Field(
         max_length=MAX_LABELS,
         json_schema_extra={
@@ -42,21 +42,21 @@ LabelsPatch = Annotated[
         },
     ),
 ]
-Names = Annotated[list[Words], Field(max_length=MAX_NAMES)]
-Count = Annotated[int, Field(ge=0, le=2**53), WHOLE]
+ScopeNames = Annotated[list[Words], Field(max_length=MAX_NAMES)]
+LimitCount = Annotated[int, Field(ge=0, le=2**53), WHOLE]
 Usd = Annotated[float, Field(ge=0, le=1e9)]
-Weight = Annotated[float, Field(ge=0.01, le=1000)]
-Moment = Annotated[int, Field(ge=0, le=LAST_SECOND), WHOLE]
+QueueWeight = Annotated[float, Field(ge=0.01, le=1000)]
+UnixSeconds = Annotated[int, Field(ge=0, le=LAST_SECOND), WHOLE]
 
 
 class TierLimits(RequestModel):
     """Limits; null or absent is no limit, 0 is nothing at all. Minutes slide, days are UTC's."""
 
-    requests_per_minute: Count | None = None
-    tokens_per_minute: Count | None = None
-    requests_per_day: Count | None = None
-    tokens_per_day: Count | None = None
-    concurrent_requests: Count | None = None
+    requests_per_minute: LimitCount | None = None
+    tokens_per_minute: LimitCount | None = None
+    requests_per_day: LimitCount | None = None
+    tokens_per_day: LimitCount | None = None
+    concurrent_requests: LimitCount | None = None
     usd_per_day: Usd | None = None
     usd_per_month: Usd | None = None
 
@@ -107,16 +107,16 @@ class KeyCreate(RequestModel):
     `metrics` may read /metrics.
     """
 
-    name: Name
+    name: AdminName
     team: Words | None = None
-    models: Names | None = None
-    tiers: Names | None = None
+    models: ScopeNames | None = None
+    tiers: ScopeNames | None = None
     admin: bool = False
     metrics: bool = False
     limits: KeyLimits = Field(default_factory=KeyLimits)
-    weight: Weight = 1.0
-    labels: Labels = Field(default_factory=dict)
-    expires_at: Moment | None = None
+    weight: QueueWeight = 1.0
+    labels: LabelMap = Field(default_factory=dict)
+    expires_at: UnixSeconds | None = None
 
     def order(self, team_id: str | None) -> KeyOrder:
         """The same, for the store. `team_id` is the id of `team`."""
@@ -151,16 +151,16 @@ class KeyUpdate(RequestModel):
 
     model_config = ConfigDict(json_schema_extra=_without_defaults)
 
-    name: Name = ""
+    name: AdminName = ""
     team: Words | None = None
-    models: Names | None = None
-    tiers: Names | None = None
+    models: ScopeNames | None = None
+    tiers: ScopeNames | None = None
     admin: bool = False
     metrics: bool = False
     limits: LimitsPatch | None = None
-    weight: Weight = 1.0
+    weight: QueueWeight = 1.0
     labels: LabelsPatch | None = None
-    expires_at: Moment | None = None
+    expires_at: UnixSeconds | None = None
 
 
 class KeyRotate(RequestModel):
@@ -172,10 +172,10 @@ class KeyRotate(RequestModel):
 class TeamCreate(RequestModel):
     """A new team: limits for all its keys together, one share of a full queue, one cache."""
 
-    name: Name
+    name: AdminName
     limits: KeyLimits = Field(default_factory=KeyLimits)
-    weight: Weight = 1.0
-    labels: Labels = Field(default_factory=dict)
+    weight: QueueWeight = 1.0
+    labels: LabelMap = Field(default_factory=dict)
 
     def order(self) -> TeamOrder:
         """The same, for the store."""
@@ -193,19 +193,19 @@ class TeamUpdate(RequestModel):
 
     model_config = ConfigDict(json_schema_extra=_without_defaults)
 
-    name: Name = ""
+    name: AdminName = ""
     limits: LimitsPatch | None = None
-    weight: Weight = 1.0
+    weight: QueueWeight = 1.0
     labels: LabelsPatch | None = None
 
 
-class Report(BaseModel):
+class _Report(BaseModel):
     """Base of the answers."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
 
-class KeyReport(Report):
+class KeyReport(_Report):
     """A key, without its secret. Times are seconds since 1970 (UTC).
 
     `old_secret_until`: until then the secret before the last rotation is taken too.
@@ -236,7 +236,7 @@ class NewKeyReport(KeyReport):
     key: str
 
 
-class KeyList(Report):
+class KeyList(_Report):
     """A page of keys, by their ids; where `has_more`, go on with `after` = the last one's id."""
 
     object: Literal["list"] = "list"
@@ -244,7 +244,7 @@ class KeyList(Report):
     has_more: bool
 
 
-class TeamReport(Report):
+class TeamReport(_Report):
     """A team."""
 
     object: Literal["team"] = "team"
@@ -256,7 +256,7 @@ class TeamReport(Report):
     created_at: int
 
 
-class TeamList(Report):
+class TeamList(_Report):
     """All teams, by name."""
 
     object: Literal["list"] = "list"

@@ -9,8 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field
 NANOS_PER_USD: Final = 10**9
 """Money is counted in whole billionths of a dollar, so that sums add up."""
 
-Count = Annotated[int, Field(ge=0, le=2**53)]
-Usd = Annotated[float, Field(ge=0, le=1e9)]
+_Count = Annotated[int, Field(ge=0, le=2**53)]
+UsdLimit = Annotated[float, Field(ge=0, le=1e9)]
 
 LimitName = Literal[
     "requests_per_minute",
@@ -32,13 +32,13 @@ class LimitSpec(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    requests_per_minute: Count | None = None
-    tokens_per_minute: Count | None = None
-    requests_per_day: Count | None = None
-    tokens_per_day: Count | None = None
-    concurrent_requests: Count | None = None
-    usd_per_day: Usd | None = None
-    usd_per_month: Usd | None = None
+    requests_per_minute: _Count | None = None
+    tokens_per_minute: _Count | None = None
+    requests_per_day: _Count | None = None
+    tokens_per_day: _Count | None = None
+    concurrent_requests: _Count | None = None
+    usd_per_day: UsdLimit | None = None
+    usd_per_month: UsdLimit | None = None
     models: Mapping[str, "LimitSpec"] = Field(default_factory=dict)
 
     @property

@@ -6,10 +6,10 @@ from typing import Any, Final
 from pydantic import TypeAdapter, ValidationError
 
 from gateway.errors.tree import BadRequestError
-from gateway.tenants.admin_schema import KeyLimits, KeyUpdate, Labels, TeamUpdate, limits_report
+from gateway.tenants.admin_schema import KeyLimits, KeyUpdate, LabelMap, TeamUpdate, limits_report
 from gateway.tenants.records import KeyOrder, TeamOrder
 
-_LABELS: Final[TypeAdapter[dict[str, str]]] = TypeAdapter(Labels)
+_LABELS: Final[TypeAdapter[dict[str, str]]] = TypeAdapter(LabelMap)
 
 
 def merged(before: Mapping[str, Any], patch: Mapping[str, Any] | None) -> dict[str, Any]:

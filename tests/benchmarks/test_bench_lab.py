@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.bench_lab import experiment_section, of_users, summary_figures, write_trace
-from gateway.experiments.statistics.plan import Plan
+from gateway.experiments.statistics.plan import SamplePlan
 from gateway.experiments.statistics.report import analyse
 from gateway.tools.bench.traces import load_trace
 from gateway.tools.bench.workloads import PlannedRequest
@@ -35,7 +35,7 @@ def test_requests_get_users() -> None:
 
 
 def test_an_experiment_without_data_has_a_section(tmp_path: Path) -> None:
-    plan = Plan(name="draft-budget", version=1, control="a", weights={"a": 1.0, "b": 1.0})
+    plan = SamplePlan(name="draft-budget", version=1, control="a", weights={"a": 1.0, "b": 1.0})
     section = experiment_section(analyse(plan, {}), tmp_path)
     assert "draft-budget" in section.title
     assert "<pre>" in section.html

@@ -19,7 +19,7 @@ from gateway.cli import app, main
 from gateway.settings.tree import Settings, load_settings
 from gateway.text.chat import ChatTokenizer
 from gateway.tools.console.terminal import DRAFTED_STYLE, LoadingProgress, print_banner, token_text
-from gateway.tools.console.terminal_chat import Answer, ChatError, ChatOptions, stream_answer
+from gateway.tools.console.terminal_chat import ChatAnswer, ChatError, ChatOptions, stream_answer
 from tests.gateway.conftest import Server
 from tests.gateway.hybrid import LOCAL_TEXT, World, hybrid
 
@@ -296,9 +296,9 @@ def test_an_answer_that_breaks_off_is_an_error_behind_its_beginning(with_cloud: 
     assert error == "outrider: The cloud tier broke the connection off."
 
 
-def answer_of(body: bytes) -> Answer:
+def answer_of(body: bytes) -> ChatAnswer:
     """What is understood of a stream of events. Raises ChatError."""
-    answer = Answer()
+    answer = ChatAnswer()
     transport = httpx.MockTransport(lambda _: httpx.Response(200, content=body))
     with httpx.Client(base_url="http://gateway", transport=transport) as client:
         for _ in stream_answer(client, ChatOptions().body([]), answer):
@@ -334,10 +334,10 @@ def test_drafted_tokens_have_their_colour() -> None:
 
 
 def test_the_rate_counts_from_the_first_token() -> None:
-    answer = Answer(num_tokens=11, ttft_s=1.0, duration_s=3.0, report={"tier": "small"})
+    answer = ChatAnswer(num_tokens=11, ttft_s=1.0, duration_s=3.0, report={"tier": "small"})
     assert answer.tokens_per_s == 5.0
     assert "small" in answer.summary()
-    assert Answer(num_tokens=1, ttft_s=1.0, duration_s=1.0).tokens_per_s is None
+    assert ChatAnswer(num_tokens=1, ttft_s=1.0, duration_s=1.0).tokens_per_s is None
 
 
 def test_a_plain_request_has_no_extras() -> None:

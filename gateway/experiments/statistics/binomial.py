@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from gateway.experiments.statistics.clusters import design_effect, pair_effects
 from gateway.experiments.statistics.comparison import Comparison
 from gateway.experiments.statistics.interval import Interval, check_alpha
-from gateway.experiments.statistics.mixture import Floats, log_beta_binomial, prior_requests
+from gateway.experiments.statistics.mixture import FloatArray, log_beta_binomial, prior_requests
 from gateway.experiments.totals import MetricTotals
 
 _EDGE: Final = 1e-12
@@ -48,7 +48,7 @@ class _Counts:
     def of(cls, metric: MetricTotals, effect: float) -> "_Counts":
         return cls(successes=metric.sum / effect, failures=(metric.n - metric.sum) / effect)
 
-    def log(self, share: Floats, prior: float) -> Floats:
+    def log(self, share: FloatArray, prior: float) -> FloatArray:
         return log_beta_binomial(self.successes, self.failures, share, prior)
 
 
@@ -105,8 +105,12 @@ def compare_shares(
 
 
 def log_evidence(
-    successes_1: Floats, failures_1: Floats, successes_2: Floats, failures_2: Floats, prior: float
-) -> Floats:
+    successes_1: FloatArray,
+    failures_1: FloatArray,
+    successes_2: FloatArray,
+    failures_2: FloatArray,
+    prior: float,
+) -> FloatArray:
     """Log of the evidence that two shares differ: the product's least value over equal shares.
 
     At log(1 / alpha) or more, equality is refused at level alpha. Any equal shapes. Least by
@@ -115,7 +119,7 @@ def log_evidence(
     share_1 = successes_1 / np.maximum(successes_1 + failures_1, _EDGE)
     share_2 = successes_2 / np.maximum(successes_2 + failures_2, _EDGE)
 
-    def both(share: Floats) -> Floats:
+    def both(share: FloatArray) -> FloatArray:
         return log_beta_binomial(successes_1, failures_1, share, prior) + log_beta_binomial(
             successes_2, failures_2, share, prior
         )
@@ -130,7 +134,7 @@ def log_evidence(
     return both((low + high) / 2.0)
 
 
-def are_different(counts: Floats, prior: float, alpha: float) -> NDArray[np.bool_]:
+def are_different(counts: FloatArray, prior: float, alpha: float) -> NDArray[np.bool_]:
     """Whether equal shares are refused at level alpha; for many pairs of arms at once.
 
     `counts`: shape (4, n), successes and failures of one arm, then of the other. The product at
@@ -159,8 +163,8 @@ def _settled(share: float) -> float:
 
 
 def _bound(
-    counts: _Counts, budget: Floats, prior: float, end: float, num_halvings: int = _NUM_HALVINGS
-) -> Floats:
+    counts: _Counts, budget: FloatArray, prior: float, end: float, num_halvings: int = _NUM_HALVINGS
+) -> FloatArray:
     """Furthest share towards `end` at which the arm's log martingale is within `budget`."""
     inside = np.full(budget.shape, counts.share)
     outside = np.full(budget.shape, end)
@@ -178,7 +182,7 @@ def _extent(
     two: _Counts,
     budget: float,
     prior: float,
-    contrast: Callable[[Floats, Floats], Floats],
+    contrast: Callable[[FloatArray, FloatArray], FloatArray],
 ) -> tuple[float, float]:
     """Least and greatest contrast of the pairs of shares whose product is within `budget`.
 

@@ -10,26 +10,28 @@ from scipy.special import ndtr, stdtrit
 
 from gateway.experiments.statistics.mixture import (
     TUNED_FOR,
-    Floats,
+    FloatArray,
     half_width,
     prior_requests,
 )
 from gateway.experiments.totals import ArmTotals, MetricTotals, SketchName
 
 
-def effective_buckets(counts: Floats) -> Floats:
+def effective_buckets(counts: FloatArray) -> FloatArray:
     """Buckets of equal size that would be worth as much (Kish 1965); 0 for no requests.
 
     `counts`: shape (..., 64), requests by bucket; the result has shape (...).
     """
     squares = np.square(counts).sum(axis=-1)
-    found: Floats = np.divide(
+    found: FloatArray = np.divide(
         np.square(counts.sum(axis=-1)), squares, out=np.zeros_like(squares), where=squares > 0.0
     )
     return found
 
 
-def design_effects(counts: Floats, sums: Floats, squares: Floats, alpha: float) -> Floats:
+def design_effects(
+    counts: FloatArray, sums: FloatArray, squares: FloatArray, alpha: float
+) -> FloatArray:
     """Variance of the mean over that of independent requests: 1 or more, a safe estimate.
 
     The ratio estimator's cluster variance, B / (B - 1) sum d^2 with d = sum - mean count of a
@@ -98,8 +100,8 @@ def latency_design_effect(
     return max(design_effect(each, alpha, is_independent=is_independent) for each in metrics)
 
 
-def _widening(freedom: Floats, alpha: float) -> Floats:
+def _widening(freedom: FloatArray, alpha: float) -> FloatArray:
     """Square of Student's quantile over the normal's, where the normal's is the half-width."""
     z = half_width(alpha, TUNED_FOR / prior_requests(alpha))
-    widening: Floats = np.square(stdtrit(np.maximum(freedom, 1.0), ndtr(-z)) / z)
+    widening: FloatArray = np.square(stdtrit(np.maximum(freedom, 1.0), ndtr(-z)) / z)
     return widening

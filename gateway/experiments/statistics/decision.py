@@ -8,7 +8,7 @@ from typing import Final, Literal
 from gateway.experiments.statistics.comparison import Comparison
 from gateway.experiments.statistics.interval import Interval
 from gateway.experiments.statistics.mismatch import Mismatch
-from gateway.experiments.statistics.plan import Plan, PlanMetric
+from gateway.experiments.statistics.plan import PlanMetric, SamplePlan
 
 VerdictState = Literal["undecided", "better", "worse", "equivalent", "mixed", "invalid"]
 
@@ -33,7 +33,7 @@ _HIGHER_IS_BETTER: Final = frozenset({"attainment", "feedback"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class Conclusion:
     """What may be concluded.
 
     better: an arm surely beats the control (`winner`); worse: the control beats every arm; mixed:
@@ -51,21 +51,21 @@ class Verdict:
 
 
 def decide(
-    plan: Plan, comparisons: Mapping[str, Comparison | None], mismatch: Mismatch | None
-) -> Verdict:
+    plan: SamplePlan, comparisons: Mapping[str, Comparison | None], mismatch: Mismatch | None
+) -> Conclusion:
     """The verdict, from each arm's comparison with the control on the metric that decides.
 
     `comparisons`: None where it could not be made. `mismatch`: None where it is not tested.
     """
     if mismatch is not None and mismatch.is_mismatch:
-        return Verdict(state="invalid", text=_mismatch_text(mismatch))
+        return Conclusion(state="invalid", text=_mismatch_text(mismatch))
     known = {
         arm: found
         for arm, found in comparisons.items()
         if found is not None and arm not in plan.stopped
     }
     if not known:
-        return Verdict(state="undecided", text=f"Nothing to compare yet by {_metric(plan)}.")
+        return Conclusion(state="undecided", text=f"Nothing to compare yet by {_metric(plan)}.")
     sign = 1.0 if plan.metric in _HIGHER_IS_BETTER else -1.0
     better = [arm for arm, found in known.items() if _surely(found, sign)]
     worse = [arm for arm, found in known.items() if _surely(found, -sign)]
@@ -73,13 +73,13 @@ def decide(
         return _better(plan, known, better, sign)
     if len(worse) == len(known):
         told = "; ".join(f"{arm} {phrase(plan.metric, known[arm].difference)}" for arm in worse)
-        return Verdict(
+        return Conclusion(
             state="worse",
             winner=plan.control,
             text=f"No arm beats {_control(plan)} by {_metric(plan)}: {told}.",
         )
     if all(_is_small(found, plan.min_effect) for found in known.values()):
-        return Verdict(
+        return Conclusion(
             state="equivalent",
             text=(
                 f"No difference of {_metric(plan)} that matters: all are within "
@@ -91,8 +91,10 @@ def decide(
         for arm, found in known.items()
     )
     if worse:
-        return Verdict(state="mixed", text=f"Worse by {_metric(plan)}: {', '.join(worse)}. {told}.")
-    return Verdict(
+        return Conclusion(
+            state="mixed", text=f"Worse by {_metric(plan)}: {', '.join(worse)}. {told}."
+        )
+    return Conclusion(
         state="undecided", text=f"No difference of {_metric(plan)} has been shown yet: {told}."
     )
 
@@ -108,7 +110,9 @@ def phrase(metric: PlanMetric, interval: Interval) -> str:
     return f"{estimate}{unit} ({low} to {high})"
 
 
-def _better(plan: Plan, known: Mapping[str, Comparison], better: list[str], sign: float) -> Verdict:
+def _better(
+    plan: SamplePlan, known: Mapping[str, Comparison], better: list[str], sign: float
+) -> Conclusion:
     winner = max(better, key=lambda arm: sign * known[arm].difference.estimate)
     text = (
         f"{winner} is better than {_control(plan)} by {_metric(plan)}: "
@@ -117,7 +121,7 @@ def _better(plan: Plan, known: Mapping[str, Comparison], better: list[str], sign
     rest = [arm for arm in better if arm != winner]
     if rest:
         text += f" Better than the control too, and not told apart from it: {', '.join(rest)}."
-    return Verdict(state="better", winner=winner, text=text)
+    return Conclusion(state="better", winner=winner, text=text)
 
 
 def _surely(comparison: Comparison, sign: float) -> bool:
@@ -147,13 +151,13 @@ def _outlook(comparison: Comparison) -> str:
 _FAR: Final = 100.0
 
 
-def _metric(plan: Plan) -> str:
+def _metric(plan: SamplePlan) -> str:
     if plan.metric == "feedback" and plan.feedback_name:
         return f"feedback {plan.feedback_name}"
     return METRIC_WORDS[plan.metric]
 
 
-def _control(plan: Plan) -> str:
+def _control(plan: SamplePlan) -> str:
     return "the control" if plan.control == "control" else f"the control {plan.control}"
 
 

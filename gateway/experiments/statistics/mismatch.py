@@ -17,7 +17,7 @@ from scipy.special import chdtrc, gammaln
 
 from gateway.experiments.statistics.clusters import design_effects
 from gateway.experiments.statistics.interval import finite
-from gateway.experiments.statistics.mixture import TUNED_FOR, Floats, prior_requests
+from gateway.experiments.statistics.mixture import TUNED_FOR, FloatArray, prior_requests
 
 MISMATCH_ALPHA: Final = 0.01
 """At or below this p-value the shares are said to be wrong."""
@@ -51,7 +51,7 @@ class Mismatch:
         }
 
 
-def log_multinomial_evidence(counts: Floats, shares: Floats, prior: float) -> Floats:
+def log_multinomial_evidence(counts: FloatArray, shares: FloatArray, prior: float) -> FloatArray:
     """Log of the Dirichlet-multinomial mixture martingale against the shares.
 
     `counts`: shape (..., k); `shares`: shape (k,), positive, sum 1; the Dirichlet is
@@ -59,7 +59,7 @@ def log_multinomial_evidence(counts: Floats, shares: Floats, prior: float) -> Fl
     """
     centred = prior * shares
     n = counts.sum(axis=-1)
-    logs: Floats = (
+    logs: FloatArray = (
         gammaln(prior)
         - gammaln(prior + n)
         + (gammaln(centred + counts) - gammaln(centred)).sum(axis=-1)
@@ -68,7 +68,7 @@ def log_multinomial_evidence(counts: Floats, shares: Floats, prior: float) -> Fl
     return logs
 
 
-def log_bucket_evidence(counts: Floats, shares: Floats) -> Floats:
+def log_bucket_evidence(counts: FloatArray, shares: FloatArray) -> FloatArray:
     """Log of the normal mixture martingale of each arm's requests against its share, by buckets.
 
     `counts`: shape (..., k, 64), requests by arm and bucket. The result: shape (..., k).
@@ -86,12 +86,12 @@ def log_bucket_evidence(counts: Floats, shares: Floats) -> Floats:
     squared = np.divide(
         np.square(distance), independent * effects, out=np.zeros_like(distance), where=n > 0.0
     )
-    logs: Floats = squared / 2.0 * eta / (1.0 + eta) - np.log1p(eta) / 2.0
+    logs: FloatArray = squared / 2.0 * eta / (1.0 + eta) - np.log1p(eta) / 2.0
     return logs
 
 
 def sample_ratio_mismatch(
-    counts: Floats, weights: Sequence[float], *, is_independent: bool
+    counts: FloatArray, weights: Sequence[float], *, is_independent: bool
 ) -> Mismatch:
     """Test requests by arm and bucket, shape (k, 64), against weights (k), positive, in any scale.
 

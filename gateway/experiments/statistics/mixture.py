@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import betaln
 
-Floats = NDArray[np.float64]
+FloatArray = NDArray[np.float64]
 
 TUNED_FOR: Final = 500
 """Requests of an arm (effective ones) for which intervals are narrowest. In standard errors they
@@ -41,7 +41,7 @@ def half_width(alpha: float, eta: float, num_arms: int = 1) -> float:
     return math.sqrt((1.0 + 1.0 / eta) * (2.0 * math.log(1.0 / alpha) + num_arms * math.log1p(eta)))
 
 
-def log_beta_binomial(successes: Any, failures: Any, share: Any, prior: float) -> Floats:
+def log_beta_binomial(successes: Any, failures: Any, share: Any, prior: float) -> FloatArray:
     """Log of the beta-binomial mixture martingale against a success probability.
 
     The mixture is Beta(prior share, prior (1 - share)), centred on the tested value, as in Howard
@@ -49,7 +49,7 @@ def log_beta_binomial(successes: Any, failures: Any, share: Any, prior: float) -
     is in (0, 1); counts may be fractions (effective counts). The result's shape is theirs.
     """
     rest = 1.0 - share
-    logs: Floats = (
+    logs: FloatArray = (
         betaln(prior * share + successes, prior * rest + failures)
         - betaln(prior * share, prior * rest)
         - successes * np.log(share)

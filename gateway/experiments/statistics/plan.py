@@ -22,7 +22,7 @@ NO_LIMITS: Final = Limits()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class SamplePlan:
     """One version of an experiment.
 
     `weights` of its arms, positive, in any scale. `metric`: what decides; times and cost by their

@@ -15,7 +15,7 @@ import numpy as np
 from gateway.experiments.sketch import QuantileSketch
 from gateway.experiments.statistics.comparison import Comparison
 from gateway.experiments.statistics.interval import UNKNOWN, Interval, check_alpha
-from gateway.experiments.statistics.mixture import Floats, log_beta_binomial, prior_requests
+from gateway.experiments.statistics.mixture import FloatArray, log_beta_binomial, prior_requests
 
 _NUM_HALVINGS: Final = 60
 
@@ -95,9 +95,9 @@ class _Places:
     many values are at or below a point, so the martingale's least value counts.
     """
 
-    lower: Floats
-    upper: Floats
-    logs: Floats
+    lower: FloatArray
+    upper: FloatArray
+    logs: FloatArray
 
     @classmethod
     def of(cls, sketch: QuantileSketch, q: float, prior: float, effect: float) -> "_Places":
@@ -113,7 +113,7 @@ class _Places:
         )
 
 
-def _least(values: Floats, is_within: np.ndarray, otherwise: float) -> float:
+def _least(values: FloatArray, is_within: np.ndarray, otherwise: float) -> float:
     """The least of the values within; `otherwise` where none is a number (0 / 0)."""
     chosen = values[is_within]
     if chosen.size == 0 or bool(np.isnan(chosen).any()):

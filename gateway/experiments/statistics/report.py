@@ -10,11 +10,11 @@ import numpy as np
 from gateway.experiments.statistics.binomial import compare_shares, share_interval
 from gateway.experiments.statistics.clusters import latency_design_effect
 from gateway.experiments.statistics.comparison import Comparison
-from gateway.experiments.statistics.decision import Verdict, decide
+from gateway.experiments.statistics.decision import Conclusion, decide
 from gateway.experiments.statistics.interval import Interval, check_alpha, finite
 from gateway.experiments.statistics.means import compare_means, mean_interval
 from gateway.experiments.statistics.mismatch import Mismatch, sample_ratio_mismatch
-from gateway.experiments.statistics.plan import Plan
+from gateway.experiments.statistics.plan import SamplePlan
 from gateway.experiments.statistics.quantiles import compare_quantiles, quantile_interval
 from gateway.experiments.totals import (
     SHARE_NAMES,
@@ -102,11 +102,11 @@ class ArmComparison:
 class Analysis:
     """All that may be said of one version of an experiment now. `mismatch`: None if adaptive."""
 
-    plan: Plan
+    plan: SamplePlan
     arms: tuple[ArmReport, ...]
     comparisons: tuple[ArmComparison, ...]
     mismatch: Mismatch | None
-    verdict: Verdict
+    verdict: Conclusion
 
     def document(self) -> dict[str, Any]:
         """As JSON. Quantiles are keyed p50, p95 and p99."""
@@ -132,7 +132,7 @@ class Analysis:
         }
 
 
-def analyse(plan: Plan, totals: Mapping[str, ArmTotals]) -> Analysis:
+def analyse(plan: SamplePlan, totals: Mapping[str, ArmTotals]) -> Analysis:
     """The report. Arms without totals are empty. Raises ValueError for alpha not in (0, 1)."""
     check_alpha(plan.alpha)
     by_arm = {
@@ -151,7 +151,7 @@ def analyse(plan: Plan, totals: Mapping[str, ArmTotals]) -> Analysis:
     )
 
 
-def _arm(plan: Plan, name: str, totals: ArmTotals) -> ArmReport:
+def _arm(plan: SamplePlan, name: str, totals: ArmTotals) -> ArmReport:
     alpha, alone = plan.alpha, plan.is_independent
     return ArmReport(
         name=name,
@@ -200,7 +200,7 @@ def _feedback(totals: FeedbackTotals, alpha: float, is_independent: bool) -> Fee
     )
 
 
-def _guardrails(plan: Plan, totals: ArmTotals) -> tuple[GuardrailReport, ...]:
+def _guardrails(plan: SamplePlan, totals: ArmTotals) -> tuple[GuardrailReport, ...]:
     limits, alone = plan.limits, plan.is_independent
     wanted = (limits.p95_ttft_ms, limits.error_share, limits.cost_per_request_usd)
     num_limits = sum(limit is not None for limit in wanted)
@@ -232,7 +232,7 @@ def _guardrails(plan: Plan, totals: ArmTotals) -> tuple[GuardrailReport, ...]:
     return tuple(found)
 
 
-def _compare(plan: Plan, control: ArmTotals, arm: ArmTotals) -> ArmComparison:
+def _compare(plan: SamplePlan, control: ArmTotals, arm: ArmTotals) -> ArmComparison:
     alpha, alone = plan.alpha, plan.is_independent
     return ArmComparison(
         arm=arm.arm,
@@ -271,7 +271,7 @@ def _compare(plan: Plan, control: ArmTotals, arm: ArmTotals) -> ArmComparison:
     )  # fmt: skip
 
 
-def _primary(plan: Plan, control: ArmTotals, arm: ArmTotals) -> Comparison | None:
+def _primary(plan: SamplePlan, control: ArmTotals, arm: ArmTotals) -> Comparison | None:
     alpha, alone = plan.comparison_alpha, plan.is_independent
     if plan.metric == "feedback":
         name = plan.feedback_name or (control.feedback[0].name if control.feedback else "")
@@ -286,7 +286,7 @@ def _primary(plan: Plan, control: ArmTotals, arm: ArmTotals) -> Comparison | Non
 
 
 def _compare_feedback(
-    plan: Plan, control: ArmTotals, arm: ArmTotals, name: str, alpha: float
+    plan: SamplePlan, control: ArmTotals, arm: ArmTotals, name: str, alpha: float
 ) -> Comparison | None:
     """None for labels, and where an arm has no feedback of the name and the control's kind."""
     one = next((f for f in control.feedback if f.name == name and f.kind != "label"), None)
@@ -303,7 +303,7 @@ def _compare_feedback(
     )
 
 
-def _mismatch(plan: Plan, totals: Mapping[str, ArmTotals]) -> Mismatch | None:
+def _mismatch(plan: SamplePlan, totals: Mapping[str, ArmTotals]) -> Mismatch | None:
     """None with adaptive weights. Arms that were stopped are left out: they no longer grow."""
     if plan.is_adaptive:
         return None

@@ -17,8 +17,8 @@ from gateway.experiments.statistics.binomial import are_different
 from gateway.experiments.statistics.clusters import design_effects, effective_buckets
 from gateway.experiments.statistics.means import MIN_BUCKETS
 from gateway.experiments.statistics.mismatch import Mismatch, sample_ratio_mismatch
-from gateway.experiments.statistics.mixture import Floats, prior_requests
-from gateway.experiments.statistics.plan import Plan
+from gateway.experiments.statistics.mixture import FloatArray, prior_requests
+from gateway.experiments.statistics.plan import SamplePlan
 from gateway.experiments.totals import ArmTotals, MetricTotals
 
 _NUM_LOOKS: Final = 20
@@ -27,7 +27,7 @@ _ORDINARY_Z: Final = 1.959963984540054
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ArmCheck:
+class ArmSelfCheck:
     """One arm against itself: shares of the splits in which a difference was declared.
 
     `false_alarms`: by the intervals here, at any look; `ordinary`: by the usual z test at 5 %, at
@@ -46,9 +46,9 @@ class ArmCheck:
 class SelfCheck:
     """What the check found; `is_sound` where nothing speaks against the statistics."""
 
-    plan: Plan
+    plan: SamplePlan
     num_splits: int
-    arms: tuple[ArmCheck, ...]
+    arms: tuple[ArmSelfCheck, ...]
     mismatch: Mismatch | None
 
     @property
@@ -116,7 +116,7 @@ class SelfCheck:
 
 
 def self_check(
-    plan: Plan,
+    plan: SamplePlan,
     totals: Mapping[str, ArmTotals],
     rng: np.random.Generator,
     num_splits: int = 500,
@@ -141,15 +141,15 @@ def self_check(
 
 
 def _check_arm(
-    plan: Plan, name: str, metric: MetricTotals, rng: np.random.Generator, num_splits: int
-) -> ArmCheck:
+    plan: SamplePlan, name: str, metric: MetricTotals, rng: np.random.Generator, num_splits: int
+) -> ArmSelfCheck:
     buckets = float(effective_buckets(metric.counts))
     effect = float(design_effects(metric.counts, metric.sums, metric.sums, plan.alpha))
     alarms: float | None = None
     ordinary: float | None = None
     if metric.n >= _MIN_REQUESTS and buckets >= 2.0 * MIN_BUCKETS:
         alarms, ordinary = _split_often(plan, metric, rng, num_splits)
-    return ArmCheck(
+    return ArmSelfCheck(
         arm=name,
         num_requests=metric.n,
         effective_buckets=buckets,
@@ -160,7 +160,7 @@ def _check_arm(
 
 
 def _split_often(
-    plan: Plan, metric: MetricTotals, rng: np.random.Generator, num_splits: int
+    plan: SamplePlan, metric: MetricTotals, rng: np.random.Generator, num_splits: int
 ) -> tuple[float, float]:
     """Shares of the splits declared different by ours and by the ordinary test."""
     prior = prior_requests(plan.alpha, num_arms=2)
@@ -187,11 +187,11 @@ def _split_often(
     return num_alarms / num_splits, num_ordinary / num_splits
 
 
-def _halves(values: Floats, half: np.ndarray) -> Floats:
+def _halves(values: FloatArray, half: np.ndarray) -> FloatArray:
     return np.stack([np.where(half, values, 0.0), np.where(half, 0.0, values)], axis=1)
 
 
-def _ordinary(n: Floats, attained: Floats) -> np.ndarray:
+def _ordinary(n: FloatArray, attained: FloatArray) -> np.ndarray:
     """Whether the z test of two shares declares a difference; shape (looks,)."""
     common = attained.sum(axis=-1) / np.maximum(n.sum(axis=-1), 1.0)
     error = np.sqrt(common * (1.0 - common) * (1.0 / np.maximum(n, 1.0)).sum(axis=-1))

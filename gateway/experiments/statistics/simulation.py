@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from gateway.experiments.statistics.binomial import are_different
 from gateway.experiments.statistics.clusters import design_effects
-from gateway.experiments.statistics.mixture import TUNED_FOR, Floats, prior_requests
+from gateway.experiments.statistics.mixture import TUNED_FOR, FloatArray, prior_requests
 from gateway.experiments.totals import NUM_UNIT_BUCKETS
 
 _ORDINARY_Z: Final = 1.959963984540054
@@ -185,14 +185,14 @@ def simulate_means(setup: MeanSetup, rng: np.random.Generator) -> SimulationResu
 
 
 def _look(
-    counts: Floats, prior: float, alpha: float, decided: NDArray[np.int64], seen: int
+    counts: FloatArray, prior: float, alpha: float, decided: NDArray[np.int64], seen: int
 ) -> None:
     """Note in `decided` those experiments whose difference shows now. `counts`: shape (4, n)."""
     open_ = np.flatnonzero(decided == 0)
     decided[open_[are_different(counts[:, open_], prior, alpha)]] = seen
 
 
-def _ordinary(counts: Floats) -> NDArray[np.bool_]:
+def _ordinary(counts: FloatArray) -> NDArray[np.bool_]:
     """Whether the usual z test of two shares at 5 % declares a difference. Shape (n,)."""
     with np.errstate(divide="ignore", invalid="ignore"):
         first, second = counts[0] + counts[1], counts[2] + counts[3]

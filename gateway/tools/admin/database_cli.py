@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from gateway.settings.tree import DEFAULT_FILE, SettingsError, load_settings
+from gateway.settings.tree import SettingsError, load_settings
 
 if TYPE_CHECKING:
     from gateway.settings.tree import Settings
@@ -23,10 +23,6 @@ DatabaseUrl = Annotated[
         help="Which database: sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME; "
         "otherwise the settings' database_url, or OUTRIDER_DATABASE_URL."
     ),
-]
-ConfigFile = Annotated[
-    Path | None,
-    typer.Option("--config", help=f"Settings file; otherwise {DEFAULT_FILE} here if there is one."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
 

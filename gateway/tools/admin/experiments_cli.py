@@ -36,7 +36,7 @@ app = typer.Typer(
     add_completion=False,
 )
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The experiment's name.")]
+ExperimentArgument = Annotated[str, typer.Argument(metavar="NAME", help="The experiment's name.")]
 Arms = Annotated[
     list[str] | None,
     typer.Option(
@@ -45,7 +45,7 @@ Arms = Annotated[
         help="An arm and what it sets of a request's outrider object, or weight=N; repeatable.",
     ),
 ]
-Fields = Annotated[
+FieldValues = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
@@ -79,7 +79,7 @@ Who sets such a setting himself takes no part, and keeps what he set.
 
 @app.command(help=_CREATE_HELP)
 def create(  # noqa: PLR0913 - a flag each
-    name: Name,
+    name: ExperimentArgument,
     arms: Arms = None,
     unit: Annotated[
         str | None, typer.Option(help="What stays in its arm: user, key, conversation or request.")
@@ -90,7 +90,7 @@ def create(  # noqa: PLR0913 - a flag each
     share: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="How many of the units take part.")
     ] = 1.0,
-    fields: Fields = None,
+    fields: FieldValues = None,
     file: SpecFile = None,
     start: Annotated[bool, typer.Option("--start", help="Let it run at once.")] = False,
     database_url: DatabaseUrl = None,
@@ -133,7 +133,7 @@ def list_experiments(
 
 @app.command()
 def show(
-    name: Name,
+    name: ExperimentArgument,
     database_url: DatabaseUrl = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
@@ -153,7 +153,7 @@ def show(
 
 @app.command()
 def start(
-    name: Name,
+    name: ExperimentArgument,
     database_url: DatabaseUrl = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
@@ -165,7 +165,7 @@ def start(
 
 @app.command()
 def stop(
-    name: Name,
+    name: ExperimentArgument,
     database_url: DatabaseUrl = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
@@ -177,7 +177,7 @@ def stop(
 
 @app.command()
 def ramp(
-    name: Name,
+    name: ExperimentArgument,
     share: Annotated[float, typer.Argument(min=0.0, max=1.0, help="Such as 0.25.")],
     database_url: DatabaseUrl = None,
     config: ConfigFile = None,
@@ -190,12 +190,12 @@ def ramp(
 
 @app.command()
 def edit(
-    name: Name,
+    name: ExperimentArgument,
     arms: Arms = None,
     remove_arms: Annotated[
         list[str] | None, typer.Option("--remove-arm", help="Without this arm; repeatable.")
     ] = None,
-    fields: Fields = None,
+    fields: FieldValues = None,
     database_url: DatabaseUrl = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
@@ -215,7 +215,9 @@ def edit(
 
 
 @app.command()
-def delete(name: Name, database_url: DatabaseUrl = None, config: ConfigFile = None) -> None:
+def delete(
+    name: ExperimentArgument, database_url: DatabaseUrl = None, config: ConfigFile = None
+) -> None:
     """Forget an experiment that does not run, with all its data."""
     with opened_database(database_url, config, kept="experiments") as (_, database):
         from gateway.experiments.measure_store import MeasureStore
@@ -228,7 +230,7 @@ def delete(name: Name, database_url: DatabaseUrl = None, config: ConfigFile = No
 
 @app.command()
 def report(
-    name: Name,
+    name: ExperimentArgument,
     version: Version = None,
     png: Annotated[
         Path | None, typer.Option(help="Draw it into this file as well (needs matplotlib).")
@@ -253,7 +255,7 @@ def report(
 
 @app.command()
 def check(
-    name: Name,
+    name: ExperimentArgument,
     version: Version = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the random splits.")] = 0,
     database_url: DatabaseUrl = None,

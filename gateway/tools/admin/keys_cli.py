@@ -39,7 +39,7 @@ app.add_typer(team_app)
 
 _NONE: Final = "none"
 
-Name = Annotated[str, typer.Option(help="What to call it.")]
+NewNameOption = Annotated[str, typer.Option(help="What to call it.")]
 RequestsPerMinute = Annotated[int | None, typer.Option(min=0, help="In any 60 seconds.")]
 TokensPerMinute = Annotated[
     int | None, typer.Option(min=0, help="Of prompts and answers, in any 60 seconds.")
@@ -57,11 +57,11 @@ ModelLimits = Annotated[
         help="A further limit of one tier, such as large:tokens_per_minute=10000; repeatable.",
     ),
 ]
-Labels = Annotated[
+LabelFlags = Annotated[
     list[str] | None,
     typer.Option("--label", metavar="NAME=TEXT", help="Whatever you need to know; repeatable."),
 ]
-Weight = Annotated[float, typer.Option(help="Its share of a full queue, against others' 1.")]
+WeightOption = Annotated[float, typer.Option(help="Its share of a full queue, against others' 1.")]
 LimitChanges = Annotated[
     list[str] | None,
     typer.Option(
@@ -111,7 +111,7 @@ As soon as there is a key, every request needs one. Running gateways know it wit
 
 @app.command(help=_CREATE_HELP)
 def create(  # noqa: PLR0913 - a flag each
-    name: Name,
+    name: NewNameOption,
     team: Annotated[str | None, typer.Option(help="Name or id of its team.")] = None,
     requests_per_minute: RequestsPerMinute = None,
     tokens_per_minute: TokensPerMinute = None,
@@ -139,8 +139,8 @@ def create(  # noqa: PLR0913 - a flag each
     expires: Annotated[
         str | None, typer.Option(metavar="30d|DATE", help="When it ends: 12h, 30d, 2027-01-01.")
     ] = None,
-    labels: Labels = None,
-    weight: Weight = 1.0,
+    labels: LabelFlags = None,
+    weight: WeightOption = 1.0,
     database_url: DatabaseUrl = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
@@ -304,7 +304,7 @@ def update_team(  # noqa: PLR0913 - a flag each
 
 @team_app.command("create")
 def create_team(  # noqa: PLR0913 - a flag each
-    name: Name,
+    name: NewNameOption,
     requests_per_minute: RequestsPerMinute = None,
     tokens_per_minute: TokensPerMinute = None,
     requests_per_day: RequestsPerDay = None,
@@ -313,8 +313,8 @@ def create_team(  # noqa: PLR0913 - a flag each
     usd_per_day: UsdPerDay = None,
     usd_per_month: UsdPerMonth = None,
     model_limits: ModelLimits = None,
-    labels: Labels = None,
-    weight: Weight = 1.0,
+    labels: LabelFlags = None,
+    weight: WeightOption = 1.0,
     database_url: DatabaseUrl = None,
     config: ConfigFile = None,
     as_json: AsJson = False,

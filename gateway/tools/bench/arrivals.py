@@ -34,7 +34,7 @@ def arrival_times(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lengths:
+class LengthDistribution:
     """A distribution of token counts: one value, uniform, or log-normal of a mean and variation."""
 
     low: int
@@ -42,7 +42,7 @@ class Lengths:
     cv: float = 0.0
 
     @classmethod
-    def parse(cls, text: str) -> "Lengths":
+    def parse(cls, text: str) -> "LengthDistribution":
         """`128`, `64-256` (uniform) or `128~0.5` (mean ~ coefficient of variation).
 
         Raises WorkloadError.

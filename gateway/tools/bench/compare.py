@@ -21,8 +21,8 @@ from rich.text import Text
 from gateway.tools.bench.figure_text import figure_text
 from gateway.tools.bench.intervals import proportion_estimate
 from gateway.tools.bench.resampling import (
-    Floats,
     Indexes,
+    Samples,
     Side,
     Statistic,
     acceptance,
@@ -37,10 +37,16 @@ from gateway.tools.bench.resampling import (
     side_of,
     token_rate,
 )
-from gateway.tools.bench.results import BenchResult, Estimate, RequestRow, ResultError, rounded
+from gateway.tools.bench.results import (
+    BenchResult,
+    IntervalEstimate,
+    RequestRow,
+    ResultError,
+    rounded,
+)
 
 Better = Literal["lower", "higher"]
-Verdict = Literal["better", "worse", "no difference seen", "too few"]
+DifferenceVerdict = Literal["better", "worse", "no difference seen", "too few"]
 
 NUM_RESAMPLES: Final = 1000
 _MIN_SAMPLES: Final = 8
@@ -67,9 +73,9 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     better: Better
     first: float
     second: float
-    difference: Estimate
-    ratio: Estimate | None
-    verdict: Verdict
+    difference: IntervalEstimate
+    ratio: IntervalEstimate | None
+    verdict: DifferenceVerdict
 
 
 class Condition(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,7 +87,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
     is_subject: bool
 
 
-class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+class RunComparison(msgspec.Struct, frozen=True, kw_only=True):
     """Two runs side by side. `num_pairs`: 0 where they are not paired.
 
     `share_faster`: of the pairs, in how many the second answered sooner; None without pairs.
@@ -93,7 +99,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     num_first: int
     num_second: int
     num_pairs: int
-    share_faster: Estimate | None
+    share_faster: IntervalEstimate | None
     differences: list[Difference]
     conditions: list[Condition]
     notes: list[str]
@@ -122,7 +128,7 @@ class _Figure:
 
 def compare_results(
     first: BenchResult, second: BenchResult, *, seed: int = 0, is_paired: bool | None = None
-) -> Comparison:
+) -> RunComparison:
     """Every figure that both runs have. Raises ResultError where one has no requests, or where
     `is_paired` and no request is in both.
 
@@ -149,7 +155,7 @@ def compare_results(
         if (difference := _difference(figure, sides, draws)) is not None
     ]
     conditions = different_conditions(first, second)
-    return Comparison(
+    return RunComparison(
         first_label=labels[0],
         second_label=labels[1],
         num_first=len(rows[0]),
@@ -180,7 +186,7 @@ def different_conditions(first: BenchResult, second: BenchResult) -> list[Condit
     return found
 
 
-def write_comparison(comparison: Comparison, path: Path) -> None:
+def write_comparison(comparison: RunComparison, path: Path) -> None:
     """Write it as JSON. Raises ResultError where it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -272,7 +278,7 @@ def _difference(
     )
     if not (np.isfinite(first) and np.isfinite(second)):
         return None
-    drawn: tuple[Floats, Floats] | None = None
+    drawn: tuple[Samples, Samples] | None = None
     if min(figure.num_samples(side) for side in sides) >= figure.min_samples:
         drawn = (figure.statistic(sides[0], draws[0]), figure.statistic(sides[1], draws[1]))
     difference = _estimate(second - first, None if drawn is None else drawn[1] - drawn[0])
@@ -294,16 +300,18 @@ def _difference(
     )
 
 
-def _estimate(value: float, drawn: Floats | None) -> Estimate:
+def _estimate(value: float, drawn: Samples | None) -> IntervalEstimate:
     if drawn is not None:
         drawn = drawn[np.isfinite(drawn)]
     if drawn is None or drawn.size < NUM_RESAMPLES // 2:
-        return Estimate(value=rounded(value))
+        return IntervalEstimate(value=rounded(value))
     low, high = np.percentile(drawn, _LEVELS)
-    return Estimate(value=rounded(value), low=rounded(float(low)), high=rounded(float(high)))
+    return IntervalEstimate(
+        value=rounded(value), low=rounded(float(low)), high=rounded(float(high))
+    )
 
 
-def _share_difference(first: float, second: float, nums: Sequence[int]) -> Estimate:
+def _share_difference(first: float, second: float, nums: Sequence[int]) -> IntervalEstimate:
     """Newcombe's interval: where all requests fared alike, drawing them again tells nothing."""
     sides = [
         proportion_estimate(round(share * num), num)
@@ -311,14 +319,14 @@ def _share_difference(first: float, second: float, nums: Sequence[int]) -> Estim
     ]
     (low_1, high_1), (low_2, high_2) = ((e.low or 0.0, e.high or 0.0) for e in sides)
     difference = second - first
-    return Estimate(
+    return IntervalEstimate(
         value=rounded(difference),
         low=rounded(difference - math.hypot(second - low_2, high_1 - first)),
         high=rounded(difference + math.hypot(high_2 - second, first - low_1)),
     )
 
 
-def _verdict(difference: Estimate, better: Better) -> Verdict:
+def _verdict(difference: IntervalEstimate, better: Better) -> DifferenceVerdict:
     if difference.low is None or difference.high is None:
         return "too few"
     if difference.low <= 0.0 <= difference.high:
@@ -326,7 +334,7 @@ def _verdict(difference: Estimate, better: Better) -> Verdict:
     return "better" if (difference.high < 0.0) == (better == "lower") else "worse"
 
 
-def _share_faster(sides: tuple[Side, Side], draws: Indexes) -> Estimate | None:
+def _share_faster(sides: tuple[Side, Side], draws: Indexes) -> IntervalEstimate | None:
     first, second = (side.latencies["e2e"] for side in sides)
     known = np.isfinite(first) & np.isfinite(second)
     if not known.any():
@@ -395,7 +403,7 @@ def _notes(
     return notes
 
 
-def print_comparison(console: Console, comparison: Comparison) -> None:
+def print_comparison(console: Console, comparison: RunComparison) -> None:
     """The differences as a table, then conditions and notes."""
     first, second = comparison.first_label, comparison.second_label
     head = f"{second} compared with {first}"
@@ -429,7 +437,7 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
         console.print(f"Note: {note}", markup=False)
 
 
-def _print_conditions(console: Console, comparison: Comparison) -> None:
+def _print_conditions(console: Console, comparison: RunComparison) -> None:
     table = Table(title="What was not the same", title_justify="left", box=SIMPLE_HEAD)
     for name in ("", comparison.first_label, comparison.second_label):
         table.add_column(Text(name), overflow="fold")
@@ -439,7 +447,7 @@ def _print_conditions(console: Console, comparison: Comparison) -> None:
     console.print(table)
 
 
-def interval_text(estimate: Estimate) -> str:
+def interval_text(estimate: IntervalEstimate) -> str:
     """[low, high], or nothing where there is none."""
     if estimate.low is None or estimate.high is None:
         return ""

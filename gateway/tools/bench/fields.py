@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import msgspec
 
-Fields = Mapping[str, Any]
+RequestFields = Mapping[str, Any]
 
 _OURS: Final = frozenset({"messages", "stream", "model"})
 
@@ -48,7 +48,7 @@ def _value(text: str) -> Any:
         return text
 
 
-def merge_fields(base: Fields, more: Fields) -> dict[str, Any]:
+def merge_fields(base: RequestFields, more: RequestFields) -> dict[str, Any]:
     """`more` over `base`; objects are merged, everything else replaced."""
     merged = dict(base)
     for name, value in more.items():

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from gateway.tools.bench.arrivals import ArrivalKind, Lengths
+from gateway.tools.bench.arrivals import ArrivalKind, LengthDistribution
 from gateway.tools.bench.client import TargetSettings
 from gateway.tools.bench.fields import merge_fields, parse_fields
 from gateway.tools.bench.plan import DEFAULT_DURATION_S, BenchPlan, LoadSettings, PlanError
 from gateway.tools.bench.results import Objectives
 from gateway.tools.bench.search import SearchSettings
-from gateway.tools.bench.summary import Prices
+from gateway.tools.bench.summary import BenchPrices
 from gateway.tools.bench.workloads import WorkloadSettings
 
 NOBODY: Final = "http://127.0.0.1:1"
@@ -133,8 +133,8 @@ def _workload(flags: BenchFlags) -> WorkloadSettings:
         return replace(
             settings,
             kind="synthetic",
-            prompt_lengths=Lengths.parse(prompt),
-            answer_lengths=Lengths.parse(answer),
+            prompt_lengths=LengthDistribution.parse(prompt),
+            answer_lengths=LengthDistribution.parse(answer),
         )
     return replace(
         settings,
@@ -236,7 +236,7 @@ def parse_objectives(text: str) -> Objectives:
     return Objectives(**found)
 
 
-def parse_prices(text: str) -> Prices:
+def parse_prices(text: str) -> BenchPrices:
     """`0.15,0.60`: USD for a million tokens of prompts and of answers. Raises PlanError."""
     try:
         prompt, completion = (float(part) for part in text.split(","))
@@ -247,7 +247,7 @@ def parse_prices(text: str) -> Prices:
             f"--price {text!r}: give two numbers, as in 0.15,0.60: USD for a million tokens of "
             "prompts and of answers"
         )
-    return Prices(prompt_usd=prompt, completion_usd=completion)
+    return BenchPrices(prompt_usd=prompt, completion_usd=completion)
 
 
 def parse_headers(texts: Sequence[str]) -> dict[str, str]:

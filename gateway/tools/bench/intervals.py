@@ -7,9 +7,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gateway.tools.bench.results import Estimate, Quantities, rounded
+from gateway.tools.bench.results import IntervalEstimate, Quantities, rounded
 
-Floats = NDArray[np.float64]
+_Floats = NDArray[np.float64]
 
 _TAIL: Final = 0.025
 _Z: Final = 1.959963984540054  # the normal quantile at 1 - _TAIL
@@ -17,7 +17,7 @@ _NUM_RESAMPLES: Final = 1000
 _MOST_DRAWS: Final = 2_000_000  # held at a time
 
 
-def bootstrap_mean(samples: Floats, rng: np.random.Generator) -> Estimate:
+def bootstrap_mean(samples: _Floats, rng: np.random.Generator) -> IntervalEstimate:
     """The mean with a percentile bootstrap interval (Efron 1979).
 
     Samples [n] have to be independent. One sample has no interval. Raises ValueError for none.
@@ -28,7 +28,7 @@ def bootstrap_mean(samples: Floats, rng: np.random.Generator) -> Estimate:
     return bootstrap_ratio(samples, ones, rng)
 
 
-def bootstrap_ratio(sums: Floats, counts: Floats, rng: np.random.Generator) -> Estimate:
+def bootstrap_ratio(sums: _Floats, counts: _Floats, rng: np.random.Generator) -> IntervalEstimate:
     """The mean of samples that come in clusters, such as the gaps of one answer.
 
     `sums` and `counts` [n]: of each cluster. Whole clusters are drawn, since what is within one is
@@ -38,7 +38,7 @@ def bootstrap_ratio(sums: Floats, counts: Floats, rng: np.random.Generator) -> E
         raise ValueError("no samples, so no mean")
     value = rounded(float(sums.sum() / counts.sum()))
     if sums.size == 1:
-        return Estimate(value=value)
+        return IntervalEstimate(value=value)
     means = []
     batch = max(1, _MOST_DRAWS // sums.size)
     for start in range(0, _NUM_RESAMPLES, batch):
@@ -47,10 +47,10 @@ def bootstrap_ratio(sums: Floats, counts: Floats, rng: np.random.Generator) -> E
         totals = counts[drawn].sum(axis=1)
         means.append(sums[drawn].sum(axis=1)[totals > 0] / totals[totals > 0])
     low, high = np.quantile(np.concatenate(means), (_TAIL, 1.0 - _TAIL))
-    return Estimate(value=value, low=rounded(float(low)), high=rounded(float(high)))
+    return IntervalEstimate(value=value, low=rounded(float(low)), high=rounded(float(high)))
 
 
-def quantile_estimate(ordered: Floats, quantile: float) -> Estimate:
+def quantile_estimate(ordered: _Floats, quantile: float) -> IntervalEstimate:
     """A quantile with the interval of its order statistics (Conover 1999, section 3.2).
 
     `ordered` [n]: independent samples in ascending order. It assumes no distribution; a bound is
@@ -61,7 +61,7 @@ def quantile_estimate(ordered: Floats, quantile: float) -> Estimate:
         raise ValueError(f"no quantile {quantile} of {ordered.size} samples")
     value = rounded(float(np.quantile(ordered, quantile)))
     low_rank, high_rank = _ranks(ordered.size, quantile)
-    return Estimate(
+    return IntervalEstimate(
         value=value,
         low=None if low_rank < 1 else rounded(float(ordered[low_rank - 1])),
         high=None if high_rank > ordered.size else rounded(float(ordered[high_rank - 1])),
@@ -84,7 +84,7 @@ def _ranks(num_samples: int, quantile: float) -> tuple[int, int]:
     return low_rank, high_rank
 
 
-def proportion_estimate(num_hits: int, num_trials: int) -> Estimate:
+def proportion_estimate(num_hits: int, num_trials: int) -> IntervalEstimate:
     """A share with Wilson's score interval (1927). Raises ValueError for no trials."""
     if num_trials < 1 or not 0 <= num_hits <= num_trials:
         raise ValueError(f"no share of {num_hits} in {num_trials}")
@@ -94,7 +94,7 @@ def proportion_estimate(num_hits: int, num_trials: int) -> Estimate:
     half = _Z / (1 + spread) * math.sqrt(share * (1 - share) / num_trials + spread / 4 / num_trials)
     low = 0.0 if num_hits == 0 else max(0.0, center - half)
     high = 1.0 if num_hits == num_trials else min(1.0, center + half)
-    return Estimate(value=rounded(share), low=rounded(low), high=rounded(high))
+    return IntervalEstimate(value=rounded(share), low=rounded(low), high=rounded(high))
 
 
 def quantities(samples: Sequence[float], rng: np.random.Generator) -> Quantities | None:
@@ -131,10 +131,10 @@ def clustered_quantities(
     return Quantities(
         num_samples=samples.size,
         mean=bootstrap_ratio(sums, counts, rng),
-        p50=Estimate(value=rounded(float(p50))),
-        p90=Estimate(value=rounded(float(p90))),
-        p95=Estimate(value=rounded(float(p95))),
-        p99=Estimate(value=rounded(float(p99))),
+        p50=IntervalEstimate(value=rounded(float(p50))),
+        p90=IntervalEstimate(value=rounded(float(p90))),
+        p95=IntervalEstimate(value=rounded(float(p95))),
+        p99=IntervalEstimate(value=rounded(float(p99))),
         minimum=rounded(float(samples.min())),
         maximum=rounded(float(samples.max())),
     )

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from gateway.tools.bench.compare import Comparison, compare_results
+from gateway.tools.bench.compare import RunComparison, compare_results
 from gateway.tools.bench.load import SILENT, LoadResult, RunWatch
 from gateway.tools.bench.plan import BenchPlan, LoadSettings, PlanError
 from gateway.tools.bench.results import BenchResult, RequestRow
@@ -80,7 +80,7 @@ async def run_paired(
     *,
     watch: RunWatch = SILENT,
     clock: Callable[[], float] | None = None,
-) -> tuple[BenchResult, BenchResult, Comparison]:
+) -> tuple[BenchResult, BenchResult, RunComparison]:
     """Both runs in turns, and what differs between them.
 
     The plans must want the same load and workload. A duration is that of each side; a closed loop

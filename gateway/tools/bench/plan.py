@@ -7,7 +7,7 @@ from typing import Any, Final
 from gateway.tools.bench.client import TargetSettings
 from gateway.tools.bench.results import LoopKind, Objectives
 from gateway.tools.bench.search import SearchSettings
-from gateway.tools.bench.summary import Prices
+from gateway.tools.bench.summary import BenchPrices
 from gateway.tools.bench.workloads import WorkloadSettings
 
 DEFAULT_DURATION_S: Final = 30.0
@@ -54,7 +54,7 @@ class BenchPlan:
     load: LoadSettings
     objectives: Objectives = field(default_factory=Objectives)
     request_fields: Mapping[str, Any] = field(default_factory=dict)
-    prices: Prices | None = None
+    prices: BenchPrices | None = None
     search: SearchSettings | None = None
     seed: int = 0
     salt: str = ""

@@ -13,7 +13,7 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-Kind = Literal["line", "step", "dots", "area"]
+SeriesKind = Literal["line", "step", "dots", "area"]
 Scale = Literal["linear", "log"]
 
 NUM_COLORS: Final = 6
@@ -32,7 +32,7 @@ _LOG_STEPS: Final = (1.0, 2.0, 5.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Series:
+class PlotSeries:
     """Points in the order of drawing; those that are not finite are left out.
 
     `color`: 1 to 6, 0 for the soft grey. `step` holds a y until the next x; `area` is filled down
@@ -43,7 +43,7 @@ class Series:
     x: Sequence[float]
     y: Sequence[float]
     color: int = 1
-    kind: Kind = "line"
+    kind: SeriesKind = "line"
     is_dashed: bool = False
 
 
@@ -59,7 +59,7 @@ class Axis:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
+class ReferenceLine:
     """A labelled line across the chart: an objective, a target, a moment."""
 
     place: float
@@ -68,7 +68,7 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
+class IntervalRow:
     """An interval on the x axis, in a row of its own: a figure and how sure it is."""
 
     label: str
@@ -101,12 +101,12 @@ class _Range:
 
 
 def chart(
-    series: Sequence[Series],
+    series: Sequence[PlotSeries],
     *,
     x: Axis,
     y: Axis,
     name: str,
-    marks: Sequence[Mark] = (),
+    marks: Sequence[ReferenceLine] = (),
 ) -> str:
     """An <svg> element; `name` is what a screen reader says of it. Without points: a sentence."""
     kept = [(one, *_finite(one, x.scale, y.scale)) for one in series]
@@ -128,7 +128,7 @@ def chart(
     return _svg([*parts, *(text for _, text in rows)], height, name)
 
 
-def spans(entries: Sequence[Span], *, x: Axis, name: str, zero: float | None = 0.0) -> str:
+def spans(entries: Sequence[IntervalRow], *, x: Axis, name: str, zero: float | None = 0.0) -> str:
     """One row an interval, with a dot at its figure; `zero`: where "no difference" lies."""
     if not entries:
         return f'<p class="soft">No data for: {escape(name)}.</p>'
@@ -207,7 +207,7 @@ def log_ticks(low: float, high: float) -> list[float]:
 
 
 def _finite(
-    series: Series, x_scale: Scale, y_scale: Scale
+    series: PlotSeries, x_scale: Scale, y_scale: Scale
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     xs = np.asarray(series.x, dtype=np.float64)
     ys = np.asarray(series.y, dtype=np.float64)
@@ -278,7 +278,7 @@ def _bottom_axis(across: _Range, top: float, bottom: float) -> Iterator[str]:
 
 
 def _draw(
-    series: Series,
+    series: PlotSeries,
     xs: NDArray[np.float64],
     ys: NDArray[np.float64],
     across: _Range,
@@ -313,7 +313,7 @@ def _thinned(values: NDArray[np.float64], most: int) -> NDArray[np.float64]:
     return values[np.linspace(0, values.size - 1, most).round().astype(np.int64)]
 
 
-def _mark(mark: Mark, across: _Range, up: _Range) -> str:
+def _mark(mark: ReferenceLine, across: _Range, up: _Range) -> str:
     label = escape(mark.label)
     if mark.is_vertical:
         at = float(across.place(np.array([mark.place]))[0])
@@ -332,7 +332,7 @@ def _mark(mark: Mark, across: _Range, up: _Range) -> str:
     )
 
 
-def _legend(series: Sequence[Series]) -> Iterator[tuple[int, str]]:
+def _legend(series: Sequence[PlotSeries]) -> Iterator[tuple[int, str]]:
     """The row and the element of each entry; as many a row as there is room for."""
     x, row = _LEFT, 0
     for one in series:

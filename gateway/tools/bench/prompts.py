@@ -45,7 +45,7 @@ _BUILT_IN: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt:
+class BenchPrompt:
     """Messages of a chat, and what kind of task they are."""
 
     messages: Sequence[Mapping[str, Any]]
@@ -57,7 +57,7 @@ class PromptSet:
     """Prompts of one source. `notes`: what was mended, in words."""
 
     name: str
-    prompts: Sequence[Prompt]
+    prompts: Sequence[BenchPrompt]
     notes: tuple[str, ...] = ()
 
 
@@ -80,7 +80,7 @@ def load_prompts(
     Raises WorkloadError, which names the first lines that are wrong.
     """
     is_json = ".json" in "".join(path.suffixes)
-    prompts: list[Prompt] = []
+    prompts: list[BenchPrompt] = []
     bad: list[str] = []
     for number, line in read_lines(path):
         try:
@@ -97,7 +97,9 @@ def load_prompts(
     return PromptSet(name=path.name, prompts=_chosen(path, prompts, categories), notes=notes)
 
 
-def _chosen(path: Path, prompts: Sequence[Prompt], categories: Sequence[str]) -> Sequence[Prompt]:
+def _chosen(
+    path: Path, prompts: Sequence[BenchPrompt], categories: Sequence[str]
+) -> Sequence[BenchPrompt]:
     known = {prompt.category for prompt in prompts}
     if unknown := set(categories) - known:
         raise WorkloadError(
@@ -107,11 +109,11 @@ def _chosen(path: Path, prompts: Sequence[Prompt], categories: Sequence[str]) ->
     return [p for p in prompts if p.category in categories] if categories else prompts
 
 
-def _asked(text: str, *, category: str = "") -> Prompt:
-    return Prompt(messages=({"role": "user", "content": text},), category=category)
+def _asked(text: str, *, category: str = "") -> BenchPrompt:
+    return BenchPrompt(messages=({"role": "user", "content": text},), category=category)
 
 
-def _parsed(line: str) -> Prompt:
+def _parsed(line: str) -> BenchPrompt:
     """Raises BadLineError."""
     document = msgspec.json.decode(line)
     if isinstance(document, str):
@@ -120,9 +122,9 @@ def _parsed(line: str) -> Prompt:
         raise BadLineError("is neither a text nor an object")
     category = next((str(document[n]) for n in _CATEGORY_NAMES if document.get(n)), "")
     if "messages" in document:
-        return Prompt(messages=_messages(document["messages"]), category=category)
+        return BenchPrompt(messages=_messages(document["messages"]), category=category)
     if "conversations" in document:
-        return Prompt(messages=_shared(document["conversations"]), category=category)
+        return BenchPrompt(messages=_shared(document["conversations"]), category=category)
     if "turns" in document:
         turns = document["turns"]
         if not isinstance(turns, list) or not turns:

@@ -6,11 +6,19 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gateway.tools.bench.compare import Comparison, Difference
-from gateway.tools.bench.plots import Axis, Mark, Series, Span, cdf, chart, spans
+from gateway.tools.bench.compare import Difference, RunComparison
+from gateway.tools.bench.plots import (
+    Axis,
+    IntervalRow,
+    PlotSeries,
+    ReferenceLine,
+    cdf,
+    chart,
+    spans,
+)
 from gateway.tools.bench.results import BenchResult, RequestRow, SearchReport
 
-Floats = NDArray[np.float64]
+_Floats = NDArray[np.float64]
 
 _NUM_WINDOWS: Final = 60
 _LATENESS_SHOWN: Final = 0.03
@@ -87,7 +95,7 @@ def course_figure(result: BenchResult) -> str:
         _over_time("failed", bad, [row.e2e_ms for row in bad], start_s, color=4),
     ]
     marks = [
-        Mark(place=bound, label=f"objective {bound:g} ms", is_vertical=False)
+        ReferenceLine(place=bound, label=f"objective {bound:g} ms", is_vertical=False)
         for bound in (result.objectives.ttft_ms,)
         if bound is not None
     ]
@@ -117,7 +125,7 @@ def load_figure(result: BenchResult) -> str:
     in_flight = _mean_in_flight(due, ended, edges)
     middles = ((edges[1:] + edges[:-1]) / 2).tolist()
     series = [
-        Series(label="open requests", x=middles, y=in_flight.tolist(), color=3, kind="area"),
+        PlotSeries(label="open requests", x=middles, y=in_flight.tolist(), color=3, kind="area"),
         _rate("due a second", due, edges, width_s, color=2),
         _rate("answered a second", done, edges, width_s, color=1),
     ]
@@ -143,17 +151,17 @@ def search_figure(search: SearchReport) -> str:
     high = [share.value if share.high is None else share.high for _, share in known]
     values = [share.value for _, share in known]
     marks = [
-        Mark(place=search.target_attainment, label="wanted", is_vertical=False),
+        ReferenceLine(place=search.target_attainment, label="wanted", is_vertical=False),
     ]
     if search.best_rate_per_s is not None:
         label = f"{search.best_rate_per_s:.3g} requests/s"
-        marks.append(Mark(place=search.best_rate_per_s, label=label))
+        marks.append(ReferenceLine(place=search.best_rate_per_s, label=label))
     svg = chart(
         [
-            Series(label="95 % interval", x=rates, y=low, color=0, is_dashed=True),
-            Series(label="", x=rates, y=high, color=0, is_dashed=True),
-            Series(label="attainment", x=rates, y=values, color=1),
-            Series(label="", x=rates, y=values, color=1, kind="dots"),
+            PlotSeries(label="95 % interval", x=rates, y=low, color=0, is_dashed=True),
+            PlotSeries(label="", x=rates, y=high, color=0, is_dashed=True),
+            PlotSeries(label="attainment", x=rates, y=values, color=1),
+            PlotSeries(label="", x=rates, y=values, color=1, kind="dots"),
         ],
         x=Axis(label="requests a second", scale="log"),
         y=Axis(label="met all objectives", is_share=True, low=0.0, high=1.05),
@@ -168,7 +176,7 @@ def search_figure(search: SearchReport) -> str:
 
 
 def comparison_figures(
-    first: BenchResult, second: BenchResult, comparison: Comparison
+    first: BenchResult, second: BenchResult, comparison: RunComparison
 ) -> Iterator[str]:
     """The differences with their intervals, then both distributions of each latency."""
     yield ratio_figure(comparison)
@@ -192,10 +200,10 @@ def comparison_figures(
         yield figure(svg, title, "The share of answers that needed no longer.")
 
 
-def ratio_figure(comparison: Comparison) -> str:
+def ratio_figure(comparison: RunComparison) -> str:
     """Second over first, with intervals, of everything that has a ratio."""
     entries = [
-        Span(
+        IntervalRow(
             label=entry.name,
             low=entry.ratio.value if entry.ratio.low is None else entry.ratio.low,
             value=entry.ratio.value,
@@ -228,12 +236,14 @@ def _verdict_color(entry: Difference) -> int:
 
 def _distribution(
     label: str, values: Sequence[float], *, color: int, is_dashed: bool = False
-) -> Series:
+) -> PlotSeries:
     xs, shares = cdf(values)
-    return Series(label=label, x=xs, y=shares, color=color, kind="step", is_dashed=is_dashed)
+    return PlotSeries(label=label, x=xs, y=shares, color=color, kind="step", is_dashed=is_dashed)
 
 
-def _shares(series: Sequence[Series], unit: str, name: str, marks: Sequence[Mark]) -> str:
+def _shares(
+    series: Sequence[PlotSeries], unit: str, name: str, marks: Sequence[ReferenceLine]
+) -> str:
     return chart(
         series,
         x=Axis(label=unit, scale="log"),
@@ -243,8 +253,12 @@ def _shares(series: Sequence[Series], unit: str, name: str, marks: Sequence[Mark
     )
 
 
-def _objective(bound_ms: float | None) -> list[Mark]:
-    return [] if bound_ms is None else [Mark(place=bound_ms, label=f"objective {bound_ms:g} ms")]
+def _objective(bound_ms: float | None) -> list[ReferenceLine]:
+    return (
+        []
+        if bound_ms is None
+        else [ReferenceLine(place=bound_ms, label=f"objective {bound_ms:g} ms")]
+    )
 
 
 def _are_apart(due: Sequence[float], sent: Sequence[float]) -> bool:
@@ -264,26 +278,28 @@ def _over_time(
     start_s: float,
     *,
     color: int,
-) -> Series:
+) -> PlotSeries:
     points = [
         (row.scheduled_s - start_s, value)
         for row, value in zip(rows, values, strict=True)
         if value is not None
     ]
-    return Series(
+    return PlotSeries(
         label=label, x=[x for x, _ in points], y=[y for _, y in points], color=color, kind="dots"
     )
 
 
-def _rate(label: str, times_s: Floats, edges: Floats, width_s: float, *, color: int) -> Series:
+def _rate(
+    label: str, times_s: _Floats, edges: _Floats, width_s: float, *, color: int
+) -> PlotSeries:
     counts, _ = np.histogram(times_s, bins=edges)
     middles = (edges[1:] + edges[:-1]) / 2
-    return Series(label=label, x=middles.tolist(), y=(counts / width_s).tolist(), color=color)
+    return PlotSeries(label=label, x=middles.tolist(), y=(counts / width_s).tolist(), color=color)
 
 
-def _mean_in_flight(due: Floats, ended: Floats, edges: Floats) -> Floats:
+def _mean_in_flight(due: _Floats, ended: _Floats, edges: _Floats) -> _Floats:
     """Of each window: the time that requests spent in it, over its length. [num_windows]"""
     starts = np.clip(due[:, None], edges[:-1], edges[1:])  # [num_requests, num_windows]
     ends = np.clip(ended[:, None], edges[:-1], edges[1:])
-    means: Floats = (ends - starts).clip(min=0.0).sum(axis=0) / np.diff(edges)
+    means: _Floats = (ends - starts).clip(min=0.0).sum(axis=0) / np.diff(edges)
     return means

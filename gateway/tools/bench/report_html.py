@@ -10,7 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 
-from gateway.tools.bench.compare import Comparison
+from gateway.tools.bench.compare import RunComparison
 from gateway.tools.bench.figure_text import figure_text
 from gateway.tools.bench.report_charts import comparison_figures, run_figures
 from gateway.tools.bench.report_tables import (
@@ -27,7 +27,7 @@ from gateway.tools.bench.results import BenchResult, Quantities, ResultError, Su
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
+class ReportSection:
     """A part of a page; `html` is put in as it is."""
 
     title: str
@@ -43,7 +43,7 @@ def write_report(result: BenchResult, path: Path) -> None:
 
 
 def write_comparison_report(
-    first: BenchResult, second: BenchResult, comparison: Comparison, path: Path
+    first: BenchResult, second: BenchResult, comparison: RunComparison, path: Path
 ) -> None:
     """Write the page of two runs. Raises ResultError where it cannot be written."""
     write_page(comparison_page(first, second, comparison), path)
@@ -61,7 +61,7 @@ def write_page(page: str, path: Path) -> None:
 # ---- pages ------------------------------------------------------------------------------------
 
 
-def report_page(result: BenchResult, *, sections: Sequence[Section] = ()) -> str:
+def report_page(result: BenchResult, *, sections: Sequence[ReportSection] = ()) -> str:
     """The page of one run; `sections` come behind its figures."""
     parts = [*_notes(result.meta.notes), run_section(result)]
     parts += [_section(one) for one in sections]
@@ -77,9 +77,9 @@ def report_page(result: BenchResult, *, sections: Sequence[Section] = ()) -> str
 def comparison_page(
     first: BenchResult,
     second: BenchResult,
-    comparison: Comparison,
+    comparison: RunComparison,
     *,
-    sections: Sequence[Section] = (),
+    sections: Sequence[ReportSection] = (),
 ) -> str:
     """The page of two runs; `sections` come behind the comparison."""
     parts = [comparison_section(first, second, comparison)]
@@ -128,7 +128,7 @@ def run_section(result: BenchResult) -> str:
     return "\n".join([*parts, "<h2>Errors</h2>", error_table(result)])
 
 
-def comparison_section(first: BenchResult, second: BenchResult, comparison: Comparison) -> str:
+def comparison_section(first: BenchResult, second: BenchResult, comparison: RunComparison) -> str:
     """Differences, charts and what was not the same."""
     return "\n".join(
         [
@@ -147,7 +147,7 @@ def comparison_section(first: BenchResult, second: BenchResult, comparison: Comp
 # ---- words ------------------------------------------------------------------------------------
 
 
-def _section(section: Section) -> str:
+def _section(section: ReportSection) -> str:
     return f"<h2>{escape(section.title)}</h2>\n{section.html}"
 
 
@@ -180,7 +180,7 @@ def _lead(summary: Summary) -> str:
     return text + "."
 
 
-def _comparison_lead(comparison: Comparison) -> str:
+def _comparison_lead(comparison: RunComparison) -> str:
     second = comparison.second_label
     names = {
         verdict: [one.name for one in comparison.differences if one.verdict == verdict]

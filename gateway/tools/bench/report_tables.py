@@ -6,12 +6,12 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.tools.bench.compare import Comparison, interval_text
+from gateway.tools.bench.compare import RunComparison, interval_text
 from gateway.tools.bench.figure_text import figure_text
 from gateway.tools.bench.results import (
     BenchResult,
     CategorySummary,
-    Estimate,
+    IntervalEstimate,
     Quantities,
     SearchReport,
     Summary,
@@ -71,7 +71,7 @@ def _quantiles(values: Quantities) -> Iterator[str]:
     yield f"{values.num_samples:,}"
 
 
-def estimate_text(estimate: Estimate, *, is_share: bool = False) -> str:
+def estimate_text(estimate: IntervalEstimate, *, is_share: bool = False) -> str:
     """The figure and its interval."""
     if is_share:
         text = f"{estimate.value:.1%}"
@@ -150,7 +150,7 @@ def search_table(search: SearchReport) -> str:
     return table(head, rows)
 
 
-def comparison_table(comparison: Comparison) -> str:
+def comparison_table(comparison: RunComparison) -> str:
     """The differences, those that were seen coloured."""
     first, second = comparison.first_label, comparison.second_label
     head = ["", first, second, "difference", "95 % interval", "ratio", "95 % interval", ""]
@@ -175,7 +175,7 @@ def comparison_table(comparison: Comparison) -> str:
     )
 
 
-def different_table(comparison: Comparison) -> str:
+def different_table(comparison: RunComparison) -> str:
     """What was not the same on both sides."""
     if not comparison.conditions:
         return "<p>Nothing that was recorded.</p>"

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from gateway.tools.bench.results import BenchResult, RequestRow
 
-Floats = NDArray[np.float64]
+Samples = NDArray[np.float64]
 Indexes = NDArray[np.int64]
-Statistic = Callable[["Side", Indexes], Floats]
+Statistic = Callable[["Side", Indexes], Samples]
 """A figure of each resample: [num_resamples] for indexes [num_resamples, num_requests]."""
 
 _MAX_CELLS: Final = 4_000_000
@@ -32,13 +32,13 @@ class Side:
     0 of an open one.
     """
 
-    latencies: Mapping[str, Floats]
-    attained: Floats
-    failed: Floats
-    tokens: Floats
-    drafted: Floats
-    accepted: Floats
-    gaps: Floats
+    latencies: Mapping[str, Samples]
+    attained: Samples
+    failed: Samples
+    tokens: Samples
+    drafted: Samples
+    accepted: Samples
+    gaps: Samples
     gap_owners: Indexes
     per_request_s: float
     num_in_flight: float
@@ -52,7 +52,7 @@ class Side:
 def side_of(result: BenchResult, rows: Sequence[RequestRow]) -> Side:
     """The samples of these rows of a run, in their order."""
 
-    def values(get: Callable[[RequestRow], float | None]) -> Floats:
+    def values(get: Callable[[RequestRow], float | None]) -> Samples:
         # A failed request has no latency, however soon it failed.
         found = [get(row) if row.is_success else None for row in rows]
         return np.array([np.nan if one is None else one for one in found], dtype=np.float64)
@@ -96,7 +96,7 @@ def block_indexes(num: int, num_resamples: int, rng: np.random.Generator) -> Ind
 # ---- statistics ----------------------------------------------------------------------------------
 
 
-def _in_parts(work: Callable[[Indexes], Floats], draws: Indexes) -> Floats:
+def _in_parts(work: Callable[[Indexes], Samples], draws: Indexes) -> Samples:
     """The same for all resamples, so many at a time that memory stays small."""
     rows = max(1, _MAX_CELLS // max(draws.shape[1], 1))
     parts = [work(draws[start : start + rows]) for start in range(0, draws.shape[0], rows)]
@@ -106,7 +106,7 @@ def _in_parts(work: Callable[[Indexes], Floats], draws: Indexes) -> Floats:
 def mean_of(name: str) -> Statistic:
     """Of the latency of that name."""
 
-    def statistic(side: Side, draws: Indexes) -> Floats:
+    def statistic(side: Side, draws: Indexes) -> Samples:
         values = side.latencies[name]
         known = np.isfinite(values)
         return ratio_of(np.where(known, values, 0.0), known.astype(np.float64), draws)
@@ -117,10 +117,10 @@ def mean_of(name: str) -> Statistic:
 def quantile_of(name: str, share: float) -> Statistic:
     """Of the latency of that name, linear between the nearest ranks."""
 
-    def statistic(side: Side, draws: Indexes) -> Floats:
+    def statistic(side: Side, draws: Indexes) -> Samples:
         values = side.latencies[name]
 
-        def work(part: Indexes) -> Floats:
+        def work(part: Indexes) -> Samples:
             drawn = np.sort(values[part], axis=1)  # [num_resamples, num], NaN last
             known = np.isfinite(drawn).sum(axis=1)
             rank = np.maximum(known - 1, 0) * share
@@ -128,7 +128,7 @@ def quantile_of(name: str, share: float) -> Statistic:
             high = np.minimum(low + 1, np.maximum(known - 1, 0))
             rows = np.arange(part.shape[0])
             below, above = drawn[rows, low], drawn[rows, high]
-            found: Floats = below + (above - below) * (rank - low)
+            found: Samples = below + (above - below) * (rank - low)
             return found
 
         return _in_parts(work, draws)
@@ -139,7 +139,7 @@ def quantile_of(name: str, share: float) -> Statistic:
 def gap_quantile(share: float) -> Statistic:
     """Of all gaps between events."""
 
-    def statistic(side: Side, draws: Indexes) -> Floats:
+    def statistic(side: Side, draws: Indexes) -> Samples:
         if not side.gaps.size:
             return np.full(draws.shape[0], np.nan)
         found = np.empty(draws.shape[0])
@@ -153,12 +153,12 @@ def gap_quantile(share: float) -> Statistic:
     return statistic
 
 
-def ratio_of(above: Floats, below: Floats, draws: Indexes) -> Floats:
+def ratio_of(above: Samples, below: Samples, draws: Indexes) -> Samples:
     """Sum over sum of each resample; NaN where there is nothing below."""
 
-    def work(part: Indexes) -> Floats:
+    def work(part: Indexes) -> Samples:
         sums = below[part].sum(axis=1)
-        found: Floats = np.divide(
+        found: Samples = np.divide(
             above[part].sum(axis=1), sums, out=np.full(sums.shape, np.nan), where=sums > 0
         )
         return found
@@ -166,32 +166,32 @@ def ratio_of(above: Floats, below: Floats, draws: Indexes) -> Floats:
     return _in_parts(work, draws)
 
 
-def share_attained(side: Side, draws: Indexes) -> Floats:
+def share_attained(side: Side, draws: Indexes) -> Samples:
     """Requests that met their objectives, of all."""
     return ratio_of(side.attained, np.ones_like(side.attained), draws)
 
 
-def share_failed(side: Side, draws: Indexes) -> Floats:
+def share_failed(side: Side, draws: Indexes) -> Samples:
     """Requests without a whole answer, of all."""
     return ratio_of(side.failed, np.ones_like(side.failed), draws)
 
 
-def acceptance(side: Side, draws: Indexes) -> Floats:
+def acceptance(side: Side, draws: Indexes) -> Samples:
     """Accepted tokens, of all drafted ones."""
     return ratio_of(side.accepted, side.drafted, draws)
 
 
-def goodput(side: Side, draws: Indexes) -> Floats:
+def goodput(side: Side, draws: Indexes) -> Samples:
     """Requests per second that met their objectives."""
     return _rate(side, side.attained, draws)
 
 
-def token_rate(side: Side, draws: Indexes) -> Floats:
+def token_rate(side: Side, draws: Indexes) -> Samples:
     """Tokens of answers per second."""
     return _rate(side, side.tokens, draws)
 
 
-def _rate(side: Side, amounts: Floats, draws: Indexes) -> Floats:
+def _rate(side: Side, amounts: Samples, draws: Indexes) -> Samples:
     """Amounts per second. An open loop's time does not depend on the answers; a closed loop's does:
     by Little's law it is the sum of their times over the mean number in flight."""
     e2e_s = side.latencies["e2e"] / 1e3

@@ -151,7 +151,7 @@ def _is_within(value: float | None, bound: float | None) -> bool:
     return bound is None or value is None or value <= bound
 
 
-class Estimate(msgspec.Struct, frozen=True, kw_only=True):
+class IntervalEstimate(msgspec.Struct, frozen=True, kw_only=True):
     """A figure with its 95 % interval; a bound is None where the samples are too few for one."""
 
     value: float
@@ -163,16 +163,16 @@ class Quantities(msgspec.Struct, frozen=True, kw_only=True):
     """A distribution, all in the samples' unit. Quantiles: linear between the nearest ranks."""
 
     num_samples: int
-    mean: Estimate
-    p50: Estimate
-    p90: Estimate
-    p95: Estimate
-    p99: Estimate
+    mean: IntervalEstimate
+    p50: IntervalEstimate
+    p90: IntervalEstimate
+    p95: IntervalEstimate
+    p99: IntervalEstimate
     minimum: float
     maximum: float
 
 
-class Acceptance(msgspec.Struct, frozen=True, kw_only=True):
+class DraftAcceptance(msgspec.Struct, frozen=True, kw_only=True):
     """How drafting went, over the requests whose report told."""
 
     num_requests: int
@@ -197,8 +197,8 @@ class CategorySummary(msgspec.Struct, frozen=True, kw_only=True):
     ttft_ms: Quantities | None = None
     tpot_ms: Quantities | None = None
     e2e_ms: Quantities | None = None
-    attainment: Estimate | None = None
-    acceptance: Acceptance | None = None
+    attainment: IntervalEstimate | None = None
+    acceptance: DraftAcceptance | None = None
     num_completion_tokens: int = 0
 
 
@@ -250,11 +250,11 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     e2e_ms: Quantities | None
     sent_ttft_ms: Quantities | None
     sent_e2e_ms: Quantities | None
-    attainment: Estimate | None
+    attainment: IntervalEstimate | None
     goodput_per_s: float | None
     schedule: Schedule
     cost: Cost | None
-    acceptance: Acceptance | None
+    acceptance: DraftAcceptance | None
     categories: list[CategorySummary]
     tiers: dict[str, int]
 

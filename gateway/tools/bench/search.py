@@ -22,7 +22,7 @@ class SearchSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tried(Generic[Measured]):
+class TriedRate(Generic[Measured]):
     """A rate and what came of it."""
 
     rate_per_s: float
@@ -35,9 +35,9 @@ class Found(Generic[Measured]):
     """`best`: the highest rate that was enough, None where none was. `is_bounded`: whether a higher
     one was too much."""
 
-    best: Tried[Measured] | None
+    best: TriedRate[Measured] | None
     is_bounded: bool
-    steps: list[Tried[Measured]]
+    steps: list[TriedRate[Measured]]
 
 
 async def find_highest_rate(
@@ -48,13 +48,13 @@ async def find_highest_rate(
     It supposes that what is too much stays so at higher rates. Near the edge a run is decided by
     chance: the intervals of the steps tell how much.
     """
-    steps: list[Tried[Measured]] = []
-    best: Tried[Measured] | None = None
+    steps: list[TriedRate[Measured]] = []
+    best: TriedRate[Measured] | None = None
     too_much: float | None = None
     rate = settings.first_per_s
     while len(steps) < settings.max_steps:
         is_enough, measured = await measure(rate)
-        tried = Tried(rate_per_s=rate, is_enough=is_enough, measured=measured)
+        tried = TriedRate(rate_per_s=rate, is_enough=is_enough, measured=measured)
         steps.append(tried)
         if is_enough:
             best = tried

@@ -9,9 +9,9 @@ import numpy as np
 
 from gateway.tools.bench.intervals import clustered_quantities, proportion_estimate, quantities
 from gateway.tools.bench.results import (
-    Acceptance,
     CategorySummary,
     Cost,
+    DraftAcceptance,
     LoopKind,
     Objectives,
     Quantities,
@@ -23,7 +23,7 @@ from gateway.tools.bench.results import (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prices:
+class BenchPrices:
     """USD for a million tokens. Cached prompt tokens cost as others where nobody says."""
 
     prompt_usd: float
@@ -55,7 +55,7 @@ def summarize(
     objectives: Objectives,
     *,
     loop: LoopKind,
-    prices: Prices | None = None,
+    prices: BenchPrices | None = None,
     tally: LoadTally | None = None,
     seed: int = 0,
 ) -> Summary:
@@ -139,7 +139,7 @@ def _schedule(
     )
 
 
-def _cost(whole: Sequence[RequestRow], prices: Prices | None) -> Cost | None:
+def _cost(whole: Sequence[RequestRow], prices: BenchPrices | None) -> Cost | None:
     """What the answers told, else by the prices; None where one of them has no figure."""
     if not whole:
         return None
@@ -169,7 +169,7 @@ def _per_million(total_usd: float, num_tokens: int) -> float | None:
     return rounded(1e6 * total_usd / num_tokens) if num_tokens else None
 
 
-def _acceptance(rows: Sequence[RequestRow]) -> Acceptance | None:
+def _acceptance(rows: Sequence[RequestRow]) -> DraftAcceptance | None:
     """Of the rows whose report tells; None where none does."""
     told = [row for row in rows if row.num_drafted_tokens is not None]
     if not told:
@@ -180,7 +180,7 @@ def _acceptance(rows: Sequence[RequestRow]) -> Acceptance | None:
         if row.mean_emitted_tokens:
             num_passes += row.num_completion_tokens / row.mean_emitted_tokens
             num_tokens += row.num_completion_tokens
-    return Acceptance(
+    return DraftAcceptance(
         num_requests=len(told),
         num_drafted_tokens=sum(row.num_drafted_tokens or 0 for row in told),
         num_accepted_tokens=sum(row.num_accepted_tokens or 0 for row in told),

@@ -6,7 +6,13 @@ from rich.console import Console
 from rich.table import Table
 
 from gateway.tools.bench.figure_text import figure_text
-from gateway.tools.bench.results import BenchResult, Estimate, Objectives, Quantities, Summary
+from gateway.tools.bench.results import (
+    BenchResult,
+    IntervalEstimate,
+    Objectives,
+    Quantities,
+    Summary,
+)
 
 _WIDE: Final = 130
 _NAMES: Final = {
@@ -64,11 +70,11 @@ def _figures(found: Quantities, shows_intervals: bool) -> list[str]:
     return [show(estimate) for estimate in wanted] + [figure_text(found.maximum)]
 
 
-def _alone(estimate: Estimate) -> str:
+def _alone(estimate: IntervalEstimate) -> str:
     return figure_text(estimate.value)
 
 
-def _with_interval(estimate: Estimate) -> str:
+def _with_interval(estimate: IntervalEstimate) -> str:
     if estimate.low is None and estimate.high is None:
         return figure_text(estimate.value)
     low = "…" if estimate.low is None else f"{estimate.low:.3g}"
@@ -121,7 +127,7 @@ def _plain(text: str) -> str:
     return text.replace("[", r"\[")
 
 
-def _share(estimate: Estimate) -> str:
+def _share(estimate: IntervalEstimate) -> str:
     low, high = estimate.low, estimate.high
     if low is None or high is None:
         return f"{estimate.value:.1%}"

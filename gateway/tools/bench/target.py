@@ -12,7 +12,7 @@ from gateway.tools.bench.client import BenchClient, TargetError
 from gateway.tools.bench.fields import merge_fields
 from gateway.tools.bench.filler import Filler, TokenRatio
 from gateway.tools.bench.results import RequestRow
-from gateway.tools.bench.summary import Prices
+from gateway.tools.bench.summary import BenchPrices
 from gateway.tools.bench.workloads import PlannedRequest, TargetFacts
 
 _PROBE_WORDS: Final = (16, 96)
@@ -25,7 +25,7 @@ class TargetReport:
 
     model: str
     facts: TargetFacts
-    prices: Prices | None
+    prices: BenchPrices | None
     context_tokens: int | None
     served_by: str | None
     device: str | None
@@ -88,7 +88,7 @@ def _common(client: BenchClient, model: str) -> dict[str, Any]:
 class _Card:
     model: str
     context_tokens: int | None = None
-    prices: Prices | None = None
+    prices: BenchPrices | None = None
     owned_by: str | None = None
     device: str | None = None
     notes: tuple[str, ...] = ()
@@ -156,13 +156,13 @@ def _context(card: Mapping[str, Any]) -> int | None:
     return next((v for v in values if isinstance(v, int) and v > 0), None)
 
 
-def _prices(pricing: Any) -> Prices | None:
+def _prices(pricing: Any) -> BenchPrices | None:
     """USD for a token, as texts."""
     if not isinstance(pricing, dict):
         return None
     try:
         cached = pricing.get("input_cache_read")
-        return Prices(
+        return BenchPrices(
             prompt_usd=1e6 * float(pricing["prompt"]),
             completion_usd=1e6 * float(pricing["completion"]),
             cached_prompt_usd=None if cached is None else 1e6 * float(cached),

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 import msgspec
 import numpy as np
 
-from gateway.tools.bench.arrivals import ArrivalKind, Lengths, arrival_times
+from gateway.tools.bench.arrivals import ArrivalKind, LengthDistribution, arrival_times
 from gateway.tools.bench.fields import merge_fields
 from gateway.tools.bench.filler import Filler, TokenRatio
 from gateway.tools.bench.prompts import built_in_prompts, load_prompts
@@ -48,8 +48,12 @@ class WorkloadSettings:
     skips_bad: bool = False
     arrivals: ArrivalKind = "poisson"
     burstiness_cv: float = 2.0
-    prompt_lengths: Lengths = field(default_factory=lambda: Lengths(low=128, high=128))
-    answer_lengths: Lengths = field(default_factory=lambda: Lengths(low=64, high=64))
+    prompt_lengths: LengthDistribution = field(
+        default_factory=lambda: LengthDistribution(low=128, high=128)
+    )
+    answer_lengths: LengthDistribution = field(
+        default_factory=lambda: LengthDistribution(low=64, high=64)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

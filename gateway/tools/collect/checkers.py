@@ -19,8 +19,8 @@ from typing import Any, Final, Literal, get_args
 from gateway.text.tool_formats import HERMES
 from gateway.text.tool_parser import ToolParser, ToolReading
 
-CheckKind = Literal["exact", "regex", "json", "tool_call", "json_schema", "judge"]
-CHECK_KINDS: Final[tuple[CheckKind, ...]] = get_args(CheckKind)
+AnswerCheckKind = Literal["exact", "regex", "json", "tool_call", "json_schema", "judge"]
+CHECK_KINDS: Final[tuple[AnswerCheckKind, ...]] = get_args(AnswerCheckKind)
 
 Predicate = Callable[[str], bool]
 
@@ -31,37 +31,39 @@ _ANSWER_PREFIX: Final = "Answer:"
 _BROKEN_JSON: Final = (ValueError, RecursionError)
 
 
-class CheckError(ValueError):
+class UncheckableError(ValueError):
     """What is expected cannot be checked. The message says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
+class AnswerCheck:
     """What makes an answer right. `is_right` is None where a judge decides.
 
     `expected` is what the data say, as text; None where they say nothing.
     """
 
-    kind: CheckKind
+    kind: AnswerCheckKind
     expected: str | None
     is_right: Predicate | None
 
 
-def make_check(kind: str, expected: object, schema: object = None) -> Check:
+def make_check(kind: str, expected: object, schema: object = None) -> AnswerCheck:
     """The check of a kind. `expected`: text or a JSON value; `schema`: of json_schema, if apart.
 
     Raises CheckError for an unknown kind, and where `expected` is missing or cannot be used.
     """
     if kind not in CHECK_KINDS:
-        raise CheckError(f"check kind {kind!r} is unknown; known are {', '.join(CHECK_KINDS)}")
+        raise UncheckableError(
+            f"check kind {kind!r} is unknown; known are {', '.join(CHECK_KINDS)}"
+        )
     if kind == "json_schema" and schema is not None:
         expected = schema
     text = expected if isinstance(expected, str | None) else json.dumps(expected)
     if kind == "judge":
-        return Check(kind=kind, expected=text, is_right=None)
+        return AnswerCheck(kind=kind, expected=text, is_right=None)
     if text is None:
-        raise CheckError(f"expected is missing: {kind} compares the answer with it")
-    return Check(kind=kind, expected=text, is_right=_MAKERS[kind](text))
+        raise UncheckableError(f"expected is missing: {kind} compares the answer with it")
+    return AnswerCheck(kind=kind, expected=text, is_right=_MAKERS[kind](text))
 
 
 def last_line(answer: str) -> str:
@@ -77,13 +79,13 @@ def _exact(expected: str) -> Predicate:
 def _regex(expected: str) -> Predicate:
     size_bytes = len(expected.encode())
     if size_bytes > _MAX_PATTERN_BYTES:
-        raise CheckError(
+        raise UncheckableError(
             f"expected is a pattern of {size_bytes} bytes, at most {_MAX_PATTERN_BYTES} are taken"
         )
     try:
         pattern = re.compile(expected)
     except (re.error, RecursionError, OverflowError) as error:
-        raise CheckError(f"expected is not a regular expression: {error}") from error
+        raise UncheckableError(f"expected is not a regular expression: {error}") from error
 
     def is_right(answer: str) -> bool:
         line = last_line(answer)
@@ -106,7 +108,7 @@ def _tool_call(expected: str) -> Predicate:
     wanted = _parsed(expected)
     is_call = isinstance(wanted, dict) and isinstance(wanted.get("name"), str)
     if not is_call or not isinstance(wanted.get("arguments"), dict):
-        raise CheckError('expected is not a call such as {"name": "f", "arguments": {}}')
+        raise UncheckableError('expected is not a call such as {"name": "f", "arguments": {}}')
 
     def is_right(answer: str) -> bool:
         parser = ToolParser(ToolReading(format=HERMES))
@@ -120,7 +122,7 @@ def _tool_call(expected: str) -> Predicate:
 
 def _json_schema(expected: str) -> Predicate:
     if importlib.util.find_spec("jsonschema_rs") is None:
-        raise CheckError(
+        raise UncheckableError(
             "json_schema checks need jsonschema-rs, which is not installed: "
             "pip install jsonschema-rs"
         )
@@ -131,7 +133,7 @@ def _json_schema(expected: str) -> Predicate:
         validator = jsonschema_rs.validator_for(schema)
     except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError, ValueError) as error:
         reason = str(error).partition("\n")[0]
-        raise CheckError(f"expected is not a JSON schema: {reason}") from error
+        raise UncheckableError(f"expected is not a JSON schema: {reason}") from error
 
     def is_right(answer: str) -> bool:
         try:
@@ -156,7 +158,7 @@ def _parsed(expected: str) -> Any:
     try:
         return json.loads(expected)
     except _BROKEN_JSON as error:
-        raise CheckError(f"expected is not JSON: {error}") from error
+        raise UncheckableError(f"expected is not JSON: {error}") from error
 
 
 def _says(text: str, wanted: Any) -> bool:

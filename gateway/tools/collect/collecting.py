@@ -30,11 +30,11 @@ from gateway.errors.tree import BadRequestError
 from gateway.text.chat import ChatTokenizer, Prompt
 from gateway.text.thinking import Thinking, ThinkingSplitter
 from gateway.text.tools import plan_tools
-from gateway.tools.collect.data import CollectError, LabelFile, LabelledRow, Question
+from gateway.tools.collect.data import CollectError, CollectQuestion, LabelFile, LabelledRow
 
 _SHOWN_CHARS = 60
 
-Ask = Callable[[str, str | None, str], bool]
+JudgeFn = Callable[[str, str | None, str], bool]
 """A judge: question, what is expected, answer -> whether it is right. May block."""
 
 
@@ -49,7 +49,7 @@ class CollectPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class CollectProgress:
     """After a batch: rows in the file, of so many questions; those left out; shares right."""
 
     num_rows: int
@@ -60,7 +60,7 @@ class Progress:
 
 
 @dataclass(slots=True, kw_only=True)
-class Answer:
+class TierAnswer:
     """What a tier wrote. `seconds`: from submission to the last token.
 
     `text` is what a client would read, calls included, thinking left out. `logprobs` and
@@ -75,7 +75,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class TokenizedQuestion:
     """A question in a tier's tokens. `special_texts`: of tokens that tool calls are written in."""
 
     request: EngineRequest
@@ -98,7 +98,7 @@ class Collector:
         info: EngineInfo,
         tokenizers: Mapping[Tier, ChatTokenizer],
         plan: CollectPlan,
-        ask: Ask | None = None,
+        ask: JudgeFn | None = None,
     ) -> None:
         """`ask` decides checks of kind judge. Raises CollectError where a tier is not loaded."""
         if any(tier not in info.tiers or tier not in tokenizers for tier in TIERS):
@@ -114,10 +114,10 @@ class Collector:
 
     async def collect(
         self,
-        questions: Sequence[Question],
+        questions: Sequence[CollectQuestion],
         out: LabelFile,
-        on_progress: Callable[[Progress], None] = lambda _: None,
-    ) -> Progress:
+        on_progress: Callable[[CollectProgress], None] = lambda _: None,
+    ) -> CollectProgress:
         """Answer and label every question that `out` does not have; returns the last progress.
 
         Questions that do not fit a model's context are left out. Raises CollectError, EngineError,
@@ -140,18 +140,18 @@ class Collector:
         on_progress(progress)
         return progress
 
-    async def _batch(self, questions: Sequence[Question]) -> list[LabelledRow]:
+    async def _batch(self, questions: Sequence[CollectQuestion]) -> list[LabelledRow]:
         """The rows of those questions that fit both contexts."""
-        fitting: list[tuple[Question, dict[Tier, Asked]]] = []
+        fitting: list[tuple[CollectQuestion, dict[Tier, TokenizedQuestion]]] = []
         for question in questions:
-            asked: dict[Tier, Asked] = {}
+            asked: dict[Tier, TokenizedQuestion] = {}
             for tier in TIERS:
                 one = await self.prepare(question, tier)
                 if one is not None:
                     asked[tier] = one
             if len(asked) == len(TIERS):
                 fitting.append((question, asked))
-        answers: dict[Tier, list[Answer]] = {}
+        answers: dict[Tier, list[TierAnswer]] = {}
         verdicts: dict[Tier, list[bool]] = {}
         for tier in TIERS:
             answers[tier] = await asyncio.gather(
@@ -173,7 +173,7 @@ class Collector:
             for index, (question, asked) in enumerate(fitting)
         ]
 
-    async def prepare(self, question: Question, tier: Tier) -> Asked | None:
+    async def prepare(self, question: CollectQuestion, tier: Tier) -> TokenizedQuestion | None:
         """The question as an engine request; None where it does not fit the context.
 
         Raises CollectError where the model's chat template refuses it.
@@ -210,13 +210,13 @@ class Collector:
             return_hidden_state=tier == "small",
             grammar=grammar,
         )
-        return Asked(
+        return TokenizedQuestion(
             request=request, special_texts=special_texts, opens_thinking=prompt.opens_thinking
         )
 
-    async def answer(self, asked: Asked) -> Answer:
+    async def answer(self, asked: TokenizedQuestion) -> TierAnswer:
         """What the request's tier writes. Raises CollectError or EngineError."""
-        answer, tier = Answer(), asked.request.tier
+        answer, tier = TierAnswer(), asked.request.tier
         started_s = time.perf_counter()
         # The protocol promises that its iterator can be closed; only generators have a type for it.
         stream = cast(AsyncGenerator[EngineEvent], self._engine.submit(asked.request))
@@ -231,7 +231,7 @@ class Collector:
         answer.text = _text(self._tokenizers[tier], asked, answer.token_ids)
         return answer
 
-    async def _verdict(self, question: Question, answer: Answer) -> bool:
+    async def _verdict(self, question: CollectQuestion, answer: TierAnswer) -> bool:
         check = question.check
         if check.is_right is not None:
             return check.is_right(answer.text)
@@ -240,9 +240,9 @@ class Collector:
 
     def _row(
         self,
-        question: Question,
-        asked: Asked,
-        answers: Mapping[Tier, Answer],
+        question: CollectQuestion,
+        asked: TokenizedQuestion,
+        answers: Mapping[Tier, TierAnswer],
         verdicts: Mapping[Tier, bool],
     ) -> LabelledRow:
         messages = question.request.messages
@@ -273,7 +273,7 @@ class Collector:
         )
 
 
-def _take(event: EngineEvent, answer: Answer) -> None:
+def _take(event: EngineEvent, answer: TierAnswer) -> None:
     if isinstance(event, PrefillDone):
         answer.hidden_state = event.hidden_state
     elif isinstance(event, TokensEmitted):
@@ -287,7 +287,7 @@ def _thinking(tokenizer: ChatTokenizer, prompt: Prompt) -> Thinking:
     return "possible" if tokenizer.may_think else "none"
 
 
-def _text(tokenizer: ChatTokenizer, asked: Asked, token_ids: Sequence[int]) -> str:
+def _text(tokenizer: ChatTokenizer, asked: TokenizedQuestion, token_ids: Sequence[int]) -> str:
     """The answer as a client would read it, calls included, thinking left out."""
     detokenizer = tokenizer.detokenizer()
     splitter = ThinkingSplitter(opens_thinking=asked.opens_thinking)
@@ -313,10 +313,10 @@ def _base64(hidden_state: Sequence[float] | None) -> str | None:
     return base64.b64encode(np.asarray(hidden_state, dtype="<f4").tobytes()).decode("ascii")
 
 
-def _progress(out: LabelFile, wanted: set[str], num_skipped: int) -> Progress:
+def _progress(out: LabelFile, wanted: set[str], num_skipped: int) -> CollectProgress:
     labels = [both for digest, both in out.labels.items() if digest in wanted]
     number = max(len(labels), 1)
-    return Progress(
+    return CollectProgress(
         num_rows=len(labels),
         num_skipped=num_skipped,
         num_questions=len(wanted),

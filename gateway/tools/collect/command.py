@@ -15,16 +15,16 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from rich.progress import Progress as Bars
+from rich.progress import CollectProgress as Bars
 
 from engine.errors import EngineError
 from engine.request import Tier
 from gateway.errors.tree import GatewayError
 from gateway.settings.tree import Settings, SettingsError, load_settings
 from gateway.text.chat import ChatTokenizer
-from gateway.tools.collect.checkers import CHECK_KINDS, CheckKind
-from gateway.tools.collect.collecting import Collector, CollectPlan, Progress, pair_of
-from gateway.tools.collect.data import CollectError, LabelFile, Question, read_questions
+from gateway.tools.collect.checkers import CHECK_KINDS, AnswerCheckKind
+from gateway.tools.collect.collecting import Collector, CollectPlan, CollectProgress, pair_of
+from gateway.tools.collect.data import CollectError, CollectQuestion, LabelFile, read_questions
 from gateway.tools.collect.judge import Judge, JudgeError
 from gateway.tools.console.terminal import LoadingProgress, make_console
 
@@ -107,8 +107,12 @@ def collect(  # noqa: PLR0913 - a flag each
 
 
 async def _run(
-    settings: Settings, questions: list[Question], out: Path, plan: CollectPlan, judge: Judge | None
-) -> Progress:
+    settings: Settings,
+    questions: list[CollectQuestion],
+    out: Path,
+    plan: CollectPlan,
+    judge: Judge | None,
+) -> CollectProgress:
     """Load both models, and answer. Raises what loading and collecting raise."""
     from gateway.backends.in_process import InProcessEngineClient
     from gateway.wiring import build as wiring
@@ -130,7 +134,7 @@ async def _run(
         with _bars() as bars:
             task = bars.add_task("collecting", total=len(questions), right="")
 
-            def show(progress: Progress) -> None:
+            def show(progress: CollectProgress) -> None:
                 bars.update(
                     task,
                     completed=progress.num_rows + progress.num_skipped,
@@ -171,7 +175,7 @@ def _tokenizers(settings: Settings) -> dict[Tier, ChatTokenizer]:
     return tokenizers
 
 
-def _kind(name: str | None) -> CheckKind | None:
+def _kind(name: str | None) -> AnswerCheckKind | None:
     for kind in CHECK_KINDS:
         if name == kind:
             return kind
@@ -200,7 +204,7 @@ def _found(path: Path) -> Path:
     return path
 
 
-def _say(done: Progress, out: Path) -> None:
+def _say(done: CollectProgress, out: Path) -> None:
     typer.echo(
         f"{out}: {done.num_rows} rows; small {done.weak_accuracy:.1%} right, "
         f"large {done.strong_accuracy:.1%}"

@@ -18,7 +18,12 @@ from pydantic import ValidationError
 from gateway.errors.tree import BadRequestError
 from gateway.schema.chat import ChatRequest
 from gateway.text.tools import plan_tools
-from gateway.tools.collect.checkers import Check, CheckError, CheckKind, make_check
+from gateway.tools.collect.checkers import (
+    AnswerCheck,
+    AnswerCheckKind,
+    UncheckableError,
+    make_check,
+)
 
 _DIGEST_DIGITS: Final = 16
 _MAX_LINE_BYTES: Final = 8 * 2**20
@@ -29,7 +34,7 @@ class CollectError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class CollectQuestion:
     """One prompt to be answered by both tiers, and how its answers are checked.
 
     `digest` tells it from others: of the messages, the tools and the check. `family` and
@@ -38,7 +43,7 @@ class Question:
 
     digest: str
     request: ChatRequest
-    check: Check
+    check: AnswerCheck
     family: str | None = None
     difficulty: int | None = None
 
@@ -83,8 +88,8 @@ class LabelledRow:
 
 
 def read_questions(
-    path: Path, *, default_check: CheckKind | None = None, limit: int | None = None
-) -> list[Question]:
+    path: Path, *, default_check: AnswerCheckKind | None = None, limit: int | None = None
+) -> list[CollectQuestion]:
     """The first `limit` questions of a .jsonl file; of equal ones only the first is taken.
 
     `default_check` is the kind for rows that name none. Raises CollectError naming file, line and
@@ -94,7 +99,7 @@ def read_questions(
         raise CollectError(f"{path}: must end in .jsonl, one JSON object a line")
     if not path.is_file():
         raise CollectError(f"{path}: there is no such file")
-    found: dict[str, Question] = {}
+    found: dict[str, CollectQuestion] = {}
     try:
         with path.open(encoding="utf-8-sig") as file:
             for number, line in enumerate(file, start=1):
@@ -113,7 +118,7 @@ def read_questions(
     return list(found.values())
 
 
-def _question(line: str, default_check: CheckKind | None, place: str) -> Question:
+def _question(line: str, default_check: AnswerCheckKind | None, place: str) -> CollectQuestion:
     row = _json_object(line, place)
     messages = row.get("messages")
     if messages is None:
@@ -135,11 +140,11 @@ def _question(line: str, default_check: CheckKind | None, place: str) -> Questio
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"]))
         raise CollectError(f"{place}: {field}: {first['msg'].lower()}") from error
-    except (CheckError, BadRequestError) as error:
+    except (UncheckableError, BadRequestError) as error:
         raise CollectError(f"{place}: {error}") from error
     if not request.last_user_text.strip():
         raise CollectError(f"{place}: the last message of the user is empty")
-    return Question(
+    return CollectQuestion(
         digest=_digest([messages, row.get("tools"), check.kind, check.expected]),
         request=request,
         check=check,
@@ -202,7 +207,7 @@ class LabelFile:
         if len(whole) < len(content):
             os.truncate(self._path, len(whole))
 
-    def missing(self, questions: Iterable[Question]) -> list[Question]:
+    def missing(self, questions: Iterable[CollectQuestion]) -> list[CollectQuestion]:
         """Those that have no row yet, in order."""
         return [question for question in questions if question.digest not in self.labels]
 

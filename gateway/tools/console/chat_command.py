@@ -9,9 +9,9 @@ from gateway.schema.kinds import Policy
 from gateway.settings.tree import KEY_VARIABLE, Settings, load_settings
 from gateway.tools.console.command import (
     ConfigFile,
-    Device,
-    Dtype,
-    Large,
+    DeviceOption,
+    DtypeOption,
+    LargeOption,
     Small,
     Tiers,
     reports_user_errors,
@@ -75,11 +75,11 @@ def chat(  # noqa: PLR0913 - a flag each
         typer.Option(envvar=KEY_VARIABLE, help="Your key, where the gateway wants one."),
     ] = None,
     config: ConfigFile = None,
-    large: Large = None,
+    large: LargeOption = None,
     small: Small = None,
     tiers: Tiers = None,
-    device: Device = None,
-    dtype: Dtype = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
 ) -> None:
     """Chat in the terminal; the help is `_CHAT_HELP`."""
     import httpx

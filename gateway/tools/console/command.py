@@ -24,10 +24,12 @@ ConfigFile = Annotated[
     Path | None,
     typer.Option("--config", help=f"Settings file; otherwise {DEFAULT_FILE} here if there is one."),
 ]
-Large = Annotated[str | None, typer.Option(help="Folder or Hugging Face id of the large model.")]
+LargeOption = Annotated[
+    str | None, typer.Option(help="Folder or Hugging Face id of the large model.")
+]
 Small = Annotated[str | None, typer.Option(help="The same for the small model.")]
-Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
-Dtype = Annotated[str | None, typer.Option(help="auto, bfloat16, float16 or float32.")]
+DeviceOption = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
+DtypeOption = Annotated[str | None, typer.Option(help="auto, bfloat16, float16 or float32.")]
 Tiers = Annotated[
     list[str] | None,
     typer.Option(
@@ -40,7 +42,7 @@ Assignments = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="SECTION.NAME=VALUE", help="Any setting; repeatable."),
 ]
-NumThreads = Annotated[int | None, typer.Option(help="CPU threads of the engine.")]
+ThreadsOption = Annotated[int | None, typer.Option(help="CPU threads of the engine.")]
 
 
 def reports_user_errors(command: Callable[Params, Result]) -> Callable[Params, Result]:

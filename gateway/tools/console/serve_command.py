@@ -9,11 +9,11 @@ from gateway.settings.tree import Settings, load_settings
 from gateway.tools.console.command import (
     Assignments,
     ConfigFile,
-    Device,
-    Dtype,
-    Large,
-    NumThreads,
+    DeviceOption,
+    DtypeOption,
+    LargeOption,
     Small,
+    ThreadsOption,
     Tiers,
     assigned,
     reports_user_errors,
@@ -52,14 +52,14 @@ file.
 @reports_user_errors
 def serve(  # noqa: PLR0913 - a flag each
     config: ConfigFile = None,
-    large: Large = None,
+    large: LargeOption = None,
     small: Small = None,
     router: Annotated[str | None, typer.Option(help="Folder of a trained router.")] = None,
-    device: Device = None,
-    dtype: Dtype = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0 for any free.")] = None,
-    num_threads: NumThreads = None,
+    num_threads: ThreadsOption = None,
     speculation: Annotated[
         bool | None, typer.Option("--speculation/--no-speculation", help="Draft or not.")
     ] = None,

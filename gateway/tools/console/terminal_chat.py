@@ -67,7 +67,7 @@ class ChatOptions:
         return {name: value for name, value in wanted.items() if value is not None}
 
 
-class Piece(NamedTuple):
+class TimedPiece(NamedTuple):
     """Text as it arrived, by token where the gateway told."""
 
     text: str
@@ -76,10 +76,10 @@ class Piece(NamedTuple):
 
 
 @dataclass(slots=True)
-class Answer:
+class ChatAnswer:
     """An answer as it arrived. Times in seconds."""
 
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[TimedPiece] = field(default_factory=list)
     num_tokens: int = 0
     report: dict[str, Any] = field(default_factory=dict)
     ttft_s: float | None = None
@@ -129,7 +129,9 @@ def is_reachable(url: str) -> bool:
         return False
 
 
-def stream_answer(client: httpx.Client, body: dict[str, Any], answer: Answer) -> Iterator[Piece]:
+def stream_answer(
+    client: httpx.Client, body: dict[str, Any], answer: ChatAnswer
+) -> Iterator[TimedPiece]:
     """Send one request; yields its pieces as they come and fills `answer`. Raises ChatError.
 
     Closing the iterator hangs up, which ends the answer in the engine too.
@@ -191,14 +193,14 @@ def _said_of(error: object) -> str:
     return str(message or error)
 
 
-def _pieces(chunk: dict[str, Any]) -> list[Piece]:
+def _pieces(chunk: dict[str, Any]) -> list[TimedPiece]:
     """Text of a chunk, token by token where the gateway traced it."""
     deltas = [choice.get("delta") or {} for choice in chunk.get("choices") or ()]
     if traced := (chunk.get("outrider") or {}).get("tokens"):
         is_thinking = any(delta.get(name) for delta in deltas for name in _THINKING_FIELDS)
-        return [Piece(text, drafted, is_thinking) for text, drafted in traced if text]
+        return [TimedPiece(text, drafted, is_thinking) for text, drafted in traced if text]
     return [
-        Piece(text, is_thinking=name != "content")
+        TimedPiece(text, is_thinking=name != "content")
         for delta in deltas
         for name in (*_THINKING_FIELDS, "content")
         if (text := delta.get(name))
@@ -216,9 +218,9 @@ def _error_message(response: httpx.Response) -> str:
 
 def say(
     console: Console, client: httpx.Client, options: ChatOptions, messages: list[dict[str, str]]
-) -> Answer:
+) -> ChatAnswer:
     """Stream one answer to the terminal and add it to the conversation. Raises ChatError."""
-    answer = Answer()
+    answer = ChatAnswer()
     stream = stream_answer(client, options.body(messages), answer)
     try:
         for piece in stream:
@@ -237,7 +239,7 @@ def say(
     return answer
 
 
-def _show(console: Console, piece: Piece, before: Sequence[Piece]) -> None:
+def _show(console: Console, piece: TimedPiece, before: Sequence[TimedPiece]) -> None:
     """Print a piece; thinking is dim, and the answer behind it begins a line of its own."""
     if not piece.is_thinking and any(earlier.is_thinking for earlier in before):
         console.print()

@@ -37,15 +37,15 @@ _BREAKER: Final = re.compile(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class HybridQuestion:
     """What the device is asked. `wishes` is the request's `outrider` object."""
 
     prompt: str
     wishes: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _asked(prompt: str, **wishes: Any) -> Question:
-    return Question(prompt=prompt, wishes=wishes)
+def _asked(prompt: str, **wishes: Any) -> HybridQuestion:
+    return HybridQuestion(prompt=prompt, wishes=wishes)
 
 
 _WEEKDAY: Final = "What weekday comes 225 days after a Sunday?"
@@ -75,10 +75,10 @@ BACK: Final = (_asked(_WEEKDAY), _asked("What is 9 + 5?"))
 
 
 @dataclass(slots=True, kw_only=True)
-class Reply:
+class HybridReply:
     """One streamed answer. `ttft_s`: seconds from sending to the first text."""
 
-    question: Question
+    question: HybridQuestion
     text: str = ""
     ttft_s: float | None = None
     finish_reason: str | None = None
@@ -96,16 +96,18 @@ class Reply:
         return str(self.report.get("tier", "nobody"))
 
 
-class Device:
+class DeviceApp:
     """The device's gateway as an app sees it. Keeps every reply."""
 
     def __init__(self, client: openai.OpenAI) -> None:
         self._client = client
-        self.replies: list[Reply] = []
+        self.replies: list[HybridReply] = []
 
-    def ask(self, question: Question, on_chunk: Callable[[int], None] = lambda _: None) -> Reply:
+    def ask(
+        self, question: HybridQuestion, on_chunk: Callable[[int], None] = lambda _: None
+    ) -> HybridReply:
         """Stream one answer. `on_chunk` is told how many pieces of text there are so far."""
-        reply = Reply(question=question)
+        reply = HybridReply(question=question)
         self.replies.append(reply)
         started_s = time.perf_counter()
         num_pieces = 0
@@ -131,7 +133,7 @@ class Device:
         found = _BREAKER.search(metrics)
         return found.group(1).replace("_", "-") if found else "unknown"
 
-    def _stream(self, question: Question) -> Iterator[Any]:
+    def _stream(self, question: HybridQuestion) -> Iterator[Any]:
         with self._client.chat.completions.create(
             model="auto",
             messages=[{"role": "user", "content": question.prompt}],
@@ -156,7 +158,7 @@ def run(console: Console, url: str, cloud: Cloud) -> int:
     with openai.OpenAI(
         base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=_TIMEOUT_S
     ) as client:
-        device = Device(client)
+        device = DeviceApp(client)
         device.ask(_asked("What is 2 + 2?", policy="local_only"))
         device.ask(_asked("What is 2 + 2?", policy="prefer_cloud"))
         console.print(table("1. Both are there", [device.ask(q) for q in ONLINE]))
@@ -181,7 +183,7 @@ def run(console: Console, url: str, cloud: Cloud) -> int:
         return verdict(console, device.replies, is_back=is_back)
 
 
-def _cut_in_mid_answer(device: Device, cloud: Cloud) -> Reply:
+def _cut_in_mid_answer(device: DeviceApp, cloud: Cloud) -> HybridReply:
     """One answer of the cloud, which ends behind its first pieces."""
     is_cut = False
 
@@ -197,7 +199,7 @@ def _cut_in_mid_answer(device: Device, cloud: Cloud) -> Reply:
     return reply
 
 
-def _ask_until_back(device: Device) -> list[Reply]:
+def _ask_until_back(device: DeviceApp) -> list[HybridReply]:
     """What was answered until the cloud answered again, or until that took too long."""
     give_up_s = time.monotonic() + _BACK_TIMEOUT_S
     replies = [device.ask(RETURN)]
@@ -207,7 +209,7 @@ def _ask_until_back(device: Device) -> list[Reply]:
     return replies
 
 
-def table(title: str, replies: Sequence[Reply]) -> Table:
+def table(title: str, replies: Sequence[HybridReply]) -> Table:
     """Prompt, who answered, why, time to the first text."""
     shown = Table(title=title, title_justify="left", show_lines=True)
     for name in ("prompt", "answered by", "why"):
@@ -219,14 +221,14 @@ def table(title: str, replies: Sequence[Reply]) -> Table:
     return shown
 
 
-def _prompt(question: Question) -> Text:
+def _prompt(question: HybridQuestion) -> Text:
     shown = Text(_short(question.prompt))
     for name, value in question.wishes.items():
         shown.append(f"\n{name}: {value}", style="cyan")
     return shown
 
 
-def _who(reply: Reply) -> Text:
+def _who(reply: HybridReply) -> Text:
     if not reply.is_answered:
         return Text("nobody", style="red")
     shown = Text(reply.tier, style="green" if reply.tier == "cloud" else "")
@@ -235,7 +237,7 @@ def _who(reply: Reply) -> Text:
     return shown
 
 
-def _why(reply: Reply) -> Text:
+def _why(reply: HybridReply) -> Text:
     if not reply.is_answered:
         return Text(reply.error or "the answer is empty or broken off", style="red")
     return Text(str(reply.report.get("reason", "?")))
@@ -246,14 +248,14 @@ def _short(text: str) -> str:
     return text if len(text) <= _MAX_CELL else f"{text[: _MAX_CELL - 3]}..."
 
 
-def _show_text(console: Console, reply: Reply) -> None:
+def _show_text(console: Console, reply: HybridReply) -> None:
     """The answer that changed hands, so that everybody can see that nothing is missing."""
     console.print(Text("The whole answer: ").append(" / ".join(reply.text.split("\n"))))
 
 
-def verdict(console: Console, replies: Sequence[Reply], *, is_back: bool) -> int:
+def verdict(console: Console, replies: Sequence[HybridReply], *, is_back: bool) -> int:
     """Say what came out. Returns the exit status."""
-    by_tier: dict[str, list[Reply]] = {}
+    by_tier: dict[str, list[HybridReply]] = {}
     for reply in replies:
         if reply.is_answered:
             by_tier.setdefault(reply.tier, []).append(reply)

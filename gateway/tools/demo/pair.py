@@ -53,7 +53,7 @@ _ROUNDS = 2  # each mode answers each hard prompt so often; the quicker time cou
 
 
 @dataclass(slots=True, kw_only=True)
-class Reply:
+class PairReply:
     """One streamed answer. `tokens`: the text of each token; times in seconds since sending."""
 
     prompt: str
@@ -83,9 +83,9 @@ def ask(
     speculation: bool = True,
     temperature: float = 0.0,
     seed: int | None = None,
-) -> Reply:
+) -> PairReply:
     """Stream one answer. Raises openai.OpenAIError."""
-    reply = Reply(prompt=prompt)
+    reply = PairReply(prompt=prompt)
     started_s = time.perf_counter()
     stream = client.chat.completions.create(
         model=model,
@@ -115,12 +115,12 @@ def ask(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class SpeculationComparison:
     """One prompt with and without speculation. `plain` and `drafted` are the quicker runs."""
 
     label: str
-    drafted: Reply
-    plain: Reply
+    drafted: PairReply
+    plain: PairReply
     is_equal: bool
 
     @property
@@ -129,14 +129,16 @@ class Comparison:
         return self.plain.decode_s / self.drafted.decode_s
 
 
-def compare(client: openai.OpenAI, prompt: str, label: str, **options: Any) -> Comparison:
+def compare(
+    client: openai.OpenAI, prompt: str, label: str, **options: Any
+) -> SpeculationComparison:
     """Ask the large model in turn with and without speculation (A B A B)."""
     drafted, plain = [], []
     for _ in range(_ROUNDS):
         drafted.append(ask(client, prompt, model="large", speculation=True, **options))
         plain.append(ask(client, prompt, model="large", speculation=False, **options))
     answers = [(reply.text, reply.tokens) for reply in (*drafted, *plain)]
-    return Comparison(
+    return SpeculationComparison(
         label=label,
         drafted=min(drafted, key=lambda reply: reply.decode_s),
         plain=min(plain, key=lambda reply: reply.decode_s),
@@ -144,7 +146,7 @@ def compare(client: openai.OpenAI, prompt: str, label: str, **options: Any) -> C
     )
 
 
-def answers_table(replies: Sequence[Reply]) -> Table:
+def answers_table(replies: Sequence[PairReply]) -> Table:
     """Prompt, tier, answer, time to first token, rate, drafted and accepted tokens."""
     table = _table(
         "Routed by `model: auto`, streamed over HTTP",
@@ -196,7 +198,7 @@ def _short_answer(text: str) -> Text:
     return Text(line)
 
 
-def comparison_table(comparisons: Sequence[Comparison]) -> Table:
+def comparison_table(comparisons: Sequence[SpeculationComparison]) -> Table:
     """The same prompts with and without speculation."""
     table = _table(
         "The large model, with and without speculation",
@@ -217,7 +219,7 @@ def comparison_table(comparisons: Sequence[Comparison]) -> Table:
     return table
 
 
-def verdict(console: Console, comparisons: Sequence[Comparison]) -> int:
+def verdict(console: Console, comparisons: Sequence[SpeculationComparison]) -> int:
     """Say what came out. Returns the exit status."""
     total = sum(c.plain.decode_s for c in comparisons) / sum(
         c.drafted.decode_s for c in comparisons

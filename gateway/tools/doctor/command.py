@@ -11,8 +11,8 @@ from gateway.tools.console.command import (
     EXIT_FAILED,
     Assignments,
     ConfigFile,
-    Device,
-    Large,
+    DeviceOption,
+    LargeOption,
     Small,
     Tiers,
     assigned,
@@ -27,9 +27,9 @@ app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 @reports_user_errors
 def doctor(  # noqa: PLR0913 - a flag each
     config: ConfigFile = None,
-    large: Large = None,
+    large: LargeOption = None,
     small: Small = None,
-    device: Device = None,
+    device: DeviceOption = None,
     port: Annotated[int | None, typer.Option(help="The port that is to be free.")] = None,
     tiers: Tiers = None,
     assignments: Assignments = None,

@@ -10,22 +10,22 @@ from pathlib import Path
 
 from gateway.server.serving import listen
 from gateway.settings.tree import Settings, SettingsError, is_missing_folder
-from gateway.tools.doctor.findings import Check
+from gateway.tools.doctor.findings import Finding
 from gateway.wiring.hardware import available_memory_bytes, usable_physical_cores
 
 _GIB = 2**30
 _OVERHEAD_BYTES = 600 * 2**20  # both processes with their libraries
 
 
-def examine(settings: Settings) -> Iterator[Check]:
+def examine(settings: Settings) -> Iterator[Finding]:
     """All checks, one by one as they are done. A check that raises is a failed check."""
     yield _python()
     conflict = kernels_conflict()
     if conflict is not None:
         # What follows would import the two packages into each other.
-        yield Check(name="packages", status="failed", detail=conflict, advice=_UNINSTALL)
+        yield Finding(name="packages", status="failed", detail=conflict, advice=_UNINSTALL)
         return
-    yield Check(name="packages", status="ok", detail="no distribution named kernels")
+    yield Finding(name="packages", status="ok", detail="no distribution named kernels")
     checks = _local_checks(settings) if settings.models.is_any else [("models", _no_models)]
     checks += [(f"{name} tier", partial(_tier, name, settings)) for name in settings.tiers]
     checks.append(("port", lambda: _port(settings)))
@@ -33,7 +33,7 @@ def examine(settings: Settings) -> Iterator[Check]:
         try:
             yield check()
         except Exception as error:  # noqa: BLE001 - a doctor reports, whatever it meets
-            yield Check(
+            yield Finding(
                 name=name,
                 status="failed",
                 detail=f"{type(error).__name__}: {error}",
@@ -41,9 +41,9 @@ def examine(settings: Settings) -> Iterator[Check]:
             )
 
 
-def _local_checks(settings: Settings) -> list[tuple[str, Callable[[], Check]]]:
+def _local_checks(settings: Settings) -> list[tuple[str, Callable[[], Finding]]]:
     """What matters where a model runs on this machine."""
-    checks: list[tuple[str, Callable[[], Check]]] = [
+    checks: list[tuple[str, Callable[[], Finding]]] = [
         ("torch", _torch),
         ("device", lambda: _device(settings)),
         ("bfloat16", lambda: _bfloat16(settings)),
@@ -60,9 +60,9 @@ def _local_checks(settings: Settings) -> list[tuple[str, Callable[[], Check]]]:
     return checks
 
 
-def _no_models() -> Check:
+def _no_models() -> Finding:
     detail = "none on this machine: tiers elsewhere answer everything"
-    return Check(name="models", status="ok", detail=detail)
+    return Finding(name="models", status="ok", detail=detail)
 
 
 _UNINSTALL = (
@@ -88,43 +88,43 @@ def refuse_conflicts() -> None:
         raise SettingsError(f"{conflict} {_UNINSTALL}")
 
 
-def _python() -> Check:
+def _python() -> Finding:
     # An older Python than ours does not get here: pip refuses to install.
     detail = f"{platform.python_version()} at {sys.executable}"
-    return Check(name="python", status="ok", detail=detail)
+    return Finding(name="python", status="ok", detail=detail)
 
 
-def _torch() -> Check:
+def _torch() -> Finding:
     import torch
 
     built_for = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU"
-    return Check(name="torch", status="ok", detail=f"{torch.__version__}, built for {built_for}")
+    return Finding(name="torch", status="ok", detail=f"{torch.__version__}, built for {built_for}")
 
 
-def _device(settings: Settings) -> Check:
+def _device(settings: Settings) -> Finding:
     import torch
 
     wanted = settings.engine.device
     if torch.cuda.is_available():
         if wanted == "cpu":
             detail = f"cpu as configured; {torch.cuda.get_device_name()} stays unused"
-            return Check(name="device", status="ok", detail=detail)
+            return Finding(name="device", status="ok", detail=detail)
         free, total = torch.cuda.mem_get_info()
         detail = f"{torch.cuda.get_device_name()}, {free / _GIB:.1f} of {total / _GIB:.1f} GiB free"
-        return Check(name="device", status="ok", detail=detail)
+        return Finding(name="device", status="ok", detail=detail)
     if wanted == "cuda":
-        return Check(
+        return Finding(
             name="device",
             status="failed",
             detail="engine.device is cuda, but torch finds no usable GPU",
             advice="Use --device cpu, or install a CUDA build of torch and a driver.",
         )
-    return Check(
+    return Finding(
         name="device", status="ok", detail=f"cpu, {torch.backends.cpu.get_cpu_capability()}"
     )
 
 
-def _bfloat16(settings: Settings) -> Check:
+def _bfloat16(settings: Settings) -> Finding:
     import torch
 
     if torch.cuda.is_available() and settings.engine.device != "cpu":
@@ -133,8 +133,8 @@ def _bfloat16(settings: Settings) -> Check:
         is_native = _cpu_has_bfloat16()
     if is_native or settings.engine.dtype in ("float32", "float16"):
         detail = "computed natively" if is_native else "not native, not used"
-        return Check(name="bfloat16", status="ok", detail=detail)
-    return Check(
+        return Finding(name="bfloat16", status="ok", detail=detail)
+    return Finding(
         name="bfloat16",
         status="warning",
         detail="this processor has no bfloat16 arithmetic: such models run, but slowly",
@@ -153,31 +153,31 @@ def _cpu_has_bfloat16() -> bool:
     return not {"amx_bf16", "avx512_bf16", "bf16"}.isdisjoint(flags)
 
 
-def _triton() -> Check:
+def _triton() -> Finding:
     import torch
 
     try:
         found = f"triton {version('triton')}"
     except PackageNotFoundError:
         if not torch.cuda.is_available():
-            return Check(name="triton", status="ok", detail="not installed; only a GPU needs it")
-        return Check(
+            return Finding(name="triton", status="ok", detail="not installed; only a GPU needs it")
+        return Finding(
             name="triton",
             status="warning",
             detail="not installed: the GPU runs the slower torch kernels",
             advice="Install triton (it comes with torch's CUDA builds on Linux).",
         )
-    return Check(name="triton", status="ok", detail=found)
+    return Finding(name="triton", status="ok", detail=found)
 
 
-def _threads(settings: Settings) -> Check:
+def _threads(settings: Settings) -> Finding:
     cores = usable_physical_cores()
     num_threads = settings.engine.num_threads
     wanted = "as many as the models' size is worth" if num_threads is None else str(num_threads)
     detail = f"{wanted}; {cores} physical cores to use"
     if num_threads is None or num_threads <= cores:
-        return Check(name="threads", status="ok", detail=detail)
-    return Check(
+        return Finding(name="threads", status="ok", detail=detail)
+    return Finding(
         name="threads",
         status="warning",
         detail=detail,
@@ -185,7 +185,7 @@ def _threads(settings: Settings) -> Check:
     )
 
 
-def _model(tier: str, path: str) -> Check:
+def _model(tier: str, path: str) -> Finding:
     """Configuration, weights and tokenizer are there and of a supported kind."""
     from engine.errors import UnsupportedModelError
     from engine.model.config import ModelConfig
@@ -194,7 +194,7 @@ def _model(tier: str, path: str) -> Check:
     name = f"{tier} model"
     folder = Path(path).expanduser()
     if is_missing_folder(path):
-        return Check(
+        return Finding(
             name=name,
             status="failed",
             detail=f"{path} is not a folder",
@@ -202,12 +202,12 @@ def _model(tier: str, path: str) -> Check:
         )
     if not folder.is_dir():
         detail = f"{path} is fetched from the Hugging Face hub at the first start"
-        return Check(name=name, status="ok", detail=detail)
+        return Finding(name=name, status="ok", detail=detail)
     try:
         config = ModelConfig.from_hf(folder)
         ChatTokenizer.load(folder)
     except (UnsupportedModelError, OSError, ValueError) as error:
-        return Check(
+        return Finding(
             name=name,
             status="failed",
             detail=f"{path}: {error}",
@@ -215,44 +215,44 @@ def _model(tier: str, path: str) -> Check:
         )
     weights = _weight_bytes(folder)
     if not weights:
-        return Check(
+        return Finding(
             name=name,
             status="failed",
             detail=f"{path} holds no *.safetensors",
             advice="Download the checkpoint again, or convert it to safetensors.",
         )
     detail = f"{config.architecture}, {weights / 2**20:,.1f} MiB, {config.dtype}, at {path}"
-    return Check(name=name, status="ok", detail=detail)
+    return Finding(name=name, status="ok", detail=detail)
 
 
-def _tokenizers(settings: Settings) -> Check:
+def _tokenizers(settings: Settings) -> Finding:
     """Whether the small model's tokens mean the same to the large one."""
     from gateway.wiring.engine import MISMATCH_ADVICE, vocabulary_difference
 
     name = "tokenizers"
     paths = [path for path in settings.models.resolved().values() if path is not None]
     if not all(Path(path).expanduser().is_dir() for path in paths):
-        return Check(name=name, status="ok", detail="compared at the first start")
+        return Finding(name=name, status="ok", detail="compared at the first start")
     difference = vocabulary_difference(settings)
     if difference is None:
-        return Check(name=name, status="ok", detail="the two models share one vocabulary")
+        return Finding(name=name, status="ok", detail="the two models share one vocabulary")
     options = settings.speculation
     if not options.enabled:
         detail = f"they differ, which matters to nobody without speculation: {difference}"
-        return Check(name=name, status="ok", detail=detail)
+        return Finding(name=name, status="ok", detail=detail)
     if options.allow_vocab_mismatch:
         advice = (
             "Drafts go through the tokens that both have; a drafter of one's own guesses better."
         )
-        return Check(name=name, status="warning", detail=difference, advice=advice)
-    return Check(name=name, status="failed", detail=difference, advice=MISMATCH_ADVICE)
+        return Finding(name=name, status="warning", detail=difference, advice=advice)
+    return Finding(name=name, status="failed", detail=difference, advice=MISMATCH_ADVICE)
 
 
 def _weight_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
-def _memory(settings: Settings) -> Check:
+def _memory(settings: Settings) -> Finding:
     """Whether weights and libraries fit into main memory. A GPU's memory is another matter."""
     folders = [Path(p).expanduser() for p in settings.models.resolved().values() if p is not None]
     needed = sum(_weight_bytes(f) for f in folders if f.is_dir()) + _OVERHEAD_BYTES
@@ -261,8 +261,8 @@ def _memory(settings: Settings) -> Check:
     free = available_memory_bytes()
     detail = f"{free / _GIB:.1f} GiB free, about {needed / _GIB:.1f} GiB needed beside the KV cache"
     if needed < free:
-        return Check(name="memory", status="ok", detail=detail)
-    return Check(
+        return Finding(name="memory", status="ok", detail=detail)
+    return Finding(
         name="memory",
         status="warning" if settings.engine.device != "cpu" else "failed",
         detail=detail,
@@ -270,33 +270,33 @@ def _memory(settings: Settings) -> Check:
     )
 
 
-def _router(settings: Settings) -> Check:
+def _router(settings: Settings) -> Finding:
     from router.policy import load_policy
 
     path = settings.models.resolved_router()
     if path is None:
         detail = "none: `auto` means the large model"
-        return Check(name="router", status="ok", detail=detail)
+        return Finding(name="router", status="ok", detail=detail)
     load_policy(path)
-    return Check(name="router", status="ok", detail=f"at {path}")
+    return Finding(name="router", status="ok", detail=f"at {path}")
 
 
-def _tier(name: str, settings: Settings) -> Check:
+def _tier(name: str, settings: Settings) -> Finding:
     """The servers of a tier elsewhere are asked for their models."""
     from gateway.tools.doctor.tiers import check_tier
 
     return check_tier(name, settings, os.environ)
 
 
-def _port(settings: Settings) -> Check:
+def _port(settings: Settings) -> Finding:
     server = settings.server
     try:
         listen(server.host, server.port).close()
     except SettingsError as error:
-        return Check(
+        return Finding(
             name="port",
             status="failed",
             detail=str(error).partition(". ")[0],
             advice="Choose another with --port, or stop what listens there.",
         )
-    return Check(name="port", status="ok", detail=f"{server.host}:{server.port} is free")
+    return Finding(name="port", status="ok", detail=f"{server.host}:{server.port} is free")

@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 from typing import Literal
 
-Status = Literal["ok", "warning", "failed"]
+FindingStatus = Literal["ok", "warning", "failed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
+class Finding:
     """One finding. `advice` says what to do unless the status is ok."""
 
     name: str
-    status: Status
+    status: FindingStatus
     detail: str
     advice: str = ""

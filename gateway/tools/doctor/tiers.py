@@ -8,7 +8,7 @@ from gateway.errors.tree import UpstreamError
 from gateway.settings.server_traits import TRAITS
 from gateway.settings.tiers import UpstreamSettings
 from gateway.settings.tree import Settings
-from gateway.tools.doctor.findings import Check, Status
+from gateway.tools.doctor.findings import Finding, FindingStatus
 from gateway.upstream.dialects import dialect_for
 from gateway.upstream.model_list import model_ids
 from gateway.upstream.transport import Transport
@@ -27,7 +27,7 @@ class _Finding:
     advice: str = ""
 
 
-def check_tier(name: str, settings: Settings, environ: Mapping[str, str]) -> Check:
+def check_tier(name: str, settings: Settings, environ: Mapping[str, str]) -> Finding:
     """Ask all replicas for their models. What keeps the gateway from starting is a failure.
 
     So is a tier that cannot be used where there is no model on this machine; else it is a warning.
@@ -39,10 +39,10 @@ def check_tier(name: str, settings: Settings, environ: Mapping[str, str]) -> Che
     )
     if complaints:
         advice = "Correct the settings or the environment; the gateway does not start like this."
-        return Check(name=title, status="failed", detail="; ".join(complaints), advice=advice)
+        return Finding(name=title, status="failed", detail="; ".join(complaints), advice=advice)
     transport = build_transport(name, options, allow_private=settings.allow_private_upstreams)
     found = asyncio.run(_examine(name, options, transport, api_key_of(options, environ)))
-    return Check(
+    return Finding(
         name=title,
         status=_status(found, is_needed=not settings.models.is_any),
         detail="; ".join(finding.detail for finding in found),
@@ -50,7 +50,7 @@ def check_tier(name: str, settings: Settings, environ: Mapping[str, str]) -> Che
     )
 
 
-def _status(found: list[_Finding], *, is_needed: bool) -> Status:
+def _status(found: list[_Finding], *, is_needed: bool) -> FindingStatus:
     if not any(finding.advice for finding in found):
         return "ok"
     is_lost = is_needed and not any(finding.is_usable for finding in found)

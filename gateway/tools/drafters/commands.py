@@ -12,6 +12,7 @@ import typer
 
 from engine.errors import EngineError
 from gateway.settings.tree import NONE, Settings, SettingsError, load_settings
+from gateway.tools.console.command import DeviceOption, DtypeOption
 from gateway.tools.drafters.tables import print_training, print_tuning
 
 if TYPE_CHECKING:
@@ -32,19 +33,17 @@ DEFAULT_OUT = "outrider-draft.toml"
 _EXIT_FAILED = 1
 _DEFAULT_STEPS = 1000
 
-Large = Annotated[str, typer.Option(help="Folder or Hugging Face id of the large model.")]
-Data = Annotated[
+LargeModel = Annotated[str, typer.Option(help="Folder or Hugging Face id of the large model.")]
+PromptDataPath = Annotated[
     Path,
     typer.Option(
         help="JSONL or CSV with prompt, messages or text, or a .txt of a prompt a line. A relative "
         f"path is also looked up under ${DATA_VARIABLE}."
     ),
 ]
-ConfigFile = Annotated[Path | None, typer.Option("--config", help="Settings file (engine).")]
-Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
-Dtype = Annotated[str | None, typer.Option(help="auto, bfloat16, float16 or float32.")]
-NumThreads = Annotated[int | None, typer.Option(min=1, help="CPU threads.")]
-Seed = Annotated[int, typer.Option(help="Seed of weights, batches and sampled answers.")]
+EngineConfigFile = Annotated[Path | None, typer.Option("--config", help="Settings file (engine).")]
+EngineThreads = Annotated[int | None, typer.Option(min=1, help="CPU threads.")]
+TrainingSeed = Annotated[int, typer.Option(help="Seed of weights, batches and sampled answers.")]
 
 
 @contextlib.contextmanager
@@ -84,8 +83,8 @@ with --resume. OUT is what `outrider serve --small OUT` and transformers load.
 
 @app.command(help=_TRAIN_HELP)
 def train(  # noqa: PLR0913 - a flag each
-    large: Large,
-    data: Data,
+    large: LargeModel,
+    data: PromptDataPath,
     out: Annotated[Path, typer.Option(help="Folder for the drafter; made if it is missing.")],
     small: Annotated[
         str | None, typer.Option(help="Start from this checkpoint (same tokenizer).")
@@ -118,14 +117,14 @@ def train(  # noqa: PLR0913 - a flag each
     learning_rate: Annotated[
         float | None, typer.Option(min=1e-7, help="Peak; by default by size and start.")
     ] = None,
-    seed: Seed = 0,
+    seed: TrainingSeed = 0,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with what was begun in OUT.")
     ] = False,
-    config: ConfigFile = None,
-    device: Device = None,
-    dtype: Dtype = None,
-    num_threads: NumThreads = None,
+    config: EngineConfigFile = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
+    num_threads: EngineThreads = None,
 ) -> None:
     """Distil a drafter; the help is `_TRAIN_HELP`."""
     _need("tqdm", "the training's progress bars")
@@ -196,9 +195,9 @@ Find the limits of the trees that give the most tokens per second here, on sampl
 
 @app.command(help=_TUNE_HELP)
 def tune(  # noqa: PLR0913 - a flag each
-    large: Large,
+    large: LargeModel,
     small: Annotated[str, typer.Option(help="Folder or Hugging Face id of the drafter.")],
-    data: Data,
+    data: PromptDataPath,
     out: Annotated[Path, typer.Option(help="Settings file to write.")] = Path(DEFAULT_OUT),
     plots: Annotated[Path | None, typer.Option(help="Folder for two PNG files.")] = None,
     prompts: Annotated[int, typer.Option(min=1, help="How many prompts of the data.")] = 16,
@@ -210,15 +209,15 @@ def tune(  # noqa: PLR0913 - a flag each
     nodes: Annotated[str | None, typer.Option(help="Tree sizes to try.")] = None,
     branching: Annotated[str | None, typer.Option(help="Alternatives to try.")] = None,
     frontier: Annotated[str | None, typer.Option(help="Frontiers to try.")] = None,
-    seed: Seed = 0,
+    seed: TrainingSeed = 0,
     allow_vocab_mismatch: Annotated[
         bool, typer.Option("--allow-vocab-mismatch", help="Draft across different tokenizers.")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the settings file.")] = False,
-    config: ConfigFile = None,
-    device: Device = None,
-    dtype: Dtype = None,
-    num_threads: NumThreads = None,
+    config: EngineConfigFile = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
+    num_threads: EngineThreads = None,
 ) -> None:
     """Measure and choose; the help is `_TUNE_HELP`."""
     if plots is not None:

@@ -6,9 +6,16 @@ from typing import Final
 
 import numpy as np
 
-from gateway.tools.plan.shapes import ModelShape
-from gateway.tools.plan.simulate import Ask, Figures, Simulation, System, TierName, figures
-from gateway.tools.plan.workload import Lengths
+from gateway.tools.plan.shapes import ModelSizes
+from gateway.tools.plan.simulate import (
+    SimulatedRequest,
+    Simulation,
+    SimulationFigures,
+    System,
+    TierName,
+    figures,
+)
+from gateway.tools.plan.workload import LengthPairs
 
 CONCURRENCIES: Final = (1, 2, 4, 8, 16, 32, 64, 128)
 _REQUESTS_A_USER: Final = 6
@@ -37,11 +44,11 @@ class Variant:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class CapacityRow:
     """One row of the table. `usd_per_million` of answer tokens; None where no price was named."""
 
     num_users: int
-    figures: Figures
+    figures: SimulationFigures
     usd_per_million: float | None = None
 
 
@@ -50,13 +57,13 @@ class Capacity:
     """What a variant carries. `best`: at the highest rate that attains the goal, None for none."""
 
     variant: Variant
-    lines: tuple[Line, ...]
+    lines: tuple[CapacityRow, ...]
     best_rate_per_s: float | None
-    best: Line | None
+    best: CapacityRow | None
 
 
 def kv_tokens(
-    memory_bytes: float, shapes: Sequence[ModelShape], *, reserve_bytes: float = 0.0
+    memory_bytes: float, shapes: Sequence[ModelSizes], *, reserve_bytes: float = 0.0
 ) -> int:
     """Tokens whose KV fits beside the weights; every tier's cache has room for as many.
 
@@ -72,7 +79,7 @@ def kv_tokens(
     return int(left // sum(shape.kv_bytes_per_token for shape in shapes))
 
 
-def users_that_fit(num_kv_tokens: int, lengths: Lengths, window: int | None = None) -> int:
+def users_that_fit(num_kv_tokens: int, lengths: LengthPairs, window: int | None = None) -> int:
     """Answers whose KV fits at the same time, in the mean over their steps."""
     held = lengths.mean_held if window is None else min(lengths.mean_held, window)
     return int(num_kv_tokens // max(held, 1.0))
@@ -80,7 +87,7 @@ def users_that_fit(num_kv_tokens: int, lengths: Lengths, window: int | None = No
 
 def plan(
     variant: Variant,
-    lengths: Lengths,
+    lengths: LengthPairs,
     goal: Goal,
     *,
     usd_per_hour: float | None = None,
@@ -108,13 +115,13 @@ def plan(
 
 def at_rate(
     variant: Variant,
-    lengths: Lengths,
+    lengths: LengthPairs,
     goal: Goal,
     rate_per_s: float,
     *,
     alone_s: float,
     seed: int = 0,
-) -> tuple[Figures, bool]:
+) -> tuple[SimulationFigures, bool]:
     """Requests that come by chance (Poisson) at a rate; and whether they are kept up with.
 
     `alone_s`: how long a request takes that is alone. Who falls behind has a queue left when the
@@ -133,14 +140,14 @@ def at_rate(
     return found, left_s <= 4 * alone_s + 0.02 * last_s
 
 
-def _asks(variant: Variant, lengths: Lengths, count: int, seed: int) -> list[Ask]:
+def _asks(variant: Variant, lengths: LengthPairs, count: int, seed: int) -> list[SimulatedRequest]:
     """As many requests, from the lengths in turn."""
     is_small = np.random.default_rng(seed).random(count) < variant.small_share
     tiers: Iterator[TierName] = ("small" if small else "large" for small in is_small)
     if variant.system.large is None:
         tiers = iter(["small"] * count)
     return [
-        Ask(
+        SimulatedRequest(
             num_prompt=int(lengths.prompts[number % len(lengths)]),
             num_answer=int(lengths.answers[number % len(lengths)]),
             tier=tier,
@@ -150,8 +157,8 @@ def _asks(variant: Variant, lengths: Lengths, count: int, seed: int) -> list[Ask
 
 
 def _search(
-    variant: Variant, lengths: Lengths, goal: Goal, lines: Sequence[Line], seed: int
-) -> tuple[float | None, Figures | None]:
+    variant: Variant, lengths: LengthPairs, goal: Goal, lines: Sequence[CapacityRow], seed: int
+) -> tuple[float | None, SimulationFigures | None]:
     """The highest rate at which enough requests attain the goal, by bisection."""
     high = max(line.figures.requests_per_s for line in lines) * 1.2
     low, best = 0.0, None
@@ -167,8 +174,8 @@ def _search(
     return (low, best) if low > lowest else (None, None)
 
 
-def _line(num_users: int, found: Figures, usd_per_hour: float | None) -> Line:
+def _line(num_users: int, found: SimulationFigures, usd_per_hour: float | None) -> CapacityRow:
     usd = None
     if usd_per_hour is not None and found.tokens_per_s > 0:
         usd = usd_per_hour / 3600 / found.tokens_per_s * 1e6
-    return Line(num_users=num_users, figures=found, usd_per_million=usd)
+    return CapacityRow(num_users=num_users, figures=found, usd_per_million=usd)

@@ -6,13 +6,13 @@ from typing import Final
 import numpy as np
 
 from gateway.tools.bench.results import BenchResult, RequestRow
-from gateway.tools.plan.simulate import Ask, Simulation, System, figures
-from gateway.tools.plan.workload import Lengths, measured_lengths
+from gateway.tools.plan.simulate import SimulatedRequest, Simulation, System, figures
+from gateway.tools.plan.workload import LengthPairs, measured_lengths
 
 _MS: Final = 1000.0
 
 
-class CheckError(ValueError):
+class RunMismatchError(ValueError):
     """A run that nothing can be compared with; the message says why."""
 
 
@@ -31,7 +31,7 @@ class Compared:
         return self.predicted / self.measured - 1.0 if self.measured else float("inf")
 
 
-def lengths_of(result: BenchResult) -> Lengths:
+def lengths_of(result: BenchResult) -> LengthPairs:
     """What the run's requests asked and got. Raises CheckError where nobody told."""
     rows = _usable(result)
     pairs = [(row.num_prompt_tokens or 1, row.num_completion_tokens) for row in rows]
@@ -47,7 +47,7 @@ def compare(system: System, result: BenchResult, *, overhead_s: float = 0.0) -> 
     concurrency = result.meta.settings.get("concurrency")
     is_open = not isinstance(concurrency, int)
     asks = [
-        Ask(
+        SimulatedRequest(
             num_prompt=row.num_prompt_tokens or 1,
             num_answer=row.num_completion_tokens,
             tier="small" if row.tier == "small" else "large",
@@ -59,7 +59,9 @@ def compare(system: System, result: BenchResult, *, overhead_s: float = 0.0) -> 
     ttft = [row.ttft_ms for row in rows if row.ttft_ms is not None]
     tpot = [row.tpot_ms for row in rows if row.tpot_ms is not None]
     if not ttft or not tpot:
-        raise CheckError("the measured run has no streamed answers, so nobody knows their times")
+        raise RunMismatchError(
+            "the measured run has no streamed answers, so nobody knows their times"
+        )
     pairs = (
         ("TTFT p50", "ms", (found.ttft_p50_s + overhead_s) * _MS, float(np.quantile(ttft, 0.5))),
         ("TPOT p50", "ms", found.tpot_p50_s * _MS, float(np.quantile(tpot, 0.5))),
@@ -72,5 +74,5 @@ def _usable(result: BenchResult) -> list[RequestRow]:
     """Whole answers with known lengths. Raises CheckError where there are none."""
     rows = [row for row in result.measured if row.is_success and row.num_completion_tokens]
     if not rows:
-        raise CheckError("the measured run has no successful request with a known length")
+        raise RunMismatchError("the measured run has no successful request with a known length")
     return rows

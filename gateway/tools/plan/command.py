@@ -12,7 +12,7 @@ from gateway.tools.console.command import EXIT_USAGE, assigned, complain
 if TYPE_CHECKING:
     from gateway.tools.bench.results import BenchResult
     from gateway.tools.plan.capacity import Goal
-    from gateway.tools.plan.workload import Lengths
+    from gateway.tools.plan.workload import LengthPairs
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 
@@ -142,7 +142,7 @@ def _goal(text: str, attainment: float) -> "Goal":
 
 def _lengths(
     trace: Path | None, means: tuple[float, float], measured: "BenchResult | None"
-) -> "Lengths":
+) -> "LengthPairs":
     """Of the trace, of the run that is compared with, or as chats have them."""
     import numpy as np
 

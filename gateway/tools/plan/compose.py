@@ -13,10 +13,10 @@ from gateway.tools.plan.capacity import Goal, Variant, kv_tokens, plan
 from gateway.tools.plan.check import compare
 from gateway.tools.plan.devices import DEVICES
 from gateway.tools.plan.measure import measure
-from gateway.tools.plan.report import Plan
-from gateway.tools.plan.shapes import ModelShape
+from gateway.tools.plan.report import CapacityPlan
+from gateway.tools.plan.shapes import ModelSizes
 from gateway.tools.plan.simulate import Speculation, System, TierModel
-from gateway.tools.plan.workload import Lengths
+from gateway.tools.plan.workload import LengthPairs
 from gateway.wiring.engine import named_models
 
 HERE: Final = "here"
@@ -31,7 +31,7 @@ class Ground:
 
     device: str
     is_measured: bool
-    shapes: Sequence[ModelShape]
+    shapes: Sequence[ModelSizes]
     tiers: Mapping[Tier, TierModel]
     speculation: Speculation | None
     max_context: int
@@ -42,7 +42,7 @@ class Ground:
 class Wanted:
     """What is to be found out. `measured`: a run to be compared with."""
 
-    lengths: Lengths
+    lengths: LengthPairs
     goal: Goal
     small_share: float = 0.5
     usd_per_hour: float | None = None
@@ -87,8 +87,8 @@ def _here(settings: Settings, acceptance: float | None, on_progress: ProgressCal
 
 def _by_data_sheet(name: str, settings: Settings, acceptance: float | None) -> Ground:
     device, options = DEVICES[name], settings.engine
-    shapes: dict[Tier, ModelShape] = {
-        tier: ModelShape.of(
+    shapes: dict[Tier, ModelSizes] = {
+        tier: ModelSizes.of(
             ModelConfig.from_hf(path), dtype=options.dtype, kv_dtype=options.kv_cache_dtype
         )
         for tier, path in named_models(settings).items()
@@ -128,7 +128,7 @@ def _by_data_sheet(name: str, settings: Settings, acceptance: float | None) -> G
     )
 
 
-def compose(found: Ground, wanted: Wanted, settings: Settings) -> Plan:
+def compose(found: Ground, wanted: Wanted, settings: Settings) -> CapacityPlan:
     """Every way to serve, simulated. Raises ValueError for requests that cannot be served."""
     lengths = wanted.lengths.within(found.max_context)
     variants = _variants(found, wanted, settings)
@@ -151,7 +151,7 @@ def compose(found: Ground, wanted: Wanted, settings: Settings) -> Plan:
         if wanted.measured is not None
         else ()
     )
-    return Plan(
+    return CapacityPlan(
         device=found.device,
         is_measured=found.is_measured,
         shapes=found.shapes,

@@ -4,13 +4,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from gateway.tools.plan.curves import RooflineCurve
-from gateway.tools.plan.shapes import ModelShape
+from gateway.tools.plan.shapes import ModelSizes
 
 _GB: Final = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
+class DeviceSpec:
     """A data sheet: memory, its bandwidth, dense 16-bit operations a second.
 
     What of it a pass really gets: about three quarters of the bandwidth and six tenths of the
@@ -26,7 +26,7 @@ class Device:
     flops_share: float = 0.6
     launch_s: float = 0.0004
 
-    def curve(self, shape: ModelShape) -> RooflineCurve:
+    def curve(self, shape: ModelSizes) -> RooflineCurve:
         """How long passes take, by the roofline."""
         return RooflineCurve(
             weight_s=shape.weight_bytes / (self.bytes_per_s * self.bandwidth_share),
@@ -36,8 +36,8 @@ class Device:
         )
 
 
-def _gpu(name: str, memory_gb: float, gb_per_s: float, tflops: float) -> Device:
-    return Device(
+def _gpu(name: str, memory_gb: float, gb_per_s: float, tflops: float) -> DeviceSpec:
+    return DeviceSpec(
         name=name,
         memory_bytes=memory_gb * _GB,
         bytes_per_s=gb_per_s * _GB,

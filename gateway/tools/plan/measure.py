@@ -12,7 +12,7 @@ from engine.request import EngineRequest, SamplingParams, SpeculationParams, Tie
 from gateway.backends.step_loop import ProgressCallback
 from gateway.tools.bench.prompts import built_in_prompts
 from gateway.tools.plan.curves import MeasuredCurve
-from gateway.tools.plan.shapes import ModelShape
+from gateway.tools.plan.shapes import ModelSizes
 from gateway.tools.plan.simulate import GuessedStep, Speculation, TierModel
 from gateway.wiring.engine import join, load_runners, measure_budget, named_models
 
@@ -32,7 +32,7 @@ class Measurement:
     """What was found out on this machine. `device` in words; tiers by their names."""
 
     device: str
-    shapes: Mapping[Tier, ModelShape]
+    shapes: Mapping[Tier, ModelSizes]
     tiers: Mapping[Tier, TierModel]
     speculation: Speculation | None
 
@@ -58,7 +58,7 @@ def measure(settings: "Settings", on_progress: ProgressCallback) -> Measurement:
     return Measurement(
         device=str(any_runner.device),
         shapes={
-            tier: ModelShape.of(
+            tier: ModelSizes.of(
                 runner.model.config,
                 dtype=str(runner.model.dtype).removeprefix("torch."),
                 kv_dtype=settings.engine.kv_cache_dtype,

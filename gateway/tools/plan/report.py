@@ -7,23 +7,23 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from gateway.tools.plan.capacity import Capacity, Goal, Line, users_that_fit
+from gateway.tools.plan.capacity import Capacity, CapacityRow, Goal, users_that_fit
 from gateway.tools.plan.check import Compared
-from gateway.tools.plan.shapes import ModelShape
-from gateway.tools.plan.workload import Lengths
+from gateway.tools.plan.shapes import ModelSizes
+from gateway.tools.plan.workload import LengthPairs
 
 _GB = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class CapacityPlan:
     """Everything that was planned. `notes` say what it rests on, and what it leaves out."""
 
     device: str
     is_measured: bool
-    shapes: Sequence[ModelShape]
+    shapes: Sequence[ModelSizes]
     num_kv_tokens: int
-    lengths: Lengths
+    lengths: LengthPairs
     window: int | None
     goal: Goal
     usd_per_hour: float | None
@@ -63,12 +63,12 @@ def _variant(capacity: Capacity) -> dict[str, Any]:
     }
 
 
-def _line(line: Line) -> dict[str, Any]:
+def _line(line: CapacityRow) -> dict[str, Any]:
     figures = {**asdict(line.figures), "goodput_per_s": line.figures.goodput_per_s}
     return {"num_users": line.num_users, **figures, "usd_per_million": line.usd_per_million}
 
 
-def print_plan(console: Console, plan: Plan) -> None:
+def print_plan(console: Console, plan: CapacityPlan) -> None:
     """Tables: the models, each variant by concurrency, the variants side by side, the check."""
     console.print(_models(plan))
     fit = users_that_fit(plan.num_kv_tokens, plan.lengths, plan.window)
@@ -86,7 +86,7 @@ def print_plan(console: Console, plan: Plan) -> None:
         console.print(f"[dim]- {note}[/dim]", highlight=False)
 
 
-def _models(plan: Plan) -> Table:
+def _models(plan: CapacityPlan) -> Table:
     how = "measured here" if plan.is_measured else "by its data sheet, not measured"
     table = Table(title=f"{plan.device} ({how})", title_justify="left", box=None)
     for name in ("model", "parameters", "weights GB", "KV bytes a token"):
@@ -122,7 +122,7 @@ def _by_concurrency(capacity: Capacity) -> Table:
     return table
 
 
-def _side_by_side(plan: Plan) -> Table:
+def _side_by_side(plan: CapacityPlan) -> Table:
     goal = plan.goal
     wanted = [
         f"{name} <= {1e3 * seconds:g} ms"

@@ -11,7 +11,7 @@ _SCALE_BYTES: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelShape:
+class ModelSizes:
     """A model's sizes. `kv_bytes_per_token` is of all layers, keys and values.
 
     `attention_flops_per_key`: of one row, for each token that it sees, in all layers.
@@ -32,7 +32,7 @@ class ModelShape:
     @classmethod
     def of(
         cls, config: ModelConfig, *, dtype: str = "auto", kv_dtype: str = "auto"
-    ) -> "ModelShape":
+    ) -> "ModelSizes":
         """From a checkpoint's config.json. fp8 KV has a scale of 4 bytes a head of each slot."""
         dtype = config.dtype if dtype == "auto" else dtype
         width = config.num_query_heads * config.head_dim

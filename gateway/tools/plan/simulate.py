@@ -108,7 +108,7 @@ class System:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class SimulatedRequest:
     """A request. `at_s` None: as soon as one of the users is free (closed loop)."""
 
     num_prompt: int
@@ -170,7 +170,7 @@ class Simulation:
         # By how many decode; contexts change little enough between two steps of as many.
         self._depth = cache(self._best_depth)
 
-    def run(self, asks: list[Ask], *, num_users: int | None = None) -> list[Served]:
+    def run(self, asks: list[SimulatedRequest], *, num_users: int | None = None) -> list[Served]:
         """Serve them all; with `num_users`, each asks again when it has its answer.
 
         Raises ValueError for a request that fits no KV cache, or whose tier is not there.
@@ -200,7 +200,7 @@ class Simulation:
             done += ended
         return done
 
-    def _check(self, ask: Ask) -> None:
+    def _check(self, ask: SimulatedRequest) -> None:
         queue = self._queues.get(ask.tier)
         if queue is None:
             raise ValueError(f"a request is for the {ask.tier} tier, which is not planned")
@@ -210,7 +210,7 @@ class Simulation:
                 f"{ask.tier} tier's KV cache of {queue.tier.num_kv_tokens} tokens"
             )
 
-    def _has_come(self, ask: Ask, num_open: int, num_users: int | None) -> bool:
+    def _has_come(self, ask: SimulatedRequest, num_open: int, num_users: int | None) -> bool:
         if ask.at_s is None:
             return num_users is not None and num_open < num_users
         return ask.at_s <= self._now_s
@@ -369,7 +369,7 @@ def _context(queue: _Queue) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
+class SimulationFigures:
     """What a simulated run came to. Seconds, and rates by the second."""
 
     ttft_p50_s: float
@@ -389,7 +389,7 @@ class Figures:
 
 def figures(
     served: list[Served], *, ttft_s: float | None = None, inter_token_s: float | None = None
-) -> Figures:
+) -> SimulationFigures:
     """Of all but the first requests, which met an empty engine."""
     by_end = sorted(served, key=lambda one: one.end_s)
     num_first = int(len(by_end) * _WARM_UP)
@@ -404,7 +404,7 @@ def figures(
         is_good &= ttft <= ttft_s
     if inter_token_s is not None:
         is_good &= tpot <= inter_token_s
-    return Figures(
+    return SimulationFigures(
         ttft_p50_s=float(np.quantile(ttft, 0.5)),
         ttft_p95_s=float(np.quantile(ttft, 0.95)),
         tpot_p50_s=float(np.quantile(tpot, 0.5)),

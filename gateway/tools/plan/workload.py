@@ -14,7 +14,7 @@ _LOG_SPREAD: Final = 0.7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lengths:
+class LengthPairs:
     """Pairs of prompt and answer lengths in tokens, drawn in turn. `name` says where from."""
 
     name: str
@@ -42,14 +42,14 @@ class Lengths:
         held = self.prompts + weights / 2
         return float((held * weights).sum() / weights.sum())
 
-    def within(self, max_context: int) -> "Lengths":
+    def within(self, max_context: int) -> "LengthPairs":
         """Cut to a model's context: answers first, then prompts."""
         prompts = np.minimum(self.prompts, max_context - 1)
         return replace(
             self, prompts=prompts, answers=np.minimum(self.answers, max_context - prompts)
         )
 
-    def scaled(self, factor: float) -> "Lengths":
+    def scaled(self, factor: float) -> "LengthPairs":
         """All lengths times a factor, at least one token."""
         prompts, answers = (
             np.maximum(np.rint(lengths * factor), 1).astype(np.int64)
@@ -60,36 +60,36 @@ class Lengths:
 
 def usual_lengths(
     num_prompt: float, num_answer: float, rng: np.random.Generator, *, count: int = 512
-) -> Lengths:
+) -> LengthPairs:
     """Log-normal lengths with these means, as chats have them."""
 
     def drawn(mean: float) -> npt.NDArray[np.int64]:
         middle = np.log(mean) - _LOG_SPREAD**2 / 2
         return np.maximum(np.rint(rng.lognormal(middle, _LOG_SPREAD, count)), 1).astype(np.int64)
 
-    return Lengths(
+    return LengthPairs(
         name=f"log-normal, {num_prompt:g} and {num_answer:g} tokens in the mean",
         prompts=drawn(num_prompt),
         answers=drawn(num_answer),
     )
 
 
-def fixed_lengths(num_prompt: int, num_answer: int) -> Lengths:
+def fixed_lengths(num_prompt: int, num_answer: int) -> LengthPairs:
     """All alike."""
-    return Lengths(
+    return LengthPairs(
         name=f"{num_prompt} and {num_answer} tokens",
         prompts=np.array([num_prompt]),
         answers=np.array([num_answer]),
     )
 
 
-def measured_lengths(name: str, pairs: Sequence[tuple[int, int]]) -> Lengths:
+def measured_lengths(name: str, pairs: Sequence[tuple[int, int]]) -> LengthPairs:
     """Those of requests that were made."""
     prompts, answers = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
-    return Lengths(name=name, prompts=np.maximum(prompts, 1), answers=np.maximum(answers, 1))
+    return LengthPairs(name=name, prompts=np.maximum(prompts, 1), answers=np.maximum(answers, 1))
 
 
-def trace_lengths(trace: Trace) -> Lengths:
+def trace_lengths(trace: Trace) -> LengthPairs:
     """Those of a trace; requests without an answer count as one token."""
     pairs = [(row.num_prompt_tokens, row.num_completion_tokens) for row in trace.rows]
     return measured_lengths(f"trace {trace.name}", pairs)

@@ -9,16 +9,16 @@ import typer
 
 from gateway.tools.collect.command import COLLECT_HELP, collect
 from gateway.tools.routers.inputs import (
-    AsJson,
+    BootstrapSeed,
     Config,
-    Data,
-    HoldBack,
+    HoldBackOption,
+    JsonFlag,
+    LabelledDataPath,
     LargePrice,
     MaxCost,
     Quality,
     Resamples,
     Router,
-    Seed,
     SmallPrice,
     Strict,
     StrongShare,
@@ -80,7 +80,7 @@ folds. The threshold keeps 95 % of what the large model adds, unless a target is
 
 @app.command(help=_flowing(_TRAIN_HELP))
 def train(  # noqa: PLR0913 - a flag each
-    data: Data,
+    data: LabelledDataPath,
     out: Annotated[Path, typer.Option(help="Folder for the router; made if it is missing.")],
     recovered_gap: Annotated[
         float, typer.Option(help="Share of the large model's advantage that is kept.")
@@ -97,8 +97,8 @@ def train(  # noqa: PLR0913 - a flag each
             help="Leave strong_correct out: judge by the small model's answers alone.",
         ),
     ] = False,
-    hold_back_tokens: HoldBack = 16,
-    as_json: AsJson = False,
+    hold_back_tokens: HoldBackOption = 16,
+    as_json: JsonFlag = False,
     config: Config = None,
     seed: Annotated[int, typer.Option(help="Seed of the held-out folds.")] = 0,
 ) -> None:
@@ -162,17 +162,17 @@ router has and the data allow: the text, the probe, the answer's beginning.
 @app.command("eval", help=_flowing(_EVAL_HELP))
 def evaluate_command(  # noqa: PLR0913 - a flag each
     router: Router,
-    data: Data,
-    as_json: AsJson = False,
+    data: LabelledDataPath,
+    as_json: JsonFlag = False,
     plots: Annotated[Path | None, typer.Option(help="Folder for three PNG files.")] = None,
     strict: Strict = False,
-    hold_back_tokens: HoldBack = 16,
+    hold_back_tokens: HoldBackOption = 16,
     whole_answers: WholeAnswers = False,
     small_price: SmallPrice = None,
     large_price: LargePrice = None,
     config: Config = None,
     resamples: Resamples = 1000,
-    seed: Seed = 0,
+    seed: BootstrapSeed = 0,
 ) -> None:
     """Judge and print; the help is `_EVAL_HELP`."""
     with user_errors():
@@ -219,7 +219,7 @@ is for its answer.
 @app.command("calibrate", help=_flowing(_CALIBRATE_HELP))
 def calibrate_command(  # noqa: PLR0913 - a flag each
     router: Router,
-    data: Data,
+    data: LabelledDataPath,
     strong_share: StrongShare = None,
     quality: Quality = None,
     max_cost: MaxCost = None,
@@ -228,9 +228,9 @@ def calibrate_command(  # noqa: PLR0913 - a flag each
     out: Annotated[
         Path | None, typer.Option(help="Folder for the router with this setting; may be ROUTER.")
     ] = None,
-    as_json: AsJson = False,
+    as_json: JsonFlag = False,
     strict: Strict = False,
-    hold_back_tokens: HoldBack = 16,
+    hold_back_tokens: HoldBackOption = 16,
     config: Config = None,
 ) -> None:
     """Choose, print, write; the help is `_CALIBRATE_HELP`."""
@@ -280,16 +280,16 @@ The page needs nothing else, works offline and on a phone. It shows prompts of t
 @app.command(help=_flowing(_REPORT_HELP))
 def report(  # noqa: PLR0913 - a flag each
     router: Router,
-    data: Data,
+    data: LabelledDataPath,
     out: Annotated[Path, typer.Option(help="HTML file to write.")],
     strict: Strict = False,
-    hold_back_tokens: HoldBack = 16,
+    hold_back_tokens: HoldBackOption = 16,
     whole_answers: WholeAnswers = False,
     small_price: SmallPrice = None,
     large_price: LargePrice = None,
     config: Config = None,
     resamples: Resamples = 1000,
-    seed: Seed = 0,
+    seed: BootstrapSeed = 0,
 ) -> None:
     """Judge and write the page; the help is `_REPORT_HELP`."""
     with user_errors():

@@ -27,9 +27,9 @@ DATA_HELP = (
 )
 _EXIT_USAGE = 2
 
-Data = Annotated[Path, typer.Option(help=DATA_HELP)]
+LabelledDataPath = Annotated[Path, typer.Option(help=DATA_HELP)]
 Router = Annotated[Path, typer.Option(help="Folder that `outrider router train` wrote.")]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object.")]
+JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON object.")]
 Strict = Annotated[
     bool,
     typer.Option(
@@ -37,14 +37,14 @@ Strict = Annotated[
         help="Refuse data with prompts that the router was trained on, or of another pair.",
     ),
 ]
-HoldBack = Annotated[
+HoldBackOption = Annotated[
     int, typer.Option(min=1, help="Tokens of an answer that are judged, as when streaming.")
 ]
 WholeAnswers = Annotated[
     bool, typer.Option("--whole-answers", help="Judge whole answers, as without streaming.")
 ]
 Resamples = Annotated[int, typer.Option(min=0, help="Bootstrap resamples.")]
-Seed = Annotated[int, typer.Option(help="Seed of the bootstrap.")]
+BootstrapSeed = Annotated[int, typer.Option(help="Seed of the bootstrap.")]
 StrongShare = Annotated[
     float | None, typer.Option(help="Target: at most this share is answered by the large model.")
 ]
@@ -64,7 +64,7 @@ Config = Annotated[Path | None, typer.Option("--config", help="Settings file wit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Judged:
+class RouterEvaluation:
     """A router on labelled prompts: what went in, what came out, what to be wary of.
 
     `num_known`: prompts that the router was trained on.
@@ -234,7 +234,7 @@ def judge(
     num_resamples: int,
     seed: int,
     strict: bool,
-) -> Judged:
+) -> RouterEvaluation:
     """Read, estimate, evaluate; notes go to the terminal. Raises what `user_errors` knows."""
     data = read_both_tiers(data_path)
     scorer = RouterScorer.load(router)
@@ -251,7 +251,7 @@ def judge(
     )
     for note in notes:
         typer.echo(f"note: {note}", err=True)
-    return Judged(
+    return RouterEvaluation(
         router=router,
         data_path=data_path,
         scorer=scorer,

@@ -6,7 +6,7 @@ from importlib.resources import files
 from string import Template
 from typing import Any, Final
 
-from gateway.tools.routers.inputs import Judged
+from gateway.tools.routers.inputs import RouterEvaluation
 from gateway.tools.routers.plots import (
     STAGE_LABELS,
     as_svg,
@@ -24,7 +24,7 @@ _MAX_PROMPT_CHARS: Final = 3000
 _NUM_SETTINGS: Final = 11
 
 
-def report_page(judged: Judged, prices: Prices | None) -> str:
+def report_page(judged: RouterEvaluation, prices: Prices | None) -> str:
     """The page as HTML. Everything that comes from data is escaped."""
     report = judged.report
     template = (
@@ -53,7 +53,7 @@ def report_page(judged: Judged, prices: Prices | None) -> str:
     )
 
 
-def _subtitle(judged: Judged) -> str:
+def _subtitle(judged: RouterEvaluation) -> str:
     parts = [f"judged on {judged.report.num_prompts:,} prompts of {judged.data_path.name}"]
     if judged.scorer.pair:
         parts.append(f"trained for the pair {judged.scorer.pair}")
@@ -125,7 +125,7 @@ def _answerers(report: RouterReport) -> Iterable[str]:
     yield _row("oracle", f"{report.oracle_accuracy:.3f}", f"{report.oracle_share:.1%}")
 
 
-def _settings(judged: Judged, prices: Prices | None) -> tuple[str, str]:
+def _settings(judged: RouterEvaluation, prices: Prices | None) -> tuple[str, str]:
     """The head and the rows of the table of settings, each measured on these prompts."""
     calibration = judged.scorer.calibration
     own = judged.report.setting
@@ -156,7 +156,7 @@ def _settings(judged: Judged, prices: Prices | None) -> tuple[str, str]:
     return cells, "\n".join(rows)
 
 
-def _mistakes(judged: Judged) -> str:
+def _mistakes(judged: RouterEvaluation) -> str:
     mistakes = find_mistakes(judged.data.prompts, judged.rows, judged.report.setting)
     return "\n".join(
         (

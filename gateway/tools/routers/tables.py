@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from gateway.tools.routers.inputs import Judged
+from gateway.tools.routers.inputs import RouterEvaluation
 from router.calibration import (
     Calibration,
     OperatingPoint,
@@ -21,7 +21,7 @@ from router.scorer import RouterScorer
 _NUM_ROWS = 11
 
 
-def judged_json(judged: Judged, prices: Prices | None) -> dict[str, Any]:
+def judged_json(judged: RouterEvaluation, prices: Prices | None) -> dict[str, Any]:
     """Figures of the last stage at the top level; `<figure>_interval` is [low, high]."""
     report = judged.report
     best = report.best_stage
@@ -92,7 +92,7 @@ def cost_figures(rows: StageRows, point: OperatingPoint, prices: Prices | None) 
     return figures
 
 
-def judged_table(judged: Judged, prices: Prices | None) -> str:
+def judged_table(judged: RouterEvaluation, prices: Prices | None) -> str:
     """The figures beside random, best single and oracle."""
     report = judged.report
     setting = report.setting

@@ -13,7 +13,7 @@ from gateway.limits.limiter import LimitState
 from gateway.limits.memory_limiter import MemoryLimiter
 from gateway.limits.metrics import LimitMetrics
 from gateway.limits.unlimited import Unlimited
-from gateway.limits.windows import MinuteWindow, Moment
+from gateway.limits.windows import ClockTimes, MinuteWindow
 from gateway.tenants.amounts import Amounts, LimitSpec
 from tests.gateway.limits.rigs import NOON_S, key, want
 
@@ -166,14 +166,14 @@ def test_the_wall_clock_does_not_move_minutes() -> None:
 
 def test_a_window_that_was_left_alone_is_empty() -> None:
     window = MinuteWindow()
-    slot = window.add(5, Moment(10.0, 0.0))
-    window.add(7, Moment(69.9, 0.0))
-    assert window.used(Moment(70.9, 0.0)) == 12
-    assert window.used(Moment(71.0, 0.0)) == 7
+    slot = window.add(5, ClockTimes(10.0, 0.0))
+    window.add(7, ClockTimes(69.9, 0.0))
+    assert window.used(ClockTimes(70.9, 0.0)) == 12
+    assert window.used(ClockTimes(71.0, 0.0)) == 7
     window.give_back(slot, 5)  # it is past
-    assert window.used(Moment(129.9, 0.0)) == 7
-    assert window.used(Moment(1e9, 0.0)) == 0
-    assert window.reset_s(Moment(1e9, 0.0)) == 0
+    assert window.used(ClockTimes(129.9, 0.0)) == 7
+    assert window.used(ClockTimes(1e9, 0.0)) == 0
+    assert window.reset_s(ClockTimes(1e9, 0.0)) == 0
 
 
 def test_keys_that_are_gone_cost_nothing() -> None:

@@ -5,12 +5,12 @@ from typing import Any
 
 from engine.events import TierWork
 from engine.request import Tier
-from gateway.ledger.row import LedgerRow, Outcome
+from gateway.ledger.row import LedgerRow, RowOutcome
 from gateway.metering.rows import Entry, LocalAnswer, Tokens, local_entries
 
 
 def entries(
-    outcome: Outcome, tier: Tier, written: Mapping[Tier, int], *works: TierWork
+    outcome: RowOutcome, tier: Tier, written: Mapping[Tier, int], *works: TierWork
 ) -> list[Entry]:
     """Of an answer that the small model began."""
     answer = LocalAnswer(

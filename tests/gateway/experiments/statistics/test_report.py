@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from gateway.experiments.statistics.plan import Limits, Plan
+from gateway.experiments.statistics.plan import Limits, SamplePlan
 from gateway.experiments.statistics.report import analyse
 from gateway.experiments.statistics.report_png import PlotsMissingError, write_png
 from gateway.experiments.statistics.report_text import print_check, print_report
@@ -19,7 +19,7 @@ LIMITS = Limits(p95_ttft_ms=750.0, error_share=0.05, cost_per_request_usd=0.001)
 
 
 def plan_of(*arms, **changes):
-    return Plan(
+    return SamplePlan(
         name="budget", version=1, control=arms[0], weights=dict.fromkeys(arms, 1.0), **changes
     )
 
@@ -80,7 +80,9 @@ def test_verdicts(totals, arms, changes, state, winner):
 
 
 def test_arms_of_the_wrong_size_make_it_invalid(totals):
-    plan = Plan(name="budget", version=1, control="control", weights={"control": 9, "fast": 1})
+    plan = SamplePlan(
+        name="budget", version=1, control="control", weights={"control": 9, "fast": 1}
+    )
     verdict = analyse(plan, totals).verdict
     assert verdict.state == "invalid"
     assert "instead of 90.0%" in verdict.text
@@ -124,9 +126,9 @@ def test_an_experiment_without_requests_is_told_too(tmp_path):
     json.dumps(analysis.document(), allow_nan=False)
     write_png(analysis, tmp_path / "empty.png")
     with pytest.raises(ValueError, match="control"):
-        Plan(name="x", version=1, control="c", weights={"a": 1, "b": 1})
+        SamplePlan(name="x", version=1, control="c", weights={"a": 1, "b": 1})
     with pytest.raises(ValueError, match="single arm"):
-        Plan(name="x", version=1, control="a", weights={"a": 1})
+        SamplePlan(name="x", version=1, control="a", weights={"a": 1})
 
 
 def test_the_picture_is_a_png_and_its_absence_is_told(totals, tmp_path, monkeypatch):

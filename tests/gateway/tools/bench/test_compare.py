@@ -7,8 +7,8 @@ import pytest
 from rich.console import Console
 
 from gateway.tools.bench.compare import (
-    Comparison,
     Difference,
+    RunComparison,
     compare_results,
     different_conditions,
     print_comparison,
@@ -19,7 +19,7 @@ from gateway.tools.bench.results import Objectives, ResultError
 from tests.gateway.tools.bench.made_results import made_result, made_rows
 
 
-def _named(comparison: Comparison, name: str) -> Difference:
+def _named(comparison: RunComparison, name: str) -> Difference:
     (found,) = [entry for entry in comparison.differences if entry.name == name]
     return found
 
@@ -158,7 +158,7 @@ def test_failures_have_no_latency() -> None:
 
 
 def test_a_closed_loops_rate_follows_its_latency() -> None:
-    def closed(seed: int, slower: float) -> Comparison:
+    def closed(seed: int, slower: float) -> RunComparison:
         # One at a time: each is sent when the one before has ended.
         first, second = (
             made_result(
@@ -218,6 +218,6 @@ def test_it_is_shown_and_written(tmp_path: Path) -> None:
     assert "[bold]one" in text
     path = tmp_path / "new" / "comparison.json"
     write_comparison(comparison, path)
-    assert msgspec.json.decode(path.read_bytes(), type=Comparison) == comparison
+    assert msgspec.json.decode(path.read_bytes(), type=RunComparison) == comparison
     with pytest.raises(ResultError, match="cannot be written"):
         write_comparison(comparison, path / "under-a-file.json")

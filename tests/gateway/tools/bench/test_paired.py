@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from gateway.tools.bench.arrivals import Lengths
+from gateway.tools.bench.arrivals import LengthDistribution
 from gateway.tools.bench.client import TargetError, TargetSettings
-from gateway.tools.bench.compare import Comparison
+from gateway.tools.bench.compare import RunComparison
 from gateway.tools.bench.paired import block_size, check_pair, moved, run_paired
 from gateway.tools.bench.plan import BenchPlan, LoadSettings, PlanError
 from gateway.tools.bench.results import BenchResult, Objectives
@@ -89,8 +89,8 @@ def _other(plan: BenchPlan) -> BenchPlan:
     return replace(plan, arm="b", request_fields={"side": "b"})
 
 
-def _run(target: _Target, **changes: Any) -> tuple[BenchResult, BenchResult, Comparison]:
-    async def run() -> tuple[BenchResult, BenchResult, Comparison]:
+def _run(target: _Target, **changes: Any) -> tuple[BenchResult, BenchResult, RunComparison]:
+    async def run() -> tuple[BenchResult, BenchResult, RunComparison]:
         async with _served(target) as url:
             plan = _plan(url, **changes)
             return await run_paired(plan, _other(plan))
@@ -144,8 +144,8 @@ def test_made_texts_differ_so_that_no_cache_answers_the_second() -> None:
     target = _Target(seconds={})
     workload = WorkloadSettings(
         kind="synthetic",
-        prompt_lengths=Lengths(low=30, high=30),
-        answer_lengths=Lengths(low=_NUM_TOKENS, high=_NUM_TOKENS),
+        prompt_lengths=LengthDistribution(low=30, high=30),
+        answer_lengths=LengthDistribution(low=_NUM_TOKENS, high=_NUM_TOKENS),
     )
     load = LoadSettings(rate_per_s=400.0, num_requests=16, duration_s=None)
     first, second, comparison = _run(target, workload=workload, load=load, salt="s")

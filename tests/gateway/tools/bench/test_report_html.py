@@ -9,9 +9,9 @@ import pytest
 from gateway.tools.bench.compare import compare_results
 from gateway.tools.bench.plots import (
     Axis,
-    Mark,
-    Series,
-    Span,
+    IntervalRow,
+    PlotSeries,
+    ReferenceLine,
     cdf,
     chart,
     linear_ticks,
@@ -20,7 +20,7 @@ from gateway.tools.bench.plots import (
     tick_text,
 )
 from gateway.tools.bench.report_html import (
-    Section,
+    ReportSection,
     comparison_page,
     report_page,
     write_comparison_report,
@@ -112,7 +112,7 @@ def test_a_run_in_which_everything_failed_has_a_page() -> None:
 
 
 def test_sections_of_others_are_put_in() -> None:
-    section = Section(title="An <experiment>", html="<p>as it is</p>")
+    section = ReportSection(title="An <experiment>", html="<p>as it is</p>")
     page = report_page(made_result(made_rows(10)), sections=[section])
     assert "<h2>An &lt;experiment&gt;</h2>\n<p>as it is</p>" in page
 
@@ -145,11 +145,11 @@ def test_a_large_run_stays_small() -> None:
 
 def test_points_lie_where_the_axes_say() -> None:
     svg = chart(
-        [Series(label="a<b", x=[0.0, 10.0], y=[0.0, 100.0])],
+        [PlotSeries(label="a<b", x=[0.0, 10.0], y=[0.0, 100.0])],
         x=Axis(label="x", low=0.0, high=10.0),
         y=Axis(label="y", low=0.0, high=100.0),
         name='say "it"',
-        marks=[Mark(place=5.0, label="half")],
+        marks=[ReferenceLine(place=5.0, label="half")],
     )
     root = ElementTree.fromstring(svg)  # well-formed
     assert root.attrib["aria-label"] == 'say "it"'
@@ -165,7 +165,7 @@ def test_points_lie_where_the_axes_say() -> None:
 
 def test_a_log_axis_has_equal_distances_for_equal_ratios() -> None:
     svg = chart(
-        [Series(label="", x=[1.0, 10.0, 100.0, 0.0], y=[1.0, 1.0, 1.0, 1.0])],
+        [PlotSeries(label="", x=[1.0, 10.0, 100.0, 0.0], y=[1.0, 1.0, 1.0, 1.0])],
         x=Axis(label="x", scale="log"),
         y=Axis(label="y"),
         name="n",
@@ -178,7 +178,7 @@ def test_a_log_axis_has_equal_distances_for_equal_ratios() -> None:
 
 @pytest.mark.parametrize("values", [[], [float("nan")], [float("inf")]])
 def test_nothing_to_draw_is_said(values: list[float]) -> None:
-    series = [Series(label="a", x=values, y=values)]
+    series = [PlotSeries(label="a", x=values, y=values)]
     svg = chart(series, x=Axis(label="x"), y=Axis(label="y"), name="the name")
     assert svg == '<p class="soft">No data for: the name.</p>'
 
@@ -186,7 +186,7 @@ def test_nothing_to_draw_is_said(values: list[float]) -> None:
 @pytest.mark.parametrize("value", [0.0, 5.0, -3.0, 1e-9, 1e12])
 def test_one_value_is_drawn(value: float) -> None:
     svg = chart(
-        [Series(label="a", x=[value], y=[value], kind="dots")],
+        [PlotSeries(label="a", x=[value], y=[value], kind="dots")],
         x=Axis(label="x"),
         y=Axis(label="y"),
         name="n",
@@ -197,7 +197,7 @@ def test_one_value_is_drawn(value: float) -> None:
 
 
 def test_intervals_have_a_row_each() -> None:
-    rows = [Span(label=f"row {n}", low=0.8, value=0.9, high=1.1) for n in range(3)]
+    rows = [IntervalRow(label=f"row {n}", low=0.8, value=0.9, high=1.1) for n in range(3)]
     root = ElementTree.fromstring(
         spans(rows, x=Axis(label="ratio", scale="log"), name="n", zero=1.0)
     )

@@ -21,7 +21,7 @@ from gateway.tools.bench.results import (
     write_result,
 )
 from gateway.tools.bench.search import Found, SearchSettings, find_highest_rate
-from gateway.tools.bench.summary import Prices, summarize
+from gateway.tools.bench.summary import BenchPrices, summarize
 
 
 def row(index: int, **more: object) -> RequestRow:
@@ -106,7 +106,7 @@ def test_a_summary_adds_up() -> None:
         rows,
         Objectives(ttft_ms=500.0),
         loop="open",
-        prices=Prices(prompt_usd=1.0, completion_usd=10.0),
+        prices=BenchPrices(prompt_usd=1.0, completion_usd=10.0),
     )
     assert (found.num_requests, found.num_completed, found.num_failed) == (12, 11, 1)
     assert found.errors == {"stall": 1}

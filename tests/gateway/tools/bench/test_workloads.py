@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from gateway.tools.bench.arrivals import Lengths, arrival_times
+from gateway.tools.bench.arrivals import LengthDistribution, arrival_times
 from gateway.tools.bench.fields import FieldError, merge_fields, parse_fields
 from gateway.tools.bench.filler import Filler, TokenRatio
 from gateway.tools.bench.prompts import built_in_prompts, load_prompts
@@ -207,14 +207,14 @@ def test_arrivals_have_their_rate_and_their_burstiness() -> None:
 
 def test_lengths_are_drawn_as_told() -> None:
     rng = np.random.default_rng(0)
-    assert set(Lengths.parse("7").draw(50, rng)) == {7}
-    assert set(Lengths.parse("3-5").draw(200, rng)) == {3, 4, 5}
-    drawn = np.asarray(Lengths.parse("200~0.5").draw(20_000, rng))
+    assert set(LengthDistribution.parse("7").draw(50, rng)) == {7}
+    assert set(LengthDistribution.parse("3-5").draw(200, rng)) == {3, 4, 5}
+    drawn = np.asarray(LengthDistribution.parse("200~0.5").draw(20_000, rng))
     assert drawn.mean() == pytest.approx(200, rel=0.03)
     assert drawn.std() == pytest.approx(100, rel=0.05)
     for wrong in ("", "0", "5-3", "a", "5~-1", "-4", "9~x"):
         with pytest.raises(WorkloadError):
-            Lengths.parse(wrong)
+            LengthDistribution.parse(wrong)
 
 
 def test_a_longer_text_begins_as_the_shorter_one() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from draft.training.tasks.families import FAMILIES, expected_by, stream
 from draft.training.tasks.families import check as check_task
-from gateway.tools.collect.checkers import CheckError, last_line, make_check
+from gateway.tools.collect.checkers import UncheckableError, last_line, make_check
 from gateway.tools.collect.judge import Judge, JudgeError
 
 CALL = {"name": "add", "arguments": {"a": 1, "b": [True, None]}}
@@ -106,7 +106,7 @@ def test_no_answer_stops_a_check(answer: str, kind: str) -> None:
     ],
 )
 def test_what_cannot_be_checked_is_refused(kind: str, expected: object, why: str) -> None:
-    with pytest.raises(CheckError, match=why):
+    with pytest.raises(UncheckableError, match=why):
         make_check(kind, expected)
 
 
@@ -140,7 +140,7 @@ def test_without_the_validator_a_sentence_says_what_to_install(
     monkeypatch.setattr(
         "gateway.tools.collect.checkers.importlib.util.find_spec", lambda name: None
     )
-    with pytest.raises(CheckError, match="pip install jsonschema-rs"):
+    with pytest.raises(UncheckableError, match="pip install jsonschema-rs"):
         make_check("json_schema", {})
 
 

@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 from engine.events import EngineInfo, TierInfo
 from engine.request import EngineRequest, Tier
 from gateway.text.chat import ChatTokenizer
-from gateway.tools.collect.collecting import Collector, CollectPlan, Progress, pair_of
+from gateway.tools.collect.collecting import Collector, CollectPlan, CollectProgress, pair_of
 from gateway.tools.collect.command import collect
 from gateway.tools.collect.data import CollectError, LabelFile, read_questions
 from router.dataset import read_labelled_prompts
@@ -58,14 +58,14 @@ def run(
     *,
     plan: CollectPlan | None = None,
     ask: Callable[[str, str | None, str], bool] | None = None,
-) -> tuple[Progress, list[dict[str, Any]], list[Progress]]:
+) -> tuple[CollectProgress, list[dict[str, Any]], list[CollectProgress]]:
     """What is reported at the end, the rows, and what was reported on the way."""
 
-    async def work() -> tuple[Progress, list[Progress]]:
+    async def work() -> tuple[CollectProgress, list[CollectProgress]]:
         info = await engine.info()
         tokenizers: dict[Tier, ChatTokenizer] = {"small": tokenizer, "large": tokenizer}
         collector = Collector(engine, info, tokenizers, plan or CollectPlan(batch_size=2), ask)
-        reports: list[Progress] = []
+        reports: list[CollectProgress] = []
         labels = LabelFile(out, pair=collector.pair)
         return await collector.collect(read_questions(data), labels, reports.append), reports
 

@@ -19,7 +19,7 @@ from gateway.cli import app
 from gateway.settings.tree import load_settings
 from gateway.tools.doctor import doctor
 from gateway.tools.doctor.doctor import examine
-from gateway.tools.doctor.findings import Check
+from gateway.tools.doctor.findings import Finding
 from gateway.wiring.hardware import available_memory_bytes, usable_physical_cores
 from tests.models import save_hf_model
 
@@ -42,7 +42,7 @@ def free_port() -> int:
     return port
 
 
-def checks(**flags: Any) -> dict[str, Check]:
+def checks(**flags: Any) -> dict[str, Finding]:
     dotted = {key.replace("__", "."): value for key, value in flags.items()}
     return {check.name: check for check in examine(load_settings(environ={}, flags=dotted))}
 
@@ -121,7 +121,7 @@ def test_hugging_faces_kernels_ends_the_examination(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_check_that_raises_is_a_failed_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken() -> Check:
+    def broken() -> Finding:
         raise RuntimeError("no libtorch")
 
     monkeypatch.setattr(doctor, "_torch", broken)
@@ -176,7 +176,7 @@ def test_a_tier_that_answers() -> None:
     with mock_in_thread(models=("big-1", "big-2")) as mock:
         found = checks(tiers__cloud__url=mock.url, tiers__cloud__model="big-2", **NO_MODELS)
         check = found["cloud tier"]
-        assert check == Check(
+        assert check == Finding(
             name="cloud tier", status="ok", detail=f"{mock.url} answers with big-2"
         )
         assert "router" not in found

@@ -22,13 +22,13 @@ from gateway.tools.bench.results import (
 )
 from gateway.tools.bench.summary import summarize
 from gateway.tools.plan.capacity import Goal, Variant, kv_tokens, plan, users_that_fit
-from gateway.tools.plan.check import CheckError, compare
+from gateway.tools.plan.check import RunMismatchError, compare
 from gateway.tools.plan.curves import MeasuredCurve, RooflineCurve
 from gateway.tools.plan.devices import DEVICES
-from gateway.tools.plan.shapes import ModelShape
+from gateway.tools.plan.shapes import ModelSizes
 from gateway.tools.plan.simulate import (
-    Ask,
     GuessedStep,
+    SimulatedRequest,
     Simulation,
     Speculation,
     System,
@@ -43,7 +43,9 @@ FLAT = MeasuredCurve(num_rows=(1, 1000), seconds=(STEP_S, STEP_S))
 TIER = TierModel(curve=FLAT, num_kv_tokens=1000)
 
 
-def run(system: System, asks: list[Ask], num_users: int | None = None) -> list[tuple[float, float]]:
+def run(
+    system: System, asks: list[SimulatedRequest], num_users: int | None = None
+) -> list[tuple[float, float]]:
     served = Simulation(system).run(asks, num_users=num_users)
     return [(round(one.ttft_s, 6), round(one.end_s - one.arrived_s, 6)) for one in served]
 
@@ -55,21 +57,21 @@ def run(system: System, asks: list[Ask], num_users: int | None = None) -> list[t
 def test_a_models_sizes_are_those_of_the_loaded_model(tier: str) -> None:
     folder = bundled_pair() / tier
     model = DecoderModel.load(folder, dtype="float32")
-    shape = ModelShape.of(ModelConfig.from_hf(folder), dtype="float32")
+    shape = ModelSizes.of(ModelConfig.from_hf(folder), dtype="float32")
     # The shape leaves out biases and the norms of queries and keys.
     assert shape.num_parameters == pytest.approx(model.num_parameters, rel=2e-3)
     assert shape.weight_bytes == 4 * shape.num_parameters
     config = model.config
     by_hand = 2 * config.num_layers * config.num_kv_heads * config.head_dim
     assert shape.kv_bytes_per_token == 4 * by_hand
-    halved = ModelShape.of(ModelConfig.from_hf(folder), dtype="bfloat16")
+    halved = ModelSizes.of(ModelConfig.from_hf(folder), dtype="bfloat16")
     assert 2 * halved.kv_bytes_per_token == shape.kv_bytes_per_token
-    fp8 = ModelShape.of(ModelConfig.from_hf(folder), dtype="bfloat16", kv_dtype="fp8")
+    fp8 = ModelSizes.of(ModelConfig.from_hf(folder), dtype="bfloat16", kv_dtype="fp8")
     scales = 2 * config.num_layers * config.num_kv_heads * 4
     assert fp8.kv_bytes_per_token == by_hand + scales
 
 
-SHAPE = ModelShape(
+SHAPE = ModelSizes(
     name="m", num_parameters=500, weight_bytes=1000, kv_bytes_per_token=10,
     attention_flops_per_key=4, max_context=64,
 )  # fmt: skip
@@ -135,21 +137,26 @@ def test_data_sheets_are_in_their_units() -> None:
 
 def test_one_request_alone() -> None:
     # The prompt's pass gives the first token, each further pass one more.
-    assert run(System(large=TIER), [Ask(num_prompt=5, num_answer=4)], 1) == [(0.01, 0.04)]
+    assert run(System(large=TIER), [SimulatedRequest(num_prompt=5, num_answer=4)], 1) == [
+        (0.01, 0.04)
+    ]
 
 
 def test_prompts_are_cut_to_the_row_budget() -> None:
     system = System(large=TIER, max_rows=4)
-    assert run(system, [Ask(num_prompt=10, num_answer=1)], 1) == [(0.03, 0.03)]
+    assert run(system, [SimulatedRequest(num_prompt=10, num_answer=1)], 1) == [(0.03, 0.03)]
 
 
 def test_those_who_decode_go_on_beside_a_prompt() -> None:
-    asks = [Ask(num_prompt=1, num_answer=10, at_s=0.0), Ask(num_prompt=1, num_answer=2, at_s=0.02)]
+    asks = [
+        SimulatedRequest(num_prompt=1, num_answer=10, at_s=0.0),
+        SimulatedRequest(num_prompt=1, num_answer=2, at_s=0.02),
+    ]
     assert run(System(large=TIER), asks) == [(0.01, 0.02), (0.01, 0.1)]
 
 
 def test_places_and_kv_are_waited_for() -> None:
-    asks = [Ask(num_prompt=1, num_answer=5, at_s=0.0)] * 2
+    asks = [SimulatedRequest(num_prompt=1, num_answer=5, at_s=0.0)] * 2
     one_place = System(large=TIER, max_sequences=1)
     assert run(one_place, asks) == [(0.01, 0.05), (0.06, 0.1)]
     tight = System(large=TierModel(curve=FLAT, num_kv_tokens=11))
@@ -160,7 +167,7 @@ def test_places_and_kv_are_waited_for() -> None:
 
 
 def test_users_ask_again_when_they_are_answered() -> None:
-    asks = [Ask(num_prompt=1, num_answer=3)] * 4
+    asks = [SimulatedRequest(num_prompt=1, num_answer=3)] * 4
     served = Simulation(System(large=TIER)).run(asks, num_users=2)
     assert [round(one.end_s, 6) for one in served] == [0.03, 0.03, 0.06, 0.06]
 
@@ -173,7 +180,7 @@ def test_guessing_pays_where_the_small_pass_is_cheap() -> None:
         System(large=TIER, small=cheap, speculation=speculation)
         for speculation in (None, Speculation(acceptance=0.8))
     )
-    asks = [Ask(num_prompt=1, num_answer=100)]
+    asks = [SimulatedRequest(num_prompt=1, num_answer=100)]
     (slow,), (fast,) = (Simulation(system).run(asks, num_users=1) for system in (plain, guessing))
     # Nearly 1 / (1 - 0.8) tokens a step.
     assert 4.0 < slow.tpot_s / fast.tpot_s < 5.0
@@ -192,7 +199,7 @@ def test_measured_steps_are_believed() -> None:
     assert (between.seconds, between.emitted) == (pytest.approx(0.03), 3.0)
     assert (beyond.seconds, beyond.emitted) == (pytest.approx(0.12), 2.0)
     system = System(large=TIER, small=TIER, speculation=guessing)
-    (alone,) = Simulation(system).run([Ask(num_prompt=1, num_answer=9)], num_users=1)
+    (alone,) = Simulation(system).run([SimulatedRequest(num_prompt=1, num_answer=9)], num_users=1)
     # The prompt's pass gives one token, then two steps of four.
     assert alone.end_s == pytest.approx(0.01 + 2 * 0.02)
 
@@ -206,7 +213,7 @@ def test_the_small_tier_is_not_held_up_more_than_by_its_steps() -> None:
         curve=MeasuredCurve(num_rows=(1, 1000), seconds=(0.001, 0.001)), num_kv_tokens=1000
     )
     served = Simulation(System(large=TIER, small=quick)).run(
-        [Ask(num_prompt=1, num_answer=5, tier="small")], num_users=1
+        [SimulatedRequest(num_prompt=1, num_answer=5, tier="small")], num_users=1
     )
     assert served[0].tpot_s == pytest.approx(0.001)
 
@@ -219,7 +226,7 @@ def test_the_small_tier_is_not_held_up_more_than_by_its_steps() -> None:
 def test_everybody_is_answered_and_nothing_is_left(
     lengths: list[tuple[int, int]], num_users: int, max_rows: int
 ) -> None:
-    asks = [Ask(num_prompt=p, num_answer=a) for p, a in lengths]
+    asks = [SimulatedRequest(num_prompt=p, num_answer=a) for p, a in lengths]
     simulation = Simulation(System(large=TIER, max_rows=max_rows))
     served = simulation.run(asks, num_users=num_users)
     assert sorted((one.num_prompt, one.num_answer) for one in served) == sorted(lengths)
@@ -230,11 +237,11 @@ def test_everybody_is_answered_and_nothing_is_left(
 @pytest.mark.parametrize(
     ("ask", "match"),
     [
-        (Ask(num_prompt=990, num_answer=11), "does not fit"),
-        (Ask(num_prompt=1, num_answer=1, tier="small"), "not planned"),
+        (SimulatedRequest(num_prompt=990, num_answer=11), "does not fit"),
+        (SimulatedRequest(num_prompt=1, num_answer=1, tier="small"), "not planned"),
     ],
 )
-def test_what_can_never_be_served_is_refused(ask: Ask, match: str) -> None:
+def test_what_can_never_be_served_is_refused(ask: SimulatedRequest, match: str) -> None:
     with pytest.raises(ValueError, match=match):
         Simulation(System(large=TIER)).run([ask], num_users=1)
 
@@ -260,7 +267,7 @@ def test_the_highest_rate_lies_where_the_queue_begins_to_grow() -> None:
 
 
 def test_figures_leave_out_the_beginning() -> None:
-    asks = [Ask(num_prompt=1, num_answer=5)] * 10
+    asks = [SimulatedRequest(num_prompt=1, num_answer=5)] * 10
     found = figures(Simulation(System(large=TIER)).run(asks, num_users=1), ttft_s=0.02)
     assert found.requests_per_s == pytest.approx(20.0)
     assert found.tpot_p50_s == pytest.approx(0.01)
@@ -296,7 +303,7 @@ def test_a_plan_beside_a_measured_run() -> None:
     assert compared["TTFT p50"].predicted == pytest.approx(10.0)
     assert compared["TTFT p50"].error == pytest.approx(-0.5)
     assert compared["TPOT p50"].error == pytest.approx(0.0)
-    with pytest.raises(CheckError, match="no successful request"):
+    with pytest.raises(RunMismatchError, match="no successful request"):
         compare(System(large=TIER), result([RequestRow(index=0, scheduled_s=0, ended_s=1)]))
 
 
