@@ -74,16 +74,16 @@ from benchmarks.routing_runs import (
 from draft.training.tasks.files import write_tasks
 from gateway.settings.tree import bundled_pair
 from gateway.tools.collect.data import CollectQuestion, read_questions
-from router.calibration import Prices, Stage, StageRows, Target
+from router.calibration import CalibrationTarget, Prices, Stage, StageRows
 from router.costs import prices_by_size
 from router.dataset import read_labelled_prompts
 from router.evaluation import RouterReport, evaluate
-from router.features import Floats
+from router.features import FloatRows
 from router.scorer import RouterScorer
 from router.stages import stage_rows
 
 _TASK_SEED = 20_261_121
-_TARGET = Target(recovered_gap=0.95)
+_TARGET = CalibrationTarget(recovered_gap=0.95)
 _MARGIN = 0.01
 _GOAL_PROBE_APGR = 0.85
 _GOAL_SHARE = 0.5
@@ -138,7 +138,7 @@ def outcomes_of(
 def policy_figures(
     outcomes: Mapping[str, Outcome],
     stages: Mapping[str, Stage],
-    seconds: Mapping[str, Floats],
+    seconds: Mapping[str, FloatRows],
     places: Places,
 ) -> dict[str, PolicyFigures]:
     """The table's rows. `seconds` are those of the prompts at `places`."""

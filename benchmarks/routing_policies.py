@@ -12,16 +12,16 @@ from numpy.typing import NDArray
 
 from benchmarks.intervals import Interval, bootstrap
 from router.calibration import (
+    CalibrationTarget,
     OperatingPoint,
     Prices,
     Stage,
     StageRows,
-    Target,
     calibrate,
     request_costs,
     split,
 )
-from router.features import Floats
+from router.features import FloatRows
 
 Places = NDArray[np.int64]
 
@@ -37,8 +37,8 @@ class Outcome:
     (the small model began).
     """
 
-    scores: Floats
-    costs: Floats
+    scores: FloatRows
+    costs: FloatRows
     ways: Places
 
     @property
@@ -81,7 +81,7 @@ def at_point(rows: StageRows, point: OperatingPoint, prices: Prices) -> Outcome:
     )
 
 
-def cross_fitted(rows: StageRows, target: Target, prices: Prices) -> Outcome:
+def cross_fitted(rows: StageRows, target: CalibrationTarget, prices: Prices) -> Outcome:
     """Each half of the prompts under the operating point that the target chose on the other."""
     number = len(rows.text)
     halves = [np.arange(first, number, 2) for first in (0, 1)]
@@ -140,7 +140,7 @@ def curve(rows: StageRows, prices: Prices) -> list[tuple[float, float, float]]:
 
     The cost is the mean as a share of always-large's.
     """
-    points = calibrate(rows, Target(recovered_gap=1.0)).points
+    points = calibrate(rows, CalibrationTarget(recovered_gap=1.0)).points
     outcomes = [at_point(rows, point, prices) for point in points]
     always_large = one_tier(rows, LARGE, prices).costs.mean()
     return sorted(
@@ -151,7 +151,7 @@ def curve(rows: StageRows, prices: Prices) -> list[tuple[float, float, float]]:
 
 def least_share(rows: StageRows, margin: float) -> float | None:
     """The least strong share within `margin` of always-large's accuracy; None if there is none."""
-    points = calibrate(rows, Target(recovered_gap=1.0)).points
+    points = calibrate(rows, CalibrationTarget(recovered_gap=1.0)).points
     wanted = float(rows.strong.mean()) - margin
     shares = [p.strong_share for p in points if p.accuracy >= wanted - 1e-9]
     return min(shares, default=None)
@@ -164,7 +164,7 @@ def gain_at_equal_cost(
 
     The router takes the two settings around that cost, each for a share of the prompts.
     """
-    points = calibrate(rows, Target(recovered_gap=1.0)).points
+    points = calibrate(rows, CalibrationTarget(recovered_gap=1.0)).points
     settings = sorted(
         (at_point(rows, point, prices) for point in points), key=lambda one: one.costs.mean()
     )
@@ -178,12 +178,12 @@ def gain_at_equal_cost(
     return mean_interval(outcome.scores - alone, seed=seed)
 
 
-def mean_interval(values: Floats, *, seed: int = 0) -> Interval:
+def mean_interval(values: FloatRows, *, seed: int = 0) -> Interval:
     """The mean with a bootstrap interval over prompts."""
     return bootstrap(lambda units: float(values[units].mean()), len(values), seed=seed)
 
 
-def seconds_of(outcome: Outcome, by_way: Mapping[int, Floats], places: Places) -> Floats:
+def seconds_of(outcome: Outcome, by_way: Mapping[int, FloatRows], places: Places) -> FloatRows:
     """Seconds of the prompts that were measured, [num_measured].
 
     `by_way`: measured seconds of each way, [num_measured]; `places`: which prompts these are.
@@ -195,7 +195,7 @@ def seconds_of(outcome: Outcome, by_way: Mapping[int, Floats], places: Places) -
     return seconds
 
 
-def figures(outcome: Outcome, always_large: Outcome, seconds: Floats | None) -> PolicyFigures:
+def figures(outcome: Outcome, always_large: Outcome, seconds: FloatRows | None) -> PolicyFigures:
     """The figures of one policy."""
     p50_s, p95_s = (None, None) if seconds is None else np.quantile(seconds, (0.5, 0.95)).tolist()
     return PolicyFigures(

@@ -30,7 +30,7 @@ from gateway.tools.collect.collecting import Collector, CollectPlan, CollectProg
 from gateway.tools.collect.data import CollectQuestion, LabelFile
 from gateway.wiring import build as wiring
 from gateway.wiring import engine as engine_wiring
-from router.features import Floats
+from router.features import FloatRows
 
 SPECULATIVE = "speculative cascade, alpha {alpha:g}"
 HOLD_BACK_TOKENS = 16
@@ -50,7 +50,7 @@ class Labels:
     kept: Sequence[CollectQuestion]
     tiers: Mapping[Tier, TierInfo]
     pair: str | None
-    speculative: Mapping[float, tuple[Floats, Floats]]
+    speculative: Mapping[float, tuple[FloatRows, FloatRows]]
 
 
 def settings_for(arguments: argparse.Namespace, large: Path, small: Path) -> Settings:
@@ -149,7 +149,7 @@ def select_rows(
 
 async def _speculative(
     collector: Collector, questions: Sequence[CollectQuestion], alpha: float, batch: int
-) -> tuple[Floats, Floats]:
+) -> tuple[FloatRows, FloatRows]:
     """Scores and output tokens of the speculative cascade, [num_questions]."""
     scores: list[float] = []
     tokens: list[float] = []
@@ -184,7 +184,7 @@ async def _speculative(
 
 def latencies(
     arguments: argparse.Namespace, questions: Sequence[CollectQuestion]
-) -> tuple[dict[str, Floats], EngineInfo]:
+) -> tuple[dict[str, FloatRows], EngineInfo]:
     """Seconds to the last token by way of answering, [num_questions], on the grown pair.
 
     One request at a time; each question is answered every way before the next one is asked.
@@ -233,7 +233,7 @@ def _ways(engine: Engine, alphas: Sequence[float]) -> dict[str, Callable[[Engine
     return ways
 
 
-def by_way(seconds: Mapping[str, Floats], stage: str) -> dict[int, Floats]:
+def by_way(seconds: Mapping[str, FloatRows], stage: str) -> dict[int, FloatRows]:
     """The ways of a policy: its escalations are those of the stage that decides them."""
     escalated_s = seconds["escalated, prompt" if stage == "prompt" else "escalated, answer"]
     return {SMALL: seconds["small"], LARGE: seconds["large"], ESCALATED: escalated_s}

@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from router.features import Floats
+from router.features import FloatRows
 
 ANSWER_FEATURE_VERSION: Final = 1
 _QUANTILES: Final = np.array([0.0, 0.05, 0.1, 0.25, 0.5])
@@ -29,7 +29,7 @@ NUM_ANSWER_FEATURES: Final = (
 )
 
 
-def answer_features(logprobs: Sequence[float] | Floats, *, is_whole: bool) -> Floats:
+def answer_features(logprobs: Sequence[float] | FloatRows, *, is_whole: bool) -> FloatRows:
     """[NUM_ANSWER_FEATURES] of the log-probabilities [num_tokens] in the order of the answer.
 
     Any numbers are taken: what is above 0 counts as 0, what is below -25 or NaN as -25. Of no
@@ -64,7 +64,7 @@ def answer_features(logprobs: Sequence[float] | Floats, *, is_whole: bool) -> Fl
     return result
 
 
-def answer_inputs(logits: Sequence[float] | Floats, features: Floats) -> Floats:
+def answer_inputs(logits: Sequence[float] | FloatRows, features: FloatRows) -> FloatRows:
     """The input of the answer stage: (1, log length, whole) times (logits before, features).
 
     So a coefficient may change with the length of what was seen, as it must: the first token says

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from router.costs import TokenPrices
-from router.features import Floats
+from router.features import FloatRows
 from router.words import Tier
 
 Stage = Literal["text", "prompt", "answer"]
@@ -78,17 +78,17 @@ class StageRows:
     answer's last token) are None where the data lack them.
     """
 
-    text: Floats
-    prompt: Floats
-    answer: Floats | None
-    weak: Floats
-    strong: Floats
+    text: FloatRows
+    prompt: FloatRows
+    answer: FloatRows | None
+    weak: FloatRows
+    strong: FloatRows
     hold_back_tokens: int = 16
-    num_prompt_tokens: Floats | None = None
-    num_weak_tokens: Floats | None = None
-    num_strong_tokens: Floats | None = None
-    weak_s: Floats | None = None
-    strong_s: Floats | None = None
+    num_prompt_tokens: FloatRows | None = None
+    num_weak_tokens: FloatRows | None = None
+    num_strong_tokens: FloatRows | None = None
+    weak_s: FloatRows | None = None
+    strong_s: FloatRows | None = None
 
     def __post_init__(self) -> None:
         """Raise ValueError if there are no rows, lengths differ or a value is not finite."""
@@ -113,7 +113,7 @@ class StageRows:
             stages.append("answer")
         return tuple(stages)
 
-    def quality(self, stage: Stage) -> Floats:
+    def quality(self, stage: Stage) -> FloatRows:
         """A stage's qualities; the prompt's if the answers are not known."""
         if stage == "answer" and self.answer is not None:
             return self.answer
@@ -121,7 +121,7 @@ class StageRows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class CalibrationTarget:
     """What a setting is chosen by; exactly one of the four is set.
 
     recovered_gap: of what always-large adds to always-small, in (0, 1], at the least strong share.
@@ -156,7 +156,7 @@ class Target:
             raise CalibrationError("a target of max_cost_usd needs the prices of both tiers")
 
 
-def calibrate(rows: StageRows, target: Target) -> Calibration:
+def calibrate(rows: StageRows, target: CalibrationTarget) -> Calibration:
     """Measure the family of settings and choose one; raises CalibrationError.
 
     The rows must be ones that no stage was fitted on (held-out folds or other data), else every
@@ -206,7 +206,7 @@ def measure(
     )
 
 
-def request_costs(rows: StageRows, point: OperatingPoint, prices: Prices) -> Floats:
+def request_costs(rows: StageRows, point: OperatingPoint, prices: Prices) -> FloatRows:
     """USD of each request under a setting, [num_prompts]; raises CalibrationError.
 
     An escalated answer is paid twice: the small model's prompt and held tokens, then the large
@@ -220,13 +220,13 @@ def request_costs(rows: StageRows, point: OperatingPoint, prices: Prices) -> Flo
     written = np.where(is_strong, np.minimum(weak, rows.hold_back_tokens), weak)
     small = prices["small"].prompt * prompt + prices["small"].completion * written
     large = prices["large"].prompt * prompt + prices["large"].completion * strong
-    costs: Floats = _PRICE_UNIT * (
+    costs: FloatRows = _PRICE_UNIT * (
         np.where(~is_strong | is_watched, small, 0.0) + np.where(is_strong, large, 0.0)
     )
     return costs
 
 
-def request_seconds(rows: StageRows, point: OperatingPoint) -> Floats:
+def request_seconds(rows: StageRows, point: OperatingPoint) -> FloatRows:
     """Seconds to the last token of each request under a setting, [num_prompts].
 
     An escalated answer waits for the share of the small answer that was held and then takes as
@@ -238,11 +238,11 @@ def request_seconds(rows: StageRows, point: OperatingPoint) -> Floats:
     num_weak = _needed(rows.num_weak_tokens, "weak_tokens")
     is_strong, is_watched = split(rows, point.threshold, point.band)
     held = np.minimum(1.0, rows.hold_back_tokens / np.maximum(num_weak, 1.0))
-    seconds: Floats = np.where(is_strong, strong_s + is_watched * held * weak_s, weak_s)
+    seconds: FloatRows = np.where(is_strong, strong_s + is_watched * held * weak_s, weak_s)
     return seconds
 
 
-def _needed(values: Floats | None, column: str) -> Floats:
+def _needed(values: FloatRows | None, column: str) -> FloatRows:
     if values is None:
         raise CalibrationError(
             f"the data have no {column}: `outrider router collect` writes them with the labels"
@@ -250,9 +250,9 @@ def _needed(values: Floats | None, column: str) -> Floats:
     return values
 
 
-def _clipped(quality: Floats) -> Floats:
+def _clipped(quality: FloatRows) -> FloatRows:
     """As the policy sees it: nothing is safer than a prompt to which the large model adds 0."""
-    clipped: Floats = np.clip(quality, 0.0, 1.0)
+    clipped: FloatRows = np.clip(quality, 0.0, 1.0)
     return clipped
 
 
@@ -272,7 +272,7 @@ def _family(rows: StageRows, stage: Stage) -> list[OperatingPoint]:
     return points
 
 
-def _cuts_below(values: Floats) -> Floats:
+def _cuts_below(values: FloatRows) -> FloatRows:
     """A cut under each of the ascending values, 0 under the first.
 
     In the middle between neighbours, where qualities that come later are least likely to fall on
@@ -285,7 +285,7 @@ def _cuts_below(values: Floats) -> Floats:
 class _Bands:
     """Finds the band of a threshold: `text` and `last` are clipped qualities, [num_prompts]."""
 
-    def __init__(self, text: Floats, last: Floats) -> None:
+    def __init__(self, text: FloatRows, last: FloatRows) -> None:
         order = np.argsort(text, kind="stable")
         self._last = last[order]
         values, starts = np.unique(text[order], return_index=True)
@@ -310,7 +310,9 @@ class _Bands:
         return float(self._values[low]), float(self._values[high])
 
 
-def _choose(rows: StageRows, points: list[OperatingPoint], target: Target) -> OperatingPoint:
+def _choose(
+    rows: StageRows, points: list[OperatingPoint], target: CalibrationTarget
+) -> OperatingPoint:
     """`points`: by rising strong share; the first is always-small."""
     if target.max_cost_usd is not None:
         return _best_for(rows, points, target)
@@ -335,7 +337,9 @@ def _choose(rows: StageRows, points: list[OperatingPoint], target: Target) -> Op
     )
 
 
-def _best_for(rows: StageRows, points: list[OperatingPoint], target: Target) -> OperatingPoint:
+def _best_for(
+    rows: StageRows, points: list[OperatingPoint], target: CalibrationTarget
+) -> OperatingPoint:
     """The most accurate setting within the cost, the cheapest of equals."""
     assert target.max_cost_usd is not None
     assert target.prices is not None

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from router.features import Floats
+from router.features import FloatRows
 
 _TRUE = frozenset({"1", "1.0", "true"})
 _FALSE = frozenset({"0", "0.0", "false"})
@@ -49,16 +49,16 @@ class LabelledPrompts:
     """
 
     prompts: list[str]
-    weak: Floats
-    strong: Floats | None
+    weak: FloatRows
+    strong: FloatRows | None
     sha256: str
-    hidden: Floats | None = None
-    logprobs: list[Floats] | None = None
-    num_prompt_tokens: Floats | None = None
-    num_weak_tokens: Floats | None = None
-    num_strong_tokens: Floats | None = None
-    weak_s: Floats | None = None
-    strong_s: Floats | None = None
+    hidden: FloatRows | None = None
+    logprobs: list[FloatRows] | None = None
+    num_prompt_tokens: FloatRows | None = None
+    num_weak_tokens: FloatRows | None = None
+    num_strong_tokens: FloatRows | None = None
+    weak_s: FloatRows | None = None
+    strong_s: FloatRows | None = None
     pair: str | None = None
 
     @property
@@ -238,7 +238,7 @@ def _score(row: Mapping[str, Any], tier: str, place: str) -> float:
     )
 
 
-def _hidden_state(value: object) -> Floats:
+def _hidden_state(value: object) -> FloatRows:
     """[hidden_size] from base64 of little-endian float32."""
     if not isinstance(value, str):
         raise ValueError("must be a string: base64 of little-endian float32")
@@ -254,7 +254,7 @@ def _hidden_state(value: object) -> Floats:
     return state
 
 
-def _logprobs(value: object) -> Floats:
+def _logprobs(value: object) -> FloatRows:
     """[num_tokens], each at most 0."""
     if not isinstance(value, list) or not all(_is_number(entry) for entry in value):
         raise ValueError("must be a list of numbers")

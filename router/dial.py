@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from router.calibration import ALWAYS_LARGE, Calibration, OperatingPoint
 
-Band = tuple[float, float]
+ScoreBand = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,7 +17,7 @@ class Setting:
     """
 
     threshold: float
-    band: Band | None = None
+    band: ScoreBand | None = None
     strong_share: float | None = None
     relative_accuracy: float | None = None
 

@@ -22,10 +22,10 @@ from sklearn.model_selection import StratifiedKFold
 from sklearn.pipeline import Pipeline
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-from router.calibration import StageRows, Target, calibrate
+from router.calibration import CalibrationTarget, StageRows, calibrate
 from router.dataset import LabelledPrompts, RouterDataError
 from router.evaluation import NoGapError, apgr
-from router.features import FeatureConfig, Floats, prompt_features
+from router.features import FeatureConfig, FloatRows, prompt_features
 from router.scorer import MAX_PROMPT_HASHES, RouterScorer, prompt_hashes
 from router.stacking import (
     ANSWER_PREFIXES,
@@ -62,7 +62,7 @@ class TrainConfig:
     inverse_penalties: tuple[float, ...] = (0.1, 0.3, 1.0, 3.0)
     stage_penalties: tuple[float, ...] = (0.001, 0.01, 0.1, 1.0)
     num_folds: int = 5
-    target: Target = field(default_factory=lambda: Target(recovered_gap=0.95))
+    target: CalibrationTarget = field(default_factory=lambda: CalibrationTarget(recovered_gap=0.95))
     hold_back_tokens: int = 16
     seed: int = 0
 
@@ -221,8 +221,8 @@ class _Stages:
     text: FittedStage
     probe: ScaledStage | None
     answer: ScaledStage | None
-    prompt_held_out: Floats
-    answer_held_out: Floats | None
+    prompt_held_out: FloatRows
+    answer_held_out: FloatRows | None
     record: Mapping[str, Any]
 
 
@@ -256,8 +256,8 @@ def _fit_stages(data: LabelledPrompts, config: TrainConfig) -> _Stages:
 
 def _fit_probe(
     rows: StageData,
-    text_held_out: Floats,
-    hidden: Floats,
+    text_held_out: FloatRows,
+    hidden: FloatRows,
     config: TrainConfig,
     record: dict[str, Any],
 ) -> ScaledStage | None:
@@ -279,11 +279,11 @@ def _fit_probe(
 
 def _fit_answer(
     rows: StageData,
-    prompt_held_out: Floats,
-    logprobs: list[Floats],
+    prompt_held_out: FloatRows,
+    logprobs: list[FloatRows],
     config: TrainConfig,
     record: dict[str, Any],
-) -> tuple[ScaledStage | None, Floats | None]:
+) -> tuple[ScaledStage | None, FloatRows | None]:
     """The answer stage and what it says at the end of the hold-back, [num_heads, num_prompts].
 
     Both None if it does not improve on the prompt. A prompt counts once, however long its answer.
@@ -310,7 +310,7 @@ def _fit_answer(
     return stage, at_hold_back
 
 
-def _figures(rows: StageData, held_out: Floats) -> dict[str, float | None]:
+def _figures(rows: StageData, held_out: FloatRows) -> dict[str, float | None]:
     judged = gain(held_out)
     weak, strong = rows.scores[0], gain(rows.scores) + rows.scores[0]
     try:

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from router.calibration import OperatingPoint, Stage, StageRows, measure, split
-from router.features import Floats
+from router.features import FloatRows
 
-Ints = NDArray[np.intp]
+_Ints = NDArray[np.intp]
 
 NUM_POINTS: Final = 11
 NUM_BINS: Final = 10
@@ -25,7 +25,7 @@ _CONFIDENCE: Final = (0.025, 0.975)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Interval:
+class BootstrapInterval:
     """A figure and its bootstrap interval (95 %)."""
 
     value: float
@@ -56,12 +56,12 @@ class StageReport:
     """
 
     stage: Stage
-    apgr: Interval
-    cpt50: Interval
-    cpt80: Interval
-    curve: Floats
-    curve_low: Floats
-    curve_high: Floats
+    apgr: BootstrapInterval
+    cpt50: BootstrapInterval
+    cpt80: BootstrapInterval
+    curve: FloatRows
+    curve_low: FloatRows
+    curve_high: FloatRows
     bins: tuple[CalibrationBin, ...]
 
     @property
@@ -87,10 +87,10 @@ class RouterReport:
     strong_accuracy: float
     stages: Mapping[Stage, StageReport]
     setting: OperatingPoint
-    setting_accuracy: Interval
-    setting_share: Interval
+    setting_accuracy: BootstrapInterval
+    setting_share: BootstrapInterval
     oracle_apgr: float
-    oracle_curve: Floats
+    oracle_curve: FloatRows
     oracle_accuracy: float
     oracle_share: float
     random_apgr: float = 0.5
@@ -118,22 +118,24 @@ class NoGapError(ValueError):
         )
 
 
-def cost_quality_curve(gain: Floats, weak: Floats, strong: Floats) -> Floats:
+def cost_quality_curve(gain: FloatRows, weak: FloatRows, strong: FloatRows) -> FloatRows:
     """Accuracy at strong shares 0, 0.1, ..., 1, prompts with the highest gain first: [11]."""
     return _Order(gain, weak, strong).curve(np.ones(len(gain)))
 
 
-def apgr(gain: Floats, weak: Floats, strong: Floats) -> float:
+def apgr(gain: FloatRows, weak: FloatRows, strong: FloatRows) -> float:
     """Average performance gap recovered; random is 0.5. Raises NoGapError."""
     return _apgr(cost_quality_curve(gain, weak, strong))
 
 
-def cpt(gain: Floats, weak: Floats, strong: Floats, fraction: float) -> float:
+def cpt(gain: FloatRows, weak: FloatRows, strong: FloatRows, fraction: float) -> float:
     """Least strong share, in [0, 1], that recovers `fraction` of the gap. Raises NoGapError."""
     return _cpt(cost_quality_curve(gain, weak, strong), fraction)
 
 
-def calibration_bins(quality: Floats, weak: Floats, strong: Floats) -> tuple[CalibrationBin, ...]:
+def calibration_bins(
+    quality: FloatRows, weak: FloatRows, strong: FloatRows
+) -> tuple[CalibrationBin, ...]:
     """Up to ten bins with about equally many prompts, by rising quality; equal ones stay together.
 
     Qualities are 1 - gain, as in StageRows.
@@ -179,7 +181,7 @@ def evaluate(
     answered = np.where(is_strong, strong, weak)
 
     rng = np.random.default_rng(seed)
-    curves: dict[Stage, list[Floats]] = {stage: [] for stage in orders}
+    curves: dict[Stage, list[FloatRows]] = {stage: [] for stage in orders}
     settings: list[tuple[float, float]] = []
     for _ in track(range(num_resamples)):
         counts = np.bincount(rng.integers(0, len(weak), size=len(weak)), minlength=len(weak))
@@ -210,7 +212,7 @@ def evaluate(
 class _Order:
     """Prompts by falling gain, and the curves of weighted copies of them without sorting again."""
 
-    def __init__(self, gain: Floats, weak: Floats, strong: Floats) -> None:
+    def __init__(self, gain: FloatRows, weak: FloatRows, strong: FloatRows) -> None:
         if not len(gain):
             raise ValueError("no prompts to evaluate")
         self._rows = np.argsort(-gain, kind="stable")
@@ -220,21 +222,21 @@ class _Order:
         self._added = strong - weak
         self._weak = weak
 
-    def curve(self, counts: Floats | Ints) -> Floats:
+    def curve(self, counts: FloatRows | _Ints) -> FloatRows:
         """Accuracy at the strong shares, each prompt taken `counts` times: [NUM_POINTS]."""
         ordered = counts[self._rows]
         num_prompts = ordered.sum()
         shares = np.append(0.0, np.cumsum(ordered)[self._ends]) / num_prompts
         added = np.cumsum(ordered * self._added[self._rows])[self._ends]
         heights = (counts @ self._weak + np.append(0.0, added)) / num_prompts
-        curve: Floats = np.interp(np.linspace(0.0, 1.0, NUM_POINTS), shares, heights)
+        curve: FloatRows = np.interp(np.linspace(0.0, 1.0, NUM_POINTS), shares, heights)
         return curve
 
 
 def _stage_report(
-    stage: Stage, rows: StageRows, curve: Floats, samples: list[Floats]
+    stage: Stage, rows: StageRows, curve: FloatRows, samples: list[FloatRows]
 ) -> StageReport:
-    def figure(measured: Callable[[Floats], float]) -> Interval:
+    def figure(measured: Callable[[FloatRows], float]) -> BootstrapInterval:
         return _interval(measured(curve), np.array([measured(sample) for sample in samples]))
 
     spread = np.quantile(np.array(samples or [curve]), _CONFIDENCE, axis=0)
@@ -250,14 +252,14 @@ def _stage_report(
     )
 
 
-def _interval(value: float, samples: Floats) -> Interval:
+def _interval(value: float, samples: FloatRows) -> BootstrapInterval:
     if not len(samples):
-        return Interval(value=value, low=value, high=value)
+        return BootstrapInterval(value=value, low=value, high=value)
     low, high = np.quantile(samples, _CONFIDENCE).tolist()
-    return Interval(value=value, low=low, high=high)
+    return BootstrapInterval(value=value, low=low, high=high)
 
 
-def _gap(curve: Floats) -> tuple[float, float]:
+def _gap(curve: FloatRows) -> tuple[float, float]:
     """Always-small's accuracy and what always-large adds to it: a curve's two ends."""
     low, high = float(curve[0]), float(curve[-1])
     if high <= low:
@@ -265,18 +267,18 @@ def _gap(curve: Floats) -> tuple[float, float]:
     return low, high - low
 
 
-def _apgr(curve: Floats) -> float:
+def _apgr(curve: FloatRows) -> float:
     low, gap = _gap(curve)
     area = float((curve[1:] + curve[:-1]).mean() / 2)  # trapezoids of equal width
     return (area - low) / gap
 
 
-def _cpt(curve: Floats, fraction: float) -> float:
+def _cpt(curve: FloatRows, fraction: float) -> float:
     low, gap = _gap(curve)
     return _first_crossing(curve, low + fraction * gap)
 
 
-def _first_crossing(curve: Floats, level: float) -> float:
+def _first_crossing(curve: FloatRows, level: float) -> float:
     """Where a curve over [0, 1] first reaches a level, linearly interpolated; 1.0 at the latest."""
     reached = np.flatnonzero(curve >= level - 1e-12)
     if not len(reached):

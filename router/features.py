@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+FloatRows = NDArray[np.float64]
 _Words = NDArray[np.uint64]
 _Ints = NDArray[np.intp]
 
@@ -114,7 +114,7 @@ class SparseVector:
     """The places of a vector that are not zero, ascending, and what stands there: both [any]."""
 
     indices: _Ints
-    values: Floats
+    values: FloatRows
 
 
 def prompt_features(text: str, config: FeatureConfig) -> SparseVector:
@@ -215,7 +215,7 @@ def _word_ngrams(view: _View, config: FeatureConfig) -> _Words:
     return np.concatenate(parts)
 
 
-def _statistics(text: str, view: _View) -> Floats:
+def _statistics(text: str, view: _View) -> FloatRows:
     """Raw statistics in the order of STATISTICS, [num_statistics]."""
     sizes = view.word_ends - view.word_starts
     numbers = view.number_sizes
@@ -255,7 +255,7 @@ def _statistics(text: str, view: _View) -> Floats:
     )
 
 
-def _fold(blocks: tuple[tuple[_Words, int], ...]) -> tuple[_Ints, Floats]:
+def _fold(blocks: tuple[tuple[_Words, int], ...]) -> tuple[_Ints, FloatRows]:
     """Signed counts of each block's hashes in its places, damped, each block with norm 1.
 
     `blocks`: (hashes, number of places), laid end to end. Returns indices and values, [any].
@@ -272,7 +272,7 @@ def _fold(blocks: tuple[tuple[_Words, int], ...]) -> tuple[_Ints, Floats]:
     signs = 1.0 - 2.0 * (mixed >> np.uint64(63)).astype(np.float64)
     counts = np.bincount(places, weights=signs, minlength=int(bounds[-1]))
     indices = np.flatnonzero(counts)
-    values: Floats = counts[indices].astype(np.float64, copy=False)
+    values: FloatRows = counts[indices].astype(np.float64, copy=False)
     # A word said ten times is not ten words.
     values = np.copysign(np.sqrt(np.abs(values)), values)
     edges = np.searchsorted(indices, bounds)
@@ -311,7 +311,7 @@ def _power_table(size: int) -> tuple[_Words, _Words]:
 
 
 @lru_cache(maxsize=1)
-def _edges() -> Floats:
+def _edges() -> FloatRows:
     """[num_statistics, _STEPS]"""
     return np.array([edges for _, edges in STATISTICS], dtype=np.float64)
 

@@ -14,7 +14,7 @@ from router.policy import (
     CascadeOptions,
     RoutePolicy,
     TrainedPolicy,
-    Verdict,
+    WatchVerdict,
     fixed_policy,
     own_setting,
 )
@@ -87,7 +87,7 @@ def load_router(
         autopilot=autopilot,
     )
 
-    def on_verdict(verdict: Verdict) -> None:
+    def on_verdict(verdict: WatchVerdict) -> None:
         guard.saw(
             Outcome(
                 quality=verdict.quality,

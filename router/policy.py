@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 
 from router.calibration import ALWAYS_LARGE, Stage
 from router.cascade import CascadePlan, Stages, UntrainedAnswers, WatchedAnswer, WatchRules
-from router.dial import Band, Dial, Setting
+from router.dial import Dial, ScoreBand, Setting
 from router.scorer import QualityEstimate, RouterScorer
 from router.words import CascadeMode
 from router.words import Tier as Tier
@@ -28,7 +28,7 @@ class Route:
     reason: str
     quality: float | None = None
     threshold: float | None = None
-    band: Band | None = None
+    band: ScoreBand | None = None
     stage: Stage | None = None
     cascade: CascadePlan | None = None
     is_own: bool = False
@@ -102,7 +102,7 @@ class CascadeOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class WatchVerdict:
     """How a watched answer was judged: by the text, then by the watch."""
 
     quality: float
@@ -123,7 +123,7 @@ class TrainedPolicy:
     current_setting: Callable[[], Setting]
     dial: Dial | None = None
     cascade: CascadeOptions = field(default_factory=CascadeOptions)
-    on_verdict: Callable[[Verdict], None] | None = None
+    on_verdict: Callable[[WatchVerdict], None] | None = None
 
     def route(self, text: str, wishes: Wishes = NO_WISHES) -> Route:
         """Estimate, compare, explain."""
@@ -176,7 +176,7 @@ class TrainedPolicy:
         return "text" if self.dial is None else self.dial.calibration.stage
 
     def _route_by_band(
-        self, estimate: QualityEstimate, setting: Setting, band: Band, wishes: Wishes
+        self, estimate: QualityEstimate, setting: Setting, band: ScoreBand, wishes: Wishes
     ) -> Route:
         quality = estimate.quality
         low, high = band
@@ -208,7 +208,7 @@ class TrainedPolicy:
         return "prompt" if self._stage == "prompt" else "answer"
 
     def _plan(
-        self, estimate: QualityEstimate, setting: Setting, band: Band, wishes: Wishes
+        self, estimate: QualityEstimate, setting: Setting, band: ScoreBand, wishes: Wishes
     ) -> CascadePlan:
         options = self.cascade
         is_whole = wishes.is_whole and options.judge_whole
@@ -228,7 +228,9 @@ class TrainedPolicy:
         def on_verdict(confidence: float, is_escalated: bool) -> None:
             if tell is not None:
                 quality = estimate.quality
-                tell(Verdict(quality=quality, confidence=confidence, is_escalated=is_escalated))
+                tell(
+                    WatchVerdict(quality=quality, confidence=confidence, is_escalated=is_escalated)
+                )
 
         return CascadePlan(
             new_watch=lambda: WatchedAnswer(stages, rules, estimate, on_verdict),

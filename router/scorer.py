@@ -25,7 +25,7 @@ from router.answer_features import (
     num_answer_inputs,
 )
 from router.calibration import ALWAYS_LARGE, Calibration
-from router.features import FEATURE_VERSION, FeatureConfig, Floats, prompt_features
+from router.features import FEATURE_VERSION, FeatureConfig, FloatRows, prompt_features
 from router.files import CONFIG_NAME, RouterFiles, read_files, record_from, write_files
 from router.files import RouterFileError as RouterFileError
 
@@ -67,8 +67,8 @@ class QualityEstimate:
 class LinearStage:
     """A linear layer: `weight` [num_heads, num_inputs], `bias` [num_heads]."""
 
-    weight: Floats
-    bias: Floats
+    weight: FloatRows
+    bias: FloatRows
 
     def __post_init__(self) -> None:
         """Raise ValueError unless the shapes agree and all values are finite."""
@@ -84,7 +84,7 @@ class LinearStage:
         """How many numbers go in."""
         return int(self.weight.shape[1])
 
-    def estimate(self, inputs: Floats) -> QualityEstimate:
+    def estimate(self, inputs: FloatRows) -> QualityEstimate:
         """From inputs [num_inputs] to probabilities."""
         return _estimate(self.weight @ inputs + self.bias)
 
@@ -101,8 +101,8 @@ class RouterScorer:
     """
 
     features: FeatureConfig
-    weight: Floats
-    bias: Floats
+    weight: FloatRows
+    bias: FloatRows
     threshold: float
     pair: str | None = None
     probe: LinearStage | None = None
@@ -159,7 +159,7 @@ class RouterScorer:
         return _estimate(self.weight[:, vector.indices] @ vector.values + self.bias)
 
     def estimate_prompt(
-        self, text_estimate: QualityEstimate, hidden_state: Sequence[float] | Floats | None
+        self, text_estimate: QualityEstimate, hidden_state: Sequence[float] | FloatRows | None
     ) -> QualityEstimate:
         """With the hidden state of the prompt's last token, [hidden_size].
 
@@ -175,7 +175,7 @@ class RouterScorer:
     def estimate_answer(
         self,
         prompt_estimate: QualityEstimate,
-        logprobs: Sequence[float] | Floats,
+        logprobs: Sequence[float] | FloatRows,
         *,
         is_whole: bool,
     ) -> QualityEstimate:
@@ -246,7 +246,7 @@ def bounded_logit(probability: float) -> float:
     return max(-MAX_LOGIT, min(MAX_LOGIT, math.log(probability) - math.log1p(-probability)))
 
 
-def _estimate(logits: Floats) -> QualityEstimate:
+def _estimate(logits: FloatRows) -> QualityEstimate:
     small, *large = (_sigmoid(logit) for logit in logits.tolist())
     return QualityEstimate(small=small, large=large[0] if large else None)
 

@@ -19,10 +19,10 @@ from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import StandardScaler
 
 from router.answer_features import answer_features, answer_inputs
-from router.features import Floats
+from router.features import FloatRows
 from router.scorer import LinearStage, bounded_logit
 
-Ints = NDArray[np.intp]
+_Ints = NDArray[np.intp]
 # A csr_matrix or Floats; scipy comes without types.
 Matrix: TypeAlias = Any
 
@@ -38,18 +38,18 @@ class ConstantClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def __init__(self, probability: float = 0.5) -> None:
         self.probability = probability
 
-    def fit(self, X: Matrix, y: Floats) -> Self:
+    def fit(self, X: Matrix, y: FloatRows) -> Self:
         """Nothing to learn."""
         del X, y
         self.classes_ = np.array([0.0, 1.0])
         return self
 
-    def predict_proba(self, X: Matrix) -> Floats:
+    def predict_proba(self, X: Matrix) -> FloatRows:
         """[num_rows, 2]"""
         row = np.array([1.0 - self.probability, self.probability])
         return np.tile(row, (X.shape[0], 1))
 
-    def predict(self, X: Matrix) -> Floats:
+    def predict(self, X: Matrix) -> FloatRows:
         """[num_rows], 0.0 or 1.0"""
         return np.full(X.shape[0], float(self.probability >= 0.5))
 
@@ -64,10 +64,10 @@ class StageData:
     """
 
     inputs: Matrix
-    scores: Sequence[Floats]
-    folds: Ints
+    scores: Sequence[FloatRows]
+    folds: _Ints
     num_folds: int
-    weights: Floats
+    weights: FloatRows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -75,7 +75,7 @@ class Head:
     """One tier: the fitted classifier and the linear layer [num_inputs] that it amounts to."""
 
     classifier: ClassifierMixin
-    weight: Floats
+    weight: FloatRows
     bias: float
 
 
@@ -87,7 +87,7 @@ class FittedStage:
     """
 
     heads: Sequence[Head]
-    held_out: Floats
+    held_out: FloatRows
     inverse_penalty: float
     gain_error: float
 
@@ -109,7 +109,7 @@ class ScaledStage:
     layer: LinearStage
 
     @property
-    def held_out(self) -> Floats:
+    def held_out(self) -> FloatRows:
         """[num_heads, num_rows]"""
         return self.fitted.held_out
 
@@ -135,9 +135,9 @@ class AnswerRows:
     tokens were seen, 0 for the whole answer, [num_rows].
     """
 
-    inputs: Floats
-    prompts: Ints
-    lengths: Ints
+    inputs: FloatRows
+    prompts: _Ints
+    lengths: _Ints
 
 
 def logistic(inverse_penalty: float) -> LogisticRegression:
@@ -146,7 +146,7 @@ def logistic(inverse_penalty: float) -> LogisticRegression:
 
 
 def calibrated(
-    inverse_penalty: float, folds: StratifiedKFold | Sequence[tuple[Ints, Ints]]
+    inverse_penalty: float, folds: StratifiedKFold | Sequence[tuple[_Ints, _Ints]]
 ) -> CalibratedClassifierCV:
     """One model on all rows, calibrated on out-of-fold scores: exports as one linear layer."""
     return CalibratedClassifierCV(
@@ -155,8 +155,8 @@ def calibrated(
 
 
 def assign_folds(
-    prompts: Sequence[str], scores: Sequence[Floats], num_folds: int, seed: int
-) -> Ints:
+    prompts: Sequence[str], scores: Sequence[FloatRows], num_folds: int, seed: int
+) -> _Ints:
     """The fold of each prompt, [num_prompts].
 
     Rows of one prompt share a fold, and labels are spread evenly: prompts are shuffled, ordered by
@@ -198,19 +198,19 @@ def fit_stage(data: StageData, inverse_penalties: Sequence[float]) -> FittedStag
 
 
 def gain_error(
-    scores: Sequence[Floats], judged: Sequence[Floats] | Floats, weights: Floats
+    scores: Sequence[FloatRows], judged: Sequence[FloatRows] | FloatRows, weights: FloatRows
 ) -> float:
     """Mean squared error of the gain; `scores` and `judged` hold one or two tiers' [num_rows]."""
     return float(np.average((gain(scores) - gain(judged)) ** 2, weights=weights))
 
 
-def gain(tiers: Sequence[Floats] | Floats) -> Floats:
+def gain(tiers: Sequence[FloatRows] | FloatRows) -> FloatRows:
     """Large minus small, [num_rows]; an unlabelled large tier is never wrong."""
-    large: Floats = tiers[1] if len(tiers) == 2 else np.ones_like(tiers[0])
+    large: FloatRows = tiers[1] if len(tiers) == 2 else np.ones_like(tiers[0])
     return large - tiers[0]
 
 
-def is_one_sided(scores: Floats) -> bool:
+def is_one_sided(scores: FloatRows) -> bool:
     """Whether one class has too few rows to learn from."""
     return bool(min(scores.sum(), len(scores) - scores.sum()) < MIN_PER_CLASS)
 
@@ -227,14 +227,14 @@ def fit_scaled(data: StageData, inverse_penalties: Sequence[float]) -> ScaledSta
     return ScaledStage(fitted=fitted, scaler=scaler, layer=layer)
 
 
-def logits_of(probabilities: Floats) -> Floats:
+def logits_of(probabilities: FloatRows) -> FloatRows:
     """[num_rows, num_heads] as the next stage sees them, of probabilities [num_heads, num_rows]."""
-    logits: Floats = np.vectorize(bounded_logit, otypes=[np.float64])(probabilities.T)
+    logits: FloatRows = np.vectorize(bounded_logit, otypes=[np.float64])(probabilities.T)
     return logits
 
 
 def answer_rows(
-    prompt_logits: Floats, logprobs: Sequence[Floats], prefixes: Sequence[int]
+    prompt_logits: FloatRows, logprobs: Sequence[FloatRows], prefixes: Sequence[int]
 ) -> AnswerRows:
     """Every beginning of `prefixes` tokens that an answer has, then the whole, prompt by prompt.
 
@@ -250,14 +250,14 @@ def answer_rows(
     return AnswerRows(inputs=np.array(inputs), prompts=np.array(owners), lengths=np.array(lengths))
 
 
-def _is_near(excess: Floats, weights: Floats) -> bool:
+def _is_near(excess: FloatRows, weights: FloatRows) -> bool:
     """Whether the mean of `excess` [num_rows] is within one standard error of 0."""
     shares = weights / weights.sum()
     mean = float(shares @ excess)
     return mean <= float(np.sqrt(shares**2 @ (excess - mean) ** 2))
 
 
-def _held_out(data: StageData, scores: Floats, penalty: float) -> Floats:
+def _held_out(data: StageData, scores: FloatRows, penalty: float) -> FloatRows:
     """Calibrated probabilities, each row's from a model that has not seen it: [num_rows]."""
     if is_one_sided(scores):
         return np.full(len(scores), _laplace(scores))
@@ -270,11 +270,11 @@ def _held_out(data: StageData, scores: Floats, penalty: float) -> Floats:
     # Two parameters for all rows: fitted on the rows that they calibrate they do no harm.
     rows, labels, weights = _graded(scores, data.weights)
     platt = LogisticRegression(C=1e6).fit(margins[rows, None], labels, sample_weight=weights)
-    probabilities: Floats = platt.predict_proba(margins[:, None])[:, 1]
+    probabilities: FloatRows = platt.predict_proba(margins[:, None])[:, 1]
     return probabilities
 
 
-def _fit_head(data: StageData, scores: Floats, penalty: float) -> Head:
+def _fit_head(data: StageData, scores: FloatRows, penalty: float) -> Head:
     if is_one_sided(scores):
         prior = _laplace(scores)
         return Head(
@@ -300,8 +300,8 @@ def _fit_head(data: StageData, scores: Floats, penalty: float) -> Head:
 
 
 def _graded(
-    scores: Floats, weights: Floats, is_wanted: NDArray[np.bool_] | None = None
-) -> tuple[Ints, Floats, Floats]:
+    scores: FloatRows, weights: FloatRows, is_wanted: NDArray[np.bool_] | None = None
+) -> tuple[_Ints, FloatRows, FloatRows]:
     """Rows, their labels 0 or 1, and weights, such that a classifier can learn scores in between.
 
     A score s in (0, 1) becomes a 1 with weight s and a 0 with weight 1 - s: the log loss is the
@@ -318,6 +318,6 @@ def _graded(
     )
 
 
-def _laplace(scores: Floats) -> float:
+def _laplace(scores: FloatRows) -> float:
     """The share of ones, kept off 0 and 1."""
     return float((scores.sum() + 1.0) / (len(scores) + 2.0))

@@ -4,7 +4,7 @@ import numpy as np
 
 from router.calibration import StageRows
 from router.dataset import LabelledPrompts
-from router.features import Floats
+from router.features import FloatRows
 from router.scorer import QualityEstimate, RouterScorer
 
 
@@ -42,9 +42,9 @@ def stage_rows(
 def labelled_rows(
     data: LabelledPrompts,
     *,
-    text: Floats,
-    prompt: Floats,
-    answer: Floats | None,
+    text: FloatRows,
+    prompt: FloatRows,
+    answer: FloatRows | None,
     hold_back_tokens: int | None,
 ) -> StageRows:
     """The qualities beside what the data know of each prompt: all [num_prompts]."""
@@ -65,7 +65,7 @@ def labelled_rows(
     )
 
 
-def seen_logprobs(logprobs: Floats, hold_back_tokens: int | None) -> tuple[Floats, bool]:
+def seen_logprobs(logprobs: FloatRows, hold_back_tokens: int | None) -> tuple[FloatRows, bool]:
     """What a watch has seen when it must decide, and whether it knows that the answer is whole.
 
     With the last token that may be held nobody knows yet whether another one follows.
@@ -77,6 +77,6 @@ def seen_logprobs(logprobs: Floats, hold_back_tokens: int | None) -> tuple[Float
     return logprobs[:hold_back_tokens], False
 
 
-def _qualities(estimates: list[QualityEstimate]) -> Floats:
+def _qualities(estimates: list[QualityEstimate]) -> FloatRows:
     """1 - gain, [num_prompts]: not clipped at 1, so that the order beyond it is kept."""
     return np.array([1.0 - estimate.gain for estimate in estimates])

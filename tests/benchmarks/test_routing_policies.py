@@ -21,15 +21,15 @@ from benchmarks.routing_policies import (
     seconds_of,
     taken,
 )
-from router.calibration import Prices, StageRows, Target
+from router.calibration import CalibrationTarget, Prices, StageRows
 from router.costs import TokenPrices
-from router.features import Floats
+from router.features import FloatRows
 
 PRICES: Prices = {
     "small": TokenPrices(prompt=1.0, cached_prompt=0.0, completion=1.0),
     "large": TokenPrices(prompt=10.0, cached_prompt=0.0, completion=10.0),
 }
-TARGET = Target(recovered_gap=0.95)
+TARGET = CalibrationTarget(recovered_gap=0.95)
 
 
 def make_rows(number: int = 400, *, seed: int = 0) -> StageRows:
@@ -39,7 +39,7 @@ def make_rows(number: int = 400, *, seed: int = 0) -> StageRows:
     weak = strong * (rng.random(number) < 0.6)
     gain = strong - weak
 
-    def judged(noise: float) -> Floats:
+    def judged(noise: float) -> FloatRows:
         return np.asarray(1.0 - gain + rng.normal(0.0, noise, size=number)).clip(0.0, 2.0)
 
     return StageRows(

@@ -3,7 +3,7 @@
 import numpy as np
 
 from router.calibration import StageRows
-from router.features import Floats
+from router.features import FloatRows
 
 
 def staged_rows(
@@ -23,9 +23,9 @@ def staged_rows(
     weak_chance = 0.05 + 0.9 * parts.mean(axis=0)
     strong_chance = 0.9 + 0.1 * parts[0]
 
-    def known(num_parts: int) -> Floats:
+    def known(num_parts: int) -> FloatRows:
         seen = parts[:num_parts].sum(axis=0) + 0.5 * (3 - num_parts)
-        quality: Floats = 1.0 - (strong_chance - (0.05 + 0.9 * seen / 3))
+        quality: FloatRows = 1.0 - (strong_chance - (0.05 + 0.9 * seen / 3))
         return quality
 
     num_weak = rng.integers(2, 60, size=num_rows).astype(np.float64)

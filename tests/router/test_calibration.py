@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from router.calibration import (
     ALWAYS_LARGE,
     CalibrationError,
+    CalibrationTarget,
     OperatingPoint,
     StageRows,
-    Target,
     calibrate,
     measure,
     request_costs,
@@ -21,7 +21,7 @@ from router.costs import TokenPrices
 from router.words import Tier
 from tests.router.staged import staged_rows
 
-GAP = Target(recovered_gap=0.95)
+GAP = CalibrationTarget(recovered_gap=0.95)
 PRICES: dict[Tier, TokenPrices] = {
     "small": TokenPrices(prompt=1.0, cached_prompt=0.0, completion=2.0),
     "large": TokenPrices(prompt=10.0, cached_prompt=0.0, completion=20.0),
@@ -97,10 +97,12 @@ def test_a_band_is_no_wider_than_it_must_be() -> None:
 
 def test_a_threshold_lies_in_the_middle_of_a_gap() -> None:
     rows = rows_of([0.1] * 50 + [0.9] * 50, None)
-    assert calibrate(rows, Target(strong_share=0.5)).chosen.threshold == pytest.approx(0.5)
+    assert calibrate(rows, CalibrationTarget(strong_share=0.5)).chosen.threshold == pytest.approx(
+        0.5
+    )
     # Neighbouring numbers have no middle: the cut still parts them.
     above = float(np.nextafter(0.5, 1.0))
-    close = calibrate(rows_of([0.5] * 50 + [above] * 50, None), Target(strong_share=0.5))
+    close = calibrate(rows_of([0.5] * 50 + [above] * 50, None), CalibrationTarget(strong_share=0.5))
     assert (close.chosen.strong_share, close.chosen.threshold) == (0.5, above)
 
 
@@ -139,7 +141,7 @@ def test_recovered_gap_at_the_least_share(fraction: float) -> None:
         weak=np.zeros(3000),
         strong=(rng.random(3000) < gain).astype(np.float64),
     )
-    chosen = calibrate(rows, Target(recovered_gap=fraction)).chosen
+    chosen = calibrate(rows, CalibrationTarget(recovered_gap=fraction)).chosen
     recovered = chosen.accuracy / rows.strong.mean()
     assert fraction <= recovered + 1e-9 <= fraction + 0.03
     # Gains are uniform: the share s recovers 1 - (1 - s) ** 2.
@@ -156,7 +158,7 @@ def test_no_gap_no_large_model() -> None:
 def test_strong_share_is_met_from_below(share: float) -> None:
     rng = np.random.default_rng(4)
     rows = rows_of(rng.random(2000).tolist(), None)
-    chosen = calibrate(rows, Target(strong_share=share)).chosen
+    chosen = calibrate(rows, CalibrationTarget(strong_share=share)).chosen
     assert share - 0.015 < chosen.strong_share <= share
     if share == 1.0:
         assert chosen.threshold == ALWAYS_LARGE
@@ -164,28 +166,28 @@ def test_strong_share_is_met_from_below(share: float) -> None:
 
 def test_a_constant_router_cannot_share() -> None:
     rows = rows_of([0.5] * 50, None)
-    assert calibrate(rows, Target(strong_share=0.9)).chosen.strong_share == 0.0
+    assert calibrate(rows, CalibrationTarget(strong_share=0.9)).chosen.strong_share == 0.0
 
 
 def test_quality_is_relative_to_always_large() -> None:
     rows = staged_rows(2000)
-    cheap, dear = (calibrate(rows, Target(quality=q)).chosen for q in (0.8, 0.97))
+    cheap, dear = (calibrate(rows, CalibrationTarget(quality=q)).chosen for q in (0.8, 0.97))
     assert cheap.relative_accuracy >= 0.8
     assert dear.relative_accuracy >= 0.97
     assert cheap.strong_share < dear.strong_share < 1.0
     assert dear.accuracy == pytest.approx(dear.relative_accuracy * rows.strong.mean())
     with pytest.raises(CalibrationError, match=r"no setting reaches 1\.500.*best one reaches 1\.0"):
-        calibrate(rows, Target(quality=1.5))
+        calibrate(rows, CalibrationTarget(quality=1.5))
 
 
 def test_a_large_model_that_is_never_right_divides_nothing() -> None:
     rows = staged_rows(100)
-    chosen = calibrate(replace(rows, strong=np.zeros(100)), Target(quality=1.0)).chosen
+    chosen = calibrate(replace(rows, strong=np.zeros(100)), CalibrationTarget(quality=1.0)).chosen
     assert (chosen.strong_share, chosen.relative_accuracy) == (0.0, 1.0)
 
 
 def test_later_stages_give_more_at_the_same_share() -> None:
-    target = Target(strong_share=0.45)
+    target = CalibrationTarget(strong_share=0.45)
     accuracies = [
         calibrate(rows, target).chosen.accuracy
         for rows in (
@@ -229,20 +231,20 @@ def test_max_cost_buys_the_best_accuracy_within_it() -> None:
     points = calibrate(rows, GAP).points
     mean_costs = [float(request_costs(rows, point, PRICES).mean()) for point in points]
     limit = (min(mean_costs) + max(mean_costs)) / 2
-    chosen = calibrate(rows, Target(max_cost_usd=limit, prices=PRICES)).chosen
+    chosen = calibrate(rows, CalibrationTarget(max_cost_usd=limit, prices=PRICES)).chosen
     assert float(request_costs(rows, chosen, PRICES).mean()) <= limit
     affordable = [p for p, cost in zip(points, mean_costs, strict=True) if cost <= limit]
     assert chosen.accuracy == max(point.accuracy for point in affordable)
     with pytest.raises(CalibrationError, match="the cheapest costs"):
-        calibrate(rows, Target(max_cost_usd=min(mean_costs) / 2, prices=PRICES))
+        calibrate(rows, CalibrationTarget(max_cost_usd=min(mean_costs) / 2, prices=PRICES))
 
 
 def test_what_a_cost_target_needs_is_named() -> None:
     bare = staged_rows(100, has_costs=False)
     with pytest.raises(CalibrationError, match="prompt_tokens"):
-        calibrate(bare, Target(max_cost_usd=1.0, prices=PRICES))
+        calibrate(bare, CalibrationTarget(max_cost_usd=1.0, prices=PRICES))
     with pytest.raises(CalibrationError, match="prices of both tiers"):
-        Target(max_cost_usd=1.0)
+        CalibrationTarget(max_cost_usd=1.0)
     with pytest.raises(CalibrationError, match="weak_s"):
         request_seconds(bare, measure(bare, 0.5))
 
@@ -259,7 +261,7 @@ def test_what_a_cost_target_needs_is_named() -> None:
 )
 def test_targets_are_checked(fields: dict[str, float], why: str) -> None:
     with pytest.raises(CalibrationError, match=why):
-        Target(
+        CalibrationTarget(
             recovered_gap=fields.get("recovered_gap"),
             strong_share=fields.get("strong_share"),
             quality=fields.get("quality"),

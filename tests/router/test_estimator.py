@@ -7,7 +7,7 @@ from sklearn.base import clone
 from sklearn.model_selection import cross_val_score
 
 from router.answer_features import answer_features, answer_inputs
-from router.calibration import Target
+from router.calibration import CalibrationTarget
 from router.dataset import LabelledPrompts, RouterDataError
 from router.estimator import PromptFeatures, TrainConfig, TrainedRouter, quality_estimator
 from router.estimator import train_router as train
@@ -57,7 +57,7 @@ def test_the_target_sets_the_operating_point(
     assert trained.scorer.calibration is not None
     assert trained.scorer.calibration.stage == "text"
     assert trained.rows.stages == ("text",)
-    few = train(training_data, replace(QUICK, target=Target(strong_share=0.1))).scorer
+    few = train(training_data, replace(QUICK, target=CalibrationTarget(strong_share=0.1))).scorer
     assert few.training["held_out_strong_share"] <= 0.1
     assert few.threshold < trained.scorer.threshold
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.calibration import StageRows, Target, calibrate
+from router.calibration import CalibrationTarget, StageRows, calibrate
 from router.evaluation import (
     NoGapError,
     _Order,
@@ -79,7 +79,7 @@ def test_weights_are_copies() -> None:
 
 def test_report_sets_the_router_between_its_bounds() -> None:
     rows = staged_rows(600)
-    chosen = calibrate(rows, Target(recovered_gap=0.9)).chosen
+    chosen = calibrate(rows, CalibrationTarget(recovered_gap=0.9)).chosen
     report = evaluate(rows, threshold=chosen.threshold, band=chosen.band, num_resamples=200)
     assert list(report.stages) == ["text", "prompt", "answer"]
     values = [stage.apgr.value for stage in report.stages.values()]

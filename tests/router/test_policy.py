@@ -13,7 +13,7 @@ from router.policy import (
     FixedPolicy,
     RoutePolicy,
     TrainedPolicy,
-    Verdict,
+    WatchVerdict,
     WishError,
     Wishes,
     load_policy,
@@ -191,7 +191,7 @@ def test_a_conversation_stays_where_its_cache_is() -> None:
 
 
 def test_verdicts_are_told_for_requests_without_wishes() -> None:
-    told: list[Verdict] = []
+    told: list[WatchVerdict] = []
     policy = policy_of(scorer_that_says(0.6, table()), on_verdict=told.append)
     for wishes in (Wishes(), Wishes(min_quality=0.8)):
         plan = policy.route("x", wishes).cascade

@@ -1,11 +1,11 @@
 import numpy as np
 import pytest
 
-from router.features import Floats
+from router.features import FloatRows
 from router.stacking import StageData, fit_stage, gain, gain_error
 
 
-def stage_data(inputs: Floats, *scores: Floats) -> StageData:
+def stage_data(inputs: FloatRows, *scores: FloatRows) -> StageData:
     num_rows = len(inputs)
     return StageData(
         inputs=inputs,

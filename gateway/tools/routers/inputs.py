@@ -13,7 +13,7 @@ import typer
 from gateway.settings.sections import TierPriceSettings
 from gateway.settings.tree import SettingsError, load_settings
 from gateway.tools.console.terminal import make_console
-from router.calibration import CalibrationError, Prices, StageRows, Target
+from router.calibration import CalibrationError, CalibrationTarget, Prices, StageRows
 from router.costs import TokenPrices
 from router.dataset import LabelledPrompts, RouterDataError, read_labelled_prompts
 from router.evaluation import NoGapError, RouterReport, evaluate
@@ -132,7 +132,7 @@ def target_of(
     max_cost: float | None,
     prices: Prices | None,
     recovered_gap: float | None = None,
-) -> Target:
+) -> CalibrationTarget:
     """The one target that was named; raises CalibrationError unless it is exactly one."""
     named = {"--strong-share": strong_share, "--quality": quality, "--max-cost": max_cost}
     given = [name for name, value in named.items() if value is not None]
@@ -145,7 +145,7 @@ def target_of(
             "--max-cost needs what tokens cost: give --small-price and --large-price, as in "
             "0.05/0.2 (USD per million tokens of prompt/answer), or set routing.prices"
         )
-    return Target(
+    return CalibrationTarget(
         recovered_gap=None if given else recovered_gap,
         strong_share=strong_share,
         quality=quality,

@@ -16,7 +16,7 @@ from gateway.tools.routers.plots import (
 )
 from gateway.tools.routers.tables import cost_figures, setting_text, spread_points
 from router.calibration import OperatingPoint, Prices, measure
-from router.evaluation import Interval, RouterReport
+from router.evaluation import BootstrapInterval, RouterReport
 from router.mistakes import Mistake, MistakeGroup, find_mistakes
 
 _MAX_SUMMARY_CHARS: Final = 150
@@ -241,9 +241,9 @@ def _row(*cells: str, is_chosen: bool = False) -> str:
     return f"<tr{chosen}>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
 
 
-def _figure(interval: Interval) -> str:
+def _figure(interval: BootstrapInterval) -> str:
     return f"{interval.value:.3f} [{interval.low:.3f}, {interval.high:.3f}]"
 
 
-def _share(interval: Interval) -> str:
+def _share(interval: BootstrapInterval) -> str:
     return f"{interval.value:.1%} [{interval.low:.1%}, {interval.high:.1%}]"

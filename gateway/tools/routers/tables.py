@@ -15,7 +15,7 @@ from router.calibration import (
     request_costs,
     request_seconds,
 )
-from router.evaluation import Interval, StageReport
+from router.evaluation import BootstrapInterval, StageReport
 from router.scorer import RouterScorer
 
 _NUM_ROWS = 11
@@ -216,15 +216,15 @@ def _stage_json(stage: StageReport) -> dict[str, Any]:
     }
 
 
-def _flat(name: str, interval: Interval) -> dict[str, Any]:
+def _flat(name: str, interval: BootstrapInterval) -> dict[str, Any]:
     return {name: interval.value, f"{name}_interval": [interval.low, interval.high]}
 
 
-def _figure(interval: Interval) -> str:
+def _figure(interval: BootstrapInterval) -> str:
     return f"{interval.value:.3f} [{interval.low:.3f}, {interval.high:.3f}]"
 
 
-def _share(interval: Interval) -> str:
+def _share(interval: BootstrapInterval) -> str:
     return f"{interval.value:.1%} [{interval.low:.1%}, {interval.high:.1%}]"
 
 
