@@ -1,43 +1,41 @@
-"""What commands on the database share: which one, what goes wrong, how it is said."""
+"""Code that commands on the database share: open it, check input, print JSON."""
 
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gateway.settings.tree import SettingsError, load_settings
+from gateway.tools.console.user_errors import user_errors
 
 if TYPE_CHECKING:
     from gateway.settings.tree import Settings
     from gateway.storage.database import Database
 
-EXIT_FAILED: Final = 1
-EXIT_USAGE: Final = 2
-
 DatabaseUrl = Annotated[
     str | None,
     typer.Option(
-        help="Which database: sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME; "
-        "otherwise the settings' database_url, or OUTRIDER_DATABASE_URL."
+        help="The database: sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME; "
+        "default: database_url of the settings, or OUTRIDER_DATABASE_URL."
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
 @contextmanager
 def opened_database(
     database_url: str | None, config: Path | None, *, kept: str
 ) -> "Iterator[tuple[Settings, Database]]":
-    """The settings and their database; what goes wrong becomes a message and an exit status.
+    """Open the settings' database; errors become a message and an exit status.
 
-    `kept`: what the command wants to find in it, for messages.
+    `kept`: the data that the command works on, for messages.
     """
     from gateway.errors.tree import GatewayError
 
-    try:
+    with user_errors(usage=(SettingsError,), failed=(GatewayError,)):
         settings = load_settings(config_file=config)
         # Slow to load, and not needed for help.
         from gateway.storage.open import open_database
@@ -45,29 +43,17 @@ def opened_database(
         database = open_database(settings, database_url=database_url)
         if database is None:
             raise SettingsError(
-                f'database_url is "none", so there is nowhere to keep {kept}; name one with '
+                f'database_url is "none", so there is no database of {kept}; name one with '
                 "--database-url"
             )
         try:
             yield settings, database
         finally:
             database.close()
-    except SettingsError as error:
-        complain(str(error))
-        raise typer.Exit(EXIT_USAGE) from None
-    except GatewayError as error:
-        complain(getattr(error, "detail", None) or str(error))
-        raise typer.Exit(EXIT_FAILED) from None
-
-
-def complain(message: str) -> None:
-    """Say what is wrong, in red where there is colour."""
-    for line in message.splitlines():
-        typer.secho(f"outrider: {line}", fg=typer.colors.RED, err=True)
 
 
 def checked(model: Any, wanted: dict[str, Any]) -> Any:
-    """What is wanted, by the same rules as /admin. Raises SettingsError."""
+    """Validate input by the rules of /admin. Raises SettingsError."""
     from pydantic import ValidationError
 
     try:
@@ -83,5 +69,5 @@ def checked(model: Any, wanted: dict[str, Any]) -> Any:
 
 
 def echo_json(document: Any) -> None:
-    """A document on standard output, for programs."""
+    """Print a document to standard output, for programs."""
     typer.echo(json.dumps(document, indent=2))

@@ -13,15 +13,14 @@ import typer
 
 from gateway.settings.tree import SettingsError
 from gateway.tools.admin.database_cli import (
-    EXIT_FAILED,
     AsJson,
-    ConfigFile,
     DatabaseUrl,
     checked,
-    complain,
     echo_json,
     opened_database,
 )
+from gateway.tools.console.command import ConfigFile
+from gateway.tools.console.user_errors import EXIT_FAILED, complain
 
 if TYPE_CHECKING:
     from gateway.experiments.records import ExperimentRecord

@@ -5,19 +5,20 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gateway.settings.tree import SettingsError
 from gateway.tools.admin.database_cli import (
     AsJson,
-    ConfigFile,
     DatabaseUrl,
     checked,
     echo_json,
     opened_database,
 )
+from gateway.tools.admin.keys_flags import NO_VALUE, given, labels_of, model_limits_of, patches
+from gateway.tools.console.command import ConfigFile
 
 if TYPE_CHECKING:
     from gateway.tenants.key_store import KeyStore, ShownKey
@@ -36,8 +37,6 @@ team_app = typer.Typer(
     rich_markup_mode="rich",
 )
 app.add_typer(team_app)
-
-_NONE: Final = "none"
 
 NewNameOption = Annotated[str, typer.Option(help="What to call it.")]
 RequestsPerMinute = Annotated[int | None, typer.Option(min=0, help="In any 60 seconds.")]
@@ -158,7 +157,7 @@ def create(  # noqa: PLR0913 - a flag each
             "concurrent_requests": concurrent_requests,
             "usd_per_day": usd_per_day,
             "usd_per_month": usd_per_month,
-            "models": _model_limits(model_limits or []),
+            "models": model_limits_of(model_limits or []),
         }
         every: list[str] | None = [] if metrics and not (models or tiers or admin) else None
         wanted = {
@@ -170,7 +169,7 @@ def create(  # noqa: PLR0913 - a flag each
             "metrics": metrics,
             "limits": limits,
             "weight": weight,
-            "labels": _labels(labels or []),
+            "labels": labels_of(labels or []),
             "expires_at": expires and int(expiry_s(expires, "--expires", time.time())),
         }
         order = checked(KeyCreate, wanted)
@@ -265,12 +264,12 @@ def update(  # noqa: PLR0913 - a flag each
         from gateway.tenants.merging import merged_changes
         from gateway.tenants.timestamps import expiry_s
 
-        plain: dict[str, Any] = _given(name=name, weight=weight)
+        plain: dict[str, Any] = given(name=name, weight=weight)
         if expires is not None:
-            is_never = expires == _NONE
+            is_never = expires == NO_VALUE
             ends = None if is_never else int(expiry_s(expires, "--expires", time.time()))
             plain["expires_at"] = ends
-        patch = checked(KeyUpdate, plain | _patches(limits, model_limits, labels))
+        patch = checked(KeyUpdate, plain | patches(limits, model_limits, labels))
         record = store.update(
             store.find(key).key_id, plain, merge=lambda before: merged_changes(before, patch)
         )
@@ -295,8 +294,8 @@ def update_team(  # noqa: PLR0913 - a flag each
         from gateway.tenants.admin_schema import TeamUpdate, team_report
         from gateway.tenants.merging import merged_changes
 
-        plain = _given(name=name, weight=weight)
-        patch = checked(TeamUpdate, plain | _patches(limits, model_limits, labels))
+        plain = given(name=name, weight=weight)
+        patch = checked(TeamUpdate, plain | patches(limits, model_limits, labels))
         record = store.update_team(team, plain, merge=lambda before: merged_changes(before, patch))
         report = team_report(record)
         echo_json(report) if as_json else _tell_change("team", report)
@@ -332,13 +331,13 @@ def create_team(  # noqa: PLR0913 - a flag each
             "concurrent_requests": concurrent_requests,
             "usd_per_day": usd_per_day,
             "usd_per_month": usd_per_month,
-            "models": _model_limits(model_limits or []),
+            "models": model_limits_of(model_limits or []),
         }
         wanted = {
             "name": name,
             "limits": limits,
             "weight": weight,
-            "labels": _labels(labels or []),
+            "labels": labels_of(labels or []),
         }
         record = store.create_team(checked(TeamCreate, wanted).order())
         if as_json:
@@ -373,84 +372,11 @@ def _store(database_url: str | None, config: Path | None) -> "Iterator[KeyStore]
         yield key_store(settings, database)
 
 
-def _model_limits(texts: list[str]) -> dict[str, dict[str, float]]:
-    """`TIER:LIMIT=N` by tier and limit. Raises SettingsError for another form."""
-    limits: dict[str, dict[str, float]] = {}
-    for text in texts:
-        # Names of tiers elsewhere may have colons, limits have none.
-        tier, colon, rest = text.rpartition(":")
-        name, equals, number = (part.strip() for part in rest.partition("="))
-        try:
-            value = float(number) if name.startswith("usd") else int(number)
-        except ValueError:
-            value = -1
-        if not (tier.strip() and colon and equals and value >= 0):
-            raise SettingsError(f"--model-limit {text}: write it as large:tokens_per_minute=10000")
-        limits.setdefault(tier.strip(), {})[name] = value
-    return limits
-
-
-def _given(**fields: Any) -> dict[str, Any]:
-    """The fields that have a value."""
-    return {name: value for name, value in fields.items() if value is not None}
-
-
-def _patches(
-    limits: list[str] | None, model_limits: list[str] | None, labels: list[str] | None
-) -> dict[str, Any]:
-    """The changes of limits and labels, as the body of a PATCH has them."""
-    patch: dict[str, Any] = {}
-    own = {name: _amount(name, text) for name, text in _pairs(limits, "--limit")}
-    for path, text in _pairs(model_limits, "--model-limit"):
-        tier, _, name = path.rpartition(":")
-        if not tier:
-            raise SettingsError(
-                f"--model-limit {path}={text}: write it as large:tokens_per_minute=10000"
-            )
-        own.setdefault("models", {}).setdefault(tier, {})[name] = _amount(name, text)
-    if own:
-        patch["limits"] = own
-    if labels:
-        pairs = _pairs(labels, "--label")
-        patch["labels"] = {name: None if text == _NONE else text for name, text in pairs}
-    return patch
-
-
-def _pairs(texts: list[str] | None, flag: str) -> Iterator[tuple[str, str]]:
-    """Names and values of `NAME=VALUE`. Raises SettingsError for another form."""
-    for text in texts or ():
-        name, equals, value = (part.strip() for part in text.partition("="))
-        if not (name and equals and value):
-            raise SettingsError(f"{flag} {text}: write it as NAME=VALUE, or NAME=none to delete it")
-        yield name, value
-
-
-def _amount(name: str, text: str) -> Any:
-    """A limit's number; None for `none`. What is no number is left to the schema to refuse."""
-    if text == _NONE:
-        return None
-    try:
-        return float(text) if name.startswith("usd") else int(text)
-    except ValueError:
-        return text
-
-
 def _tell_change(what: str, report: dict[str, Any]) -> None:
     from gateway.tools.admin.keys_tables import visible
 
     limits = json.dumps(report["limits"])
     typer.echo(f"Changed {what} {visible(report['name'])}, id {report['id']}; limits: {limits}")
-
-
-def _labels(texts: list[str]) -> dict[str, str]:
-    """`NAME=TEXT` by name. Raises SettingsError for another form."""
-    labels = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or not name.strip():
-            raise SettingsError(f"--label {text}: write it as --label name=text")
-        labels[name.strip()] = value.strip()
-    return labels
 
 
 def _show(shown: "ShownKey", done: str, as_json: bool) -> None:

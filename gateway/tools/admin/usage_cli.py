@@ -4,8 +4,6 @@ import csv
 import io
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
@@ -13,6 +11,9 @@ import typer
 from gateway.ledger.dimensions import Dimension
 from gateway.ledger.timestamps import FORMS, parse_time
 from gateway.settings.tree import SettingsError, load_settings
+from gateway.tools.admin.database_cli import AsJson, DatabaseUrl
+from gateway.tools.console.command import ConfigFile
+from gateway.tools.console.user_errors import user_errors
 
 if TYPE_CHECKING:
     from gateway.ledger.usage_report import SavingsReport, UsageGroup, UsageReport, UsageSums
@@ -40,8 +41,6 @@ _TITLES: Final = (
     "requests", "attempts", "prompt", "cached", "completion", "cost", "charge", "cost/M",
 )  # fmt: skip
 _MAX_GROUPS: Final = 1_000_000
-_EXIT_FAILED: Final = 1
-_EXIT_USAGE: Final = 2
 
 
 @app.command("usage", help=USAGE_HELP)
@@ -54,19 +53,18 @@ def usage(  # noqa: PLR0913 - a flag each
     tier: Annotated[str | None, typer.Option(help="Only this tier.")] = None,
     model: Annotated[str | None, typer.Option(help="Only requests for this model.")] = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="For spreadsheets.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
-    database_url: Annotated[
-        str | None, typer.Option(help="The database; else the settings' own.")
-    ] = None,
-    config: Annotated[Path | None, typer.Option(help="Settings file.")] = None,
+    as_json: AsJson = False,
+    database_url: DatabaseUrl = None,
+    config: ConfigFile = None,
 ) -> None:
     """Show usage; the help is `USAGE_HELP`."""
     # Databases take half a second to import, which other commands need not wait for.
     from gateway.ledger.queries import UsageFilter
     from gateway.ledger.usage_report import UsageQuestion, usage_report
+    from gateway.storage.database import DatabaseError
     from gateway.storage.open import open_database
 
-    with _user_errors():
+    with user_errors(usage=(SettingsError,), failed=(DatabaseError,)):
         now_s = time.time()
         if as_csv and as_json:
             raise SettingsError("choose one of --csv and --json")
@@ -207,21 +205,3 @@ def _moment(name: str, text: str | None, now_s: float) -> float | None:
         return None if text is None else parse_time(text, now_s)
     except ValueError as error:
         raise SettingsError(f"--{name}: {error}") from None
-
-
-@contextmanager
-def _user_errors() -> Iterator[None]:
-    """Errors that the user can mend become a message and an exit status, without a traceback."""
-    from gateway.storage.database import DatabaseError
-
-    try:
-        yield
-    except SettingsError as error:
-        status, message = _EXIT_USAGE, str(error)
-    except DatabaseError as error:
-        status, message = _EXIT_FAILED, error.detail
-    else:
-        return
-    for line in message.splitlines():
-        typer.secho(f"outrider: {line}", fg=typer.colors.RED, err=True)
-    raise typer.Exit(status)

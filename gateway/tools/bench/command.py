@@ -15,7 +15,6 @@ import typer
 from rich.console import Console
 
 from gateway.tools.bench.client import TargetError
-from gateway.tools.bench.exit_codes import EXIT_FAILED, EXIT_STOPPED, EXIT_TOO_SLOW, EXIT_USAGE
 from gateway.tools.bench.fields import FieldError
 from gateway.tools.bench.flags import NOBODY, BenchFlags, parse_sides, plan_of, with_suffix
 from gateway.tools.bench.plan import BenchPlan, PlanError
@@ -24,7 +23,11 @@ from gateway.tools.bench.results import BenchResult, ResultError, read_result, w
 from gateway.tools.bench.runner import run_bench
 from gateway.tools.bench.tables import print_result
 from gateway.tools.bench.traces import WorkloadError
+from gateway.tools.console.user_errors import complain, user_errors
 from gateway.tools.demo.process import DemoError, GatewayProcess
+
+_EXIT_TOO_SLOW: Final = 3
+_EXIT_STOPPED: Final = 130
 
 Outcome = TypeVar("Outcome")
 
@@ -154,7 +157,7 @@ def _exit_by(result: BenchResult, outputs: _Outputs) -> None:
             fg=typer.colors.RED,
             err=True,
         )
-        raise typer.Exit(EXIT_TOO_SLOW)
+        raise typer.Exit(_EXIT_TOO_SLOW)
 
 
 def _measured(work: Coroutine[Any, Any, Outcome]) -> Outcome:
@@ -183,20 +186,13 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 @contextlib.contextmanager
 def _told_in_words() -> Iterator[None]:
-    """Errors that the user can mend, without a traceback."""
+    """Print errors that the user can fix, and exit."""
     try:
-        yield
-    except (PlanError, WorkloadError, FieldError, ResultError) as error:
-        _complain(str(error))
-        raise typer.Exit(EXIT_USAGE) from None
-    except (TargetError, DemoError) as error:
-        _complain(str(error))
-        raise typer.Exit(EXIT_FAILED) from None
+        with user_errors(
+            usage=(PlanError, WorkloadError, FieldError, ResultError),
+            failed=(TargetError, DemoError),
+        ):
+            yield
     except KeyboardInterrupt:
-        _complain("stopped; nothing was kept")
-        raise typer.Exit(EXIT_STOPPED) from None
-
-
-def _complain(message: str) -> None:
-    for line in message.splitlines():
-        typer.secho(f"outrider: {line}", fg=typer.colors.RED, err=True)
+        complain("stopped; nothing was kept")
+        raise typer.Exit(_EXIT_STOPPED) from None

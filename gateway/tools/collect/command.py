@@ -3,9 +3,8 @@
 import asyncio
 import contextlib
 import os
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.progress import (
@@ -15,7 +14,7 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from rich.progress import CollectProgress as Bars
+from rich.progress import Progress as Bars
 
 from engine.errors import EngineError
 from engine.request import Tier
@@ -27,9 +26,10 @@ from gateway.tools.collect.collecting import Collector, CollectPlan, CollectProg
 from gateway.tools.collect.data import CollectError, CollectQuestion, LabelFile, read_questions
 from gateway.tools.collect.judge import Judge, JudgeError
 from gateway.tools.console.terminal import LoadingProgress, make_console
+from gateway.tools.console.user_errors import user_errors
 
 DATA_VARIABLE = "OUTRIDER_DATA"
-_EXIT_FAILED = 1
+_FIXABLE = (CollectError, JudgeError, EngineError, GatewayError, SettingsError, OSError)
 
 COLLECT_HELP = """
 Label prompts for a router: both models answer, a checker compares, rows are written.
@@ -83,7 +83,7 @@ def collect(  # noqa: PLR0913 - a flag each
     num_threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
 ) -> None:
     """Label prompts with the answers of both models; the help is `COLLECT_HELP`."""
-    with _user_errors():
+    with user_errors(failed=_FIXABLE, interrupted="the same command goes on where it was"):
         settings = load_settings(
             config_file=config,
             flags={
@@ -215,20 +215,3 @@ def _say(done: CollectProgress, out: Path) -> None:
         )
     if done.num_rows:
         typer.echo(f"Now: outrider router train --data {out} --out my-router")
-
-
-@contextlib.contextmanager
-def _user_errors() -> Iterator[None]:
-    """Errors that the user can mend become a message and an exit status, without a traceback."""
-    try:
-        yield
-    except (CollectError, JudgeError, EngineError, GatewayError, SettingsError, OSError) as error:
-        _fail(str(error))
-    except KeyboardInterrupt:
-        _fail("interrupted; the same command goes on where it was")
-
-
-def _fail(message: str) -> Any:
-    for line in message.splitlines():
-        typer.secho(f"outrider: {line}", fg=typer.colors.RED, err=True)
-    raise typer.Exit(_EXIT_FAILED) from None

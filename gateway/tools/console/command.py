@@ -4,21 +4,19 @@ import functools
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
 
 import typer
 
 from engine.errors import EngineError
 from gateway.settings.tree import DEFAULT_FILE, SettingsError
+from gateway.tools.console.user_errors import user_errors
 
 if TYPE_CHECKING:
     from gateway.telemetry.logs import LogFormat
 
 Params = ParamSpec("Params")
 Result = TypeVar("Result")
-
-EXIT_FAILED: Final = 1
-EXIT_USAGE: Final = 2
 
 ConfigFile = Annotated[
     Path | None,
@@ -52,22 +50,10 @@ def reports_user_errors(command: Callable[Params, Result]) -> Callable[Params, R
     def wrapped(*args: Params.args, **kwargs: Params.kwargs) -> Result:
         from gateway.tools.console.terminal_chat import ChatError
 
-        try:
+        with user_errors(usage=(SettingsError,), failed=(EngineError, ChatError)):
             return command(*args, **kwargs)
-        except SettingsError as error:
-            complain(str(error))
-            raise typer.Exit(EXIT_USAGE) from None
-        except (EngineError, ChatError) as error:
-            complain(str(error))
-            raise typer.Exit(EXIT_FAILED) from None
 
     return wrapped
-
-
-def complain(message: str) -> None:
-    """Say what is wrong, in red, where programs do not read."""
-    for line in message.splitlines():
-        typer.secho(f"outrider: {line}", fg=typer.colors.RED, err=True)
 
 
 def start_logging(level: str, log_format: "LogFormat" = "text") -> None:

@@ -8,7 +8,6 @@ import typer
 
 from gateway.settings.tree import load_settings
 from gateway.tools.console.command import (
-    EXIT_FAILED,
     Assignments,
     ConfigFile,
     DeviceOption,
@@ -19,6 +18,7 @@ from gateway.tools.console.command import (
     reports_user_errors,
     tier_flags,
 )
+from gateway.tools.console.user_errors import EXIT_FAILED
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 

@@ -13,6 +13,7 @@ import typer
 from engine.errors import EngineError
 from gateway.settings.tree import NONE, Settings, SettingsError, load_settings
 from gateway.tools.console.command import DeviceOption, DtypeOption
+from gateway.tools.console.user_errors import EXIT_FAILED, user_errors
 from gateway.tools.drafters.tables import print_training, print_tuning
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ app = typer.Typer(
 
 DATA_VARIABLE = "OUTRIDER_DATA"
 DEFAULT_OUT = "outrider-draft.toml"
-_EXIT_FAILED = 1
 _DEFAULT_STEPS = 1000
 
 LargeModel = Annotated[str, typer.Option(help="Folder or Hugging Face id of the large model.")]
@@ -48,19 +48,13 @@ TrainingSeed = Annotated[int, typer.Option(help="Seed of weights, batches and sa
 
 @contextlib.contextmanager
 def _user_errors(after_interruption: str) -> Iterator[None]:
-    """Errors that the user can mend become a message and an exit status, without a traceback."""
+    """Print errors that the user can fix, and exit."""
     from draft.training.distill import DistillError
     from draft.training.prompt_file import PromptDataError
 
-    try:
+    fixable = (DistillError, PromptDataError, EngineError, SettingsError)
+    with user_errors(failed=fixable, interrupted=after_interruption):
         yield
-    except (DistillError, PromptDataError, EngineError, SettingsError) as error:
-        for line in str(error).splitlines():
-            typer.secho(f"outrider: {line}", fg=typer.colors.RED, err=True)
-        raise typer.Exit(_EXIT_FAILED) from None
-    except KeyboardInterrupt:
-        typer.secho(f"outrider: interrupted; {after_interruption}", fg=typer.colors.RED, err=True)
-        raise typer.Exit(_EXIT_FAILED) from None
 
 
 _TRAIN_HELP = """
@@ -340,7 +334,7 @@ def _need(package: str, purpose: str) -> None:
             fg=typer.colors.RED,
             err=True,
         )
-        raise typer.Exit(_EXIT_FAILED)
+        raise typer.Exit(EXIT_FAILED)
 
 
 def _settings(config: Path | None, flags: dict[str, Any]) -> Settings:

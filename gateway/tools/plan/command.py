@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from gateway.settings.tree import SettingsError, load_settings
-from gateway.tools.console.command import EXIT_USAGE, assigned, complain
+from gateway.tools.console.command import assigned
+from gateway.tools.console.user_errors import EXIT_USAGE, complain
 
 if TYPE_CHECKING:
     from gateway.tools.bench.results import BenchResult

@@ -29,8 +29,8 @@ from gateway.tools.routers.inputs import (
     prices_of,
     read_both_tiers,
     read_data,
+    router_errors,
     target_of,
-    user_errors,
     wary_notes,
 )
 from gateway.tools.routers.tables import (
@@ -103,7 +103,7 @@ def train(  # noqa: PLR0913 - a flag each
     seed: Annotated[int, typer.Option(help="Seed of the held-out folds.")] = 0,
 ) -> None:
     """Train and save; the help is `_TRAIN_HELP`."""
-    with user_errors():
+    with router_errors():
         rows = read_data(data)
         if weak_only:
             rows = replace(rows, strong=None)
@@ -175,7 +175,7 @@ def evaluate_command(  # noqa: PLR0913 - a flag each
     seed: BootstrapSeed = 0,
 ) -> None:
     """Judge and print; the help is `_EVAL_HELP`."""
-    with user_errors():
+    with router_errors():
         if plots is not None:
             need_matplotlib("--plots")
         prices = prices_of(small_price, large_price, config)
@@ -234,7 +234,7 @@ def calibrate_command(  # noqa: PLR0913 - a flag each
     config: Config = None,
 ) -> None:
     """Choose, print, write; the help is `_CALIBRATE_HELP`."""
-    with user_errors():
+    with router_errors():
         prices = prices_of(small_price, large_price, config)
         target = target_of(
             strong_share=strong_share, quality=quality, max_cost=max_cost, prices=prices
@@ -292,7 +292,7 @@ def report(  # noqa: PLR0913 - a flag each
     seed: BootstrapSeed = 0,
 ) -> None:
     """Judge and write the page; the help is `_REPORT_HELP`."""
-    with user_errors():
+    with router_errors():
         need_matplotlib("the report")
         prices = prices_of(small_price, large_price, config)
         judged = judge(

@@ -1,9 +1,9 @@
 """What the commands of `outrider router` share: options, reading, judging, errors for people."""
 
-import contextlib
 import importlib.util
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +13,7 @@ import typer
 from gateway.settings.sections import TierPriceSettings
 from gateway.settings.tree import SettingsError, load_settings
 from gateway.tools.console.terminal import make_console
+from gateway.tools.console.user_errors import user_errors
 from router.calibration import CalibrationError, CalibrationTarget, Prices, StageRows
 from router.costs import TokenPrices
 from router.dataset import LabelledPrompts, RouterDataError, read_labelled_prompts
@@ -25,7 +26,6 @@ DATA_HELP = (
     "CSV or JSONL with prompt, weak_correct and strong_correct (0 or 1), or what `outrider router "
     f"collect` wrote. A relative path is also looked up under ${DATA_VARIABLE}."
 )
-_EXIT_USAGE = 2
 
 LabelledDataPath = Annotated[Path, typer.Option(help=DATA_HELP)]
 Router = Annotated[Path, typer.Option(help="Folder that `outrider router train` wrote.")]
@@ -80,22 +80,18 @@ class RouterEvaluation:
     notes: tuple[str, ...]
 
 
-@contextlib.contextmanager
-def user_errors() -> Iterator[None]:
-    """Errors that the user can mend become a message and an exit status, without a traceback."""
-    try:
-        yield
-    except (
-        RouterDataError,
-        RouterFileError,
-        NoGapError,
-        CalibrationError,
-        SettingsError,
-        OSError,
-    ) as error:
-        for line in str(error).splitlines():
-            typer.secho(f"outrider: {line}", fg=typer.colors.RED, err=True)
-        raise typer.Exit(_EXIT_USAGE) from None
+def router_errors() -> AbstractContextManager[None]:
+    """Print errors that the user can fix, and exit with status 2."""
+    return user_errors(
+        usage=(
+            RouterDataError,
+            RouterFileError,
+            NoGapError,
+            CalibrationError,
+            SettingsError,
+            OSError,
+        )
+    )
 
 
 def need_matplotlib(purpose: str) -> None:
@@ -235,7 +231,7 @@ def judge(
     seed: int,
     strict: bool,
 ) -> RouterEvaluation:
-    """Read, estimate, evaluate; notes go to the terminal. Raises what `user_errors` knows."""
+    """Read, estimate, evaluate; notes go to the terminal. Raises the errors of `router_errors`."""
     data = read_both_tiers(data_path)
     scorer = RouterScorer.load(router)
     num_known, notes = wary_notes(scorer, data, strict=strict)
