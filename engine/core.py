@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
-from collections.abc import Sequence as SequenceOf
+from functools import partial
 
 import torch
 
@@ -18,18 +18,8 @@ from engine.events import (
     FinishReason,
 )
 from engine.grammar.grammar import GrammarCompiler, InvalidGrammarError
-from engine.passes.device_rows import DeviceRows
-from engine.passes.runner import ForwardSlice, ModelRunner, PassOutput
-from engine.protocols import (
-    Drafter,
-    DraftLogits,
-    DraftPass,
-    Proposal,
-    QueuePolicy,
-    Trees,
-    Verdict,
-    Verifier,
-)
+from engine.passes.runner import ModelRunner, PassOutput
+from engine.protocols import Drafter, QueuePolicy, Verdict, Verifier
 from engine.queue.admission import ObjectiveGate, check_cascade, check_prompt, check_room, tier_info
 from engine.queue.grammar_queue import GrammarQueue
 from engine.queue.scheduler import PassPlan, Scheduler
@@ -39,13 +29,14 @@ from engine.sequences.logit_rules import build_rules
 from engine.sequences.own_failure import OwnFailure
 from engine.sequences.sequence import Sequence, SequenceStatus
 from engine.step.deferred_host_work import DeferredHostWork
-from engine.step.large_pass import LargePass, LaunchedPass
+from engine.step.drafting import Drafting
+from engine.step.large_pass import LargePass
 from engine.step.snapshot import StepCounts, snapshot
 from engine.step.tier_switch import TierSwitcher
+from engine.step.timed_passes import TimedPasses
 from engine.trees.speculation_counts import SpeculationCounts
-from engine.trees.verify_items import VerifyItem, answer_slices, cut_at_end, emission, prefill_done
+from engine.trees.verify_items import VerifiedPass, VerifyItem, cut_at_end, emission, prefill_done
 
-_PASS_TIME_WEIGHT = 0.1
 # How long an engine that has nothing else to do sleeps for a grammar; commands wait behind it.
 _GRAMMAR_PAUSE_S = 0.003
 
@@ -72,7 +63,6 @@ class Engine:
         if not runners:
             raise ValueError("an engine needs at least one model")
         self._runners = dict(runners)
-        self._verifier = verifier
         self._drafter = drafter
         self._config = config or EngineConfig()
         self._clock = clock
@@ -84,14 +74,6 @@ class Engine:
         )
         has_device = any(runner.device.type != "cpu" for runner in self._runners.values())
         self._host_work = DeferredHostWork(overlaps=self._config.overlap and has_device)
-        self._large = LargePass(
-            runners=self._runners,
-            verifier=verifier,
-            drafter=drafter,
-            config=self._config,
-            forward=self._timed_forward,
-            host_work=self._host_work,
-        )
         self._gate = ObjectiveGate(self.scheduler, config=self._config)
         self._tier_switcher = TierSwitcher(
             runners=self._runners, scheduler=self.scheduler, drafter=drafter
@@ -101,7 +83,31 @@ class Engine:
         self._events: list[EngineEvent] = []
         self._speculation = SpeculationCounts()
         self._steps = StepCounts()
-        self._pass_s: dict[Tier, float] = {"small": 1e-3, "large": 1e-3}  # running means
+        self._passes = TimedPasses(
+            runners=self._runners,
+            scheduler=self.scheduler,
+            host_work=self._host_work,
+            counts=self._steps,
+            config=self._config,
+        )
+        self._drafting = Drafting(
+            scheduler=self.scheduler,
+            passes=self._passes,
+            verifier=verifier,
+            drafter=drafter,
+            tier_switcher=self._tier_switcher,
+            accept=self._accept_all,
+            clock=clock,
+        )
+        self._large = LargePass(
+            runners=self._runners,
+            verifier=verifier,
+            drafter=drafter,
+            config=self._config,
+            scheduler=self.scheduler,
+            passes=self._passes,
+            host_work=self._host_work,
+        )
 
     # ---- requests -------------------------------------------------------------------------
 
@@ -223,22 +229,37 @@ class Engine:
         if while_busy is not None:
             self._host_work.defer(while_busy)
         self._admit_compiled()
-        started_s = time.perf_counter()
-        if len(self._sequences) > self._num_idle:
-            self.scheduler.preempt_for_waiting(self._clock())
-            large = self._plan_large()
-            trees = self._small_passes(large, None if large.is_empty else on_events)
-            self._large_pass(large, trees)
-            self._steps.num_steps += 1
-            if not large.prefills:
-                self.scheduler.times.note_step(time.perf_counter() - started_s)
-            for sequence in [s for s in self._sequences.values() if s.failure is not None]:
-                self._fail(sequence)  # it was not judged in this step
-        if len(self._sequences) == self._num_idle:  # there may be no next pass to wait beside
-            self._host_work.run()
-        self._steps.total_s += time.perf_counter() - started_s
+        with self._steps.timed():
+            if self._has_runnable:
+                plan = self.scheduler.plan_step(self._clock())
+                trees = self._drafting.run(plan, on_events and partial(self._send, on_events))
+                self._accept_all(self._large.run(plan, trees))
+                self._end_step(plan)
+            if not self._has_runnable:  # there may be no next pass to wait beside
+                self._host_work.run()
+        return self._take_events()
+
+    def _send(self, on_events: Callable[[list[EngineEvent]], None]) -> None:
+        """Pass on the events so far."""
+        if self._events:
+            on_events(self._take_events())
+
+    def _take_events(self) -> list[EngineEvent]:
         events, self._events = self._events, []
         return events
+
+    def _end_step(self, plan: PassPlan) -> None:
+        """Count the step, and end the sequences whose own part of it could not be done."""
+        self._steps.num_steps += 1
+        if not plan.prefills:
+            self.scheduler.times.note_step(self._steps.elapsed_s)
+        for sequence in [s for s in self._sequences.values() if s.failure is not None]:
+            self._fail(sequence)  # no verdict was reached for it in this step
+
+    @property
+    def _has_runnable(self) -> bool:
+        """Whether a pass may be computed for any sequence."""
+        return len(self._sequences) > self._num_idle
 
     @property
     def _num_idle(self) -> int:
@@ -249,7 +270,7 @@ class Engine:
         """Queue the sequences whose grammar is there; end those that can have none."""
         if not len(self._grammars):
             return
-        if len(self._sequences) == self._num_idle and not self._events:
+        if not self._has_runnable and not self._events:
             self._grammars.pause(_GRAMMAR_PAUSE_S)
         for sequence, error in self._grammars.take_ready():
             if error is None:
@@ -258,132 +279,14 @@ class Engine:
             sequence.status = SequenceStatus.FINISHED
             self._forget(sequence, code="invalid_grammar", message=str(error))
 
-    def _plan_large(self) -> PassPlan:
-        if "large" not in self._runners:
-            return PassPlan()
-        return self.scheduler.plan("large", self._clock())
-
-    def _small_passes(
-        self, large: PassPlan, on_events: Callable[[list[EngineEvent]], None] | None
-    ) -> Trees:
-        """Advance small answers and drafts together; returns the trees."""
-        is_rushed = len(large.prefills) > 1
-        drafting = [
-            sequence
-            for sequence in large.decodes
-            # Many prompts at once come first: guesses would make each of them wait longer.
-            if sequence.wants_tree and (not is_rushed or sequence.cascade is not None)
-        ]
-        proposal: Proposal | None = None
-        if self._drafter is not None and drafting:
-            proposal = self._drafter.propose(drafting)
-        trees = Trees(host={})
-        num_wanted = 1 if large.is_empty else self._num_small_passes()
-        logits: DraftLogits | None = None
-        number = 0
-        while proposal is not None or number < num_wanted:
-            # Answers are planned before drafts: where blocks are short they take them.
-            plan = self._plan_small(number)
-            wanted: DraftPass | None = None
-            if proposal is not None:
-                try:
-                    wanted = next(proposal) if logits is None else proposal.send(logits)
-                except StopIteration as stop:
-                    proposal, trees = None, stop.value
-                    if number >= num_wanted:
-                        break
-            if plan.is_empty and wanted is None:
-                break
-            logits = self._small_pass(plan, wanted or DraftPass(slices=[], owners=[]))
-            if on_events is not None and self._events:
-                events, self._events = self._events, []
-                on_events(events)
-            number += 1
-        return trees
-
-    def _small_pass(self, plan: PassPlan, wanted: DraftPass) -> DraftLogits:
-        """One pass for answers and drafts: device rows, then answers, then the draft slices."""
-        answers, items = answer_slices(plan.decodes, plan.prefills)
-        num_front = 0 if wanted.device_rows is None else wanted.device_rows.total_rows
-        for item in items:
-            item.first_row += num_front
-        output = self._timed_forward("small", answers + wanted.slices, wanted.device_rows)
-        for sequence, num_rows in zip(wanted.owners, wanted.num_rows_each(), strict=True):
-            for counts in self.scheduler.counts(sequence, "small"):
-                counts.num_draft_rows += num_rows
-        num_answer_rows = sum(piece.num_logit_rows for piece in answers)
-        self._judge_small(plan, items, output)
-        return DraftLogits(
-            of_slices=output.logits[num_front + num_answer_rows :],
-            of_device_rows=output.logits[:num_front],
-        )
-
-    def _num_small_passes(self) -> int:
-        """How many passes small answers get beside a large one, by the passes' recent times."""
-        config = self._config
-        affordable = int(config.small_pass_share * self._pass_s["large"] / self._pass_s["small"])
-        return min(max(affordable, config.min_small_passes), config.max_small_passes)
-
-    def _plan_small(self, number: int) -> PassPlan:
-        running = self.scheduler.running.get("small")  # None: there is no such tier
-        if running is None or not (running or self.scheduler.waiting):
-            return PassPlan()
-        return self.scheduler.plan("small", self._clock(), with_prefill=number == 0)
-
-    def _large_pass(self, plan: PassPlan, trees: Trees) -> None:
-        launched = self._large.launch(plan, trees)
-        if launched is not None:
-            self._settle(launched)
-
-    def _settle(self, launched: LaunchedPass) -> None:
-        """Take what a large pass has come to into the sequences."""
-        settled = self._large.settle(launched)
-        self._note_prefills(launched.plan)
-        now_s = self._clock()
-        for item, verdict in settled:
-            self._accept(item, verdict, launched.output, now_s)
-
-    def _timed_forward(
-        self,
-        tier: Tier,
-        slices: list[ForwardSlice],
-        device_rows: DeviceRows | None = None,
-    ) -> PassOutput:
-        runner = self._runners[tier]
-        output = runner.forward(slices, device_rows)
-        self._host_work.run()
-        for done in runner.take_finished():  # on a GPU earlier ones than this
-            self._steps.forward_s += done.seconds
-            self._pass_s[tier] += _PASS_TIME_WEIGHT * (done.seconds - self._pass_s[tier])
-            if done.num_logit_rows < done.num_rows:
-                self.scheduler.note_pass(tier, num_rows=done.num_rows, elapsed_s=done.seconds)
-        return output
-
     # ---- after a pass ---------------------------------------------------------------------
 
-    def _note_prefills(self, plan: PassPlan) -> None:
-        for sequence, num_tokens in plan.prefills:
-            computed = sequence.view.num_computed_tokens + num_tokens
-            sequence.view.advance(computed, sequence.token_ids)
-            for counts in self.scheduler.counts(sequence, sequence.tier):
-                counts.num_computed_tokens += num_tokens
-
-    def _judge_small(
-        self, plan: PassPlan, items: SequenceOf[VerifyItem], output: PassOutput
-    ) -> None:
-        """Choose the next tokens of small answers."""
-        self._note_prefills(plan)
-        if not items:
-            return
-        first = items[0].first_row
-        logits = output.logits[first : first + len(items)]  # one row each
-        verdicts = self._verifier.verify(
-            [item.sequence for item in items], [item.tree for item in items], logits
-        )
-        self._tier_switcher.note_candidates(items, verdicts, output.logits)
-        now_s = self._clock()
-        for item, verdict in zip(items, verdicts, strict=True):
-            self._accept(item, verdict, output, now_s)
+    def _accept_all(self, done: VerifiedPass | None) -> None:
+        """Take what a pass has decided into its sequences."""
+        if done is not None:
+            now_s = self._clock()
+            for item, verdict in zip(done.items, done.verdicts, strict=True):
+                self._accept(item, verdict, done.output, now_s)
 
     def _accept(self, item: VerifyItem, verdict: Verdict, output: PassOutput, now_s: float) -> None:
         """Append what was emitted, report it, and finish the sequence where it ends."""

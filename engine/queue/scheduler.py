@@ -131,6 +131,19 @@ class Scheduler:
         """Learn what a row costs, from a pass with many of them."""
         self.times.note_pass(tier, num_rows=num_rows, elapsed_s=elapsed_s)
 
+    def note_prefills(self, plan: PassPlan) -> None:
+        """Count the prompt tokens of a computed plan and publish their full blocks."""
+        for sequence, num_tokens in plan.prefills:
+            computed = sequence.view.num_computed_tokens + num_tokens
+            sequence.view.advance(computed, sequence.token_ids)
+            for counts in self.counts(sequence, sequence.tier):
+                counts.num_computed_tokens += num_tokens
+
+    def plan_step(self, now_s: float) -> PassPlan:
+        """Free places that waiting sequences have a claim to, then plan the large pass."""
+        self.preempt_for_waiting(now_s)
+        return self.plan("large", now_s) if "large" in self.running else PassPlan()
+
     def preempt_for_waiting(self, now_s: float) -> None:
         """Where every place is taken, free one for each tier where somebody has a claim to it.
 

@@ -2,20 +2,20 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from engine.config import EngineConfig
-from engine.passes.device_rows import DeviceRows
 from engine.passes.runner import ForwardSlice, ModelRunner, PassOutput
 from engine.protocols import Drafter, Trees, Verdict, Verifier
-from engine.queue.scheduler import PassPlan
+from engine.queue.scheduler import PassPlan, Scheduler
 from engine.request import Tier
 from engine.sequences.own_failure import OwnFailure
 from engine.sequences.sequence import Sequence
 from engine.step.deferred_host_work import DeferredHostWork
+from engine.step.timed_passes import TimedPasses
 from engine.trees.forest import Forest, ForestReadback, path_moves, slot_table
 from engine.trees.token_tree import TokenTree
 from engine.trees.verify_items import (
+    VerifiedPass,
     VerifyItem,
     accepted_moves,
     answer_slices,
@@ -23,18 +23,6 @@ from engine.trees.verify_items import (
     fit_tree,
 )
 from kernels.upload import upload
-
-
-class Forward(Protocol):
-    """Runs a pass and keeps the engine's accounts of it."""
-
-    def __call__(
-        self,
-        tier: Tier,
-        slices: list[ForwardSlice],
-        device_rows: DeviceRows | None = None,
-    ) -> PassOutput:
-        """See `ModelRunner.forward`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,15 +46,26 @@ class LargePass:
         verifier: Verifier,
         drafter: Drafter | None,
         config: EngineConfig,
-        forward: Forward,
+        scheduler: Scheduler,
+        passes: TimedPasses,
         host_work: DeferredHostWork,
     ) -> None:
         self._runners = runners
         self._verifier = verifier
         self._drafter = drafter
         self._config = config
-        self._forward = forward
+        self._scheduler = scheduler
+        self._passes = passes
         self._host_work = host_work
+
+    def run(self, plan: PassPlan, trees: Trees) -> VerifiedPass | None:
+        """Run the pass and wait for its verdicts; None where there is nothing to compute."""
+        launched = self.launch(plan, trees)
+        if launched is None:
+            return None
+        done = self.settle(launched)
+        self._scheduler.note_prefills(plan)
+        return done
 
     # ---- the first half --------------------------------------------------------------------
 
@@ -88,9 +87,9 @@ class LargePass:
         forest = trees.forest
         slices, items = self._host_rows(plan, trees)
         if forest is None:
-            output = self._forward("large", slices)
+            output = self._passes.forward("large", slices)
             return LaunchedPass(plan=plan, items=items, output=output, forest=None, readback=None)
-        output = self._forward("large", slices, forest.device_rows())
+        output = self._passes.forward("large", slices, forest.device_rows())
         return LaunchedPass(
             plan=plan,
             items=items,
@@ -161,27 +160,27 @@ class LargePass:
 
     # ---- the second half -------------------------------------------------------------------
 
-    def settle(self, launched: LaunchedPass) -> list[tuple[VerifyItem, Verdict]]:
-        """Wait for the verdicts, keep what was accepted in both caches; all trees, host's last."""
-        settled: list[tuple[VerifyItem, Verdict]] = []
-        items, forest = launched.items, launched.forest
-        if items:
-            settled += self._settle_host(items, launched.output)
+    def settle(self, launched: LaunchedPass) -> VerifiedPass:
+        """Wait for the verdicts and keep what was accepted in both caches."""
+        done = VerifiedPass(items=[], output=launched.output)
+        if launched.items:
+            done.items = launched.items
+            done.verdicts = self._settle_host(launched.items, launched.output)
+        forest = launched.forest
         if forest is not None and launched.readback is not None:
             known = launched.readback.wait()
             if self._drafter is not None:
                 self._host_work.defer(self._drafter.commit_forest(forest, known))
-            settled[:0] = [
-                (VerifyItem(sequence=sequence, tree=tree, first_row=row), verdict)
-                for sequence, tree, row, verdict in zip(
-                    forest.sequences, known.trees, known.first_rows, known.verdicts, strict=True
+            done.items = [
+                VerifyItem(sequence=sequence, tree=tree, first_row=row)
+                for sequence, tree, row in zip(
+                    forest.sequences, known.trees, known.first_rows, strict=True
                 )
-            ]
-        return settled
+            ] + done.items
+            done.verdicts = [*known.verdicts, *done.verdicts]
+        return done
 
-    def _settle_host(
-        self, items: list[VerifyItem], output: PassOutput
-    ) -> list[tuple[VerifyItem, Verdict]]:
+    def _settle_host(self, items: list[VerifyItem], output: PassOutput) -> list[Verdict]:
         """Apply the acceptance rule to the trees that the host knows."""
         first, last = items[0].first_row, items[-1]
         verdicts = self._verifier.verify(
@@ -199,4 +198,4 @@ class LargePass:
                 destinations += own_destinations
             if sources:
                 self._runners["small"].move_slots(sources, destinations)
-        return list(zip(items, verdicts, strict=True))
+        return verdicts

@@ -1,6 +1,8 @@
 """Gauges and counters of an engine at one moment."""
 
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from engine.events import EngineStats, TierStats
@@ -13,11 +15,24 @@ from engine.trees.speculation_counts import SpeculationCounts
 
 @dataclass(slots=True)
 class StepCounts:
-    """What the step loop has spent: seconds of whole steps, and of them in forward passes."""
+    """Seconds of whole steps, and of the forward passes in them."""
 
     num_steps: int = 0
     total_s: float = 0.0
     forward_s: float = 0.0
+    _started_s: float = 0.0
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the present step began."""
+        return time.perf_counter() - self._started_s
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Add the time of the block to `total_s`."""
+        self._started_s = time.perf_counter()
+        yield
+        self.total_s += self.elapsed_s
 
 
 def snapshot(

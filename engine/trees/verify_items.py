@@ -1,14 +1,14 @@
 """From a pass plan to the rows of a pass, and from its logits to what is emitted."""
 
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from engine.cache.block_pool import OutOfBlocksError
 from engine.events import FinishReason, PrefillDone, TokenLogprobs, TokensEmitted
-from engine.passes.runner import ForwardSlice, ModelRunner
+from engine.passes.runner import ForwardSlice, ModelRunner, PassOutput
 from engine.sequences.own_failure import OwnFailure
 from engine.sequences.sequence import Sequence
 from engine.trace import StepTrace
@@ -25,6 +25,15 @@ class VerifyItem:
     sequence: Sequence
     tree: TokenTree
     first_row: int  # of its tree's logits
+
+
+@dataclass(slots=True, kw_only=True)
+class VerifiedPass:
+    """A pass and a verdict for each of its items, in order."""
+
+    items: list[VerifyItem]
+    output: PassOutput
+    verdicts: list[Verdict] = field(default_factory=list)
 
 
 def answer_slices(

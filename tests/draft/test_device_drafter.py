@@ -407,7 +407,7 @@ def test_no_synchronisation_in_a_step_on_a_gpu() -> None:
         models.append(model)
     moved = replace(pair, large=models[0], small=models[1])
     engine = make_engine(moved, on_device=True, draft=DraftConfig(sources=MODEL))
-    launch, judge = engine._large.launch, engine._small_passes
+    launch, draft = engine._large.launch, engine._drafting.run
     is_warm = False
 
     def strictly(call: Any) -> Any:
@@ -421,7 +421,7 @@ def test_no_synchronisation_in_a_step_on_a_gpu() -> None:
         return called
 
     engine._large.launch = strictly(launch)  # type: ignore[method-assign]
-    engine._small_passes = strictly(judge)  # type: ignore[method-assign]
+    engine._drafting.run = strictly(draft)  # type: ignore[method-assign]
     requests = [
         make_request(str(n), random_prompt(12, seed=n), max_tokens=40, temperature=0.8 * (n % 2))
         for n in range(4)

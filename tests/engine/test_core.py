@@ -319,7 +319,7 @@ def test_a_small_answer_does_not_wait_for_the_large_pass() -> None:
 
 def test_small_answers_get_their_share_beside_a_slow_large_model() -> None:
     engine = make_engine(tiny_pair(), config=EngineConfig(small_pass_share=0.5), draft=None)
-    engine._pass_s.update(small=1e-3, large=1.0)  # as measured beside a much larger target
+    engine._passes.mean_s.update(small=1e-3, large=1.0)  # as measured beside a much larger target
     engine.submit(make_request("large", random_prompt(9), max_tokens=4, speculation=False))
     engine.submit(make_request("small", random_prompt(9), tier="small", max_tokens=60))
     before = engine._runners["small"].times.num_passes

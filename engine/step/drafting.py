@@ -1,0 +1,134 @@
+"""The small model's passes of a step: small answers and the drafts for the large model."""
+
+from collections.abc import Callable
+
+from engine.protocols import Drafter, DraftLogits, DraftPass, Proposal, Trees, Verifier
+from engine.queue.scheduler import PassPlan, Scheduler
+from engine.step.tier_switch import TierSwitcher
+from engine.step.timed_passes import TimedPasses
+from engine.trees.verify_items import VerifiedPass, answer_slices
+
+Accept = Callable[[VerifiedPass], None]
+
+
+class Drafting:
+    """Runs the small passes of a step and drives the drafter's proposal through them.
+
+    Each pass advances the small tier's answers by a token and the drafts by a level. `accept` takes
+    what a pass has decided for small answers.
+    """
+
+    def __init__(
+        self,
+        *,
+        scheduler: Scheduler,
+        passes: TimedPasses,
+        verifier: Verifier,
+        drafter: Drafter | None,
+        tier_switcher: TierSwitcher,
+        accept: Accept,
+        clock: Callable[[], float],
+    ) -> None:
+        self._scheduler = scheduler
+        self._passes = passes
+        self._verifier = verifier
+        self._drafter = drafter
+        self._tier_switcher = tier_switcher
+        self._accept = accept
+        self._clock = clock
+
+    def run(self, large: PassPlan, after_pass: Callable[[], None] | None = None) -> Trees:
+        """Advance small answers and drafts together; return the trees for the large pass.
+
+        after_pass: called behind every small pass that a large one follows.
+        """
+        drafts = _ProposalRun(self._propose(large))
+        num_wanted = 1 if large.is_empty else self._passes.num_small_beside_large()
+        number = 0
+        while drafts.is_open or number < num_wanted:
+            # Answers are planned before drafts: where blocks are short, answers take them.
+            plan = self._plan_answers(number)
+            wanted = drafts.next_pass()
+            if wanted is None and (plan.is_empty or number >= num_wanted):
+                break
+            drafts.logits = self._pass(plan, wanted or DraftPass(slices=[], owners=[]))
+            if after_pass is not None and not large.is_empty:
+                after_pass()
+            number += 1
+        return drafts.trees
+
+    def _propose(self, large: PassPlan) -> Proposal | None:
+        if self._drafter is None:
+            return None
+        is_rushed = len(large.prefills) > 1
+        sequences = [
+            sequence
+            for sequence in large.decodes
+            # Many prompts at once come first: guesses would make each of them wait longer.
+            if sequence.wants_tree and (not is_rushed or sequence.cascade is not None)
+        ]
+        return self._drafter.propose(sequences) if sequences else None
+
+    def _plan_answers(self, number: int) -> PassPlan:
+        running = self._scheduler.running.get("small")  # None: there is no such tier
+        if running is None or not (running or self._scheduler.waiting):
+            return PassPlan()
+        return self._scheduler.plan("small", self._clock(), with_prefill=number == 0)
+
+    def _pass(self, plan: PassPlan, wanted: DraftPass) -> DraftLogits:
+        """Run one pass for answers and drafts: device rows, then answers, then draft slices."""
+        answers, items = answer_slices(plan.decodes, plan.prefills)
+        num_front = 0 if wanted.device_rows is None else wanted.device_rows.total_rows
+        for item in items:
+            item.first_row += num_front
+        output = self._passes.forward("small", answers + wanted.slices, wanted.device_rows)
+        for sequence, num_rows in zip(wanted.owners, wanted.num_rows_each(), strict=True):
+            for counts in self._scheduler.counts(sequence, "small"):
+                counts.num_draft_rows += num_rows
+        self._scheduler.note_prefills(plan)
+        if items:
+            self._verify(VerifiedPass(items=items, output=output))
+        num_answer_rows = sum(piece.num_logit_rows for piece in answers)
+        return DraftLogits(
+            of_slices=output.logits[num_front + num_answer_rows :],
+            of_device_rows=output.logits[:num_front],
+        )
+
+    def _verify(self, done: VerifiedPass) -> None:
+        """Choose the next tokens of small answers."""
+        items, first = done.items, done.items[0].first_row
+        done.verdicts = self._verifier.verify(
+            [item.sequence for item in items],
+            [item.tree for item in items],
+            done.output.logits[first : first + len(items)],  # one row each
+        )
+        self._tier_switcher.note_candidates(items, done.verdicts, done.output.logits)
+        self._accept(done)
+
+
+class _ProposalRun:
+    """A proposal under way: `next_pass` sends it the `logits` of the last pass.
+
+    trees: the result, empty until the proposal is over.
+    """
+
+    def __init__(self, proposal: Proposal | None) -> None:
+        self._proposal = proposal
+        self.logits: DraftLogits | None = None
+        self.trees = Trees(host={})
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the proposal may want another pass."""
+        return self._proposal is not None
+
+    def next_pass(self) -> DraftPass | None:
+        """Return the rows that the proposal wants next; None where it is over."""
+        proposal, logits = self._proposal, self.logits
+        if proposal is None:
+            return None
+        try:
+            return next(proposal) if logits is None else proposal.send(logits)
+        except StopIteration as stop:
+            self._proposal, self.trees = None, stop.value
+            return None

@@ -1,0 +1,60 @@
+"""Forward passes of both models, their times, and the host work that is done beside them."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from engine.config import EngineConfig
+from engine.passes.device_rows import DeviceRows
+from engine.passes.runner import ForwardSlice, ModelRunner, PassOutput
+from engine.queue.scheduler import Scheduler
+from engine.request import Tier
+from engine.step.deferred_host_work import DeferredHostWork
+from engine.step.snapshot import StepCounts
+
+_PASS_TIME_WEIGHT: Final = 0.1
+
+
+class TimedPasses:
+    """Runs passes and learns how long they take.
+
+    mean_s: seconds of a tier's recent passes, as a running mean.
+    """
+
+    def __init__(
+        self,
+        *,
+        runners: Mapping[Tier, ModelRunner],
+        scheduler: Scheduler,
+        host_work: DeferredHostWork,
+        counts: StepCounts,
+        config: EngineConfig,
+    ) -> None:
+        self._runners = runners
+        self._scheduler = scheduler
+        self._host_work = host_work
+        self._counts = counts
+        self._config = config
+        self.mean_s: dict[Tier, float] = {"small": 1e-3, "large": 1e-3}
+
+    def forward(
+        self,
+        tier: Tier,
+        slices: list[ForwardSlice],
+        device_rows: DeviceRows | None = None,
+    ) -> PassOutput:
+        """Start a pass, do the deferred host work, and note the passes that have ended."""
+        runner = self._runners[tier]
+        output = runner.forward(slices, device_rows)
+        self._host_work.run()
+        for done in runner.take_finished():  # on a GPU earlier ones than this
+            self._counts.forward_s += done.seconds
+            self.mean_s[tier] += _PASS_TIME_WEIGHT * (done.seconds - self.mean_s[tier])
+            if done.num_logit_rows < done.num_rows:
+                self._scheduler.note_pass(tier, num_rows=done.num_rows, elapsed_s=done.seconds)
+        return output
+
+    def num_small_beside_large(self) -> int:
+        """How many small passes a large one leaves time for, by the passes' recent times."""
+        config, mean_s = self._config, self.mean_s
+        affordable = int(config.small_pass_share * mean_s["large"] / mean_s["small"])
+        return min(max(affordable, config.min_small_passes), config.max_small_passes)
