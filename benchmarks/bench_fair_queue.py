@@ -46,8 +46,8 @@ from benchmarks.prompts import Prompt
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.events import EngineEvent, Finished, TokensEmitted
-from engine.protocols import ArrivalOrder, QueuePolicy
 from engine.queue.fair_queue import FairQueue
+from engine.queue.policy import ArrivalOrder, QueuePolicy
 from engine.request import HIGH, NORMAL, EngineRequest
 
 

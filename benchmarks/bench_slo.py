@@ -70,8 +70,8 @@ from benchmarks.slo_trace import (
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.events import EngineEvent, Finished, TokensEmitted
-from engine.protocols import ArrivalOrder, QueuePolicy
 from engine.queue.fair_queue import FairQueue
+from engine.queue.policy import ArrivalOrder, QueuePolicy
 from engine.queue.slo_queue import SloQueue
 from engine.request import LOW, NORMAL, EngineRequest, LatencyObjective
 

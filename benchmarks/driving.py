@@ -21,7 +21,8 @@ from engine.events import Finished, RequestStats, TokensEmitted
 from engine.model.decoder import DecoderModel, DtypeName, ForwardOutput
 from engine.passes.runner import ModelRunner
 from engine.passes.step_times import follow_step_times
-from engine.protocols import QueuePolicy, Verdict
+from engine.protocols import Verdict
+from engine.queue.policy import QueuePolicy
 from engine.request import EngineRequest, SamplingParams, Source, SpeculationParams, Tier
 from engine.sequences.sequence import Sequence as EngineSequence
 from engine.trees.token_tree import TokenTree

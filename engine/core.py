@@ -19,9 +19,10 @@ from engine.events import (
 )
 from engine.grammar.grammar import GrammarCompiler, InvalidGrammarError
 from engine.passes.runner import ModelRunner, PassOutput
-from engine.protocols import Drafter, QueuePolicy, Verdict, Verifier
+from engine.protocols import Drafter, Verdict, Verifier
 from engine.queue.admission import ObjectiveGate, check_cascade, check_prompt, check_room, tier_info
 from engine.queue.grammar_queue import GrammarQueue
+from engine.queue.policy import QueuePolicy
 from engine.queue.scheduler import PassPlan, Scheduler
 from engine.queue.slo_queue import SloQueue
 from engine.request import EngineRequest, Tier
@@ -67,10 +68,10 @@ class Engine:
         self._config = config or EngineConfig()
         self._clock = clock
         self.scheduler = Scheduler(
-            runners=self._runners,
+            caches=self._runners,
             config=self._config,
             policy=policy or SloQueue(),
-            drafter=drafter,
+            drafts=drafter,
         )
         has_device = any(runner.device.type != "cpu" for runner in self._runners.values())
         self._host_work = DeferredHostWork(overlaps=self._config.overlap and has_device)

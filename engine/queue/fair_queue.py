@@ -14,7 +14,7 @@ from heapq import heapify, heappop, heapreplace
 from operator import attrgetter
 from typing import Final
 
-from engine.protocols import QueuePolicy
+from engine.queue.policy import QueuePolicy
 from engine.request import HIGH, Tier
 from engine.sequences.sequence import Sequence
 

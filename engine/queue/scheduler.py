@@ -4,11 +4,11 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import takewhile
+from typing import Protocol
 
-from engine.cache.block_pool import OutOfBlocksError
+from engine.cache.block_pool import BlockPool, OutOfBlocksError
 from engine.config import EngineConfig
-from engine.passes.runner import ModelRunner
-from engine.protocols import Drafter, QueuePolicy, StepThrottle
+from engine.queue.policy import QueuePolicy, StepThrottle
 from engine.request import Tier
 from engine.sequences.sequence import Sequence, SequenceStatus
 from engine.sequences.work_counts import WorkCounts, note_start
@@ -42,6 +42,27 @@ class PassPlan:
         self.prefills = [p for p in self.prefills if p[0].status is SequenceStatus.RUNNING]
 
 
+class BlockCache(Protocol):
+    """The KV cache of a tier."""
+
+    @property
+    def pool(self) -> BlockPool:
+        """The blocks that its sequences share."""
+
+    def copy_blocks(self, pairs: list[tuple[int, int]], /) -> None:
+        """Copy the content of blocks: (source, destination)."""
+
+
+class DraftBlocks(Protocol):
+    """Blocks of the small cache that are held for drafts; see `engine.protocols.Drafter`."""
+
+    def release(self, sequence: Sequence) -> None:
+        """Give back what is held for a sequence."""
+
+    def reclaim(self, num_blocks: int) -> None:
+        """Give back at least so many blocks if they are held."""
+
+
 class Scheduler:
     """The one queue, and the sequences that run.
 
@@ -52,19 +73,19 @@ class Scheduler:
     def __init__(
         self,
         *,
-        runners: Mapping[Tier, ModelRunner],
+        caches: Mapping[Tier, BlockCache],
         config: EngineConfig,
         policy: QueuePolicy,
-        drafter: Drafter | None,
+        drafts: DraftBlocks | None,
     ) -> None:
         self.waiting: list[Sequence] = []
         self.held: list[Sequence] = []  # answers that have ended and may be handed over
-        self.running: dict[Tier, list[Sequence]] = {tier: [] for tier in runners}
-        self.counters: dict[Tier, WorkCounts] = {tier: WorkCounts() for tier in runners}
-        self._runners = runners
+        self.running: dict[Tier, list[Sequence]] = {tier: [] for tier in caches}
+        self.counters: dict[Tier, WorkCounts] = {tier: WorkCounts() for tier in caches}
+        self._caches = caches
         self._config = config
         self._policy = policy
-        self._drafter = drafter
+        self._drafts = drafts
         self.times = ServiceTimes(config)
         policy.attach(self.times, num_places=config.max_sequences)
         self._throttle: StepThrottle | None = None  # of the step
@@ -295,7 +316,7 @@ class Scheduler:
                 return
             num_tokens = self._chunk(sequence, budget)
             num_rows = max(num_tokens, 1)
-            self._runners[tier].copy_blocks(
+            self._caches[tier].copy_blocks(
                 sequence.view.reserve(sequence.view.num_computed_tokens + num_rows)
             )
             self.waiting.remove(sequence)
@@ -370,7 +391,7 @@ class Scheduler:
         One block for each running sequence is kept free, or the newcomer would soon be pre-empted.
         """
         tier = sequence.tier
-        pool = self._runners[tier].pool
+        pool = self._caches[tier].pool
         headroom = len(self.running[tier])
         view = sequence.view
         if pool.num_available <= headroom:
@@ -401,7 +422,7 @@ class Scheduler:
                 if victim is sequence:
                     return False
             else:
-                self._runners[sequence.tier].copy_blocks(copies)
+                self._caches[sequence.tier].copy_blocks(copies)
                 return True
 
     def _make_room(self, tier: Tier, num_blocks: int) -> bool:
@@ -409,17 +430,17 @@ class Scheduler:
 
         Held answers go first: nobody may ever ask for what they keep.
         """
-        pool = self._runners[tier].pool
+        pool = self._caches[tier].pool
         for sequence in reversed(self.held):
             if pool.num_available >= num_blocks:
                 return True
             if sequence.tier == tier:
                 sequence.view.release()
-        if tier == "small" and self._drafter is not None:
-            self._drafter.reclaim(num_blocks - pool.num_available)
+        if tier == "small" and self._drafts is not None:
+            self._drafts.reclaim(num_blocks - pool.num_available)
         return pool.num_available >= num_blocks
 
     def _release(self, sequence: Sequence) -> None:
         sequence.view.release()
-        if self._drafter is not None:
-            self._drafter.release(sequence)
+        if self._drafts is not None:
+            self._drafts.release(sequence)

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final
 
-from engine.protocols import StepThrottle
 from engine.queue.fair_queue import FairQueue, FairQueueConfig
+from engine.queue.policy import StepThrottle
 from engine.request import LOW, NORMAL, Tier
 from engine.sequences.sequence import Sequence, SequenceStatus
 from engine.ttft_predictor import ServiceTimes

@@ -3,14 +3,17 @@
 import enum
 import itertools
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from engine.cache.kv_view import KVView
 from engine.events import FinishReason, RequestStats, TokensEmitted
-from engine.grammar.grammar import GrammarState
 from engine.request import TIERS, CascadeParams, EngineRequest, Tier
-from engine.sequences.logit_rules import LogitRule
-from engine.sequences.noise import SequenceNoise
 from engine.sequences.work_counts import WorkCounts
+
+if TYPE_CHECKING:  # they load torch, which the queue does without
+    from engine.grammar.grammar import GrammarState
+    from engine.sequences.logit_rules import LogitRule
+    from engine.sequences.noise import SequenceNoise
 
 _arrival_numbers = itertools.count()
 
@@ -41,13 +44,13 @@ class Sequence:
     request: EngineRequest
     tier: Tier
     view: KVView
-    noise: SequenceNoise
+    noise: "SequenceNoise"
     submitted_s: float
     token_ids: list[int]
     # What changes the logits before a token is chosen: penalties, biases, a grammar.
-    rules: list[LogitRule] = field(default_factory=list)
+    rules: "list[LogitRule]" = field(default_factory=list)
     # The last of the rules, where the answer must conform to a grammar.
-    grammar: GrammarState | None = None
+    grammar: "GrammarState | None" = None
     status: SequenceStatus = SequenceStatus.WAITING
     finish_reason: FinishReason | None = None
     # An earlier answer, offered as a draft: what a hand-off from the other tier leaves behind. What
@@ -56,7 +59,7 @@ class Sequence:
     proposal_candidates: list[Candidates] = field(default_factory=list)
     # The same of the answer that is being written, for the large tier, by that tier's own noise.
     candidates: list[Candidates] = field(default_factory=list)
-    large_noise: SequenceNoise | None = None
+    large_noise: "SequenceNoise | None" = None
     # Why a watched answer ended that waits for `settle` or a change of tier.
     held_reason: FinishReason | None = None
     is_settled: bool = False
@@ -155,7 +158,7 @@ class Sequence:
         """The counts of a tier's work for this request."""
         return self.work.setdefault(tier, WorkCounts())
 
-    def start_over(self, tier: Tier, noise: SequenceNoise) -> None:
+    def start_over(self, tier: Tier, noise: "SequenceNoise") -> None:
         """Retract the answer and begin another tier's own, which is counted from zero.
 
         The large tier gets the retracted one as a proposal.
@@ -169,7 +172,7 @@ class Sequence:
         self.num_drafted_tokens = self.num_accepted_tokens = self.num_steps = 0
         self.num_unratified_tokens = self.num_reused_tokens = 0
 
-    def go_on(self, tier: Tier, noise: SequenceNoise) -> None:
+    def go_on(self, tier: Tier, noise: "SequenceNoise") -> None:
         """Leave the rest of the answer to another tier."""
         self.tier, self.noise = tier, noise
         self.candidates = []

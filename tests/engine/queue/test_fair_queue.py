@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from engine.config import EngineConfig
 from engine.errors import QueueFullError
 from engine.events import Finished
-from engine.protocols import ArrivalOrder
 from engine.queue.fair_queue import FairQueue, FairQueueConfig
+from engine.queue.policy import ArrivalOrder
 from engine.request import HIGH, LOW, NORMAL, EngineRequest, SamplingParams, Tier
 from engine.sequences.sequence import Sequence, SequenceStatus
-from tests.engine.queue.test_scheduler import BLOCK_SIZE, CAPACITY, Simulation
+from tests.engine.queue.simulation import BLOCK_SIZE, CAPACITY, Simulation, new_sequence
 from tests.engines import (
     assert_idle,
     make_engine,
@@ -62,14 +62,7 @@ class Place(Simulation):
             weight=weight,
             priority=priority,
         )
-        sequence = Sequence(
-            request=request,
-            tier=tier,
-            view=self.runners[tier].new_view(),
-            noise=None,  # type: ignore[arg-type]
-            submitted_s=submitted_s,
-            token_ids=list(request.prompt_token_ids),
-        )
+        sequence = new_sequence(request, self.caches[tier], submitted_s=submitted_s)
         self.live[request.request_id] = sequence
         self.everybody.append(sequence)
         self.scheduler.add(sequence)

@@ -5,211 +5,18 @@ hold, nobody is planned twice, older goes before younger, every request ends, no
 """
 
 import random
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.cache.block_pool import BlockPool, OutOfBlocksError, root_hash
-from engine.cache.kv_view import KVView
 from engine.config import EngineConfig
-from engine.protocols import ArrivalOrder, QueuePolicy
-from engine.queue.scheduler import PassPlan, Scheduler
-from engine.request import EngineRequest, SamplingParams, Tier
-from engine.sequences.noise import SequenceNoise
-from engine.sequences.sequence import Sequence, SequenceStatus
-
-BLOCK_SIZE = 4
-CAPACITY = 40  # tokens that a pool holds, at least
-
-
-@dataclass
-class FakeRunner:
-    """A pool and nothing behind it."""
-
-    pool: BlockPool
-    prefix_caching: bool = True
-    num_copied: int = 0
-
-    def copy_blocks(self, pairs: Iterable[tuple[int, int]]) -> None:
-        self.num_copied += len(list(pairs))
-
-    def new_view(self, salt: str = "") -> KVView:
-        return KVView(self.pool, root=root_hash(salt), prefix_caching=self.prefix_caching)
-
-
-@dataclass
-class FakeDrafter:
-    """Holds small blocks for large sequences until somebody wants them."""
-
-    runner: FakeRunner
-    views: dict[str, KVView] = field(default_factory=dict)
-
-    def draft(self, sequence: Sequence) -> None:
-        view = self.views.setdefault(sequence.request_id, self.runner.new_view())
-        try:
-            view.reserve(len(sequence.token_ids))
-        except OutOfBlocksError:
-            return
-        view.advance(len(sequence.token_ids), sequence.token_ids)
-
-    def release(self, sequence: Sequence) -> None:
-        view = self.views.pop(sequence.request_id, None)
-        if view is not None:
-            view.release()
-
-    def reclaim(self, num_blocks: int) -> None:
-        wanted = self.runner.pool.num_available + num_blocks
-        for request_id in reversed(list(self.views)):
-            if self.runner.pool.num_available >= wanted:
-                return
-            self.views.pop(request_id).release()
-
-
-@dataclass
-class Whimsical(QueuePolicy):
-    """A queue policy without any order."""
-
-    rng: random.Random
-
-    def order(self, waiting: list[Sequence], now_s: float) -> list[Sequence]:
-        return self.rng.sample(waiting, len(waiting))
-
-
-class Simulation:
-    """Plays the engine's part: submits, computes plans, finishes."""
-
-    def __init__(
-        self,
-        *,
-        num_blocks: dict[Tier, int],
-        config: EngineConfig | None = None,
-        prefix_caching: bool = True,
-        policy: QueuePolicy | None = None,
-    ) -> None:
-        self.config = config or EngineConfig()
-        self.runners = {
-            tier: FakeRunner(
-                BlockPool(num_blocks=count, block_size=BLOCK_SIZE), prefix_caching=prefix_caching
-            )
-            for tier, count in num_blocks.items()
-        }
-        self.drafter = FakeDrafter(self.runners["small"])
-        self.scheduler = Scheduler(
-            runners=self.runners,  # type: ignore[arg-type]
-            config=self.config,
-            policy=policy or ArrivalOrder(),
-            drafter=self.drafter,  # type: ignore[arg-type]
-        )
-        self.live: dict[str, Sequence] = {}
-        self.finished: list[str] = []
-        self.started: list[str] = []
-        self.num_rows: list[int] = []
-
-    def submit(
-        self,
-        request_id: str,
-        prompt: Iterable[int],
-        *,
-        tier: Tier = "large",
-        max_tokens: int = 6,
-        group_id: str | None = None,
-    ) -> Sequence:
-        sampling = SamplingParams(max_tokens=max_tokens)
-        request = EngineRequest(
-            request_id=request_id,
-            prompt_token_ids=tuple(prompt),
-            tier=tier,
-            sampling=sampling,
-            group_id=group_id,
-        )
-        sequence = Sequence(
-            request=request,
-            tier=tier,
-            view=self.runners[tier].new_view(),
-            noise=SequenceNoise(sampling, tier, vocab_size=10),
-            submitted_s=0.0,
-            token_ids=list(request.prompt_token_ids),
-        )
-        self.live[request_id] = sequence
-        self.scheduler.add(sequence)
-        return sequence
-
-    def abort(self, request_id: str) -> None:
-        self.scheduler.remove(self.live.pop(request_id))
-
-    def switch(self, request_id: str, tier: Tier) -> None:
-        """As `Engine.switch_tier` does, without adopting the old view."""
-        sequence = self.live[request_id]
-        old_view = sequence.view
-        sequence.view = self.runners[tier].new_view()
-        self.scheduler.remove(sequence)
-        del sequence.token_ids[sequence.num_prompt_tokens :]
-        sequence.tier = tier
-        old_view.release()
-        self.scheduler.add(sequence)
-
-    def step(self) -> None:
-        for tier in ("large", "small"):
-            plan = self.scheduler.plan(tier, 0.0)
-            self.check(plan, tier)
-            self.compute(plan)
-        for sequence in self.scheduler.running["large"]:
-            if sequence.is_decoding:
-                self.drafter.draft(sequence)
-
-    def check(self, plan: PassPlan, tier: Tier) -> None:
-        planned = [*plan.decodes, *(sequence for sequence, _ in plan.prefills)]
-        assert len({sequence.request_id for sequence in planned}) == len(planned), "planned twice"
-        num_rows = len(plan.decodes) + sum(count for _, count in plan.prefills)
-        if plan.prefills:
-            assert num_rows <= self.config.max_tokens_per_step
-        self.num_rows.append(num_rows)
-        assert self.scheduler.num_running <= self.config.max_sequences
-        for sequence, count in [(s, 1) for s in plan.decodes] + plan.prefills:
-            assert sequence.tier == tier
-            assert sequence.status is SequenceStatus.RUNNING
-            assert sequence in self.scheduler.running[tier]
-            assert 0 < count <= sequence.num_uncomputed_tokens
-            end = sequence.view.num_computed_tokens + count
-            assert len(sequence.view.block_table) * BLOCK_SIZE >= end, "slots are not reserved"
-            written = range(sequence.view.num_computed_tokens // BLOCK_SIZE, -(-end // BLOCK_SIZE))
-            for index in written:
-                assert self.runners[tier].pool.ref_count(sequence.view.block_table[index]) == 1
-        for sequence, _ in plan.prefills:
-            if sequence.request_id not in self.started:
-                self.started.append(sequence.request_id)
-
-    def compute(self, plan: PassPlan) -> None:
-        for sequence, count in [(s, 1) for s in plan.decodes] + plan.prefills:
-            sequence.view.advance(sequence.view.num_computed_tokens + count, sequence.token_ids)
-            if sequence.num_uncomputed_tokens == 0:
-                sequence.token_ids.append(1)
-                if sequence.num_remaining_tokens == 0:
-                    self.scheduler.remove(sequence)
-                    del self.live[sequence.request_id]
-                    self.finished.append(sequence.request_id)
-
-    def run(self, max_steps: int = 2000) -> None:
-        steps = 0
-        while self.live:
-            self.step()
-            steps += 1
-            assert steps < max_steps, "somebody never ends"
-
-    def assert_empty(self) -> None:
-        assert not self.scheduler.waiting
-        assert self.scheduler.num_running == 0
-        assert all(runner.pool.num_used == 0 for runner in self.runners.values())
-
-
-def simulate(*, large: int = 10, small: int = 10, **config: object) -> Simulation:
-    return Simulation(
-        num_blocks={"large": large, "small": small},
-        config=EngineConfig(**{"min_prefill_tokens": 1, **config}),  # type: ignore[arg-type]
-    )
+from engine.queue.policy import QueuePolicy
+from engine.request import Tier
+from engine.sequences.sequence import Sequence
+from tests.engine.queue.simulation import BLOCK_SIZE, CAPACITY, Simulation, Whimsical, simulate
 
 
 @given(
@@ -350,7 +157,7 @@ def test_drafts_go_before_answers() -> None:
     simulation.submit("large", [1] * 28, max_tokens=8)
     simulation.step()
     simulation.step()
-    assert simulation.runners["small"].pool.num_used == 8  # the draft view
+    assert simulation.caches["small"].pool.num_used == 8  # the draft view
     simulation.submit("small", [2] * 20, tier="small", max_tokens=12)
     simulation.step()
     assert "large" not in simulation.drafter.views or (
@@ -438,7 +245,7 @@ def test_who_gives_way_and_starts_again_in_one_plan_is_planned_once() -> None:
     middle = simulation.submit("middle", [2] * 16, max_tokens=9)
     latest = simulation.submit("latest", [3] * 4, max_tokens=9)
     simulation.step()  # the latest two start; the oldest has 16 tokens to go
-    pool = simulation.runners["large"].pool
+    pool = simulation.caches["large"].pool
     elsewhere = [pool.allocate() for _ in range(pool.num_available - 2)]
     # Both decode into the last two blocks, then the prompt takes theirs; the short one fits again.
     plan = simulation.scheduler.plan("large", 0.0)
@@ -472,7 +279,7 @@ def test_removing_frees_blocks_at_once(status: str) -> None:
     if status == "decoding":
         simulation.step()
         simulation.step()
-    held = simulation.runners["large"].pool.num_used
+    held = simulation.caches["large"].pool.num_used
     assert (held == 0) == (status == "waiting")
     simulation.abort("a")
     simulation.assert_empty()
@@ -484,7 +291,21 @@ def test_a_shared_block_is_copied_when_the_prefix_hit_ends_inside_it() -> None:
     simulation.step()
     simulation.submit("other", [1] * 8, max_tokens=4)
     simulation.step()
-    assert simulation.runners["large"].num_copied == 1
+    assert simulation.caches["large"].num_copied == 1
     other = simulation.live["other"]
     assert other.view.block_table[0] == owner.view.block_table[0]
     assert other.view.block_table[1] != owner.view.block_table[1]
+
+
+def test_the_queue_runs_without_torch() -> None:
+    """The simulation and one of its tests, in a process in which importing torch fails."""
+    program = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from tests.engine.queue import test_scheduler, test_slo_queue\n"
+        "test_scheduler.test_later_small_passes_take_no_prefill()\n"
+        "print('torch is', sys.modules['torch'])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "torch is None\n", done.stderr

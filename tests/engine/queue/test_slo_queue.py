@@ -21,7 +21,7 @@ from engine.request import (
     Tier,
 )
 from engine.sequences.sequence import Sequence, SequenceStatus
-from tests.engine.queue.test_scheduler import BLOCK_SIZE, CAPACITY, Simulation
+from tests.engine.queue.simulation import BLOCK_SIZE, CAPACITY, Simulation, new_sequence
 
 BATCH = LatencyObjective(is_batch=True)
 CONFIG = SloQueueConfig(
@@ -71,14 +71,7 @@ class Place(Simulation):
             priority=priority,
             objective=objective,
         )
-        sequence = Sequence(
-            request=request,
-            tier=tier,
-            view=self.runners[tier].new_view(),
-            noise=None,  # type: ignore[arg-type]
-            submitted_s=self.now_s,
-            token_ids=list(request.prompt_token_ids),
-        )
+        sequence = new_sequence(request, self.caches[tier], submitted_s=self.now_s)
         self.live[request.request_id] = sequence
         self.scheduler.add(sequence)
         return sequence
