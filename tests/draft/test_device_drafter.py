@@ -389,7 +389,7 @@ def test_between_the_passes_the_host_reads_nothing(monkeypatch: pytest.MonkeyPat
     drafter._growth = growth
     monkeypatch.setattr("draft.device_drafter.upload", lambda values, _: on_meta(*values.shape))
     monkeypatch.setattr("engine.step.large_pass.upload", lambda values, _: on_meta(*values.shape))
-    monkeypatch.setattr(engine._verifier, "judge_forest", lambda *args: verdicts)
+    monkeypatch.setattr(engine._large._verifier, "judge_forest", lambda *args: verdicts)
     output = type("Output", (), {"logits": on_meta(12, 131, dtype=torch.float32)})()
     engine._large._judge_forest(forest, output)
     assert len(moves) == 4
