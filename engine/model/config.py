@@ -1,13 +1,13 @@
 """What the engine needs to know about a checkpoint, read from Hugging Face's config.json."""
 
-import contextlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-from transformers import AutoConfig, GenerationConfig, PretrainedConfig
+from types import SimpleNamespace
+from typing import Any, Final
 
 from engine.errors import UnsupportedModelError
+from engine.model.checkpoint_files import generation_eos, read_object
 from kernels.layers.rope import ROPE_TYPES, RopeConfig
 
 SUPPORTED_ARCHITECTURES = (
@@ -20,6 +20,28 @@ _SUPPORTED = (
     f"Supported are {', '.join(SUPPORTED_ARCHITECTURES)} with unquantised safetensors weights "
     "(bfloat16, float16 or float32)."
 )
+
+# With all of these, a config.json leaves nothing to a default of its architecture.
+_NAMED: Final[Mapping[str, tuple[type, ...]]] = {
+    "hidden_size": (int,),
+    "num_hidden_layers": (int,),
+    "num_attention_heads": (int,),
+    "num_key_value_heads": (int,),
+    "head_dim": (int,),
+    "intermediate_size": (int,),
+    "vocab_size": (int,),
+    "rms_norm_eps": (float,),
+    "max_position_embeddings": (int,),
+    "tie_word_embeddings": (bool,),
+    "rope_parameters": (dict,),
+    "bos_token_id": (int, type(None)),
+    "eos_token_id": (int, list, type(None)),
+}
+_MODEL_TYPES: Final = {
+    "LlamaForCausalLM": "llama",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,20 +102,53 @@ class ModelConfig:
         model_id = str(path_or_id)
         raw = _raw_config(model_id)
         _refuse_unsupported(model_id, raw)
-        try:
-            config = AutoConfig.from_pretrained(model_id)
-        except (OSError, ValueError, KeyError) as error:
-            raise UnsupportedModelError(f"{model_id}: config.json is broken: {error}") from error
+        config = SimpleNamespace(**raw) if _is_complete(raw) else _transformers_config(model_id)
         return _from_config(model_id, raw["architectures"][0], config)
 
 
 def _raw_config(model_id: str) -> dict[str, Any]:
+    """Read config.json as it stands."""
     folder = Path(model_id).expanduser()
     if folder.exists() and not (folder / "config.json").is_file():
         raise UnsupportedModelError(
             f"{model_id} is not a checkpoint: it has no config.json. Give a folder with "
             "config.json, *.safetensors and a tokenizer, or a Hugging Face id."
         )
+    found = read_object(folder / "config.json")
+    return _raw_transformers_config(model_id) if found is None else found
+
+
+def _is_complete(raw: Mapping[str, Any]) -> bool:
+    """Whether transformers would add nothing to a config that `_from_config` reads.
+
+    It takes transformers 2 seconds to be imported, and its configurations fill in the defaults of
+    an architecture, convert what older versions wrote, and refuse values that make no sense.
+    """
+    return (
+        raw.get("model_type") == _MODEL_TYPES.get(raw["architectures"][0], "")
+        and not raw.get("use_sliding_window")
+        and all(type(raw.get(name, ...)) in types for name, types in _NAMED.items())
+        and not raw["hidden_size"] % raw["num_attention_heads"]
+        and not {"rope_theta", "rope_scaling"} & raw.keys()
+        and {"rope_type", "rope_theta"} <= raw["rope_parameters"].keys()
+        and raw["rope_parameters"]["rope_type"] == "default"
+    )
+
+
+def _transformers_config(model_id: str) -> Any:
+    """Read config.json with the defaults of its architecture."""
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(model_id)
+    except (OSError, ValueError, KeyError) as error:
+        raise UnsupportedModelError(f"{model_id}: config.json is broken: {error}") from error
+
+
+def _raw_transformers_config(model_id: str) -> dict[str, Any]:
+    """Fetch config.json from the hub, or say what is wrong with it."""
+    from transformers import PretrainedConfig
+
     try:
         raw, _ = PretrainedConfig.get_config_dict(model_id)
     except (OSError, ValueError) as error:
@@ -196,10 +251,7 @@ def _sliding_windows(architecture: str, config: Any) -> tuple[int | None, ...]:
 def _eos_token_ids(model_id: str, config: Any) -> tuple[int, ...]:
     """The ids that end an answer: generation_config.json's, which chat models extend."""
     found: list[int] = []
-    sources = [config.eos_token_id]
-    with contextlib.suppress(OSError):  # the file is optional
-        sources.append(GenerationConfig.from_pretrained(model_id).eos_token_id)
-    for source in sources:
+    for source in (config.eos_token_id, generation_eos(model_id)):
         ids = source if isinstance(source, (list, tuple)) else [source]
         found.extend(token_id for token_id in ids if token_id is not None)
     return tuple(dict.fromkeys(found))

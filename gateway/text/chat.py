@@ -1,17 +1,20 @@
 """Messages to token ids: one tier's chat template and tokenizer."""
 
+import asyncio
 import hashlib
 import inspect
 import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import jinja2
 
 from engine.errors import PromptTooLongError, UnsupportedModelError
+from engine.model.checkpoint_files import generation_eos
 from gateway.errors.tree import BadRequestError
 from gateway.schema.chat import AssistantMessage, InputMessage, Message, ToolMessage, join_parts
 from gateway.schema.template_variables import read_variables, reserved_variables
@@ -23,6 +26,7 @@ from gateway.text.detokenizer import (
     WindowDetokenizer,
     build_table,
 )
+from gateway.text.plain_tokenizer import PlainTokenizer, load_tokenizer
 from gateway.text.prompt_end import PromptEnd, is_amid_thinking
 from gateway.text.prompt_work import INLINE_CHARS, UNBOUNDED, PromptWork
 from gateway.text.thinking import CLOSE_TAG, OPEN_TAG
@@ -75,7 +79,7 @@ class ChatTokenizer:
 
     def __init__(
         self,
-        tokenizer: "PreTrainedTokenizerBase",
+        tokenizer: "PreTrainedTokenizerBase | PlainTokenizer",
         stop_token_ids: Sequence[int] = (),
         tool_format: ToolFormatName | None = None,
     ) -> None:
@@ -109,9 +113,27 @@ class ChatTokenizer:
         self.may_think = OPEN_TAG in str(tokenizer.chat_template)
         writes = (self.fingerprint, tokenizer.chat_template, self.stop_token_ids, self.dialect)
         self.rendering = hashlib.sha256(repr(writes).encode("utf-8", "replace")).hexdigest()
-        self._reserved = reserved_variables(tokenizer)
-        options = inspect.signature(tokenizer.apply_chat_template).parameters
-        self._can_sanitize = "sanitize_control_tokens" in options
+
+    @cached_property
+    def _renderer(self) -> "PreTrainedTokenizerBase":
+        """What renders chat templates: transformers."""
+        tokenizer = self._tokenizer
+        return tokenizer.complete() if isinstance(tokenizer, PlainTokenizer) else tokenizer
+
+    @cached_property
+    def _reserved(self) -> frozenset[str]:
+        """Names of variables that this tokenizer gives a meaning."""
+        return reserved_variables(self._renderer)
+
+    @cached_property
+    def _can_sanitize(self) -> bool:
+        """Whether this version of transformers keeps control tokens in messages plain text."""
+        options = inspect.signature(self._renderer.apply_chat_template).parameters
+        return "sanitize_control_tokens" in options
+
+    def prepare_rendering(self) -> None:
+        """Import what the first chat needs; blocks for seconds where it was not done before."""
+        _ = self._reserved, self._can_sanitize
 
     @classmethod
     def load(cls, path: str | Path, tool_format: ToolFormatName | None = None) -> Self:
@@ -119,13 +141,8 @@ class ChatTokenizer:
 
         Raises UnsupportedModelError when there is no fast tokenizer, OSError when there is nothing.
         """
-        from transformers import AutoTokenizer, GenerationConfig
-
-        tokenizer = AutoTokenizer.from_pretrained(str(path))
-        try:
-            ends = GenerationConfig.from_pretrained(str(path)).eos_token_id
-        except OSError:
-            ends = None
+        tokenizer = load_tokenizer(path)
+        ends = generation_eos(path)
         ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
         return cls(tokenizer, ends, tool_format)
 
@@ -147,6 +164,8 @@ class ChatTokenizer:
         Raises BadRequestError with the template's own words when it refuses the messages, and
         PromptTooLongError for a prompt far beyond `room`.
         """
+        if "_can_sanitize" not in self.__dict__:
+            await asyncio.to_thread(self.prepare_rendering)
         variables = read_variables(template_kwargs, self._reserved)
 
         def rendered() -> Prompt:
@@ -295,7 +314,7 @@ class ChatTokenizer:
             "add_generation_prompt": end == "new_answer",
             "continue_final_message": end == "final_message",
         }
-        return self._tokenizer.apply_chat_template(
+        return self._renderer.apply_chat_template(
             conversation, **{**settings, **options, **variables}
         )
 

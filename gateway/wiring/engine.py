@@ -391,11 +391,11 @@ def _both_models(settings: Settings) -> tuple[str, str]:
 
 
 def _load_tokenizer(path: str) -> Any:
-    """transformers' fast tokenizer of a folder or hub id. Raises EngineError."""
-    from transformers import AutoTokenizer
+    """The fast tokenizer of a folder or hub id. Raises EngineError."""
+    from gateway.text.plain_tokenizer import load_tokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
+        tokenizer = load_tokenizer(path)
     except (OSError, ValueError) as error:
         raise EngineError(f"{path}: the tokenizer cannot be loaded: {error}") from error
     if getattr(tokenizer, "backend_tokenizer", None) is None:

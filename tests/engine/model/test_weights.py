@@ -1,6 +1,7 @@
 """Reading checkpoints: single and sharded files, and refusals that say what is wrong."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.errors import UnsupportedModelError
-from engine.model.config import ModelConfig
+from engine.model.config import ModelConfig, _from_config
 from engine.model.decoder import DecoderModel
 from engine.model.weights import CheckpointReader, resolve_checkpoint
 from tests.models import HF_CONFIGS, save_hf_model
@@ -202,3 +203,21 @@ def test_rope_settings_of_older_checkpoints(tmp_path: Path) -> None:
     assert rope.factor == 8.0
     assert (rope.low_freq_factor, rope.high_freq_factor) == (1.5, 5.0)
     assert rope.original_max_positions == 100
+
+
+@pytest.mark.parametrize("name", [*MODELS, "bundled pair"])
+def test_a_config_read_from_its_file_is_what_transformers_makes_of_it(
+    name: str, tmp_path: Path
+) -> None:
+    folder = PAIR_FOLDER / "large" if name == "bundled pair" else tmp_path
+    if name != "bundled pair":
+        save_hf_model(name, folder)
+    config = ModelConfig.from_hf(folder)
+    raw = json.loads((folder / "config.json").read_text())
+    theirs = _from_config(str(folder), raw["architectures"][0], AutoConfig.from_pretrained(folder))
+    assert config == theirs
+
+
+def test_the_bundled_pair_is_read_without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert ModelConfig.from_hf(PAIR_FOLDER / "small").num_layers

@@ -1,0 +1,105 @@
+"""A checkpoint's tokenizer without transformers, where transformers would add nothing to it.
+
+Importing transformers takes 1 to 2 seconds of processor time; reading tokenizer.json takes none. Only
+rendering chat templates needs transformers then, which a gateway loads in the background while its
+engine starts.
+"""
+
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from tokenizers import Tokenizer
+
+from engine.model.checkpoint_files import read_object
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_PLAIN_CLASSES: Final = frozenset({"TokenizersBackend", "PreTrainedTokenizerFast"})
+_NAMES: Final = tuple(
+    f"{name}_token" for name in ["bos", "eos", "unk", "sep", "pad", "cls", "mask"]
+)
+_LISTS: Final = ("extra_special_tokens", "additional_special_tokens")
+# Fields with which transformers changes what tokenizer.json says.
+_CHANGES: Final = frozenset(
+    {"add_bos_token", "add_eos_token", "add_prefix_space", "added_tokens_decoder", "auto_map"}
+)
+_OTHER_FILES: Final = ("added_tokens.json", "special_tokens_map.json", "additional_chat_templates")
+
+
+class PlainTokenizer:
+    """Has what `ChatTokenizer` needs of a transformers tokenizer. Safe to use from threads."""
+
+    def __init__(self, folder: Path, backend: Tokenizer, config: Mapping[str, Any]) -> None:
+        """`config`: what tokenizer_config.json says."""
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._full: PreTrainedTokenizerBase | None = None
+        self.backend_tokenizer = backend
+        self.bos_token_id = _token_id(backend, config.get("bos_token"))
+        self.eos_token_id = _token_id(backend, config.get("eos_token"))
+        self.chat_template = _chat_template(folder, config)
+
+    @classmethod
+    def find(cls, path_or_id: str | Path) -> Self | None:
+        """Read the tokenizer of a local folder; None where transformers has to read it."""
+        folder = Path(path_or_id).expanduser()
+        config = read_object(folder / "tokenizer_config.json")
+        saved = read_object(folder / "tokenizer.json")
+        if config is None or saved is None or not _is_plain(folder, config, saved):
+            return None
+        return cls(folder, Tokenizer.from_file(str(folder / "tokenizer.json")), config)
+
+    def complete(self) -> "PreTrainedTokenizerBase":
+        """Return transformers' tokenizer of the same folder; imports transformers the first time."""
+        with self._lock:
+            if self._full is None:
+                from transformers import AutoTokenizer
+
+                self._full = AutoTokenizer.from_pretrained(str(self._folder))
+            return self._full
+
+
+def load_tokenizer(path_or_id: str | Path) -> "PlainTokenizer | PreTrainedTokenizerBase":
+    """Return the tokenizer of a folder or hub id, without transformers where that is possible.
+
+    Raises OSError or ValueError as transformers does.
+    """
+    if (plain := PlainTokenizer.find(path_or_id)) is not None:
+        return plain
+    from transformers import AutoTokenizer
+
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(path_or_id))
+    return tokenizer
+
+
+def _is_plain(folder: Path, config: Mapping[str, Any], saved: Mapping[str, Any]) -> bool:
+    """Whether all that transformers would add to tokenizer.json is in it already."""
+    named = [config[name] for name in _NAMES if config.get(name) is not None]
+    for name in _LISTS:
+        tokens = config.get(name) or []
+        if not isinstance(tokens, list):
+            return False
+        named += tokens
+    added = saved.get("added_tokens") or []
+    special = {token["content"] for token in added if token["special"]}
+    template = config.get("chat_template")
+    return (
+        config.get("tokenizer_class") in _PLAIN_CLASSES
+        and not _CHANGES & config.keys()
+        and not any((folder / name).exists() for name in _OTHER_FILES)
+        and all(isinstance(token, str) and token in special for token in named)
+        and (template is None or isinstance(template, str))
+    )
+
+
+def _token_id(backend: Tokenizer, token: str | None) -> int | None:
+    return None if token is None else backend.token_to_id(token)
+
+
+def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
+    """The template's own file goes before the one in tokenizer_config.json."""
+    path = folder / "chat_template.jinja"
+    return path.read_text(encoding="utf-8") if path.is_file() else config.get("chat_template")
