@@ -30,9 +30,9 @@ from benchmarks.record import Summary as Summary
 from benchmarks.record import paired_ratio as paired_ratio
 from benchmarks.record import percentile as percentile
 from gateway.settings.tree import Settings
-from gateway.wiring.build import openmp_environment
 from gateway.wiring.engine import default_num_threads
 from gateway.wiring.hardware import usable_physical_cores
+from gateway.wiring.start import openmp_environment
 
 CACHE = ROOT / "runs"
 """Where benchmarks keep what they make: ignored by git."""

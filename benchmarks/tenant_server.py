@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from unittest.mock import patch
 
 from benchmarks.mock_engine import MockEngine
-from gateway.server.serving import GatewayRun, listen, serve_until_signalled
+from gateway.server.listening import listen
+from gateway.server.serving import GatewayRun, serve_until_signalled
 from gateway.settings.tree import load_settings
 from gateway.telemetry.logs import configure_logging
 

@@ -3,9 +3,8 @@
 import asyncio
 import logging
 import shutil
-import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import zmq.asyncio
@@ -14,6 +13,7 @@ from engine.errors import EngineDiedError, EngineError
 from engine.events import EngineEvent, EngineInfo, EngineStats
 from engine.request import EngineRequest, Tier
 from gateway.backends.client import LOADING_REASON, OnEnd
+from gateway.backends.spawning import EngineProcess, EngineRecipe, make_scratch_dir
 from gateway.backends.step_loop import ProgressCallback, no_progress
 from gateway.backends.streams import NOT_READY_MESSAGE, SHUT_DOWN_MESSAGE, EventStreams
 from gateway.backends.wire import (
@@ -29,7 +29,6 @@ from gateway.backends.wire import (
     unpack_error,
 )
 from gateway.backends.worker import Worker
-from gateway.telemetry.logs import LogFormat
 
 log = logging.getLogger(__name__)
 
@@ -49,32 +48,26 @@ class ProcessEngineClient:
     `CrashSuspectError` (gateway/backends/crash_suspects.py).
     """
 
-    def __init__(  # noqa: PLR0913 - all but the first two by keyword
+    def __init__(
         self,
-        builder: str,
-        arguments: str,
+        recipe: EngineRecipe,
         *,
-        environment: Mapping[str, str | None] | None = None,
+        first: EngineProcess | None = None,
         on_progress: ProgressCallback = no_progress,
         stall_timeout_s: float = 120.0,
         unready_after_s: float = 10.0,
-        log_level: str = "INFO",
-        log_format: LogFormat = "text",
     ) -> None:
-        """`builder` (`module:function`) makes the engine in the new process from `arguments`.
+        """`first`: a process that was made by the recipe already; others follow when it dies.
 
-        `environment` is added to this process's own variables, or takes one away (None). An engine
-        that was not heard for `unready_after_s` takes no new requests until it is heard again.
+        An engine that was not heard for `unready_after_s` takes no new requests until it is heard
+        again.
         """
-        self._builder = builder
-        self._arguments = arguments
-        self._environment = dict(environment or {})
+        self._recipe = recipe
+        self._first = first
         self._on_progress = on_progress
         self._stall_timeout_s = stall_timeout_s
         self._unready_after_s = unready_after_s
         self._is_quiet = False
-        self._log_level = log_level
-        self._log_format = log_format
         self._streams = EventStreams(self._send)
         self._context: zmq.asyncio.Context | None = None
         self._scratch_dir: Path | None = None
@@ -98,7 +91,7 @@ class ProcessEngineClient:
         if self._context is not None:
             raise EngineDiedError("This engine client is closed; make a new one.")
         self._context = zmq.asyncio.Context()
-        self._scratch_dir = _make_scratch_dir()
+        self._scratch_dir = self._first.scratch_dir if self._first else make_scratch_dir()
         try:
             await self._start_worker()
         except BaseException:
@@ -173,16 +166,14 @@ class ProcessEngineClient:
         assert self._context is not None
         assert self._scratch_dir is not None
         self._num_starts += 1
+        first, self._first = self._first, None
+        # A socket of its own for each: nothing of a dead one's can reach the next.
+        spec = self._recipe.spec(self._scratch_dir, f"engine-{self._num_starts}")
         self._worker = Worker(
             self._context,
-            builder=self._builder,
-            arguments=self._arguments,
-            scratch_dir=self._scratch_dir,
-            # A socket of its own for each: nothing of a dead one's can reach the next.
-            name=f"engine-{self._num_starts}",
-            environment=self._environment,
-            log_level=self._log_level,
-            log_format=self._log_format,
+            spec=first.spec if first else spec,
+            environment=self._recipe.environment,
+            process=first.process if first else None,
             on_reply=self._handle,
             on_exit=self._streams.died,
         )
@@ -252,12 +243,3 @@ class ProcessEngineClient:
                 self._streams.answer(call_id, stats)
             case Loading(stage, fraction):
                 self._on_progress(stage, fraction)
-
-
-def _make_scratch_dir() -> Path:
-    """A private folder (mode 0700) for the sockets, with a path short enough for one."""
-    folder = Path(tempfile.mkdtemp(prefix="outrider-"))
-    if len(str(folder)) > 80:  # a socket's address holds 104 bytes on macOS
-        folder.rmdir()
-        folder = Path(tempfile.mkdtemp(prefix="outrider-", dir="/tmp"))
-    return folder

@@ -2,12 +2,9 @@
 
 import asyncio
 import logging
-import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import msgspec
 import zmq
@@ -16,6 +13,7 @@ import zmq.asyncio
 from engine.errors import EngineDiedError, EngineError
 from engine.events import EngineInfo
 from gateway.backends.engine_process import EXIT_REPORTED
+from gateway.backends.spawning import spawn
 from gateway.backends.wire import (
     Command,
     Crashed,
@@ -29,7 +27,6 @@ from gateway.backends.wire import (
     encode,
     unpack_error,
 )
-from gateway.telemetry.logs import LogFormat
 
 log = logging.getLogger(__name__)
 
@@ -42,21 +39,20 @@ _REPORT_TIMEOUT_S = 2.0  # a report is on the socket already when the exit statu
 class Worker:
     """Started by the constructor. `stop` must be called in any case: it reaps and closes."""
 
-    def __init__(  # noqa: PLR0913 - one caller, by keyword
+    def __init__(
         self,
         context: zmq.asyncio.Context,
         *,
-        builder: str,
-        arguments: str,
-        scratch_dir: Path,
-        name: str,
+        spec: WorkerSpec,
         environment: Mapping[str, str | None],
-        log_level: str,
-        log_format: LogFormat,
+        process: "subprocess.Popen[bytes] | None" = None,
         on_reply: Callable[[Reply], None],
         on_exit: Callable[[], None],
     ) -> None:
-        """Spawn the process. `on_reply` sees every reply; `on_exit` is called once, at its end."""
+        """Spawn the process, or take over one that was started with this `spec`.
+
+        `on_reply` sees every reply; `on_exit` is called once, at the process's end.
+        """
         self._on_reply = on_reply
         self._on_exit = on_exit
         self._loop = asyncio.get_running_loop()
@@ -68,17 +64,8 @@ class Worker:
         self._socket = context.socket(zmq.DEALER)
         self._socket.linger = 0
         self._socket.sndhwm = self._socket.rcvhwm = 0  # see engine_process
-        spec = self._bind(
-            WorkerSpec(
-                builder=builder,
-                arguments=arguments,
-                endpoint=f"ipc://{scratch_dir / name}",
-                scratch_dir=str(scratch_dir),
-                log_level=log_level,
-                log_format=log_format,
-            )
-        )
-        self._process = _spawn(spec, environment)
+        spec = self._bind(spec)
+        self._process = process or spawn(spec, environment)
         assert self._process.stdout is not None
         self._exit_pipe = self._process.stdout.fileno()
         self._loop.add_reader(self._exit_pipe, self._notice_exit)
@@ -221,24 +208,3 @@ class Worker:
                 return await asyncio.shield(self._report)
         except TimeoutError:
             return None
-
-
-def _spawn(spec: WorkerSpec, environment: Mapping[str, str | None]) -> subprocess.Popen[bytes]:
-    """Start the process and tell it what it is."""
-    # The same code as ours, wherever it was imported from.
-    ours = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    variables = {**ours, **environment}
-    process = subprocess.Popen(
-        # -P: the folder the user stands in is not a place to import from.
-        [sys.executable, "-P", "-m", "gateway.backends.engine_process"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env={name: value for name, value in variables.items() if value is not None},
-    )
-    assert process.stdin is not None
-    try:
-        process.stdin.write(msgspec.json.encode(spec) + b"\n")
-        process.stdin.flush()
-    except BrokenPipeError:
-        log.warning("engine process ended before it was told what to do")
-    return process

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 
 from engine.errors import EngineError
 from engine.events import EngineInfo
+from gateway.backends.spawning import EngineProcess
 from gateway.backends.step_loop import ProgressCallback, no_progress
 from gateway.edge.bounds import ConnectionBounds
 from gateway.edge.cors import CorsPolicy
@@ -26,41 +27,17 @@ from gateway.edge.protocol import edge_protocol
 from gateway.planning.context import GatewayContext
 from gateway.server.app import create_app
 from gateway.server.draining import DrainGate, Draining, watch_draining
+from gateway.server.listening import listen, url_of
 from gateway.settings.keys import KeySettings
-from gateway.settings.tree import Settings, SettingsError
+from gateway.settings.tree import Settings
 from gateway.storage.urls import NO_DATABASE
-from gateway.wiring.build import EngineClient, build_client, build_context, check_models
+from gateway.wiring.build import EngineClient, build_client, build_context
+from gateway.wiring.start import check_models
 from gateway.wiring.upstream import check_upstreams
 
 log = logging.getLogger(__name__)
 
 _GC_THRESHOLDS: Final = (10_000, 20, 50)
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """Take the port before anything slow happens. Raises SettingsError when it is not to be had."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        # So that a restarted gateway need not wait for the old one's connections to time out.
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.listen(2048)
-        listener.setblocking(False)
-    except OSError as error:
-        listener.close()
-        raise SettingsError(
-            f"cannot listen on {host} port {port}: {(error.strerror or str(error)).lower()}. "
-            "Choose another with --port (0 takes any free one) or stop what listens there."
-        ) from None
-    return listener
-
-
-def url_of(listener: socket.socket) -> str:
-    """The address to type into a browser."""
-    host, port = listener.getsockname()[:2]
-    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
-    return f"http://{f'[{host}]' if ':' in host and '[' not in host else host}:{port}"
 
 
 class _Server(uvicorn.Server):
@@ -82,12 +59,17 @@ class GatewayRun:
         *,
         on_progress: ProgressCallback = no_progress,
         on_ready: Callable[[EngineInfo], None] = lambda info: None,
+        engine_process: EngineProcess | None = None,
     ) -> None:
-        """`listener` is closed at the end. The callbacks are called in the event loop."""
+        """`listener` is closed at the end. The callbacks are called in the event loop.
+
+        `engine_process`: one that was started for these settings already.
+        """
         self._settings = settings
         self._listener = listener
         self._on_progress = on_progress
         self._on_ready = on_ready
+        self._engine_process = engine_process
         self._server: _Server | None = None
         self._draining = Draining()
         self._closing: asyncio.TimerHandle | None = None
@@ -99,7 +81,7 @@ class GatewayRun:
         with contextlib.closing(self._listener):
             check_models(self._settings)
             check_upstreams(self._settings, os.environ)
-            engine = build_client(self._settings, self._on_progress)
+            engine = build_client(self._settings, self._on_progress, self._engine_process)
             starting = asyncio.create_task(engine.start())
             try:
                 await self._serve(engine, starting)
@@ -119,14 +101,17 @@ class GatewayRun:
         gate = DrainGate(create_app(context), self._draining)
         self._server = _Server(self._uvicorn_config(gate, context))
         serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))
+        preparing = asyncio.create_task(asyncio.to_thread(_prepare_rendering, context))
         try:
             await asyncio.wait({starting, serving}, return_when=asyncio.FIRST_COMPLETED)
             if starting.done() and starting.exception() is None:
+                await preparing
                 _settle_memory()
                 self._on_ready(await engine.info())
             else:
                 self._server.should_exit = True
         finally:
+            preparing.cancel()
             await serving
             if self._closing is not None:
                 self._closing.cancel()
@@ -178,6 +163,15 @@ class GatewayRun:
             proxy_headers=False,  # who is asked by a proxy sees the proxy
             timeout_graceful_shutdown=max(1, round(server.drain_timeout_s)),
         )
+
+
+def _prepare_rendering(context: GatewayContext) -> None:
+    """Import what chats need while the engine loads, so that the first need not wait for it."""
+    try:
+        for tokenizer in context.tokenizers.values():
+            tokenizer.prepare_rendering()
+    except Exception:
+        log.exception("chat templates cannot be rendered")
 
 
 def _settle_memory() -> None:

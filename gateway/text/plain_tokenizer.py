@@ -1,8 +1,7 @@
 """A checkpoint's tokenizer without transformers, where transformers would add nothing to it.
 
-Importing transformers takes 1 to 2 seconds of processor time; reading tokenizer.json takes none. Only
-rendering chat templates needs transformers then, which a gateway loads in the background while its
-engine starts.
+Importing transformers takes 1 to 2 seconds of processor time, reading tokenizer.json none. Only
+rendering chat templates needs transformers then; a gateway imports it while its engine starts.
 """
 
 import threading
@@ -18,9 +17,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _PLAIN_CLASSES: Final = frozenset({"TokenizersBackend", "PreTrainedTokenizerFast"})
-_NAMES: Final = tuple(
-    f"{name}_token" for name in ["bos", "eos", "unk", "sep", "pad", "cls", "mask"]
-)
+_KINDS: Final = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+_NAMES: Final = tuple(f"{kind}_token" for kind in _KINDS)
 _LISTS: Final = ("extra_special_tokens", "additional_special_tokens")
 # Fields with which transformers changes what tokenizer.json says.
 _CHANGES: Final = frozenset(
@@ -53,7 +51,7 @@ class PlainTokenizer:
         return cls(folder, Tokenizer.from_file(str(folder / "tokenizer.json")), config)
 
     def complete(self) -> "PreTrainedTokenizerBase":
-        """Return transformers' tokenizer of the same folder; imports transformers the first time."""
+        """Return transformers' tokenizer of this folder; the first call imports transformers."""
         with self._lock:
             if self._full is None:
                 from transformers import AutoTokenizer

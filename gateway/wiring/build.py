@@ -6,21 +6,18 @@ no torch of its own.
 
 import os
 import random
-import sys
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from engine.errors import EngineError
 from engine.request import Tier
 from gateway.backends.absent import AbsentEngine
 from gateway.backends.in_process import InProcessEngineClient
 from gateway.backends.process_client import ProcessEngineClient
+from gateway.backends.spawning import EngineProcess
 from gateway.backends.step_loop import ProgressCallback, no_progress
 from gateway.edge.json_bounds import JsonBounds
-from gateway.settings.keys import KeySettings
-from gateway.settings.tiers import HandoffSettings, MirrorSettings
-from gateway.settings.tree import ENV_PREFIX, Settings, SettingsError, is_missing_folder
+from gateway.settings.tree import Settings
 from gateway.wiring.engine import (
     allowed_difference,
     compile_kernels,
@@ -29,47 +26,24 @@ from gateway.wiring.engine import (
     measure_budget,
     named_models,
 )
-from gateway.wiring.hardware import usable_physical_cores
+from gateway.wiring.start import engine_recipe
 
 if TYPE_CHECKING:
     from engine.core import Engine
     from gateway.planning.context import GatewayContext
 
-_READ_BY_ENGINE: Final = {"OUTRIDER_KERNELS"}
-
 EngineClient = InProcessEngineClient | ProcessEngineClient | AbsentEngine
 
 
-def openmp_environment(settings: Settings) -> dict[str, str]:
-    """Variables that a process which computes needs before it loads torch.
+def build_client(
+    settings: Settings,
+    on_progress: ProgressCallback = no_progress,
+    first: EngineProcess | None = None,
+) -> EngineClient:
+    """The engine as the settings want it: in its own process, in a thread of this one, or none.
 
-    OpenMP's threads spin for milliseconds at the end of every parallel piece of work by default.
-    Beside another busy process (the gateway itself on a small machine) that takes the core from
-    the very thread that is waited for: on 2 cores under load a 50 ms pass took 450 ms. Spinning
-    for some 50 microseconds bridges the gaps inside a pass and gives the core up after it.
-    libgomp reads GOMP_SPINCOUNT, LLVM's and Intel's runtimes KMP_BLOCKTIME (milliseconds).
+    `first`: the engine's process, where it was started before (`start_engine`).
     """
-    num_threads = settings.engine.num_threads or usable_physical_cores()
-    return {
-        "OMP_NUM_THREADS": str(num_threads),
-        "GOMP_SPINCOUNT": "2000",
-        "KMP_BLOCKTIME": "1",
-    }
-
-
-def engine_environment(settings: Settings, environ: Mapping[str, str]) -> dict[str, str | None]:
-    """The OpenMP variables of the engine's process, and None for each secret that it must not get.
-
-    The engine reads what clients wrote, so it knows neither keys nor databases:
-    `_engine_settings` leaves them out, and None removes their variables.
-    """
-    secrets = {tier.api_key_env for tier in settings.tiers.values()} - {None}
-    secrets |= {name for name in environ if name.upper().startswith(ENV_PREFIX)} - _READ_BY_ENGINE
-    return dict.fromkeys(filter(None, secrets)) | openmp_environment(settings)
-
-
-def build_client(settings: Settings, on_progress: ProgressCallback = no_progress) -> EngineClient:
-    """The engine as the settings want it: in its own process, in a thread of this one, or none."""
     if not settings.models.is_any:
         return AbsentEngine()
     if not settings.engine.process:
@@ -78,14 +52,11 @@ def build_client(settings: Settings, on_progress: ProgressCallback = no_progress
             lambda report: build_engine(settings, report), on_progress=on_progress
         )
     return ProcessEngineClient(
-        "gateway.wiring.build:build_engine_from_json",
-        _engine_settings(settings).model_dump_json(),
-        environment=engine_environment(settings, os.environ),
+        engine_recipe(settings),
+        first=first,
         on_progress=on_progress,
         stall_timeout_s=settings.engine.stall_timeout_s,
         unready_after_s=settings.engine.unready_after_s,
-        log_level=settings.log_level,
-        log_format=settings.telemetry.log_format,
     )
 
 
@@ -99,41 +70,6 @@ def _import_lazy_parts() -> None:
 
     for name in ("AutoConfig", "AutoTokenizer", "GenerationConfig"):
         getattr(transformers, name)
-
-
-def _engine_settings(settings: Settings) -> Settings:
-    """What the engine's process needs to know: nothing of servers elsewhere, keys and databases."""
-    not_its_business = {
-        "tiers": {},
-        "handoff": HandoffSettings(),
-        "mirror": MirrorSettings(),
-        "keys": KeySettings(),
-        "database_url": None,
-        "redis_url": None,
-        "experiments": {},
-    }
-    return settings.model_copy(update=not_its_business)
-
-
-def keep_torch_out() -> None:
-    """Make importing torch fail in this process from now on.
-
-    transformers' tokenizers work without torch but import it when they find it, which costs the
-    gateway seconds at start-up and some 250 MB for nothing. Python's own way to say that a module
-    is not to be had is None in its place.
-    """
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that torch is missing
-    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
-
-
-def check_models(settings: Settings) -> None:
-    """Raise SettingsError for a model that cannot be there, before anything is loaded."""
-    for tier, path in named_models(settings).items():
-        if is_missing_folder(path):
-            raise SettingsError(
-                f"models.{tier} = {path!r}: there is no such folder. Name one with a checkpoint, "
-                "or a Hugging Face id such as Qwen/Qwen3-0.6B."
-            )
 
 
 def build_context(settings: Settings, engine: EngineClient) -> "GatewayContext":

@@ -116,8 +116,9 @@ async def _run(
     """Load both models, and answer. Raises what loading and collecting raise."""
     from gateway.backends.in_process import InProcessEngineClient
     from gateway.wiring import build as wiring
+    from gateway.wiring.start import check_models
 
-    wiring.check_models(settings)
+    check_models(settings)
     console = make_console(stderr=True)
     with LoadingProgress(console) as loading:
         engine = InProcessEngineClient(

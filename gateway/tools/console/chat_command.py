@@ -135,8 +135,8 @@ def chat(  # noqa: PLR0913 - a flag each
 def _chat_with_own_engine(settings: Settings, talk: Callable[[str], None]) -> None:
     """Start a private gateway for the length of a conversation."""
     from gateway.tools.console.terminal import LoadingProgress, make_console
-    from gateway.tools.doctor.doctor import refuse_conflicts
-    from gateway.wiring.build import keep_torch_out
+    from gateway.tools.doctor.conflicts import refuse_conflicts
+    from gateway.wiring.start import keep_torch_out
 
     refuse_conflicts()
     start_logging("WARNING")

@@ -1,10 +1,10 @@
 """`outrider serve`: the settings' flags, then a gateway until a signal ends it."""
 
-from typing import Annotated
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from engine.events import EngineInfo
 from gateway.settings.tree import Settings, load_settings
 from gateway.tools.console.command import (
     Assignments,
@@ -20,6 +20,10 @@ from gateway.tools.console.command import (
     start_logging,
     tier_flags,
 )
+
+if TYPE_CHECKING:
+    from engine.events import EngineInfo
+    from gateway.backends.spawning import EngineProcess
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 
@@ -91,7 +95,7 @@ def serve(  # noqa: PLR0913 - a flag each
     assignments: Assignments = None,
 ) -> None:
     """Start the gateway; the help is `_SERVE_EXAMPLES`."""
-    from gateway.tools.doctor.doctor import refuse_conflicts
+    from gateway.tools.doctor.conflicts import refuse_conflicts
 
     refuse_conflicts()
     flags = {
@@ -119,12 +123,19 @@ def serve(  # noqa: PLR0913 - a flag each
 
 def _serve(settings: Settings) -> None:
     """Run until a signal says otherwise."""
-    from gateway.wiring.build import keep_torch_out
+    from gateway.wiring.start import keep_torch_out, start_engine
 
     start_logging(settings.log_level, settings.telemetry.log_format)
     if settings.engine.process or not settings.models.is_any:
         keep_torch_out()
-    from gateway.server.serving import GatewayRun, listen, serve_until_signalled, url_of
+    with start_engine(settings) or nullcontext() as engine_process:
+        _serve_with(settings, engine_process)
+
+
+def _serve_with(settings: Settings, engine_process: "EngineProcess | None") -> None:
+    """Import the gateway, while the engine's process loads, and run it."""
+    from gateway.server.listening import listen, url_of
+    from gateway.server.serving import GatewayRun, serve_until_signalled
     from gateway.tools.console.terminal import LoadingProgress, make_console, print_banner
     from gateway.wiring.tenancy import serving_host
 
@@ -135,10 +146,15 @@ def _serve(settings: Settings) -> None:
     url = url_of(listener)
     with LoadingProgress(make_console(stderr=True)) as progress:
 
-        def on_ready(info: EngineInfo) -> None:
+        def on_ready(info: "EngineInfo") -> None:
             progress.stop()
             print_banner(make_console(), url, info, settings.tiers)
 
-        serve_until_signalled(
-            GatewayRun(settings, listener, on_progress=progress.report, on_ready=on_ready)
+        run = GatewayRun(
+            settings,
+            listener,
+            on_progress=progress.report,
+            on_ready=on_ready,
+            engine_process=engine_process,
         )
+        serve_until_signalled(run)

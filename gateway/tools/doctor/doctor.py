@@ -8,8 +8,9 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from gateway.server.serving import listen
+from gateway.server.listening import listen
 from gateway.settings.tree import Settings, SettingsError, is_missing_folder
+from gateway.tools.doctor.conflicts import UNINSTALL, kernels_conflict
 from gateway.tools.doctor.findings import Finding
 from gateway.wiring.hardware import available_memory_bytes, usable_physical_cores
 
@@ -23,7 +24,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
     conflict = kernels_conflict()
     if conflict is not None:
         # What follows would import the two packages into each other.
-        yield Finding(name="packages", status="failed", detail=conflict, advice=_UNINSTALL)
+        yield Finding(name="packages", status="failed", detail=conflict, advice=UNINSTALL)
         return
     yield Finding(name="packages", status="ok", detail="no distribution named kernels")
     checks = _local_checks(settings) if settings.models.is_any else [("models", _no_models)]
@@ -63,29 +64,6 @@ def _local_checks(settings: Settings) -> list[tuple[str, Callable[[], Finding]]]
 def _no_models() -> Finding:
     detail = "none on this machine: tiers elsewhere answer everything"
     return Finding(name="models", status="ok", detail=detail)
-
-
-_UNINSTALL = (
-    "Run `python -m pip uninstall kernels`, or install Outrider into an environment of its own."
-)
-
-
-def kernels_conflict() -> str | None:
-    """Hugging Face's `kernels` in this environment, in a sentence; None when it is not there."""
-    try:
-        found = version("kernels")
-    except PackageNotFoundError:
-        return None
-    return (
-        f"The Hugging Face package kernels {found} is installed in this environment. It and "
-        "Outrider's own folder kernels/ have one name, and transformers would take ours for it."
-    )
-
-
-def refuse_conflicts() -> None:
-    """Raise SettingsError with what to do when this environment cannot work."""
-    if conflict := kernels_conflict():
-        raise SettingsError(f"{conflict} {_UNINSTALL}")
 
 
 def _python() -> Finding:

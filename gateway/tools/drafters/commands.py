@@ -127,8 +127,8 @@ def train(  # noqa: PLR0913 - a flag each
         from draft.training.drafter_job import DrafterJob, train_drafter
         from draft.training.own_answers import AnswerPlan
         from engine.model.config import ModelConfig
-        from gateway.wiring import build as wiring
         from gateway.wiring import engine as engine_wiring
+        from gateway.wiring import start as wiring
 
         settings = _settings(
             config,
@@ -225,7 +225,7 @@ def tune(  # noqa: PLR0913 - a flag each
         from draft.training.tune import DEFAULT_GRID, sample_traffic, speculation_toml
         from engine.model.config import ModelConfig
         from engine.request import SamplingParams
-        from gateway.wiring import build as wiring
+        from gateway.wiring import start as wiring
 
         given = {
             "max_draft_depth": depths,

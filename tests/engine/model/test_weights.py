@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
 
 from engine.errors import UnsupportedModelError
 from engine.model.config import ModelConfig, _from_config
 from engine.model.decoder import DecoderModel
 from engine.model.weights import CheckpointReader, resolve_checkpoint
+from tests.engines import PAIR_FOLDER
 from tests.models import HF_CONFIGS, save_hf_model
 
 
@@ -205,7 +207,7 @@ def test_rope_settings_of_older_checkpoints(tmp_path: Path) -> None:
     assert rope.original_max_positions == 100
 
 
-@pytest.mark.parametrize("name", [*MODELS, "bundled pair"])
+@pytest.mark.parametrize("name", [*HF_CONFIGS, "bundled pair"])
 def test_a_config_read_from_its_file_is_what_transformers_makes_of_it(
     name: str, tmp_path: Path
 ) -> None:

@@ -38,6 +38,7 @@ from engine.events import (
 from gateway.backends.client import EngineClient
 from gateway.backends.in_process import InProcessEngineClient
 from gateway.backends.process_client import ProcessEngineClient
+from gateway.backends.spawning import EngineProcess, EngineRecipe
 from tests.gateway import scripted_engine
 from tests.gateway.scripted_engine import ScriptedEngine, make_request
 
@@ -50,7 +51,7 @@ def in_process(arguments: str = "{}") -> InProcessEngineClient:
 
 
 def process(arguments: str = "{}", **options: Any) -> ProcessEngineClient:
-    return ProcessEngineClient(BUILDER, arguments, **options)
+    return ProcessEngineClient(EngineRecipe(builder=BUILDER, arguments=arguments), **options)
 
 
 Client = TypeVar("Client", bound=EngineClient)
@@ -720,9 +721,11 @@ def test_it_runs_on_uvloop() -> None:
 ORPHAN = """
 import asyncio, sys
 from gateway.backends.process_client import ProcessEngineClient
+from gateway.backends.spawning import EngineRecipe
 
 async def main():
-    client = ProcessEngineClient("tests.gateway.scripted_engine:build", "{}")
+    recipe = EngineRecipe(builder="tests.gateway.scripted_engine:build", arguments="{}")
+    client = ProcessEngineClient(recipe)
     await client.start()
     print(client.pid, flush=True)
     await asyncio.sleep(60)
@@ -745,3 +748,24 @@ def test_the_engine_ends_with_its_gateway_and_cleans_up(tmp_path: Path) -> None:
         gateway.kill()
     assert eventually(lambda: not engine.is_running() or engine.status() == "zombie")
     assert eventually(lambda: not list(tmp_path.glob("outrider-*")))
+
+
+def test_a_process_that_was_started_before_is_taken_over() -> None:
+    recipe = EngineRecipe(builder=BUILDER, arguments=STEP_MS)
+
+    async def main() -> None:
+        with EngineProcess(recipe) as early:
+            async with started(ProcessEngineClient(recipe, first=early)) as client:
+                assert client.pid == early.process.pid
+                early.process.kill()
+                await is_replaced(client, early.process.pid)
+            assert not early.scratch_dir.exists()
+
+    uvloop.run(main())
+
+
+def test_a_process_that_is_not_taken_over_is_ended() -> None:
+    with EngineProcess(EngineRecipe(builder=BUILDER, arguments=STEP_MS)) as early:
+        assert early.scratch_dir.is_dir()
+    assert early.process.returncode is not None
+    assert not early.scratch_dir.exists()

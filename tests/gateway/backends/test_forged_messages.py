@@ -17,6 +17,7 @@ from msgspec import DecodeError
 
 from engine.events import EngineEvent, Finished, RequestStats, TokensEmitted
 from gateway.backends.process_client import ProcessEngineClient
+from gateway.backends.spawning import EngineRecipe
 from gateway.backends.wire import (
     Abort,
     Crashed,
@@ -35,6 +36,8 @@ from tests.gateway.scripted_engine import make_request
 
 NUM_FORGED = 1000
 VICTIM = "victim"
+
+RECIPE = EngineRecipe(builder=BUILDER, arguments='{"step_s": 0.001}')
 
 
 def forged_messages() -> Iterator[bytes]:
@@ -106,7 +109,7 @@ def test_forged_messages_change_nothing(kind: str, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(zmq.asyncio.Socket, "bind_to_random_port", noted)
 
     async def main() -> None:
-        async with started(ProcessEngineClient(BUILDER, '{"step_s": 0.001}')) as client:
+        async with started(ProcessEngineClient(RECIPE)) as client:
             pid = client.pid
             stream = asyncio.create_task(collect(client, VICTIM, prompt=(10, 20), max_tokens=300))
             await asyncio.sleep(0.02)

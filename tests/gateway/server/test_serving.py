@@ -17,7 +17,8 @@ import httpx
 import psutil
 import pytest
 
-from gateway.server.serving import background_gateway, listen, url_of
+from gateway.server.listening import listen, url_of
+from gateway.server.serving import background_gateway
 from gateway.settings.tree import SettingsError, load_settings
 from tests.models import save_hf_model
 
@@ -201,7 +202,8 @@ def test_a_model_that_is_not_there_ends_it_with_a_sentence(tmp_path: Path) -> No
 def test_the_gateways_process_does_without_torch(pair: dict[str, Path]) -> None:
     script = """
 import sys
-from gateway.wiring.build import build_client, build_context, keep_torch_out
+from gateway.wiring.build import build_client, build_context
+from gateway.wiring.start import keep_torch_out
 from gateway.settings.tree import load_settings
 keep_torch_out()
 import gateway.server.serving

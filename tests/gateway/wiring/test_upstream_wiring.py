@@ -25,6 +25,7 @@ from gateway.upstream.attempts import Attempt
 from gateway.upstream.call import UpstreamCall
 from gateway.upstream.metrics import UpstreamMetrics
 from gateway.wiring import build as wiring
+from gateway.wiring.start import check_models, engine_recipe
 from gateway.wiring.upstream import build_cloud, build_mirror, build_upstreams, check_upstreams
 from tests.gateway.upstream.raw_server import answering, raw_server, whole
 
@@ -56,7 +57,7 @@ def test_without_models_there_is_no_engine() -> None:
     settings = settings_of(tiers__cloud__url="http://127.0.0.1:9/v1")
     engine: EngineClient = wiring.build_client(settings)
     assert isinstance(engine, AbsentEngine)
-    wiring.check_models(settings)
+    check_models(settings)
     with pytest.raises(EngineError, match="No model is to be loaded here"):
         wiring.build_engine(settings, lambda stage, share: None)
 
@@ -87,13 +88,7 @@ def test_an_absent_engine_is_ready_and_refuses() -> None:
     asyncio.run(main())
 
 
-def test_the_engines_process_hears_nothing_of_tiers_elsewhere(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    made: list[tuple[str, str]] = []
-    monkeypatch.setattr(
-        wiring, "ProcessEngineClient", lambda builder, sent, **_: made.append((builder, sent))
-    )
+def test_the_engines_process_hears_nothing_of_tiers_elsewhere() -> None:
     settings = load_settings(
         environ={},
         flags={
@@ -104,8 +99,7 @@ def test_the_engines_process_hears_nothing_of_tiers_elsewhere(
             "server.port": 5,
         },
     )
-    wiring.build_client(settings)
-    ((_, sent),) = made
+    sent = engine_recipe(settings).arguments
     assert "hunter2" not in sent
     assert Settings.model_validate_json(sent).server.port == 5
 

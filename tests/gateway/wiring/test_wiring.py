@@ -16,14 +16,16 @@ from engine.errors import EngineError
 from engine.events import Finished, TokensEmitted
 from engine.model.fingerprint import checkpoint_fingerprint
 from engine.request import EngineRequest, SamplingParams
-from gateway.backends import worker
+from gateway.backends import spawning
 from gateway.backends.in_process import InProcessEngineClient
 from gateway.backends.process_client import ProcessEngineClient
 from gateway.backends.step_loop import no_progress
+from gateway.backends.wire import WorkerSpec
 from gateway.planning.context import GatewayContext
 from gateway.settings.tree import load_settings
 from gateway.wiring import build as wiring
 from gateway.wiring import engine as engine_wiring
+from gateway.wiring import start
 from router.policy import CascadeOptions, FixedPolicy, TrainedPolicy
 from tests.models import save_hf_model
 from tests.router.routers import scorer_that_says, table
@@ -47,12 +49,12 @@ def test_the_engine_s_process_is_told_no_secrets(monkeypatch: pytest.MonkeyPatch
     }
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(worker.subprocess, "Popen", popen)
+    monkeypatch.setattr(spawning.subprocess, "Popen", popen)
     flags = {"tiers.cloud.url": "https://cloud.example/v1", "tiers.cloud.api_key_env": "CLOUD_KEY"}
-    spec = worker.WorkerSpec(builder="", arguments="", endpoint="", scratch_dir="")
+    spec = WorkerSpec(builder="", arguments="", endpoint="", scratch_dir="")
     settings = load_settings(flags=flags, environ={})
     with pytest.raises(OSError, match="far enough"):
-        worker._spawn(spec, wiring.engine_environment(settings, os.environ))
+        spawning.spawn(spec, start.engine_environment(settings, os.environ))
     assert not any("a-secret" in value for value in told[0].values())
     assert told[0]["OUTRIDER_KERNELS"] == "auto"
     assert told[0]["HF_HOME"] == "/models"
@@ -242,7 +244,7 @@ def test_small_models_get_few_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_openmp_is_told_before_torch_is_loaded() -> None:
     settings = load_settings(environ={}, flags={"engine.num_threads": 3})
-    environment = wiring.engine_environment(settings, {})
+    environment = start.engine_environment(settings, {})
     assert environment["OMP_NUM_THREADS"] == "3"
     spin_count = environment["GOMP_SPINCOUNT"]
     assert spin_count is not None

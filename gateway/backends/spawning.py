@@ -1,0 +1,107 @@
+"""Starting the engine's process, which can happen long before the gateway is there to talk to it.
+
+Torch and the weights take the engine seconds to load, and the gateway's own imports take it
+seconds too: side by side they take half as long. ZeroMQ does not mind which end comes first.
+"""
+
+import contextlib
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from gateway.backends.wire import WorkerSpec
+from gateway.telemetry.logs import LogFormat
+
+log = logging.getLogger(__name__)
+
+_FIRST = "engine-1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRecipe:
+    """How an engine's process is made, as often as it has to be made again.
+
+    builder: `module:function`, which makes the engine in the new process from `arguments`.
+    environment: added to this process's own variables; None takes one away.
+    """
+
+    builder: str
+    arguments: str
+    environment: Mapping[str, str | None] = field(default_factory=dict)
+    log_level: str = "INFO"
+    log_format: LogFormat = "text"
+
+    def spec(self, scratch_dir: Path, name: str) -> WorkerSpec:
+        """Return what the process is told; `name` is its socket's, in the scratch folder."""
+        return WorkerSpec(
+            builder=self.builder,
+            arguments=self.arguments,
+            endpoint=f"ipc://{scratch_dir / name}",
+            scratch_dir=str(scratch_dir),
+            log_level=self.log_level,
+            log_format=self.log_format,
+        )
+
+
+class EngineProcess:
+    """A process that was started before its client. A context manager: ends it at the end."""
+
+    def __init__(self, recipe: EngineRecipe) -> None:
+        """Start it. Only where sockets can be files: os.name is "posix"."""
+        self.scratch_dir = make_scratch_dir()
+        self.spec = recipe.spec(self.scratch_dir, _FIRST)
+        self.process = spawn(self.spec, recipe.environment)
+
+    def __enter__(self) -> Self:
+        """Nothing is left to do."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End what is left of it: a client that took it over has ended it in good order."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+        shutil.rmtree(self.scratch_dir, ignore_errors=True)
+
+
+def make_scratch_dir() -> Path:
+    """Make a private folder (mode 0700) for the sockets, with a path short enough for one."""
+    folder = Path(tempfile.mkdtemp(prefix="outrider-"))
+    if len(str(folder)) > 80:  # a socket's address holds 104 bytes on macOS
+        folder.rmdir()
+        folder = Path(tempfile.mkdtemp(prefix="outrider-", dir="/tmp"))
+    return folder
+
+
+def spawn(spec: WorkerSpec, environment: Mapping[str, str | None]) -> subprocess.Popen[bytes]:
+    """Start the process and tell it what it is."""
+    # The same code as ours, wherever it was imported from.
+    ours = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    variables = {**ours, **environment}
+    process = subprocess.Popen(
+        # -P: the folder the user stands in is not a place to import from.
+        [sys.executable, "-P", "-m", "gateway.backends.engine_process"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={name: value for name, value in variables.items() if value is not None},
+    )
+    assert process.stdin is not None
+    try:
+        process.stdin.write(msgspec.json.encode(spec) + b"\n")
+        process.stdin.flush()
+    except BrokenPipeError:
+        log.warning("engine process ended before it was told what to do")
+    return process

@@ -1,0 +1,99 @@
+"""What is done about an engine before anything heavy is imported: checks, and its process."""
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Final
+
+from gateway.backends.spawning import EngineProcess, EngineRecipe
+from gateway.settings.keys import KeySettings
+from gateway.settings.tiers import HandoffSettings, MirrorSettings
+from gateway.settings.tree import ENV_PREFIX, Settings, SettingsError, is_missing_folder
+from gateway.wiring.engine import named_models
+from gateway.wiring.hardware import usable_physical_cores
+
+_READ_BY_ENGINE: Final = {"OUTRIDER_KERNELS"}
+
+
+def openmp_environment(settings: Settings) -> dict[str, str]:
+    """Variables that a process which computes needs before it loads torch.
+
+    OpenMP's threads spin for milliseconds at the end of every parallel piece of work by default.
+    Beside another busy process (the gateway itself on a small machine) that takes the core from
+    the very thread that is waited for: on 2 cores under load a 50 ms pass took 450 ms. Spinning
+    for some 50 microseconds bridges the gaps inside a pass and gives the core up after it.
+    libgomp reads GOMP_SPINCOUNT, LLVM's and Intel's runtimes KMP_BLOCKTIME (milliseconds).
+    """
+    num_threads = settings.engine.num_threads or usable_physical_cores()
+    return {
+        "OMP_NUM_THREADS": str(num_threads),
+        "GOMP_SPINCOUNT": "2000",
+        "KMP_BLOCKTIME": "1",
+    }
+
+
+def engine_environment(settings: Settings, environ: Mapping[str, str]) -> dict[str, str | None]:
+    """The OpenMP variables of the engine's process, and None for each secret that it must not get.
+
+    The engine reads what clients wrote, so it knows neither keys nor databases:
+    `_engine_settings` leaves them out, and None removes their variables.
+    """
+    secrets = {tier.api_key_env for tier in settings.tiers.values()} - {None}
+    secrets |= {name for name in environ if name.upper().startswith(ENV_PREFIX)} - _READ_BY_ENGINE
+    return dict.fromkeys(filter(None, secrets)) | openmp_environment(settings)
+
+
+def engine_recipe(settings: Settings) -> EngineRecipe:
+    """Return how the engine's process is made."""
+    return EngineRecipe(
+        builder="gateway.wiring.build:build_engine_from_json",
+        arguments=_engine_settings(settings).model_dump_json(),
+        environment=engine_environment(settings, os.environ),
+        log_level=settings.log_level,
+        log_format=settings.telemetry.log_format,
+    )
+
+
+def start_engine(settings: Settings) -> EngineProcess | None:
+    """Start the engine's process at once; None where it is started later, or not at all.
+
+    Raises SettingsError for a model that cannot be there.
+    """
+    check_models(settings)
+    has_process = settings.models.is_any and settings.engine.process
+    return EngineProcess(engine_recipe(settings)) if has_process and os.name == "posix" else None
+
+
+def _engine_settings(settings: Settings) -> Settings:
+    """What the engine's process needs to know: nothing of servers elsewhere, keys and databases."""
+    not_its_business = {
+        "tiers": {},
+        "handoff": HandoffSettings(),
+        "mirror": MirrorSettings(),
+        "keys": KeySettings(),
+        "database_url": None,
+        "redis_url": None,
+        "experiments": {},
+    }
+    return settings.model_copy(update=not_its_business)
+
+
+def keep_torch_out() -> None:
+    """Make importing torch fail in this process from now on.
+
+    transformers' tokenizers work without torch but import it when they find it, which costs the
+    gateway seconds at start-up and some 250 MB for nothing. Python's own way to say that a module
+    is not to be had is None in its place.
+    """
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that torch is missing
+    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
+
+
+def check_models(settings: Settings) -> None:
+    """Raise SettingsError for a model that cannot be there, before anything is loaded."""
+    for tier, path in named_models(settings).items():
+        if is_missing_folder(path):
+            raise SettingsError(
+                f"models.{tier} = {path!r}: there is no such folder. Name one with a checkpoint, "
+                "or a Hugging Face id such as Qwen/Qwen3-0.6B."
+            )
