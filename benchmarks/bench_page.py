@@ -47,8 +47,10 @@ from benchmarks.harness import (
 )
 from benchmarks.paced_engine import PacedEngine
 from benchmarks.record import ROOT
-from gateway.server.app import GatewayContext, GatewayLimits, create_app
+from gateway.planning.gateway_limits import GatewayLimits
 from gateway.text.chat import ChatTokenizer
+from gateway.wiring.application import build_app
+from gateway.wiring.parts import GatewayParts
 from router.policy import FixedPolicy
 
 GOAL_FRAMES_PER_S: Final = 60.0
@@ -245,7 +247,7 @@ def _show(results: dict[str, Any]) -> None:
 @contextmanager
 def _gateway(engine: PacedEngine, tokenizer: ChatTokenizer) -> Iterator[str]:
     """The gateway's URL; it ends with the block."""
-    context = GatewayContext(
+    parts = GatewayParts(
         engine=engine,
         tokenizers={"small": tokenizer, "large": tokenizer},
         router=FixedPolicy("large"),
@@ -253,7 +255,7 @@ def _gateway(engine: PacedEngine, tokenizer: ChatTokenizer) -> Iterator[str]:
     )
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(
-        uvicorn.Config(create_app(context), loop="uvloop", http="httptools", log_level="error")
+        uvicorn.Config(build_app(parts), loop="uvloop", http="httptools", log_level="error")
     )
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()

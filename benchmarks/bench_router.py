@@ -48,9 +48,9 @@ from benchmarks.harness import (
 from benchmarks.prompts import load_prompts, load_tokenizer
 from benchmarks.record import ROOT
 from gateway.backends.step_loop import no_progress
-from gateway.server.serving import background_gateway
 from gateway.settings.tree import bundled_pair, load_settings
-from gateway.wiring.build import build_context
+from gateway.wiring.build import build_parts
+from gateway.wiring.serving import background_gateway
 from router.policy import CascadeOptions, RoutePolicy, TrainedPolicy, load_policy, own_setting
 from router.scorer import RouterScorer
 
@@ -139,10 +139,10 @@ def timed_gateway(arguments: argparse.Namespace) -> Iterator[tuple[TimedPolicy, 
     """A gateway in this process whose policy is timed, and its port."""
     found: list[TimedPolicy] = []
 
-    def timed_context(*given: Any) -> Any:
-        context = build_context(*given)
-        found.append(TimedPolicy(context.router))
-        return replace(context, router=found[0])
+    def timed_parts(*given: Any) -> Any:
+        parts = build_parts(*given)
+        found.append(TimedPolicy(parts.router))
+        return replace(parts, router=found[0])
 
     flags: dict[str, Any] = {"engine.device": arguments.device, "engine.dtype": arguments.dtype}
     if not _is_demo(arguments):
@@ -150,7 +150,7 @@ def timed_gateway(arguments: argparse.Namespace) -> Iterator[tuple[TimedPolicy, 
         flags |= {"models.router": str(arguments.router), "routing.force_router": True}
     settings = load_settings(flags={**flags, "log_level": "WARNING"}, environ={})
     with (
-        patch("gateway.server.serving.build_context", timed_context),
+        patch("gateway.wiring.serving.build_parts", timed_parts),
         background_gateway(settings, no_progress) as url,
     ):
         yield found[0], int(url.rpartition(":")[2])

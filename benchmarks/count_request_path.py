@@ -30,10 +30,11 @@ from typing import Any, Final
 from benchmarks.harness import DEMO_PAIR, quiet_transformers
 from benchmarks.mock_engine import MockEngine
 from gateway.metering.metrics import GatewayMetrics
-from gateway.server.app import GatewayContext, create_app
 from gateway.settings.tree import load_settings
 from gateway.tenants.records import KeyOrder
 from gateway.text.chat import ChatTokenizer
+from gateway.wiring.application import build_app
+from gateway.wiring.parts import GatewayParts
 from gateway.wiring.tenancy import build_tenancy
 from router.policy import FixedPolicy
 
@@ -177,14 +178,14 @@ async def count_request_path(folder: Path) -> RequestPath:
     engine = MockEngine()
     metrics = GatewayMetrics()
     tenancy = build_tenancy(settings, metrics.registry)
-    context = GatewayContext(
+    parts = GatewayParts(
         engine=engine,
         tokenizers={"small": tokenizer, "large": tokenizer},
         router=FixedPolicy("large"),
         metrics=metrics,
         tenancy=tenancy,
     )
-    app = create_app(context)
+    app = build_app(parts)
     assert tenancy.keys.store is not None
     key = tenancy.keys.store.create(KeyOrder(name="counted")).text
     await engine.start()

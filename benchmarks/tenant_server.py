@@ -9,9 +9,9 @@ from unittest.mock import patch
 
 from benchmarks.mock_engine import MockEngine
 from gateway.server.listening import listen
-from gateway.server.serving import GatewayRun, serve_until_signalled
 from gateway.settings.tree import load_settings
 from gateway.telemetry.logs import configure_logging
+from gateway.wiring.serving import GatewayRun, serve_until_signalled
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     flags = dict(assignment.split("=", 1) for assignment in arguments.set)
     settings = load_settings(flags=flags, environ={})
     configure_logging("WARNING", "text")
-    with patch("gateway.server.serving.build_client", lambda *_: MockEngine()):
+    with patch("gateway.wiring.serving.build_client", lambda *_: MockEngine()):
         serve_until_signalled(GatewayRun(settings, listen("127.0.0.1", arguments.port)))
 
 

@@ -2,18 +2,20 @@
 
 import asyncio
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import msgspec
 from starlette.responses import Response
 
 from engine.events import TierInfo
+from engine.request import Tier
 from gateway.apis.messages.surface import MessagesSurface
 from gateway.apis.reading import read_body
 from gateway.apis.tokenize_schema import DetokenizeRequest, TokenizeMessages, TokenizePrompt
 from gateway.errors.tree import BadRequestError, ModelNotFoundError
-from gateway.planning.context import GatewayContext
+from gateway.handoff.cloud_parts import CloudParts
 from gateway.planning.engine_requests import check_token_ids
 from gateway.planning.jobs import JobBuilder
 from gateway.planning.names import AUTO
@@ -35,11 +37,13 @@ _PASSED_ON: Final = (
     "add_generation_prompt",
     "continue_final_message",
 )
+_MESSAGES: Final = MessagesSurface(has_tiers_elsewhere=False)
 _encode: Final = msgspec.json.Encoder().encode
 
 Made = TypeVar("Made")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tokenizing:
     """The endpoints. They ask no model anything, and reserve nothing of a tenant's limits.
 
@@ -47,10 +51,10 @@ class Tokenizing:
     the dearer.
     """
 
-    def __init__(self, context: GatewayContext, jobs: JobBuilder) -> None:
-        self._context = context
-        self._jobs = jobs
-        self._messages = MessagesSurface(has_tiers_elsewhere=False)
+    jobs: JobBuilder
+    cloud: CloudParts
+    tokenizers: Mapping[Tier, ChatTokenizer]
+    prompt_work: Callable[[str], PromptWork]
 
     async def tokenize(self, body: bytes, principal: Principal) -> Response:
         """A prompt's tokens. Raises GatewayError or EngineError."""
@@ -58,7 +62,7 @@ class Tokenizing:
         request = read_body(form, body).request
         info = await self._info(request.model, principal)
         tokenizer = self._tokenizer(info)
-        work = self._context.prompt_work(principal)
+        work = self.prompt_work(principal.tenant)
         if isinstance(request, TokenizePrompt):
             token_ids = await _encoded(request, tokenizer, work)
         else:
@@ -92,9 +96,9 @@ class Tokenizing:
 
     async def count_tokens(self, body: bytes, principal: Principal) -> Response:
         """The tokens of a prompt of the Messages API. Raises GatewayError or EngineError."""
-        chat = parse(ChatRequest, self._messages.read_prompt(body))
+        chat = parse(ChatRequest, _MESSAGES.read_prompt(body))
         info = await self._info(chat.model, principal)
-        work = self._context.prompt_work(principal)
+        work = self.prompt_work(principal.tenant)
         prompt = await chat_prompt(chat, self._tokenizer(info), work=work)
         return _json({"input_tokens": len(prompt.token_ids)})
 
@@ -103,14 +107,14 @@ class Tokenizing:
         name = model or AUTO
         check_model(principal, name)
         self._refuse_elsewhere(name)
-        names = await self._jobs.names()
+        names = await self.jobs.names()
         if name not in names:
             raise ModelNotFoundError(name, list(names))
         return permitted(principal, names[name], None)[-1]
 
     def _refuse_elsewhere(self, name: str) -> None:
         """Raises BadRequestError for what only a server elsewhere can tokenise."""
-        cloud = self._context.cloud
+        cloud = self.cloud
         if name.partition("/")[0] in cloud.tiers or not cloud.rules.has_local:
             raise BadRequestError(
                 "model: only the models of this machine can count tokens, not upstream tiers.",
@@ -119,7 +123,7 @@ class Tokenizing:
             )
 
     def _tokenizer(self, info: TierInfo) -> ChatTokenizer:
-        return self._context.tokenizers[info.tier]
+        return self.tokenizers[info.tier]
 
 
 def _has_messages(body: bytes) -> bool:

@@ -8,8 +8,8 @@ import msgspec
 from engine.errors import EngineError
 from gateway.errors.http import problem_of
 from gateway.errors.tree import ConflictError, GatewayError
+from gateway.handoff.incoming import Incoming
 from gateway.handoff.planner import Planner
-from gateway.planning.incoming import Incoming
 from gateway.planning.names import AUTO
 from gateway.settings.arm_overlay import SERVICE_TIER
 from gateway.settings.experiments import ExperimentSpec

@@ -9,9 +9,9 @@ import msgspec
 from gateway.errors.http import problem_of
 from gateway.errors.tree import BudgetError, RateLimitError
 from gateway.experiments.assigner import Assigner, Assignment, Subject, conversation_unit
+from gateway.handoff.incoming import Incoming
 from gateway.ledger.row import MAX_LENGTHS
 from gateway.planning.engine_requests import ApiRequest
-from gateway.planning.incoming import Incoming
 from gateway.planning.names import AUTO
 from gateway.schema.common import OutriderOptions
 from gateway.schema.envelope import ReadRequest

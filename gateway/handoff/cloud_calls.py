@@ -1,7 +1,8 @@
 """Requests for tiers elsewhere: what they are told, what they may cost, and their answers' legs."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Final
 
@@ -11,13 +12,16 @@ from gateway.answers.leg import TakenOver, WeakAnswer
 from gateway.answers.origin import Origin
 from gateway.errors.tree import BadRequestError, GatewayError, UnavailableError
 from gateway.handoff.cloud_leg import CloudLeg
+from gateway.handoff.cloud_parts import CloudParts
+from gateway.handoff.incoming import Asked
 from gateway.handoff.name_book import NameBook
 from gateway.handoff.needs import uses_of
 from gateway.metering.credit import Credit
 from gateway.metering.meter import RequestMeter, UsageEstimate
-from gateway.planning.context import GatewayContext
-from gateway.planning.incoming import Asked
+from gateway.metering.metrics import GatewayMetrics
+from gateway.planning.gateway_limits import GatewayLimits
 from gateway.planning.names import Names
+from gateway.planning.routing_parts import RoutingParts
 from gateway.schema.kinds import Endpoint
 from gateway.upstream.bounds import most_predicted_tokens, most_prompt_tokens
 from gateway.upstream.call import UpstreamCall
@@ -37,14 +41,17 @@ _LONGEST_ANSWER: Final = 131_072
 _ID_FIELDS: Final = ("logit_bias", "stop_token_ids")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CloudCalls:
-    """Makes calls and legs for the tiers elsewhere."""
+    """Makes calls and legs for the upstream tiers. `local_tiers` are those with a tokenizer."""
 
-    def __init__(self, context: GatewayContext, names: NameBook) -> None:
-        self._names = names
-        self._context = context
-        self._cloud = context.cloud
-        self._metrics = context.metrics
+    cloud: CloudParts
+    names: NameBook
+    routing: RoutingParts
+    limits: GatewayLimits
+    metrics: GatewayMetrics
+    local_tiers: Collection[str]
+    clock: Callable[[], float]
 
     def complaint(self, asked: Asked) -> GatewayError | None:
         """Why the tier elsewhere cannot be asked this; None where it can."""
@@ -91,8 +98,8 @@ class CloudCalls:
         return self._cost_of(
             asked,
             asked.token_limit
-            or self._context.limits.default_max_tokens
-            or round(self._context.routing.typical.num_completion_tokens.value),
+            or self.limits.default_max_tokens
+            or round(self.routing.typical.num_completion_tokens.value),
         )
 
     def _cost_of(self, asked: Asked, per_answer: int) -> float | None:
@@ -135,7 +142,7 @@ class CloudCalls:
             if tier.traits.continuation == "none":
                 raise UnavailableError(f"The {tier.name} tier cannot go on behind others' text.")
             asked = asked.continued(origin.continues)
-        model = asked.model or await self._names.usual_model(tier.name)
+        model = asked.model or await self.names.usual_model(tier.name)
         if model is None:
             raise UnavailableError(
                 f"The {tier.name} tier has not told which models it has (it may be down), and "
@@ -158,7 +165,7 @@ class CloudCalls:
             model=model,
             request_id=asked.incoming.request_id,
             arrival_s=asked.incoming.arrival_s,
-            hops=(*asked.incoming.hops, self._cloud.gateway_id),
+            hops=(*asked.incoming.hops, self.cloud.gateway_id),
             deadline_s=asked.terms.deadline_s,
             affinity=self._affinity(asked, tier),
             prediction=prediction,
@@ -169,9 +176,9 @@ class CloudCalls:
             tier,
             call,
             origin,
-            secrets=self._cloud.secrets,
+            secrets=self.cloud.secrets,
             on_answered=lambda leg: self._answered(asked, leg),
-            is_continuable=self._cloud.rules.continue_elsewhere and asked.is_continuable,
+            is_continuable=self.cloud.rules.continue_elsewhere and asked.is_continuable,
             credit=credit,
             is_bounded=asked.token_limit is not None,
         )
@@ -192,7 +199,7 @@ class CloudCalls:
         """
         if not meter.is_limited:
             return None
-        local = self._context.tokenizers if "local" in asked.terms.places else ()
+        local = self.local_tiers if "local" in asked.terms.places else ()
         allowed = [name for name in local if meter.principal.scopes.allows_tier(name)]
         return await meter.admit(
             UsageEstimate(
@@ -224,7 +231,7 @@ class CloudCalls:
         deadline_s = asked.terms.deadline_s
         patience_s = None
         if deadline_s is not None:
-            left_s = max(deadline_s - self._context.clock(), 0.0)
+            left_s = max(deadline_s - self.clock(), 0.0)
             patience_s = _SHARE_FOR_OTHERS * left_s
         parts = None
         try:
@@ -235,7 +242,7 @@ class CloudCalls:
         except (GatewayError, TimeoutError):
             if parts is not None:
                 await parts.aclose()
-            self._metrics.upstream.degraded()
+            self.cloud.metrics.degraded()
             return None
         except BaseException:
             if parts is not None:
@@ -247,19 +254,19 @@ class CloudCalls:
     def count_origin(self, origin: Origin, tier: str) -> None:
         """An answer has begun on a tier: why there."""
         if origin.hand_off is not None:
-            self._metrics.upstream.handed_off(origin.hand_off, origin.route_tier or "auto", tier)
+            self.cloud.metrics.handed_off(origin.hand_off, origin.route_tier or "auto", tier)
         if origin.is_degraded:
-            self._metrics.upstream.degraded()
+            self.cloud.metrics.degraded()
 
     def mirror(self, asked: Asked, answer: MirroredAnswer) -> None:
         """Offer a request and its answer for a second opinion."""
-        mirror = self._cloud.mirror
+        mirror = self.cloud.mirror
         if mirror is None or asked.terms.is_private or not asked.document:
             return
         if not asked.incoming.principal.scopes.allows_tier(mirror.tier):
             return  # who may not be answered there is not read there either
         try:
-            document = self._outgoing(self._cloud.tiers[mirror.tier], asked.document, asked)
+            document = self._outgoing(self.cloud.tiers[mirror.tier], asked.document, asked)
         except BadRequestError:
             return  # the copy would be of another request
         call = UpstreamCall(
@@ -267,19 +274,19 @@ class CloudCalls:
             document=document,
             model=asked.model or "",
             request_id=asked.incoming.request_id,
-            arrival_s=self._context.clock(),
-            hops=(*asked.incoming.hops, self._cloud.gateway_id),
+            arrival_s=self.clock(),
+            hops=(*asked.incoming.hops, self.cloud.gateway_id),
             on_attempt=None if asked.incoming.meter is None else asked.incoming.meter.on_attempt,
         )
         mirror.offer(call, answer)
 
     def _answered(self, asked: Asked, leg: CloudLeg) -> None:
         facts = leg.facts
-        self._metrics.routed(facts.tier, facts.reason)
+        self.metrics.routed(facts.tier, facts.reason)
         answer = MirroredAnswer(
             tier=facts.tier,
             texts=leg.texts,
-            duration_s=self._context.clock() - asked.incoming.arrival_s,
+            duration_s=self.clock() - asked.incoming.arrival_s,
             num_completion_tokens=facts.num_tokens,
             is_private=asked.terms.is_private,
         )
@@ -303,13 +310,13 @@ class CloudCalls:
             "prompt_tokens": None,
             "cost_usd": self._cost_usd(asked),
             "sticky": None,
-            "pair": self._context.routing.pair,
+            "pair": self.routing.pair,
             "alternatives": [],
         }
 
     def _tier(self, asked: Asked) -> UpstreamTier:
         assert asked.terms.cloud is not None, "the tier elsewhere is among the places"
-        return self._cloud.tiers[asked.terms.cloud]
+        return self.cloud.tiers[asked.terms.cloud]
 
     def _affinity(self, asked: Asked, tier: UpstreamTier) -> str:
         """Equal for requests that begin alike: the turns of a conversation, one system prompt."""

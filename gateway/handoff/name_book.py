@@ -1,13 +1,14 @@
 """The names that requests may use, kept up with what the engine and the servers list."""
 
 import asyncio
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from engine.errors import EngineError
 from engine.events import TierInfo
-from engine.request import TIERS
+from engine.request import TIERS, Tier
 from gateway.errors.tree import GatewayError, ModelNotFoundError, NotReadyError
-from gateway.planning.context import GatewayContext
+from gateway.handoff.cloud_parts import CloudParts
 from gateway.planning.jobs import JobBuilder
 from gateway.planning.names import AUTO, Meant, Names, TierModels
 
@@ -27,9 +28,11 @@ class NameBook:
     what the local models answer does not depend on whether others can be reached.
     """
 
-    def __init__(self, context: GatewayContext, jobs: JobBuilder) -> None:
-        self._context = context
+    def __init__(self, cloud: CloudParts, jobs: JobBuilder, local_tiers: Collection[Tier]) -> None:
+        """`local_tiers` are known while the engine is not ready."""
+        self._cloud = cloud
         self._jobs = jobs
+        self._local_tiers = local_tiers
         self._listed: dict[str, tuple[str, ...]] = {}
         self._known: _Known | None = None
         self._names: Names | None = None
@@ -57,7 +60,7 @@ class NameBook:
 
     async def refreshed(self) -> Names:
         """With what the servers list now; asks those that were not asked for a while."""
-        tiers = self._context.cloud.tiers
+        tiers = self._cloud.tiers
         listed = await asyncio.gather(*(tier.models() for tier in tiers.values()))
         self._listed = dict(zip(tiers, listed, strict=True))
         return await self.current()
@@ -65,13 +68,13 @@ class NameBook:
     async def current(self) -> Names:
         """As far as is known."""
         local = await self._local()
-        tiers = self._context.cloud.tiers
+        tiers = self._cloud.tiers
         for name, tier in tiers.items():
             if tier.settings.model is None and not self._listed.get(name):
                 # Nobody says what its server is to be asked for but the server itself.
                 self._ask(name)
         listed = tuple(self._listed.get(name, ()) for name in tiers)
-        is_known = not self._context.cloud.rules.has_local or all(local.values())
+        is_known = not self._cloud.rules.has_local or all(local.values())
         known = _Known(is_local_known=is_known, listed=listed)
         if self._names is None or known != self._known:
             self._known = known
@@ -87,7 +90,7 @@ class NameBook:
                     )
                     for (name, tier), ids in zip(tiers.items(), listed, strict=True)
                 ],
-                handoff=self._context.cloud.rules.cloud,
+                handoff=self._cloud.rules.cloud,
             )
         return self._names
 
@@ -106,22 +109,22 @@ class NameBook:
 
     async def _learn(self, name: str) -> None:
         try:
-            self._listed[name] = await self._context.cloud.tiers[name].models()
+            self._listed[name] = await self._cloud.tiers[name].models()
         finally:
             del self._asking[name]
 
     async def _local(self) -> dict[str, tuple[TierInfo, ...]]:
         """The engine's names; while it is not ready, those that do not depend on it."""
-        rules = self._context.cloud.rules
+        rules = self._cloud.rules
         if not rules.has_local:
             return {AUTO: ()}
         try:
             self._last_local = await self._jobs.names()
             return self._last_local
         except (EngineError, GatewayError):
-            if not self._context.cloud.tiers:
+            if not self._cloud.tiers:
                 raise
             if self._last_local:  # it is being restarted, with the same models
                 return self._last_local
-            loaded = [tier for tier in TIERS if tier in self._context.tokenizers]
+            loaded = [tier for tier in TIERS if tier in self._local_tiers]
             return {AUTO: (), **dict.fromkeys(loaded, ())}

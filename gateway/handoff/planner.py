@@ -1,6 +1,6 @@
 """From a request's bytes to an answering: who may answer it, in which order, and until when."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
@@ -8,24 +8,26 @@ from typing import Any, Final
 from engine.errors import EngineError, PromptTooLongError
 from gateway.answers.leg import Elsewhere, HandOffError, Leg, PlaceName
 from gateway.answers.origin import DIRECT, Origin
+from gateway.backends.client import EngineClient
 from gateway.errors.tree import BudgetError, GatewayError, RateLimitError
 from gateway.generation.generation import Generation
 from gateway.generation.sse import ChatFormat, CompletionFormat
 from gateway.generation.telling import tell
 from gateway.handoff.answering import Answering, Instead, Place
 from gateway.handoff.cloud_calls import CloudCalls
+from gateway.handoff.cloud_parts import CloudParts
+from gateway.handoff.incoming import Asked, Incoming, trace_asked
 from gateway.handoff.local_leg import LocalLeg, Writing
 from gateway.handoff.local_load import LocalLoad
-from gateway.handoff.name_book import NameBook
 from gateway.handoff.reading import RequestReader
 from gateway.metering.local_work import LocalWork
 from gateway.metering.meter import RequestMeter, UsageEstimate
-from gateway.planning.context import GatewayContext
-from gateway.planning.incoming import Asked, Incoming, trace_asked
+from gateway.metering.metrics import GatewayMetrics
 from gateway.planning.job import Job
 from gateway.planning.jobs import JobBuilder
-from gateway.planning.names import AUTO, Names
+from gateway.planning.names import AUTO
 from gateway.planning.permissions import without_tier
+from gateway.planning.routing_parts import RoutingParts
 from gateway.schema.chat import ChatRequest
 from gateway.schema.kinds import Endpoint
 from gateway.upstream.mirror import MirroredAnswer
@@ -51,29 +53,28 @@ class _Order:
     origin: Origin
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Planner:
-    """Plans requests. Holds what is learnt about the local models' load."""
+    """Plans requests. `load` holds what is learnt about the local models' load."""
 
-    def __init__(self, context: GatewayContext, jobs: JobBuilder) -> None:
-        self._context = context
-        self._cloud = context.cloud
-        self._jobs = jobs
-        self._load = LocalLoad(context.clock)
-        self._names = NameBook(context, jobs)
-        self._calls = CloudCalls(context, self._names)
-        self._reader = RequestReader(context, self._names, self._calls)
-
-    async def names(self) -> Names:
-        """All names, with what the servers list. Raises NotReadyError or EngineError."""
-        return await self._names.refreshed()
+    engine: EngineClient
+    cloud: CloudParts
+    jobs: JobBuilder
+    load: LocalLoad
+    calls: CloudCalls
+    reader: RequestReader
+    routing: RoutingParts
+    metrics: GatewayMetrics
+    local_tiers: Collection[str]
+    clock: Callable[[], float]
 
     async def plan(self, endpoint: Endpoint, body: bytes, incoming: Incoming) -> Plan:
         """Who answers. Raises GatewayError or EngineError."""
-        asked = await self._reader.read(endpoint, body, incoming)
+        asked = await self.reader.read(endpoint, body, incoming)
         trace_asked(asked)
 
         async def without_arms(error: Exception) -> Answering | None:
-            plain = await self._reader.without_arms(asked, body, incoming, error)
+            plain = await self.reader.without_arms(asked, body, incoming, error)
             return None if plain is None else self._answering(plain)
 
         return Plan(
@@ -94,7 +95,7 @@ class Planner:
             origin=order.origin,
             deadline_s=asked.terms.deadline_s,
             continues_elsewhere=self._continues_elsewhere(asked),
-            on_begin=self._calls.count_origin,
+            on_begin=self.calls.count_origin,
             arm=asked.incoming.arm,
             instead=instead,
         )
@@ -103,11 +104,11 @@ class Planner:
         self, endpoint: Endpoint, body: bytes, incoming: Incoming
     ) -> dict[str, Any]:
         """Where the request would go, as `RouteReport` has it. Raises what the request would."""
-        asked = await self._reader.read(endpoint, body, incoming)
+        asked = await self.reader.read(endpoint, body, incoming)
         try:
             return await self._route_of(asked)
         except (GatewayError, EngineError) as error:
-            plain = await self._reader.without_arms(asked, body, incoming, error)
+            plain = await self.reader.without_arms(asked, body, incoming, error)
             if plain is None:
                 raise
             return await self._route_of(plain)
@@ -119,14 +120,14 @@ class Planner:
             assert asked.request is not None
             elsewhere = self._elsewhere(asked, order)
             try:
-                return await self._jobs.route_report(asked.request, asked.incoming, elsewhere)
+                return await self.jobs.route_report(asked.request, asked.incoming, elsewhere)
             except HandOffError as handed:
                 origin = handed.origin
             except PromptTooLongError:
                 if "cloud" not in order.places:
                     raise
                 origin = Origin(hand_off="capability", reason="too long for the local models")
-        return self._calls.route_report(asked, origin)
+        return self.calls.route_report(asked, origin)
 
     def _order(self, asked: Asked) -> _Order:
         """Who is asked in turn: as the terms say, unless the local models are too busy."""
@@ -140,21 +141,21 @@ class Planner:
                 return _Order(places=("cloud", "local"), origin=origin)
         origin = DIRECT
         if terms.places[0] == "cloud" and terms.reason != "requested":
-            has_local = self._cloud.rules.has_local  # else there was nobody to hand it off
+            has_local = self.cloud.rules.has_local  # else there was nobody to hand it off
             origin = Origin(hand_off="policy" if has_local else None, reason=terms.reason)
         return _Order(places=terms.places, origin=origin)
 
     def _is_busy(self, asked: Asked) -> str | None:
         """Why the local models would answer too late; None where they would not."""
-        max_queue_s = self._cloud.rules.max_queue_s
-        busy = None if max_queue_s is None else self._load.queues_longer_than(max_queue_s)
+        max_queue_s = self.cloud.rules.max_queue_s
+        busy = None if max_queue_s is None else self.load.queues_longer_than(max_queue_s)
         if busy is None and asked.terms.deadline_s is not None:
-            busy = self._load.would_miss(asked.terms.deadline_s, self._num_tokens(asked))
+            busy = self.load.would_miss(asked.terms.deadline_s, self._num_tokens(asked))
         return busy
 
     def _num_tokens(self, asked: Asked) -> int:
         """Of the answer, as far as anybody can know."""
-        typical = round(self._context.routing.typical.num_completion_tokens.value)
+        typical = round(self.routing.typical.num_completion_tokens.value)
         return min(asked.token_limit or typical, typical)
 
     # ---- places -------------------------------------------------------------------------------
@@ -176,13 +177,13 @@ class Planner:
 
         def until_s() -> float | None:
             if order.places[index + 1] == "local":
-                needed_s: float | None = self._load.expected(self._num_tokens(asked)).total_s
+                needed_s: float | None = self.load.expected(self._num_tokens(asked)).total_s
             else:
-                needed_s = self._calls.expected_s(asked)
+                needed_s = self.calls.expected_s(asked)
             if not needed_s:  # nobody knows
                 return None
             needed_s += _RESERVE * (deadline_s - asked.incoming.arrival_s)
-            left_s = deadline_s - self._context.clock() - needed_s
+            left_s = deadline_s - self.clock() - needed_s
             return left_s if left_s > 0 else None  # the next one would be late anyway
 
         return until_s
@@ -192,10 +193,10 @@ class Planner:
         terms = asked.terms
         if "cloud" not in order.places or terms.strong != "cloud" or terms.cloud is None:
             return None
-        return Elsewhere(name=terms.cloud, take_over=partial(self._calls.take_over, asked))
+        return Elsewhere(name=terms.cloud, take_over=partial(self.calls.take_over, asked))
 
     async def _open_cloud(self, asked: Asked, origin: Origin) -> Leg:
-        return await self._calls.leg(asked, origin)
+        return await self.calls.leg(asked, origin)
 
     async def _open_local(self, asked: Asked, elsewhere: Elsewhere | None, origin: Origin) -> Leg:
         """The local models. Raises HandOffError where the tier elsewhere is to answer."""
@@ -208,12 +209,12 @@ class Planner:
             incoming.meter.continued()
         if incoming.with_trace and asked.is_streamed:
             job = job.traced()
-        ticket = self._load.admit()
+        ticket = self.load.admit()
         generation = Generation(
-            self._context.engine,
+            self.engine,
             replace(job, on_prefill=ticket.began),
-            self._context.metrics,
-            self._context.clock,
+            self.metrics,
+            self.clock,
         )
         if incoming.meter is not None and job.work is not None:
             incoming.meter.follow_local(job.work, partial(tell, generation, origin))
@@ -244,7 +245,7 @@ class Planner:
         assert request is not None
         principal, cloud = incoming.principal, asked.terms.cloud
         while True:
-            job = await self._jobs.job(request, replace(incoming, principal=principal), elsewhere)
+            job = await self.jobs.job(request, replace(incoming, principal=principal), elsewhere)
             if incoming.meter is None:
                 return job
             try:
@@ -253,7 +254,7 @@ class Planner:
                 is_named = request.outrider is not None and request.outrider.tier is not None
                 if error.tier is None or request.model != AUTO or is_named:
                     raise
-                left = without_tier(principal, error.tier, self._context.tokenizers)
+                left = without_tier(principal, error.tier, self.local_tiers)
                 if left is None and error.tier != cloud:
                     raise
                 if error.tier == cloud:
@@ -280,12 +281,12 @@ class Planner:
                 is_bounded=job.is_bounded,
             )
         )
-        return replace(job, credit=credit, work=LocalWork(self._context.clock))
+        return replace(job, credit=credit, work=LocalWork(self.clock))
 
     def _continues_elsewhere(self, asked: Asked) -> bool:
         """Whether another model may go on behind this answer, should it break off."""
         return (
-            self._cloud.rules.continue_elsewhere
+            self.cloud.rules.continue_elsewhere
             and len(asked.terms.places) > 1
             and asked.is_continuable
         )
@@ -294,7 +295,7 @@ class Planner:
         """Whoever asks for this machine only is not copied to another one."""
         options = None if asked.request is None else asked.request.outrider
         wants_local = options is not None and options.policy == "local_only"
-        return self._cloud.mirror is not None and not (asked.terms.is_private or wants_local)
+        return self.cloud.mirror is not None and not (asked.terms.is_private or wants_local)
 
     def _mirror(self, asked: Asked, generation: Generation, texts: tuple[str, ...]) -> None:
         """Offer a local answer's request for a second opinion."""
@@ -306,4 +307,4 @@ class Planner:
             is_private=asked.terms.is_private,
             finish_reason=generation.choices[0].finish_reason,
         )
-        self._calls.mirror(asked, answer)
+        self.calls.mirror(asked, answer)

@@ -1,13 +1,14 @@
 """From a request's bytes to what it says: its terms, its arms, and the latency it is to have."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from engine.errors import EngineError
 from gateway.answers.origin import Origin
 from gateway.errors.tree import GatewayError, LoopError
 from gateway.experiments.assigner import Assignment
+from gateway.experiments.experiments import Experiments
 from gateway.handoff.arms import (
     assignment_of,
     choosing_of,
@@ -16,12 +17,12 @@ from gateway.handoff.arms import (
     with_arms,
 )
 from gateway.handoff.cloud_calls import CloudCalls
+from gateway.handoff.cloud_parts import CloudParts
+from gateway.handoff.incoming import Asked, Incoming
 from gateway.handoff.name_book import NameBook
 from gateway.handoff.needs import describe, lacking, needs_of
 from gateway.handoff.slips import refuse_privacy_header, refuse_slips
-from gateway.planning.context import GatewayContext
 from gateway.planning.engine_requests import ApiRequest
-from gateway.planning.incoming import Asked, Incoming
 from gateway.planning.names import AUTO, Meant
 from gateway.planning.permissions import check_model, permitted_terms
 from gateway.planning.terms import Terms, terms_of
@@ -33,6 +34,7 @@ from gateway.schema.envelope import ReadRequest, read_request
 from gateway.schema.kinds import Endpoint
 from gateway.schema.parsing import parse
 from gateway.schema.template_variables import FIELD, read_variables
+from gateway.slo.classes import SloClasses
 
 _REQUESTS: Final[dict[Endpoint, type[ChatRequest] | type[CompletionRequest]]] = {
     "chat": ChatRequest,
@@ -42,27 +44,29 @@ _NO_OPTIONS: Final = OutriderOptions()
 _MAX_HOPS: Final = 8
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestReader:
     """Reads requests. Keeps nothing of them."""
 
-    def __init__(self, context: GatewayContext, names: NameBook, calls: CloudCalls) -> None:
-        self._context = context
-        self._cloud = context.cloud
-        self._names = names
-        self._calls = calls
+    cloud: CloudParts
+    names: NameBook
+    calls: CloudCalls
+    experiments: Experiments
+    classes: SloClasses
+    local_tiers: tuple[str, ...]
 
     async def read(self, endpoint: Endpoint, body: bytes, incoming: Incoming) -> Asked:
         """What the request says. Raises GatewayError.
 
         Who cannot be served as his arm wants it is in none.
         """
-        if self._cloud.gateway_id in incoming.hops or len(incoming.hops) >= _MAX_HOPS:
+        if self.cloud.gateway_id in incoming.hops or len(incoming.hops) >= _MAX_HOPS:
             raise LoopError(
                 "The request has come through this gateway before: its tiers point at each other."
-                if self._cloud.gateway_id in incoming.hops
+                if self.cloud.gateway_id in incoming.hops
                 else f"The request has come through {len(incoming.hops)} gateways."
             )
-        if not self._cloud.tiers:
+        if not self.cloud.tiers:
             return self._read_for_local(endpoint, body, incoming)
         return await self._read_for_tiers(endpoint, body, incoming)
 
@@ -130,7 +134,7 @@ class RequestReader:
         assignment = asked.assignment
         if assignment is None or not may_be_arms_fault(assignment, error):
             return None
-        if not self._cloud.tiers:
+        if not self.cloud.tiers:
             plain = self._asked_here(
                 asked.endpoint, parse(_REQUESTS[asked.endpoint], body), incoming, None
             )
@@ -153,7 +157,7 @@ class RequestReader:
         if assignment is not None:
             options = assignment.overlay.merge(envelope.outrider) or options
         self._serve_under(options, read.document, incoming)
-        meant = await self._names.resolve(envelope.model, options.tier)
+        meant = await self.names.resolve(envelope.model, options.tier)
         asked = Asked(
             endpoint=endpoint,
             incoming=with_arms(incoming, assignment, envelope.outrider),
@@ -173,19 +177,19 @@ class RequestReader:
                 request = _for_any(request)
             asked = replace(asked, request=request)
         if "cloud" in asked.terms.places:
-            names = await self._names.current()
-            asked = replace(asked, model=self._calls.model(asked, names))
+            names = await self.names.current()
+            asked = replace(asked, model=self.calls.model(asked, names))
         return asked
 
     def _note(self, assignment: Assignment, error: Exception, incoming: Incoming) -> None:
         if incoming.outcome is not None:  # else it only asks
-            self._context.experiments.left_out.note(assignment, error)
+            self.experiments.left_out.note(assignment, error)
 
     def _assigned(
         self, asked: ApiRequest | ReadRequest, body: bytes, endpoint: Endpoint, incoming: Incoming
     ) -> Assignment | None:
         """The arms of experiments that the request is in. Raises BadRequestError."""
-        assigner = self._context.experiments.assigner
+        assigner = self.experiments.assigner
         return assignment_of(assigner, choosing_of(asked), body, endpoint, incoming)
 
     def _serve_under(
@@ -196,7 +200,7 @@ class RequestReader:
         The local models know its tokens, and say it again.
         """
         service_tier = document.get("service_tier")
-        resolved = self._context.slo.classes.resolve(
+        resolved = self.classes.resolve(
             options,
             has_tools=bool(document.get("tools")),
             service_tier=service_tier if isinstance(service_tier, str) else None,
@@ -210,22 +214,22 @@ class RequestReader:
         named = meant.named if meant else ("auto" if model == AUTO else "local")
         cloud = meant.tier if meant else None
         terms = terms_of(
-            options, self._cloud.rules, arrival_s=incoming.arrival_s, named=named, cloud=cloud
+            options, self.cloud.rules, arrival_s=incoming.arrival_s, named=named, cloud=cloud
         )
-        return permitted_terms(incoming.principal, terms, tuple(self._context.tokenizers))
+        return permitted_terms(incoming.principal, terms, self.local_tiers)
 
     def _without_impossible(self, asked: Asked) -> Asked:
         """Without the places that cannot answer this request, as far as one is left."""
         terms = asked.terms
         if "cloud" in terms.places:
-            complaint = self._calls.complaint(asked)
+            complaint = self.calls.complaint(asked)
             if complaint is not None and "local" not in terms.places:
                 raise complaint
             if complaint is not None:
                 return replace(asked, terms=replace(terms, places=("local",), cloud=None))
         if terms.places and "local" in terms.places and terms.cloud is not None:
             needs = needs_of(asked.document, asked.endpoint)
-            supports = self._cloud.tiers[terms.cloud].settings.supports
+            supports = self.cloud.tiers[terms.cloud].settings.supports
             if needs and not lacking(needs, supports):
                 return replace(
                     asked,

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from engine.request import Tier
-from gateway.planning.context import RoutingParts
 from gateway.planning.job import Answer
+from gateway.planning.routing_parts import RoutingParts
 from gateway.schema.chat import AssistantMessage, Message, join_parts
 from router.conversations import ConversationDigest, Turn, is_tool_loop
 

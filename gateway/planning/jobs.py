@@ -2,18 +2,17 @@
 
 import secrets
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from engine.errors import EngineError
 from engine.events import EngineInfo, TierInfo
-from engine.request import TIERS, LatencyObjective
+from engine.request import TIERS, LatencyObjective, Tier
 from gateway.answers.leg import Elsewhere, HandOffError
+from gateway.backends.client import EngineClient
 from gateway.errors.tree import BadRequestError, ModelNotFoundError, NotReadyError
 from gateway.metering.metrics import GatewayMetrics
-from gateway.planning.context import GatewayContext as GatewayContext
-from gateway.planning.context import GatewayLimits as GatewayLimits
 from gateway.planning.dialogue import Dialogue
 from gateway.planning.engine_requests import (
     ApiRequest,
@@ -22,21 +21,26 @@ from gateway.planning.engine_requests import (
     engine_requests,
     escalated_requests,
 )
-from gateway.planning.incoming import Incoming
+from gateway.planning.gateway_limits import GatewayLimits
 from gateway.planning.job import Answer, ChoicePlan, EscalationTarget, Job
+from gateway.planning.job_context import JobContext
+from gateway.planning.names import AUTO
 from gateway.planning.permissions import permitted
 from gateway.planning.prompt_builders import Form, Prompts, chat_form, completion_form
 from gateway.planning.route_report import describe_route
+from gateway.planning.routing_parts import RoutingParts
 from gateway.planning.service_tier import read_service_tier
 from gateway.planning.targets import Ask, Target, TargetChooser
 from gateway.schema.chat import ChatRequest
 from gateway.schema.common import OutriderOptions
+from gateway.slo.classes import SloClasses
 from gateway.telemetry.spans import record_route
+from gateway.text.chat import ChatTokenizer
 from gateway.text.prompt_end import continues_text
+from gateway.text.prompt_work import PromptWork
 from router.guard import Outcome
 from router.policy import pair_complaint
 
-AUTO: Final = "auto"
 # Drawn seeds stay below 2**53, so that every JSON reader gives them back unchanged.
 _SEED_BITS: Final = 53
 _NO_OPTIONS: Final = OutriderOptions()
@@ -46,7 +50,7 @@ _NO_OPTIONS: Final = OutriderOptions()
 class _Begun:
     """How a request came, and who else may answer it."""
 
-    incoming: Incoming
+    incoming: JobContext
     form: Form
     elsewhere: Elsewhere | None = None
 
@@ -60,15 +64,25 @@ class _Planned:
     target: Target
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class JobBuilder:
-    """Turns requests into jobs. Holds what the engine said about itself."""
+    """Turns requests into jobs. Holds what the engine said about itself.
 
-    def __init__(self, context: GatewayContext, metrics: GatewayMetrics) -> None:
-        self._context = context
-        self._metrics = metrics
-        self._chooser = TargetChooser(context)
-        self._info: EngineInfo | None = None
-        self.start_error: Exception | None = None  # why the engine could not be loaded at all
+    `prompt_work` says how the prompts of a tenant are built. `start_error`: why the engine could
+    not be loaded at all.
+    """
+
+    engine: EngineClient
+    tokenizers: Mapping[Tier, ChatTokenizer]
+    chooser: TargetChooser
+    routing: RoutingParts
+    limits: GatewayLimits
+    classes: SloClasses
+    metrics: GatewayMetrics
+    clock: Callable[[], float]
+    prompt_work: Callable[[str], PromptWork]
+    start_error: Exception | None = None
+    _info: EngineInfo | None = field(default=None, init=False)
 
     async def engine_info(self) -> EngineInfo:
         """What is loaded; asked once, for an engine does not change its models.
@@ -76,17 +90,15 @@ class JobBuilder:
         Raises NotReadyError while the engine is loading or being restarted, and EngineError if the
         router was trained for other models.
         """
-        if not self._context.engine.is_ready:
+        if not self.engine.is_ready:
             if self.start_error is not None:
                 raise NotReadyError(f"The engine failed to start: {self.start_error}")
-            raise NotReadyError(self._context.engine.not_ready_reason)
+            raise NotReadyError(self.engine.not_ready_reason)
         if self._info is None:
-            info = await self._context.engine.info()
+            info = await self.engine.info()
             prints = [info.tiers[tier].fingerprint if tier in info.tiers else "" for tier in TIERS]
             by_tier = dict(zip(TIERS, prints, strict=True))
-            complaint = pair_complaint(
-                self._context.routing.pair, by_tier["small"], by_tier["large"]
-            )
+            complaint = pair_complaint(self.routing.pair, by_tier["small"], by_tier["large"])
             if complaint is not None:
                 raise EngineError(f"{complaint[0].upper()}{complaint[1:]}")
             self._info = info
@@ -102,7 +114,7 @@ class JobBuilder:
         return names | aliases
 
     async def job(
-        self, request: ApiRequest, incoming: Incoming, elsewhere: Elsewhere | None = None
+        self, request: ApiRequest, incoming: JobContext, elsewhere: Elsewhere | None = None
     ) -> Job:
         """A conversation, or one or several prompts. `elsewhere` plays the large model's part.
 
@@ -117,24 +129,24 @@ class JobBuilder:
         return self._counted(planned)
 
     async def route_report(
-        self, request: ApiRequest, incoming: Incoming, elsewhere: Elsewhere | None = None
+        self, request: ApiRequest, incoming: JobContext, elsewhere: Elsewhere | None = None
     ) -> dict[str, Any]:
         """Where the request would go, as `RouteReport` has it; nothing is counted or remembered.
 
         Raises what the request itself would raise.
         """
         planned = await self._plan(request, self._begun(request, incoming, elsewhere))
-        costs = await self._chooser.costs_usd(planned.ask, planned.ask.candidates)
-        parts = self._context.routing
+        costs = await self.chooser.costs_usd(planned.ask, planned.ask.candidates)
+        parts = self.routing
         return describe_route(request.model, planned.ask, planned.target, planned.job, costs, parts)
 
     def _begun(
-        self, request: ApiRequest, incoming: Incoming, elsewhere: Elsewhere | None
+        self, request: ApiRequest, incoming: JobContext, elsewhere: Elsewhere | None
     ) -> _Begun:
-        work = self._context.prompt_work(incoming.principal)
+        work = self.prompt_work(incoming.principal.tenant)
         if isinstance(request, ChatRequest):
             salt = incoming.principal.cache_salt
-            dialogue = Dialogue(request.messages, self._context.routing, salt)
+            dialogue = Dialogue(request.messages, self.routing, salt)
             form = chat_form(request, dialogue, work)
         else:
             form = completion_form(request, work)
@@ -148,7 +160,7 @@ class JobBuilder:
             raise ModelNotFoundError(request.model, list(names))
         options = request.outrider or _NO_OPTIONS
         candidates = permitted(begun.incoming.principal, names[request.model], options.tier)
-        prompts = Prompts(form, self._context.tokenizers)
+        prompts = Prompts(form, self.tokenizers)
         ask = Ask(
             is_auto=request.model == AUTO,
             candidates=candidates,
@@ -163,17 +175,17 @@ class JobBuilder:
             dialogue=form.dialogue,
             elsewhere=None if elsewhere is None else elsewhere.name,
         )
-        chosen_from_s = self._context.clock()
-        target = await self._chooser.choose(ask, await self.engine_info())
+        chosen_from_s = self.clock()
+        target = await self.chooser.choose(ask, await self.engine_info())
         self._trace_route(begun.incoming, target, chosen_from_s)
         job = await self._job(request, target, prompts, begun)
         return _Planned(job=job, ask=ask, target=target)
 
     def _objective(
-        self, request: ApiRequest, rendered: Rendered, incoming: Incoming
+        self, request: ApiRequest, rendered: Rendered, incoming: JobContext
     ) -> LatencyObjective:
         """The latency that the request is to have. Raises BadRequestError."""
-        resolved = self._context.slo.classes.resolve(
+        resolved = self.classes.resolve(
             request.outrider,
             has_tools=isinstance(request, ChatRequest) and bool(request.tools),
             service_tier=request.service_tier,
@@ -184,12 +196,12 @@ class JobBuilder:
             incoming.outcome.serve_under(resolved)
         return resolved.objective
 
-    def _trace_route(self, incoming: Incoming, target: Target, start_s: float) -> None:
+    def _trace_route(self, incoming: JobContext, target: Target, start_s: float) -> None:
         if incoming.span.is_recording:
             record_route(
                 incoming.span,
                 start_s=start_s,
-                end_s=self._context.clock(),
+                end_s=self.clock(),
                 tier=target.tier,
                 reason=target.reason,
                 quality=None if target.route is None else target.route.quality,
@@ -221,7 +233,7 @@ class JobBuilder:
             seed=seed or 0,
             temperature=temperature,
             arrival_s=arrival_s,
-            default_max_tokens=self._context.limits.default_max_tokens,
+            default_max_tokens=self.limits.default_max_tokens,
             principal=begun.incoming.principal,
             priority=service_tier.priority,
             objective=self._objective(request, rendered, begun.incoming),
@@ -235,7 +247,7 @@ class JobBuilder:
         escalation = None
         if plan is not None and target.escalation is not None:
             other = rendered
-            if not self._chooser.renders_alike:
+            if not self.chooser.renders_alike:
                 other = await prompts.rendered(target.escalation)
                 escalated = escalated_requests(request, other, frame)
             escalation = EscalationTarget(
@@ -276,8 +288,8 @@ class JobBuilder:
 
     def _counted(self, planned: _Planned) -> Job:
         """The job, which is going to be answered: in the metrics and for the guard."""
-        job, route, parts = planned.job, planned.target.route, self._context.routing
-        self._metrics.routed(job.tier, job.reason)
+        job, route, parts = planned.job, planned.target.route, self.routing
+        self.metrics.routed(job.tier, job.reason)
         parts.typical.num_prompt_tokens.add(job.num_prompt_tokens)
         # What is watched the watch tells of.
         if parts.guard and route and route.is_own and not job.cascade and route.quality is not None:
@@ -288,7 +300,7 @@ class JobBuilder:
 
     def _count_hand_off(self, handed: HandOffError) -> None:
         """The guard of the router is told of what leaves as well."""
-        guard, quality = self._context.routing.guard, handed.origin.quality
+        guard, quality = self.routing.guard, handed.origin.quality
         if guard is not None and handed.is_own and quality is not None:
             guard.saw(Outcome(quality=quality, is_strong=True))
 
@@ -296,7 +308,7 @@ class JobBuilder:
         self, dialogue: Dialogue | None, num_prompt_tokens: int
     ) -> Callable[[Answer], None]:
         """What is learnt from an answer: its length, its conversation, whether to trust watches."""
-        parts, clock = self._context.routing, self._context.clock
+        parts, clock = self.routing, self.clock
 
         def learn(answer: Answer) -> None:
             parts.typical.num_completion_tokens.add(answer.num_tokens)

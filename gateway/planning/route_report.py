@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine.request import Tier
-from gateway.planning.context import RoutingParts
 from gateway.planning.job import Job
+from gateway.planning.routing_parts import RoutingParts
 from gateway.planning.targets import Ask, Target
 
 

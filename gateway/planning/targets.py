@@ -9,12 +9,13 @@ from engine.request import TIERS, Tier
 from gateway.answers.leg import HandOffError
 from gateway.answers.origin import Origin
 from gateway.errors.tree import BadRequestError
-from gateway.planning.context import GatewayContext
 from gateway.planning.dialogue import Dialogue
+from gateway.planning.gateway_limits import GatewayLimits
+from gateway.planning.routing_parts import RoutingParts
 from gateway.schema.common import OutriderOptions
 from gateway.text.chat import ChatTokenizer, Prompt
 from router.costs import ConversationSize, gain_factor, prices_by_size
-from router.policy import Route, WishError, Wishes
+from router.policy import Route, RoutePolicy, WishError, Wishes
 
 _CHARS_PER_TOKEN = 4.0
 Candidates = Sequence[TierInfo]
@@ -77,12 +78,15 @@ class _Budget:
     costs: Mapping[Tier, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TargetChooser:
-    """Chooses; keeps nothing between requests but what the context remembers."""
+    """Chooses a tier. Between requests only `routing` remembers anything."""
 
-    def __init__(self, context: GatewayContext) -> None:
-        self._context = context
-        self._parts = context.routing
+    tokenizers: Mapping[Tier, ChatTokenizer]
+    router: RoutePolicy
+    routing: RoutingParts
+    limits: GatewayLimits
+    clock: Callable[[], float]
 
     async def choose(self, ask: Ask, engine: EngineInfo) -> Target:
         """The target.
@@ -116,13 +120,13 @@ class TargetChooser:
 
         A tier for which it is too long is left out; where it is for all, PromptTooLongError.
         """
-        prices = self._parts.prices
+        prices = self.routing.prices
         if prices is None:
             return {}
         num_completion_tokens = (
             ask.token_limit
-            or self._context.limits.default_max_tokens
-            or self._parts.typical.num_completion_tokens.value
+            or self.limits.default_max_tokens
+            or self.routing.typical.num_completion_tokens.value
         )
         costs: dict[Tier, float] = {}
         for info in infos:
@@ -142,7 +146,7 @@ class TargetChooser:
         most = ask.options.max_cost_usd
         if most is None:
             return _Budget(affordable=candidates)
-        if self._parts.prices is None:
+        if self.routing.prices is None:
             raise BadRequestError(
                 "outrider.max_cost_usd: this server knows no prices; its operator sets them in "
                 "routing.prices.small and routing.prices.large.",
@@ -160,7 +164,7 @@ class TargetChooser:
         if ask.dialogue is not None and ask.dialogue.is_tool_loop and len(candidates) > 1:
             return self._in_tool_loop(ask.dialogue, ask, candidates, budget)
         wishes = self._wishes(ask, candidates, budget)
-        tokenizer = self._context.tokenizers[candidates[0].tier]
+        tokenizer = self.tokenizers[candidates[0].tier]
         route = self._route(ask.text(tokenizer), wishes)
         if len(budget.affordable) < len(candidates):
             route = self._within(ask, route, budget)
@@ -175,7 +179,7 @@ class TargetChooser:
                 return self._in_tool_loop(dialogue, ask, (small,), _Budget(affordable=(small,)))
             reason = f"tool loop: {elsewhere}, nobody knows who made the calls"
             raise HandOffError(Origin(hand_off="quality", reason=reason, route_tier="small"))
-        tokenizer = self._context.tokenizers[small.tier]
+        tokenizer = self.tokenizers[small.tier]
         wishes = replace(
             _asked_wishes(ask.options),
             is_whole=not ask.is_streamed,
@@ -193,7 +197,7 @@ class TargetChooser:
     def _route(self, text: str, wishes: Wishes) -> Route:
         """The router's word. Raises BadRequestError for a wish that it cannot judge."""
         try:
-            return self._context.router.route(text, wishes)
+            return self.router.route(text, wishes)
         except WishError as error:
             raise BadRequestError(
                 f"outrider.min_quality: {error}.", param="outrider.min_quality"
@@ -210,10 +214,10 @@ class TargetChooser:
             may_watch=budget.may_escalate and (is_alike or not ask.has_token_ids),
         )
         dialogue = ask.dialogue
-        turn = None if dialogue is None else dialogue.cached_turn(self._context.clock())
-        if dialogue is None or turn is None or not self._parts.is_sticky:
+        turn = None if dialogue is None else dialogue.cached_turn(self.clock())
+        if dialogue is None or turn is None or not self.routing.is_sticky:
             return wishes
-        num_completion_tokens = self._parts.typical.num_completion_tokens.value
+        num_completion_tokens = self.routing.typical.num_completion_tokens.value
         size = ConversationSize(
             num_prompt_tokens=turn.num_tokens + dialogue.num_new_chars / _CHARS_PER_TOKEN,
             num_cached_tokens=turn.num_tokens,
@@ -221,7 +225,7 @@ class TargetChooser:
                 ask.token_limit or num_completion_tokens, num_completion_tokens
             ),
         )
-        prices = self._parts.prices or prices_by_size(
+        prices = self.routing.prices or prices_by_size(
             {tier: info.num_parameters for tier, info in tiers.items()}
         )
         factor = gain_factor(turn.tier, size, prices)
@@ -230,7 +234,7 @@ class TargetChooser:
     @property
     def renders_alike(self) -> bool:
         """Whether all tiers write a request with the same tokens."""
-        return len({t.rendering for t in self._context.tokenizers.values()}) == 1
+        return len({t.rendering for t in self.tokenizers.values()}) == 1
 
     def _in_tool_loop(
         self, dialogue: Dialogue, ask: Ask, candidates: Candidates, budget: _Budget
@@ -296,7 +300,7 @@ class TargetChooser:
         return replace(self._target(info, route.reason, route), escalation=other)
 
     def _target(self, info: TierInfo, reason: str, route: Route | None = None) -> Target:
-        tokenizer = self._context.tokenizers.get(info.tier)
+        tokenizer = self.tokenizers.get(info.tier)
         if tokenizer is None:
             raise TierUnavailableError(f"The {info.tier} tier has no tokenizer.")
         return Target(info=info, reason=reason, tokenizer=tokenizer, route=route)

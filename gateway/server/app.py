@@ -1,6 +1,7 @@
 """The HTTP application: where its endpoints are, and how they are described."""
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Final
 
 from fastapi import FastAPI, Request
@@ -14,6 +15,7 @@ from gateway.apis.responses.answers import RESPONSES_MODELS
 from gateway.apis.responses.openapi import responses_operation
 from gateway.apis.tokenize_api import detokenize_operation, tokenize_operation
 from gateway.apis.tokenize_schema import TOKENIZE_MODELS
+from gateway.dashboard.api import DashboardApi
 from gateway.dashboard.schema import DASHBOARD_MODELS, Dashboard
 from gateway.errors.http import handle_exception
 from gateway.errors.tree import GatewayError
@@ -22,9 +24,7 @@ from gateway.experiments.admin_routes import EXPERIMENT_ROUTES
 from gateway.experiments.admin_schema import EXPERIMENT_MODELS
 from gateway.experiments.feedback import FeedbackApi
 from gateway.experiments.feedback_schema import FEEDBACK_MODELS, FEEDBACK_OPERATION
-from gateway.handoff.arm_check import arm_check
 from gateway.ledger.usage_api import USAGE_MODELS, USAGE_OPERATION, UsageApi
-from gateway.planning.context import GatewayContext, GatewayLimits
 from gateway.schema.chat import ChatRequest
 from gateway.schema.completions import CompletionRequest
 from gateway.schema.openapi import (
@@ -42,20 +42,17 @@ from gateway.schema.responses import (
     Readiness,
 )
 from gateway.schema.routing import RouteReport
-from gateway.server.endpoints import (
-    DASHBOARD_PATH,
-    MAX_SMALL_BODY_BYTES,
-    PLAYGROUND_PATHS,
-    Gateway,
-)
-from gateway.server.entrance import FREE_PATHS, Entrance, principal_of
+from gateway.server.endpoints import AnswerEndpoints
+from gateway.server.entrance import FREE_PATHS, Authenticate, Entrance, principal_of
+from gateway.server.intake import MAX_SMALL_BODY_BYTES, RequestIntake
+from gateway.server.lifespan import Lifespan
 from gateway.server.openapi_document import OpenApiEndpoint
+from gateway.server.pages import DASHBOARD_PATH, PLAYGROUND_PATHS, Pages
+from gateway.server.status import StatusEndpoints
 from gateway.tenants.admin import AdminApi
 from gateway.tenants.admin_routes import ADMIN_ROUTES
 from gateway.tenants.admin_schema import ADMIN_MODELS
 from gateway.tenants.principal import Principal
-
-__all__ = ["GatewayContext", "GatewayLimits", "create_app"]
 
 _CHAT: Final = "/v1/chat/completions"
 _COMPLETIONS: Final = "/v1/completions"
@@ -77,121 +74,137 @@ _OTHER_MODELS: Final = (
 )
 
 
-def create_app(context: GatewayContext) -> Entrance:
-    """The gateway over an engine that need not be started: the app's lifespan does that."""
-    gateway = Gateway(context)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routes:
+    """The endpoints of one gateway, by what they are about.
+
+    has_open_metrics: /metrics requires no key.
+    """
+
+    answers: AnswerEndpoints
+    status: StatusEndpoints
+    pages: Pages
+    dashboard: DashboardApi
+    usage: UsageApi
+    admin: AdminApi
+    experiments: ExperimentApi
+    feedback: FeedbackApi
+    intake: RequestIntake
+    lifespan: Lifespan
+    authenticate: Authenticate
+    has_open_metrics: bool
+    has_tiers_elsewhere: bool
+
+
+def create_app(routes: Routes) -> Entrance:
+    """Build the application. Its engine need not be started: the app's lifespan does that."""
     app = FastAPI(
         title="Outrider",
         version="0.1.0",
         description="The OpenAI API over a small and a large model that work together.",
-        lifespan=gateway.lifespan,
+        lifespan=routes.lifespan.run,
         openapi_url=None,
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,  # a redirect would be made from the client's own host header
     )
-    _add_routes(app, gateway)
+    _add_routes(app, routes)
     for kind in (GatewayError, EngineError, HTTPException):
         app.add_exception_handler(kind, handle_exception)
-    messages_problem = gateway.messages_surface.problem_body
+    answers = routes.answers
+    messages_problem = answers.messages_surface.problem_body
     return Entrance(
         app,
         {
-            _CHAT: gateway.chat,
-            _COMPLETIONS: gateway.completions,
-            _RESPONSES: gateway.responses,
-            _MESSAGES: gateway.messages,
-            _COUNT_TOKENS: gateway.count_tokens,
+            _CHAT: answers.chat,
+            _COMPLETIONS: answers.completions,
+            _RESPONSES: answers.responses,
+            _MESSAGES: answers.messages,
+            _COUNT_TOKENS: answers.count_tokens,
         },
-        authenticate=context.tenancy.keys.authenticator.authenticate,
+        authenticate=routes.authenticate,
         problem_bodies={
-            _RESPONSES: gateway.responses_surface.problem_body,
+            _RESPONSES: answers.responses_surface.problem_body,
             _MESSAGES: messages_problem,
             _COUNT_TOKENS: messages_problem,
         },
-        sign_in=gateway.sign_in,
-        free_paths=FREE_PATHS | ({_METRICS} if context.tenancy.keys.has_open_metrics else set()),
+        sign_in=routes.pages.sign_in,
+        free_paths=FREE_PATHS | ({_METRICS} if routes.has_open_metrics else set()),
     )
 
 
-def _add_routes(app: FastAPI, gateway: Gateway) -> None:
+def _add_routes(app: FastAPI, routes: Routes) -> None:
     chat = generation_operation(ChatRequest, ChatCompletion, ChatCompletionChunk, "createChat")
     completion = generation_operation(CompletionRequest, Completion, Completion, "createCompletion")
     route = question_operation(
         (ChatRequest, CompletionRequest), RouteReport, "Where it would go.", "route"
     )
-    get = app.get
-    app.post(_CHAT, openapi_extra=chat)(gateway.chat)
-    app.post(_COMPLETIONS, openapi_extra=completion)(gateway.completions)
-    app.post(_RESPONSES, openapi_extra=responses_operation())(gateway.responses)
-    app.post(_MESSAGES, openapi_extra=messages_operation())(gateway.messages)
-    app.post(_COUNT_TOKENS, openapi_extra=count_tokens_operation())(gateway.count_tokens)
-    app.post(_TOKENIZE, openapi_extra=tokenize_operation())(gateway.tokenize)
-    app.post(_DETOKENIZE, openapi_extra=detokenize_operation())(gateway.detokenize)
-    app.post("/v1/route", openapi_extra=route)(gateway.route)
+    get, answers, status, pages = app.get, routes.answers, routes.status, routes.pages
+    app.post(_CHAT, openapi_extra=chat)(answers.chat)
+    app.post(_COMPLETIONS, openapi_extra=completion)(answers.completions)
+    app.post(_RESPONSES, openapi_extra=responses_operation())(answers.responses)
+    app.post(_MESSAGES, openapi_extra=messages_operation())(answers.messages)
+    app.post(_COUNT_TOKENS, openapi_extra=count_tokens_operation())(answers.count_tokens)
+    app.post(_TOKENIZE, openapi_extra=tokenize_operation())(answers.tokenize)
+    app.post(_DETOKENIZE, openapi_extra=detokenize_operation())(answers.detokenize)
+    app.post("/v1/route", openapi_extra=route)(answers.route)
     get(
         "/v1/models",
         openapi_extra=operation(ModelList, "All names.", 503, operation_id="listModels"),
-    )(gateway.models)
+    )(status.models)
     get(
         "/v1/models/{model_id:path}",
         openapi_extra=operation(ModelCard, "One name.", 404, 503, operation_id="getModel"),
-    )(gateway.model)
-    get("/health", openapi_extra=operation(Health, "Alive.", operation_id="health"))(gateway.health)
+    )(status.model)
+    get("/health", openapi_extra=operation(Health, "Alive.", operation_id="health"))(status.health)
     get(
         "/ready",
         openapi_extra=operation(Readiness, "Ready.", 503, operation_id="ready"),
-    )(gateway.ready)
-    get(_METRICS, include_in_schema=False)(gateway.expose_metrics)
+    )(status.ready)
+    get(_METRICS, include_in_schema=False)(status.expose_metrics)
     for path in PLAYGROUND_PATHS:
-        get(path, include_in_schema=False)(gateway.page)
-    get(DASHBOARD_PATH, include_in_schema=False)(gateway.dashboard_page)
+        get(path, include_in_schema=False)(pages.playground)
+    get(DASHBOARD_PATH, include_in_schema=False)(pages.dashboard)
     figures = operation(Dashboard, "What has been going on.", operation_id="getDashboard")
-    get("/v1/dashboard", openapi_extra=figures)(_with_principal(gateway.dashboard.dashboard))
+    get("/v1/dashboard", openapi_extra=figures)(_with_principal(routes.dashboard.dashboard))
 
-    _add_tenant_routes(app, gateway)
-    _add_experiment_routes(app, gateway)
+    _add_tenant_routes(app, routes)
+    _add_experiment_routes(app, routes)
 
     document = OpenApiEndpoint(
         app,
-        gateway.limits,
+        status.limits,
         models=_OTHER_MODELS,
-        has_tiers_elsewhere=bool(gateway.context.cloud.tiers),
+        has_tiers_elsewhere=routes.has_tiers_elsewhere,
     )
     get("/openapi.json", include_in_schema=False)(document.answer)
 
 
-def _add_tenant_routes(app: FastAPI, gateway: Gateway) -> None:
-    """What tenants may ask of themselves, and administrators of them."""
-    tenancy = gateway.context.tenancy
-    usage = UsageApi(tenancy.database)
-    admin = AdminApi(tenancy.keys, gateway.read_small_body)
-    app.get("/v1/usage", openapi_extra=USAGE_OPERATION)(_with_principal(usage.usage))
+def _add_tenant_routes(app: FastAPI, routes: Routes) -> None:
+    """Add what tenants may ask about themselves, and administrators about tenants."""
+    app.get("/v1/usage", openapi_extra=USAGE_OPERATION)(_with_principal(routes.usage.usage))
     for route in ADMIN_ROUTES:
         app.add_api_route(
             route.path,
-            _with_principal(getattr(admin, route.handler)),
+            _with_principal(getattr(routes.admin, route.handler)),
             methods=[route.method],
             openapi_extra=route.operation,
         )
 
 
-def _add_experiment_routes(app: FastAPI, gateway: Gateway) -> None:
-    """What administrators ask of experiments, and what is said of answers."""
-    context = gateway.context
-    authenticator = context.tenancy.keys.authenticator
-    check = arm_check(gateway.planner, context.clock)
-    api = ExperimentApi(authenticator, context.experiments, gateway.read_small_body, check)
-    feedback = FeedbackApi(context.experiments.feedback)
+def _add_experiment_routes(app: FastAPI, routes: Routes) -> None:
+    """Add what administrators ask about experiments, and the feedback on answers."""
 
     async def give_feedback(request: Request) -> Response:
-        return await gateway.counted(request, feedback.give, limit_bytes=MAX_SMALL_BODY_BYTES)
+        return await routes.intake.counted(
+            request, routes.feedback.give, limit_bytes=MAX_SMALL_BODY_BYTES
+        )
 
     app.post("/v1/feedback", openapi_extra=FEEDBACK_OPERATION)(give_feedback)
     for route in EXPERIMENT_ROUTES:
         app.add_api_route(
             route.path,
-            _with_principal(getattr(api, route.handler)),
+            _with_principal(getattr(routes.experiments, route.handler)),
             methods=[route.method],
             openapi_extra=route.operation,
         )

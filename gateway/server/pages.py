@@ -2,13 +2,19 @@
 
 import re
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from importlib import resources
 from typing import Final
 
-from starlette.responses import HTMLResponse
+from starlette.responses import HTMLResponse, Response
+
+from gateway.errors.http import Problem
+
+PLAYGROUND_PATHS: Final = ("/", "/playground")
+DASHBOARD_PATH: Final = "/dashboard"
 
 _SCRIPT: Final = re.compile(rb"<script>(.*?)</script>", re.DOTALL)
 _POLICY: Final = (
@@ -41,3 +47,30 @@ def load_page(name: str) -> WebPage:
     digests = (b64encode(sha256(script).digest()).decode() for script in _SCRIPT.findall(body))
     scripts = " ".join(f"'sha256-{digest}'" for digest in digests) or "'none'"
     return WebPage(body=body, policy=_POLICY.format(scripts=scripts))
+
+
+class Pages:
+    """The playground and the dashboard."""
+
+    def __init__(self) -> None:
+        self._playground = load_page("index.html")
+        self._dashboard = load_page("dashboard.html")
+
+    async def playground(self) -> Response:
+        """Return the playground."""
+        return self._playground.response()
+
+    async def dashboard(self) -> Response:
+        """Return the dashboard."""
+        return self._dashboard.response()
+
+    @property
+    def sign_in(self) -> dict[str, Callable[[Problem], Response]]:
+        """The pages by path, for browsers without a key: they hold no secrets, and ask for one."""
+
+        def shown(page: WebPage, problem: Problem) -> Response:
+            return page.response(problem.status, problem.headers)
+
+        pages = dict.fromkeys(PLAYGROUND_PATHS, self._playground)
+        pages[DASHBOARD_PATH] = self._dashboard
+        return {path: partial(shown, page) for path, page in pages.items()}

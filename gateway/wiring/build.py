@@ -30,7 +30,7 @@ from gateway.wiring.start import engine_recipe
 
 if TYPE_CHECKING:
     from engine.core import Engine
-    from gateway.planning.context import GatewayContext
+    from gateway.wiring.parts import GatewayParts
 
 EngineClient = InProcessEngineClient | ProcessEngineClient | AbsentEngine
 
@@ -72,8 +72,8 @@ def _import_lazy_parts() -> None:
         getattr(transformers, name)
 
 
-def build_context(settings: Settings, engine: EngineClient) -> "GatewayContext":
-    """What the HTTP application needs besides the engine: tokenizers, router, tiers elsewhere.
+def build_parts(settings: Settings, engine: EngineClient) -> "GatewayParts":
+    """Build what the HTTP application needs besides the engine: tokenizers, router, upstreams.
 
     Raises EngineError for a tokenizer or a router that cannot be used, and for a drafter whose
     tokenizer is another than the large model's; SettingsError for tiers that cannot work.
@@ -81,11 +81,13 @@ def build_context(settings: Settings, engine: EngineClient) -> "GatewayContext":
     from gateway.edge.metrics import EdgeMetrics
     from gateway.experiments.experiments import build_experiments
     from gateway.metering.metrics import GatewayMetrics
-    from gateway.planning.context import GatewayContext, GatewayLimits
+    from gateway.planning.gateway_limits import GatewayLimits
     from gateway.slo.parts import build_slo
     from gateway.telemetry.capture import build_capture
     from gateway.telemetry.tracing import build_tracer
     from gateway.text.chat import ChatTokenizer
+    from gateway.upstream.metrics import UpstreamMetrics
+    from gateway.wiring.parts import GatewayParts
     from gateway.wiring.routing import build_routing
     from gateway.wiring.tenancy import build_tenancy
     from gateway.wiring.upstream import build_cloud
@@ -93,7 +95,7 @@ def build_context(settings: Settings, engine: EngineClient) -> "GatewayContext":
     models = named_models(settings)
     metrics = GatewayMetrics()
     tenancy = build_tenancy(settings, metrics.registry)
-    cloud = build_cloud(settings, os.environ, tuple(models), metrics.upstream)
+    cloud = build_cloud(settings, os.environ, tuple(models), UpstreamMetrics(metrics.registry))
 
     wanted = settings.models.tool_format
     tool_format = None if wanted == "auto" else wanted
@@ -108,7 +110,7 @@ def build_context(settings: Settings, engine: EngineClient) -> "GatewayContext":
     router, routing = build_routing(
         settings, models, has_strong_elsewhere=cloud.rules.strong == "cloud"
     )
-    return GatewayContext(
+    return GatewayParts(
         engine=engine,
         tokenizers=tokenizers,
         router=router,

@@ -7,7 +7,7 @@ from pathlib import Path
 from engine.errors import EngineError
 from engine.model.fingerprint import checkpoint_fingerprint
 from engine.request import TIERS, Tier
-from gateway.planning.context import RoutingParts
+from gateway.planning.routing_parts import RoutingParts
 from gateway.settings.sections import PriceSettings, TierPriceSettings
 from gateway.settings.tree import Settings
 from router.costs import TokenPrices, TypicalRequest

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Final
 
 from engine.request import Tier
-from gateway.planning.context import CloudParts
+from gateway.handoff.cloud_parts import CloudParts
 from gateway.planning.terms import Rules
 from gateway.settings.server_traits import TRAITS
 from gateway.settings.tiers import MirrorSettings, UpstreamSettings
@@ -101,6 +101,7 @@ def build_cloud(
         rules=rules,
         mirror=build_mirror(settings, tiers, metrics),
         secrets=_secrets(settings, environ),
+        metrics=metrics,
     )
 
 

@@ -16,8 +16,10 @@ from transformers import PreTrainedTokenizerFast
 
 from gateway.edge.bounds import ConnectionBounds
 from gateway.edge.protocol import edge_protocol
-from gateway.server.app import GatewayContext, GatewayLimits, create_app
+from gateway.planning.gateway_limits import GatewayLimits
 from gateway.text.chat import ChatTokenizer
+from gateway.wiring.application import build_app
+from gateway.wiring.parts import GatewayParts
 from router.policy import NO_WISHES, Route, Wishes
 from tests.gateway.scripted_client import Script, ScriptedClient, Step
 
@@ -143,13 +145,13 @@ def running_server(
     tokenizer: ChatTokenizer, encode: Callable[[str], list[int]]
 ) -> Iterator[Server]:
     engine = ScriptedClient(vocab_size=420, script=lambda _: Script())
-    context = GatewayContext(
+    parts = GatewayParts(
         engine=engine,
         tokenizers={"small": tokenizer, "large": tokenizer},
         router=LengthPolicy(),
         limits=GatewayLimits(default_max_tokens=32, max_body_bytes=100_000),
     )
-    server, thread, url = serve(create_app(context))
+    server, thread, url = serve(build_app(parts))
     yield Server(url, engine, encode)
     server.should_exit = True
     thread.join(10)

@@ -15,13 +15,15 @@ from engine.request import Tier
 from gateway.experiments.experiments import build_experiments
 from gateway.metering.metrics import GatewayMetrics
 from gateway.metering.tenancy import Tenancy
-from gateway.planning.context import GatewayContext, GatewayLimits
-from gateway.server.app import create_app
+from gateway.planning.gateway_limits import GatewayLimits
 from gateway.settings.tree import Settings
 from gateway.slo.parts import build_slo
 from gateway.telemetry.capture import build_capture
 from gateway.telemetry.tracer import NULL_TRACER, Tracer
 from gateway.text.chat import ChatTokenizer
+from gateway.upstream.metrics import UpstreamMetrics
+from gateway.wiring.application import build_app
+from gateway.wiring.parts import GatewayParts
 from gateway.wiring.tenancy import build_tenancy
 from gateway.wiring.upstream import build_cloud
 from router.cascade import CascadePlan
@@ -64,7 +66,7 @@ class World:
     url: str
     engine: ScriptedClient
     clouds: Sequence[MockThread]
-    context: GatewayContext
+    context: GatewayParts
     policy: TestPolicy
     http: httpx.Client
     encode: Callable[[str], list[int]] = field(repr=False, default=lambda text: [])
@@ -180,13 +182,13 @@ def hybrid(
             tiers["shadow"] = {"url": second.url, "model": "mock-model"}
         settings = Settings.model_validate({"tiers": tiers, **sections})
         metrics = GatewayMetrics()
-        cloud = build_cloud(settings, environ or {}, local, metrics.upstream)
+        cloud = build_cloud(settings, environ or {}, local, UpstreamMetrics(metrics.registry))
         engine = ScriptedClient(
             vocab_size=420, script=lambda _: Script(), tiers=local or ("large",)
         )
         router = policy or TestPolicy(tier=local[0] if local else "large")
         tenancy = build_tenancy(settings, metrics.registry) if settings.database_url else Tenancy()
-        context = GatewayContext(
+        parts = GatewayParts(
             engine=engine,
             tokenizers=dict.fromkeys(local, tokenizer),
             router=router,
@@ -205,10 +207,10 @@ def hybrid(
                 wall_clock=time.time,
             ),
         )
-        server, thread, url = serve(create_app(context))
+        server, thread, url = serve(build_app(parts))
         try:
             with httpx.Client(base_url=url, timeout=20) as http:
-                made = World(url, engine, mocks, context, router, http, encode)
+                made = World(url, engine, mocks, parts, router, http, encode)
                 made.says(LOCAL_TEXT)
                 yield made
         finally:

@@ -12,11 +12,11 @@ import pytest
 from engine.passes.runner import ModelRunner
 from engine.request import Tier
 from gateway.backends.in_process import InProcessEngineClient
-from gateway.planning.context import GatewayContext
-from gateway.server.app import create_app
 from gateway.settings.tree import Settings, load_settings
-from gateway.wiring.build import build_client, build_context
+from gateway.wiring.application import build_app
+from gateway.wiring.build import build_client, build_parts
 from gateway.wiring.engine import join, named_models
+from gateway.wiring.parts import GatewayParts
 from router.policy import RoutePolicy
 from tests.engines import shipped_pair
 from tests.gateway.conftest import serve, wait_for
@@ -38,7 +38,7 @@ class Gateway:
     """A running gateway. Its answers are read by `Told`."""
 
     url: str
-    context: GatewayContext
+    context: GatewayParts
     http: httpx.Client = field(repr=False)
 
     def ask(self, path: str = "chat/completions", **document: Any) -> "Told":
@@ -68,14 +68,14 @@ def gateway(
     engine = build_client(settings)
     if isinstance(engine, InProcessEngineClient):
         engine = InProcessEngineClient(lambda _: join(settings, _runners(settings), None))
-    context = build_context(settings, engine)
+    parts = build_parts(settings, engine)
     if policy is not None:
-        context = replace(context, router=policy)
-    server, thread, url = serve(create_app(context))
+        parts = replace(parts, router=policy)
+    server, thread, url = serve(build_app(parts))
     try:
         with httpx.Client(base_url=url, timeout=30) as http:
             wait_for(lambda: engine.is_ready, 20)
-            yield Gateway(url, context, http)
+            yield Gateway(url, parts, http)
     finally:
         server.should_exit = True
         thread.join(10)

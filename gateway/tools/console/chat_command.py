@@ -142,7 +142,7 @@ def _chat_with_own_engine(settings: Settings, talk: Callable[[str], None]) -> No
     start_logging("WARNING")
     if settings.engine.process or not settings.models.is_any:
         keep_torch_out()
-    from gateway.server.serving import background_gateway
+    from gateway.wiring.serving import background_gateway
 
     with (
         LoadingProgress(make_console(stderr=True)) as progress,

@@ -135,8 +135,8 @@ def _serve(settings: Settings) -> None:
 def _serve_with(settings: Settings, engine_process: "EngineProcess | None") -> None:
     """Import the gateway, while the engine's process loads, and run it."""
     from gateway.server.listening import listen, url_of
-    from gateway.server.serving import GatewayRun, serve_until_signalled
     from gateway.tools.console.terminal import LoadingProgress, make_console, print_banner
+    from gateway.wiring.serving import GatewayRun, serve_until_signalled
     from gateway.wiring.tenancy import serving_host
 
     host, warning = serving_host(settings)

@@ -9,12 +9,10 @@ import anthropic
 import pytest
 
 from engine.errors import QueueFullError
-from gateway.apis.tokenize import Tokenizing
 from gateway.errors.tree import BadRequestError, ModelNotFoundError, PermissionDeniedError
-from gateway.metering.metrics import GatewayMetrics
-from gateway.planning.jobs import JobBuilder
 from gateway.tenants.principal import ANONYMOUS, Principal, Scopes
 from gateway.text.chat import ChatTokenizer
+from gateway.wiring.application import build_jobs, build_tokenizing
 from tests.gateway.conftest import Server
 from tests.gateway.hybrid import World, hybrid
 from tests.gateway.scripted_client import Script
@@ -102,7 +100,7 @@ def test_images_go_where_somebody_can_see(near: World, claude: anthropic.Anthrop
 
 
 def counted(world: World, principal: Principal = ANONYMOUS, **fields: Any) -> dict[str, Any]:
-    tokenizing = Tokenizing(world.context, JobBuilder(world.context, GatewayMetrics()))
+    tokenizing = build_tokenizing(world.context, build_jobs(world.context))
     body = json.dumps({"prompt": "Hello", **fields}).encode()
     answer = asyncio.run(tokenizing.tokenize(body, principal))
     document: dict[str, Any] = json.loads(bytes(answer.body))

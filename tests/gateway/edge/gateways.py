@@ -10,12 +10,14 @@ from gateway.edge.headers import EdgeHeaders
 from gateway.edge.metrics import EdgeMetrics
 from gateway.metering.metrics import GatewayMetrics
 from gateway.metering.tenancy import Tenancy
-from gateway.server.app import GatewayContext, GatewayLimits, create_app
+from gateway.planning.gateway_limits import GatewayLimits
 from gateway.settings.http_bounds import HttpSettings
 from gateway.settings.tree import Settings, load_settings
 from gateway.tenants.principal import Scopes
 from gateway.tenants.records import KeyOrder
 from gateway.text.chat import ChatTokenizer
+from gateway.wiring.application import build_app
+from gateway.wiring.parts import GatewayParts
 from gateway.wiring.tenancy import build_tenancy
 from tests.gateway.conftest import LengthPolicy
 from tests.gateway.scripted_client import Script, ScriptedClient, Step
@@ -30,7 +32,7 @@ class Whole:
 
     app: Any
     engine: ScriptedClient
-    context: GatewayContext
+    context: GatewayParts
 
     def new_key(self, name: str, **scopes: Any) -> str:
         """A key's text. Only where there is a database."""
@@ -55,7 +57,7 @@ def whole_gateway(
     )
     metrics = GatewayMetrics()
     tenancy = Tenancy() if folder is None else build_tenancy(_settings(folder), metrics.registry)
-    context = GatewayContext(
+    parts = GatewayParts(
         engine=engine,
         tokenizers={"small": tokenizer, "large": tokenizer},
         router=LengthPolicy(),
@@ -65,7 +67,7 @@ def whole_gateway(
         http=http or HttpSettings(),
         edge_metrics=EdgeMetrics(metrics.registry),
     )
-    return Whole(EdgeHeaders(create_app(context)), engine, context)
+    return Whole(EdgeHeaders(build_app(parts)), engine, parts)
 
 
 @contextmanager

@@ -11,12 +11,12 @@ from engine.events import EngineInfo
 from engine.request import CascadeParams, EngineRequest
 from gateway.errors.tree import BadRequestError
 from gateway.generation.generation import Job
-from gateway.metering.metrics import GatewayMetrics
-from gateway.planning.incoming import Incoming
-from gateway.planning.jobs import GatewayContext, JobBuilder
+from gateway.handoff.incoming import Incoming
 from gateway.schema.chat import ChatRequest
 from gateway.schema.responses import ChatCompletion
 from gateway.text.chat import ChatTokenizer
+from gateway.wiring.application import build_jobs
+from gateway.wiring.parts import GatewayParts
 from tests.gateway.conftest import LengthPolicy, Server
 from tests.gateway.scripted_client import Script, ScriptedClient, Step
 
@@ -122,16 +122,14 @@ class OtherInfo(ScriptedClient):
 def job_of(tokenizer: ChatTokenizer, change: Callable[[EngineInfo], EngineInfo]) -> Job:
     """The job of a request for a cascade, where the engine's information is changed."""
     engine = OtherInfo(vocab_size=420, script=lambda _: Script(), change=change)
-    context = GatewayContext(
+    parts = GatewayParts(
         engine=engine,
         tokenizers={"small": tokenizer, "large": tokenizer},
         router=LengthPolicy(),
     )
     body = {"model": "auto", "messages": [{"role": "user", "content": "Hi"}]}
     request = ChatRequest.model_validate({**body, "outrider": {"quality": CASCADE}})
-    return asyncio.run(
-        JobBuilder(context, GatewayMetrics()).job(request, Incoming(arrival_s=0.0, request_id="r"))
-    )
+    return asyncio.run(build_jobs(parts).job(request, Incoming(arrival_s=0.0, request_id="r")))
 
 
 def test_an_engine_that_does_not_draft_has_no_cascade(tokenizer: ChatTokenizer) -> None:

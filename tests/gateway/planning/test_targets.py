@@ -11,16 +11,17 @@ import pytest
 from engine.errors import EngineError, PromptTooLongError
 from engine.events import EngineInfo, TierInfo
 from gateway.errors.tree import BadRequestError
-from gateway.metering.metrics import GatewayMetrics
-from gateway.planning.context import GatewayContext, GatewayLimits, RoutingParts
-from gateway.planning.incoming import Incoming
+from gateway.handoff.incoming import Incoming
+from gateway.planning.gateway_limits import GatewayLimits
 from gateway.planning.job import Answer, Job
-from gateway.planning.jobs import JobBuilder
+from gateway.planning.routing_parts import RoutingParts
 from gateway.schema.chat import ChatRequest
 from gateway.schema.completions import CompletionRequest
 from gateway.schema.parsing import parse
 from gateway.schema.routing import RouteReport
 from gateway.text.chat import ChatTokenizer
+from gateway.wiring.application import build_jobs
+from gateway.wiring.parts import GatewayParts
 from router.calibration import Calibration
 from router.costs import TokenPrices
 from router.dial import Dial
@@ -65,7 +66,7 @@ class World:
             tiers=self.tiers,
             change=self.change,  # type: ignore[arg-type]
         )
-        context = GatewayContext(
+        parts = GatewayParts(
             engine=self.engine,
             tokenizers=self.tokenizers,  # type: ignore[arg-type]
             router=policy,
@@ -73,7 +74,7 @@ class World:
             routing=RoutingParts(**{"guard": self.guard, **self.parts}),
             clock=lambda: self.now_s,
         )
-        self.builder = JobBuilder(context, GatewayMetrics())
+        self.builder = build_jobs(parts)
 
     def job(self, messages: list[dict[str, Any]] | None = None, **fields: Any) -> Job:
         return asyncio.run(self.builder.job(chat(messages, **fields), INCOMING))
@@ -452,7 +453,7 @@ def test_a_decision_costs_no_more_for_a_long_prompt(world: Callable[..., World])
     import time
 
     made = world(calibration=table())
-    router = made.builder._context.router
+    router = made.builder.chooser.router
     times: dict[int, list[float]] = {}
     for length in (2_000, 100_000):
         text = ("What is the sum of 12 and 30, and why? " * (length // 39 + 1))[:length]

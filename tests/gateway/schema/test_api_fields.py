@@ -20,10 +20,12 @@ from transformers import AutoTokenizer
 from typing_extensions import is_typeddict
 
 from engine.request import EngineRequest
+from gateway.planning.gateway_limits import GatewayLimits
 from gateway.schema.chat import ChatRequest
 from gateway.schema.completions import CompletionRequest
-from gateway.server.app import GatewayContext, GatewayLimits, create_app
 from gateway.text.chat import ChatTokenizer
+from gateway.wiring.application import build_app
+from gateway.wiring.parts import GatewayParts
 from tests.gateway.conftest import LengthPolicy, serve
 from tests.gateway.field_trials import (
     CHAT,
@@ -193,13 +195,13 @@ def gateway(tokenizer_folder: Path, encode: Callable[[str], list[int]]) -> Itera
     engine = ScriptedClient(
         vocab_size=420, max_context=4096, script=lambda _: Script(steps=steps, top_ids=(5, 6))
     )
-    context = GatewayContext(
+    parts = GatewayParts(
         engine=engine,
         tokenizers={"small": tokenizer, "large": tokenizer},
         router=LengthPolicy(),
         limits=GatewayLimits(),
     )
-    server, thread, url = serve(create_app(context))
+    server, thread, url = serve(build_app(parts))
     with httpx.Client(base_url=url, timeout=20) as http:
         yield Gateway(engine, http)
     server.should_exit = True

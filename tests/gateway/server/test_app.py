@@ -17,10 +17,12 @@ from engine.errors import (
     TierUnavailableError,
 )
 from engine.request import EngineRequest
+from gateway.planning.gateway_limits import GatewayLimits
 from gateway.schema.errors import ErrorEvent, ErrorResponse
 from gateway.schema.responses import ChatCompletion, ChatCompletionChunk, Completion, ModelList
-from gateway.server.app import GatewayContext, GatewayLimits, create_app
 from gateway.text.chat import ChatTokenizer
+from gateway.wiring.application import build_app
+from gateway.wiring.parts import GatewayParts
 from tests.gateway.conftest import LengthPolicy, Server, serve, wait_for
 from tests.gateway.scripted_client import Script, ScriptedClient
 
@@ -119,8 +121,8 @@ def test_an_exception_of_ours_says_nothing_about_itself(
 ) -> None:
     """A bug is a 500 with OpenAI's body and a request id, not a traceback."""
     engine = ScriptedClient(vocab_size=420, script=lambda _: Script(refusal=KeyError("secret")))
-    context = GatewayContext(engine=engine, tokenizers={"small": tokenizer}, router=LengthPolicy())
-    server, thread, url = serve(create_app(context))
+    parts = GatewayParts(engine=engine, tokenizers={"small": tokenizer}, router=LengthPolicy())
+    server, thread, url = serve(build_app(parts))
     try:
         response = httpx.post(f"{url}/v1/chat/completions", json=HI)
     finally:
@@ -444,13 +446,13 @@ def test_one_tier_only_and_a_failed_start(tokenizer: ChatTokenizer) -> None:
     engine = ScriptedClient(
         vocab_size=420, script=lambda _: Script(), tiers=("large",), start_error=OSError("no file")
     )
-    context = GatewayContext(
+    parts = GatewayParts(
         engine=engine,
         tokenizers={"large": tokenizer},
         router=LengthPolicy(),
         limits=GatewayLimits(),
     )
-    server, thread, url = serve(create_app(context))
+    server, thread, url = serve(build_app(parts))
     try:
         assert "no file" in error_of(httpx.get(f"{url}/ready"), 503).message
         assert "no file" in error_of(httpx.post(f"{url}/v1/chat/completions", json=HI), 503).message

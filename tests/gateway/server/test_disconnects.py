@@ -7,8 +7,8 @@ import re
 import httpx
 
 from gateway.backends.step_loop import no_progress
-from gateway.server.serving import background_gateway
 from gateway.settings.tree import load_settings
+from gateway.wiring.serving import background_gateway
 from tests.sizes import repeats
 
 NUM_STREAMS = repeats(300, 60)

@@ -22,8 +22,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from benchmarks.mock_upstream import MockScript, mock_in_thread
 from gateway.server.draining import DrainGate, Draining
 from gateway.server.listening import listen, url_of
-from gateway.server.serving import GatewayRun, background_gateway
 from gateway.settings.tree import load_settings
+from gateway.wiring.serving import GatewayRun, background_gateway
 from tests.gateway.server.test_serving import pair, wait_until
 
 __all__ = ["pair"]

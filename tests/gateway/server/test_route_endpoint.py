@@ -7,10 +7,12 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.planning.context import GatewayContext, GatewayLimits, RoutingParts
+from gateway.planning.gateway_limits import GatewayLimits
+from gateway.planning.routing_parts import RoutingParts
 from gateway.schema.routing import RouteReport
-from gateway.server.app import create_app
 from gateway.text.chat import ChatTokenizer
+from gateway.wiring.application import build_app
+from gateway.wiring.parts import GatewayParts
 from router.costs import TokenPrices
 from router.dial import Dial
 from router.guard import RouteGuard
@@ -45,7 +47,7 @@ def running(tokenizer: ChatTokenizer) -> Iterator[Routed]:
     assert scorer.calibration is not None
     guard = RouteGuard(current_setting=lambda: setting, deciles=scorer.calibration.quality_deciles)
     engine = ScriptedClient(vocab_size=420, script=lambda _: Script(steps=[Step(token_ids=(70,))]))
-    context = GatewayContext(
+    parts = GatewayParts(
         engine=engine,
         tokenizers={"small": tokenizer, "large": tokenizer},
         router=TrainedPolicy(
@@ -64,7 +66,7 @@ def running(tokenizer: ChatTokenizer) -> Iterator[Routed]:
             guard=guard,
         ),
     )
-    server, thread, url = serve(create_app(context))
+    server, thread, url = serve(build_app(parts))
     with httpx.Client(base_url=url, timeout=20) as http:
         yield Routed(http, engine)
     server.should_exit = True

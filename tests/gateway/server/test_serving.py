@@ -18,8 +18,8 @@ import psutil
 import pytest
 
 from gateway.server.listening import listen, url_of
-from gateway.server.serving import background_gateway
 from gateway.settings.tree import SettingsError, load_settings
+from gateway.wiring.serving import background_gateway
 from tests.models import save_hf_model
 
 ROOT = Path(__file__).parents[3]
@@ -202,14 +202,14 @@ def test_a_model_that_is_not_there_ends_it_with_a_sentence(tmp_path: Path) -> No
 def test_the_gateways_process_does_without_torch(pair: dict[str, Path]) -> None:
     script = """
 import sys
-from gateway.wiring.build import build_client, build_context
+from gateway.wiring.build import build_client, build_parts
 from gateway.wiring.start import keep_torch_out
 from gateway.settings.tree import load_settings
 keep_torch_out()
-import gateway.server.serving
+import gateway.wiring.serving
 settings = load_settings(environ={}, flags={"models.large": sys.argv[1]})
-context = build_context(settings, build_client(settings))
-assert context.tokenizers["large"].stop_token_ids
+parts = build_parts(settings, build_client(settings))
+assert parts.tokenizers["large"].stop_token_ids
 assert sys.modules["torch"] is None
 """
     subprocess.run([sys.executable, "-c", script, str(pair["large"])], check=True, cwd=ROOT)

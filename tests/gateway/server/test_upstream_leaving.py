@@ -16,9 +16,9 @@ from engine.events import EngineEvent
 from engine.request import EngineRequest
 from gateway.backends.client import OnEnd
 from gateway.backends.step_loop import no_progress
-from gateway.server.serving import background_gateway
 from gateway.settings.tree import load_settings
 from gateway.text.chat import ChatTokenizer
+from gateway.wiring.serving import background_gateway
 from tests.gateway.conftest import wait_for
 from tests.gateway.hybrid import CHAT, LOCAL_TEXT, Streamed, TestPolicy, World, hybrid
 from tests.gateway.scripted_client import Script, ScriptedClient

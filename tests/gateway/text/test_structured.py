@@ -9,14 +9,16 @@ import pytest
 from engine.request import MAX_GRAMMAR_BYTES
 from gateway.backends.in_process import InProcessEngineClient
 from gateway.errors.tree import BadRequestError
+from gateway.planning.gateway_limits import GatewayLimits
 from gateway.schema.chat import ChatRequest
 from gateway.schema.completions import CompletionRequest
 from gateway.schema.parsing import parse
 from gateway.schema.structured import MAX_REGEX_CHARS
-from gateway.server.app import GatewayContext, GatewayLimits, create_app
 from gateway.text.chat import ChatTokenizer
 from gateway.text.structured import StructuredPlan, plan_structured
 from gateway.text.thinking import Thinking
+from gateway.wiring.application import build_app
+from gateway.wiring.parts import GatewayParts
 from tests.engines import PAIR_FOLDER, make_engine, shipped_pair
 from tests.gateway.conftest import LengthPolicy, serve, wait_for
 from tests.grammars import shipped_compiler, shipped_token_bytes
@@ -184,13 +186,13 @@ def url() -> Iterator[str]:
     compilers = {"large": shipped_compiler(), "small": shipped_compiler()}
     engine = InProcessEngineClient(lambda _: make_engine(shipped_pair(), grammars=compilers))
     tokenizer = ChatTokenizer.load(PAIR_FOLDER / "large")
-    context = GatewayContext(
+    parts = GatewayParts(
         engine=engine,
         tokenizers={"small": tokenizer, "large": tokenizer},
         router=LengthPolicy(),
         limits=GatewayLimits(default_max_tokens=160, max_body_bytes=2**20),
     )
-    server, thread, url = serve(create_app(context))
+    server, thread, url = serve(build_app(parts))
     wait_for(lambda: engine.is_ready, 60)
     yield url
     server.should_exit = True

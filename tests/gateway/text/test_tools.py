@@ -19,14 +19,15 @@ from gateway.errors.tree import BadRequestError
 from gateway.schema.chat import ChatRequest
 from gateway.schema.parsing import parse
 from gateway.schema.responses import ChatCompletion, ChatCompletionChunk
-from gateway.server.app import GatewayContext, create_app
-from gateway.server.serving import background_gateway
 from gateway.settings.tree import load_settings
 from gateway.text.chat import ChatTokenizer
 from gateway.text.thinking import Thinking
 from gateway.text.tool_formats import HERMES, LLAMA3, MISTRAL, ToolDialect, find_dialect
 from gateway.text.tools import ToolPlan, plan_tools
-from gateway.wiring.build import build_client, build_context
+from gateway.wiring.application import build_app
+from gateway.wiring.build import build_client, build_parts
+from gateway.wiring.parts import GatewayParts
+from gateway.wiring.serving import background_gateway
 from tests.engines import shipped_tokenizer
 from tests.gateway.conftest import LengthPolicy, Server, serve
 from tests.gateway.scripted_client import Script, ScriptedClient, Step
@@ -116,9 +117,9 @@ def test_a_format_can_be_set() -> None:
 def test_the_setting_reaches_the_tokenizers() -> None:
     flags = {"models.tool_format": "mistral", "engine.process": False}
     settings = load_settings(flags=flags, environ={}, config_file=None)
-    context = build_context(settings, build_client(settings))
-    assert context.tokenizers["small"].dialect.format == MISTRAL
-    assert not context.tokenizers["small"].dialect.is_native
+    parts = build_parts(settings, build_client(settings))
+    assert parts.tokenizers["small"].dialect.format == MISTRAL
+    assert not parts.tokenizers["small"].dialect.is_native
 
 
 # ---- prompts ------------------------------------------------------------------------------
@@ -440,12 +441,12 @@ def running(
 ) -> Iterator[tuple[Server, threading.Thread]]:
     """The server of conftest.py with room for the tools in the prompt."""
     engine = ScriptedClient(vocab_size=420, max_context=4096, script=lambda _: Script())
-    context = GatewayContext(
+    parts = GatewayParts(
         engine=engine,
         tokenizers={"small": tokenizer, "large": tokenizer},
         router=LengthPolicy(),
     )
-    uvicorn_server, thread, url = serve(create_app(context))
+    uvicorn_server, thread, url = serve(build_app(parts))
     yield Server(url, engine, encode), thread
     uvicorn_server.should_exit = True
     thread.join(10)
@@ -670,12 +671,12 @@ def test_special_tokens_of_the_format_are_read(tokenizer_folder: Path) -> None:
         return Script(steps=[Step(token_ids=(token_id,)) for token_id in ids])
 
     engine = ScriptedClient(vocab_size=500, max_context=4096, script=says)
-    context = GatewayContext(
+    parts = GatewayParts(
         engine=engine, tokenizers={"large": tokenizer, "small": tokenizer}, router=LengthPolicy()
     )
 
     async def ask() -> httpx.Response:
-        transport = httpx.ASGITransport(create_app(context))
+        transport = httpx.ASGITransport(build_app(parts))
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
             body = {"model": "large", "messages": [HELLO], "tools": TOOLS}
             return await http.post("/v1/chat/completions", json=body)

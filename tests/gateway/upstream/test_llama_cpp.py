@@ -22,9 +22,9 @@ import openai
 import pytest
 
 from gateway.backends.step_loop import no_progress
-from gateway.server.serving import background_gateway
 from gateway.settings.sections import bundled_pair
 from gateway.settings.tree import load_settings
+from gateway.wiring.serving import background_gateway
 
 VARIABLE = "LLAMA_CPP_PYTHON"  # not OUTRIDER_…, which are settings
 pytestmark = [

@@ -21,11 +21,11 @@ from gateway.backends.in_process import InProcessEngineClient
 from gateway.backends.process_client import ProcessEngineClient
 from gateway.backends.step_loop import no_progress
 from gateway.backends.wire import WorkerSpec
-from gateway.planning.context import GatewayContext
 from gateway.settings.tree import load_settings
 from gateway.wiring import build as wiring
 from gateway.wiring import engine as engine_wiring
 from gateway.wiring import start
+from gateway.wiring.parts import GatewayParts
 from router.policy import CascadeOptions, FixedPolicy, TrainedPolicy
 from tests.models import save_hf_model
 from tests.router.routers import scorer_that_says, table
@@ -155,15 +155,15 @@ def test_a_drafter_with_another_tokenizer_is_refused_with_two_ways_out(
         build(mismatched)
     settings = load_settings(environ={}, flags=mismatched)
     with pytest.raises(EngineError, match=wanted):  # before the engine has loaded anything
-        wiring.build_context(settings, wiring.build_client(settings))
+        wiring.build_parts(settings, wiring.build_client(settings))
 
 
 def test_without_speculation_two_tokenizers_are_served(mismatched: dict[str, str]) -> None:
     engine = build(mismatched, speculation__enabled=False)
     assert not engine.info().speculation
     settings = load_settings(environ={}, flags={**mismatched, "speculation.enabled": False})
-    context = wiring.build_context(settings, wiring.build_client(settings))
-    assert len({tokenizer.fingerprint for tokenizer in context.tokenizers.values()}) == 2
+    parts = wiring.build_parts(settings, wiring.build_client(settings))
+    assert len({tokenizer.fingerprint for tokenizer in parts.tokenizers.values()}) == 2
 
 
 def test_a_mapped_drafter_drafts_and_says_the_same(mismatched: dict[str, str]) -> None:
@@ -261,17 +261,17 @@ def test_a_context_has_a_tokenizer_for_each_tier_and_a_policy(pair: dict[str, st
     settings = load_settings(
         environ={}, flags={**pair, "limits.max_body_bytes": 5, "limits.default_max_tokens": 7}
     )
-    context = wiring.build_context(settings, wiring.build_client(settings))
-    assert set(context.tokenizers) == {"large", "small"}
-    assert isinstance(context.router, FixedPolicy)
-    assert context.limits.max_body_bytes == 5
-    assert context.limits.default_max_tokens == 7
+    parts = wiring.build_parts(settings, wiring.build_client(settings))
+    assert set(parts.tokenizers) == {"large", "small"}
+    assert isinstance(parts.router, FixedPolicy)
+    assert parts.limits.max_body_bytes == 5
+    assert parts.limits.default_max_tokens == 7
 
 
 def test_a_router_that_is_none_is_refused(pair: dict[str, str], tmp_path: Path) -> None:
     settings = load_settings(environ={}, flags={**pair, "models.router": str(tmp_path)})
     with pytest.raises(EngineError, match="router"):
-        wiring.build_context(settings, wiring.build_client(settings))
+        wiring.build_parts(settings, wiring.build_client(settings))
 
 
 @pytest.fixture
@@ -288,19 +288,19 @@ def test_a_router_belongs_to_its_pair(
     router_for: Callable[[str | None], dict[str, str]],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def context(trained_for: str | None, **more: Any) -> GatewayContext:
+    def parts(trained_for: str | None, **more: Any) -> GatewayParts:
         flags = router_for(trained_for) | {key.replace("__", "."): v for key, v in more.items()}
         settings = load_settings(environ={}, flags=flags)
-        return wiring.build_context(settings, wiring.build_client(settings))
+        return wiring.build_parts(settings, wiring.build_client(settings))
 
     small, large = (
         checkpoint_fingerprint(Path(pair[f"models.{tier}"])) for tier in ("small", "large")
     )
-    assert context(f"{small}-{large}").routing.pair == f"{small}-{large}"
-    assert context(None).routing.pair is None
+    assert parts(f"{small}-{large}").routing.pair == f"{small}-{large}"
+    assert parts(None).routing.pair is None
     with pytest.raises(EngineError, match=r"another pair of models .*force_router"):
-        context(f"{large}-{small}")
-    forced = context(f"{large}-{small}", routing__force_router=True)
+        parts(f"{large}-{small}")
+    forced = parts(f"{large}-{small}", routing__force_router=True)
     assert isinstance(forced.router, TrainedPolicy)
     assert forced.routing.pair is None
     assert "force_router" in caplog.text
@@ -320,13 +320,13 @@ def test_routing_settings_reach_the_policy(
         "routing.prices.large.cached_prompt": 1,
     }
     settings = load_settings(environ={}, flags=router_for(None) | wanted)
-    context = wiring.build_context(settings, wiring.build_client(settings))
-    assert isinstance(context.router, TrainedPolicy)
-    assert context.router.current_setting().strong_share == pytest.approx(0.2)
-    assert context.router.cascade == CascadeOptions(
+    parts = wiring.build_parts(settings, wiring.build_client(settings))
+    assert isinstance(parts.router, TrainedPolicy)
+    assert parts.router.current_setting().strong_share == pytest.approx(0.2)
+    assert parts.router.cascade == CascadeOptions(
         hold_back_tokens=5, hold_back_s=0.08, mid_stream=True
     )
-    routing = context.routing
+    routing = parts.routing
     assert not routing.is_sticky
     assert routing.guard is not None
     assert routing.prices is not None
@@ -341,7 +341,7 @@ def test_a_target_that_the_router_cannot_meet_is_refused(
     flags = {**pair, "models.router": str(tmp_path / "router"), "routing.quality": 0.9}
     settings = load_settings(environ={}, flags=flags)
     with pytest.raises(EngineError, match=r"routing\.quality needs a router with a calibration"):
-        wiring.build_context(settings, wiring.build_client(settings))
+        wiring.build_parts(settings, wiring.build_client(settings))
 
 
 def test_a_folder_without_a_tokenizer_is_refused(pair: dict[str, str], tmp_path: Path) -> None:
@@ -350,4 +350,4 @@ def test_a_folder_without_a_tokenizer_is_refused(pair: dict[str, str], tmp_path:
     shutil.copy(Path(pair["models.large"]) / "config.json", bare)
     settings = load_settings(environ={}, flags={"models.large": str(bare)})
     with pytest.raises(EngineError, match="bare"):
-        wiring.build_context(settings, wiring.build_client(settings))
+        wiring.build_parts(settings, wiring.build_client(settings))

@@ -24,14 +24,14 @@ from gateway.edge.bounds import ConnectionBounds
 from gateway.edge.cors import CorsPolicy
 from gateway.edge.headers import EdgeHeaders
 from gateway.edge.protocol import edge_protocol
-from gateway.planning.context import GatewayContext
-from gateway.server.app import create_app
 from gateway.server.draining import DrainGate, Draining, watch_draining
 from gateway.server.listening import listen, url_of
 from gateway.settings.keys import KeySettings
 from gateway.settings.tree import Settings
 from gateway.storage.urls import NO_DATABASE
-from gateway.wiring.build import EngineClient, build_client, build_context
+from gateway.wiring.application import build_app
+from gateway.wiring.build import EngineClient, build_client, build_parts
+from gateway.wiring.parts import GatewayParts
 from gateway.wiring.start import check_models
 from gateway.wiring.upstream import check_upstreams
 
@@ -94,14 +94,14 @@ class GatewayRun:
     async def _serve(self, engine: EngineClient, starting: asyncio.Task[None]) -> None:
         """Open the port while the engine starts; returns when the server has ended."""
         # While the engine loads, this process reads the tokenizers.
-        context = await _unless_failed(
-            starting, asyncio.to_thread(build_context, self._settings, engine)
+        parts = await _unless_failed(
+            starting, asyncio.to_thread(build_parts, self._settings, engine)
         )
-        watch_draining(self._draining, context.metrics.registry)
-        gate = DrainGate(create_app(context), self._draining)
-        self._server = _Server(self._uvicorn_config(gate, context))
+        watch_draining(self._draining, parts.metrics.registry)
+        gate = DrainGate(build_app(parts), self._draining)
+        self._server = _Server(self._uvicorn_config(gate, parts))
         serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))
-        preparing = asyncio.create_task(asyncio.to_thread(_prepare_rendering, context))
+        preparing = asyncio.create_task(asyncio.to_thread(_prepare_rendering, parts))
         try:
             await asyncio.wait({starting, serving}, return_when=asyncio.FIRST_COMPLETED)
             if starting.done() and starting.exception() is None:
@@ -144,9 +144,9 @@ class GatewayRun:
 
         self._closing = asyncio.get_running_loop().call_later(grace_s, close_port)
 
-    def _uvicorn_config(self, app: ASGIApp, context: GatewayContext) -> uvicorn.Config:
+    def _uvicorn_config(self, app: ASGIApp, parts: GatewayParts) -> uvicorn.Config:
         server, http = self._settings.server, self._settings.http
-        authenticator = context.tenancy.keys.authenticator
+        authenticator = parts.tenancy.keys.authenticator
         edge = EdgeHeaders(
             app,
             cors=CorsPolicy.of(http.cors),
@@ -154,7 +154,7 @@ class GatewayRun:
         )
         return uvicorn.Config(
             edge,
-            http=edge_protocol(ConnectionBounds.of(http), context.edge_metrics),
+            http=edge_protocol(ConnectionBounds.of(http), parts.edge_metrics),
             ws="none",
             lifespan="on",
             log_config=None,
@@ -165,10 +165,10 @@ class GatewayRun:
         )
 
 
-def _prepare_rendering(context: GatewayContext) -> None:
+def _prepare_rendering(parts: GatewayParts) -> None:
     """Import what chats need while the engine loads, so that the first need not wait for it."""
     try:
-        for tokenizer in context.tokenizers.values():
+        for tokenizer in parts.tokenizers.values():
             tokenizer.prepare_rendering()
     except Exception:
         log.exception("chat templates cannot be rendered")

@@ -1,0 +1,28 @@
+"""The parts that choosing a tier needs beside the policy."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from engine.request import Tier
+from router.conversations import ConversationMemory
+from router.costs import TokenPrices, TypicalRequest
+from router.guard import RouteGuard
+from router.policy import CascadeOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutingParts:
+    """What choosing a tier needs beside the policy.
+
+    prices: None where the settings name none. is_sticky: a conversation's prefix cache is weighed
+    in. cascade: for reports; the policy has its own. pair: fingerprints of the models that the
+    router was trained for, to be compared with the engine's; None: nothing is compared.
+    """
+
+    prices: Mapping[Tier, TokenPrices] | None = None
+    is_sticky: bool = True
+    cascade: CascadeOptions = field(default_factory=CascadeOptions)
+    guard: RouteGuard | None = None
+    pair: str | None = None
+    typical: TypicalRequest = field(default_factory=TypicalRequest)
+    memory: ConversationMemory = field(default_factory=ConversationMemory)

@@ -1,0 +1,78 @@
+"""The application's lifespan: in which order its parts start and close."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from fastapi import FastAPI
+
+from gateway.backends.client import EngineClient
+from gateway.dashboard.api import DashboardApi
+from gateway.experiments.experiments import Experiments
+from gateway.handoff.cloud_parts import CloudParts
+from gateway.metering.tenancy import Tenancy
+from gateway.planning.jobs import JobBuilder
+from gateway.telemetry.capture import Capture
+from gateway.telemetry.loop_lag import LoopLag
+from gateway.telemetry.tracer import Tracer
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lifespan:
+    """Starts and closes what lives as long as the application.
+
+    checks_pair: once the engine has started, its models are compared with the router's.
+    """
+
+    engine: EngineClient
+    jobs: JobBuilder
+    cloud: CloudParts
+    tenancy: Tenancy
+    experiments: Experiments
+    dashboard: DashboardApi
+    capture: Capture
+    tracer: Tracer
+    loop_lag: LoopLag
+    checks_pair: bool
+
+    @asynccontextmanager
+    async def run(self, _: FastAPI) -> AsyncIterator[None]:
+        """Load the engine behind the open port, so that /health and /ready answer meanwhile."""
+        tiers = self.cloud.tiers.values()
+        background = [
+            asyncio.create_task(self._start_engine()),
+            asyncio.create_task(self.loop_lag.run()),
+        ]
+        try:
+            await self.tenancy.start()
+            await self.experiments.start()
+            for tier in tiers:
+                await tier.start()
+            yield
+        finally:
+            for task in background:
+                task.cancel()
+            await asyncio.wait(background)
+            if self.cloud.mirror is not None:
+                await self.cloud.mirror.close()
+            for tier in tiers:
+                await tier.close()
+            await self.engine.close()
+            await self.dashboard.close()
+            await self.experiments.close()
+            await self.tenancy.close()
+            await self.capture.close()
+            await self.tracer.close()
+
+    async def _start_engine(self) -> None:
+        try:
+            await self.engine.start()
+            if self.checks_pair:
+                await self.jobs.engine_info()  # whether these are the models of the router
+        except Exception as error:  # noqa: BLE001 - kept: /ready tells it
+            self.jobs.start_error = error
+            logger.error("engine failed to start error=%s message=%s", type(error).__name__, error)

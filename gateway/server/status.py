@@ -1,0 +1,110 @@
+"""Endpoints about the gateway itself: models, health, readiness, metrics."""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import Final
+
+from fastapi import Request
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.responses import Response
+
+from engine.errors import EngineError
+from engine.events import EngineStats
+from gateway.apis.prices import with_prices
+from gateway.backends.client import EngineClient
+from gateway.errors.tree import GatewayError, UnavailableError
+from gateway.handoff.cloud_parts import CloudParts
+from gateway.handoff.name_book import NameBook
+from gateway.metering.metrics import GatewayMetrics
+from gateway.metering.tenancy import Tenancy
+from gateway.planning.jobs import JobBuilder
+from gateway.planning.names import AUTO
+from gateway.planning.permissions import check_model
+from gateway.schema.openapi import LoadedLimits
+from gateway.server.entrance import principal_of
+from gateway.server.json_response import json_response
+
+logger = logging.getLogger(__name__)
+
+_STATS_TIMEOUT_S: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusEndpoints:
+    """Answers what clients, load balancers and Prometheus ask about the gateway."""
+
+    engine: EngineClient
+    jobs: JobBuilder
+    catalog: NameBook
+    cloud: CloudParts
+    tenancy: Tenancy
+    metrics: GatewayMetrics
+
+    async def models(self, request: Request) -> Response:
+        """The names that `model` accepts, of this key."""
+        names = await self.catalog.refreshed()
+        scopes = principal_of(request).scopes
+        prices = self.tenancy.prices
+        cards = [
+            with_prices(card, prices) for card in names.cards() if scopes.allows_model(card["id"])
+        ]
+        return json_response({"object": "list", "data": cards})
+
+    async def model(self, model_id: str, request: Request) -> Response:
+        """One of the names that `model` accepts."""
+        check_model(principal_of(request), model_id)
+        names = await self.catalog.refreshed()
+        return json_response(with_prices(names.card(model_id), self.tenancy.prices))
+
+    async def health(self) -> Response:
+        """The process is alive."""
+        return json_response({"status": "ok"})
+
+    async def ready(self) -> Response:
+        """Whether a request would be served now."""
+        cloud = self.cloud
+        has_cloud = cloud.rules.policy != "local_only" and any(
+            tier.is_available for tier in cloud.tiers.values()
+        )
+        if not has_cloud and not cloud.rules.has_local:
+            waits_s = [tier.retry_after_s for tier in cloud.tiers.values()]
+            raise UnavailableError(
+                "No tier elsewhere takes requests now, and no model is loaded on this machine.",
+                retry_after_s=min(waits_s),
+            )
+        if not has_cloud:
+            await self.jobs.engine_info()
+        return json_response({"ready": True})
+
+    async def expose_metrics(self, request: Request) -> Response:
+        """Prometheus text, for keys with the metrics scope where keys are required."""
+        keys = self.tenancy.keys
+        if not keys.has_open_metrics:
+            keys.authenticator.require_metrics(principal_of(request))
+        stats = None
+        try:
+            async with asyncio.timeout(_STATS_TIMEOUT_S):
+                stats = await self.stats()
+        except (TimeoutError, EngineError) as error:
+            logger.warning("no engine statistics error=%s", type(error).__name__)
+        return Response(self.metrics.exposition(stats), media_type=CONTENT_TYPE_LATEST)
+
+    async def stats(self) -> EngineStats | None:
+        """The engine's snapshot; None while it is not there. Raises EngineError."""
+        return await self.engine.stats() if self.engine.is_ready else None
+
+    async def limits(self) -> LoadedLimits | None:
+        """What the loaded models allow; None while the engine is not ready."""
+        try:
+            names = await self.jobs.names()
+        except (GatewayError, EngineError):
+            return None
+        tiers = names[AUTO]
+        if not tiers:
+            return None
+        return LoadedLimits(
+            names=None if self.cloud.tiers else tuple(names),
+            max_context=max(info.max_context for info in tiers),
+            vocab_size=max(info.vocab_size for info in tiers),
+        )

@@ -1,0 +1,209 @@
+"""Joins a gateway's parts into the HTTP application."""
+
+from functools import partial
+
+from gateway.apis.messages.surface import MessagesSurface
+from gateway.apis.responses.surface import ResponsesSurface
+from gateway.apis.tokenize import Tokenizing
+from gateway.dashboard.api import DashboardApi, DashboardSources
+from gateway.dashboard.experiments import experiment_documents
+from gateway.dashboard.recent import RecentOutcomes
+from gateway.edge.bodies import BodyBudget
+from gateway.edge.idempotency import IdempotentAnswers
+from gateway.experiments.admin import ExperimentApi
+from gateway.experiments.feedback import FeedbackApi
+from gateway.handoff.arm_check import arm_check
+from gateway.handoff.cloud_calls import CloudCalls
+from gateway.handoff.local_load import LocalLoad
+from gateway.handoff.name_book import NameBook
+from gateway.handoff.planner import Planner
+from gateway.handoff.reading import RequestReader
+from gateway.ledger.usage_api import UsageApi
+from gateway.planning.jobs import JobBuilder
+from gateway.planning.targets import TargetChooser
+from gateway.server.app import Routes, create_app
+from gateway.server.endpoints import AnswerEndpoints
+from gateway.server.entrance import Entrance
+from gateway.server.intake import RequestIntake
+from gateway.server.lifespan import Lifespan
+from gateway.server.pages import Pages
+from gateway.server.route_metrics import RouteCollector
+from gateway.server.status import StatusEndpoints
+from gateway.telemetry.loop_lag import LoopLag
+from gateway.tenants.admin import AdminApi
+from gateway.text.prompt_work import PromptWork
+from gateway.wiring.parts import GatewayParts
+
+
+def build_app(parts: GatewayParts) -> Entrance:
+    """Build the application; nothing is started yet."""
+    if parts.routing.guard is not None:
+        parts.metrics.registry.register(RouteCollector(parts.routing.guard))
+    jobs = build_jobs(parts)
+    catalog = NameBook(parts.cloud, jobs, tuple(parts.tokenizers))
+    planner = _build_planner(parts, jobs, catalog)
+    recent = RecentOutcomes(clock=parts.clock)
+    intake = _build_intake(parts, recent)
+    status = StatusEndpoints(
+        engine=parts.engine,
+        jobs=jobs,
+        catalog=catalog,
+        cloud=parts.cloud,
+        tenancy=parts.tenancy,
+        metrics=parts.metrics,
+    )
+    dashboard = _build_dashboard(parts, recent, status)
+    keys = parts.tenancy.keys
+    return create_app(
+        Routes(
+            answers=_build_answers(parts, intake, planner, jobs),
+            status=status,
+            pages=Pages(),
+            dashboard=dashboard,
+            usage=UsageApi(parts.tenancy.database),
+            admin=AdminApi(keys, intake.read_small_body),
+            experiments=ExperimentApi(
+                keys.authenticator,
+                parts.experiments,
+                intake.read_small_body,
+                arm_check(planner, parts.clock),
+            ),
+            feedback=FeedbackApi(parts.experiments.feedback),
+            intake=intake,
+            lifespan=_build_lifespan(parts, jobs, dashboard),
+            authenticate=keys.authenticator.authenticate,
+            has_open_metrics=keys.has_open_metrics,
+            has_tiers_elsewhere=bool(parts.cloud.tiers),
+        )
+    )
+
+
+def build_jobs(parts: GatewayParts) -> JobBuilder:
+    """Build what turns requests into jobs for the engine."""
+    return JobBuilder(
+        engine=parts.engine,
+        tokenizers=parts.tokenizers,
+        chooser=TargetChooser(
+            tokenizers=parts.tokenizers,
+            router=parts.router,
+            routing=parts.routing,
+            limits=parts.limits,
+            clock=parts.clock,
+        ),
+        routing=parts.routing,
+        limits=parts.limits,
+        classes=parts.slo.classes,
+        metrics=parts.metrics,
+        clock=parts.clock,
+        prompt_work=partial(_prompt_work, parts),
+    )
+
+
+def build_tokenizing(parts: GatewayParts, jobs: JobBuilder) -> Tokenizing:
+    """Build the endpoints that need a tokenizer only."""
+    return Tokenizing(
+        jobs=jobs,
+        cloud=parts.cloud,
+        tokenizers=parts.tokenizers,
+        prompt_work=partial(_prompt_work, parts),
+    )
+
+
+def _prompt_work(parts: GatewayParts, tenant: str) -> PromptWork:
+    return PromptWork(
+        slots=parts.prompt_slots, tenant=tenant, max_chars=parts.limits.max_prompt_chars
+    )
+
+
+def _build_planner(parts: GatewayParts, jobs: JobBuilder, catalog: NameBook) -> Planner:
+    calls = CloudCalls(
+        cloud=parts.cloud,
+        names=catalog,
+        routing=parts.routing,
+        limits=parts.limits,
+        metrics=parts.metrics,
+        local_tiers=tuple(parts.tokenizers),
+        clock=parts.clock,
+    )
+    reader = RequestReader(
+        cloud=parts.cloud,
+        names=catalog,
+        calls=calls,
+        experiments=parts.experiments,
+        classes=parts.slo.classes,
+        local_tiers=tuple(parts.tokenizers),
+    )
+    return Planner(
+        engine=parts.engine,
+        cloud=parts.cloud,
+        jobs=jobs,
+        load=LocalLoad(parts.clock),
+        calls=calls,
+        reader=reader,
+        routing=parts.routing,
+        metrics=parts.metrics,
+        local_tiers=tuple(parts.tokenizers),
+        clock=parts.clock,
+    )
+
+
+def _build_intake(parts: GatewayParts, recent: RecentOutcomes) -> RequestIntake:
+    return RequestIntake(
+        tenancy=parts.tenancy,
+        limits=parts.limits,
+        bodies=BodyBudget(
+            max_bytes=parts.http.max_bytes_in_flight,
+            max_bytes_per_owner=parts.http.max_bytes_in_flight_per_key,
+            metrics=parts.edge_metrics,
+        ),
+        sinks=(*parts.experiments.sinks, parts.slo.goodput, recent),
+        tracer=parts.tracer,
+        capture=parts.capture,
+        clock=parts.clock,
+        wall_clock=parts.wall_clock,
+    )
+
+
+def _build_answers(
+    parts: GatewayParts, intake: RequestIntake, planner: Planner, jobs: JobBuilder
+) -> AnswerEndpoints:
+    has_tiers = bool(parts.cloud.tiers)
+    return AnswerEndpoints(
+        intake=intake,
+        planner=planner,
+        tokenizing=build_tokenizing(parts, jobs),
+        idempotent=IdempotentAnswers.of(parts.http, parts.clock, parts.edge_metrics),
+        responses_surface=ResponsesSurface(has_tiers_elsewhere=has_tiers, clock=parts.wall_clock),
+        messages_surface=MessagesSurface(has_tiers_elsewhere=has_tiers),
+        clock=parts.clock,
+    )
+
+
+def _build_dashboard(
+    parts: GatewayParts, recent: RecentOutcomes, status: StatusEndpoints
+) -> DashboardApi:
+    return DashboardApi(
+        DashboardSources(
+            recent=recent,
+            classes=parts.slo.classes.settings,
+            read_stats=status.stats,
+            clock=parts.clock,
+            wall_clock=parts.wall_clock,
+            read_experiments=partial(experiment_documents, parts.experiments),
+        )
+    )
+
+
+def _build_lifespan(parts: GatewayParts, jobs: JobBuilder, dashboard: DashboardApi) -> Lifespan:
+    return Lifespan(
+        engine=parts.engine,
+        jobs=jobs,
+        cloud=parts.cloud,
+        tenancy=parts.tenancy,
+        experiments=parts.experiments,
+        dashboard=dashboard,
+        capture=parts.capture,
+        tracer=parts.tracer,
+        loop_lag=LoopLag(parts.metrics.registry),
+        checks_pair=parts.routing.pair is not None,
+    )

@@ -1,0 +1,48 @@
+"""The parts that a gateway is wired from: what the settings configure, before it is joined."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from engine.request import Tier
+from gateway.backends.client import EngineClient
+from gateway.edge.metrics import EdgeMetrics
+from gateway.experiments.experiments import Experiments
+from gateway.handoff.cloud_parts import CloudParts
+from gateway.metering.metrics import GatewayMetrics
+from gateway.metering.tenancy import Tenancy
+from gateway.planning.gateway_limits import GatewayLimits
+from gateway.planning.routing_parts import RoutingParts
+from gateway.settings.http_bounds import HttpSettings
+from gateway.slo.parts import SloParts
+from gateway.telemetry.capture import NULL_CAPTURE, Capture
+from gateway.telemetry.tracer import NULL_TRACER, Tracer
+from gateway.text.chat import ChatTokenizer
+from gateway.text.prompt_work import PromptSlots
+from router.policy import RoutePolicy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayParts:
+    """All parts of one gateway. Only the wiring knows them all; each class gets what it needs.
+
+    `clock` is the machine's monotonic clock, `wall_clock` the seconds since 1970.
+    """
+
+    engine: EngineClient
+    tokenizers: Mapping[Tier, ChatTokenizer]
+    router: RoutePolicy
+    limits: GatewayLimits = field(default_factory=GatewayLimits)
+    routing: RoutingParts = field(default_factory=RoutingParts)
+    cloud: CloudParts = field(default_factory=CloudParts)
+    metrics: GatewayMetrics = field(default_factory=GatewayMetrics)
+    tenancy: Tenancy = field(default_factory=Tenancy)
+    http: HttpSettings = field(default_factory=HttpSettings)
+    edge_metrics: EdgeMetrics | None = None
+    experiments: Experiments = field(default_factory=Experiments)
+    slo: SloParts = field(default_factory=SloParts)
+    tracer: Tracer = NULL_TRACER
+    capture: Capture = NULL_CAPTURE
+    wall_clock: Callable[[], float] = time.time
+    clock: Callable[[], float] = time.monotonic
+    prompt_slots: PromptSlots = field(default_factory=PromptSlots)
