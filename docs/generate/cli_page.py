@@ -1,13 +1,14 @@
 """docs/cli.md, from the commands' own help."""
 
+import importlib
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import typer
 
-from gateway.cli import app
+from gateway.cli import COMMANDS
 
 HEAD: Final = """\
 # Commands
@@ -24,20 +25,28 @@ _MARKUP: Final = re.compile(r"\[/?(?:bold|dim|italic|green|red|yellow|cyan)\]")
 
 def cli_page() -> str:
     """Return the page, with a heading for each command that does something."""
-    root = typer.main.get_command(app)
-    return "\n".join((HEAD, *_commands(root, ("outrider",))))
+    return "\n".join(
+        (HEAD, *(_part(command, path) for path, command in sorted(commands().items())))
+    )
 
 
-def _commands(command: Any, path: tuple[str, ...]) -> Iterator[str]:
-    """Give a command's part, or those of the commands below it."""
-    if not hasattr(command, "list_commands"):
-        yield _part(command, path)
+def commands() -> Mapping[tuple[str, ...], Any]:
+    """Return every command by its words, such as ("keys", "create")."""
+    found: dict[tuple[str, ...], Any] = {}
+    for name, entry in COMMANDS.items():
+        app = importlib.import_module(entry.module).app
+        found.update(_leaves(typer.main.get_command(app), (name,)))
+    return found
+
+
+def _leaves(command: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Give the command, or those below it if it only groups others."""
+    if not hasattr(command, "commands"):
+        yield path, command
         return
-    context = typer.Context(command, info_name=path[-1])
-    for name in sorted(command.list_commands(context)):
-        below = command.get_command(context, name)
+    for name, below in command.commands.items():
         if not below.hidden:
-            yield from _commands(below, (*path, name))
+            yield from _leaves(below, (*path, name))
 
 
 def _part(command: Any, path: tuple[str, ...]) -> str:
@@ -45,7 +54,7 @@ def _part(command: Any, path: tuple[str, ...]) -> str:
     options = [
         one for one in command.params if one.param_type_name == "option" and one.name != "help"
     ]
-    usage = " ".join((*path, *(_argument(one) for one in arguments)))
+    usage = " ".join(("outrider", *path, *(_argument(one) for one in arguments)))
     lines = [f"## `{usage}`", "", *_help(command.help or "")]
     described = [(f"`{_argument(one)}`", one) for one in arguments if one.help]
     described += [(_flags(one), one) for one in options if not one.hidden]
