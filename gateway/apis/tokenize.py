@@ -11,14 +11,14 @@ from starlette.responses import Response
 
 from engine.events import TierInfo
 from engine.request import Tier
-from gateway.apis.messages.surface import MessagesSurface
+from gateway.apis.messages.api import MessagesApi
 from gateway.apis.reading import read_body
 from gateway.apis.tokenize_schema import DetokenizeRequest, TokenizeMessages, TokenizePrompt
 from gateway.errors.tree import BadRequestError, ModelNotFoundError
 from gateway.handoff.cloud_parts import CloudParts
 from gateway.planning.engine_requests import check_token_ids
 from gateway.planning.jobs import JobBuilder
-from gateway.planning.names import AUTO
+from gateway.planning.model_catalog import AUTO
 from gateway.planning.permissions import check_model, permitted
 from gateway.schema.chat import ChatRequest
 from gateway.schema.parsing import parse
@@ -37,7 +37,7 @@ _PASSED_ON: Final = (
     "add_generation_prompt",
     "continue_final_message",
 )
-_MESSAGES: Final = MessagesSurface(has_tiers_elsewhere=False)
+_MESSAGES: Final = MessagesApi(has_tiers_elsewhere=False)
 _encode: Final = msgspec.json.Encoder().encode
 
 Made = TypeVar("Made")

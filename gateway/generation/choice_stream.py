@@ -22,7 +22,7 @@ from engine.events import (
     TokensEmitted,
 )
 from engine.request import EngineRequest, Tier
-from gateway.answers.leg import HandedOverError, TakenOver, TakeOver, WeakAnswer
+from gateway.answers.responder import DraftAnswer, EscalateFn, HandedOverError, TakenOver
 from gateway.backends.client import EngineClient
 from gateway.errors.tree import (
     BadRequestError,
@@ -36,8 +36,8 @@ from gateway.generation.choice import Choice, Delta
 from gateway.generation.event_reader import EventReader
 from gateway.generation.hold_back import HoldBack
 from gateway.generation.trace import told_as_reused
-from gateway.metering.credit import within_credit
 from gateway.metering.metrics import GatewayMetrics
+from gateway.metering.token_allowance import within_allowance
 from gateway.planning.job import Answer, EscalationTarget, Job
 from router.cascade import Judgement
 
@@ -141,7 +141,7 @@ class ChoiceStream:
         # The protocol promises that its iterator can be closed; only generators have a type for it.
         stream = cast(AsyncGenerator[EngineEvent], self._engine.submit(request, on_end))
         if job.credit is not None:
-            stream = within_credit(stream, job.credit, request.tier)
+            stream = within_allowance(stream, job.credit, request.tier)
         return await readers.enter_async_context(aclosing(EventReader(stream)))
 
     @property
@@ -209,13 +209,13 @@ class ChoiceStream:
 
     # ---- to a tier elsewhere ------------------------------------------------------------------
 
-    async def _hand_over(self, take_over: TakeOver, judgement: Judgement, held_s: float) -> None:
+    async def _hand_over(self, take_over: EscalateFn, judgement: Judgement, held_s: float) -> None:
         """Let another tier answer: raises HandedOverError. Returns where it cannot.
 
         Meanwhile the engine goes on with the small answer, which is kept in that case.
         """
         cascade = self.cascade
-        weak = WeakAnswer(
+        weak = DraftAnswer(
             text=self._job.tokenizer.decode(self._small_ids),
             num_tokens=cascade.num_held_tokens,
             confidence=judgement.confidence,

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 from engine.request import Tier
-from gateway.answers.leg import HandedOverError
+from gateway.answers.responder import HandedOverError
 from gateway.backends.client import EngineClient
 from gateway.generation.choice import Choice, Delta
 from gateway.generation.choice_stream import CascadeUsage, ChoiceStream

@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from engine.events import TokenLogprobs
-from gateway.answers.origin import Origin
+from gateway.answers.route_reason import RouteReason
 from gateway.generation.choice import Delta
 from gateway.generation.generation import Generation
 from gateway.generation.trace import DeltaTrace
@@ -54,7 +54,7 @@ def rounded(number: float | None) -> float | None:
     return None if number is None else round(number, 6)
 
 
-def report(generation: Generation, origin: Origin) -> dict[str, Any]:
+def report(generation: Generation, origin: RouteReason) -> dict[str, Any]:
     """The `outrider` object."""
     job = generation.job
     used = [choice.usage for choice in generation.choices]
@@ -296,7 +296,7 @@ class ChunkWriter:
         self,
         generation: Generation,
         form: Format,
-        origin: Origin,
+        origin: RouteReason,
         *,
         with_usage: bool,
         with_running_usage: bool,
@@ -370,7 +370,7 @@ class ChunkWriter:
 
 
 def whole_body(
-    generation: Generation, form: Format, origin: Origin, deltas: Iterable[Delta]
+    generation: Generation, form: Format, origin: RouteReason, deltas: Iterable[Delta]
 ) -> bytes:
     """The response without streaming."""
     job = generation.job

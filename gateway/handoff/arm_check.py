@@ -8,9 +8,9 @@ import msgspec
 from engine.errors import EngineError
 from gateway.errors.http import problem_of
 from gateway.errors.tree import ConflictError, GatewayError
-from gateway.handoff.incoming import Incoming
+from gateway.handoff.parsed_request import RequestContext
 from gateway.handoff.planner import Planner
-from gateway.planning.names import AUTO
+from gateway.planning.model_catalog import AUTO
 from gateway.settings.arm_overlay import SERVICE_TIER
 from gateway.settings.experiments import ExperimentSpec
 
@@ -30,7 +30,9 @@ def arm_check(planner: Planner, clock: Callable[[], float]) -> ArmCheck:
         for arm in spec.arms:
             body = msgspec.json.encode(_request(model, spec.overlay(arm).document()))
             try:
-                await planner.route_report("chat", body, Incoming(arrival_s=clock(), request_id=""))
+                await planner.route_report(
+                    "chat", body, RequestContext(arrival_s=clock(), request_id="")
+                )
             except (GatewayError, EngineError) as error:
                 # What is loading, or away, may be there when somebody asks.
                 if problem_of(error).status < _SERVER_ERROR:

@@ -9,10 +9,10 @@ import msgspec
 from gateway.errors.http import problem_of
 from gateway.errors.tree import BudgetError, RateLimitError
 from gateway.experiments.assigner import Assigner, Assignment, Subject, conversation_unit
-from gateway.handoff.incoming import Incoming
+from gateway.handoff.parsed_request import RequestContext
 from gateway.ledger.row import MAX_LENGTHS
 from gateway.planning.engine_requests import ApiRequest
-from gateway.planning.names import AUTO
+from gateway.planning.model_catalog import AUTO
 from gateway.schema.common import OutriderOptions
 from gateway.schema.envelope import ReadRequest
 from gateway.schema.kinds import Endpoint
@@ -63,7 +63,11 @@ def choosing_of(asked: ApiRequest | ReadRequest) -> Choosing:
 
 
 def assignment_of(
-    assigner: Assigner, choosing: Choosing, body: bytes, endpoint: Endpoint, incoming: Incoming
+    assigner: Assigner,
+    choosing: Choosing,
+    body: bytes,
+    endpoint: Endpoint,
+    incoming: RequestContext,
 ) -> Assignment | None:
     """The arms of a request. Raises BadRequestError for a forced arm that there is not."""
     principal, meter = incoming.principal, incoming.meter
@@ -88,8 +92,8 @@ def assignment_of(
 
 
 def with_arms(
-    incoming: Incoming, assignment: Assignment | None, own: OutriderOptions | None
-) -> Incoming:
+    incoming: RequestContext, assignment: Assignment | None, own: OutriderOptions | None
+) -> RequestContext:
     """The request, known to be in these arms: also to its books, and to those who count.
 
     `own`: what it says itself.

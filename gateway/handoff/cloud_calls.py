@@ -8,19 +8,19 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.answers.leg import TakenOver, WeakAnswer
-from gateway.answers.origin import Origin
+from gateway.answers.responder import DraftAnswer, TakenOver
+from gateway.answers.route_reason import RouteReason
 from gateway.errors.tree import BadRequestError, GatewayError, UnavailableError
-from gateway.handoff.cloud_leg import CloudLeg
 from gateway.handoff.cloud_parts import CloudParts
-from gateway.handoff.incoming import Asked
-from gateway.handoff.name_book import NameBook
-from gateway.handoff.needs import uses_of
-from gateway.metering.credit import Credit
+from gateway.handoff.cloud_responder import CloudResponder
+from gateway.handoff.live_model_catalog import LiveModelCatalog
+from gateway.handoff.parsed_request import ParsedRequest
+from gateway.handoff.required_capabilities import uses_of
 from gateway.metering.meter import RequestMeter, UsageEstimate
 from gateway.metering.metrics import GatewayMetrics
+from gateway.metering.token_allowance import TokenAllowance
 from gateway.planning.gateway_limits import GatewayLimits
-from gateway.planning.names import Names
+from gateway.planning.model_catalog import ModelCatalog
 from gateway.planning.routing_parts import RoutingParts
 from gateway.schema.kinds import Endpoint
 from gateway.upstream.bounds import most_predicted_tokens, most_prompt_tokens
@@ -46,14 +46,14 @@ class CloudCalls:
     """Makes calls and legs for the upstream tiers. `local_tiers` are those with a tokenizer."""
 
     cloud: CloudParts
-    names: NameBook
+    names: LiveModelCatalog
     routing: RoutingParts
     limits: GatewayLimits
     metrics: GatewayMetrics
     local_tiers: Collection[str]
     clock: Callable[[], float]
 
-    def complaint(self, asked: Asked) -> GatewayError | None:
+    def complaint(self, asked: ParsedRequest) -> GatewayError | None:
         """Why the tier elsewhere cannot be asked this; None where it can."""
         named = asked.meant is not None and asked.meant.named == "cloud"
         if not named and _speaks_in_ids(asked.document, asked.endpoint):
@@ -73,7 +73,7 @@ class CloudCalls:
         most = asked.max_cost_usd
         return None if most is None else self._too_dear(asked, most)
 
-    def _too_dear(self, asked: Asked, most: float) -> BadRequestError | None:
+    def _too_dear(self, asked: ParsedRequest, most: float) -> BadRequestError | None:
         tier, param = self._tier(asked), "outrider.max_cost_usd"
         cost_usd = self._cost_usd(asked)
         if cost_usd is None:
@@ -90,7 +90,7 @@ class CloudCalls:
             param=param,
         )
 
-    def _cost_usd(self, asked: Asked) -> float | None:
+    def _cost_usd(self, asked: ParsedRequest) -> float | None:
         """The most that the request may cost at its upstream tier; None where no price is set.
 
         The prompt is bounded by its size. Without `max_tokens` an answer of usual length counts.
@@ -102,7 +102,7 @@ class CloudCalls:
             or round(self.routing.typical.num_completion_tokens.value),
         )
 
-    def _cost_of(self, asked: Asked, per_answer: int) -> float | None:
+    def _cost_of(self, asked: ParsedRequest, per_answer: int) -> float | None:
         """What it costs at most if each answer has so many tokens."""
         most = UpstreamUsage(
             num_prompt_tokens=self._num_prompt_tokens(asked),
@@ -111,11 +111,11 @@ class CloudCalls:
         )
         return cost_usd(most, self._tier(asked).settings.price)
 
-    def _num_prompt_tokens(self, asked: Asked) -> int:
+    def _num_prompt_tokens(self, asked: ParsedRequest) -> int:
         """At most, by the size of all that is sent."""
         return most_prompt_tokens(asked.document, self._tier(asked).settings.media_tokens)
 
-    def _affordable(self, asked: Asked) -> int | None:
+    def _affordable(self, asked: ParsedRequest) -> int | None:
         """The tokens that each answer may have by `max_cost_usd`; None where it bounds nothing."""
         most, price = asked.max_cost_usd, self._tier(asked).settings.price
         if most is None or asked.token_limit is not None or not price.completion:
@@ -123,19 +123,21 @@ class CloudCalls:
         left_usd = most - (self._cost_of(asked, 0) or 0.0)
         return max(int(left_usd * 1e6 / (price.completion * _num_answers(asked))), 1)
 
-    def model(self, asked: Asked, names: Names) -> str | None:
+    def model(self, asked: ParsedRequest, names: ModelCatalog) -> str | None:
         """What the server is asked for: what the request means, else what it usually is."""
         meant, tier = asked.meant, asked.terms.cloud
         assert meant is not None
         assert tier is not None
         return meant.model if meant.named == "cloud" else names.usual_model(tier)
 
-    def expected_s(self, asked: Asked) -> float | None:
+    def expected_s(self, asked: ParsedRequest) -> float | None:
         """How long the tier elsewhere takes for an answer; None where nobody knows."""
         total = self._tier(asked).total
         return total.quantile(0.95) or total.ewma_s
 
-    async def leg(self, asked: Asked, origin: Origin, prediction: str = "") -> CloudLeg:
+    async def leg(
+        self, asked: ParsedRequest, origin: RouteReason, prediction: str = ""
+    ) -> CloudResponder:
         """A leg that has not begun. Raises UnavailableError where nobody knows a model's name."""
         tier = self._tier(asked)
         if origin.continues is not None:
@@ -172,7 +174,7 @@ class CloudCalls:
             on_attempt=None if meter is None else meter.on_attempt,
             span=asked.incoming.span,
         )
-        made = CloudLeg(
+        made = CloudResponder(
             tier,
             call,
             origin,
@@ -186,13 +188,15 @@ class CloudCalls:
         return made
 
     @staticmethod
-    def _outgoing(tier: UpstreamTier, document: Mapping[str, Any], asked: Asked) -> dict[str, Any]:
+    def _outgoing(
+        tier: UpstreamTier, document: Mapping[str, Any], asked: ParsedRequest
+    ) -> dict[str, Any]:
         """What the tier is sent of a request. Raises BadRequestError."""
         return tier.fields.outgoing(document, cache_salt=asked.incoming.principal.cache_salt)
 
     async def _admitted(
-        self, meter: RequestMeter, asked: Asked, tier: UpstreamTier
-    ) -> Credit | None:
+        self, meter: RequestMeter, asked: ParsedRequest, tier: UpstreamTier
+    ) -> TokenAllowance | None:
         """The tokens that the tenant has left for an answer of which nobody knows the length.
 
         Raises RateLimitError or BudgetError.
@@ -214,12 +218,12 @@ class CloudCalls:
             )
         )
 
-    async def take_over(self, asked: Asked, weak: WeakAnswer) -> TakenOver | None:
+    async def take_over(self, asked: ParsedRequest, weak: DraftAnswer) -> TakenOver | None:
         """Have the tier elsewhere answer in the place of a weak local answer.
 
         None where it did not begin in the time that a deadline leaves, or failed.
         """
-        origin = Origin(
+        origin = RouteReason(
             hand_off="confidence",
             reason=weak.reason,
             route_tier="small",
@@ -251,14 +255,14 @@ class CloudCalls:
         self.count_origin(origin, leg.facts.tier)
         return TakenOver(leg, parts, first)
 
-    def count_origin(self, origin: Origin, tier: str) -> None:
+    def count_origin(self, origin: RouteReason, tier: str) -> None:
         """An answer has begun on a tier: why there."""
         if origin.hand_off is not None:
             self.cloud.metrics.handed_off(origin.hand_off, origin.route_tier or "auto", tier)
         if origin.is_degraded:
             self.cloud.metrics.degraded()
 
-    def mirror(self, asked: Asked, answer: MirroredAnswer) -> None:
+    def mirror(self, asked: ParsedRequest, answer: MirroredAnswer) -> None:
         """Offer a request and its answer for a second opinion."""
         mirror = self.cloud.mirror
         if mirror is None or asked.terms.is_private or not asked.document:
@@ -280,7 +284,7 @@ class CloudCalls:
         )
         mirror.offer(call, answer)
 
-    def _answered(self, asked: Asked, leg: CloudLeg) -> None:
+    def _answered(self, asked: ParsedRequest, leg: CloudResponder) -> None:
         facts = leg.facts
         self.metrics.routed(facts.tier, facts.reason)
         answer = MirroredAnswer(
@@ -292,7 +296,7 @@ class CloudCalls:
         )
         self.mirror(asked, answer)
 
-    def route_report(self, asked: Asked, origin: Origin) -> dict[str, Any]:
+    def route_report(self, asked: ParsedRequest, origin: RouteReason) -> dict[str, Any]:
         """`RouteReport` of a request that a tier elsewhere answers."""
         tier = self._tier(asked)
         meant = asked.meant
@@ -314,11 +318,11 @@ class CloudCalls:
             "alternatives": [],
         }
 
-    def _tier(self, asked: Asked) -> UpstreamTier:
+    def _tier(self, asked: ParsedRequest) -> UpstreamTier:
         assert asked.terms.cloud is not None, "the tier elsewhere is among the places"
         return self.cloud.tiers[asked.terms.cloud]
 
-    def _affinity(self, asked: Asked, tier: UpstreamTier) -> str:
+    def _affinity(self, asked: ParsedRequest, tier: UpstreamTier) -> str:
         """Equal for requests that begin alike: the turns of a conversation, one system prompt."""
         if not tier.traits.has_prefix_cache or len(tier.settings.url) < 2:
             return ""
@@ -333,7 +337,9 @@ def _beginning(document: Mapping[str, Any]) -> bytes:
     return msgspec.json.encode(document.get("prompt"))[:_AFFINE_CHARS]
 
 
-async def _bounded(asked: Asked, credit: Credit, at_most: int | None) -> Mapping[str, Any]:
+async def _bounded(
+    asked: ParsedRequest, credit: TokenAllowance, at_most: int | None
+) -> Mapping[str, Any]:
     """The request, no longer than its tenant's limits: nobody can end a whole answer in between."""
     num_answers = _num_answers(asked)
     num_tokens = await credit.stock_up(_LONG_ANSWER * num_answers) // num_answers
@@ -343,7 +349,7 @@ async def _bounded(asked: Asked, credit: Credit, at_most: int | None) -> Mapping
     return {**asked.document, "max_completion_tokens": max(num_tokens, 1)}
 
 
-def _num_answers(asked: Asked) -> int:
+def _num_answers(asked: ParsedRequest) -> int:
     """How many answers are written and paid for, whether or not they are sent."""
     prompt, best_of = asked.document.get("prompt"), asked.document.get("best_of")
     num_prompts = 1

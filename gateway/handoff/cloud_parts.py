@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry
 
-from gateway.planning.terms import Rules
+from gateway.planning.placement import PlacementPolicy
 from gateway.upstream.metrics import UpstreamMetrics
 from gateway.upstream.mirror import Mirror
 from gateway.upstream.tier import UpstreamTier
@@ -25,7 +25,7 @@ class CloudParts:
     """
 
     tiers: Mapping[str, UpstreamTier] = field(default_factory=dict)
-    rules: Rules = field(default_factory=Rules)
+    rules: PlacementPolicy = field(default_factory=PlacementPolicy)
     mirror: Mirror | None = None
     secrets: Collection[str] = field(default=(), repr=False)
     gateway_id: str = field(default_factory=lambda: secrets.token_hex(8))

@@ -6,26 +6,26 @@ from functools import partial
 from typing import Any, Final
 
 from engine.errors import EngineError, PromptTooLongError
-from gateway.answers.leg import Elsewhere, HandOffError, Leg, PlaceName
-from gateway.answers.origin import DIRECT, Origin
+from gateway.answers.responder import Elsewhere, HandOffError, PlaceName, Responder
+from gateway.answers.route_reason import DIRECT, RouteReason
 from gateway.backends.client import EngineClient
 from gateway.errors.tree import BudgetError, GatewayError, RateLimitError
 from gateway.generation.generation import Generation
 from gateway.generation.sse import ChatFormat, CompletionFormat
-from gateway.generation.telling import tell
-from gateway.handoff.answering import Answering, Instead, Place
+from gateway.generation.usage_summary import usage_summary
 from gateway.handoff.cloud_calls import CloudCalls
 from gateway.handoff.cloud_parts import CloudParts
-from gateway.handoff.incoming import Asked, Incoming, trace_asked
-from gateway.handoff.local_leg import LocalLeg, Writing
+from gateway.handoff.fallback import AnswerCandidate, FallbackChain, Instead
 from gateway.handoff.local_load import LocalLoad
+from gateway.handoff.local_responder import LocalResponder, Writing
+from gateway.handoff.parsed_request import ParsedRequest, RequestContext, trace_request
 from gateway.handoff.reading import RequestReader
 from gateway.metering.local_work import LocalWork
 from gateway.metering.meter import RequestMeter, UsageEstimate
 from gateway.metering.metrics import GatewayMetrics
 from gateway.planning.job import Job
 from gateway.planning.jobs import JobBuilder
-from gateway.planning.names import AUTO
+from gateway.planning.model_catalog import AUTO
 from gateway.planning.permissions import without_tier
 from gateway.planning.routing_parts import RoutingParts
 from gateway.schema.chat import ChatRequest
@@ -40,7 +40,7 @@ _RESERVE: Final = 0.1
 class Plan:
     """How a request is going to be answered; is_private: and that nobody else may see it."""
 
-    answering: Answering
+    answering: FallbackChain
     is_streamed: bool
     is_private: bool
 
@@ -50,7 +50,7 @@ class _Order:
     """Who is asked in turn, and why the first one is the first."""
 
     places: tuple[PlaceName, ...]
-    origin: Origin
+    origin: RouteReason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,12 +68,12 @@ class Planner:
     local_tiers: Collection[str]
     clock: Callable[[], float]
 
-    async def plan(self, endpoint: Endpoint, body: bytes, incoming: Incoming) -> Plan:
+    async def plan(self, endpoint: Endpoint, body: bytes, incoming: RequestContext) -> Plan:
         """Who answers. Raises GatewayError or EngineError."""
         asked = await self.reader.read(endpoint, body, incoming)
-        trace_asked(asked)
+        trace_request(asked)
 
-        async def without_arms(error: Exception) -> Answering | None:
+        async def without_arms(error: Exception) -> FallbackChain | None:
             plain = await self.reader.without_arms(asked, body, incoming, error)
             return None if plain is None else self._answering(plain)
 
@@ -83,14 +83,16 @@ class Planner:
             is_private=asked.terms.is_private,
         )
 
-    def _answering(self, asked: Asked, instead: Instead | None = None) -> Answering:
+    def _answering(self, asked: ParsedRequest, instead: Instead | None = None) -> FallbackChain:
         """Those who may answer, in turn; `instead` where they refuse."""
         order = self._order(asked)
         places = [self._place(asked, order, index) for index in range(len(order.places))]
         if len(places) > 1 and order.places[0] == "local":
             # Where what it handed over is not taken after all, the local models answer it.
-            places.append(Place(name="local", open=partial(self._open_local, asked, None)))
-        return Answering(
+            places.append(
+                AnswerCandidate(name="local", open=partial(self._open_local, asked, None))
+            )
+        return FallbackChain(
             places,
             origin=order.origin,
             deadline_s=asked.terms.deadline_s,
@@ -101,7 +103,7 @@ class Planner:
         )
 
     async def route_report(
-        self, endpoint: Endpoint, body: bytes, incoming: Incoming
+        self, endpoint: Endpoint, body: bytes, incoming: RequestContext
     ) -> dict[str, Any]:
         """Where the request would go, as `RouteReport` has it. Raises what the request would."""
         asked = await self.reader.read(endpoint, body, incoming)
@@ -113,7 +115,7 @@ class Planner:
                 raise
             return await self._route_of(plain)
 
-    async def _route_of(self, asked: Asked) -> dict[str, Any]:
+    async def _route_of(self, asked: ParsedRequest) -> dict[str, Any]:
         order = self._order(asked)
         origin = order.origin
         if order.places[0] == "local":
@@ -126,10 +128,10 @@ class Planner:
             except PromptTooLongError:
                 if "cloud" not in order.places:
                     raise
-                origin = Origin(hand_off="capability", reason="too long for the local models")
+                origin = RouteReason(hand_off="capability", reason="too long for the local models")
         return self.calls.route_report(asked, origin)
 
-    def _order(self, asked: Asked) -> _Order:
+    def _order(self, asked: ParsedRequest) -> _Order:
         """Who is asked in turn: as the terms say, unless the local models are too busy."""
         terms = asked.terms
         if asked.origin is not DIRECT:
@@ -137,15 +139,15 @@ class Planner:
         if terms.may_hand_over:
             busy = self._is_busy(asked)
             if busy is not None:
-                origin = Origin(hand_off="load", reason=busy)
+                origin = RouteReason(hand_off="load", reason=busy)
                 return _Order(places=("cloud", "local"), origin=origin)
         origin = DIRECT
         if terms.places[0] == "cloud" and terms.reason != "requested":
             has_local = self.cloud.rules.has_local  # else there was nobody to hand it off
-            origin = Origin(hand_off="policy" if has_local else None, reason=terms.reason)
+            origin = RouteReason(hand_off="policy" if has_local else None, reason=terms.reason)
         return _Order(places=terms.places, origin=origin)
 
-    def _is_busy(self, asked: Asked) -> str | None:
+    def _is_busy(self, asked: ParsedRequest) -> str | None:
         """Why the local models would answer too late; None where they would not."""
         max_queue_s = self.cloud.rules.max_queue_s
         busy = None if max_queue_s is None else self.load.queues_longer_than(max_queue_s)
@@ -153,23 +155,25 @@ class Planner:
             busy = self.load.would_miss(asked.terms.deadline_s, self._num_tokens(asked))
         return busy
 
-    def _num_tokens(self, asked: Asked) -> int:
+    def _num_tokens(self, asked: ParsedRequest) -> int:
         """Of the answer, as far as anybody can know."""
         typical = round(self.routing.typical.num_completion_tokens.value)
         return min(asked.token_limit or typical, typical)
 
     # ---- places -------------------------------------------------------------------------------
 
-    def _place(self, asked: Asked, order: _Order, index: int) -> Place:
+    def _place(self, asked: ParsedRequest, order: _Order, index: int) -> AnswerCandidate:
         patience = self._patience(asked, order, index)
         if order.places[index] == "cloud":
-            opener: Callable[[Origin], Any] = partial(self._open_cloud, asked)
-            return Place(name="cloud", open=opener, patience_s=patience)
+            opener: Callable[[RouteReason], Any] = partial(self._open_cloud, asked)
+            return AnswerCandidate(name="cloud", open=opener, patience_s=patience)
         elsewhere = self._elsewhere(asked, order) if index == 0 else None
         opener = partial(self._open_local, asked, elsewhere)
-        return Place(name="local", open=opener, patience_s=patience)
+        return AnswerCandidate(name="local", open=opener, patience_s=patience)
 
-    def _patience(self, asked: Asked, order: _Order, index: int) -> Callable[[], float | None]:
+    def _patience(
+        self, asked: ParsedRequest, order: _Order, index: int
+    ) -> Callable[[], float | None]:
         """Until the next place would no longer make it to the deadline."""
         deadline_s = asked.terms.deadline_s
         if deadline_s is None or index + 1 >= len(order.places):
@@ -188,17 +192,19 @@ class Planner:
 
         return until_s
 
-    def _elsewhere(self, asked: Asked, order: _Order) -> Elsewhere | None:
+    def _elsewhere(self, asked: ParsedRequest, order: _Order) -> Elsewhere | None:
         """The tier elsewhere, where it plays the large model's part for this request."""
         terms = asked.terms
         if "cloud" not in order.places or terms.strong != "cloud" or terms.cloud is None:
             return None
         return Elsewhere(name=terms.cloud, take_over=partial(self.calls.take_over, asked))
 
-    async def _open_cloud(self, asked: Asked, origin: Origin) -> Leg:
+    async def _open_cloud(self, asked: ParsedRequest, origin: RouteReason) -> Responder:
         return await self.calls.leg(asked, origin)
 
-    async def _open_local(self, asked: Asked, elsewhere: Elsewhere | None, origin: Origin) -> Leg:
+    async def _open_local(
+        self, asked: ParsedRequest, elsewhere: Elsewhere | None, origin: RouteReason
+    ) -> Responder:
         """The local models. Raises HandOffError where the tier elsewhere is to answer."""
         if origin.continues is not None:
             asked, elsewhere = asked.continued(origin.continues), None
@@ -217,9 +223,9 @@ class Planner:
             self.clock,
         )
         if incoming.meter is not None and job.work is not None:
-            incoming.meter.follow_local(job.work, partial(tell, generation, origin))
+            incoming.meter.follow_local(job.work, partial(usage_summary, generation, origin))
         form = ChatFormat if isinstance(request, ChatRequest) else CompletionFormat
-        return LocalLeg(
+        return LocalResponder(
             generation,
             form(job.tokenizer, request.top_count),
             Writing(
@@ -236,7 +242,7 @@ class Planner:
             is_continuable=self._continues_elsewhere(asked),
         )
 
-    async def _admitted_job(self, asked: Asked, elsewhere: Elsewhere | None) -> Job:
+    async def _admitted_job(self, asked: ParsedRequest, elsewhere: Elsewhere | None) -> Job:
         """A job that is reserved; `auto` is for others than a tier whose own limit is used up.
 
         Raises RateLimitError or BudgetError.
@@ -283,7 +289,7 @@ class Planner:
         )
         return replace(job, credit=credit, work=LocalWork(self.clock))
 
-    def _continues_elsewhere(self, asked: Asked) -> bool:
+    def _continues_elsewhere(self, asked: ParsedRequest) -> bool:
         """Whether another model may go on behind this answer, should it break off."""
         return (
             self.cloud.rules.continue_elsewhere
@@ -291,13 +297,13 @@ class Planner:
             and asked.is_continuable
         )
 
-    def _is_mirrored(self, asked: Asked) -> bool:
+    def _is_mirrored(self, asked: ParsedRequest) -> bool:
         """Whoever asks for this machine only is not copied to another one."""
         options = None if asked.request is None else asked.request.outrider
         wants_local = options is not None and options.policy == "local_only"
         return self.cloud.mirror is not None and not (asked.terms.is_private or wants_local)
 
-    def _mirror(self, asked: Asked, generation: Generation, texts: tuple[str, ...]) -> None:
+    def _mirror(self, asked: ParsedRequest, generation: Generation, texts: tuple[str, ...]) -> None:
         """Offer a local answer's request for a second opinion."""
         answer = MirroredAnswer(
             tier=generation.tier,

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from engine.errors import EngineError
-from gateway.answers.origin import Origin
+from gateway.answers.route_reason import RouteReason
 from gateway.errors.tree import GatewayError, LoopError
 from gateway.experiments.assigner import Assignment
 from gateway.experiments.experiments import Experiments
@@ -18,14 +18,14 @@ from gateway.handoff.arms import (
 )
 from gateway.handoff.cloud_calls import CloudCalls
 from gateway.handoff.cloud_parts import CloudParts
-from gateway.handoff.incoming import Asked, Incoming
-from gateway.handoff.name_book import NameBook
-from gateway.handoff.needs import describe, lacking, needs_of
-from gateway.handoff.slips import refuse_privacy_header, refuse_slips
+from gateway.handoff.live_model_catalog import LiveModelCatalog
+from gateway.handoff.misplaced_options import refuse_misplaced_options, refuse_privacy_header
+from gateway.handoff.parsed_request import ParsedRequest, RequestContext
+from gateway.handoff.required_capabilities import describe, lacking, required_capabilities
 from gateway.planning.engine_requests import ApiRequest
-from gateway.planning.names import AUTO, Meant
+from gateway.planning.model_catalog import AUTO, ResolvedModel
 from gateway.planning.permissions import check_model, permitted_terms
-from gateway.planning.terms import Terms, terms_of
+from gateway.planning.placement import PlacementConstraints, constraints_of
 from gateway.schema.chat import ChatRequest
 from gateway.schema.common import OutriderOptions
 from gateway.schema.completions import CompletionRequest
@@ -49,13 +49,15 @@ class RequestReader:
     """Reads requests. Keeps nothing of them."""
 
     cloud: CloudParts
-    names: NameBook
+    names: LiveModelCatalog
     calls: CloudCalls
     experiments: Experiments
     classes: SloClasses
     local_tiers: tuple[str, ...]
 
-    async def read(self, endpoint: Endpoint, body: bytes, incoming: Incoming) -> Asked:
+    async def read(
+        self, endpoint: Endpoint, body: bytes, incoming: RequestContext
+    ) -> ParsedRequest:
         """What the request says. Raises GatewayError.
 
         Who cannot be served as his arm wants it is in none.
@@ -70,7 +72,9 @@ class RequestReader:
             return self._read_for_local(endpoint, body, incoming)
         return await self._read_for_tiers(endpoint, body, incoming)
 
-    def _read_for_local(self, endpoint: Endpoint, body: bytes, incoming: Incoming) -> Asked:
+    def _read_for_local(
+        self, endpoint: Endpoint, body: bytes, incoming: RequestContext
+    ) -> ParsedRequest:
         """Where there are no tiers elsewhere."""
         request = parse(_REQUESTS[endpoint], body)
         refuse_doubled_names(body)
@@ -89,12 +93,12 @@ class RequestReader:
         self,
         endpoint: Endpoint,
         request: ApiRequest,
-        incoming: Incoming,
+        incoming: RequestContext,
         assignment: Assignment | None,
-    ) -> Asked:
+    ) -> ParsedRequest:
         incoming = with_arms(incoming, assignment, request.outrider)
         request = overlaid(request, assignment)
-        return Asked(
+        return ParsedRequest(
             endpoint=endpoint,
             incoming=incoming,
             terms=self._terms(request.outrider or _NO_OPTIONS, request.model, None, incoming),
@@ -105,13 +109,15 @@ class RequestReader:
             assignment=assignment,
         )
 
-    async def _read_for_tiers(self, endpoint: Endpoint, body: bytes, incoming: Incoming) -> Asked:
+    async def _read_for_tiers(
+        self, endpoint: Endpoint, body: bytes, incoming: RequestContext
+    ) -> ParsedRequest:
         read = read_request(body, endpoint)
         envelope = read.envelope
         refuse_doubled_names(body)
         if envelope.options.privacy is None:
             refuse_privacy_header(incoming.headers)
-        refuse_slips(read.document)
+        refuse_misplaced_options(read.document)
         read_variables(read.document.get(FIELD))
         check_model(incoming.principal, envelope.model)
         assignment = self._assigned(read, body, endpoint, incoming)
@@ -125,8 +131,8 @@ class RequestReader:
             return asked
 
     async def without_arms(
-        self, asked: Asked, body: bytes, incoming: Incoming, error: Exception
-    ) -> Asked | None:
+        self, asked: ParsedRequest, body: bytes, incoming: RequestContext, error: Exception
+    ) -> ParsedRequest | None:
         """The request as it is without experiments, where its arm may have led to this error.
 
         None where it was not the arm. Raises GatewayError.
@@ -149,16 +155,16 @@ class RequestReader:
         endpoint: Endpoint,
         body: bytes,
         read: ReadRequest,
-        incoming: Incoming,
+        incoming: RequestContext,
         assignment: Assignment | None,
-    ) -> Asked:
+    ) -> ParsedRequest:
         envelope = read.envelope
         options = envelope.options
         if assignment is not None:
             options = assignment.overlay.merge(envelope.outrider) or options
         self._serve_under(options, read.document, incoming)
         meant = await self.names.resolve(envelope.model, options.tier)
-        asked = Asked(
+        asked = ParsedRequest(
             endpoint=endpoint,
             incoming=with_arms(incoming, assignment, envelope.outrider),
             terms=self._terms(options, envelope.model, meant, incoming),
@@ -181,19 +187,23 @@ class RequestReader:
             asked = replace(asked, model=self.calls.model(asked, names))
         return asked
 
-    def _note(self, assignment: Assignment, error: Exception, incoming: Incoming) -> None:
+    def _note(self, assignment: Assignment, error: Exception, incoming: RequestContext) -> None:
         if incoming.outcome is not None:  # else it only asks
             self.experiments.left_out.note(assignment, error)
 
     def _assigned(
-        self, asked: ApiRequest | ReadRequest, body: bytes, endpoint: Endpoint, incoming: Incoming
+        self,
+        asked: ApiRequest | ReadRequest,
+        body: bytes,
+        endpoint: Endpoint,
+        incoming: RequestContext,
     ) -> Assignment | None:
         """The arms of experiments that the request is in. Raises BadRequestError."""
         assigner = self.experiments.assigner
         return assignment_of(assigner, choosing_of(asked), body, endpoint, incoming)
 
     def _serve_under(
-        self, options: OutriderOptions, document: Mapping[str, Any], incoming: Incoming
+        self, options: OutriderOptions, document: Mapping[str, Any], incoming: RequestContext
     ) -> None:
         """Note the latency that it is to have, whoever answers. Raises BadRequestError.
 
@@ -209,16 +219,20 @@ class RequestReader:
             incoming.outcome.serve_under(resolved)
 
     def _terms(
-        self, options: OutriderOptions, model: str, meant: Meant | None, incoming: Incoming
-    ) -> Terms:
+        self,
+        options: OutriderOptions,
+        model: str,
+        meant: ResolvedModel | None,
+        incoming: RequestContext,
+    ) -> PlacementConstraints:
         named = meant.named if meant else ("auto" if model == AUTO else "local")
         cloud = meant.tier if meant else None
-        terms = terms_of(
+        terms = constraints_of(
             options, self.cloud.rules, arrival_s=incoming.arrival_s, named=named, cloud=cloud
         )
         return permitted_terms(incoming.principal, terms, self.local_tiers)
 
-    def _without_impossible(self, asked: Asked) -> Asked:
+    def _without_impossible(self, asked: ParsedRequest) -> ParsedRequest:
         """Without the places that cannot answer this request, as far as one is left."""
         terms = asked.terms
         if "cloud" in terms.places:
@@ -228,13 +242,13 @@ class RequestReader:
             if complaint is not None:
                 return replace(asked, terms=replace(terms, places=("local",), cloud=None))
         if terms.places and "local" in terms.places and terms.cloud is not None:
-            needs = needs_of(asked.document, asked.endpoint)
+            needs = required_capabilities(asked.document, asked.endpoint)
             supports = self.cloud.tiers[terms.cloud].settings.supports
             if needs and not lacking(needs, supports):
                 return replace(
                     asked,
                     terms=replace(terms, places=("cloud",)),
-                    origin=Origin(hand_off="capability", reason=describe(needs)),
+                    origin=RouteReason(hand_off="capability", reason=describe(needs)),
                 )
         return asked
 

@@ -20,12 +20,12 @@ from gateway.metering.charging import (
     priced,
     used,
 )
-from gateway.metering.credit import Credit
 from gateway.metering.engine_spans import record_local
 from gateway.metering.faults import is_requests_fault
 from gateway.metering.local_work import LocalWork
 from gateway.metering.rows import Entry, LocalAnswer, local_entries
 from gateway.metering.tenancy import Tenancy
+from gateway.metering.token_allowance import TokenAllowance
 from gateway.metering.upstream_rows import upstream_entry
 from gateway.telemetry.tracer import NULL_SPAN, Span
 from gateway.tenants.amounts import Amounts, Want
@@ -124,7 +124,7 @@ class RequestMeter:
         self._reserved = Reserved({}, NONE)
         self._legs: list[_Leg] = []
         self._attempts: list[Attempt] = []
-        self._credit: Credit | None = None
+        self._credit: TokenAllowance | None = None
         self._ending: MeteredEnding | None = None
         self._charged = asyncio.Event()
         self._is_continued = False
@@ -151,7 +151,7 @@ class RequestMeter:
             self._reservation = await self._tenancy.limiter.reserve(self.principal, want)
             self._reserved = Reserved(dict(_ONE_REQUEST), _ONE_REQUEST[""])
 
-    async def admit(self, estimate: UsageEstimate) -> Credit | None:
+    async def admit(self, estimate: UsageEstimate) -> TokenAllowance | None:
         """Reserve what the answer is going to take, beside the request itself (`enter`).
 
         Returns what it may take, and grow on; None where it cannot take more than is reserved, and
@@ -168,7 +168,7 @@ class RequestMeter:
         if per_choice >= estimate.max_tokens and not estimate.is_kept_elsewhere:
             return None
         grow = partial(self._grow, estimate.tiers)
-        self._credit = Credit(per_choice * estimate.num_choices, grow)
+        self._credit = TokenAllowance(per_choice * estimate.num_choices, grow)
         return self._credit
 
     async def _reserve_usual(self, estimate: UsageEstimate) -> int:

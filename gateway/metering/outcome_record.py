@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gateway.answers.leg import AnswerFacts
 from gateway.answers.outcomes import ArmRef, Ending, OutcomeSink, RequestOutcome
+from gateway.answers.responder import AnswerFacts
 from gateway.errors.http import problem_of
 from gateway.ledger.row import LedgerRow
 from gateway.metering.meter import Account

@@ -46,7 +46,7 @@ class Rendered:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Frame:
+class EngineRequestDefaults:
     """What the engine requests of one job share, whichever tier gets them.
 
     `watch`: None where nobody watches the answers; else whether hidden states are wanted.
@@ -65,7 +65,9 @@ class Frame:
     watch: bool | None = None
 
 
-def engine_requests(request: ApiRequest, rendered: Rendered, frame: Frame) -> list[EngineRequest]:
+def engine_requests(
+    request: ApiRequest, rendered: Rendered, frame: EngineRequestDefaults
+) -> list[EngineRequest]:
     """One for each choice of each prompt. Raises BadRequestError or PromptTooLongError."""
     num_choices = request.n or 1
     expected = rendered.expected
@@ -99,7 +101,7 @@ def engine_requests(request: ApiRequest, rendered: Rendered, frame: Frame) -> li
 
 
 def escalated_requests(
-    request: ApiRequest, rendered: Rendered, frame: Frame
+    request: ApiRequest, rendered: Rendered, frame: EngineRequestDefaults
 ) -> list[EngineRequest]:
     """The same choices for a tier with another tokenizer, under ids of their own."""
     other = replace(frame, job_id=f"{frame.job_id}-{rendered.info.tier}", watch=None)
@@ -107,7 +109,7 @@ def escalated_requests(
 
 
 def _sampling(
-    request: ApiRequest, rendered: Rendered, num_prompt_tokens: int, frame: Frame
+    request: ApiRequest, rendered: Rendered, num_prompt_tokens: int, frame: EngineRequestDefaults
 ) -> Callable[[int], SamplingParams]:
     """The sampling parameters by choice. Raises PromptTooLongError."""
     min_tokens = request.min_tokens or 0

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from engine.request import EngineRequest, Tier
-from gateway.answers.leg import TakeOver
-from gateway.metering.credit import Credit
+from gateway.answers.responder import EscalateFn
 from gateway.metering.local_work import LocalWork
+from gateway.metering.token_allowance import TokenAllowance
 from gateway.text.chat import ChatTokenizer
 from gateway.text.tool_parser import ToolReading
 from router.cascade import CascadePlan
@@ -96,13 +96,13 @@ class Job:
     quality: float | None = None
     cascade: CascadePlan | None = None
     escalation: EscalationTarget | None = None
-    take_over: TakeOver | None = None
+    take_over: EscalateFn | None = None
     on_prefill: Callable[[float], None] | None = None
     on_answer: Callable[[Answer], None] | None = None
     is_bounded: bool = False
     service_tier: str | None = None
     arm: str = ""
-    credit: Credit | None = None
+    credit: TokenAllowance | None = None
     work: LocalWork | None = None
 
     def traced(self) -> "Job":

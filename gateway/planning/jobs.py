@@ -9,14 +9,14 @@ from typing import Any, Final
 from engine.errors import EngineError
 from engine.events import EngineInfo, TierInfo
 from engine.request import TIERS, LatencyObjective, Tier
-from gateway.answers.leg import Elsewhere, HandOffError
+from gateway.answers.responder import Elsewhere, HandOffError
 from gateway.backends.client import EngineClient
 from gateway.errors.tree import BadRequestError, ModelNotFoundError, NotReadyError
 from gateway.metering.metrics import GatewayMetrics
 from gateway.planning.dialogue import Dialogue
 from gateway.planning.engine_requests import (
     ApiRequest,
-    Frame,
+    EngineRequestDefaults,
     Rendered,
     engine_requests,
     escalated_requests,
@@ -24,13 +24,13 @@ from gateway.planning.engine_requests import (
 from gateway.planning.gateway_limits import GatewayLimits
 from gateway.planning.job import Answer, ChoicePlan, EscalationTarget, Job
 from gateway.planning.job_context import JobContext
-from gateway.planning.names import AUTO
+from gateway.planning.model_catalog import AUTO
 from gateway.planning.permissions import permitted
 from gateway.planning.prompt_builders import Form, Prompts, chat_form, completion_form
 from gateway.planning.route_report import describe_route
 from gateway.planning.routing_parts import RoutingParts
 from gateway.planning.service_tier import read_service_tier
-from gateway.planning.targets import Ask, Target, TargetChooser
+from gateway.planning.tier_choice import TierChoice, TierChooser, TierQuery
 from gateway.schema.chat import ChatRequest
 from gateway.schema.common import OutriderOptions
 from gateway.slo.classes import SloClasses
@@ -60,8 +60,8 @@ class _Planned:
     """A job with how it came about."""
 
     job: Job
-    ask: Ask
-    target: Target
+    ask: TierQuery
+    target: TierChoice
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -74,7 +74,7 @@ class JobBuilder:
 
     engine: EngineClient
     tokenizers: Mapping[Tier, ChatTokenizer]
-    chooser: TargetChooser
+    chooser: TierChooser
     routing: RoutingParts
     limits: GatewayLimits
     classes: SloClasses
@@ -161,7 +161,7 @@ class JobBuilder:
         options = request.outrider or _NO_OPTIONS
         candidates = permitted(begun.incoming.principal, names[request.model], options.tier)
         prompts = Prompts(form, self.tokenizers)
-        ask = Ask(
+        ask = TierQuery(
             is_auto=request.model == AUTO,
             candidates=candidates,
             options=options,
@@ -196,7 +196,7 @@ class JobBuilder:
             incoming.outcome.serve_under(resolved)
         return resolved.objective
 
-    def _trace_route(self, incoming: JobContext, target: Target, start_s: float) -> None:
+    def _trace_route(self, incoming: JobContext, target: TierChoice, start_s: float) -> None:
         if incoming.span.is_recording:
             record_route(
                 incoming.span,
@@ -210,7 +210,7 @@ class JobBuilder:
     async def _job(
         self,
         request: ApiRequest,
-        target: Target,
+        target: TierChoice,
         prompts: Prompts,
         begun: _Begun,
     ) -> Job:
@@ -228,7 +228,7 @@ class JobBuilder:
         watches = target.escalation is not None or target.hands_over
         if target.route is not None and watches:
             plan = target.route.cascade
-        frame = Frame(
+        frame = EngineRequestDefaults(
             job_id=f"{form.prefix}-{secrets.token_hex(12)}",
             seed=seed or 0,
             temperature=temperature,

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from engine.events import TierInfo
 from gateway.errors.tree import PermissionDeniedError
-from gateway.planning.terms import Terms
+from gateway.planning.placement import PlacementConstraints
 from gateway.tenants.principal import Principal
 
 
@@ -36,7 +36,9 @@ def permitted(
     return allowed
 
 
-def permitted_terms(principal: Principal, terms: Terms, local: Sequence[str]) -> Terms:
+def permitted_terms(
+    principal: Principal, terms: PlacementConstraints, local: Sequence[str]
+) -> PlacementConstraints:
     """The terms without the places where no tier may answer this key; `local` tiers are here.
 
     Raises PermissionDeniedError where none is left.

@@ -6,13 +6,13 @@ from typing import Any
 from engine.request import Tier
 from gateway.planning.job import Job
 from gateway.planning.routing_parts import RoutingParts
-from gateway.planning.targets import Ask, Target
+from gateway.planning.tier_choice import TierChoice, TierQuery
 
 
 def describe_route(
     model: str,
-    ask: Ask,
-    target: Target,
+    ask: TierQuery,
+    target: TierChoice,
     job: Job,
     costs_usd: Mapping[Tier, float],
     parts: RoutingParts,

@@ -2,7 +2,7 @@
 
 from pydantic import BaseModel, ConfigDict
 
-from gateway.answers.origin import HandOffKind
+from gateway.answers.route_reason import HandOffKind
 
 
 class ErrorDetail(BaseModel):

@@ -42,8 +42,8 @@ from gateway.schema.responses import (
     Readiness,
 )
 from gateway.schema.routing import RouteReport
+from gateway.server.auth_dispatcher import FREE_PATHS, AuthDispatcher, Authenticate, principal_of
 from gateway.server.endpoints import AnswerEndpoints
-from gateway.server.entrance import FREE_PATHS, Authenticate, Entrance, principal_of
 from gateway.server.intake import MAX_SMALL_BODY_BYTES, RequestIntake
 from gateway.server.lifespan import Lifespan
 from gateway.server.openapi_document import OpenApiEndpoint
@@ -96,7 +96,7 @@ class Routes:
     has_tiers_elsewhere: bool
 
 
-def create_app(routes: Routes) -> Entrance:
+def create_app(routes: Routes) -> AuthDispatcher:
     """Build the application. Its engine need not be started: the app's lifespan does that."""
     app = FastAPI(
         title="Outrider",
@@ -112,8 +112,8 @@ def create_app(routes: Routes) -> Entrance:
     for kind in (GatewayError, EngineError, HTTPException):
         app.add_exception_handler(kind, handle_exception)
     answers = routes.answers
-    messages_problem = answers.messages_surface.problem_body
-    return Entrance(
+    messages_problem = answers.messages_api.problem_body
+    return AuthDispatcher(
         app,
         {
             _CHAT: answers.chat,
@@ -124,7 +124,7 @@ def create_app(routes: Routes) -> Entrance:
         },
         authenticate=routes.authenticate,
         problem_bodies={
-            _RESPONSES: answers.responses_surface.problem_body,
+            _RESPONSES: answers.responses_api.problem_body,
             _MESSAGES: messages_problem,
             _COUNT_TOKENS: messages_problem,
         },

@@ -9,16 +9,16 @@ from fastapi import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from gateway.apis.messages.surface import MessagesSurface
-from gateway.apis.responses.surface import ResponsesSurface
-from gateway.apis.surface import Surface
+from gateway.apis.api import Api
+from gateway.apis.messages.api import MessagesApi
+from gateway.apis.responses.api import ResponsesApi
 from gateway.apis.tokenize import Tokenizing
 from gateway.edge.idempotency import IdempotentAnswers
 from gateway.handoff.planner import Planner
 from gateway.metering.meter import RequestMeter
 from gateway.metering.outcome_record import OutcomeRecord
 from gateway.schema.kinds import Endpoint
-from gateway.server.entrance import principal_of
+from gateway.server.auth_dispatcher import principal_of
 from gateway.server.intake import RequestIntake, request_context
 from gateway.server.json_response import json_response
 from gateway.server.responses import AnswerResponse, WorkResponse
@@ -33,8 +33,8 @@ class AnswerEndpoints:
     planner: Planner
     tokenizing: Tokenizing
     idempotent: IdempotentAnswers
-    responses_surface: ResponsesSurface
-    messages_surface: MessagesSurface
+    responses_api: ResponsesApi
+    messages_api: MessagesApi
     clock: Callable[[], float]
 
     async def chat(self, request: Request) -> Response:
@@ -47,14 +47,14 @@ class AnswerEndpoints:
 
     async def responses(self, request: Request) -> Response:
         """Answer in the words of OpenAI's Responses API."""
-        return await self._answer("chat", request, self.responses_surface)
+        return await self._answer("chat", request, self.responses_api)
 
     async def messages(self, request: Request) -> Response:
         """Answer in the words of Anthropic's Messages API."""
-        return await self._answer("chat", request, self.messages_surface)
+        return await self._answer("chat", request, self.messages_api)
 
     async def _answer(
-        self, endpoint: Endpoint, request: Request, surface: Surface | None = None
+        self, endpoint: Endpoint, request: Request, surface: Api | None = None
     ) -> Response:
         arrival_s = self.clock()
         record = self.intake.record(arrival_s)
@@ -76,7 +76,7 @@ class AnswerEndpoints:
         endpoint: Endpoint,
         request: Request,
         body: bytes,
-        surface: Surface | None,
+        surface: Api | None,
         meter: RequestMeter,
         record: OutcomeRecord,
     ) -> Response:

@@ -13,12 +13,12 @@ from gateway.answers.outcomes import OutcomeSink
 from gateway.edge.bodies import BodyBudget
 from gateway.edge.json_body import read_json_body
 from gateway.errors.tree import GatewayError
-from gateway.handoff.incoming import Incoming
+from gateway.handoff.parsed_request import RequestContext
 from gateway.metering.meter import Account, RequestMeter
 from gateway.metering.outcome_record import OutcomeRecord
 from gateway.metering.tenancy import Tenancy
 from gateway.planning.gateway_limits import GatewayLimits
-from gateway.server.entrance import principal_of
+from gateway.server.auth_dispatcher import principal_of
 from gateway.server.request_watch import RequestWatch, Watched
 from gateway.telemetry.capture import Capture
 from gateway.telemetry.log_context import log_context
@@ -172,13 +172,13 @@ def request_context(
     meter: RequestMeter | None = None,
     span: Span = NULL_SPAN,
     record: OutcomeRecord | None = None,
-) -> Incoming:
+) -> RequestContext:
     """Read what came with the body."""
     headers = request.headers
     told = ",".join(headers.getlist(HOPS_HEADER)).split(",")
     # What is no gateway's id is not sent on: the header goes to servers elsewhere.
     hops = tuple(hop for part in told if _HOP.fullmatch(hop := part.strip()))
-    return Incoming(
+    return RequestContext(
         arrival_s=arrival_s,
         request_id=request.state.request_id,
         hops=hops,

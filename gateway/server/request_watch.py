@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 
-from gateway.answers.leg import AnswerFacts
+from gateway.answers.responder import AnswerFacts
 from gateway.errors.http import problem_of
 from gateway.metering.outcome_record import OutcomeRecord
 from gateway.telemetry.capture import Capture, Exchange, Recording

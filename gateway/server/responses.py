@@ -12,12 +12,12 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from engine.errors import EngineError
-from gateway.answers.leg import AnswerFacts
-from gateway.apis.surface import AnswerWriter
+from gateway.answers.responder import AnswerFacts
+from gateway.apis.api import AnswerWriter
 from gateway.errors.http import problem_of
 from gateway.errors.tree import AuthenticationError, DeadlineExceededError, GatewayError
 from gateway.generation import sse
-from gateway.handoff.answering import Answering
+from gateway.handoff.fallback import FallbackChain
 from gateway.metering.meter import MeteredEnding, RequestMeter
 from gateway.server.request_watch import RequestWatch
 from gateway.upstream.dialects.rewriting import splice
@@ -76,7 +76,7 @@ class AnswerResponse(Response):
 
     def __init__(
         self,
-        answering: Answering,
+        answering: FallbackChain,
         *,
         is_streamed: bool,
         clock: Callable[[], float],

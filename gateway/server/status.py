@@ -15,14 +15,14 @@ from gateway.apis.prices import with_prices
 from gateway.backends.client import EngineClient
 from gateway.errors.tree import GatewayError, UnavailableError
 from gateway.handoff.cloud_parts import CloudParts
-from gateway.handoff.name_book import NameBook
+from gateway.handoff.live_model_catalog import LiveModelCatalog
 from gateway.metering.metrics import GatewayMetrics
 from gateway.metering.tenancy import Tenancy
 from gateway.planning.jobs import JobBuilder
-from gateway.planning.names import AUTO
+from gateway.planning.model_catalog import AUTO
 from gateway.planning.permissions import check_model
 from gateway.schema.openapi import LoadedLimits
-from gateway.server.entrance import principal_of
+from gateway.server.auth_dispatcher import principal_of
 from gateway.server.json_response import json_response
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class StatusEndpoints:
 
     engine: EngineClient
     jobs: JobBuilder
-    catalog: NameBook
+    catalog: LiveModelCatalog
     cloud: CloudParts
     tenancy: Tenancy
     metrics: GatewayMetrics

@@ -12,7 +12,7 @@ from gateway.upstream.continuing import (
     Delivered,
     DivergedError,
     Plan,
-    Seam,
+    StreamSplicer,
     as_one_answer,
     ending,
     has_reached_limit,
@@ -119,7 +119,7 @@ class UpstreamAnswer:
         A server that fails in the middle is replaced by another one where the rest can be asked
         for. Raises UpstreamError where it cannot, and DeadlineExceededError.
         """
-        seam: Seam | None = None
+        seam: StreamSplicer | None = None
         while True:
             assert self._request is not None, "begin comes first"
             try:
@@ -167,7 +167,7 @@ class UpstreamAnswer:
             num_repeated_tokens=num_repeated,
         )
 
-    async def _go_on(self, error: UpstreamError) -> Seam | None:
+    async def _go_on(self, error: UpstreamError) -> StreamSplicer | None:
         """Have the rest answered by another server; None where nothing is missing but the end.
 
         Raises `error` where it cannot be, DeadlineExceededError.
@@ -198,9 +198,9 @@ class UpstreamAnswer:
             raise error from failure
         self._plan = plan
         self.num_continuations += 1
-        return Seam(plan, self._delivered.sample)
+        return StreamSplicer(plan, self._delivered.sample)
 
-    async def _fitted(self, seam: Seam, chunk: Chunk) -> Chunk | None:
+    async def _fitted(self, seam: StreamSplicer, chunk: Chunk) -> Chunk | None:
         """The chunk as it goes on behind the seam. Raises what broke the answer if it does not."""
         try:
             return seam.fit(chunk)

@@ -130,7 +130,7 @@ def plan_of(
     )
 
 
-class Seam:
+class StreamSplicer:
     """Fits the stream of a continuation to what was delivered before it."""
 
     __slots__ = (

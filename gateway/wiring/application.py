@@ -2,8 +2,8 @@
 
 from functools import partial
 
-from gateway.apis.messages.surface import MessagesSurface
-from gateway.apis.responses.surface import ResponsesSurface
+from gateway.apis.messages.api import MessagesApi
+from gateway.apis.responses.api import ResponsesApi
 from gateway.apis.tokenize import Tokenizing
 from gateway.dashboard.api import DashboardApi, DashboardSources
 from gateway.dashboard.experiments import experiment_documents
@@ -14,16 +14,16 @@ from gateway.experiments.admin import ExperimentApi
 from gateway.experiments.feedback import FeedbackApi
 from gateway.handoff.arm_check import arm_check
 from gateway.handoff.cloud_calls import CloudCalls
+from gateway.handoff.live_model_catalog import LiveModelCatalog
 from gateway.handoff.local_load import LocalLoad
-from gateway.handoff.name_book import NameBook
 from gateway.handoff.planner import Planner
 from gateway.handoff.reading import RequestReader
 from gateway.ledger.usage_api import UsageApi
 from gateway.planning.jobs import JobBuilder
-from gateway.planning.targets import TargetChooser
+from gateway.planning.tier_choice import TierChooser
 from gateway.server.app import Routes, create_app
+from gateway.server.auth_dispatcher import AuthDispatcher
 from gateway.server.endpoints import AnswerEndpoints
-from gateway.server.entrance import Entrance
 from gateway.server.intake import RequestIntake
 from gateway.server.lifespan import Lifespan
 from gateway.server.pages import Pages
@@ -35,12 +35,12 @@ from gateway.text.prompt_work import PromptWork
 from gateway.wiring.parts import GatewayParts
 
 
-def build_app(parts: GatewayParts) -> Entrance:
+def build_app(parts: GatewayParts) -> AuthDispatcher:
     """Build the application; nothing is started yet."""
     if parts.routing.guard is not None:
         parts.metrics.registry.register(RouteCollector(parts.routing.guard))
     jobs = build_jobs(parts)
-    catalog = NameBook(parts.cloud, jobs, tuple(parts.tokenizers))
+    catalog = LiveModelCatalog(parts.cloud, jobs, tuple(parts.tokenizers))
     planner = _build_planner(parts, jobs, catalog)
     recent = RecentOutcomes(clock=parts.clock)
     intake = _build_intake(parts, recent)
@@ -83,7 +83,7 @@ def build_jobs(parts: GatewayParts) -> JobBuilder:
     return JobBuilder(
         engine=parts.engine,
         tokenizers=parts.tokenizers,
-        chooser=TargetChooser(
+        chooser=TierChooser(
             tokenizers=parts.tokenizers,
             router=parts.router,
             routing=parts.routing,
@@ -115,7 +115,7 @@ def _prompt_work(parts: GatewayParts, tenant: str) -> PromptWork:
     )
 
 
-def _build_planner(parts: GatewayParts, jobs: JobBuilder, catalog: NameBook) -> Planner:
+def _build_planner(parts: GatewayParts, jobs: JobBuilder, catalog: LiveModelCatalog) -> Planner:
     calls = CloudCalls(
         cloud=parts.cloud,
         names=catalog,
@@ -173,8 +173,8 @@ def _build_answers(
         planner=planner,
         tokenizing=build_tokenizing(parts, jobs),
         idempotent=IdempotentAnswers.of(parts.http, parts.clock, parts.edge_metrics),
-        responses_surface=ResponsesSurface(has_tiers_elsewhere=has_tiers, clock=parts.wall_clock),
-        messages_surface=MessagesSurface(has_tiers_elsewhere=has_tiers),
+        responses_api=ResponsesApi(has_tiers_elsewhere=has_tiers, clock=parts.wall_clock),
+        messages_api=MessagesApi(has_tiers_elsewhere=has_tiers),
         clock=parts.clock,
     )
 

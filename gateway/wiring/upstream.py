@@ -8,7 +8,7 @@ from typing import Final
 
 from engine.request import Tier
 from gateway.handoff.cloud_parts import CloudParts
-from gateway.planning.terms import Rules
+from gateway.planning.placement import PlacementPolicy
 from gateway.settings.server_traits import TRAITS
 from gateway.settings.tiers import MirrorSettings, UpstreamSettings
 from gateway.settings.tree import Settings, SettingsError, is_missing_folder
@@ -91,7 +91,7 @@ def build_cloud(
     Raises SettingsError, as `build_upstreams` does.
     """
     try:
-        rules = Rules.of(settings.handoff, tiers=tuple(settings.tiers), local=local)
+        rules = PlacementPolicy.of(settings.handoff, tiers=tuple(settings.tiers), local=local)
     except ValueError as error:
         raise SettingsError(str(error)) from None
     tiers = build_upstreams(settings, environ, metrics.on_attempt)

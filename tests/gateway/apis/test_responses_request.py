@@ -7,14 +7,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from gateway.apis.responses.api import ResponsesApi
 from gateway.apis.responses.items import read_messages
 from gateway.apis.responses.request import FunctionCallItem
-from gateway.apis.responses.surface import ResponsesSurface
 from gateway.errors.http import Problem
 from gateway.errors.tree import BadRequestError
 from gateway.schema.chat import ChatRequest
 
-SURFACE = ResponsesSurface(has_tiers_elsewhere=True)
+SURFACE = ResponsesApi(has_tiers_elsewhere=True)
 HELLO = [{"role": "user", "content": "Hello"}]
 TOOL = {
     "type": "function",

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.apis.responses.surface import ResponsesSurface
-from gateway.apis.surface import AnswerWriter
+from gateway.apis.api import AnswerWriter
+from gateway.apis.responses.api import ResponsesApi
 from gateway.errors.http import Problem
 from gateway.errors.tree import GenerationError
 from tests.gateway.apis.chat_answers import (
@@ -27,7 +27,7 @@ FAILURE = Problem(status=503, message="It died.", type="server_error", code="eng
 
 
 def new_writer(**fields: Any) -> AnswerWriter:
-    surface = ResponsesSurface(has_tiers_elsewhere=True, clock=lambda: NOW_S, new_id=lambda: "new1")
+    surface = ResponsesApi(has_tiers_elsewhere=True, clock=lambda: NOW_S, new_id=lambda: "new1")
     request = {"model": "auto", "input": "Hello", **fields}
     return surface.read(json.dumps(request).encode()).writer
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from gateway.apis.messages.surface import MessagesSurface
+from gateway.apis.api import Api
+from gateway.apis.messages.api import MessagesApi
+from gateway.apis.responses.api import ResponsesApi
 from gateway.apis.responses.paths import in_own_words
-from gateway.apis.responses.surface import ResponsesSurface
-from gateway.apis.surface import Surface
 from gateway.errors.http import problem_of
 from gateway.errors.tree import BadRequestError
 from gateway.schema.chat import ChatRequest
@@ -76,10 +76,10 @@ OWN: tuple[tuple[str, dict[str, Any]], ...] = (
 URLS = ("http://169.254.169.254/latest/meta-data", "file:///etc/passwd", "gopher://127.0.0.1:6379/")
 
 
-def surface(name: str, *, elsewhere: bool = False) -> Surface:
+def surface(name: str, *, elsewhere: bool = False) -> Api:
     if name == "responses":
-        return ResponsesSurface(has_tiers_elsewhere=elsewhere)
-    return MessagesSurface(has_tiers_elsewhere=elsewhere)
+        return ResponsesApi(has_tiers_elsewhere=elsewhere)
+    return MessagesApi(has_tiers_elsewhere=elsewhere)
 
 
 def read_here(name: str, fields: dict[str, Any]) -> ChatRequest:

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from starlette.types import Message
 
-from gateway.answers.leg import Leg
-from gateway.answers.origin import Origin
+from gateway.answers.responder import Responder
+from gateway.answers.route_reason import RouteReason
 from gateway.generation.generation import Generation
 from gateway.generation.sse import ChatFormat, CompletionFormat
-from gateway.handoff.answering import Answering, Place
-from gateway.handoff.local_leg import LocalLeg, Writing
+from gateway.handoff.fallback import AnswerCandidate, FallbackChain
 from gateway.handoff.local_load import LocalLoad
+from gateway.handoff.local_responder import LocalResponder, Writing
 from gateway.metering.metrics import GatewayMetrics
 from gateway.planning.job import Job
 from gateway.schema.responses import ChatCompletion, ChatCompletionChunk, Completion
@@ -78,11 +78,11 @@ def answered(
         with_trace=options.get("with_trace", False),
     )
 
-    async def open_leg(origin: Origin) -> Leg:
+    async def open_leg(origin: RouteReason) -> Responder:
         ticket = LocalLoad(time.monotonic).admit()
-        return LocalLeg(generation, form(job.tokenizer, num_top), writing, origin, ticket)
+        return LocalResponder(generation, form(job.tokenizer, num_top), writing, origin, ticket)
 
-    answering = Answering([Place(name="local", open=open_leg)])
+    answering = FallbackChain([AnswerCandidate(name="local", open=open_leg)])
     response = AnswerResponse(answering, is_streamed=writing.is_streamed, clock=time.monotonic)
     sent: list[Message] = []
 

@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from gateway.errors.tree import BadRequestError
-from gateway.handoff.needs import Need, NeedKind, describe, lacking, needs_of, uses_of
+from gateway.handoff.required_capabilities import (
+    NeedKind,
+    RequiredCapability,
+    describe,
+    lacking,
+    required_capabilities,
+    uses_of,
+)
 from gateway.schema.chat import ChatRequest
 from gateway.schema.completions import CompletionRequest
 from gateway.schema.kinds import Endpoint
@@ -34,7 +41,7 @@ def answered(**fields: Any) -> dict[str, Any]:
 
 def kinds(document: dict[str, Any], endpoint: Endpoint = "chat") -> list[tuple[NeedKind, str]]:
     document = json.loads(json.dumps(document))
-    return [(need.capability, need.param) for need in needs_of(document, endpoint)]
+    return [(need.capability, need.param) for need in required_capabilities(document, endpoint)]
 
 
 NEEDS: list[tuple[dict[str, Any], NeedKind, str]] = [
@@ -203,7 +210,7 @@ def test_the_local_models_take_nothing_that_has_needs(
         fields.pop("messages", None)
     document = {**(CHAT if endpoint == "chat" else COMPLETION), **fields}
     if is_local(document, endpoint):
-        assert needs_of(document, endpoint) == ()
+        assert required_capabilities(document, endpoint) == ()
 
 
 JSON = st.recursive(
@@ -219,7 +226,7 @@ JSON = st.recursive(
 @given(st.dictionaries(st.sampled_from([*VALUES, "prompt"]), JSON), st.booleans())
 def test_anything_is_looked_at_without_harm(document: dict[str, Any], is_chat: bool) -> None:
     endpoint: Endpoint = "chat" if is_chat else "completion"
-    needs = needs_of(document, endpoint)
+    needs = required_capabilities(document, endpoint)
     assert len(set(needs)) == len(needs)
     assert not (uses_of(document, endpoint) & {"options"})
 
@@ -240,9 +247,9 @@ def test_uses() -> None:
 
 def test_what_a_server_lacks() -> None:
     needs = (
-        Need(capability="images", param="a"),
-        Need(capability="options", param="b"),
-        Need(capability="tools", param="c"),
+        RequiredCapability(capability="images", param="a"),
+        RequiredCapability(capability="options", param="b"),
+        RequiredCapability(capability="tools", param="c"),
     )
     assert lacking(needs, ("tools", "images")) == ()
     assert lacking(needs, ("tools",)) == needs[:1]
@@ -250,10 +257,10 @@ def test_what_a_server_lacks() -> None:
 
 
 def test_a_need_in_words_is_fit_for_a_header() -> None:
-    images = Need(capability="images", param="messages.1.content.0.type")
+    images = RequiredCapability(capability="images", param="messages.1.content.0.type")
     words = "capability: the local models do not take images (messages.1.content.0.type)"
     assert describe((images,)) == words
     assert describe((images, images, images)) == f"{words} and 2 more"
     for param in ("x\r\nset-cookie: a", "ünsäglich", "x" * 65, ""):
-        made = describe((Need(capability="options", param=param),))
+        made = describe((RequiredCapability(capability="options", param=param),))
         assert made == "capability: the local models do not take options"

@@ -7,7 +7,7 @@ import pytest
 
 from engine.events import EngineEvent, Finished, TierSwitched, TokenLogprobs, TokensEmitted
 from engine.trace import StepTrace, TraceNode
-from gateway.metering.credit import Credit, within_credit
+from gateway.metering.token_allowance import TokenAllowance, within_allowance
 
 NODES = (
     TraceNode(token_id=1, parent=-1, is_accepted=True),
@@ -31,7 +31,10 @@ def within(num_tokens: int, *events: EngineEvent) -> list[EngineEvent]:
             yield event
 
     async def main() -> list[EngineEvent]:
-        return [event async for event in within_credit(written(), Credit(num_tokens), "small")]
+        return [
+            event
+            async for event in within_allowance(written(), TokenAllowance(num_tokens), "small")
+        ]
 
     return asyncio.run(main())
 

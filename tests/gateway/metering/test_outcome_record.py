@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from engine.errors import QueueFullError
-from gateway.answers.leg import AnswerFacts
 from gateway.answers.outcomes import ArmRef, RequestOutcome
+from gateway.answers.responder import AnswerFacts
 from gateway.errors.tree import BadRequestError, DeadlineExceededError, EngineLostError
 from gateway.ledger.row import LedgerRow
 from gateway.metering.meter import Account

@@ -7,7 +7,7 @@ from gateway.apis.prices import with_prices
 from gateway.errors.http import problem_of
 from gateway.errors.tree import BadRequestError, ModelNotFoundError
 from gateway.ledger.prices import PriceBook
-from gateway.planning.names import Meant, Names, TierModels
+from gateway.planning.model_catalog import ModelCatalog, ResolvedModel, TierModels
 from gateway.schema.responses import ModelCard
 
 FREE = PriceBook.free()
@@ -42,10 +42,10 @@ CLOUD = TierModels(
     max_context=8192,
 )
 SPARE = TierModels(tier="spare", server="outrider", listed=("meta/other", "auto", "mine"))
-BOTH = Names(LOCAL, (CLOUD, SPARE), handoff="cloud")
+BOTH = ModelCatalog(LOCAL, (CLOUD, SPARE), handoff="cloud")
 
 
-def cloud(meant: Meant) -> tuple[str | None, str | None]:
+def cloud(meant: ResolvedModel) -> tuple[str | None, str | None]:
     assert meant.named == "cloud"
     assert meant.local == ()
     return meant.tier, meant.model
@@ -58,15 +58,15 @@ def test_all_names_local_ones_first() -> None:
         "meta/llama", "meta/other", "cloud/large", "cloud/test/small", "cloud/spare",
         "spare/meta/other", "spare/auto", "mine",
     )  # fmt: skip
-    assert Names(LOCAL).all() == tuple(LOCAL)
+    assert ModelCatalog(LOCAL).all() == tuple(LOCAL)
     assert "mine" in BOTH
-    assert "mine" not in Names(LOCAL)
+    assert "mine" not in ModelCatalog(LOCAL)
 
 
 @pytest.mark.parametrize("name", LOCAL)
 def test_local_names_win(name: str) -> None:
     greedy = TierModels(tier="cloud", listed=tuple(LOCAL))
-    meant = Names(LOCAL, (greedy,), handoff="cloud").resolve(name)
+    meant = ModelCatalog(LOCAL, (greedy,), handoff="cloud").resolve(name)
     assert meant.named == ("auto" if name == "auto" else "local")
     assert meant.local == LOCAL[name]
     assert meant.tier is None
@@ -95,7 +95,7 @@ def test_names_of_servers(name: str, tier: str, model: str) -> None:
 def test_words_of_ours_never_mean_a_server() -> None:
     """Another Outrider lists auto, small and large too."""
     other = TierModels(tier="cloud", server="outrider", listed=("auto", "small", "large", "none"))
-    names = Names({"auto": (SMALL,), "small": (SMALL,)}, (other,), handoff="cloud")
+    names = ModelCatalog({"auto": (SMALL,), "small": (SMALL,)}, (other,), handoff="cloud")
     assert names.resolve("auto").named == "auto"
     for name in ("large", "none"):
         with pytest.raises(ModelNotFoundError):
@@ -113,7 +113,7 @@ def test_unknown_names(name: str) -> None:
 
 
 def test_a_tier_whose_models_nobody_knows() -> None:
-    names = Names(LOCAL, (TierModels(tier="cloud"),), handoff="cloud")
+    names = ModelCatalog(LOCAL, (TierModels(tier="cloud"),), handoff="cloud")
     assert cloud(names.resolve("cloud")) == ("cloud", None)
     assert cloud(names.resolve("cloud/x")) == ("cloud", "x")
     assert names.usual_model("cloud") is None
@@ -122,7 +122,7 @@ def test_a_tier_whose_models_nobody_knows() -> None:
 
 
 def test_a_model_called_like_its_tier_is_listed_once() -> None:
-    names = Names(LOCAL, (TierModels(tier="cloud", model="cloud"),))
+    names = ModelCatalog(LOCAL, (TierModels(tier="cloud", model="cloud"),))
     assert names.all() == (*LOCAL, "cloud")
 
 
@@ -160,15 +160,15 @@ def test_tiers_that_do_not_fit(model: str, tier: str, words: str) -> None:
 
 
 def test_a_tier_that_is_not_loaded() -> None:
-    names = Names({"auto": (SMALL,), "small": (SMALL,)}, (CLOUD,))
+    names = ModelCatalog({"auto": (SMALL,), "small": (SMALL,)}, (CLOUD,))
     with pytest.raises(BadRequestError, match="known are: small, cloud"):
         names.resolve("auto", "large")
     with pytest.raises(BadRequestError, match="known are: none"):
-        Names({}).resolve("auto", "large")
+        ModelCatalog({}).resolve("auto", "large")
 
 
 def test_while_the_engine_does_not_tell_its_checkpoints() -> None:
-    names = Names({"auto": (), "small": (), "large": ()}, (CLOUD,), handoff="cloud")
+    names = ModelCatalog({"auto": (), "small": (), "large": ()}, (CLOUD,), handoff="cloud")
     assert names.resolve("auto").named == "auto"
     assert names.resolve("small").named == "local"
     assert names.resolve("auto", "large").named == "local"
@@ -179,7 +179,7 @@ def test_while_the_engine_does_not_tell_its_checkpoints() -> None:
 
 
 def test_without_a_local_model() -> None:
-    names = Names({"auto": ()}, (SPARE,), handoff="spare")
+    names = ModelCatalog({"auto": ()}, (SPARE,), handoff="spare")
     assert names.all()[:2] == ("auto", "spare")
     assert names.resolve("auto").named == "auto"
     with pytest.raises(ModelNotFoundError):
@@ -208,5 +208,5 @@ def test_cards() -> None:
 
 
 def test_auto_without_hand_offs_means_local_models() -> None:
-    (card,) = [card for card in Names(LOCAL, (CLOUD,)).cards() if card["id"] == "auto"]
+    (card,) = [card for card in ModelCatalog(LOCAL, (CLOUD,)).cards() if card["id"] == "auto"]
     assert [behind["tier"] for behind in card["outrider"]] == ["small", "large"]

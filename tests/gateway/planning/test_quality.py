@@ -11,7 +11,7 @@ from engine.events import EngineInfo
 from engine.request import CascadeParams, EngineRequest
 from gateway.errors.tree import BadRequestError
 from gateway.generation.generation import Job
-from gateway.handoff.incoming import Incoming
+from gateway.handoff.parsed_request import RequestContext
 from gateway.schema.chat import ChatRequest
 from gateway.schema.responses import ChatCompletion
 from gateway.text.chat import ChatTokenizer
@@ -129,7 +129,9 @@ def job_of(tokenizer: ChatTokenizer, change: Callable[[EngineInfo], EngineInfo])
     )
     body = {"model": "auto", "messages": [{"role": "user", "content": "Hi"}]}
     request = ChatRequest.model_validate({**body, "outrider": {"quality": CASCADE}})
-    return asyncio.run(build_jobs(parts).job(request, Incoming(arrival_s=0.0, request_id="r")))
+    return asyncio.run(
+        build_jobs(parts).job(request, RequestContext(arrival_s=0.0, request_id="r"))
+    )
 
 
 def test_an_engine_that_does_not_draft_has_no_cascade(tokenizer: ChatTokenizer) -> None:

@@ -11,7 +11,7 @@ import pytest
 from engine.errors import EngineError, PromptTooLongError
 from engine.events import EngineInfo, TierInfo
 from gateway.errors.tree import BadRequestError
-from gateway.handoff.incoming import Incoming
+from gateway.handoff.parsed_request import RequestContext
 from gateway.planning.gateway_limits import GatewayLimits
 from gateway.planning.job import Answer, Job
 from gateway.planning.routing_parts import RoutingParts
@@ -30,7 +30,7 @@ from router.policy import CascadeOptions, TrainedPolicy, own_setting
 from tests.gateway.scripted_client import Script, ScriptedClient
 from tests.router.routers import scorer_that_says, table
 
-INCOMING = Incoming(arrival_s=0.0, request_id="req-1")
+INCOMING = RequestContext(arrival_s=0.0, request_id="req-1")
 
 PRICES = {
     "small": TokenPrices(prompt=1.0, cached_prompt=0.5, completion=2.0),

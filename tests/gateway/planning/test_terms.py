@@ -7,14 +7,14 @@ import pytest
 
 from gateway.errors.http import problem_of
 from gateway.errors.tree import BadRequestError
-from gateway.planning.terms import Named, Rules, Terms, terms_of
+from gateway.planning.placement import Named, PlacementConstraints, PlacementPolicy, constraints_of
 from gateway.schema.common import OutriderOptions
 from gateway.schema.kinds import Policy
 from gateway.settings.tiers import HandoffSettings
 
-BOTH = Rules(cloud="cloud")
-LOCAL_ONLY = Rules()
-CLOUD_ONLY = Rules(policy="cloud_only", cloud="cloud", has_local=False, strong="cloud")
+BOTH = PlacementPolicy(cloud="cloud")
+LOCAL_ONLY = PlacementPolicy()
+CLOUD_ONLY = PlacementPolicy(policy="cloud_only", cloud="cloud", has_local=False, strong="cloud")
 
 POLICIES: tuple[Policy | None, ...] = (None, *get_args(Policy))
 NAMED: tuple[Named, ...] = get_args(Named)
@@ -39,13 +39,13 @@ PLACES = {
 }
 
 
-def terms(rules: Rules, named: Named = "auto", **options: object) -> Terms:
+def terms(rules: PlacementPolicy, named: Named = "auto", **options: object) -> PlacementConstraints:
     cloud = "other" if named == "cloud" else None
     parsed = OutriderOptions.model_validate(options)
-    return terms_of(parsed, rules, arrival_s=100.0, named=named, cloud=cloud)
+    return constraints_of(parsed, rules, arrival_s=100.0, named=named, cloud=cloud)
 
 
-def refusal(rules: Rules, named: Named = "auto", **options: object) -> BadRequestError:
+def refusal(rules: PlacementPolicy, named: Named = "auto", **options: object) -> BadRequestError:
     with pytest.raises(BadRequestError) as caught:
         terms(rules, named, **options)
     assert problem_of(caught.value).status == 400
@@ -83,7 +83,7 @@ def test_private_requests_never_name_the_cloud(
     has_local: bool,
     cloud: str | None,
 ) -> None:
-    rules = Rules(policy=default, cloud=cloud, has_local=has_local, strong=strong)  # type: ignore[arg-type]
+    rules = PlacementPolicy(policy=default, cloud=cloud, has_local=has_local, strong=strong)  # type: ignore[arg-type]
     if not has_local or named == "cloud" or policy == "cloud_only":
         assert refusal(rules, named, policy=policy, privacy="private").param == "outrider.privacy"
         return
@@ -109,7 +109,7 @@ def test_private_requests_never_name_the_cloud(
     ],
 )
 def test_private_contradictions(
-    rules: Rules, named: Named, policy: Policy | None, words: str
+    rules: PlacementPolicy, named: Named, policy: Policy | None, words: str
 ) -> None:
     error = refusal(rules, named, policy=policy, privacy="private")
     assert error.param == "outrider.privacy"
@@ -117,7 +117,7 @@ def test_private_contradictions(
 
 
 def test_private_overrules_the_configured_policy_only() -> None:
-    rules = Rules(policy="cloud_only", cloud="cloud", strong="cloud")
+    rules = PlacementPolicy(policy="cloud_only", cloud="cloud", strong="cloud")
     assert terms(rules).places == ("cloud",)
     assert terms(rules, privacy="private").places == ("local",)
     assert terms(BOTH, policy="prefer_cloud", privacy="private").places == ("local",)
@@ -148,7 +148,7 @@ def test_without_a_local_model(policy: Policy) -> None:
 
 @pytest.mark.parametrize("default", get_args(Policy))
 def test_the_configured_policy_is_for_auto(default: Policy) -> None:
-    rules = Rules(policy=default, cloud="cloud")
+    rules = PlacementPolicy(policy=default, cloud="cloud")
     assert terms(rules).places == PLACES["auto", default]
     assert terms(rules).policy == default
     assert terms(rules, "local").places == ("local",)
@@ -173,13 +173,13 @@ def test_reasons(named: Named, options: dict[str, str], reason: str) -> None:
 def test_the_deadline_is_the_requests_own_else_the_configured_one() -> None:
     assert terms(BOTH).deadline_s is None
     assert terms(BOTH, deadline_ms=250).deadline_s == 100.25
-    rules = Rules(deadline_s=2.0)
+    rules = PlacementPolicy(deadline_s=2.0)
     assert terms(rules).deadline_s == 102.0
     assert terms(rules, deadline_ms=60_000).deadline_s == 160.0
 
 
 def test_the_strong_place_is_one_of_the_places() -> None:
-    rules = Rules(cloud="cloud", strong="cloud")
+    rules = PlacementPolicy(cloud="cloud", strong="cloud")
     assert terms(rules).strong == "cloud"
     assert terms(rules, policy="prefer_cloud").strong == "cloud"
     assert terms(rules, policy="local_only").strong == "local"
@@ -192,20 +192,22 @@ def test_the_strong_place_is_one_of_the_places() -> None:
 
 
 def test_rules_of_the_settings() -> None:
-    made = Rules.of(HandoffSettings(), tiers=["cloud", "other"], local=["small", "large"])
-    assert made == Rules(policy="prefer_local", cloud="cloud", has_local=True, strong="local")
-    made = Rules.of(HandoffSettings(), tiers=["cloud"], local=["small"])
+    made = PlacementPolicy.of(HandoffSettings(), tiers=["cloud", "other"], local=["small", "large"])
+    assert made == PlacementPolicy(
+        policy="prefer_local", cloud="cloud", has_local=True, strong="local"
+    )
+    made = PlacementPolicy.of(HandoffSettings(), tiers=["cloud"], local=["small"])
     assert (made.policy, made.strong) == ("prefer_local", "cloud")
-    made = Rules.of(HandoffSettings(), tiers=[], local=["small"])
+    made = PlacementPolicy.of(HandoffSettings(), tiers=[], local=["small"])
     assert (made.cloud, made.strong) == (None, "local")
-    made = Rules.of(HandoffSettings(), tiers=["cloud"], local=[])
+    made = PlacementPolicy.of(HandoffSettings(), tiers=["cloud"], local=[])
     assert made == CLOUD_ONLY
     settings = HandoffSettings(
         tier="other", policy="prefer_cloud", strong="cloud", max_queue_ms=500, deadline_ms=2_000,
         continue_elsewhere=True,
     )  # fmt: skip
-    made = Rules.of(settings, tiers=["cloud", "other"], local=["small", "large"])
-    assert made == Rules(
+    made = PlacementPolicy.of(settings, tiers=["cloud", "other"], local=["small", "large"])
+    assert made == PlacementPolicy(
         policy="prefer_cloud", cloud="other", strong="cloud", max_queue_s=0.5, deadline_s=2.0,
         continue_elsewhere=True,
     )  # fmt: skip
@@ -229,4 +231,4 @@ def test_settings_that_cannot_be_met(
     settings: dict[str, str], tiers: list[str], local: list[str], words: str
 ) -> None:
     with pytest.raises(ValueError, match=words):
-        Rules.of(HandoffSettings.model_validate(settings), tiers=tiers, local=local)  # type: ignore[arg-type]
+        PlacementPolicy.of(HandoffSettings.model_validate(settings), tiers=tiers, local=local)  # type: ignore[arg-type]

@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 from benchmarks.mock_upstream import MockRequest, MockScript, ToolCall, Toxic
 from gateway.errors.tree import DeadlineExceededError, UpstreamError
 from gateway.upstream.call import Chunk
-from gateway.upstream.continuing import Delivered, DivergedError, Plan, Seam, as_one_answer, plan_of
+from gateway.upstream.continuing import (
+    Delivered,
+    DivergedError,
+    Plan,
+    StreamSplicer,
+    as_one_answer,
+    plan_of,
+)
 from gateway.upstream.dialects.base import to_event
 from gateway.upstream.dialects.openai import OpenAIDialect
 from gateway.upstream.upstream_usage import UpstreamUsage
@@ -560,7 +567,7 @@ def replayed(delivered: Delivered, chunks: list[Chunk]) -> list[Chunk]:
     """What a replayed stream adds."""
     plan = plan_of(call_of(), delivered, "replay", None)
     assert plan is not None
-    seam = Seam(plan, delivered.sample)
+    seam = StreamSplicer(plan, delivered.sample)
     return [fitted for chunk in chunks if (fitted := seam.fit(chunk)) is not None]
 
 
@@ -612,7 +619,7 @@ def test_another_answer_never_fits(known: str, text: str, one: list[int], other:
 )
 def test_other_thoughts_do_not_fit(reasoning: list[str], content: list[str]) -> None:
     plan = Plan(resume=None, known_reasoning="Hm", known_content="Hel", num_before=0)
-    seam = Seam(plan, b"")
+    seam = StreamSplicer(plan, b"")
     chunks = stream(reasoning, content, "second")
     with pytest.raises(DivergedError):
         all(seam.fit(chunk) is None for chunk in chunks)
@@ -620,7 +627,7 @@ def test_other_thoughts_do_not_fit(reasoning: list[str], content: list[str]) -> 
 
 def test_thoughts_behind_the_answer_do_not_fit() -> None:
     plan = Plan(resume=None, known_reasoning="Hm", known_content="Hel", num_before=0)
-    seam = Seam(plan, b"")
+    seam = StreamSplicer(plan, b"")
     chunks = stream(["H"], ["Hel"], "second")[:-2] + stream(["m"], ["lo"], "second")
     with pytest.raises(DivergedError):
         all(seam.fit(chunk) is None for chunk in chunks)

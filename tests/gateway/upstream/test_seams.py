@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gateway.schema.kinds import Endpoint
 from gateway.upstream.call import Chunk, UpstreamCall
-from gateway.upstream.continuing import Delivered, Seam, plan_of
+from gateway.upstream.continuing import Delivered, StreamSplicer, plan_of
 from gateway.upstream.dialects.base import to_event
 from gateway.upstream.dialects.openai import OpenAIDialect
 from gateway.upstream.dialects.rewriting import cut_logprobs, num_logprobs, without_role
@@ -131,7 +131,7 @@ def test_however_both_streams_are_cut_they_join(
         return  # before the first text it is just asked again
     plan = plan_of(call_of(endpoint), delivered, "replay", None)
     assert plan is not None
-    seam = Seam(plan, delivered.sample)
+    seam = StreamSplicer(plan, delivered.sample)
     rest = [
         fitted
         for chunk in stream(endpoint, tokens, sizes[1], lag=lags[1], answer_id="other")

@@ -15,8 +15,8 @@ from engine.errors import (
     PromptTooLongError,
     QueueFullError,
 )
-from gateway.answers.leg import AnswerFacts, HandOffError, Leg, PlaceName
-from gateway.answers.origin import DIRECT, HandOffKind, Origin
+from gateway.answers.responder import AnswerFacts, HandOffError, PlaceName, Responder
+from gateway.answers.route_reason import DIRECT, HandOffKind, RouteReason
 from gateway.errors.tree import (
     BadRequestError,
     BudgetError,
@@ -42,7 +42,7 @@ _Begun = tuple[AsyncGenerator[bytes], bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class AnswerCandidate:
     """Somebody who may answer. `open` makes the leg, told why it came to that.
 
     `patience_s` asks how long it may take to begin, where somebody else must still have time to
@@ -50,15 +50,15 @@ class Place:
     """
 
     name: PlaceName
-    open: Callable[[Origin], Awaitable[Leg]]
+    open: Callable[[RouteReason], Awaitable[Responder]]
     patience_s: Callable[[], float | None] = field(default=lambda: None)
 
 
-Instead = Callable[[Exception], Awaitable["Answering | None"]]
+Instead = Callable[[Exception], Awaitable["FallbackChain | None"]]
 """Another answering in the place of one that has led to this error, or None. May raise its own."""
 
 
-class Answering:
+class FallbackChain:
     """One API request while it is answered. Use `parts` once.
 
     `places` are asked in turn, as long as nothing was sent. One that stands there twice is asked
@@ -67,12 +67,12 @@ class Answering:
 
     def __init__(
         self,
-        places: Sequence[Place],
+        places: Sequence[AnswerCandidate],
         *,
-        origin: Origin = DIRECT,
+        origin: RouteReason = DIRECT,
         deadline_s: float | None = None,
         continues_elsewhere: bool = False,
-        on_begin: Callable[[Origin, str], None] = lambda origin, tier: None,
+        on_begin: Callable[[RouteReason, str], None] = lambda origin, tier: None,
         arm: str = "",
         instead: Instead | None = None,
     ) -> None:
@@ -86,7 +86,7 @@ class Answering:
         self.arm = arm
         """The arms of experiments that the request is in; known for sure when it is begun."""
         self.deadline_s = deadline_s
-        self.leg: Leg | None = None
+        self.leg: Responder | None = None
         self._places = places
         self._continues_elsewhere = continues_elsewhere
         self._origin = origin
@@ -178,7 +178,7 @@ class Answering:
             self.leg = before
             return None
 
-    async def _first_part(self, place: Place, origin: Origin) -> _Begun:
+    async def _first_part(self, place: AnswerCandidate, origin: RouteReason) -> _Begun:
         try:
             async with asyncio.timeout(place.patience_s()):
                 self.leg = leg = await place.open(origin)
@@ -217,7 +217,7 @@ def _may_go_on(error: GatewayError | EngineError, place: PlaceName) -> bool:
     )
 
 
-def _after_failure(origin: Origin, place: PlaceName, error: Exception) -> Origin:
+def _after_failure(origin: RouteReason, place: PlaceName, error: Exception) -> RouteReason:
     """Why the next place is asked."""
     kind: HandOffKind = "failure"
     match error:

@@ -26,7 +26,7 @@ _NO_CLOUD: Final = "this server has no tier elsewhere; its operator sets one in 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
+class PlacementPolicy:
     """What is configured about hand-offs.
 
     `policy` is for requests that name none. `cloud`: the tier that takes hand-offs; None where
@@ -47,7 +47,7 @@ class Rules:
     @classmethod
     def of(
         cls, settings: HandoffSettings, *, tiers: Sequence[str], local: Collection[Tier]
-    ) -> "Rules":
+    ) -> "PlacementPolicy":
         """The settings with their `auto` decided.
 
         `tiers` are the names of those elsewhere, in the file's order; `local` those that are
@@ -86,7 +86,7 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class PlacementConstraints:
     """Who may answer one request.
 
     `places` in the order in which they are tried. `cloud`: the tier elsewhere that is meant where
@@ -109,14 +109,14 @@ class Terms:
         return self.places == ("local", "cloud")
 
 
-def terms_of(
+def constraints_of(
     options: OutriderOptions,
-    rules: Rules,
+    rules: PlacementPolicy,
     *,
     arrival_s: float,
     named: Named,
     cloud: str | None = None,
-) -> Terms:
+) -> PlacementConstraints:
     """The terms of a request; `cloud` is the tier elsewhere that it names, if it does.
 
     A model that is named answers alone, unless the request itself says prefer_local or
@@ -134,7 +134,7 @@ def terms_of(
     if not is_private:
         exists = {"local": rules.has_local, "cloud": tier is not None}
         places = tuple(place for place in _PLACES[policy] if exists[place])
-    return Terms(
+    return PlacementConstraints(
         policy=policy,
         is_private=is_private,
         places=places,
@@ -145,7 +145,7 @@ def terms_of(
     )
 
 
-def _policy(options: OutriderOptions, rules: Rules, named: Named) -> Policy:
+def _policy(options: OutriderOptions, rules: PlacementPolicy, named: Named) -> Policy:
     """What holds: the request's own word, else what its model means, else the configured one."""
     if options.policy is not None:
         return options.policy
@@ -158,7 +158,9 @@ def _policy(options: OutriderOptions, rules: Rules, named: Named) -> Policy:
             return "cloud_only"
 
 
-def _check_private(options: OutriderOptions, rules: Rules, named: Named, cloud: str | None) -> None:
+def _check_private(
+    options: OutriderOptions, rules: PlacementPolicy, named: Named, cloud: str | None
+) -> None:
     """Raise BadRequestError where a private request names a place that is not this machine."""
     if options.policy == "cloud_only":
         _contradicts(
@@ -175,7 +177,7 @@ def _check_private(options: OutriderOptions, rules: Rules, named: Named, cloud: 
         _contradicts("privacy", f"a private request stays on this machine, but {_NO_LOCAL}")
 
 
-def _check_policy(policy: Policy, rules: Rules, named: Named, cloud: str | None) -> None:
+def _check_policy(policy: Policy, rules: PlacementPolicy, named: Named, cloud: str | None) -> None:
     """Raise BadRequestError where the request's policy contradicts its model, or what there is."""
     if policy == "local_only" and named == "cloud":
         _contradicts("policy", f"local_only contradicts the model, which means the {cloud} tier")
@@ -193,7 +195,7 @@ def _contradicts(option: str, complaint: str) -> NoReturn:
     raise BadRequestError(f"{param}: {complaint}.", param=param)
 
 
-def _deadline(options: OutriderOptions, rules: Rules, arrival_s: float) -> float | None:
+def _deadline(options: OutriderOptions, rules: PlacementPolicy, arrival_s: float) -> float | None:
     own = _seconds(options.deadline_ms)
     lasts_s = rules.deadline_s if own is None else own
     return None if lasts_s is None else arrival_s + lasts_s

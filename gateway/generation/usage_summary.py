@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from gateway.answers.origin import Origin
+from gateway.answers.route_reason import RouteReason
 from gateway.generation.generation import Generation
 from gateway.ledger.row import RowOutcome
 from gateway.metering.rows import LocalAnswer
@@ -15,7 +15,7 @@ _OUTCOMES: Final[dict[str, RowOutcome]] = {
 }
 
 
-def tell(generation: Generation, origin: Origin) -> LocalAnswer:
+def usage_summary(generation: Generation, origin: RouteReason) -> LocalAnswer:
     """What became of it. Money and tokens are the ones that its client is told."""
     job = generation.job
     used = [choice.usage for choice in generation.choices]

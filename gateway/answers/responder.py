@@ -5,7 +5,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from gateway.answers.origin import HandOffKind, Origin, Unfinished
+from gateway.answers.route_reason import HandOffKind, PartialAnswer, RouteReason
 from gateway.errors.tree import GatewayError
 
 PlaceName = Literal["local", "cloud"]
@@ -34,7 +34,7 @@ class AnswerFacts:
     num_accepted_tokens: int = 0
 
 
-class Leg(Protocol):
+class Responder(Protocol):
     """One way to answer a request. Use once."""
 
     def parts(self) -> AsyncGenerator[bytes]:
@@ -48,7 +48,7 @@ class Leg(Protocol):
         """As far as they are known; the tier that answers is, with the first part."""
 
     @property
-    def unfinished(self) -> Unfinished | None:
+    def unfinished(self) -> PartialAnswer | None:
         """What was sent of an answer behind which others can go on; None where they cannot."""
 
 
@@ -58,14 +58,14 @@ class HandOffError(GatewayError):
     `is_own`: the server's own setting decided, not one that the request brought.
     """
 
-    def __init__(self, origin: Origin, *, is_own: bool = False) -> None:
+    def __init__(self, origin: RouteReason, *, is_own: bool = False) -> None:
         super().__init__(origin.reason)
         self.origin = origin
         self.is_own = is_own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WeakAnswer:
+class DraftAnswer:
     """A local answer that its watch does not trust. `num_tokens` of it were held back.
 
     `quality`: how safe the router had judged it to be.
@@ -81,7 +81,7 @@ class WeakAnswer:
 class TakenOver:
     """A leg that has begun to answer in another one's place."""
 
-    def __init__(self, leg: Leg, rest: AsyncGenerator[bytes], first: bytes) -> None:
+    def __init__(self, leg: Responder, rest: AsyncGenerator[bytes], first: bytes) -> None:
         """`first` is the first part of the body, `rest` what comes behind it."""
         self.leg = leg
         self._rest = rest
@@ -107,7 +107,7 @@ class HandedOverError(Exception):
         self.taken = taken
 
 
-TakeOver = Callable[[WeakAnswer], Awaitable[TakenOver | None]]
+EscalateFn = Callable[[DraftAnswer], Awaitable[TakenOver | None]]
 """Lets another tier answer; None where it cannot, within the time that there is."""
 
 
@@ -117,4 +117,4 @@ class Elsewhere:
     small model goes there."""
 
     name: str
-    take_over: TakeOver
+    take_over: EscalateFn

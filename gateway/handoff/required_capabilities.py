@@ -61,14 +61,16 @@ _PLAIN_PATH: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Need:
+class RequiredCapability:
     """Something that the local models cannot do. `param` is the path of the field that wants it."""
 
     capability: NeedKind
     param: str
 
 
-def needs_of(document: Mapping[str, Any], endpoint: Endpoint) -> tuple[Need, ...]:
+def required_capabilities(
+    document: Mapping[str, Any], endpoint: Endpoint
+) -> tuple[RequiredCapability, ...]:
     """The request's needs; none for what the local models take. Never raises."""
     return tuple(dict.fromkeys(_needs(document, endpoint)))
 
@@ -86,14 +88,16 @@ def uses_of(document: Mapping[str, Any], endpoint: Endpoint) -> frozenset[Capabi
     return frozenset(used)
 
 
-def lacking(needs: Collection[Need], supports: Collection[Capability]) -> tuple[Need, ...]:
+def lacking(
+    needs: Collection[RequiredCapability], supports: Collection[Capability]
+) -> tuple[RequiredCapability, ...]:
     """The needs that a server with these capabilities does not meet. Options are worth a try."""
     return tuple(
         need for need in needs if need.capability != "options" and need.capability not in supports
     )
 
 
-def describe(needs: Sequence[Need]) -> str:
+def describe(needs: Sequence[RequiredCapability]) -> str:
     """Why the local models cannot answer: one line of ASCII; paths of the client's own making are
     left out. `needs` is not empty.
     """
@@ -103,7 +107,7 @@ def describe(needs: Sequence[Need]) -> str:
     return f"capability: the local models do not take {first.capability}{where}{more}"
 
 
-def _needs(document: Mapping[str, Any], endpoint: Endpoint) -> Iterator[Need]:
+def _needs(document: Mapping[str, Any], endpoint: Endpoint) -> Iterator[RequiredCapability]:
     yield from _fields(document, _REQUESTS[endpoint], "")
     yield from _in_object(document.get("stream_options"), StreamOptions, "stream_options.")
     yield from _in_combination(document, endpoint)
@@ -117,28 +121,30 @@ def _needs(document: Mapping[str, Any], endpoint: Endpoint) -> Iterator[Need]:
     yield from _in_format(document.get("response_format"))
 
 
-def _fields(value: Mapping[str, Any], known: type[BaseModel], path: str) -> Iterator[Need]:
+def _fields(
+    value: Mapping[str, Any], known: type[BaseModel], path: str
+) -> Iterator[RequiredCapability]:
     """Fields of an object that its model does not know, or knows as switched off only."""
     allowed = _ALLOWED[known]
     for name, given in value.items():
         harmless = allowed.get(name, _UNKNOWN)
         if harmless is not None and not harmless.passes(given):
-            yield Need(capability=_FIELDS.get(name, "options"), param=f"{path}{name}")
+            yield RequiredCapability(capability=_FIELDS.get(name, "options"), param=f"{path}{name}")
 
 
-def _in_object(value: object, known: type[BaseModel], path: str) -> Iterator[Need]:
+def _in_object(value: object, known: type[BaseModel], path: str) -> Iterator[RequiredCapability]:
     if isinstance(value, dict):
         yield from _fields(value, known, path)
 
 
-def _in_message(message: Mapping[str, Any], path: str) -> Iterator[Need]:
+def _in_message(message: Mapping[str, Any], path: str) -> Iterator[RequiredCapability]:
     role = message.get("role")
     if not isinstance(role, str):
         return
     known = _MESSAGES.get(role)
     if known is None:
         kind: NeedKind = "tools" if role == "function" else "options"
-        yield Need(capability=kind, param=f"{path}role")
+        yield RequiredCapability(capability=kind, param=f"{path}role")
         return
     yield from _fields(message, known, path)
     for index, part in enumerate(_objects(message.get("content"))):
@@ -148,41 +154,41 @@ def _in_message(message: Mapping[str, Any], path: str) -> Iterator[Need]:
             yield from _in_call(call, f"{path}tool_calls.{index}.")
 
 
-def _in_part(part: Mapping[str, Any], path: str) -> Iterator[Need]:
+def _in_part(part: Mapping[str, Any], path: str) -> Iterator[RequiredCapability]:
     kind = part.get("type")
     if kind == "text":
         yield from _fields(part, TextPart, path)
     elif isinstance(kind, str):
-        yield Need(capability=_PARTS.get(kind, "options"), param=f"{path}type")
+        yield RequiredCapability(capability=_PARTS.get(kind, "options"), param=f"{path}type")
 
 
-def _in_call(call: Mapping[str, Any], path: str) -> Iterator[Need]:
+def _in_call(call: Mapping[str, Any], path: str) -> Iterator[RequiredCapability]:
     if _is_other(call.get("type"), "function"):
-        yield Need(capability="tools", param=f"{path}type")
+        yield RequiredCapability(capability="tools", param=f"{path}type")
         return
     yield from _fields(call, ToolCall, path)
     yield from _in_object(call.get("function"), FunctionCall, f"{path}function.")
 
 
-def _in_tool(tool: Mapping[str, Any], path: str) -> Iterator[Need]:
+def _in_tool(tool: Mapping[str, Any], path: str) -> Iterator[RequiredCapability]:
     if _is_other(tool.get("type"), "function"):
-        yield Need(capability="tools", param=f"{path}type")
+        yield RequiredCapability(capability="tools", param=f"{path}type")
         return
     yield from _fields(tool, Tool, path)
     yield from _in_object(tool.get("function"), FunctionDefinition, f"{path}function.")
 
 
-def _in_tool_choice(choice: object) -> Iterator[Need]:
+def _in_tool_choice(choice: object) -> Iterator[RequiredCapability]:
     if not isinstance(choice, dict):
         return
     if _is_other(choice.get("type"), "function"):
-        yield Need(capability="tools", param="tool_choice.type")
+        yield RequiredCapability(capability="tools", param="tool_choice.type")
         return
     yield from _fields(choice, NamedToolChoice, "tool_choice.")
     yield from _in_object(choice.get("function"), FunctionReference, "tool_choice.function.")
 
 
-def _in_format(wanted: object) -> Iterator[Need]:
+def _in_format(wanted: object) -> Iterator[RequiredCapability]:
     if not isinstance(wanted, dict):
         return
     kind = wanted.get("type")
@@ -190,7 +196,7 @@ def _in_format(wanted: object) -> Iterator[Need]:
         return
     known = _FORMATS.get(kind)
     if known is None:
-        yield Need(capability="options", param="response_format.type")
+        yield RequiredCapability(capability="options", param="response_format.type")
         return
     yield from _fields(wanted, known, "response_format.")
     if known is JsonSchemaFormat:
@@ -198,7 +204,9 @@ def _in_format(wanted: object) -> Iterator[Need]:
         yield from _in_object(wanted.get("json_schema"), NamedSchema, path)
 
 
-def _in_combination(document: Mapping[str, Any], endpoint: Endpoint) -> Iterator[Need]:
+def _in_combination(
+    document: Mapping[str, Any], endpoint: Endpoint
+) -> Iterator[RequiredCapability]:
     """Fields that the local models take, but not together: one grammar rules an answer."""
     wanted = document.get("response_format") if endpoint == "chat" else None
     has_format = isinstance(wanted, dict) and wanted.get("type") in ("json_object", "json_schema")
@@ -208,11 +216,11 @@ def _in_combination(document: Mapping[str, Any], endpoint: Endpoint) -> Iterator
     )
     if has_tools and (has_format or has_structure):
         param = "response_format" if has_format else "structured_outputs"
-        yield Need(capability="options", param=param)
+        yield RequiredCapability(capability="options", param=param)
     if has_tools or has_format or has_structure:
         for name in ("min_tokens", "ignore_eos"):
             if document.get(name):
-                yield Need(capability="options", param=name)
+                yield RequiredCapability(capability="options", param=name)
 
 
 def _objects(value: object) -> Iterator[dict[str, Any]]:

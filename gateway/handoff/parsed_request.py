@@ -6,13 +6,13 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.answers.origin import DIRECT, Origin, Unfinished
+from gateway.answers.route_reason import DIRECT, PartialAnswer, RouteReason
 from gateway.experiments.assigner import Assignment
 from gateway.metering.meter import RequestMeter
 from gateway.metering.outcome_record import OutcomeRecord
 from gateway.planning.engine_requests import ApiRequest
-from gateway.planning.names import Meant
-from gateway.planning.terms import Terms
+from gateway.planning.model_catalog import ResolvedModel
+from gateway.planning.placement import PlacementConstraints
 from gateway.schema.kinds import Endpoint
 from gateway.settings.server_traits import ServerTraits
 from gateway.telemetry.spans import AskedMarks, record_asked
@@ -26,7 +26,7 @@ _AS_IT_IS: Final = ServerTraits(streams_usage=False, token_limit=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Incoming:
+class RequestContext:
     """What came with a body. `hops`: the gateways that the request has come through, this one not.
 
     `with_trace`: the client wants to see where tokens came from. `meter`: the request's account,
@@ -49,7 +49,7 @@ class Incoming:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class ParsedRequest:
     """What a request says, for whoever answers it.
 
     `request` as the local models read it, None where they are not to. `document`, without its
@@ -59,17 +59,17 @@ class Asked:
     """
 
     endpoint: Endpoint
-    incoming: Incoming
-    terms: Terms
+    incoming: RequestContext
+    terms: PlacementConstraints
     is_streamed: bool
     num_choices: int
     token_limit: int | None = None
     request: ApiRequest | None = None
-    meant: Meant | None = None
+    meant: ResolvedModel | None = None
     document: Mapping[str, Any] = field(default_factory=dict)
     model: str | None = None
     max_cost_usd: float | None = None
-    origin: Origin = DIRECT
+    origin: RouteReason = DIRECT
     assignment: Assignment | None = None
 
     @property
@@ -77,7 +77,7 @@ class Asked:
         """Whether another model can go on in the middle of the answer."""
         return self.is_streamed and is_resumable(self._call(), "final_message")
 
-    def continued(self, unfinished: Unfinished) -> "Asked":
+    def continued(self, unfinished: PartialAnswer) -> "ParsedRequest":
         """The request for the rest of an answer that broke off."""
         resume = Resume(
             text=unfinished.text, num_tokens=unfinished.num_tokens, strategy="final_message"
@@ -101,7 +101,7 @@ class Asked:
         )
 
 
-def trace_asked(asked: Asked) -> None:
+def trace_request(asked: ParsedRequest) -> None:
     """Say on the request's span what it asks for; nothing of its text."""
     incoming = asked.incoming
     if not incoming.span.is_recording:

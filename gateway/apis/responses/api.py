@@ -7,14 +7,14 @@ from typing import Final
 
 import msgspec
 
+from gateway.apis.api import Translated
 from gateway.apis.reading import read_body
 from gateway.apis.responses.paths import in_own_words
 from gateway.apis.responses.request import ResponsesRequest
 from gateway.apis.responses.translate import chat_document, repeated_fields
 from gateway.apis.responses.writer import ResponseWriter
-from gateway.apis.surface import Translated
 from gateway.errors.http import Problem
-from gateway.handoff.slips import refuse_slips
+from gateway.handoff.misplaced_options import refuse_misplaced_options
 
 _encode: Final = msgspec.json.Encoder().encode
 
@@ -23,7 +23,7 @@ def _random_id() -> str:
     return secrets.token_hex(12)
 
 
-class ResponsesSurface:
+class ResponsesApi:
     """One for all requests: it remembers nothing.
 
     has_tiers_elsewhere: requests may leave this machine, so misplaced options are refused.
@@ -48,7 +48,7 @@ class ResponsesSurface:
         read = read_body(ResponsesRequest, body)
         request, document = read.request, read.document
         if self._has_tiers_elsewhere:
-            refuse_slips(document)
+            refuse_misplaced_options(document)
         writer = ResponseWriter(
             repeated_fields(request, document), clock=self._clock, new_id=self._new_id
         )

@@ -7,7 +7,7 @@ from typing import Any, Final
 from engine.events import TierInfo
 from engine.request import TIERS
 from gateway.errors.tree import BadRequestError, ModelNotFoundError
-from gateway.planning.terms import Named
+from gateway.planning.placement import Named
 from gateway.schema.kinds import ServerKind
 from gateway.settings.tiers import RESERVED_NAMES
 
@@ -37,7 +37,7 @@ class TierModels:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Meant:
+class ResolvedModel:
     """What a name means.
 
     `local`: the checkpoints that may answer; empty for a tier elsewhere. `tier` and `model`: the
@@ -51,7 +51,7 @@ class Meant:
     model: str | None = None
 
 
-class Names:
+class ModelCatalog:
     """Every name that `model` accepts. Of equal ones the local wins, then the earlier tier.
 
     A tier's own name comes before what servers list; what they list under a word of ours (auto,
@@ -72,10 +72,10 @@ class Names:
         self._tiers = {models.tier: models for models in tiers}
         self._handoff = handoff
         self._local_tiers = tuple(tier for tier in TIERS if tier in local)
-        self._meant = {AUTO: Meant(name=AUTO, named="auto", local=local.get(AUTO, ()))}
+        self._meant = {AUTO: ResolvedModel(name=AUTO, named="auto", local=local.get(AUTO, ()))}
         for name, infos in local.items():
             if name != AUTO:
-                self._meant[name] = Meant(name=name, named="local", local=infos)
+                self._meant[name] = ResolvedModel(name=name, named="local", local=infos)
         self._add(self._remote(models.tier, models, models.usual) for models in tiers)
         for models in tiers:
             self._add(self._of_model(models, model) for model in _ids(models))
@@ -96,7 +96,7 @@ class Names:
         """What a tier elsewhere is asked for where the request names no model of its own."""
         return self._tiers[tier].usual
 
-    def resolve(self, model: str, tier: str | None = None) -> Meant:
+    def resolve(self, model: str, tier: str | None = None) -> ResolvedModel:
         """What a request means whose `model` is this, and whose `outrider.tier` is `tier`.
 
         Raises ModelNotFoundError, and BadRequestError for a tier that does not exist or contradicts
@@ -115,28 +115,28 @@ class Names:
         """All names, as GET /v1/models lists them."""
         return [self._card(meant) for meant in self._meant.values()]
 
-    def _add(self, found: Iterable[Meant | None]) -> None:
+    def _add(self, found: Iterable[ResolvedModel | None]) -> None:
         for meant in found:
             if meant is not None:
                 self._meant.setdefault(meant.name, meant)
 
-    def _remote(self, name: str, models: TierModels, model: str | None) -> Meant:
-        return Meant(name=name, named="cloud", tier=models.tier, model=model)
+    def _remote(self, name: str, models: TierModels, model: str | None) -> ResolvedModel:
+        return ResolvedModel(name=name, named="cloud", tier=models.tier, model=model)
 
-    def _of_model(self, models: TierModels, model: str) -> Meant:
+    def _of_model(self, models: TierModels, model: str) -> ResolvedModel:
         """A server's model under its own name; where that is taken, under TIER/ID."""
         own = self._remote(model, models, model)
         is_free = model not in RESERVED_NAMES and self._meant.get(model, own) == own
         return own if is_free else self._remote(f"{models.tier}/{model}", models, model)
 
-    def _of_path(self, name: str) -> Meant | None:
+    def _of_path(self, name: str) -> ResolvedModel | None:
         """TIER/ID. The server need not list the id: it may answer to others too."""
         tier, _, model = name.partition("/")
         if tier not in self._tiers or not model:
             return None
         return self._remote(name, self._tiers[tier], model)
 
-    def _narrowed(self, meant: Meant, tier: str) -> Meant:
+    def _narrowed(self, meant: ResolvedModel, tier: str) -> ResolvedModel:
         """The same, restricted to a tier."""
         if tier not in self.tiers():
             known = ", ".join(self.tiers()) or "none"
@@ -149,7 +149,7 @@ class Names:
         local = tuple(info for info in meant.local if info.tier == tier)
         return meant if meant.named == "cloud" else replace(meant, named="local", local=local)
 
-    def _card(self, meant: Meant) -> dict[str, Any]:
+    def _card(self, meant: ResolvedModel) -> dict[str, Any]:
         behind: list[dict[str, Any]] = [
             {field: getattr(info, field) for field in _LOCAL_FIELDS} for info in meant.local
         ]
@@ -166,7 +166,7 @@ class Names:
         }
 
 
-def _tiers_of(meant: Meant) -> tuple[str, ...]:
+def _tiers_of(meant: ResolvedModel) -> tuple[str, ...]:
     """The tiers that a name means; a local tier's name tells it without its checkpoint."""
     if meant.tier is not None:
         return (meant.tier,)

@@ -10,7 +10,7 @@ failure: whoever should have answered could not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unfinished:
+class PartialAnswer:
     """A streamed answer that broke off: what the client has of it.
 
     `text` is its content, of `num_tokens` tokens as far as anybody knows; `answer_id` its id.
@@ -22,7 +22,7 @@ class Unfinished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
+class RouteReason:
     """Why a leg answers.
 
     `reason` is one ASCII line that says it; empty where the leg's own reason is all there is.
@@ -40,7 +40,7 @@ class Origin:
     confidence: float | None = None
     num_held_tokens: int = 0
     num_discarded_tokens: int = 0
-    continues: Unfinished | None = None
+    continues: PartialAnswer | None = None
 
     def explain(self, reason: str) -> str:
         """Why it came here, then a leg's own reason; what both say is said once."""
@@ -48,5 +48,5 @@ class Origin:
         return "; ".join(dict.fromkeys(parts))
 
 
-DIRECT = Origin()
+DIRECT = RouteReason()
 """Nothing came before it."""

@@ -36,7 +36,7 @@ class Authenticate(Protocol):
         """Whose key it is. Raises AuthenticationError or RateLimitError."""
 
 
-class Entrance:
+class AuthDispatcher:
     """An application with some POST endpoints called directly; all else goes to `app`.
 
     Every response has an `x-request-id`: the client's own, if it is sane, else a new one. Every

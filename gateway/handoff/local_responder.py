@@ -5,8 +5,8 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from gateway.answers.leg import AnswerFacts, HandedOverError, Leg
-from gateway.answers.origin import Origin, Unfinished
+from gateway.answers.responder import AnswerFacts, HandedOverError, Responder
+from gateway.answers.route_reason import PartialAnswer, RouteReason
 from gateway.generation import sse
 from gateway.generation.choice import Delta
 from gateway.generation.generation import Generation
@@ -23,7 +23,7 @@ class Writing:
     with_trace: bool = False
 
 
-class LocalLeg:
+class LocalResponder:
     """Answers by the engine's models, or passes on what took its answer over."""
 
     def __init__(
@@ -31,7 +31,7 @@ class LocalLeg:
         generation: Generation,
         form: sse.Format,
         writing: Writing,
-        origin: Origin,
+        origin: RouteReason,
         ticket: LoadTicket,
         on_answered: Callable[[tuple[str, ...]], None] | None = None,
         is_continuable: bool = False,
@@ -49,7 +49,7 @@ class LocalLeg:
         self._is_continuable = is_continuable
         self._keeps_text = on_answered is not None or is_continuable
         self._texts: defaultdict[int, list[str]] = defaultdict(list)
-        self._taken_over_by: Leg | None = None
+        self._taken_over_by: Responder | None = None
         self._has_begun = False
 
     async def parts(self) -> AsyncGenerator[bytes]:
@@ -108,7 +108,7 @@ class LocalLeg:
             self._is_continuable = False
 
     @property
-    def unfinished(self) -> Unfinished | None:
+    def unfinished(self) -> PartialAnswer | None:
         """What was sent; None where it was more than plain text."""
         if self._taken_over_by is not None:
             return self._taken_over_by.unfinished
@@ -116,7 +116,7 @@ class LocalLeg:
             return None
         text = "".join(self._texts[0])
         before = self._origin.continues
-        return Unfinished(
+        return PartialAnswer(
             text=text if before is None else before.text + text,
             num_tokens=self._num_tokens + (0 if before is None else before.num_tokens),
             answer_id=self._generation.job.job_id if before is None else before.answer_id,

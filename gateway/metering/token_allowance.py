@@ -15,7 +15,7 @@ Grow = Callable[[int], Awaitable[bool]]
 _STEP_TOKENS: Final = 64
 
 
-class Credit:
+class TokenAllowance:
     """What is reserved of a request's answers, shared by its choices.
 
     An answer without `max_tokens` is begun on what such answers usually take; it grows while it is
@@ -62,8 +62,8 @@ class Credit:
         return False
 
 
-async def within_credit(
-    events: AsyncGenerator[EngineEvent], credit: Credit, tier: Tier
+async def within_allowance(
+    events: AsyncGenerator[EngineEvent], credit: TokenAllowance, tier: Tier
 ) -> AsyncGenerator[EngineEvent]:
     """The events of one choice as far as the credit goes; there it ends, as at `max_tokens`.
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from engine.errors import PromptTooLongError, TierUnavailableError
 from engine.events import EngineInfo, TierInfo
 from engine.request import TIERS, Tier
-from gateway.answers.leg import HandOffError
-from gateway.answers.origin import Origin
+from gateway.answers.responder import HandOffError
+from gateway.answers.route_reason import RouteReason
 from gateway.errors.tree import BadRequestError
 from gateway.planning.dialogue import Dialogue
 from gateway.planning.gateway_limits import GatewayLimits
@@ -22,7 +22,7 @@ Candidates = Sequence[TierInfo]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class TierQuery:
     """What choosing a tier needs to know of a request.
 
     `model` resolved to `candidates`; is_auto: none of them is asked for by name. `text` is what the
@@ -47,7 +47,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class TierChoice:
     """The tier that a request goes to, and why.
 
     `route`: the router's word where it was asked. `escalation`: where the route has a cascade, the
@@ -79,7 +79,7 @@ class _Budget:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TargetChooser:
+class TierChooser:
     """Chooses a tier. Between requests only `routing` remembers anything."""
 
     tokenizers: Mapping[Tier, ChatTokenizer]
@@ -88,7 +88,7 @@ class TargetChooser:
     limits: GatewayLimits
     clock: Callable[[], float]
 
-    async def choose(self, ask: Ask, engine: EngineInfo) -> Target:
+    async def choose(self, ask: TierQuery, engine: EngineInfo) -> TierChoice:
         """The target.
 
         Raises BadRequestError, TierUnavailableError or PromptTooLongError, and HandOffError where
@@ -115,7 +115,7 @@ class TargetChooser:
         await self._budget(ask, candidates)
         return self._target(candidates[0], "requested")
 
-    async def costs_usd(self, ask: Ask, infos: Candidates) -> dict[Tier, float]:
+    async def costs_usd(self, ask: TierQuery, infos: Candidates) -> dict[Tier, float]:
         """What the request may cost by tier; empty where nobody named prices.
 
         A tier for which it is too long is left out; where it is for all, PromptTooLongError.
@@ -142,7 +142,7 @@ class TargetChooser:
             )
         return costs
 
-    async def _budget(self, ask: Ask, candidates: Candidates) -> _Budget:
+    async def _budget(self, ask: TierQuery, candidates: Candidates) -> _Budget:
         most = ask.options.max_cost_usd
         if most is None:
             return _Budget(affordable=candidates)
@@ -158,7 +158,7 @@ class TargetChooser:
             raise _too_dear(min(costs.values()), most)
         return _Budget(affordable=affordable, may_escalate=sum(costs.values()) <= most, costs=costs)
 
-    async def _routed(self, ask: Ask, candidates: Candidates) -> Target:
+    async def _routed(self, ask: TierQuery, candidates: Candidates) -> TierChoice:
         budget = await self._budget(ask, candidates)
         sticky = None if ask.dialogue is None else ask.dialogue.tier
         if ask.dialogue is not None and ask.dialogue.is_tool_loop and len(candidates) > 1:
@@ -170,7 +170,7 @@ class TargetChooser:
             route = self._within(ask, route, budget)
         return replace(await self._fitted(ask, route, budget.affordable), sticky=sticky)
 
-    async def _shared(self, ask: Ask, small: TierInfo, elsewhere: str) -> Target:
+    async def _shared(self, ask: TierQuery, small: TierInfo, elsewhere: str) -> TierChoice:
         """The small model, as far as the router trusts it; else raises HandOffError."""
         await self._budget(ask, (small,))
         dialogue = ask.dialogue
@@ -178,7 +178,7 @@ class TargetChooser:
             if dialogue.tier is not None:
                 return self._in_tool_loop(dialogue, ask, (small,), _Budget(affordable=(small,)))
             reason = f"tool loop: {elsewhere}, nobody knows who made the calls"
-            raise HandOffError(Origin(hand_off="quality", reason=reason, route_tier="small"))
+            raise HandOffError(RouteReason(hand_off="quality", reason=reason, route_tier="small"))
         tokenizer = self.tokenizers[small.tier]
         wishes = replace(
             _asked_wishes(ask.options),
@@ -187,7 +187,7 @@ class TargetChooser:
         )
         route = self._route(ask.text(tokenizer), wishes)
         if route.tier != "small":
-            origin = Origin(
+            origin = RouteReason(
                 hand_off="quality", reason=route.reason, route_tier="small", quality=route.quality
             )
             raise HandOffError(origin, is_own=route.is_own)
@@ -203,7 +203,7 @@ class TargetChooser:
                 f"outrider.min_quality: {error}.", param="outrider.min_quality"
             ) from None
 
-    def _wishes(self, ask: Ask, candidates: Candidates, budget: _Budget) -> Wishes:
+    def _wishes(self, ask: TierQuery, candidates: Candidates, budget: _Budget) -> Wishes:
         tiers = {info.tier: info for info in candidates}
         if set(tiers) != {"small", "large"}:
             return _asked_wishes(ask.options)
@@ -237,8 +237,8 @@ class TargetChooser:
         return len({t.rendering for t in self.tokenizers.values()}) == 1
 
     def _in_tool_loop(
-        self, dialogue: Dialogue, ask: Ask, candidates: Candidates, budget: _Budget
-    ) -> Target:
+        self, dialogue: Dialogue, ask: TierQuery, candidates: Candidates, budget: _Budget
+    ) -> TierChoice:
         """The tier that made the calls goes on; it alone knows what it wanted with them."""
         tier = dialogue.tier or "large"
         info = next((info for info in candidates if info.tier == tier), candidates[0])
@@ -251,7 +251,7 @@ class TargetChooser:
         known = "made the calls" if dialogue.tier else "nobody knows who made the calls"
         return replace(self._target(info, f"tool loop: {tier}, {known}"), sticky=dialogue.tier)
 
-    def _within(self, ask: Ask, route: Route, budget: _Budget) -> Route:
+    def _within(self, ask: TierQuery, route: Route, budget: _Budget) -> Route:
         """The route among the tiers that the request can pay."""
         (info,) = budget.affordable
         if ask.options.min_quality and info.tier == "small":
@@ -270,7 +270,7 @@ class TargetChooser:
             quality=route.quality,
         )
 
-    async def _fitted(self, ask: Ask, route: Route, affordable: Candidates) -> Target:
+    async def _fitted(self, ask: TierQuery, route: Route, affordable: Candidates) -> TierChoice:
         """The route's tier, unless the request is too long for it and not for the other one."""
         tiers = {info.tier: info for info in affordable}
         info = tiers.get(route.tier)
@@ -299,11 +299,11 @@ class TargetChooser:
             info = _bounded(info, (info, other))
         return replace(self._target(info, route.reason, route), escalation=other)
 
-    def _target(self, info: TierInfo, reason: str, route: Route | None = None) -> Target:
+    def _target(self, info: TierInfo, reason: str, route: Route | None = None) -> TierChoice:
         tokenizer = self.tokenizers.get(info.tier)
         if tokenizer is None:
             raise TierUnavailableError(f"The {info.tier} tier has no tokenizer.")
-        return Target(info=info, reason=reason, tokenizer=tokenizer, route=route)
+        return TierChoice(info=info, reason=reason, tokenizer=tokenizer, route=route)
 
 
 def _asked_wishes(options: OutriderOptions) -> Wishes:
@@ -322,7 +322,7 @@ def _asked_wishes(options: OutriderOptions) -> Wishes:
     )
 
 
-def _narrowed(ask: Ask, engine: EngineInfo) -> Candidates:
+def _narrowed(ask: TierQuery, engine: EngineInfo) -> Candidates:
     """The candidates of the tier that the options name. Raises BadRequestError for none."""
     wanted = ask.options.tier
     if wanted is None:
@@ -350,7 +350,7 @@ def _too_dear(least: float, most: float, where: str = "") -> BadRequestError:
     )
 
 
-async def _fits(ask: Ask, info: TierInfo) -> bool:
+async def _fits(ask: TierQuery, info: TierInfo) -> bool:
     """Whether the prompts and the answers that are asked for lie within a tier's context."""
     try:
         prompts = await ask.prompts(info)

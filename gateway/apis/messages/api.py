@@ -4,19 +4,19 @@ from typing import Final
 
 import msgspec
 
+from gateway.apis.api import Translated
 from gateway.apis.messages.problems import problem_object
 from gateway.apis.messages.request import chat_fields, chat_prompt_fields, tells_thoughts
 from gateway.apis.messages.schema import CountTokensRequest, MessagesRequest
 from gateway.apis.messages.writer import MessageWriter
 from gateway.apis.reading import read_body
-from gateway.apis.surface import Translated
 from gateway.errors.http import Problem
-from gateway.handoff.slips import refuse_slips
+from gateway.handoff.misplaced_options import refuse_misplaced_options
 
 _encode: Final = msgspec.json.Encoder().encode
 
 
-class MessagesSurface:
+class MessagesApi:
     """Anthropic's Messages API. Keeps nothing between requests.
 
     has_tiers_elsewhere: somebody may read images and files, which the local models do not.
@@ -31,7 +31,7 @@ class MessagesSurface:
         """A chat completion's request, and who writes its answer. Raises BadRequestError."""
         read = read_body(MessagesRequest, body)
         if self._has_tiers_elsewhere:
-            refuse_slips(read.document)
+            refuse_misplaced_options(read.document)
         fields = chat_fields(read.request, has_tiers_elsewhere=self._has_tiers_elsewhere)
         writer = MessageWriter(tells_thoughts=tells_thoughts(read.request))
         return Translated(chat_body=_encode(fields), writer=writer)

@@ -21,7 +21,7 @@ _MAX_SHOWN_CHARS: Final = 80
 _Object = Mapping[str, Any]
 
 
-def refuse_slips(document: _Object) -> None:
+def refuse_misplaced_options(document: _Object) -> None:
     """Raise BadRequestError for our options in another place than `outrider`.
 
     A request that is private already may say anything. Places are the request's fields, objects in

@@ -6,11 +6,11 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.answers.leg import AnswerFacts
-from gateway.answers.origin import Origin, Unfinished
+from gateway.answers.responder import AnswerFacts
+from gateway.answers.route_reason import PartialAnswer, RouteReason
 from gateway.errors.tree import UpstreamRefusalError
 from gateway.generation.sse import DONE, event, rounded
-from gateway.metering.credit import Credit
+from gateway.metering.token_allowance import TokenAllowance
 from gateway.upstream.answer import UpstreamAnswer
 from gateway.upstream.call import Chunk, UpstreamCall, WholeAnswer, num_answers
 from gateway.upstream.dialects.rewriting import id_of, splice, with_id
@@ -24,18 +24,18 @@ _decode = msgspec.json.decode
 _BLOT: Final = "***"
 
 
-class CloudLeg:
+class CloudResponder:
     """Answers by an upstream tier."""
 
     def __init__(  # noqa: PLR0913 - all but the first three by keyword
         self,
         tier: UpstreamTier,
         call: UpstreamCall,
-        origin: Origin,
-        on_answered: Callable[["CloudLeg"], None] = lambda leg: None,
+        origin: RouteReason,
+        on_answered: Callable[["CloudResponder"], None] = lambda leg: None,
         is_continuable: bool = False,
         secrets: Collection[str] = (),
-        credit: Credit | None = None,
+        credit: TokenAllowance | None = None,
         is_bounded: bool = False,
     ) -> None:
         """is_continuable: others may go on behind what is sent, should it break off. A stream ends
@@ -209,7 +209,7 @@ class CloudLeg:
         return {name: document.get(name) for name in ("id", "object", "created", "model")}
 
     @property
-    def unfinished(self) -> Unfinished | None:
+    def unfinished(self) -> PartialAnswer | None:
         """What was sent; None where it was more than plain text."""
         if not self._is_continuable or self._first is None:
             return None
@@ -218,7 +218,7 @@ class CloudLeg:
         if before is not None:
             text, num_tokens = before.text + text, before.num_tokens + num_tokens
         answer_id = id_of(self._first.raw) if before is None else before.answer_id
-        return Unfinished(text=text, num_tokens=num_tokens, answer_id=answer_id or "")
+        return PartialAnswer(text=text, num_tokens=num_tokens, answer_id=answer_id or "")
 
     def _report(self) -> dict[str, Any]:
         """The `outrider` object (gateway/schema/responses.py: UpstreamReport)."""

@@ -10,7 +10,7 @@ from engine.request import TIERS, Tier
 from gateway.errors.tree import GatewayError, ModelNotFoundError, NotReadyError
 from gateway.handoff.cloud_parts import CloudParts
 from gateway.planning.jobs import JobBuilder
-from gateway.planning.names import AUTO, Meant, Names, TierModels
+from gateway.planning.model_catalog import AUTO, ModelCatalog, ResolvedModel, TierModels
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +21,8 @@ class _Known:
     listed: tuple[tuple[str, ...], ...]
 
 
-class NameBook:
-    """Makes `Names` when something has changed.
+class LiveModelCatalog:
+    """Makes `ModelCatalog` when something has changed.
 
     What servers list is asked for in the background. Waits for it only who cannot go on without:
     what the local models answer does not depend on whether others can be reached.
@@ -35,12 +35,12 @@ class NameBook:
         self._local_tiers = local_tiers
         self._listed: dict[str, tuple[str, ...]] = {}
         self._known: _Known | None = None
-        self._names: Names | None = None
+        self._names: ModelCatalog | None = None
         self._last_local: dict[str, tuple[TierInfo, ...]] = {}
         self._asking: dict[str, asyncio.Task[None]] = {}
 
-    async def resolve(self, model: str, tier: str | None) -> Meant:
-        """What a request means (see `Names.resolve`).
+    async def resolve(self, model: str, tier: str | None) -> ResolvedModel:
+        """What a request means (see `ModelCatalog.resolve`).
 
         Raises NotReadyError too: while the engine loads nobody knows the names of its checkpoints.
         """
@@ -58,14 +58,14 @@ class NameBook:
                 ) from None
             raise
 
-    async def refreshed(self) -> Names:
+    async def refreshed(self) -> ModelCatalog:
         """With what the servers list now; asks those that were not asked for a while."""
         tiers = self._cloud.tiers
         listed = await asyncio.gather(*(tier.models() for tier in tiers.values()))
         self._listed = dict(zip(tiers, listed, strict=True))
         return await self.current()
 
-    async def current(self) -> Names:
+    async def current(self) -> ModelCatalog:
         """As far as is known."""
         local = await self._local()
         tiers = self._cloud.tiers
@@ -78,7 +78,7 @@ class NameBook:
         known = _Known(is_local_known=is_known, listed=listed)
         if self._names is None or known != self._known:
             self._known = known
-            self._names = Names(
+            self._names = ModelCatalog(
                 local,
                 [
                     TierModels(

@@ -31,7 +31,7 @@ class Translated:
     writer: AnswerWriter
 
 
-class Surface(Protocol):
+class Api(Protocol):
     """Another API. `name` is its endpoint's in the ledger."""
 
     @property
