@@ -48,6 +48,7 @@ from benchmarks.harness import (
 from benchmarks.paced_engine import PacedEngine
 from benchmarks.record import ROOT
 from gateway.planning.gateway_limits import GatewayLimits
+from gateway.server.pages import load_page
 from gateway.text.chat import ChatTokenizer
 from gateway.wiring.application import build_app
 from gateway.wiring.parts import GatewayParts
@@ -110,10 +111,7 @@ def main() -> None:
         return
     quiet_transformers()
     results = _measure(arguments, browser)
-    results["page_bytes"] = {
-        name: (ROOT / "gateway" / "server" / "static" / file).stat().st_size
-        for name, file in _PAGES.items()
-    }
+    results["page_bytes"] = {name: len(load_page(file).body) for name, file in _PAGES.items()}
     _show(results)
     write_results("bench_page", arguments.variant or "playground", results, arguments)
 

@@ -17,6 +17,7 @@ PLAYGROUND_PATHS: Final = ("/", "/playground")
 DASHBOARD_PATH: Final = "/dashboard"
 
 _SCRIPT: Final = re.compile(rb"<script>(.*?)</script>", re.DOTALL)
+_INCLUDE: Final = re.compile(rb"<!-- include ([a-z.]+) -->")
 _POLICY: Final = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src {scripts}; "
     "require-trusted-types-for 'script'; trusted-types 'none'; connect-src 'self'; img-src data:; "
@@ -43,10 +44,16 @@ class WebPage:
 
 def load_page(name: str) -> WebPage:
     """Read a page of gateway/server/static and name its scripts in its policy."""
-    body = resources.files("gateway.server").joinpath(f"static/{name}").read_bytes()
+    body = _read(name)
     digests = (b64encode(sha256(script).digest()).decode() for script in _SCRIPT.findall(body))
     scripts = " ".join(f"'sha256-{digest}'" for digest in digests) or "'none'"
     return WebPage(body=body, policy=_POLICY.format(scripts=scripts))
+
+
+def _read(name: str) -> bytes:
+    """Read a file of gateway/server/static with the files that it includes."""
+    body = resources.files("gateway.server").joinpath(f"static/{name}").read_bytes()
+    return _INCLUDE.sub(lambda found: _read(found[1].decode()).rstrip(), body)
 
 
 class Pages:

@@ -1,0 +1,130 @@
+"use strict";
+// Code of both pages: making elements, the key, and the form that asks for it.
+const byId = (id) => document.getElementById(id);
+const KEPT = "outrider-key";
+const ENTER = "Enter a key to continue.";
+const KEY_TROUBLE = {  // by error code: the gateway's own messages are for programs
+  missing_api_key: ENTER,
+  invalid_api_key: "The gateway does not know this key. Check that it is complete.",
+};
+let key = keptKey();  // empty: none
+let isShut = false;  // the form is shown: nothing else works before a key is entered
+// What each page does: `path` is requested to try a key; `opened(response)` and `closed()` follow when
+// a key was accepted and when there is none any more; `show()` shows or hides the page's own parts.
+const page = { path: "", opened() {}, closed() {}, show() {} };
+
+function element(name, attributes = {}, ...children) {
+  return filled(document.createElement(name), attributes, children);
+}
+
+function drawn(name, attributes = {}, ...children) {
+  return filled(document.createElementNS("http://www.w3.org/2000/svg", name), attributes, children);
+}
+
+function filled(made, attributes, children) {
+  for (const [attribute, value] of Object.entries(attributes)) made.setAttribute(attribute, value);
+  made.append(...children);
+  return made;
+}
+
+// The tab's own storage, where the browser has one.
+function keptKey() {
+  try { return sessionStorage.getItem(KEPT) ?? ""; } catch { return ""; }
+}
+
+function keepKey(text) {
+  try {
+    if (text) sessionStorage.setItem(KEPT, text); else sessionStorage.removeItem(KEPT);
+  } catch { /* then it lasts until the page is left */ }
+}
+
+function ask(path, options = {}) {
+  const headers = { ...options.headers };
+  if (key) headers.authorization = `Bearer ${key}`;
+  return fetch(path, { ...options, headers });
+}
+
+async function errorOf(response) {
+  try { return (await response.json()).error ?? {}; } catch { return {}; /* not one of the gateway's */ }
+}
+
+function messageOf(response, error) {
+  return error.message || `The gateway did not answer the request: status ${response.status}.`;
+}
+
+async function reasonOf(response) {
+  const error = await errorOf(response);
+  return KEY_TROUBLE[error.code] ?? messageOf(response, error);
+}
+
+function fail(card, message) {
+  const error = card.querySelector(".error");
+  error.textContent = message;
+  error.hidden = false;
+}
+
+// Shows the form or the page, and whose key is used: its public part names it.
+function showAccess() {
+  byId("access").hidden = !isShut;
+  byId("holder").hidden = !key;
+  byId("holder-name").textContent = /^or-[0-9a-z]{8}/.exec(key)?.[0] ?? "without a name";
+  byId("in-the-clear").hidden = isSecureContext;
+  page.show();
+}
+
+// Asks for a key: there is none, or the gateway did not accept it.
+function shut(why) {
+  isShut = true;
+  key = "";
+  keepKey("");
+  byId("remember").checked = false;
+  byId("access-why").textContent = why;
+  page.closed();
+  showAccess();
+  byId("key").focus();
+}
+
+function refuseKey(message) {
+  fail(byId("access"), message);
+  byId("key").setAttribute("aria-invalid", "true");
+  byId("key").select();
+}
+
+async function enter(text) {
+  byId("access").querySelector(".error").hidden = true;
+  byId("key").removeAttribute("aria-invalid");
+  if (!/^[!-~]+$/.test(text)) {
+    refuseKey("This is not a key: a key has letters, digits and signs such as -, and no spaces.");
+    return;
+  }
+  key = text;
+  let response;
+  try {
+    response = await ask(page.path);
+  } catch {
+    key = "";
+    refuseKey("The gateway does not answer.");
+    return;
+  }
+  if ([401, 403, 429].includes(response.status)) {
+    key = "";
+    refuseKey(await reasonOf(response));
+    return;
+  }
+  isShut = false;
+  if (byId("remember").checked) keepKey(key);
+  byId("key").value = "";
+  showAccess();
+  page.opened(response);
+}
+
+function startAccess() {
+  byId("access").addEventListener("submit", (event) => {
+    event.preventDefault();
+    enter(byId("key").value.trim().replace(/^bearer\s+/i, ""));
+  });
+  byId("forget").addEventListener("click", () => shut("The key is forgotten. Enter it again, or another one."));
+  // A page that came with 401 asks for a key at once; older browsers learn it from the first request.
+  const arrival = performance.getEntriesByType("navigation")[0];
+  if (!key && arrival?.responseStatus === 401) shut(ENTER); else showAccess();
+}
