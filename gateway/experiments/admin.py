@@ -206,7 +206,7 @@ def _refuse_twins(body: bytes) -> None:
         names = [name for name, _ in pairs]
         twin = next((name for name in names if names.count(name) > 1), None)
         if twin is not None:
-            raise BadRequestError(f"{twin[:64]}: it is there twice.", param=twin[:64])
+            raise BadRequestError(f"{twin[:64]}: this field occurs twice.", param=twin[:64])
         return dict(pairs)
 
     json.loads(body, object_pairs_hook=check)
@@ -216,7 +216,7 @@ def _version(text: str | None) -> int | None:
     if text is None:
         return None
     if not text.isascii() or not text.isdigit() or not 1 <= int(text[:11]) <= MAX_VERSION:
-        raise BadRequestError("version: a whole number from 1.", param="version")
+        raise BadRequestError("version must be a whole number of at least 1.", param="version")
     return int(text)
 
 

@@ -52,7 +52,7 @@ class _Update(RequestModel):
     )
 
     share: Share = 1.0
-    """How many of the units take part."""
+    """Share of the units that take part."""
     state: Literal["running", "stopped"] = "stopped"
     """Whether it runs."""
 

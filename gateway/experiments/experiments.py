@@ -33,7 +33,7 @@ from gateway.storage.secrets import drawn_secret
 
 _SECRET: Final = "experiments.secret"
 _NO_DATABASE_SECRET: Final = b"experiments without a database"
-"""Without a database there is nowhere to keep one, and units are to keep their arms."""
+"""Used without a database, so that units keep their arms over restarts."""
 
 
 class Experiments:

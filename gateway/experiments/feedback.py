@@ -64,7 +64,7 @@ class FeedbackDesk:
         self._grace_s = grace_s
         self._searches = asyncio.Semaphore(_MAX_SEARCHES)
         self._given = Counter(
-            "outrider_feedback", "Feedback that was kept.", ["kind"], registry=registry
+            "outrider_feedback", "Feedback that was stored.", ["kind"], registry=registry
         )
 
     async def give(self, principal: Principal, said: AnyFeedback) -> None:
@@ -76,7 +76,7 @@ class FeedbackDesk:
         known = await self._find(principal, said.request_id)
         if known is None:
             raise NotFoundError(
-                "No request of this key has this id, or it is too long ago.",
+                "No recent request of this key has this id.",
                 param="request_id",
                 code="request_not_found",
             )
@@ -88,7 +88,7 @@ class FeedbackDesk:
             await asyncio.to_thread(self._store.put_feedback, rows)
         except TooManyNamesError:
             raise BadRequestError(
-                f"name: there is feedback on this request under {MAX_NAMES} names already.",
+                f"name: this request already has feedback under {MAX_NAMES} names, the maximum.",
                 param="name",
             ) from None
         self._given.labels(rows[0].kind).inc()

@@ -24,7 +24,7 @@ FeedbackName = Annotated[
         min_length=1,
         max_length=64,
         pattern=r"^[A-Za-z0-9._-]+$",
-        description="What was judged. One request has one outcome under each name.",
+        description="The aspect that was judged. A request has one outcome under each name.",
     ),
 ]
 FeedbackLabel = Annotated[str, Field(min_length=1, max_length=64, pattern=_ONE_LINE)]

@@ -23,7 +23,7 @@ class LeftOut:
         self._told_s: dict[tuple[str, str], float] = {}
         self._requests = Counter(
             "outrider_experiment_left_out",
-            "Requests that took no part, since they could not be served as their arm wanted it.",
+            "Requests left out of an experiment because their arm's settings could not be applied.",
             ["experiment", "arm"],
             registry=registry,
         )

@@ -66,7 +66,7 @@ def decode_totals(experiment: str, version: int, arm: str, text: str) -> ArmTota
     try:
         document = msgspec.json.decode(text, type=_Document)
         if document.format != _FORMAT:
-            raise ValueError(f"format {document.format} is not known")
+            raise ValueError(f"format {document.format} is unknown")
         return ArmTotals(
             experiment=experiment,
             version=version,

@@ -171,7 +171,7 @@ class MeasureWriter:
         try:
             await asyncio.to_thread(self._store.fold, self._wall_clock() - _FOLD_AFTER_S)
         except StorageError:
-            logger.warning("old measures of experiments were not put together")
+            logger.warning("old measures of experiments were not merged")
         self._refresh.start()
 
     async def flush(self) -> None:

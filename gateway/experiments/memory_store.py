@@ -73,7 +73,7 @@ class MemoryExperimentStore(ExperimentActions):
         """Make an experiment, which does not run yet. Raises ConflictError for a taken name."""
         with self._lock:
             if name in self._records:
-                raise ConflictError(f"There is an experiment {name!r} already.", param="name")
+                raise ConflictError(f"The experiment {name!r} already exists.", param="name")
             record = lifecycle.created(
                 name,
                 spec,
@@ -96,7 +96,7 @@ class MemoryExperimentStore(ExperimentActions):
         """Forget it with all its versions. Raises ConflictError while it runs."""
         with self._lock:
             if self.get(name).is_running:
-                raise ConflictError(f"The experiment {name!r} runs. Stop it first.")
+                raise ConflictError(f"The experiment {name!r} is running. Stop it first.")
             del self._records[name], self._versions[name], self._events[name]
             self._version += 1
 

@@ -90,7 +90,7 @@ class ExperimentStore(ExperimentActions):
             experiments = tables.experiments
             taken = select(experiments.c.name).where(experiments.c.name == name)
             if connection.execute(taken).first() is not None:
-                raise ConflictError(f"There is an experiment {name!r} already.", param="name")
+                raise ConflictError(f"The experiment {name!r} already exists.", param="name")
             record = lifecycle.created(
                 name,
                 spec,
@@ -117,7 +117,7 @@ class ExperimentStore(ExperimentActions):
         """Forget it with all its versions. Raises ConflictError while it runs."""
         with self._writing() as connection:
             if _get(connection, name).is_running:
-                raise ConflictError(f"The experiment {name!r} runs. Stop it first.")
+                raise ConflictError(f"The experiment {name!r} is running. Stop it first.")
             for table in (tables.experiment_events, tables.experiment_versions):
                 connection.execute(delete(table).where(table.c.experiment == name))
             experiments = tables.experiments

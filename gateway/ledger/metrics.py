@@ -18,10 +18,10 @@ class LedgerMetrics:
             "outrider_ledger_rows", "Attempts.", ["kind", "outcome"], registry=registry
         )
         self._cost = Counter(
-            "outrider_cost_usd", "What attempts cost us.", ["tier"], registry=registry
+            "outrider_cost_usd", "Cost of attempts to the operator.", ["tier"], registry=registry
         )
         self._charge = Counter(
-            "outrider_charge_usd", "What clients pay.", ["tier"], registry=registry
+            "outrider_charge_usd", "Charges to clients.", ["tier"], registry=registry
         )
         self._pending = Gauge(
             "outrider_ledger_pending_rows", "Rows not in the database yet.", registry=registry
@@ -30,7 +30,9 @@ class LedgerMetrics:
             "outrider_ledger_write_failures", "Writes that failed.", ["place"], registry=registry
         )
         self._dropped = Counter(
-            "outrider_ledger_dropped_rows", "Rows that nobody could keep.", registry=registry
+            "outrider_ledger_dropped_rows",
+            "Rows that could not be stored anywhere and are lost.",
+            registry=registry,
         )
         for place in ("journal", "database"):
             self._failures.labels(place)

@@ -99,7 +99,7 @@ class PriceBook:
         for name in settings.charges:
             if name not in costs:
                 known = ", ".join(costs)
-                raise SettingsError(f"charges.{name}: there is no such tier; it may be {known}")
+                raise SettingsError(f"charges.{name}: unknown tier; available: {known}")
         rates = {
             name: _TierRates(_rate(cost), _rate(settings.charges.get(name, cost)))
             for name, cost in costs.items()

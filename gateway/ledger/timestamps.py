@@ -22,7 +22,7 @@ def parse_time(text: str, now_s: float) -> float:
     Raises ValueError, with a sentence, for anything else.
     """
     if not re.fullmatch(PATTERN, text):
-        raise ValueError(f"{text[:40]!r} is no time; write {FORMS}")
+        raise ValueError(f"{text[:40]!r} is not a time; write {FORMS}")
     if text[-1] in _UNITS:
         return now_s - timedelta(**{_UNITS[text[-1]]: int(text[:-1])}).total_seconds()
     if text.isdigit():

@@ -27,7 +27,7 @@ _MAX_AT_ONCE: Final = 2
 _DIMENSIONS: Final[tuple[Dimension, ...]] = get_args(Dimension)
 _WORD: Final = {"type": "string", "minLength": 1, "maxLength": _MAX_WORD_CHARS}
 _PARAMETERS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
-    "by": ("What to sum by.", {"type": "string", "enum": list(_DIMENSIONS), "default": "tier"}),
+    "by": ("Group by this.", {"type": "string", "enum": list(_DIMENSIONS), "default": "tier"}),
     "since": (
         "From when on: an age such as 7d, a date, or seconds since 1970.",
         {"type": "string", "pattern": PATTERN},
@@ -109,7 +109,8 @@ class UsageApi:
         question = read_question(dict(request.query_params), principal, self._wall_clock())
         if self._database is None:
             raise NotFoundError(
-                "This gateway keeps no ledger; its operator sets database_url.", code="no_ledger"
+                "This gateway has no ledger: its operator has to set database_url.",
+                code="no_ledger",
             )
         async with self._turns:
             report = await asyncio.to_thread(usage_report, self._database, question)
@@ -127,14 +128,14 @@ def read_question(parameters: dict[str, str], principal: Principal, now_s: float
         if name not in _PARAMETERS:
             known = ", ".join(_PARAMETERS)
             raise BadRequestError(
-                f"{name[:_MAX_WORD_CHARS]!r} is no parameter; known are {known}.", param=name
+                f"{name[:_MAX_WORD_CHARS]!r} is not a parameter; available: {known}.", param=name
             )
         if not value or len(value) > _MAX_WORD_CHARS or not value.isprintable():
-            raise BadRequestError(f"{name}: this is no word that could be found.", param=name)
+            raise BadRequestError(f"{name}: this text cannot be a name or an id.", param=name)
     key = parameters.get("key")
     is_admin = principal.scopes.is_admin
     if not is_admin and key not in (None, principal.key_id):
-        raise PermissionDeniedError("This key may see its own usage only.", param="key")
+        raise PermissionDeniedError("This key may read its own usage only.", param="key")
     return UsageQuestion(
         by=_dimension(parameters.get("by", "tier")),
         wanted=UsageFilter(
@@ -155,7 +156,7 @@ def _dimension(text: str) -> Dimension:
     for dimension in _DIMENSIONS:
         if text == dimension:
             return dimension
-    raise BadRequestError(f"by: it may be {', '.join(_DIMENSIONS)}.", param="by")
+    raise BadRequestError(f"by must be one of {', '.join(_DIMENSIONS)}.", param="by")
 
 
 def _moment(parameters: dict[str, str], name: str, now_s: float) -> float | None:
@@ -172,4 +173,4 @@ def _limit(text: str | None) -> int:
         return _MAX_GROUPS
     if text.isascii() and text.isdigit() and 1 <= int(text) <= _MAX_GROUPS:
         return int(text)
-    raise BadRequestError(f"limit: a whole number from 1 to {_MAX_GROUPS}.", param="limit")
+    raise BadRequestError(f"limit must be a whole number from 1 to {_MAX_GROUPS}.", param="limit")

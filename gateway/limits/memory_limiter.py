@@ -95,7 +95,9 @@ class MemoryReservation:
         Raises StorageError once it is settled.
         """
         if self._is_settled:
-            raise StorageError("The limits of this request are settled; send it again.")
+            raise StorageError(
+                "This request's reservation is already settled; send the request again."
+            )
         overall, by_tier = self._holding.growth(more)
         demands = self.plan.limits.demands(overall, by_tier)
         self._limiter.enter(self.plan, demands, self._entries)

@@ -16,13 +16,13 @@ class LimitMetrics:
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self._refusals = Counter(
             f"{_PREFIX}refusals",
-            "Requests that a limit had no room for.",
+            "Requests refused because of a limit.",
             ("limit", "scope"),
             registry=registry,
         )
         self._growths_refused = Counter(
             f"{_PREFIX}growths_refused",
-            "Answers that ended because a limit had no room for more of them.",
+            "Answers ended early because of a limit.",
             ("limit", "scope"),
             registry=registry,
         )
@@ -33,7 +33,7 @@ class LimitMetrics:
         )
         self._store_errors = Counter(
             f"{_PREFIX}store_errors",
-            "Times that the limits' store could not be asked.",
+            "Failed requests to the limits' store.",
             registry=registry,
         )
 

@@ -92,7 +92,9 @@ class RedisReservation:
     async def extend(self, more: Want) -> None:
         """Reserve more, all or nothing. Raises RateLimitError, BudgetError or StorageError."""
         if self._is_settled:
-            raise StorageError("The limits of this request are settled; send it again.")
+            raise StorageError(
+                "This request's reservation is already settled; send the request again."
+            )
         overall, by_tier = self._holding.growth(more)
         demands = self._plan.demands(overall, by_tier)
         states = await self._limiter.extend(self, self._plan, demands, self._next_step())
@@ -187,7 +189,7 @@ class RedisLimiter:
             await self._store.run(self._scripts.renew, f"{_PREFIX}{{start}}", [self._lease_s])
         except StorageError:
             logger.warning(
-                "limits store is away; requests with limits are refused until it is back"
+                "limits store does not answer; requests with limits are refused until it does"
             )
         self._keeper = asyncio.create_task(self._keep())
 
@@ -258,7 +260,9 @@ class RedisLimiter:
         """
         reply = await self._ask(reservation.key, reservation.reservation_id, step, plan, demands)
         if reply[0] == -1:
-            raise StorageError("The limits' store has lost this request; send it again.")
+            raise StorageError(
+                "The limits' store has lost this request's reservation; send the request again."
+            )
         return self._entered(plan, demands, reply)
 
     def _entered(

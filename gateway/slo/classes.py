@@ -70,7 +70,7 @@ class SloClasses:
         return self._classes
 
     def check(self, options: OutriderOptions | None) -> None:
-        """Raise BadRequestError for a class that there is not."""
+        """Raise BadRequestError for an unknown class."""
         slo = None if options is None else options.slo
         name = None if slo is None else slo.class_
         if name is not None and name not in self._classes:
@@ -78,8 +78,7 @@ class SloClasses:
             close = did_you_mean(name, self.names)
             hint = close if "did you mean" in close else ""
             raise BadRequestError(
-                f"outrider.slo.class: there is no class {name!r}{hint}. Those that there are: "
-                f"{known}.",
+                f"outrider.slo.class: unknown class {name!r}{hint}; available: {known}.",
                 param="outrider.slo.class",
             )
 

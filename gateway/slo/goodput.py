@@ -76,7 +76,7 @@ class GoodputSink:
         self._windows = {name: _Window(self._num_cells) for name in (*class_names, NO_CLASS)}
         total = Counter(
             "outrider_slo_requests",
-            "Requests that ended, and whether they met all objectives of theirs.",
+            "Requests that ended, by whether they met all their objectives.",
             ("class", "attained"),
             registry=registry,
         )

@@ -73,7 +73,7 @@ class Database:
         except DatabaseError as error:
             if "file is not a database" not in error.detail:
                 raise
-            raise SettingsError(f"{self.name} is no database of SQLite's") from None
+            raise SettingsError(f"{self.name} is not an SQLite database") from None
 
     @contextmanager
     def read(self) -> Iterator[Connection]:

@@ -34,9 +34,9 @@ def migrate(connection: Connection, name: str) -> None:
     known = [script.revision for script in ScriptDirectory.from_config(config).walk_revisions()]
     if version is not None and version not in known:
         raise SettingsError(
-            f"the database {name} was made by a newer Outrider: its tables are of version "
-            f"{version}, and this program knows them up to {SCHEMA_VERSION}. Install the newer "
-            "program, or set database_url to another database."
+            f"the database {name} was made by a newer Outrider: its tables have version "
+            f"{version}, and this program supports versions up to {SCHEMA_VERSION}. Install the "
+            "newer program, or set database_url to another database."
         )
     config.attributes["connection"] = connection
     command.upgrade(config, SCHEMA_VERSION)

@@ -53,14 +53,14 @@ def read_url(text: str) -> URL:
         url = make_url(text.strip())
     except (ArgumentError, ValueError):
         raise SettingsError(
-            f"database_url is no address of a database; it may be {_FORMS}. "
+            f"database_url is not the address of a database; use {_FORMS}. "
             "Write special characters of a password as %XX, such as %40 for @."
         ) from None
     if url.drivername in _SQLITE:
         return _sqlite_url(url)
     if url.drivername in _POSTGRES:
         return _postgres_url(url)
-    raise SettingsError(f"database_url: {url.drivername} cannot be used; it may be {_FORMS}")
+    raise SettingsError(f"database_url: {url.drivername} cannot be used; use {_FORMS}")
 
 
 def describe(url: URL) -> str:
@@ -75,16 +75,18 @@ def describe(url: URL) -> str:
 def _sqlite_url(url: URL) -> URL:
     if url.host or url.username or url.query:
         raise SettingsError(
-            "database_url: SQLite takes a file and nothing else: sqlite:///FILE, with four "
+            "database_url: SQLite takes nothing but a file: sqlite:///FILE, with four "
             "slashes for a full path"
         )
     if not url.database or ":memory:" in url.database or url.database.startswith("file:"):
         raise SettingsError(
-            'database_url: SQLite needs a file: sqlite:///FILE. "none" keeps nothing at all.'
+            'database_url: SQLite needs a file: sqlite:///FILE. To store nothing, write "none".'
         )
     path = Path(url.database).expanduser().absolute()
     if not path.parent.is_dir():
-        raise SettingsError(f"database_url: there is no folder {path.parent}; make it first")
+        raise SettingsError(
+            f"database_url: the folder {path.parent} does not exist; create it first"
+        )
     if path.is_dir():
         raise SettingsError(f"database_url: {path} is a folder; name a file in it")
     return URL.create("sqlite", database=str(path))

@@ -163,7 +163,7 @@ class AdminApi:
         self._parts.authenticator.require_admin(principal)
         if self._parts.store is None:
             raise NotFoundError(
-                "This gateway has no database, and so no keys. Set database_url.",
+                "This gateway has no keys because it has no database. Set database_url.",
                 code="no_database",
             )
         return self._parts.store
@@ -203,7 +203,7 @@ def _limit(text: str | None) -> int:
     if text is None:
         return _PAGE
     if not text.isascii() or not text.isdigit() or not 1 <= int(text[:9]) <= MAX_PAGE:
-        raise BadRequestError(f"limit: a whole number from 1 to {MAX_PAGE}.", param="limit")
+        raise BadRequestError(f"limit must be a whole number from 1 to {MAX_PAGE}.", param="limit")
     return int(text)
 
 

@@ -165,7 +165,7 @@ class Authenticator:
         counted = self._throttle.count(peer, digest)
         if counted == "new":
             logger.warning(
-                "key was not taken reason=%s key_id=%s peer=%s", reason, key_id or "-", peer
+                "key was not accepted reason=%s key_id=%s peer=%s", reason, key_id or "-", peer
             )
         is_guess = reason not in ("revoked", "expired")
         return "throttled" if counted == "throttled" and is_guess else reason

@@ -136,7 +136,7 @@ class KeyStore:
         if not found:
             raise NotFoundError("No key has this id, prefix or name.", code="not_found")
         ids = ", ".join(sorted(key.key_id for key in found))
-        raise ConflictError(f"Several keys have this name; take one of their ids: {ids}.")
+        raise ConflictError(f"Several keys have this name; use an id instead: {ids}.")
 
     def update(
         self,

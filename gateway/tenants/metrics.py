@@ -14,17 +14,19 @@ class TenantMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._failures = Counter(
             "outrider_auth_failures",
-            "Requests without a key that is taken, by what was wrong with it.",
+            "Requests without an accepted key, by reason.",
             ["reason"],
             registry=registry,
         )
         for reason in get_args(FailureReason):
             self._failures.labels(reason)
-        self._keys = Gauge("outrider_keys", "Keys in memory, revoked ones too.", registry=registry)
+        self._keys = Gauge(
+            "outrider_keys", "Keys in memory, revoked ones included.", registry=registry
+        )
 
         self._lost_sight = Counter(
             "outrider_key_refresh_failures",
-            "Times that the keys could not be read again, so that the last known ones were used.",
+            "Failed refreshes of the keys, after which the last known keys stay in use.",
             registry=registry,
         )
 

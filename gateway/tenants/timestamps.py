@@ -32,7 +32,7 @@ def expiry_s(text: str, flag: str, now_s: float) -> float:
         raise SettingsError(f"{flag} {text}: write it as 30d, 12h or 2027-01-01") from None
     when_s = (date if date.tzinfo is not None else date.replace(tzinfo=UTC)).timestamp()
     if when_s <= now_s:
-        raise SettingsError(f"{flag} {text}: that is past")
+        raise SettingsError(f"{flag} {text}: this time is in the past")
     return when_s
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="experiment",
-    help="A/B experiments: make them, run them, see what may be concluded.",
+    help="A/B experiments: create, run and evaluate them.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     add_completion=False,
@@ -41,7 +41,7 @@ Arms = Annotated[
     typer.Option(
         "--arm",
         metavar='"NAME SETTING=VALUE ..."',
-        help="An arm and what it sets of a request's outrider object, or weight=N; repeatable.",
+        help="An arm and the fields of the outrider object that it sets, or weight=N; repeatable.",
     ),
 ]
 FieldValues = Annotated[
@@ -52,9 +52,7 @@ FieldValues = Annotated[
         help="Any field by its path, such as metric=ttft or guardrails.error_share=0.02.",
     ),
 ]
-Version = Annotated[
-    int | None, typer.Option(min=1, help="Which version; otherwise the newest one.")
-]
+Version = Annotated[int | None, typer.Option(min=1, help="Version; default: the newest.")]
 SpecFile = Annotated[
     Path | None, typer.Option("--file", help="All fields as JSON, as /admin/experiments has them.")
 ]
@@ -81,17 +79,18 @@ def create(  # noqa: PLR0913 - a flag each
     name: ExperimentArgument,
     arms: Arms = None,
     unit: Annotated[
-        str | None, typer.Option(help="What stays in its arm: user, key, conversation or request.")
+        str | None,
+        typer.Option(help="Unit that stays in its arm: user, key, conversation or request."),
     ] = None,
     layer: Annotated[
-        str | None, typer.Option(help="Experiments of one layer have no unit in common.")
+        str | None, typer.Option(help="Experiments of one layer share no units.")
     ] = None,
     share: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="How many of the units take part.")
+        float, typer.Option(min=0.0, max=1.0, help="Share of the units that take part.")
     ] = 1.0,
     fields: FieldValues = None,
     file: SpecFile = None,
-    start: Annotated[bool, typer.Option("--start", help="Let it run at once.")] = False,
+    start: Annotated[bool, typer.Option("--start", help="Start it immediately.")] = False,
     database_url: DatabaseUrl = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
@@ -192,7 +191,7 @@ def edit(
     name: ExperimentArgument,
     arms: Arms = None,
     remove_arms: Annotated[
-        list[str] | None, typer.Option("--remove-arm", help="Without this arm; repeatable.")
+        list[str] | None, typer.Option("--remove-arm", help="Remove this arm; repeatable.")
     ] = None,
     fields: FieldValues = None,
     database_url: DatabaseUrl = None,
@@ -232,7 +231,7 @@ def report(
     name: ExperimentArgument,
     version: Version = None,
     png: Annotated[
-        Path | None, typer.Option(help="Draw it into this file as well (needs matplotlib).")
+        Path | None, typer.Option(help="Also draw it into this file (needs matplotlib).")
     ] = None,
     database_url: DatabaseUrl = None,
     config: ConfigFile = None,
@@ -256,7 +255,7 @@ def report(
 def check(
     name: ExperimentArgument,
     version: Version = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the random splits.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the random splits.")] = 0,
     database_url: DatabaseUrl = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
@@ -328,7 +327,7 @@ def _document(file: Path | None) -> dict[str, Any]:
     except ValueError as error:
         raise SettingsError(f"--file {file} is not valid JSON: {error}") from None
     if not isinstance(document, dict):
-        raise SettingsError(f"--file {file}: an object with the experiment's fields is wanted")
+        raise SettingsError(f"--file {file}: must be a JSON object with the experiment's fields")
     return document
 
 
@@ -349,7 +348,7 @@ def _put_arms(
                 '--arm "deep max_draft_nodes=32"'
             )
         if name in arms and name not in old:
-            raise SettingsError(f"--arm {name}: there are two arms of this name")
+            raise SettingsError(f"--arm {name}: two arms have this name")
         arm: dict[str, Any] = {"set": {}}
         for setting in settings:
             path, value = _pair("--arm", setting)

@@ -25,29 +25,29 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="keys",
-    help="API keys and teams: make them, list them, take them back.",
+    help="API keys and teams: create, list, change and revoke them.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     add_completion=False,
 )
 team_app = typer.Typer(
     name="team",
-    help="Teams: limits that several keys have together.",
+    help="Teams: limits that several keys share.",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
 app.add_typer(team_app)
 
-NewNameOption = Annotated[str, typer.Option(help="What to call it.")]
-RequestsPerMinute = Annotated[int | None, typer.Option(min=0, help="In any 60 seconds.")]
+NewNameOption = Annotated[str, typer.Option(help="Its name.")]
+RequestsPerMinute = Annotated[int | None, typer.Option(min=0, help="Requests in any 60 seconds.")]
 TokensPerMinute = Annotated[
-    int | None, typer.Option(min=0, help="Of prompts and answers, in any 60 seconds.")
+    int | None, typer.Option(min=0, help="Tokens of prompts and answers in any 60 seconds.")
 ]
-RequestsPerDay = Annotated[int | None, typer.Option(min=0, help="In a day of UTC.")]
-TokensPerDay = Annotated[int | None, typer.Option(min=0, help="In a day of UTC.")]
-ConcurrentRequests = Annotated[int | None, typer.Option(min=0, help="At the same time.")]
-UsdPerDay = Annotated[float | None, typer.Option(min=0, help="What it may be charged in a day.")]
-UsdPerMonth = Annotated[float | None, typer.Option(min=0, help="The same in a month.")]
+RequestsPerDay = Annotated[int | None, typer.Option(min=0, help="Requests in a UTC day.")]
+TokensPerDay = Annotated[int | None, typer.Option(min=0, help="Tokens in a UTC day.")]
+ConcurrentRequests = Annotated[int | None, typer.Option(min=0, help="Requests at the same time.")]
+UsdPerDay = Annotated[float | None, typer.Option(min=0, help="Charges in a UTC day.")]
+UsdPerMonth = Annotated[float | None, typer.Option(min=0, help="Charges in a UTC month.")]
 ModelLimits = Annotated[
     list[str] | None,
     typer.Option(
@@ -58,9 +58,9 @@ ModelLimits = Annotated[
 ]
 LabelFlags = Annotated[
     list[str] | None,
-    typer.Option("--label", metavar="NAME=TEXT", help="Whatever you need to know; repeatable."),
+    typer.Option("--label", metavar="NAME=TEXT", help="A label, for your own use; repeatable."),
 ]
-WeightOption = Annotated[float, typer.Option(help="Its share of a full queue, against others' 1.")]
+WeightOption = Annotated[float, typer.Option(help="Its share of a full queue; other keys have 1.")]
 LimitChanges = Annotated[
     list[str] | None,
     typer.Option(
@@ -81,9 +81,9 @@ LabelChanges = Annotated[
     list[str] | None,
     typer.Option("--label", metavar="NAME=TEXT|none", help="A label to set or delete; repeatable."),
 ]
-NewName = Annotated[str | None, typer.Option("--name", help="What to call it from now on.")]
+NewName = Annotated[str | None, typer.Option("--name", help="Its new name.")]
 NewWeight = Annotated[
-    float | None, typer.Option("--weight", help="Its share of a full queue, against others' 1.")
+    float | None, typer.Option("--weight", help="Its share of a full queue; other keys have 1.")
 ]
 Key = Annotated[str, typer.Argument(metavar="KEY", help="Its id, prefix or name.")]
 
@@ -111,7 +111,7 @@ As soon as there is a key, every request needs one. Running gateways know it wit
 @app.command(help=_CREATE_HELP)
 def create(  # noqa: PLR0913 - a flag each
     name: NewNameOption,
-    team: Annotated[str | None, typer.Option(help="Name or id of its team.")] = None,
+    team: Annotated[str | None, typer.Option(help="Its team: name or id.")] = None,
     requests_per_minute: RequestsPerMinute = None,
     tokens_per_minute: TokensPerMinute = None,
     requests_per_day: RequestsPerDay = None,
@@ -122,11 +122,13 @@ def create(  # noqa: PLR0913 - a flag each
     model_limits: ModelLimits = None,
     models: Annotated[
         list[str] | None,
-        typer.Option("--model", help="A name that it may ask for; repeatable. None: all."),
+        typer.Option("--model", help="A model name that it may request; repeatable. Default: all."),
     ] = None,
     tiers: Annotated[
         list[str] | None,
-        typer.Option("--tier", help="A tier that may answer it; repeatable. None: all."),
+        typer.Option(
+            "--tier", help="A tier that may answer its requests; repeatable. Default: all."
+        ),
     ] = None,
     admin: Annotated[bool, typer.Option("--admin", help="It may use /admin.")] = False,
     metrics: Annotated[
@@ -136,7 +138,7 @@ def create(  # noqa: PLR0913 - a flag each
         ),
     ] = False,
     expires: Annotated[
-        str | None, typer.Option(metavar="30d|DATE", help="When it ends: 12h, 30d, 2027-01-01.")
+        str | None, typer.Option(metavar="30d|DATE", help="When it expires: 12h, 30d, 2027-01-01.")
     ] = None,
     labels: LabelFlags = None,
     weight: WeightOption = 1.0,
@@ -178,7 +180,7 @@ def create(  # noqa: PLR0913 - a flag each
         shown = store.create(order.order(team_id))
         if is_first and not as_json:
             typer.secho(
-                "This is the first key: from now on every request to this gateway needs one.",
+                "This is the first key: from now on every request to this gateway needs a key.",
                 err=True,
             )
         _show(shown, "Made", as_json)
@@ -207,7 +209,8 @@ def list_keys(
 def rotate(
     key: Key,
     grace: Annotated[
-        str, typer.Option(metavar="1h", help="How long the old secret is taken beside the new one.")
+        str,
+        typer.Option(metavar="1h", help="How long the old secret stays valid beside the new one."),
     ] = "0s",
     database_url: DatabaseUrl = None,
     config: ConfigFile = None,
@@ -220,7 +223,7 @@ def rotate(
 
         grace_s = duration_s(grace, "--grace")
         if grace_s > MAX_GRACE_S:
-            raise SettingsError(f"--grace {grace}: a year at most")
+            raise SettingsError(f"--grace {grace}: at most 366d")
         _show(store.rotate(store.find(key).key_id, grace_s=grace_s), "Rotated", as_json)
 
 
@@ -252,7 +255,7 @@ def update(  # noqa: PLR0913 - a flag each
     labels: LabelChanges = None,
     weight: NewWeight = None,
     expires: Annotated[
-        str | None, typer.Option(metavar="30d|DATE|none", help="When it ends; none: never.")
+        str | None, typer.Option(metavar="30d|DATE|none", help="When it expires; none: never.")
     ] = None,
     database_url: DatabaseUrl = None,
     config: ConfigFile = None,

@@ -45,14 +45,14 @@ _MAX_GROUPS: Final = 1_000_000
 
 @app.command("usage", help=USAGE_HELP)
 def usage(  # noqa: PLR0913 - a flag each
-    by: Annotated[Dimension, typer.Option(help="What to sum by.")] = "tier",
-    since: Annotated[str | None, typer.Option(help=f"From when on: {FORMS}.")] = None,
-    until: Annotated[str | None, typer.Option(help="Until when, in the same words.")] = None,
+    by: Annotated[Dimension, typer.Option(help="Group by this.")] = "tier",
+    since: Annotated[str | None, typer.Option(help=f"Start: {FORMS}.")] = None,
+    until: Annotated[str | None, typer.Option(help="End, in the same forms.")] = None,
     key: Annotated[str | None, typer.Option(help="Only this key: its name or id.")] = None,
     team: Annotated[str | None, typer.Option(help="Only this team: its name or id.")] = None,
     tier: Annotated[str | None, typer.Option(help="Only this tier.")] = None,
     model: Annotated[str | None, typer.Option(help="Only requests for this model.")] = None,
-    as_csv: Annotated[bool, typer.Option("--csv", help="For spreadsheets.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV, for spreadsheets.")] = False,
     as_json: AsJson = False,
     database_url: DatabaseUrl = None,
     config: ConfigFile = None,
@@ -67,7 +67,7 @@ def usage(  # noqa: PLR0913 - a flag each
     with user_errors(usage=(SettingsError,), failed=(DatabaseError,)):
         now_s = time.time()
         if as_csv and as_json:
-            raise SettingsError("choose one of --csv and --json")
+            raise SettingsError("--csv and --json exclude each other: choose one")
         if key is not None and key.startswith("or-"):
             key = key[3:11]  # the id in a key, so that a prefix will do
         since_s, until_s = (_moment(*pair, now_s) for pair in (("since", since), ("until", until)))

@@ -56,11 +56,11 @@ class LengthDistribution:
                 lengths = cls(low=int(low), high=int(high or low))
         except ValueError:
             raise WorkloadError(
-                f"{text!r} is no length; write 128, 64-256, or 128~0.5 for a mean of 128 with a "
+                f"{text!r} is not a length; write 128, 64-256, or 128~0.5 for a mean of 128 with a "
                 "coefficient of variation of 0.5"
             ) from None
         if not 1 <= lengths.low <= lengths.high <= _MOST_TOKENS or not 0.0 <= lengths.cv <= 10.0:
-            raise WorkloadError(f"{text!r} is no length from 1 to {_MOST_TOKENS} tokens")
+            raise WorkloadError(f"{text!r} is not a length from 1 to {_MOST_TOKENS} tokens")
         return lengths
 
     def draw(self, count: int, rng: np.random.Generator) -> Sequence[int]:

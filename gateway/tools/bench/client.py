@@ -52,7 +52,7 @@ class TargetSettings:
         except ValueError:  # the port is no number
             is_known = False
         if not is_known:
-            raise TargetError(f"{self.shown_url!r} is no URL; write http://127.0.0.1:8000")
+            raise TargetError(f"{self.shown_url!r} is not a URL; write http://127.0.0.1:8000")
         path = parts.path.rstrip("/").removesuffix("/chat/completions")
         if not path:
             path = "/v1"

@@ -24,7 +24,7 @@ def parse_fields(texts: Sequence[str]) -> dict[str, Any]:
         path, separator, value = text.partition("=")
         names = path.strip().split(".")
         if not separator or not all(names):
-            raise FieldError(f"{text!r} is no field; write NAME=VALUE, as in temperature=0.7")
+            raise FieldError(f"{text!r} is not a field; write NAME=VALUE, as in temperature=0.7")
         if names[0] in _OURS:
             raise FieldError(f"{names[0]} is set by the benchmark itself; there is a flag for it")
         _put(fields, names, _value(value), text)

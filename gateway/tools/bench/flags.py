@@ -73,7 +73,7 @@ def plan_of(flags: BenchFlags) -> BenchPlan:
     """The plan. Without a URL it asks nobody yet. Raises PlanError, WorkloadError, FieldError."""
     objectives = Objectives() if flags.slo is None else parse_objectives(flags.slo)
     if flags.fail_below is not None and not objectives.are_any:
-        raise PlanError("--fail-below is about objectives: give them with --slo")
+        raise PlanError("--fail-below needs objectives: give them with --slo")
     search = None
     if flags.search:
         search = SearchSettings(
@@ -230,9 +230,9 @@ def parse_objectives(text: str) -> Objectives:
         try:
             found[name] = float(value)
         except ValueError:
-            raise PlanError(f"--slo {name}: {value!r} is no number of milliseconds") from None
+            raise PlanError(f"--slo {name}: {value!r} is not a number of milliseconds") from None
         if not 0.0 < found[name] < float("inf"):
-            raise PlanError(f"--slo {name}: {value} is no time above 0 ms")
+            raise PlanError(f"--slo {name}: {value} is not above 0 ms")
     return Objectives(**found)
 
 

@@ -37,13 +37,14 @@ objectives than --fail-below.
 @app.command("bench", help=BENCH_HELP)
 def bench(  # noqa: PLR0913 - a flag each
     url: Annotated[
-        str | None, typer.Option(help="Whom to ask; otherwise a gateway of this run's own.")
+        str | None, typer.Option(help="Server to measure; default: a gateway started for this run.")
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="Its model; otherwise auto, or the first that it lists.")
+        str | None, typer.Option(help="Its model; default: auto, or the first that it lists.")
     ] = None,
     key: Annotated[
-        str | None, typer.Option(envvar="OUTRIDER_API_KEY", help="Your key, where it wants one.")
+        str | None,
+        typer.Option(envvar="OUTRIDER_API_KEY", help="API key, if the server requires one."),
     ] = None,
     prompts: Annotated[
         Path | None, typer.Option(help="Prompts: JSON lines (Spec-Bench, …), or one a line.")
@@ -62,31 +63,40 @@ def bench(  # noqa: PLR0913 - a flag each
         ),
     ] = None,
     rate: Annotated[
-        float | None, typer.Option(min=0.0001, help="Requests per second, whatever comes back.")
+        float | None,
+        typer.Option(min=0.0001, help="Requests per second, sent without waiting for answers."),
     ] = None,
     arrivals: Annotated[
         str, typer.Option(help="poisson, constant, or gamma:CV, which is burstier above 1.")
     ] = "poisson",
     concurrency: Annotated[
-        int | None, typer.Option(min=1, help="Users who ask again when they have their answer.")
+        int | None,
+        typer.Option(min=1, help="Concurrent users; each sends its next request after an answer."),
     ] = None,
     duration: Annotated[
-        float | None, typer.Option(min=0.1, help="Seconds of sending; otherwise 30.")
+        float | None, typer.Option(min=0.1, help="Seconds of sending; default: 30.")
     ] = None,
-    num_requests: Annotated[int | None, typer.Option(min=1, help="Or so many requests.")] = None,
-    warm_up: Annotated[float, typer.Option(min=0.0, help="Seconds before, not measured.")] = 2.0,
+    num_requests: Annotated[
+        int | None, typer.Option(min=1, help="Number of requests instead of seconds.")
+    ] = None,
+    warm_up: Annotated[
+        float, typer.Option(min=0.0, help="Seconds of warm-up, not measured.")
+    ] = 2.0,
     max_in_flight: Annotated[
-        int, typer.Option(min=1, help="At a rate: more wait here, and their waiting counts.")
+        int,
+        typer.Option(
+            min=1, help="With --rate: most requests at a time; the others wait, which is measured."
+        ),
     ] = 1024,
     max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Length of an answer; of a trace's, at most.")
+        int | None, typer.Option(min=1, help="Tokens of an answer; with a trace, the maximum.")
     ] = None,
     context: Annotated[
         int | None,
         typer.Option(min=32, help="Scale a trace's lengths into it; otherwise as the target says."),
     ] = None,
     length_scale: Annotated[
-        float | None, typer.Option(min=1e-6, help="Or scale lengths by this.")
+        float | None, typer.Option(min=1e-6, help="Factor to scale lengths by.")
     ] = None,
     max_gap: Annotated[
         float | None, typer.Option(min=0.0, help="Shorten a trace's silences to these seconds.")
@@ -95,8 +105,8 @@ def bench(  # noqa: PLR0913 - a flag each
         bool,
         typer.Option("--keep-lengths/--free-lengths", help="Answers as long as the trace's."),
     ] = True,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out wrong lines.")] = False,
-    stream: Annotated[bool, typer.Option("--stream/--no-stream", help="As most users do.")] = True,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip invalid lines.")] = False,
+    stream: Annotated[bool, typer.Option("--stream/--no-stream", help="Stream answers.")] = True,
     assignments: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="FIELD=VALUE", help="A field of each request; repeatable."),
@@ -121,23 +131,24 @@ def bench(  # noqa: PLR0913 - a flag each
         typer.Option(metavar="PROMPT,ANSWER", help="USD per million tokens, as in 0.15,0.60."),
     ] = None,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for a whole answer.")] = 300.0,
-    stall: Annotated[float, typer.Option(min=0.1, help="Seconds without a sign of life.")] = 60.0,
-    seed: Annotated[int, typer.Option(min=0, help="Of times, lengths and order.")] = 0,
+    stall: Annotated[float, typer.Option(min=0.1, help="Seconds without any data.")] = 60.0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of times, lengths and order.")] = 0,
     salt: Annotated[
         str,
         typer.Option(
             help="Of made-up texts: the same salt makes the same, which a prefix cache may know."
         ),
     ] = "",
-    commit: Annotated[str | None, typer.Option(help="Written into the result.")] = None,
+    commit: Annotated[str | None, typer.Option(help="Text to store in the result.")] = None,
     serve: Annotated[
         str, typer.Option(metavar="FLAGS", help='Of the own gateway, as in "--device cuda".')
     ] = "",
     json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Rows, sums, conditions.")
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON.")
     ] = None,
     html_file: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="The same as a page with plots.")
+        Path | None,
+        typer.Option("--html", metavar="FILE", help="Write the result as an HTML page with plots."),
     ] = None,
     compare: Annotated[
         tuple[Path, Path] | None,

@@ -70,9 +70,13 @@ class BenchPlan:
             raise PlanError("a run needs an end: a duration or a number of requests")
         has_rate = load.rate_per_s is not None or self.search is not None
         if load.loop == "open" and not has_rate and self.workload.kind != "trace":
-            raise PlanError("an open loop needs a rate; only traces have one of their own")
+            raise PlanError("an open loop needs a rate, unless a trace gives the times")
         if self.search is not None and (load.loop == "closed" or not self.objectives.are_any):
-            raise PlanError("a search wants objectives (--slo) and no concurrency: it sets rates")
+            raise PlanError(
+                "a search needs objectives (--slo) and no --concurrency: it sets the rates"
+            )
         asks_for_gaps = (self.objectives.ttft_ms, self.objectives.inter_token_ms) != (None, None)
         if asks_for_gaps and not self.target.is_stream:
-            raise PlanError("without a stream nobody sees the first token: only e2e_ms can be met")
+            raise PlanError(
+                "without streaming the first token is not seen: only e2e_ms can be an objective"
+            )

@@ -90,7 +90,9 @@ def load_prompts(
     if bad and not skips_bad:
         shown = "\n".join(bad[:_MOST_BAD_SHOWN])
         more = f"\n… and {len(bad) - _MOST_BAD_SHOWN} more" if len(bad) > _MOST_BAD_SHOWN else ""
-        raise WorkloadError(f"{path}:\n{shown}{more}\nMend them, or leave them out: --skip-bad")
+        raise WorkloadError(
+            f"{path}:\n{shown}{more}\nFix these lines, or skip them with --skip-bad"
+        )
     if not prompts:
         raise WorkloadError(f"{path} has no prompt: it needs one a line")
     notes = (f"{len(bad)} lines of the prompts were wrong and left out",) if bad else ()
@@ -128,7 +130,7 @@ def _parsed(line: str) -> BenchPrompt:
     if "turns" in document:
         turns = document["turns"]
         if not isinstance(turns, list) or not turns:
-            raise BadLineError("turns is no list of texts")
+            raise BadLineError("turns is not a list of texts")
         return _asked(_text(turns[0]), category=category)
     for name in _TEXT_NAMES:
         if name in document:
@@ -138,13 +140,13 @@ def _parsed(line: str) -> BenchPrompt:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise BadLineError(f"{str(value)[:40]!r} is no text to ask")
+        raise BadLineError(f"{str(value)[:40]!r} is not a text")
     return value
 
 
 def _messages(value: Any) -> Sequence[Mapping[str, Any]]:
     if not isinstance(value, list) or not value:
-        raise BadLineError("messages is no list")
+        raise BadLineError("messages is not a list")
     if not all(isinstance(item, dict) and "role" in item and "content" in item for item in value):
         raise BadLineError("a message has no role or no content")
     return value

@@ -348,7 +348,7 @@ def read_result(path: Path) -> BenchResult:
         result = msgspec.json.decode(data, type=BenchResult)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ResultError(
-            f"{path} is no result of `outrider bench --json` ({error}); run it again to make one"
+            f"{path} is not a result of `outrider bench --json` ({error}); run it again to make one"
         ) from error
     if result.kind != KIND:
         raise ResultError(f"{path} holds a {result.kind!r}, not a {KIND!r}")

@@ -100,14 +100,14 @@ async def _card(client: BenchClient) -> _Card:
     status, data = await client.get("/models")
     if status in (401, 403):
         raise TargetError(
-            f"{client.target.shown_url} wants another key ({status}); give one with --key or "
+            f"{client.target.shown_url} does not accept the key ({status}); give one with --key or "
             "OUTRIDER_API_KEY"
         )
     cards = _cards(data) if status == 200 else []
     if not cards:
         if wanted is None:
             raise TargetError(
-                f"{client.target.shown_url} names no models (status {status}); say which one to "
+                f"{client.target.shown_url} lists no models (status {status}); say which one to "
                 "ask with --model, and see whether the URL is that of an OpenAI-compatible server"
             )
         return _Card(model=wanted, notes=("the target does not list its models",))

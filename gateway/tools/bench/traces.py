@@ -66,7 +66,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     except (OSError, EOFError) as error:
         raise WorkloadError(f"{path} cannot be read: {error}") from error
     except UnicodeDecodeError as error:
-        raise WorkloadError(f"{path} is no text in UTF-8 (byte {error.start})") from error
+        raise WorkloadError(f"{path} is not UTF-8 text (byte {error.start})") from error
     for number, line in enumerate(io.StringIO(text), start=1):
         if line.strip():
             yield number, line.strip()
@@ -91,7 +91,9 @@ def load_trace(path: Path, *, skips_bad: bool = False) -> Trace:
     if bad and not skips_bad:
         shown = "\n".join(bad[:_MOST_BAD_SHOWN])
         more = f"\n… and {len(bad) - _MOST_BAD_SHOWN} more" if len(bad) > _MOST_BAD_SHOWN else ""
-        raise WorkloadError(f"{path}:\n{shown}{more}\nMend them, or leave them out: --skip-bad")
+        raise WorkloadError(
+            f"{path}:\n{shown}{more}\nFix these lines, or skip them with --skip-bad"
+        )
     if not rows:
         raise WorkloadError(f"{path} has no request that can be read")
     return _ordered(path, rows, num_bad=len(bad))
@@ -162,7 +164,7 @@ def _json_rows(lines: Sequence[tuple[int, str]]) -> Iterator[tuple[int, TraceRow
         try:
             document = msgspec.json.decode(line)
             if not isinstance(document, dict):
-                raise BadLineError("is no JSON object")
+                raise BadLineError("is not a JSON object")
             row = _row(document, scale=1e-3)
         except (msgspec.DecodeError, BadLineError) as error:
             yield number, str(error)
@@ -198,7 +200,7 @@ def _row(document: Mapping[str, Any], *, scale: float) -> TraceRow:
     """`scale`: seconds in a unit of a time that is a number. Raises BadLineError."""
     prompt = _whole("prompt", _first(document, _PROMPT_NAMES))
     if prompt == 0:
-        raise BadLineError("a prompt of no tokens cannot be asked")
+        raise BadLineError("a prompt needs at least one token")
     return TraceRow(
         at_s=_time_s(_first(document, _TIME_NAMES), scale),
         num_prompt_tokens=prompt,
@@ -218,7 +220,7 @@ def _whole(what: str, value: Any) -> int:
     try:
         number = float(value)
     except (TypeError, ValueError):
-        raise BadLineError(f"the {what}'s length is {value!r}, no number") from None
+        raise BadLineError(f"the {what}'s length is {value!r}, not a number") from None
     if not 0.0 <= number <= _MOST_TOKENS or number != int(number):
         raise BadLineError(f"the {what}'s length is {value}, not from 0 to {_MOST_TOKENS}")
     return int(number)
@@ -226,7 +228,7 @@ def _whole(what: str, value: Any) -> int:
 
 def _ids(value: Any) -> tuple[int, ...]:
     if not isinstance(value, list) or not all(type(item) is int for item in value):
-        raise BadLineError("hash_ids is no list of whole numbers")
+        raise BadLineError("hash_ids is not a list of whole numbers")
     return tuple(value)
 
 

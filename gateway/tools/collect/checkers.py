@@ -54,7 +54,7 @@ def make_check(kind: str, expected: object, schema: object = None) -> AnswerChec
     """
     if kind not in CHECK_KINDS:
         raise UncheckableError(
-            f"check kind {kind!r} is unknown; known are {', '.join(CHECK_KINDS)}"
+            f"check kind {kind!r} is unknown; available: {', '.join(CHECK_KINDS)}"
         )
     if kind == "json_schema" and schema is not None:
         expected = schema

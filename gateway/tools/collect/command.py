@@ -57,11 +57,15 @@ def collect(  # noqa: PLR0913 - a flag each
             f"looked up under ${DATA_VARIABLE}."
         ),
     ],
-    out: Annotated[Path, typer.Option(help="JSONL for the labelled rows; gone on with.")],
+    out: Annotated[
+        Path, typer.Option(help="JSONL file for the labelled rows; an existing one is continued.")
+    ],
     small: Annotated[
         str | None, typer.Option(help="Folder or Hugging Face id of the small model.")
     ] = None,
-    large: Annotated[str | None, typer.Option(help="The same of the large model.")] = None,
+    large: Annotated[
+        str | None, typer.Option(help="Folder or Hugging Face id of the large model.")
+    ] = None,
     config: Annotated[Path | None, typer.Option("--config", help="Settings file.")] = None,
     check: Annotated[
         str | None, typer.Option(help=f"Check of rows without one: {', '.join(CHECK_KINDS)}.")
@@ -182,7 +186,7 @@ def _kind(name: str | None) -> AnswerCheckKind | None:
             return kind
     if name is None:
         return None
-    raise CollectError(f"--check {name}: unknown; known are {', '.join(CHECK_KINDS)}")
+    raise CollectError(f"--check {name}: unknown; available: {', '.join(CHECK_KINDS)}")
 
 
 def _judge(url: str | None, model: str | None, key_variable: str | None) -> Judge | None:

@@ -49,30 +49,33 @@ def chat(  # noqa: PLR0913 - a flag each
     url: Annotated[
         str | None,
         typer.Option(
-            envvar="OUTRIDER_URL", help=f"A running gateway; else {DEFAULT_URL} is tried."
+            envvar="OUTRIDER_URL", help=f"URL of a running gateway; default: {DEFAULT_URL}."
         ),
     ] = None,
     model: Annotated[
-        str, typer.Option(help="auto, small, large, a tier elsewhere or a model that it lists.")
+        str, typer.Option(help="auto, small, large, an upstream tier or one of its models.")
     ] = "auto",
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token.")] = 0.0,
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same text.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Length of an answer.")] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Maximum tokens of an answer.")
+    ] = None,
     speculation: Annotated[
-        bool, typer.Option("--speculation/--no-speculation", help="Draft or not.")
+        bool,
+        typer.Option("--speculation/--no-speculation", help="Turn speculative decoding on or off."),
     ] = True,
     policy: Annotated[
-        Policy | None, typer.Option(help="Who may answer: models here, a tier elsewhere.")
+        Policy | None, typer.Option(help="Which tiers may answer: local models, upstream tiers.")
     ] = None,
     is_private: Annotated[
-        bool, typer.Option("--private", help="Nothing leaves the gateway's machine.")
+        bool, typer.Option("--private", help="Keep the request on the gateway's machine.")
     ] = False,
     deadline_ms: Annotated[
-        float | None, typer.Option(min=1.0, help="The time for a whole answer.")
+        float | None, typer.Option(min=1.0, help="Time limit for the whole answer.")
     ] = None,
     key: Annotated[
         str | None,
-        typer.Option(envvar=KEY_VARIABLE, help="Your key, where the gateway wants one."),
+        typer.Option(envvar=KEY_VARIABLE, help="API key, if the gateway requires one."),
     ] = None,
     config: ConfigFile = None,
     large: LargeOption = None,

@@ -20,7 +20,9 @@ Result = TypeVar("Result")
 
 ConfigFile = Annotated[
     Path | None,
-    typer.Option("--config", help=f"Settings file; otherwise {DEFAULT_FILE} here if there is one."),
+    typer.Option(
+        "--config", help=f"Settings file; default: {DEFAULT_FILE} in this folder, if it exists."
+    ),
 ]
 LargeOption = Annotated[
     str | None, typer.Option(help="Folder or Hugging Face id of the large model.")
@@ -33,7 +35,7 @@ Tiers = Annotated[
     typer.Option(
         "--tier",
         metavar="NAME=URL",
-        help="A tier that is a server elsewhere; the same NAME again is another replica of it.",
+        help="An upstream tier; repeat NAME with another URL to add a replica.",
     ),
 ]
 Assignments = Annotated[
@@ -44,7 +46,7 @@ ThreadsOption = Annotated[int | None, typer.Option(help="CPU threads of the engi
 
 
 def reports_user_errors(command: Callable[Params, Result]) -> Callable[Params, Result]:
-    """Turn errors that the user can mend into a message and an exit status, without a traceback."""
+    """Turn errors that the user can fix into a message and an exit status, without a traceback."""
 
     @functools.wraps(command)
     def wrapped(*args: Params.args, **kwargs: Params.kwargs) -> Result:

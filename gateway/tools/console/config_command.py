@@ -9,7 +9,7 @@ from gateway.settings.tree import DEFAULT_FILE, Settings, SettingsError, load_se
 from gateway.tools.console.command import ConfigFile, reports_user_errors
 
 app = typer.Typer(
-    name="config", help="See and write settings.", no_args_is_help=True, add_completion=False
+    name="config", help="Show and write settings.", no_args_is_help=True, add_completion=False
 )
 
 
@@ -23,7 +23,7 @@ def config_show(config: ConfigFile = None) -> None:
 @app.command("init")
 @reports_user_errors
 def config_init(
-    path: Annotated[Path, typer.Argument(help="Where to write it.")] = Path(DEFAULT_FILE),
+    path: Annotated[Path, typer.Argument(help="File to write.")] = Path(DEFAULT_FILE),
 ) -> None:
     """Write a settings file with every default and what it means."""
     text = to_toml(Settings())

@@ -65,7 +65,8 @@ def serve(  # noqa: PLR0913 - a flag each
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0 for any free.")] = None,
     num_threads: ThreadsOption = None,
     speculation: Annotated[
-        bool | None, typer.Option("--speculation/--no-speculation", help="Draft or not.")
+        bool | None,
+        typer.Option("--speculation/--no-speculation", help="Turn speculative decoding on or off."),
     ] = None,
     allow_vocab_mismatch: Annotated[
         bool | None,
@@ -77,7 +78,8 @@ def serve(  # noqa: PLR0913 - a flag each
     deterministic: Annotated[
         bool | None,
         typer.Option(
-            "--deterministic/--no-deterministic", help="The same tokens whatever runs beside them."
+            "--deterministic/--no-deterministic",
+            help="Same tokens whatever other requests run in the batch.",
         ),
     ] = None,
     cuda_graphs: Annotated[
@@ -87,7 +89,8 @@ def serve(  # noqa: PLR0913 - a flag each
     overlap: Annotated[
         bool | None,
         typer.Option(
-            "--overlap/--no-overlap", help="Do what is left of a step while the GPU runs the next."
+            "--overlap/--no-overlap",
+            help="Finish a step's host work while the GPU runs the next step.",
         ),
     ] = None,
     tiers: Tiers = None,

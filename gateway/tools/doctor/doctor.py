@@ -115,7 +115,7 @@ def _bfloat16(settings: Settings) -> Finding:
     return Finding(
         name="bfloat16",
         status="warning",
-        detail="this processor has no bfloat16 arithmetic: such models run, but slowly",
+        detail="this processor has no bfloat16 arithmetic: bfloat16 models run slowly",
         advice="Use --dtype float32 if there is memory for it.",
     )
 
@@ -275,6 +275,6 @@ def _port(settings: Settings) -> Finding:
             name="port",
             status="failed",
             detail=str(error).partition(". ")[0],
-            advice="Choose another with --port, or stop what listens there.",
+            advice="Choose another port with --port, or stop the program that uses it.",
         )
     return Finding(name="port", status="ok", detail=f"{server.host}:{server.port} is free")

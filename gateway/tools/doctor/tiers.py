@@ -87,7 +87,7 @@ async def _ask(
     if status in (401, 403):
         return _Finding(
             is_usable=False,
-            detail=f"{url} does not trust us (status {status})",
+            detail=f"{url} does not accept the key (status {status})",
             advice=_key_advice(name, options),
         )
     if status != 200:

@@ -102,7 +102,7 @@ def train(  # noqa: PLR0913 - a flag each
     max_length: Annotated[int, typer.Option(min=2, help="Of prompt and answer together.")] = 1024,
     steps: Annotated[
         int | None,
-        typer.Option(min=1, help=f"Training steps; {_DEFAULT_STEPS} if no time is given either."),
+        typer.Option(min=1, help=f"Training steps; {_DEFAULT_STEPS} unless a time is given."),
     ] = None,
     minutes: Annotated[
         float | None, typer.Option(min=0.01, help="Training time, without the answers.")
@@ -112,9 +112,7 @@ def train(  # noqa: PLR0913 - a flag each
         float | None, typer.Option(min=1e-7, help="Peak; by default by size and start.")
     ] = None,
     seed: TrainingSeed = 0,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with what was begun in OUT.")
-    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume what was begun in OUT.")] = False,
     config: EngineConfigFile = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,

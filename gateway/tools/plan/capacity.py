@@ -74,7 +74,7 @@ def kv_tokens(
         needed = sum(shape.weight_bytes for shape in shapes) + reserve_bytes
         raise ValueError(
             f"the weights need {needed / 1e9:.1f} GB, the device has {memory_bytes / 1e9:.1f} GB; "
-            "take a larger device, a smaller model, or several devices behind a tier elsewhere"
+            "take a larger device, a smaller model, or several devices behind an upstream tier"
         )
     return int(left // sum(shape.kv_bytes_per_token for shape in shapes))
 

@@ -60,7 +60,7 @@ def compare(system: System, result: BenchResult, *, overhead_s: float = 0.0) -> 
     tpot = [row.tpot_ms for row in rows if row.tpot_ms is not None]
     if not ttft or not tpot:
         raise RunMismatchError(
-            "the measured run has no streamed answers, so nobody knows their times"
+            "the measured run has no streamed answers, so its token times are unknown"
         )
     pairs = (
         ("TTFT p50", "ms", (found.ttft_p50_s + overhead_s) * _MS, float(np.quantile(ttft, 0.5))),

@@ -56,7 +56,7 @@ def plan(  # noqa: PLR0913 - a flag each
         float, typer.Option(min=0.01, max=1.0, help="Share of requests that is to attain it.")
     ] = 0.9,
     small_share: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Answers that the small model gives.")
+        float, typer.Option(min=0.0, max=1.0, help="Share of answers that the small model gives.")
     ] = 0.5,
     acceptance: Annotated[
         float | None,

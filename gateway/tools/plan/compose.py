@@ -59,7 +59,7 @@ def ground(
         return _here(settings, acceptance, on_progress)
     if device not in DEVICES:
         known = ", ".join((HERE, *DEVICES))
-        raise ValueError(f"--device {device}: not known; those that are: {known}")
+        raise ValueError(f"--device {device}: unknown; available: {known}")
     return _by_data_sheet(device, settings, acceptance)
 
 

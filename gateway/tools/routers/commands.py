@@ -45,7 +45,7 @@ from router.scorer import RouterScorer
 
 app = typer.Typer(
     name="router",
-    help="Train and judge the router: which model answers what.",
+    help="Train and evaluate the router, which picks the model for a request.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     add_completion=False,
@@ -83,7 +83,7 @@ def train(  # noqa: PLR0913 - a flag each
     data: LabelledDataPath,
     out: Annotated[Path, typer.Option(help="Folder for the router; made if it is missing.")],
     recovered_gap: Annotated[
-        float, typer.Option(help="Share of the large model's advantage that is kept.")
+        float, typer.Option(help="Share of the large model's advantage to keep.")
     ] = _RECOVERED_GAP,
     strong_share: StrongShare = None,
     quality: Quality = None,

@@ -38,7 +38,7 @@ Strict = Annotated[
     ),
 ]
 HoldBackOption = Annotated[
-    int, typer.Option(min=1, help="Tokens of an answer that are judged, as when streaming.")
+    int, typer.Option(min=1, help="Tokens of an answer that are judged, as with streaming.")
 ]
 WholeAnswers = Annotated[
     bool, typer.Option("--whole-answers", help="Judge whole answers, as without streaming.")

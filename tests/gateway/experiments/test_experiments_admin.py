@@ -166,7 +166,7 @@ def test_a_report(http: TestClient) -> None:
     ("body", "says"),
     [
         ('{"name": "x", "arms": {"a": {}}}', "arms"),
-        ('{"name": "x", "arms": {"a": {}, "a": {}, "b": {}}}', "a: it is there twice"),
+        ('{"name": "x", "arms": {"a": {}, "a": {}, "b": {}}}', "a: this field occurs twice"),
         ('{"name": "X", "arms": {"a": {}, "b": {}}}', "name"),
         ('{"arms": {"a": {}, "b": {}}}', "name: this field is required"),
         ('{"name": "x", "arms": {"a": {}, "b": {"set": {"tire": "small"}}}}', "did you mean tier"),

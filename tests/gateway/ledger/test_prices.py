@@ -121,7 +121,7 @@ def test_unknown_tiers_are_free_but_not_in_settings() -> None:
     assert PriceBook.free().money("x", num_prompt_tokens=5, num_completion_tokens=5) == Money(
         cost_nanos=0, charge_nanos=0
     )
-    with pytest.raises(SettingsError, match=r"charges.lagre: there is no such tier.*large"):
+    with pytest.raises(SettingsError, match=r"charges.lagre: unknown tier; available: .*large"):
         book(charges__lagre__prompt=1)
     with pytest.raises(SettingsError, match="inf"):
         book(charges__large__prompt=float("inf"))

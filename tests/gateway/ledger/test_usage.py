@@ -179,8 +179,8 @@ def test_the_command_says_what_is_missing(database: Database) -> None:
 
 def test_wrong_flags_end_with_a_sentence(database: Database) -> None:
     for arguments, words in (
-        (("--since", "soon"), "--since: 'soon' is no time; write 7d"),
-        (("--csv", "--json"), "choose one of --csv and --json"),
+        (("--since", "soon"), "--since: 'soon' is not a time; write 7d"),
+        (("--csv", "--json"), "--csv and --json exclude each other: choose one"),
         (("--database-url", "none"), "there is no ledger"),
         (("--database-url", "mysql://x"), "cannot be used"),
     ):

@@ -189,7 +189,7 @@ def test_who_guesses_is_slowed_down_and_shuts_out_nobody(opened: Open) -> None:
         }
         assert made.world.http.get("/v1/models", headers=forged).status_code == 429
     assert not any(guess in log.getvalue() for guess in guesses)
-    told_of = [line for line in log.getvalue().splitlines() if "key was not taken" in line]
+    told_of = [line for line in log.getvalue().splitlines() if "key was not accepted" in line]
     assert len(told_of) == 20, told_of
 
 

@@ -166,7 +166,7 @@ def test_readers_do_not_wait_for_the_writer(tmp_path: Path) -> None:
 def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("remember the milk " * 100)
     database = Database(f"sqlite:///{tmp_path}/notes.txt")
-    with pytest.raises(SettingsError, match="no database of SQLite's"):
+    with pytest.raises(SettingsError, match="not an SQLite database"):
         database.migrate()
     database.close()
 

@@ -42,7 +42,7 @@ def test_a_file_is_found_from_the_working_folder_and_from_home(
         ("sqlite:///:memory:", "needs a file"),
         ("sqlite:///file:x?mode=memory", "a file and nothing else"),
         ("sqlite://host/geheim.db", "a file and nothing else"),
-        ("sqlite:////no/such/folder/x.db", "no folder /no/such/folder"),
+        ("sqlite:////no/such/folder/x.db", "the folder /no/such/folder does not exist"),
         ("sqlite:////tmp", "is a folder"),
     ],
 )

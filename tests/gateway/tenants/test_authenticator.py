@@ -382,7 +382,7 @@ def test_no_key_is_logged_or_said(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     with caplog.at_level(logging.DEBUG):
         within(world, work)
     heard = caplog.text + "".join(said)
-    assert caplog.text.count("key was not taken") == 4
+    assert caplog.text.count("key was not accepted") == 4
     assert f"key_id={key.record.key_id} peer={HOME}" in heard
     assert "another-house" not in heard
     assert "xxxx" not in heard

@@ -66,5 +66,5 @@ def test_dates_are_utcs_unless_they_say_otherwise() -> None:
 
 @pytest.mark.parametrize("text", ["", "soon", "-3d", "30", "1e9d", "2027-13-01", "1970-01-01"])
 def test_other_times_are_refused_in_words(text: str) -> None:
-    with pytest.raises(SettingsError, match=r"--expires .*(write it as|that is past)"):
+    with pytest.raises(SettingsError, match=r"--expires .*(write it as|in the past)"):
         expiry_s(text, "--expires", 1000.0)

@@ -78,7 +78,7 @@ def test_all_fields_from_a_file_and_by_path(run: Invoke, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("arguments", "says", "status"),
     [
-        (("--arm", "a", "--arm", "a"), "two arms of this name", 2),
+        (("--arm", "a", "--arm", "a"), "two arms have this name", 2),
         (("--arm", "a"), "arms", 2),
         (("--arm", "a", "--arm", "b max_draft_node=3"), "did you mean max_draft_nodes", 2),
         (("--arm", "a weight=0.5", "--arm", "b weight=0.3"), "add up to 0.8, not to 1", 2),

@@ -155,8 +155,8 @@ def test_a_result_survives_its_file(tmp_path: Path) -> None:
     write_result(result, path)
     assert read_result(path) == result
     for text, said in (
-        ("{", "no result"),
-        ("{}", "no result"),
+        ("{", "not a result"),
+        ("{}", "not a result"),
         (path.read_text().replace("outrider.bench", "other"), "holds a"),
         (path.read_text().replace('"schema_version": 1', '"schema_version": 9'), "version 9"),
     ):

@@ -95,7 +95,7 @@ def test_no_answer_stops_a_check(answer: str, kind: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "expected", "why"),
     [
-        ("regexp", "x", "unknown; known are exact, regex"),
+        ("regexp", "x", "unknown; available: exact, regex"),
         ("exact", None, "expected is missing"),
         ("regex", "(", "not a regular expression"),
         ("regex", "ä" * 513, "1026 bytes, at most 1024"),
