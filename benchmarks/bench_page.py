@@ -46,7 +46,6 @@ from benchmarks.harness import (
     write_results,
 )
 from benchmarks.paced_engine import PacedEngine
-from benchmarks.record import ROOT
 from gateway.planning.gateway_limits import GatewayLimits
 from gateway.server.pages import load_page
 from gateway.text.chat import ChatTokenizer

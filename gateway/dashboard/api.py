@@ -57,7 +57,7 @@ class _Scope:
 
 
 class DashboardApi:
-    """Works figures out when somebody looks, at most once a second for each scope."""
+    """Computes figures on request, at most once a second for each scope."""
 
     def __init__(self, sources: DashboardSources) -> None:
         self._sources = sources
@@ -138,7 +138,7 @@ class DashboardApi:
         return self._moments.figures(now_s)
 
     def _refresh_experiments(self) -> None:
-        """Their intervals take longer than a look: who asks first gets those of the last time."""
+        """Computing intervals takes long: the first caller gets those of the last time."""
         if self._sources.read_experiments is None or self._experiments_task is not None:
             return
         if self._sources.clock() - self._experiments_made_s < _EXPERIMENTS_FRESH_S:

@@ -139,7 +139,7 @@ class _Names:
 
 
 def _owner(tenant: str) -> int:
-    # Keyed anew in each process, and 64 bits wide: nobody can make another's.
+    # Keyed anew in each process, and 64 bits wide: no client can compute another's.
     return hash(tenant)
 
 

@@ -138,7 +138,7 @@ class Acceptance(_Model):
 
 
 class EngineHistory(_Model):
-    """Moments at which somebody looked: how long ago, and the gauges of each tier then."""
+    """Times at which the dashboard was read: seconds ago, and each tier's gauges then."""
 
     age_s: list[float]
     num_running: dict[str, list[int]]

@@ -1,1 +1,1 @@
-"""A/B experiments: who gets which settings, what is measured, what may be concluded."""
+"""A/B experiments: assignment of settings, measurement, conclusions."""

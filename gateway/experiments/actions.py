@@ -116,7 +116,7 @@ class ExperimentActions(ABC):
         return self.update(name, state="stopped", detail=reason)
 
     def ramp(self, name: str, share: float) -> ExperimentRecord:
-        """Let another share of the units take part; who is in stays in when it grows."""
+        """Change the share of the units that take part; when it grows, no unit leaves."""
         return self.update(name, share=share, detail=f"{share:g}")
 
     def stop_arm(self, name: str, version: int, arm: str, reason: str) -> ExperimentRecord:

@@ -1,4 +1,4 @@
-"""The endpoints of /admin/experiments, for those who may."""
+"""The endpoints of /admin/experiments."""
 
 import asyncio
 import json
@@ -40,7 +40,7 @@ async def _anything(spec: ExperimentSpec) -> None:
 
 
 class ExperimentApi:
-    """Handlers of requests whose principal is known. Each one refuses who may not administrate.
+    """Handlers of authenticated requests. Each refuses principals without the admin scope.
 
     They raise GatewayErrors: AuthenticationError, PermissionDeniedError, NotFoundError,
     ConflictError, BadRequestError, StorageError.

@@ -1,4 +1,4 @@
-"""Who is in which arm: what a request is to an experiment, and what it gets."""
+"""Assignment of requests to arms: the subject of an experiment and its settings."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ _MAX_QUOTED_CHARS: Final = 64
 class Subject:
     """A request, as far as experiments look at it.
 
-    `user` and `conversation` (see `conversation_unit`) are empty where nobody knows them. `headers`
+    `user` and `conversation` (see `conversation_unit`) are empty where they are unknown. `headers`
     by names in lower case. `own_fields`: what of the request's `outrider` object it sets itself,
     and "service_tier"; who sets what an experiment is about takes no part in it. `tiers` that may
     answer this key, None for all. is_admin: it may see, and force, the arms of all experiments.
@@ -42,7 +42,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """The arms of a request and what they set together. `is_forced`: it is measured as nobody's.
+    """The arms of a request and their combined settings. `is_forced`: it is not measured.
 
     `label`: "experiment:version/arm", several joined by commas, with "forced:" before a forced one.
     `measured`: the arms that count it; a forced request has none.
@@ -74,7 +74,7 @@ class Assigner(Protocol):
 
 
 class NobodyAssigner:
-    """No experiments: nobody is in an arm, and no arm can be forced."""
+    """No experiments: no request is in an arm, and no arm can be forced."""
 
     wants_conversation: Final = False
 

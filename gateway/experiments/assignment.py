@@ -2,7 +2,7 @@
 
 A unit has one slot in each layer, which says which experiment it is in, if any, and another in each
 experiment, which says in which arm: two hashes that have nothing to do with each other. Both are
-BLAKE2 (Aumasson et al., 2013) keyed with a secret, so that nobody can choose his arm by his name.
+BLAKE2 (Aumasson et al., 2013) keyed with a secret, so that names cannot be chosen for an arm.
 """
 
 import hashlib
@@ -112,7 +112,7 @@ class HashAssigner:
     def _force(self, wanted: str, subject: Subject) -> Assignment:
         """The arm that the request wants. It sets nothing that the request could not set itself.
 
-        Other tenants' experiments are nobody's business: for who cannot be in them there are none.
+        Experiments of other tenants stay hidden from principals that cannot be in them.
         """
         found = self._forced.get(wanted)
         if found is None or not self._shows(found, subject):
@@ -216,7 +216,7 @@ def _ready_arm(record: ExperimentRecord, arm: str) -> _ReadyArm:
 
 
 def _uncounted(record: ExperimentRecord) -> Assignment | None:
-    """What the units of stopped arms get: the control's settings, and nobody counts them."""
+    """The assignment of a stopped arm's units: the control's settings, not counted."""
     overlay = record.spec.overlay(record.control)
     return Assignment(arms=(), overlay=overlay) if overlay.fields else None
 

@@ -14,7 +14,7 @@ _NOBODY: Final = frozenset({"", "anonymous"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Eligibility:
-    """Who takes part, ready to be asked for every request. None: everybody.
+    """The units that take part, as a check of each request. None: all units.
 
     `about`: settings that the request must not set itself, or arms could not be compared. `tiers`
     that arms name, all of which the key must be allowed: else some arms could not have it, and the
@@ -86,7 +86,7 @@ def unit_of(kind: UnitKind, subject: Subject) -> str:
 
 
 def _about(spec: ExperimentSpec) -> frozenset[str]:
-    """What a request must not set itself: a private one cannot be sent elsewhere either."""
+    """Return the fields that a request must not set itself."""
     about = related_fields(spec.about)
     return about | {"privacy"} if "policy" in spec.about else about
 

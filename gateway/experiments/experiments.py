@@ -1,4 +1,4 @@
-"""The experiments that a gateway holds: who is in which arm, what is counted, what is kept."""
+"""The experiments of a gateway: assignment, measurement, storage."""
 
 import asyncio
 import random
@@ -64,7 +64,7 @@ class Experiments:
         self.registry = ExperimentRegistry(self.store, secret)
         measures, recent = ArmMeasures(), RecentRequests()
         self.sinks: tuple[OutcomeSink, ...] = (measures, recent)
-        """Those who count what became of requests."""
+        """Sinks that count the outcomes of requests."""
         self.feedback = FeedbackDesk(recent, self.totals, database, registry, wall_clock=wall_clock)
         """Where outcomes are posted back."""
         self.writer = MeasureWriter(
@@ -82,7 +82,7 @@ class Experiments:
 
     @property
     def assigner(self) -> Assigner:
-        """Who is in which arm."""
+        """Return the object that assigns requests to arms."""
         return self.registry
 
     async def start(self) -> None:

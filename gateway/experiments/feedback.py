@@ -1,4 +1,4 @@
-"""POST /v1/feedback: what became of an answer, told by those who used it."""
+"""POST /v1/feedback: clients report the outcome of an answer."""
 
 import asyncio
 import logging
@@ -38,7 +38,7 @@ _BODY: Final[TypeAdapter[AnyFeedback]] = TypeAdapter(AnyFeedback)
 _ID: Final = re.compile(r"[!-~]{1,256}")
 _GRACE_S: Final = 0.25
 _MAX_SEARCHES: Final = 2
-"""Searches of the ledger at once: whoever asks for what there is not must not keep others off."""
+"""Searches of the ledger at once: clients that search for unknown ids must not block others."""
 _NO_ARM: Final = ArmRef(experiment="", version=0, arm="")
 
 

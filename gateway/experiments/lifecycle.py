@@ -65,7 +65,7 @@ def stopped(record: ExperimentRecord, now_s: float) -> ExperimentRecord:
 
 
 def ramped(record: ExperimentRecord, share: float, others: Others) -> ExperimentRecord:
-    """Another share of the units takes part; when it grows, all who were in stay in."""
+    """Change the share of the units that take part; when it grows, no unit leaves."""
     slots = _room(record, share, others) if record.is_running else ()
     return replace(record, share=share, slots=slots)
 

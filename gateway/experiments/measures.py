@@ -45,7 +45,7 @@ class ArmMeasures:
         self._cells: dict[ArmKey, _Cell] = {}
 
     def observe(self, outcome: RequestOutcome) -> None:
-        """Count it for each of its arms; what was nobody's is not counted. Raises nothing."""
+        """Count it for each of its arms; without arms it is not counted. Raises nothing."""
         if not outcome.arms:
             return
         values = _values(outcome)
@@ -212,6 +212,6 @@ class MeasureWriter:
 
 
 def _heard(task: asyncio.Task[None]) -> None:
-    """Nobody waits for it any more; the batch is kept, and the next flush tells."""
+    """Drop the error of a flush without a caller; the batch is kept for the next flush."""
     if not task.cancelled():
         task.exception()

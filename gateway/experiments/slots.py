@@ -1,4 +1,4 @@
-"""Slots: the ten thousandths of all units, and who has which of them.
+"""Slots: ten thousandths of all units, and the experiments that own them.
 
 A unit's slot is a hash of it, so a share of the slots is that share of the units. Who gets more
 slots keeps those he has, and who gets fewer gives up the last of them: nobody moves who need not.

@@ -1,1 +1,1 @@
-"""What was done for whom, and what it cost: one row for each attempt."""
+"""The ledger: one row for each attempt, with its usage and cost."""

@@ -1,4 +1,4 @@
-"""The seam between those who do the work and the ledger that remembers it."""
+"""The interface between the code that answers requests and the ledger that records them."""
 
 from typing import Protocol
 

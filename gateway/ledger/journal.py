@@ -82,7 +82,7 @@ class Journal:
         return _segments(self.folder, self._name) if self.is_open else []
 
     def close(self) -> None:
-        """Give the name up. Segments that are still there are for whoever comes next."""
+        """Give the name up. Segments that remain are for the next owner."""
         has_left_some = bool(self.sealed())
         if not self.is_open:
             return
@@ -129,7 +129,7 @@ class Journal:
 
 
 class Orphan:
-    """The journal of a dead process; nobody else touches it until it is released."""
+    """The journal of a dead process, locked against other processes until it is released."""
 
     def __init__(self, lock: int, lock_path: Path, segments: Sequence[Path]) -> None:
         self._lock = lock

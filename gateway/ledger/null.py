@@ -1,4 +1,4 @@
-"""The ledger of whoever wants none."""
+"""A ledger that records nothing."""
 
 from gateway.ledger.row import LedgerRow
 

@@ -12,7 +12,7 @@ from gateway.settings.sections import TierPriceSettings
 from gateway.settings.tree import Settings, SettingsError
 
 STRONG: Final = "large"
-"""The tier that answers everything in "always large", unless a tier elsewhere plays its part."""
+"""The tier of the "always large" comparison, unless an upstream tier replaces it."""
 
 _UNITS_PER_NANO: Final = 10**6
 _UNITS_PER_MILLION_USD: Final = 10**9
@@ -79,7 +79,7 @@ class PriceBook:
         document = _Document(tiers=dict(sorted(rates.items())), strong_tier=strong_tier)
         self._rates = document.tiers
         self.strong_tier = strong_tier
-        """Who would have answered everything, were there no small model."""
+        """Return the tier that would answer everything if there were no small model."""
         self.document = msgspec.json.encode(document)
         """All prices as JSON."""
         self.version = hashlib.sha256(self.document).hexdigest()[:_VERSION_LENGTH]
@@ -114,7 +114,7 @@ class PriceBook:
 
     @classmethod
     def free(cls) -> "PriceBook":
-        """Nobody named a price: everything is 0."""
+        """Return prices of 0 for everything, for settings without prices."""
         return cls({})
 
     def money(
@@ -190,7 +190,7 @@ def _price(rate: _Rate) -> TierPriceSettings:
 
 
 def _strong_tier(settings: Settings) -> str:
-    """Who takes what is too hard for the small model."""
+    """Return the tier that takes requests too hard for the small model."""
     strong = settings.handoff.strong
     has_large = settings.models.resolved()["large"] is not None
     if settings.tiers and (strong == "cloud" or (strong == "auto" and not has_large)):

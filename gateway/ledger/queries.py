@@ -1,4 +1,4 @@
-"""Sums over the ledger: what was used, by whom, and what it cost."""
+"""Sums over the ledger: usage and cost by key, team, tier and time."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ _COLUMNS: Final[Mapping[Dimension, ColumnElement[Any]]] = {
 _SERVING: Final = ("answer", "escalation", "retry", "hedge", "continuation")
 """Kinds of attempts at what the client asked for; others make answers faster, or us wiser."""
 _DELIVERED: Final = ("answered", "cancelled", "limited")
-"""Ways to end with what the client got as his answer, or as the answer's beginning."""
+"""Outcomes in which the client received the answer or its beginning."""
 _EPOCH: Final = date(1970, 1, 1)
 _TOKENS_PER_NANO: Final = 1_000_000 / 10**9
 """Nano-dollars per token, in USD per million tokens."""
@@ -90,7 +90,7 @@ class UsageTotals:
 
     @property
     def cost_per_million_charged(self) -> float | None:
-        """The same per million tokens that somebody pays for: with all that nobody pays for."""
+        """Return the whole cost, unbilled tokens included, per million billed tokens."""
         return _per_million(self.cost_nanos, self.tokens["charged"])
 
 
@@ -136,7 +136,7 @@ def total_usage(connection: Connection, wanted: UsageFilter) -> UsageTotals:
 
 
 def savings(connection: Connection, wanted: UsageFilter) -> Savings | None:
-    """Against one tier's answering everything; None where nobody knows that tier's price."""
+    """Compare with one tier that answers everything; None where its price is unknown."""
     books = _price_books(connection)
     cost = always = 0
     tier: str | None = None

@@ -1,4 +1,4 @@
-"""One row of the ledger: one attempt at answering, for whom, by whom, and what it took."""
+"""One row of the ledger: one attempt at an answer, its key, tier, usage and cost."""
 
 from collections.abc import Mapping
 from typing import Final, Literal
@@ -6,7 +6,7 @@ from typing import Final, Literal
 import msgspec
 
 RowKind = Literal[
-    "answer",  # what the client asked for, by whoever was asked first
+    "answer",  # the client's request, at the first tier that was tried
     "escalation",  # the large model's answer where the small one's was given up
     "retry",  # the same request again, after a failure before the first byte
     "hedge",  # the same request beside a slow one

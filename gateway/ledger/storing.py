@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 DAY_S: Final = 86_400
 _ROWS_AT_ONCE: Final = 100
 """Rows of one transaction. Making them ready for the driver keeps the interpreter for about a
-millisecond, in which nobody's answer goes on."""
+millisecond, during which no answer proceeds."""
 _ROWS_DELETED_AT_ONCE: Final = 2000
 _DATA_ERRORS: Final = (DataError, IntegrityError, OverflowError, ValueError)
 """What is said of values that no column can hold. Anything else may be well later."""

@@ -27,7 +27,7 @@ class _Model(BaseModel):
 
 
 class UsageSums(_Model):
-    """Sums over attempts. What tokens cost us is null for those who may not know it.
+    """Sums over attempts. Costs are null for principals that may not read them.
 
     Cached tokens are part of the prompt's, reasoning and discarded ones of the completion's.
     """

@@ -346,7 +346,7 @@ class JournaledLedger:
 
 
 def _resolve(tickets: list[Ticket], error: Exception | None) -> None:
-    """Tell those who wait; some may have given up."""
+    """Wake the waiting tasks; some may have been cancelled."""
     for ticket in tickets:
         if not ticket.set_running_or_notify_cancel():
             continue

@@ -21,7 +21,7 @@ class PastUse(Protocol):
 
     @property
     def tier(self) -> str:
-        """Who answered."""
+        """The tier that answered."""
 
     @property
     def requests(self) -> int:

@@ -15,7 +15,7 @@ class LimitState:
     """One limit after a reservation, for headers. `model`: the tier, where it is one tier's limit.
 
     `limit` and `remaining` are requests, tokens, or nano-dollars. `reset_s`: seconds until all of
-    it is free again if nobody asks meanwhile.
+    it is free again if no other request takes it.
     """
 
     scope: Scope

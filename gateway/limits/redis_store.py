@@ -61,7 +61,7 @@ class RedisStore:
                 "redis_url: write redis://HOST:PORT/NUMBER, rediss:// for TLS, unix:///SOCKET, or "
                 "redis+cluster://HOST:PORT for a cluster"
             )
-        # A connection that broke while nobody used it costs one try, not a request.
+        # A connection that broke while idle costs one try, not a request.
         retry = Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,))
         try:
             if scheme.endswith(_CLUSTER):

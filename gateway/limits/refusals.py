@@ -12,7 +12,7 @@ from gateway.tenants.amounts import NANOS_PER_USD
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitRefusal:
-    """A rule that has no room. `wait_s`: until it has, if nobody demands meanwhile."""
+    """A rule without room for a demand. `wait_s`: until it has room if nothing else changes."""
 
     rule: LimitRule
     wanted: int

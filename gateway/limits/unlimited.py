@@ -1,4 +1,4 @@
-"""Reservations for those who have no limits."""
+"""Reservations of principals without limits."""
 
 from collections.abc import Mapping
 

@@ -12,7 +12,7 @@ _NUM_SLOTS: Final = WINDOW_S + 1
 _DAY_S: Final = 86_400
 _MAX_PERIODS: Final = 4
 OPEN_WAIT_S: Final = 1.0
-"""Nobody knows when a request under way will end; asking once a second does not hurt."""
+"""The end of a running request is unknown; a retry once a second is cheap."""
 
 
 class ClockTimes(NamedTuple):
@@ -38,7 +38,7 @@ class Counter(Protocol):
         """Take back a part of what was entered in a slot. What no longer counts is nothing."""
 
     def wait_s(self, amount: int, limit: int, moment: ClockTimes) -> float:
-        """Until `amount` fits (it is at most `limit`) if nobody asks and nothing is given back."""
+        """Return the seconds until `amount` (at most `limit`) fits if nothing else changes."""
 
     def reset_s(self, moment: ClockTimes) -> float:
         """Until nothing counts any more; 0 where nothing does."""

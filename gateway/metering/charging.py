@@ -15,7 +15,7 @@ NONE: Final = Amounts(requests=0)
 
 
 def priced(entry: Entry, prices: PriceBook) -> LedgerRow:
-    """The row with what it costs us, and what the client pays for his part of it."""
+    """Return the row with its cost and its charge to the client."""
     row, charged = entry.row, entry.charged
     # A guess is a row of a pass, and costs what a written token does.
     num_written = row.num_completion_tokens or (

@@ -1,4 +1,4 @@
-"""What the engine did for one local answer, whoever got it in the end."""
+"""The engine's work for one local answer, delivered or not."""
 
 import asyncio
 import time

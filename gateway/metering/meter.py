@@ -34,7 +34,7 @@ from gateway.tenants.running import EndRequest
 from gateway.upstream.attempts import Attempt
 
 MeteredEnding = Literal["answered", "cancelled", "failed"]
-"""How a response ended: whole, given up by the client, or by an error that is not his."""
+"""How a response ended: complete, cancelled by the client, or failed by our error."""
 
 _ONE_REQUEST: Final = {"": Amounts(requests=1)}
 """A request of which no tier is known: it counts for the limits over all models."""
@@ -133,7 +133,7 @@ class RequestMeter:
 
     @property
     def principal(self) -> Principal:
-        """Who asks."""
+        """The principal of the request."""
         return self.account.principal
 
     @property
@@ -213,7 +213,7 @@ class RequestMeter:
             self._reserved.add(more)
 
     async def _grow(self, tiers: Iterable[str], num_tokens: int) -> bool:
-        """More of the answer, whoever writes it."""
+        """Count more of the answer, whichever tier writes it."""
         more = {}
         for tier in tiers:
             amounts = self._amounts(tier, 0, num_tokens)
@@ -252,7 +252,7 @@ class RequestMeter:
         self._is_continued = True
 
     def on_attempt(self, attempt: Attempt) -> None:
-        """A request to a server elsewhere has ended; losers and copies do so after the answer."""
+        """Book an ended upstream request; losers of a race and copies end after the answer."""
         if attempt.kind == "continuation":
             self._is_continued = True
         if self._is_booked:
@@ -276,7 +276,7 @@ class RequestMeter:
         """The same; returns when what is left of the reservation is given back.
 
         So the next request finds it. Only an engine that is still about to end its work on an
-        answer that nobody got is not waited for.
+        answer that was not delivered is not waited for.
         """
         if self._ending is not None:
             return

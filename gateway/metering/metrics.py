@@ -207,7 +207,7 @@ def _speculation_metrics(stats: EngineStats) -> Iterator[Metric]:
     for stem, (what, counts) in by_source.items():
         counter = CounterMetricFamily(
             f"outrider_{stem}",
-            f"Nodes {what} by who guessed them and at which depth, from 0; with several sources a "
+            f"Nodes {what} by draft source and depth, from 0; with several sources a "
             "node counts for each.",
             labels=["source", "position"],
         )

@@ -32,7 +32,7 @@ class _End:
 class OutcomeRecord:
     """Told by several what becomes of a request; tells the sinks once, when all is known.
 
-    A request that is itself at fault (status 4xx but 429) is nobody's outcome.
+    A faulty request (status 4xx except 429) counts for no tier.
     """
 
     def __init__(

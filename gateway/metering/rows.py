@@ -37,7 +37,7 @@ class LocalAnswer:
     `tier` answered in the end, `first_tier` was asked first; was_probed: its hidden state was
     looked at. The client is told of `num_prompt` tokens and of `written` ones, by the tier that
     wrote them: of several choices each may have some. `num_held` tokens waited for a decision.
-    was_given_up: a tier elsewhere answered instead. is_delivered_in_part: it broke off, and others
+    was_given_up: an upstream tier answered instead. is_delivered_in_part: it broke off, and others
     went on behind it. is_bounded: the client had set `max_tokens`.
     """
 
@@ -122,7 +122,7 @@ def _writers(answer: LocalAnswer, works: Mapping[Tier, TierWork]) -> Iterator[Ti
 
 
 def _charged(answer: LocalAnswer, num_written: int, num_output: int, *, is_last: bool) -> Tokens:
-    """A tier's part of an answer that the client got, or of what was written until he left."""
+    """A tier's part of the answer that the client received before the end or its disconnect."""
     if answer.was_given_up:
         return Tokens()
     match answer.outcome:

@@ -1,4 +1,4 @@
-"""What the gateway knows of tenants: who they are, what they may take, what they have taken."""
+"""Tenancy of a gateway: its keys, limits and ledger."""
 
 import asyncio
 import logging
@@ -36,7 +36,7 @@ class Settlements:
         return bool(self._tasks)
 
     def add(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Have it done, whoever leaves meanwhile; nobody has to wait."""
+        """Run it in the background, also if the caller is cancelled."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
@@ -57,7 +57,7 @@ class Settlements:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenancy:
-    """Everything about tenants. By default everybody may ask, as much as he likes, unrecorded."""
+    """Keys, limits and ledger. Default: no authentication, no limits, no ledger."""
 
     keys: KeyParts = field(default_factory=open_parts)
     limiter: Limiter = field(default_factory=Unlimited)

@@ -41,7 +41,7 @@ class TokenAllowance:
         return taken
 
     async def stock_up(self, num_tokens: int) -> int:
-        """Reserve up to so many in all, for whoever cannot ask in between; how many there are."""
+        """Reserve up to so many in all, for callers that cannot await; return the number held."""
         missing = num_tokens - self._num_left
         while missing > 0 and not await self._any_of((missing,)):
             missing //= 2
@@ -67,7 +67,7 @@ async def within_allowance(
 ) -> AsyncGenerator[EngineEvent]:
     """The events of one choice as far as the credit goes; there it ends, as at `max_tokens`.
 
-    It begins on `tier`. What the engine writes behind the end is aborted, and nobody gets it.
+    It begins on `tier`. What the engine writes behind the end is aborted and not delivered.
     """
     num_taken = 0
     async with aclosing(events):

@@ -1,4 +1,4 @@
-"""An attempt at a server elsewhere, in the ledger's words."""
+"""The ledger's row of an attempt at an upstream server."""
 
 from gateway.ledger.row import LedgerRow, RowKind
 from gateway.metering.rows import Entry, Template, Tokens

@@ -117,7 +117,7 @@ class SloClasses:
         )
 
     def _inferred(self, has_tools: bool, service_tier: str | None, num_prompt_tokens: int) -> str:
-        # Who asks for the cheap place in the queue has said that he can wait, tools or not.
+        # A request for the cheap place in the queue accepts waiting, with tools or without.
         if service_tier == _FLEX:
             return BATCH
         if has_tools:

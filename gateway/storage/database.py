@@ -33,7 +33,7 @@ _WRITES: Final = "outrider_writes"
 class DatabaseError(StorageError):
     """The database cannot be asked now.
 
-    Clients are told no more than that; `detail` says it to those who run the gateway.
+    Clients get no more than that; `detail` is for the operator.
     """
 
     def __init__(self, detail: str) -> None:

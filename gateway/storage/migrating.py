@@ -8,7 +8,7 @@ from gateway.settings.tree import SettingsError
 from gateway.storage.tables import SCHEMA_VERSION
 
 _LOCK: Final = 0x6F75747269646572
-"""PostgreSQL's number for "who migrates": the letters of our name."""
+"""The number of PostgreSQL's advisory lock for migrations: the letters of our name."""
 _VERSION_TABLE: Final = "alembic_version"
 
 

@@ -1,4 +1,4 @@
-"""Secrets that a database keeps for all who share it."""
+"""Secrets in a database, shared by all gateways that use it."""
 
 import random
 from typing import Final
@@ -12,7 +12,7 @@ _SECRET_BYTES: Final = 32
 
 
 def drawn_secret(database: Database, name: str, randomness: random.Random) -> bytes:
-    """The secret of this name, 32 bytes; whoever asks first draws it. Raises DatabaseError.
+    """Return the secret of this name, 32 bytes, drawn at the first call. Raises DatabaseError.
 
     `randomness` must be the operating system's.
     """

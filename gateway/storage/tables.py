@@ -80,7 +80,7 @@ keys: Final = Table(
 key_version: Final = Table(
     "key_version",
     metadata,
-    # One row. Whoever changes keys or teams adds one, so that others need not read them all to
+    # One row. A change of keys or teams adds one, so that others need not read them all to
     # see that nothing has changed.
     Column("id", Integer, primary_key=True, autoincrement=False),
     Column("version", BigInteger, nullable=False),

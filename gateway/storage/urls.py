@@ -28,7 +28,7 @@ def state_folder(environ: Mapping[str, str] | None = None) -> Path:
 
 
 def default_database_url(environ: Mapping[str, str] | None = None) -> str:
-    """The database of whoever names none: outrider.db in the state folder, which is made.
+    """Return the default database: outrider.db in the state folder, which is made.
 
     Raises SettingsError where the folder cannot be made.
     """

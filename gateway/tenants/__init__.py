@@ -1,1 +1,1 @@
-"""Who asks: keys, teams, scopes."""
+"""Tenants: keys, teams, scopes and authentication."""

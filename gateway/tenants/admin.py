@@ -1,4 +1,4 @@
-"""The endpoints of /admin: keys and teams, for those who may."""
+"""The endpoints of /admin that manage keys and teams."""
 
 import asyncio
 import logging
@@ -41,7 +41,7 @@ _PAGE: Final = 100
 
 
 class AdminApi:
-    """Handlers of requests whose principal is known. Each one refuses who may not administrate.
+    """Handlers of authenticated requests. Each refuses principals without the admin scope.
 
     They raise GatewayErrors: AuthenticationError, PermissionDeniedError, NotFoundError (also where
     there is no database), ConflictError, BadRequestError, StorageError.

@@ -100,7 +100,7 @@ class LimitsPatch(TierLimits):
 
 
 class KeyCreate(RequestModel):
-    """A new key. `models` and `tiers`: what it may name and who may answer; null: all.
+    """A new key. `models`: names that it may request; `tiers`: tiers that may answer; null: all.
 
     `team`: a team's id or name. `weight`: the share of a full queue, where it is in no team.
     `expires_at`: seconds since 1970 (UTC); null: never. A key with `admin` may use /admin, one with

@@ -123,7 +123,7 @@ class Authenticator:
         raise self._failure(self._counted(reason, key_id, digest, peer), peer)
 
     def require_admin(self, principal: Principal) -> None:
-        """Raises AuthenticationError for nobody in particular, PermissionDeniedError for others."""
+        """Raises AuthenticationError for ANONYMOUS, PermissionDeniedError for other principals."""
         if principal.scopes.is_admin:
             return
         if principal is ANONYMOUS:

@@ -89,7 +89,7 @@ def row_of_team(order: TeamOrder) -> dict[str, Any]:
 
 
 def readable(rows: Iterable[RowMapping], read: Callable[[RowMapping], Record]) -> Iterator[Record]:
-    """The records of the rows that can be read; the others are logged: somebody edited them."""
+    """Return the records of valid rows; invalid ones, edited by other programs, are logged."""
     for row in rows:
         try:
             record = read(row)

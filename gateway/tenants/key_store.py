@@ -29,7 +29,7 @@ Merge = Callable[[KeyOrder | TeamOrder], Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownKey:
-    """A key that was just made, and its text, which nobody can be told again."""
+    """A key that was just made, and its text, which cannot be shown again."""
 
     record: KeyRecord
     text: str = field(repr=False)
@@ -40,7 +40,7 @@ def load_secret(
 ) -> bytes:
     """What hashes are keyed with: the configured secret, else the database's own.
 
-    The database's is drawn by whoever asks first. Raises DatabaseError.
+    The database's secret is drawn by the first process that needs it. Raises DatabaseError.
     """
     if configured is not None:
         return configured.get_secret_value().encode()

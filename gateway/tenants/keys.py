@@ -57,7 +57,7 @@ def prefix_of(key_id: str) -> str:
 
 
 class KeyHasher:
-    """HMAC-SHA256 under one secret. What it gives says nothing about a key to who lacks that."""
+    """HMAC-SHA256 under one secret. Without the secret a digest reveals nothing about its key."""
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
@@ -69,5 +69,5 @@ class KeyHasher:
         return hmac.digest(self._secret, text.encode("utf-8", "surrogatepass"), "sha256")
 
     def cache_salt(self, tenant: str) -> str:
-        """What separates this tenant's prefix cache from others'; nobody else can know it."""
+        """Return the salt of this tenant's prefix cache, unknown to other tenants."""
         return self.digest(f"cache salt of {tenant}").hex()[:32]

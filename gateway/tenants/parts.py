@@ -33,7 +33,7 @@ class KeyParts:
 
 
 def open_parts() -> KeyParts:
-    """No keys, and nobody wants one."""
+    """Return the parts of a gateway without keys, which requires none."""
     return KeyParts(authenticator=Authenticator(KeyHasher(secrets.token_bytes(32)), None))
 
 
@@ -45,7 +45,7 @@ def key_store(settings: Settings, database: Database) -> KeyStore:
 def build_key_parts(
     settings: Settings, database: Database | None, metrics: TenantMetrics | None = None
 ) -> KeyParts:
-    """Who may ask, as the settings want it. Blocks.
+    """Build the check of keys that the settings describe. Blocks.
 
     Raises SettingsError for settings that contradict each other, and for a database that cannot be
     asked.

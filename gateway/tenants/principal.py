@@ -1,4 +1,4 @@
-"""Who a request is from, and what he may ask for."""
+"""The principal of a request, and its scopes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -52,4 +52,4 @@ class Principal:
 
 
 ANONYMOUS: Final = Principal(key_id="anonymous", name="anonymous", tenant="anonymous")
-"""Everybody, while no key exists. May not administrate."""
+"""The principal of every request while no key exists. It has no admin scope."""

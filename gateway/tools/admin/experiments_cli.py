@@ -70,7 +70,7 @@ Make an experiment. It runs when it is started, also in gateways that run alread
 
   outrider experiment create cheap --arm "control weight=9" --arm "small tier=small weight=1" --set guardrails.error_share=0.02
 
-Who sets such a setting himself takes no part, and keeps what he set.
+A request that sets such a setting itself takes no part and keeps its own value.
 """  # noqa: E501 - what is typed stands on one line
 
 
@@ -181,7 +181,7 @@ def ramp(
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Let another share of the units take part; whoever is in stays in when it grows."""
+    """Change the share of the units that take part; when it grows, no unit leaves."""
     with _store(database_url, config) as store:
         _say(store.ramp(name, share), "Ramped", as_json)
 

@@ -1,4 +1,4 @@
-"""`outrider keys create | list | update | rotate | revoke | team`: who may ask, and how much."""
+"""`outrider keys create | list | update | rotate | revoke | team`: keys, scopes and limits."""
 
 import json
 import time

@@ -17,7 +17,7 @@ _STYLES = {"active": "green", "expired": "yellow", "revoked": "red"}
 
 
 def print_shown(console: Console, shown: ShownKey, done: str) -> None:
-    """A new secret. Nobody will be told it again."""
+    """Print a new secret, which is not shown again."""
     record = shown.record
     console.print(Text(f"{done} key {visible(record.name)}, id {record.key_id}:"))
     console.print()

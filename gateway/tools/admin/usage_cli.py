@@ -1,4 +1,4 @@
-"""`outrider usage`: who used what, what it cost, and what was saved."""
+"""`outrider usage`: usage, costs, charges and savings."""
 
 import csv
 import io
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 
 USAGE_HELP: Final = """
-Show what was used, by whom, what it cost us and what clients pay.
+Show usage, its cost and the clients' charges.
 
 [bold]Examples[/bold]
 
@@ -143,7 +143,7 @@ def _closing_lines(report: "UsageReport") -> Iterator[str]:
     if report.savings is None:
         yield (
             "savings are not known: no price of the large model is. Set routing.prices.large, or "
-            "the price of the tier elsewhere that answers in its place."
+            "the price of the upstream tier that answers in its place."
         )
     else:
         yield _savings_line(report.savings)

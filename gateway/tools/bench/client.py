@@ -208,5 +208,5 @@ class BenchClient:
             ) from None
 
     def _safe(self, text: str) -> str:
-        """Without the key, should somebody send it back."""
+        """Return the text without the key, in case a server echoes it."""
         return text.replace(self.target.key, "***") if self.target.key else text

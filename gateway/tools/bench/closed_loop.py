@@ -1,4 +1,4 @@
-"""A closed loop: so many users, each of whom asks again as soon as it has its answer."""
+"""A closed loop: a number of users, each sending its next request after an answer."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence

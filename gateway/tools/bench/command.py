@@ -67,7 +67,7 @@ def run_command(flags: BenchFlags) -> None:
 def _gateway(
     url: str | None, serve: str, sides: tuple[BenchPlan, BenchPlan] | None
 ) -> Iterator[str | None]:
-    """A gateway of our own; None where all that is asked is elsewhere."""
+    """Start a gateway for the run; None where every target has a URL."""
     are_elsewhere = sides is not None and all(side.target.url != NOBODY for side in sides)
     if url is not None or are_elsewhere:
         if serve:

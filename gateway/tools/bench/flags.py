@@ -70,7 +70,7 @@ class BenchFlags:
 
 
 def plan_of(flags: BenchFlags) -> BenchPlan:
-    """The plan. Without a URL it asks nobody yet. Raises PlanError, WorkloadError, FieldError."""
+    """Return the plan. Contacts no server. Raises PlanError, WorkloadError, FieldError."""
     objectives = Objectives() if flags.slo is None else parse_objectives(flags.slo)
     if flags.fail_below is not None and not objectives.are_any:
         raise PlanError("--fail-below needs objectives: give them with --slo")
@@ -170,7 +170,7 @@ def _arrivals(text: str) -> dict[str, Any]:
 
 
 def _with_loop(plan: BenchPlan) -> BenchPlan:
-    """Users, where nobody says how hard to ask and no trace does."""
+    """Default number of users, where neither flags nor a trace set the load."""
     load = plan.load
     is_told = load.rate_per_s is not None or load.concurrency is not None
     if is_told or plan.workload.kind == "trace" or plan.search is not None:

@@ -15,7 +15,7 @@ KIND: Final = "outrider.bench"
 
 LoopKind = Literal["open", "closed"]
 TokenSource = Literal["usage", "chunks"]
-"""Who counted an answer's tokens: the server, or we the events that had text."""
+"""Source of an answer's token count: the server, or our count of events with text."""
 
 ErrorKind = Literal[
     "unreachable",  # no connection

@@ -24,7 +24,7 @@ from gateway.tools.bench.results import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchPrices:
-    """USD for a million tokens. Cached prompt tokens cost as others where nobody says."""
+    """USD for a million tokens. Cached prompt tokens cost the same unless given."""
 
     prompt_usd: float
     completion_usd: float
@@ -32,7 +32,7 @@ class BenchPrices:
     source: Literal["server", "given"] = "given"
 
     def cost_usd(self, row: RequestRow) -> float | None:
-        """What an answer cost; None where nobody counted its prompt."""
+        """Return an answer's cost; None where its prompt was not counted."""
         if row.num_prompt_tokens is None:
             return None
         cached = min(row.num_cached_tokens or 0, row.num_prompt_tokens)

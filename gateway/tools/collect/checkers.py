@@ -6,7 +6,7 @@ gateway/tools/collect/judge.py.
 - json: the last line (or the whole answer), after an optional `Answer:`, is the expected value;
 - tool_call: the answer makes exactly the expected call, written the hermes way;
 - json_schema: the answer is JSON that conforms to a schema;
-- judge: somebody else decides.
+- judge: another model decides.
 """
 
 import importlib.util

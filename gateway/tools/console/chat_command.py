@@ -34,7 +34,7 @@ Uses the gateway at --url if one answers there, else starts an engine of its own
 
   outrider chat --model large --temperature 0.8 --seed 7 "Add 4827 and 1965."
 
-  outrider chat --model cloud "Who are you?"  [dim]# a tier elsewhere[/dim]
+  outrider chat --model cloud "Who are you?"  [dim]# an upstream tier[/dim]
 
   outrider chat --policy prefer_cloud --deadline-ms 2000 "Who are you?"
 

@@ -41,7 +41,7 @@ Start the gateway and keep it up.
   outrider serve --config prod.toml --set engine.max_sequences=128
 
   outrider serve --large none --tier cloud=https://host/v1 --set tiers.cloud.api_key_env=KEY \
-  [dim]# a small model here, a large one elsewhere[/dim]
+  [dim]# a local small model, an upstream large one[/dim]
 
   outrider serve --large none --small none --tier gpu=http://a:8000/v1 --tier gpu=http://b:8000/v1 \
   [dim]# no model here: one door to two replicas[/dim]

@@ -13,7 +13,7 @@ from gateway.schema.kinds import Policy
 from gateway.tools.console.terminal import DRAFTED_STYLE, token_text
 from gateway.upstream.event_stream import EventSplitter, event_data
 
-_DEGRADED: Final = "degraded: a tier elsewhere should have answered and could not"
+_DEGRADED: Final = "degraded: an upstream tier should have answered and could not"
 _HELP: Final = "Type a message; /new starts over, /quit or Ctrl-D leaves, Ctrl-C stops an answer."
 # Servers call thinking by either name.
 _THINKING_FIELDS: Final = ("reasoning_content", "reasoning")
@@ -99,11 +99,11 @@ class ChatAnswer:
 
     @property
     def is_degraded(self) -> bool:
-        """Whether a tier elsewhere should have answered and could not."""
+        """Return whether an upstream tier should have answered and could not."""
         return bool(self.report.get("degraded"))
 
     def summary(self) -> str:
-        """One line: who answered and why, how fast, what was drafted or what it cost."""
+        """Return one line: tier, reason, speed, drafted tokens or cost."""
         report = self.report
         parts = [f"{report.get('tier', '?')} ({report.get('reason', '?')})"]
         if hand_off := report.get("hand_off"):
@@ -113,7 +113,7 @@ class ChatAnswer:
         if (rate := self.tokens_per_s) is not None:
             parts.append(f"{rate:.1f} tok/s")
         parts.append(f"{self.num_tokens} tokens")
-        if "drafted_tokens" in report:  # models elsewhere do not tell
+        if "drafted_tokens" in report:  # upstream models do not report them
             drafted, accepted = report["drafted_tokens"], report["accepted_tokens"]
             parts.append(f"{drafted} drafted, {accepted} accepted")
         if (cost_usd := report.get("cost_usd")) is not None:

@@ -92,7 +92,7 @@ class HybridReply:
 
     @property
     def tier(self) -> str:
-        """Who gave it; after a change in mid-answer both."""
+        """Return the tier that answered; after a change in mid-answer both."""
         return str(self.report.get("tier", "nobody"))
 
 
@@ -210,7 +210,7 @@ def _ask_until_back(device: DeviceApp) -> list[HybridReply]:
 
 
 def table(title: str, replies: Sequence[HybridReply]) -> Table:
-    """Prompt, who answered, why, time to the first text."""
+    """Table of prompt, tier, reason and time to the first text."""
     shown = Table(title=title, title_justify="left", show_lines=True)
     for name in ("prompt", "answered by", "why"):
         shown.add_column(name, ratio=3 if name != "answered by" else None)
@@ -249,7 +249,7 @@ def _short(text: str) -> str:
 
 
 def _show_text(console: Console, reply: HybridReply) -> None:
-    """The answer that changed hands, so that everybody can see that nothing is missing."""
+    """Print the answer that changed tiers, to show that nothing is missing."""
     console.print(Text("The whole answer: ").append(" / ".join(reply.text.split("\n"))))
 
 

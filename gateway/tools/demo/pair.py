@@ -168,7 +168,7 @@ def answers_table(replies: Sequence[PairReply]) -> Table:
 
 
 def _tier(report: Mapping[str, Any]) -> str:
-    """Who answered; after a hand-over also how much of the small answer the large model kept."""
+    """Return the tier; after an escalation also how much of the small answer was kept."""
     if not report.get("escalated"):
         return str(report.get("tier", "?"))
     written = report["reused_tokens"] + report["discarded_tokens"]

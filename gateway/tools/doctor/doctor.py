@@ -62,7 +62,7 @@ def _local_checks(settings: Settings) -> list[tuple[str, Callable[[], Finding]]]
 
 
 def _no_models() -> Finding:
-    detail = "none on this machine: tiers elsewhere answer everything"
+    detail = "no local models: upstream tiers answer everything"
     return Finding(name="models", status="ok", detail=detail)
 
 
@@ -216,7 +216,7 @@ def _tokenizers(settings: Settings) -> Finding:
         return Finding(name=name, status="ok", detail="the two models share one vocabulary")
     options = settings.speculation
     if not options.enabled:
-        detail = f"they differ, which matters to nobody without speculation: {difference}"
+        detail = f"they differ, which matters only with speculation: {difference}"
         return Finding(name=name, status="ok", detail=detail)
     if options.allow_vocab_mismatch:
         advice = (
@@ -260,7 +260,7 @@ def _router(settings: Settings) -> Finding:
 
 
 def _tier(name: str, settings: Settings) -> Finding:
-    """The servers of a tier elsewhere are asked for their models."""
+    """Request the lists of models from an upstream tier's servers."""
     from gateway.tools.doctor.tiers import check_tier
 
     return check_tier(name, settings, os.environ)

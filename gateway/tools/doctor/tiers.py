@@ -1,4 +1,4 @@
-"""What `outrider doctor` says of a tier elsewhere: is it there, does it take the key, its model."""
+"""Checks of `outrider doctor` on upstream tiers: reachable, key accepted, model listed."""
 
 import asyncio
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""From a system and what users ask to a table: who fits, who waits, what it costs."""
+"""Capacity table of a system under a workload: users, waiting times and cost."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

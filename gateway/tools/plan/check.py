@@ -32,7 +32,7 @@ class Compared:
 
 
 def lengths_of(result: BenchResult) -> LengthPairs:
-    """What the run's requests asked and got. Raises CheckError where nobody told."""
+    """Return the lengths of the run's requests. Raises RunMismatchError if unknown."""
     rows = _usable(result)
     pairs = [(row.num_prompt_tokens or 1, row.num_completion_tokens) for row in rows]
     return measured_lengths("as measured", pairs)

@@ -1,4 +1,4 @@
-"""Steps of the engine, simulated: who waits, who is prefilled, who gets a token, how long it takes.
+"""Simulated steps of the engine: waiting, prefill and decoding requests, and their times.
 
 One step has several small passes and at most one large pass, as the engine's own
 (engine/core.py): decoding comes first, prefill chunks fill the rest of the row budget, a request
@@ -192,7 +192,7 @@ class Simulation:
                         arrived_s=self._now_s if ask.at_s is None else ask.at_s,
                     )
                 )
-            if not num_open:  # nobody is here before the next one comes
+            if not num_open:  # idle until the next request arrives
                 self._now_s = coming[0].at_s or self._now_s
                 continue
             ended = self._step()
@@ -222,7 +222,7 @@ class Simulation:
     # ---- one step -----------------------------------------------------------------------------
 
     def _step(self) -> list[Served]:
-        """Plan, let the time pass, and give everybody what the step brought."""
+        """Plan a step, advance the time, and hand out its tokens."""
         for queue in self._queues.values():
             self._start(queue)
         large, small = self._queues.get("large"), self._queues.get("small")
@@ -249,7 +249,7 @@ class Simulation:
         return ended + self._prefilled(chunks)
 
     def _guessed(self, num_decoding: int) -> GuessedStep:
-        """The step of those who decode on the large tier, with its guesses, without prompts."""
+        """Return the decoding step of the large tier, with its guesses, without prompts."""
         nobody = GuessedStep(num_decoding=0, seconds=0.0, emitted=1.0, num_small_passes=0.0)
         large, speculation = self._queues.get("large"), self._system.speculation
         if large is None or not num_decoding:

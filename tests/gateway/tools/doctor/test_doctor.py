@@ -181,7 +181,7 @@ def test_a_tier_that_answers() -> None:
         )
         assert "router" not in found
         assert not {"large model", "small model", "torch", "memory"} & found.keys()
-        assert "none on this machine" in found["models"].detail
+        assert "no local models" in found["models"].detail
         check = checks(tiers__cloud__url=mock.url, **NO_MODELS)["cloud tier"]
         assert check.detail == f"{mock.url} answers with big-1", "the first one that it lists"
         assert mock.requests == [], "nothing is generated"
