@@ -319,7 +319,7 @@ def test_thousands_of_wrong_keys_are_few_lines_and_little_memory(
 ) -> None:
     world = World(tmp_path)
     key = world.store.create(KeyOrder(name="a"))
-    guard = world.authenticator._guard
+    guard = world.authenticator._throttle
 
     def work() -> None:
         for n in range(3000):

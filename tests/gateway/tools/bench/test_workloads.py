@@ -71,7 +71,7 @@ def test_an_azure_trace_is_sorted_and_says_what_was_mended(tmp_path: Path) -> No
     ("line", "said"),
     [
         ("2023-11-16 18:15:46,-3,4", "-3"),
-        ("2023-11-16 18:15:46,0,4", "no tokens"),
+        ("2023-11-16 18:15:46,0,4", "at least one token"),
         ("2023-11-16 18:15:46,nan,4", "nan"),
         ("yesterday,3,4", "yesterday"),
         ("2023-11-16 18:15:46,3", "2 values for 3"),
