@@ -13,8 +13,8 @@ from benchmarks.gpu_attention_cases import random_tree
 from benchmarks.gpu_timing import synchronize
 from draft.calibration import EdgeCalibration
 from draft.config import DraftConfig
-from draft.device_drafter import DeviceDrafter
-from draft.device_growth import DeviceCalibration
+from draft.device_trees import DeviceCalibration
+from draft.tree_drafter import TreeDrafter
 from engine.cache.kv_view import KVView
 from engine.config import EngineConfig
 from engine.core import Engine
@@ -263,8 +263,8 @@ class Answering:
             min_path_prob=0.0,
             sources=("model",),
         )
-        drafter = DeviceDrafter(
-            runner=small, target=large, config=config, calibration=_NothingLearnt()
+        drafter = TreeDrafter(
+            runner=small, device_target=large, config=config, calibration=_NothingLearnt()
         )
         verifier = SyntheticVerifier()
         engine = Engine(

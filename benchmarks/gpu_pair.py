@@ -9,7 +9,7 @@ from benchmarks.gpu_report import say
 from benchmarks.prompts import load_prompts, load_tokenizer, stop_token_ids
 from benchmarks.record import ROOT
 from draft.config import DraftConfig
-from draft.device_drafter import DeviceDrafter
+from draft.tree_drafter import TreeDrafter
 from engine.core import Engine
 from engine.events import TokensEmitted
 from engine.model.decoder import DecoderModel
@@ -32,7 +32,7 @@ def pair_acceptance(
     engine = Engine(
         runners={"large": large, "small": small},
         verifier=CoupledVerifier(),
-        drafter=DeviceDrafter(runner=small, target=large, config=config),
+        drafter=TreeDrafter(runner=small, device_target=large, config=config),
     )
     tokenizer = load_tokenizer(PAIR / "large")
     prompts = load_prompts("tasks", tokenizer, num_prompts=num_prompts, seed=seed)

@@ -1,276 +1,224 @@
-"""One step's trees on the device: begun by the host, grown without it, read as a forest."""
+"""Trees of guesses that grow on the device: no draft pass of a step waits for the host."""
 
-from dataclasses import dataclass, replace
-from typing import Final
+from collections.abc import Callable, Generator
+from collections.abc import Sequence as SequenceOf
+from functools import partial
 
-import numpy as np
-import torch
 from torch import Tensor
 
-from draft.budget import MOST_BELIEVED
-from draft.calibration import (
-    BIN_EDGES,
-    DEPTH_CLASS,
-    LEAST_LIKELY,
-    MOST_LIKELY,
-    EdgeCalibration,
-)
+from draft.budget import StepBudget
 from draft.config import DraftConfig
+from draft.device_trees import DeviceCalibration, DeviceTrees, init_trees_on_device
 from draft.draft_state import Draft
-from draft.forecast import Grower
-from draft.growing_tree import Candidate
-from draft.grown_trees import pack_state
-from engine.cache.block_pool import OutOfBlocksError
+from draft.forecast import Grower, TreeForecast, num_levels, share_nodes
+from draft.grown_trees import GrownTrees
+from draft.host_growth import HostGrowth
+from draft.lessons import Lessons
+from draft.model_guesses import ModelGuesses, Slices
+from draft.node_selection import least_chance, select_nodes, weighted_probs
 from engine.cache.kv_view import KVView
 from engine.passes.device_rows import DeviceRows
 from engine.passes.runner import ModelRunner
-from engine.sequences.sampling import forest_sampling_rows
-from engine.trees.forest import Forest, num_free_slots
-from engine.trees.token_tree import RECALLED_BIT, SOURCE_BIT
-from kernels.sampling.sample import SamplingTable, top_tokens
-from kernels.trees.build_tree import (
-    EdgeTable,
-    FrontierRows,
-    InitialTree,
-    TreeState,
-    capacity_for,
-    choose_frontier,
-    expand_tree,
-    init_trees,
-    select_trees,
+from engine.protocols import DraftLogits, DraftPass, Proposal, Trees
+from engine.sequences.sequence import Sequence
+from engine.trees.forest import (
+    Forest,
+    ForestVerdicts,
+    HostForest,
+    path_moves,
+    reserve_trees,
+    slot_table,
 )
-from kernels.trees.tree_state import MAX_CAPACITY
 from kernels.upload import upload
 
-# The kernels name so many children of a node at most.
-_MAX_BRANCHING: Final = 8
 
-
-class DeviceCalibration:
-    """`EdgeCalibration` as the device reads it: taken there again whenever it has learnt."""
-
-    def __init__(self, calibration: EdgeCalibration, device: torch.device) -> None:
-        self._calibration = calibration
-        self._device = device
-        self._version = -1
-        self._bin_edges = upload(np.array(BIN_EDGES, dtype=np.float32), device)
-        classes = np.array(DEPTH_CLASS)
-        edges = np.flatnonzero(np.diff(classes)) + 1  # where the next class begins
-        self._depth_edges = upload(edges.astype(np.int32), device)
-        self._table: EdgeTable | None = None
-
-    def table(self) -> EdgeTable:
-        """The present one; table number 1 is for greedy requests, 0 for the others."""
-        if self._table is None or self._version != self._calibration.version:
-            self._version = self._calibration.version
-            self._table = EdgeTable(
-                shifts=upload(self._calibration.shifts(), self._device),
-                bin_edges=self._bin_edges,
-                depth_edges=self._depth_edges,
-                least=LEAST_LIKELY,
-                most=MOST_LIKELY,
-                model_bit=SOURCE_BIT["model"],
-            )
-        return self._table
-
-
-@dataclass(eq=False, slots=True, kw_only=True)
 class DeviceGrowth:
-    """Trees of a step whose roots the small model has computed.
+    """The growth of trees that the host mostly sees only when they are judged.
 
-    views: each draft's, with slots reserved for its root and `width` nodes a level; a tree that got
-    none has its root expanded only. num_levels: passes behind the roots', of which `level` were
-    made. max_depth: bound of all candidates' depths.
+    How many passes a step has, and how many nodes, is decided before it, by what earlier trees came
+    to (`draft.forecast`). Sequences with rules, a grammar or a cascade need the host between the
+    levels: `host` grows their trees in the same passes. `target`: the large model's runner.
     """
 
-    drafts: list[Draft]
-    growers: list[Grower]
-    views: list[KVView]
-    config: DraftConfig
-    num_levels: int
-    num_initial: int
-    max_depth: int
-    state: TreeState
-    table: EdgeTable
-    sampling: SamplingTable
-    vocab_size: int
-    level: int = 0
-    _rows: FrontierRows | None = None
+    def __init__(
+        self,
+        *,
+        runner: ModelRunner,
+        target: ModelRunner,
+        model: ModelGuesses,
+        host: HostGrowth,
+        config: DraftConfig,
+        lessons: Lessons,
+    ) -> None:
+        self._runner = runner
+        self._target = target
+        self._model = model
+        self._host = host
+        self._config = config
+        self._lessons = lessons
+        self._calibration = DeviceCalibration(lessons.calibration, runner.device)
+        self._forecast = TreeForecast()  # of all sequences: where a new one begins
 
-    # ---- the levels ------------------------------------------------------------------------
-
-    def expand_roots(self, logits: Tensor) -> None:
-        """Name the children of all roots; logits: float32 [num_trees, vocab_size]."""
-        width = self.config.max_frontier
-        index = self.state.sequence_index[::width]
-        self._expand(logits, index, torch.zeros_like(index))
-
-    def next_rows(self) -> DeviceRows | None:
-        """What the next draft pass computes; None when the trees are grown.
-
-        They grow no further once a view has been reclaimed, for its blocks are others' now.
-        """
-        are_there = all(
-            draft.state.view is view for draft, view in zip(self.drafts, self.views, strict=True)
+    def grow(
+        self, growers: SequenceOf[Draft], drafts: SequenceOf[Draft], step: StepBudget | None
+    ) -> Proposal:
+        """Grow plain sequences' trees on the device, the others on the host; see `Growth`."""
+        trees, spent_s = yield from self._run_passes(growers, drafts, step)
+        if trees is None:
+            return Trees(host=select_nodes(drafts, least_chance(drafts, step, spent_s=spent_s)))
+        grown = {id(draft) for draft in trees.drafts}
+        drafts = [draft for draft in drafts if id(draft) not in grown]
+        num_nodes, floor = share_nodes(trees.growers, weighted_probs(drafts), step, spent_s=spent_s)
+        caps = [min(grower.max_nodes, num_nodes) for grower in trees.growers]
+        caps = reserve_trees(self._target, [draft.sequence for draft in trees.drafts], caps)
+        forest = trees.forest(
+            caps,
+            min(num_nodes, sum(caps)),
+            GrownDrafts(trees, runner=self._runner, lessons=self._lessons, forecast=self._forecast),
         )
-        if self.level >= self.num_levels or not are_there:
+        return Trees(host=select_nodes(drafts, floor), forest=forest)
+
+    def _run_passes(
+        self, growers: SequenceOf[Draft], drafts: SequenceOf[Draft], step: StepBudget | None
+    ) -> Generator[DraftPass, DraftLogits, tuple[DeviceTrees | None, float]]:
+        """Run draft passes; return the trees on the device and the passes' expected seconds."""
+        spent_s = 0.0
+        trees: DeviceTrees | None = None
+        slices = self._model.catch_up_slices(growers)
+        # A chunk of a text that does not reach its root yet is the host's affair.
+        roots = [pair for pair in slices if _is_plain(pair[0].sequence) and pair[1].num_logit_rows]
+        begun = {id(draft) for draft, _ in roots}
+        growers = [draft for draft in growers if id(draft) not in begun]
+        slices = [pair for pair in slices if id(pair[0]) not in begun]
+        rows: DeviceRows | None = None
+        while slices or roots or rows is not None:
+            pieces = [piece for _, piece in [*slices, *roots]]
+            if step is not None:
+                num_rows = sum(len(piece.token_ids) for piece in pieces)
+                num_rows += 0 if rows is None else rows.total_rows
+                spent_s += step.draft_pass_s(num_rows, step.context)
+            owners = [draft.sequence for draft, _ in [*slices, *roots]]
+            if rows is not None and trees is not None:
+                owners += [draft.sequence for draft in trees.drafts]
+            logits = yield DraftPass(slices=pieces, owners=owners, device_rows=rows)
+            num_host_rows = sum(piece.num_logit_rows for _, piece in slices)
+            self._model.receive(slices, logits.of_slices[:num_host_rows])
+            if roots:
+                trees = self._begin(roots, logits.of_slices[num_host_rows:], step, spent_s)
+                roots = []
+            elif rows is not None and trees is not None:
+                assert logits.of_device_rows is not None
+                trees.receive(logits.of_device_rows)
+            slices = self._model.next_slices(self._host.next_level(growers, drafts, step, spent_s))
+            rows = None if trees is None else trees.next_rows()
+        return trees, spent_s
+
+    def _begin(
+        self, roots: Slices, logits: Tensor, step: StepBudget | None, spent_s: float
+    ) -> DeviceTrees | None:
+        """Begin the trees whose roots were computed, if any; logits: [len(roots), vocab_size]."""
+        drafts: list[Draft] = []
+        keep: list[int] = []
+        for row, (draft, _) in enumerate(roots):
+            # A view may have been reclaimed while the pass was planned.
+            if draft.state.view is not None and draft.state.caught_up():
+                draft.state.was_asked = True
+                drafts.append(draft)
+                keep.append(row)
+            else:
+                draft.tree.stop()
+        if not drafts:
             return None
-        self.level += 1
-        rows = self._rows = choose_frontier(
-            self.state,
-            min_path_prob=self.config.min_path_prob,
-            most_believed=MOST_BELIEVED,
+        config = self._config
+        growers = [self._grower(draft) for draft in drafts]
+        trees = init_trees_on_device(
+            drafts,
+            growers,
+            runner=self._runner,
+            vocab_size=min(self._runner.vocab_size, self._target.vocab_size),
+            config=config,
+            table=self._calibration.table(),
+            num_levels=num_levels(
+                growers,
+                step,
+                width=config.max_frontier,
+                spent_s=spent_s,
+                min_gain=config.min_path_prob,
+            ),
         )
-        return DeviceRows(
-            views=list(self.views),
-            token_ids=rows.token_ids,
-            positions=rows.positions,
-            logical_slots=rows.logical_slots,
-            sequence_index=rows.sequence_index,
-            ancestor_words=rows.ancestor_words,
-            row_starts=rows.row_starts,
-            num_rows=rows.num_rows,
-            tree_starts=rows.tree_starts,
-            kv_lens=rows.kv_lens,
-        )
+        trees.expand_roots(logits if len(keep) == len(roots) else logits[keep])
+        return trees
 
-    def receive(self, logits: Tensor) -> None:
-        """Name the children of the nodes of `next_rows`; float32 [num_rows, vocab_size]."""
-        assert self._rows is not None
-        self._expand(logits, self._rows.sequence_index, self._rows.depth)
-
-    def _expand(self, logits: Tensor, sequence_index: Tensor, depth: Tensor) -> None:
-        """Add the best children, ranked as the target will rank."""
-        logits = logits[:, : self.vocab_size]
-        branching = min(self.config.max_branching, _MAX_BRANCHING, logits.shape[1])
-        rows = self.sampling.rows(sequence_index.contiguous(), depth)
-        best = top_tokens(logits, rows, branching, with_totals=True)
-        assert best.log_totals is not None
-        # Given the shared noise, the chance that the target agrees follows from a token's lead.
-        probs = (best.scores - best.log_totals[:, None]).exp()
-        floor = self.config.min_path_prob
-        expand_tree(self.state, best.token_ids, probs, self.table, min_path_prob=floor)
-
-    # ---- the forest ------------------------------------------------------------------------
-
-    def forest(self, caps: list[int], num_nodes: int) -> Forest:
-        """The likeliest guesses of all trees, at most `num_nodes`, and at most caps[i] of tree i.
-
-        Their slots must be reserved in the sequences' views.
-        """
-        chosen = select_trees(self.state, num_nodes=num_nodes, caps=caps)
-        branching = min(self.config.max_branching, _MAX_BRANCHING)
-        most = self.num_initial + branching * (1 + self.level * self.config.max_frontier)
-        return Forest(
-            sequences=[draft.sequence for draft in self.drafts],
-            sampling=self.sampling,
-            max_depth=self.max_depth,
-            max_nodes=1 + max(caps),
-            token_ids=chosen.token_ids,
-            parent_index=chosen.parent_index,
-            depth=chosen.depth,
-            tree_index=chosen.tree_index,
-            sequence_index=chosen.sequence_index,
-            positions=chosen.positions,
-            logical_slots=chosen.logical_slots,
-            ancestor_words=chosen.ancestor_words,
-            row_starts=chosen.row_starts,
-            num_rows=chosen.num_rows,
-            tree_starts=chosen.tree_starts,
-            kv_lens=chosen.kv_lens,
-            sources=chosen.sources,
-            candidates=chosen.candidates,
-            draft_offsets=chosen.draft_offsets,
-            drafter_payload=pack_state(self.state, min(most, self.state.capacity)),
-        )
-
-
-def init_trees_on_device(
-    drafts: list[Draft],
-    growers: list[Grower],
-    *,
-    runner: ModelRunner,
-    vocab_size: int,
-    config: DraftConfig,
-    table: EdgeTable,
-    num_levels: int,
-) -> DeviceGrowth:
-    """Take the drafts' trees as they are to the device; nothing waits for it.
-
-    The drafts' roots are computed in their views. vocab_size: of ids that both models know.
-    num_levels: passes that are wanted behind the roots'; as many are made as there are slots for.
-    """
-    width, branching = config.max_frontier, min(config.max_branching, _MAX_BRANCHING)
-    levels = _reserve_levels(runner, drafts, num_levels, width)
-    num_levels = max(levels)
-    room = max(MAX_CAPACITY - branching * (1 + num_levels * width), 1)
-    initial = [
-        InitialTree(
-            candidates=_known_to_both(draft.tree.candidates, vocab_size)[:room],
-            root_slot=draft.tree.root_slot,
-            max_nodes=draft.tree.max_nodes,
-            max_depth=min(draft.tree.max_depth, 1 + own_levels),  # and so many passes
-            table=int(draft.sequence.request.sampling.is_greedy),
+    def _grower(self, draft: Draft) -> Grower:
+        if draft.state.forecast is None:
+            draft.state.forecast = self._forecast.copy()
+        return Grower(
+            forecast=draft.state.forecast,
             urgency=draft.urgency,
+            max_depth=draft.tree.max_depth,
+            max_nodes=draft.tree.max_nodes,
         )
-        for draft, own_levels in zip(drafts, levels, strict=True)
-    ]
-    num_initial = max(len(tree.candidates) for tree in initial)
-    deepest = max(candidate.depth for tree in initial for candidate in tree.candidates)
-    max_depth = max(deepest, min(max(tree.max_depth for tree in initial), deepest + 1 + num_levels))
-    capacity = capacity_for(num_initial, num_levels=num_levels, width=width, branching=branching)
-    sequences = [draft.sequence for draft in drafts]
-    return DeviceGrowth(
-        drafts=drafts,
-        growers=growers,
-        views=[draft.state.view for draft in drafts if draft.state.view is not None],
-        config=config,
-        num_levels=num_levels,
-        num_initial=num_initial,
-        max_depth=max_depth,
-        state=init_trees(
-            initial,
-            capacity=capacity,
-            width=width,
-            recalled_bit=RECALLED_BIT,
-            device=runner.device,
-        ),
-        table=table,
-        sampling=forest_sampling_rows(sequences, max_depth, runner.device),
-        vocab_size=vocab_size,
-    )
 
 
-def _reserve_levels(
-    runner: ModelRunner, drafts: list[Draft], num_levels: int, width: int
-) -> list[int]:
-    """Reserve draft slots behind the roots; returns for how many levels each draft has them.
+class GrownDrafts:
+    """The draft views behind a forest: what its verdicts leave in them, and what they teach."""
 
-    Guesses never push anybody out, and where free blocks are scarce the drafts share them.
-    """
-    levels = []
-    for number, draft in enumerate(drafts):
-        view, first_slot = draft.state.view, draft.tree.root_slot + 1
-        assert view is not None
-        room = num_free_slots(view, first_slot, num_sharing=len(drafts) - number)
-        own_levels = min(num_levels, room // width)
-        try:
-            copies = view.reserve(first_slot + own_levels * width)
-        except OutOfBlocksError:  # a copy of a shared block took the last one
-            copies, own_levels = [], 0
-        runner.copy_blocks(copies)
-        levels.append(own_levels)
-    return levels
+    def __init__(
+        self,
+        trees: DeviceTrees,
+        *,
+        runner: ModelRunner,
+        lessons: Lessons,
+        forecast: TreeForecast,
+    ) -> None:
+        self.trees = trees
+        self._runner = runner
+        self._lessons = lessons
+        self._forecast = forecast
+        self._views: list[KVView | None] = []  # that keep accepted paths
+
+    def keep(self, forest: Forest, verdicts: ForestVerdicts) -> None:
+        """Move the accepted paths together; see `engine.trees.forest.ForestDrafts`."""
+        trees = self.trees
+        views = self._views = [
+            view if draft.state.view is view else None
+            for draft, view in zip(trees.drafts, trees.views, strict=True)
+        ]
+        if not trees.level:  # the roots only
+            return
+        accepted = verdicts.accepted_path  # [num_trees, max_depth]
+        offsets = forest.draft_offsets[accepted.clamp(min=0)].where(accepted >= 0, -1)
+        roots = [draft.tree.root_slot for draft in trees.drafts]
+        slots = slot_table(views, roots, 1 + trees.level * trees.config.max_frontier)
+        self._runner.compact(*path_moves(offsets, upload(slots, self._runner.device)))
+
+    def commit(self, known: HostForest) -> Callable[[], None]:
+        """Note what the views hold; see `engine.trees.forest.ForestDrafts`."""
+        for tree, (draft, view) in enumerate(zip(self.trees.drafts, self._views, strict=True)):
+            state = draft.state
+            state.tree = None
+            if view is not None and state.view is view:
+                accepted = known.verdicts[tree].accepted_nodes
+                offsets = [known.draft_offsets[tree][node] for node in accepted]
+                state.keep_computed(draft.tree.root_slot, offsets)
+        return partial(self._learn, known)
+
+    def _learn(self, known: HostForest) -> None:
+        """Learn about guesses and about how many nodes trees of this kind come to."""
+        trees = self.trees
+        grown = GrownTrees(known.drafter_payload, len(trees.drafts))
+        for tree, draft in enumerate(trees.drafts):
+            verdict = known.verdicts[tree]
+            path = [0, *(known.candidates[tree][node] for node in verdict.accepted_nodes)]
+            self._lessons.learn_first(draft.state, grown.first_guess(tree), verdict.token_ids)
+            is_greedy = draft.sequence.request.sampling.is_greedy
+            for guess in grown.judged(tree, path, verdict.token_ids):
+                self._lessons.learn_guess(guess, is_greedy=is_greedy)
+            probs, depths = grown.guesses(tree)
+            for forecast in (trees.growers[tree].forecast, self._forecast):
+                forecast.observe(probs, depths, num_levels=1 + trees.level)
 
 
-def _known_to_both(candidates: list[Candidate], vocab_size: int) -> list[Candidate]:
-    """The candidates on paths of tokens that both models know."""
-    if all(candidate.token_id < vocab_size for candidate in candidates[1:]):
-        return candidates
-    place = {0: 0}
-    kept = [candidates[0]]
-    for index, candidate in enumerate(candidates[1:], start=1):
-        if candidate.token_id < vocab_size and candidate.parent in place:
-            place[index] = len(kept)
-            kept.append(replace(candidate, parent=place[candidate.parent]))
-    return kept
+def _is_plain(sequence: Sequence) -> bool:
+    """Whether its tokens are chosen without the host: no rules, and so no grammar, no cascade."""
+    return not sequence.rules and sequence.grammar is None and sequence.cascade is None

@@ -1,7 +1,7 @@
 """Trees of guesses from the small model, earlier text, predictions and grammars."""
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 from math import inf
@@ -9,18 +9,20 @@ from math import inf
 from draft.budget import AcceptanceEstimate, DraftGain, StepBudget, TreeBudget
 from draft.calibration import EdgeCalibration
 from draft.config import DraftConfig
+from draft.device_growth import DeviceGrowth
 from draft.draft_state import Draft, DraftState
-from draft.growing_tree import MAX_TREE_SLOTS, Calibrate, GrowingTree
+from draft.growing_tree import MAX_TREE_SLOTS, GrowingTree
+from draft.host_growth import Growth, HostGrowth
+from draft.lessons import Lessons
 from draft.model_guesses import ModelGuesses
 from draft.node_selection import least_chance, select_nodes, weighted_probs
 from draft.text_sources import TextSources
 from draft.token_map import TokenMap
 from engine.cache.kv_view import KVView
 from engine.passes.runner import ModelRunner
-from engine.protocols import DraftLogits, DraftPass, Proposal, Trees, Verdict
+from engine.protocols import Proposal, Verdict
 from engine.sequences.own_failure import OwnFailure
 from engine.sequences.sequence import Sequence
-from engine.trees.forest import Forest, ForestVerdicts, HostForest
 from engine.trees.token_tree import SOURCE_BIT, TokenTree
 
 # How far a request's pace may count for or against its nodes.
@@ -38,6 +40,7 @@ class TreeDrafter:
     all trees of a step one budget. A view that has fallen behind (drafting was off, or guesses were
     accepted that the small model never computed) catches up in the first pass of a proposal.
     `token_map`: for a small model with another vocabulary. `clock`: seconds, as the engine's.
+    `device_target`: the large model's runner where trees grow on the device (`DeviceGrowth`).
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class TreeDrafter:
         budget: TreeBudget | None = None,
         token_map: TokenMap | None = None,
         calibration: EdgeCalibration | None = None,
+        device_target: ModelRunner | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._runner = runner
@@ -64,12 +68,18 @@ class TreeDrafter:
             on_new=self._force,
         )
         self._text = TextSources(max_depth=self._config.max_text_depth)
-        self._acceptance = AcceptanceEstimate()  # of all sequences: where a new one begins
-        self._calibration = calibration or EdgeCalibration()
-        self._calibrated: dict[bool, Calibrate] = {
-            is_greedy: self._calibration.of_requests(is_greedy=is_greedy)
-            for is_greedy in (False, True)
-        }
+        self._lessons = Lessons(calibration or EdgeCalibration())
+        host = HostGrowth(model=self._model, config=self._config)
+        self._growth: Growth = host
+        if device_target is not None:
+            self._growth = DeviceGrowth(
+                runner=runner,
+                target=device_target,
+                model=self._model,
+                host=host,
+                config=self._config,
+                lessons=self._lessons,
+            )
 
     # ---- the engine's protocol ------------------------------------------------------------
 
@@ -85,8 +95,7 @@ class TreeDrafter:
         for draft in drafts:
             self._guess_from_text(draft)
         growers = self._choose_growers(drafts, step)
-        spent_s = yield from self._grow(growers, drafts, step)
-        return Trees(host=select_nodes(drafts, least_chance(drafts, step, spent_s=spent_s)))
+        return (yield from self._growth.grow(growers, drafts, step))
 
     def propose_from_text(
         self, sequence: Sequence, *, max_nodes: int, num_rows: int, num_beside: int
@@ -115,15 +124,8 @@ class TreeDrafter:
         if state is None or state.tree is None:
             return [], []
         tree, state.tree = state.tree, None
-        self._learn(state, tree, verdict.token_ids)
+        self._lessons.learn_tree(state, tree, verdict.token_ids)
         return state.keep_accepted(tree, verdict)
-
-    def keep(self, forest: Forest, verdicts: ForestVerdicts) -> None:
-        """Nothing: all trees of this drafter grow on the host."""
-
-    def commit_forest(self, forest: Forest, known: HostForest) -> Callable[[], None]:
-        """No lesson, likewise."""
-        return lambda: None
 
     def adopt(self, sequence: Sequence, view: KVView) -> None:
         """Draft on from an existing small view."""
@@ -167,7 +169,7 @@ class TreeDrafter:
             state = DraftState(
                 sequence=sequence,
                 token_map=self._token_map,
-                acceptance=AcceptanceEstimate(self._acceptance.value),
+                acceptance=AcceptanceEstimate(self._lessons.acceptance.value),
             )
             self._states[sequence.request_id] = state
         return state
@@ -194,7 +196,7 @@ class TreeDrafter:
             root_slot=len(sequence.token_ids) - 1,
             max_nodes=nodes,
             max_depth=min(config.max_draft_depth, own_depth, num_ahead, num_positions),
-            calibrate=self._calibrated[sequence.request.sampling.is_greedy],
+            calibrate=self._lessons.calibrate(sequence),
             keeps_logits=sequence.request.cascade is not None,
         )
         return Draft(
@@ -306,7 +308,7 @@ class TreeDrafter:
             if id(draft) not in chosen:
                 draft.state.acceptance.forget()
         if not chosen:
-            self._acceptance.forget()
+            self._lessons.acceptance.forget()
         return [draft for draft in able if id(draft) in chosen or draft.needs_root]
 
     def _draft_gain(self, draft: Draft) -> DraftGain:
@@ -317,81 +319,3 @@ class TreeDrafter:
             text_tokens=text_tokens,
             urgency=draft.urgency,
         )
-
-    def _grow(
-        self, growers: SequenceOf[Draft], drafts: SequenceOf[Draft], step: StepBudget | None
-    ) -> Generator[DraftPass, DraftLogits, float]:
-        """Run draft passes while one is worth its time; returns their expected seconds."""
-        spent_s = 0.0
-        slices = self._model.catch_up_slices(growers)
-        while slices:
-            num_rows = sum(len(piece.token_ids) for _, piece in slices)
-            if step is not None:
-                spent_s += step.draft_pass_s(num_rows, step.context)
-            logits = yield DraftPass(
-                slices=[piece for _, piece in slices],
-                owners=[draft.sequence for draft, _ in slices],
-            )
-            self._model.receive(slices, logits.of_slices)
-            slices = self._model.next_slices(self._next_level(growers, drafts, step, spent_s))
-        return spent_s
-
-    def _next_level(
-        self,
-        growers: SequenceOf[Draft],
-        drafts: SequenceOf[Draft],
-        step: StepBudget | None,
-        spent_s: float,
-    ) -> list[Draft]:
-        """The drafts whose next level is worth a pass; their frontiers are chosen."""
-        config = self._config
-        growing: list[Draft] = []
-        gained, num_rows = 0.0, 0
-        for draft in growers:
-            if draft.state.view is None or not draft.may_ask_model:
-                continue
-            gains = draft.tree.choose_frontier(
-                max_frontier=config.max_frontier, min_path_prob=config.min_path_prob
-            )
-            if gains:
-                # A cascade says something behind every node that is computed.
-                chance = 1.0 if draft.needs_root else draft.state.acceptance.value
-                gained += sum(gains) * chance * draft.urgency
-                num_rows += draft.tree.num_frontier_rows
-                growing.append(draft)
-        if step is None or not growing:
-            return growing
-        _, expected, step_s = step.num_nodes(weighted_probs(drafts), spent_s=spent_s)
-        is_worth_it = step.is_worth_a_pass(
-            tokens_gained=gained, num_rows=num_rows, expected_tokens=expected, step_s=step_s
-        )
-        return growing if is_worth_it else []
-
-    # ---- the verdicts ----------------------------------------------------------------------
-
-    def _learn(self, state: DraftState, tree: GrowingTree, emitted: list[int]) -> None:
-        """Every guess whose parent was accepted turned out right or wrong, verified or not."""
-        is_greedy = state.sequence.request.sampling.is_greedy
-        if state.was_asked:
-            named = [
-                tree.candidates[child]
-                for child in tree.candidates[0].children.values()
-                if tree.candidates[child].sources & SOURCE_BIT["model"]
-            ]
-            best = max(named, key=lambda guess: guess.model_confidence, default=None)
-            self._learn_first(state, None if best is None else best.token_id, emitted)
-        for guess, was_right in tree.judged(emitted):
-            self._calibration.observe(
-                guess.confidence,
-                was_right,
-                sources=guess.evidence,
-                depth=guess.depth,
-                is_greedy=is_greedy,
-            )
-
-    def _learn_first(self, state: DraftState, best: int | None, emitted: list[int]) -> None:
-        """Note whether the small model's best guess behind the root was right."""
-        if emitted:
-            was_right = best == emitted[0]
-            state.acceptance.observe(was_right)
-            self._acceptance.observe(was_right)

@@ -1,6 +1,6 @@
 """What the engine needs from others and receives at construction."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from typing import Protocol
@@ -11,7 +11,7 @@ from engine.cache.kv_view import KVView
 from engine.passes.device_rows import DeviceRows
 from engine.passes.runner import ForwardSlice
 from engine.sequences.sequence import Sequence
-from engine.trees.forest import Forest, ForestVerdicts, HostForest
+from engine.trees.forest import Forest, ForestVerdicts
 from engine.trees.token_tree import TokenTree
 from engine.trees.verdict import Verdict
 from kernels.sampling.sampling_rows import SamplingTable
@@ -103,19 +103,6 @@ class Drafter(Protocol):
         """Learn the verdict; returns (source, destination) slots to move in the small KV cache.
 
         Called before the emitted tokens are appended to the sequence.
-        """
-
-    def keep(self, forest: Forest, verdicts: ForestVerdicts) -> None:
-        """Move the accepted paths of a forest together in the small KV cache, on the device.
-
-        Only launched; called once, when the verdicts have been, too.
-        """
-
-    def commit_forest(self, forest: Forest, known: HostForest) -> Callable[[], None]:
-        """Note what a forest's verdicts left in the draft views; returns what is to be learnt.
-
-        Called before the emitted tokens join the sequences. The lesson may be put off until the
-        device is busy with the next step.
         """
 
     def adopt(self, sequence: Sequence, view: KVView) -> None:

@@ -18,8 +18,8 @@ from transformers import (
 )
 
 from draft.budget import TreeBudget
+from draft.calibration import EdgeCalibration
 from draft.config import DraftConfig
-from draft.device_drafter import DeviceDrafter
 from draft.training.tasks.families import stream
 from draft.tree_drafter import TreeDrafter
 from engine.cache.kv_view import KVView
@@ -42,7 +42,6 @@ from engine.passes.runner import ForwardSlice, ModelRunner, PassOutput
 from engine.protocols import Drafter, Proposal, Trees, Verdict, Verifier
 from engine.request import EngineRequest, SamplingParams, SpeculationParams, Tier
 from engine.sequences.sequence import Sequence
-from engine.trees.forest import Forest, ForestVerdicts, HostForest
 from engine.trees.token_tree import TokenTree
 from tests.models import make_hf_model
 from verifier.coupled import CoupledVerifier
@@ -203,6 +202,7 @@ def make_engine(  # noqa: PLR0913 - one place that knows how the parts fit toget
     config: EngineConfig | None = None,
     verifier: Verifier | None = None,
     grammars: Mapping[Tier, GrammarCompiler] | None = None,
+    calibration: EdgeCalibration | None = None,
 ) -> Engine:
     """Both tiers; drafts with the small model unless another drafter is given.
 
@@ -220,10 +220,14 @@ def make_engine(  # noqa: PLR0913 - one place that knows how the parts fit toget
         block_size=block_size,
         prefix_caching=prefix_caching,
     )
-    if drafter is None and speculates and on_device:
-        drafter = DeviceDrafter(runner=small, target=large, config=draft, budget=budget)
-    elif drafter is None and speculates:
-        drafter = TreeDrafter(runner=small, config=draft, budget=budget)
+    if drafter is None and speculates:
+        drafter = TreeDrafter(
+            runner=small,
+            config=draft,
+            budget=budget,
+            calibration=calibration,
+            device_target=large if on_device else None,
+        )
     return Engine(
         runners={"large": large, "small": small},
         verifier=verifier or CoupledVerifier(),
@@ -372,12 +376,6 @@ class ScriptedDrafter:
 
     def commit(self, sequence: Sequence, verdict: Verdict) -> tuple[list[int], list[int]]:
         return [], []
-
-    def keep(self, forest: Forest, verdicts: ForestVerdicts) -> None:
-        raise AssertionError("no forest was proposed")
-
-    def commit_forest(self, forest: Forest, known: HostForest) -> Callable[[], None]:
-        raise AssertionError("no forest was proposed")
 
     def adopt(self, sequence: Sequence, view: KVView) -> None:
         view.release()

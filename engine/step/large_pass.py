@@ -154,8 +154,8 @@ class LargePass:
         )
         offsets = (accepted - starts).where(accepted >= 0, -1)
         runner.compact(*path_moves(offsets, upload(slots, runner.device)))
-        if self._drafter is not None:
-            self._drafter.keep(forest, verdicts)
+        if forest.drafts is not None:
+            forest.drafts.keep(forest, verdicts)
         return ForestReadback(forest, verdicts)
 
     # ---- the second half -------------------------------------------------------------------
@@ -169,8 +169,8 @@ class LargePass:
         forest = launched.forest
         if forest is not None and launched.readback is not None:
             known = launched.readback.wait()
-            if self._drafter is not None:
-                self._host_work.defer(self._drafter.commit_forest(forest, known))
+            if forest.drafts is not None:
+                self._host_work.defer(forest.drafts.commit(known))
             done.items = [
                 VerifyItem(sequence=sequence, tree=tree, first_row=row)
                 for sequence, tree, row in zip(

@@ -4,7 +4,9 @@ The host knows how many rows there are and whose they are. It learns the rest to
 verdicts, from one device-to-host copy.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -42,7 +44,8 @@ class Forest:
     [num_rows], what the drafter calls the node. draft_offsets: int64 [num_rows], its slot in the
     draft view behind the root's, -1 where the small model has not computed it; 0 for roots.
     drafter_payload: int32 [any], what the drafter wants to see on the host along with the verdicts.
-    sampling: how the sequences choose their tokens, by tree and depth.
+    sampling: how the sequences choose their tokens, by tree and depth. drafts: the draft views that
+    follow the verdicts.
     """
 
     sequences: list[Sequence]
@@ -65,6 +68,7 @@ class Forest:
     candidates: Tensor
     draft_offsets: Tensor
     drafter_payload: Tensor
+    drafts: "ForestDrafts | None" = None
 
     @property
     def num_trees(self) -> int:
@@ -119,6 +123,23 @@ class HostForest:
     candidates: list[list[int]]
     draft_offsets: list[list[int]]
     drafter_payload: npt.NDArray[np.int32]
+
+
+class ForestDrafts(Protocol):
+    """The draft views of a forest's sequences; each method is called once, `keep` first."""
+
+    def keep(self, forest: Forest, verdicts: ForestVerdicts) -> None:
+        """Move the accepted paths together in the small KV cache, on the device.
+
+        Only launched; called when the verdicts have been, too.
+        """
+
+    def commit(self, known: HostForest) -> Callable[[], None]:
+        """Note what the verdicts left in the draft views; return what is to be learnt.
+
+        Called before the emitted tokens join the sequences. The lesson may be put off until the
+        device is busy with the next step.
+        """
 
 
 class ForestReadback:

@@ -345,7 +345,6 @@ def _build_drafter(
 ) -> "TreeDrafter | None":
     """The small model as the large one's drafter, if both are there."""
     from draft.config import DraftConfig
-    from draft.device_drafter import DeviceDrafter
     from draft.tree_drafter import TreeDrafter
 
     options = settings.speculation
@@ -365,9 +364,13 @@ def _build_drafter(
         log.warning("drafting across vocabularies: covered_share=%.3f", token_map.covered_share)
         return TreeDrafter(runner=small, config=config, budget=budget, token_map=token_map)
     has_gpu = small.device.type == "cuda"
-    if options.on_device == "on" or (options.on_device == "auto" and has_gpu):
-        return DeviceDrafter(runner=small, target=large, config=config, budget=budget)
-    return TreeDrafter(runner=small, config=config, budget=budget)
+    grows_on_device = options.on_device == "on" or (options.on_device == "auto" and has_gpu)
+    return TreeDrafter(
+        runner=small,
+        config=config,
+        budget=budget,
+        device_target=large if grows_on_device else None,
+    )
 
 
 def _build_token_map(settings: Settings, runners: "Mapping[Tier, ModelRunner]") -> "TokenMap":

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from draft.calibration import BIN_EDGES, DEPTH_CLASS, EdgeCalibration
-from draft.device_growth import DeviceCalibration
+from draft.device_trees import DeviceCalibration
 from draft.grown_trees import GrownTrees
 from engine.trees.token_tree import SOURCE_BIT
 from kernels.trees import tree_state

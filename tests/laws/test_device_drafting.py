@@ -7,9 +7,10 @@ import pytest
 
 from draft.budget import TreeBudget
 from draft.config import DraftConfig
-from draft.device_drafter import DeviceDrafter
+from draft.device_trees import DeviceTrees
 from engine.config import EngineConfig
 from engine.core import Engine
+from engine.passes.device_rows import DeviceRows
 from engine.protocols import Trees
 from engine.request import CascadeParams, EngineRequest, GrammarSpec, SpeculationParams, Tier
 from kernels.triton_support import use_kernels
@@ -314,7 +315,9 @@ def test_few_blocks_do_not_matter(
     assert_idle(engine)
 
 
-def test_drafts_on_the_device_give_way_to_small_answers(right: dict[str, list[int]]) -> None:
+def test_drafts_on_the_device_give_way_to_small_answers(
+    right: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Views are reclaimed between the passes of a step, while trees are growing in them."""
     small = [
         make_request(
@@ -332,17 +335,13 @@ def test_drafts_on_the_device_give_way_to_small_answers(right: dict[str, list[in
         config=EngineConfig(max_tokens_per_step=24, min_prefill_tokens=1),
     )
     lost: list[bool] = []
-    drafter = engine._drafter
-    assert isinstance(drafter, DeviceDrafter)
-    reclaim = drafter.reclaim
+    next_rows = DeviceTrees.next_rows
 
-    def watched(num_blocks: int) -> None:
-        growth = drafter._growth
-        reclaim(num_blocks)
-        if growth is not None:
-            lost.append(any(draft.state.view is None for draft in growth.drafts))
+    def watched(trees: DeviceTrees) -> DeviceRows | None:
+        lost.append(any(draft.state.view is None for draft in trees.drafts))
+        return next_rows(trees)
 
-    drafter.reclaim = watched  # type: ignore[method-assign]
+    monkeypatch.setattr(DeviceTrees, "next_rows", watched)
     requests = [r for pair in zip(mixed_requests(), small, strict=False) for r in pair]
     requests += mixed_requests()[len(small) :]
     arrivals = {request.request_id: number for number, request in enumerate(requests)}

@@ -58,7 +58,7 @@ def test_answers_are_the_same_and_no_lesson_is_lost() -> None:
         assert not engine._host_work._waiting
         drafter = engine._drafter
         assert drafter is not None
-        versions.append(drafter._calibration.version)  # type: ignore[attr-defined]
+        versions.append(drafter._lessons.calibration.version)  # type: ignore[attr-defined]
     assert versions[0] > 0
     assert versions[1] > 0
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from draft.device_drafter import DeviceDrafter
+from draft.device_growth import DeviceGrowth
+from draft.host_growth import HostGrowth
 from draft.tree_drafter import TreeDrafter
 from engine.errors import EngineError
 from engine.model.kv_cache import KVCache
@@ -177,11 +178,13 @@ def test_kernels_are_compiled_before_anyone_waits_for_them(
     with use_kernels(kernels):
         engine = wiring.build_engine(settings, no_progress)
     assert order == ["warm_up"] * (kernels == "triton") + ["measure_budget"]
-    assert isinstance(engine._drafter, DeviceDrafter)
+    assert isinstance(engine._drafter, TreeDrafter)
+    assert isinstance(engine._drafter._growth, DeviceGrowth)
 
 
-@pytest.mark.parametrize(("wanted", "kind"), [("auto", TreeDrafter), ("off", TreeDrafter)])
-def test_on_the_cpu_trees_grow_on_the_host(wanted: str, kind: type) -> None:
+@pytest.mark.parametrize("wanted", ["auto", "off"])
+def test_on_the_cpu_trees_grow_on_the_host(wanted: str) -> None:
     settings = settings_of(speculation__on_device=wanted)
     engine = wiring.build_engine(settings, no_progress)
-    assert type(engine._drafter) is kind
+    assert isinstance(engine._drafter, TreeDrafter)
+    assert isinstance(engine._drafter._growth, HostGrowth)

@@ -1,5 +1,6 @@
 """The drafter whose trees grow on the device: the trees, what is learnt, when it holds back."""
 
+from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
 
@@ -8,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from draft import device_growth
+from draft import device_trees
 from draft.calibration import EdgeCalibration
 from draft.config import DraftConfig
-from draft.device_drafter import DeviceDrafter
-from draft.device_growth import DeviceCalibration, DeviceGrowth
+from draft.device_growth import DeviceGrowth, GrownDrafts
+from draft.device_trees import DeviceTrees
 from draft.growing_tree import Candidate
 from draft.tree_drafter import TreeDrafter
 from engine.core import Engine
@@ -43,9 +44,22 @@ from tests.models import make_hf_model
 MODEL: tuple[Source, ...] = ("model",)
 
 
-def drafter_of(engine: Engine) -> DeviceDrafter:
-    assert isinstance(engine._drafter, DeviceDrafter)
+def drafter_of(engine: Engine) -> TreeDrafter:
+    assert isinstance(engine._drafter, TreeDrafter)
     return engine._drafter
+
+
+def growth_of(engine: Engine) -> DeviceGrowth:
+    growth = drafter_of(engine)._growth
+    assert isinstance(growth, DeviceGrowth)
+    return growth
+
+
+def drafts_of(trees: Trees) -> GrownDrafts:
+    assert trees.forest is not None
+    drafts = trees.forest.drafts
+    assert isinstance(drafts, GrownDrafts)
+    return drafts
 
 
 # ---- what is drafted -----------------------------------------------------------------------
@@ -90,14 +104,10 @@ def compared(temperature: float, config: DraftConfig) -> list[tuple[Any, Any]]:
     """What the host's drafter and the device's do in an engine, step by step."""
     found = []
     for on_device in (False, True):
-        engine = make_engine(tiny_pair(drift=0.05), draft=config, on_device=on_device)
-        drafter = engine._drafter
-        assert isinstance(drafter, TreeDrafter)
-        calibration = drafter._calibration = Recording()
-        if isinstance(drafter, DeviceDrafter):
-            drafter._device_calibration = DeviceCalibration(calibration, torch.device("cpu"))
-        for is_greedy in (False, True):
-            drafter._calibrated[is_greedy] = calibration.of_requests(is_greedy=is_greedy)
+        calibration = Recording()
+        engine = make_engine(
+            tiny_pair(drift=0.05), draft=config, on_device=on_device, calibration=calibration
+        )
         trees: list[Any] = []
         accept = engine._accept
 
@@ -115,7 +125,7 @@ def compared(temperature: float, config: DraftConfig) -> list[tuple[Any, Any]]:
             for n in range(3)
         ]  # fmt: skip
         serve(engine, requests)
-        estimates = (drafter._acceptance.value, calibration.shifts().tolist())
+        estimates = (drafter_of(engine)._lessons.acceptance.value, calibration.shifts().tolist())
         found.append(
             (sorted(trees, key=lambda tree: tree[0]), sorted(calibration.lessons), estimates)
         )
@@ -151,7 +161,9 @@ def test_no_more_passes_than_levels_and_as_many_rows() -> None:
     assert engine._runners["small"].times.num_passes <= 4 * 39
 
 
-def test_text_is_planted_and_recalled_guesses_stay_marked() -> None:
+def test_text_guesses_are_in_the_forest_and_retracted_ones_stay_marked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Sources of what was known before are seen in the forest's trees."""
     candidates = [
         Candidate(token_id=7, parent=-1, depth=0, offset=0, mask=1),
@@ -162,19 +174,21 @@ def test_text_is_planted_and_recalled_guesses_stay_marked() -> None:
         Candidate(token_id=9, parent=2, depth=3, sources=SOURCE_BIT["suffix"], path_prob=0.7),
         Candidate(token_id=10, parent=1, depth=2, sources=SOURCE_BIT["suffix"], path_prob=0.6),
     ]  # fmt: skip
-    kept = device_growth._known_to_both(candidates, 131)
+    kept = device_trees._known_to_both(candidates, 131)
     assert [(c.token_id, c.parent) for c in kept] == [(7, -1), (8, 0), (10, 1)]
-    assert device_growth._known_to_both(candidates, 201) is candidates
+    assert device_trees._known_to_both(candidates, 201) is candidates
 
     engine = make_engine(tiny_pair(), on_device=True, draft=DraftConfig(max_draft_depth=3))
     request = make_request("r", random_prompt(20), max_tokens=60)
     right = plainly(tiny_pair(), [request])["r"]
     known: list[HostForest] = []
-    drafter = drafter_of(engine)
-    commit = drafter.commit_forest
-    drafter.commit_forest = (  # type: ignore[method-assign]
-        lambda forest, host: (known.append(host), commit(forest, host))[1]
-    )
+    commit = GrownDrafts.commit
+
+    def noted(drafts: GrownDrafts, host: HostForest) -> Callable[[], None]:
+        known.append(host)
+        return commit(drafts, host)
+
+    monkeypatch.setattr(GrownDrafts, "commit", noted)
     engine.submit(request)
     (sequence,) = engine._sequences.values()
     sequence.proposal_token_ids = right  # as if the other tier had said so
@@ -208,7 +222,7 @@ def test_vocabularies_of_different_width_do_no_harm(vocab_size: int) -> None:
 # ---- a step, by hand ---------------------------------------------------------------------------
 
 
-def proposed(engine: Engine) -> tuple[DeviceDrafter, list[Sequence]]:
+def proposed(engine: Engine) -> tuple[TreeDrafter, list[Sequence]]:
     """An engine whose two sequences have had their prefill."""
     for n in range(2):
         engine.submit(make_request(str(n), random_prompt(12, seed=n), max_tokens=60))
@@ -245,23 +259,22 @@ def drive(engine: Engine, sequences: list[Sequence], reclaim_after: int | None) 
 @torch.inference_mode()
 def test_a_view_that_was_reclaimed_ends_the_growth_and_is_not_written_to() -> None:
     engine = make_engine(tiny_pair(), on_device=True, draft=DraftConfig(sources=MODEL))
-    drafter, sequences = proposed(engine)
+    _, sequences = proposed(engine)
     trees = drive(engine, sequences, reclaim_after=2)
     assert trees.forest is not None
     assert trees.forest.num_trees == 2
     runner = engine._runners["small"]
     cache = runner.kv_cache.tensor.clone()
-    growth = drafter._growth
-    assert growth is not None
-    assert growth.level == 1
+    drafts = drafts_of(trees)
+    assert drafts.trees.level == 1
     path = torch.full((2, trees.forest.max_depth), -1)
     path[:, 0] = trees.forest.row_starts + 2
     verdicts = ForestVerdicts(
         accepted_path=path, emitted_tokens=torch.full((2, trees.forest.max_depth + 1), 5)
     )
-    drafter.keep(trees.forest, verdicts)
+    drafts.keep(trees.forest, verdicts)
     assert torch.equal(runner.kv_cache.tensor, cache)
-    drafter.commit_forest(trees.forest, ForestReadback(trees.forest, verdicts).wait())()
+    drafts.commit(ForestReadback(trees.forest, verdicts).wait())()
     assert runner.pool.num_used == 0
 
 
@@ -274,9 +287,7 @@ def test_text_that_the_host_planted_is_read_on_the_device_only() -> None:
     trees = drive(engine, sequences, reclaim_after=None)
     assert trees.forest is not None
     assert int((trees.forest.sources & SOURCE_BIT["prediction"] > 0).sum()) >= 6
-    growth = drafter_of(engine)._growth
-    assert growth is not None
-    assert growth.level >= 1
+    assert drafts_of(trees).trees.level >= 1
 
 
 @torch.inference_mode()
@@ -304,9 +315,7 @@ def test_scarce_blocks_are_shared() -> None:
     room = [len(sequence.view.block_table) * 4 - len(sequence.token_ids) for sequence in sequences]
     assert min(room) >= 4, room  # the first one left something
     assert all(trees.forest.num_rows - 1 <= torch.tensor(room))
-    growth = drafter_of(engine)._growth
-    assert growth is not None
-    assert growth.num_levels >= 1
+    assert drafts_of(trees).trees.num_levels >= 1
 
 
 # ---- nobody waits ------------------------------------------------------------------------------
@@ -325,7 +334,8 @@ def test_between_the_passes_the_host_reads_nothing(monkeypatch: pytest.MonkeyPat
     for sequence in sequences:
         sequence.view.reserve(len(sequence.token_ids) + 20)
     drafts = [drafter._init_tree(sequence) for sequence in sequences]
-    growers = [drafter._grower(draft) for draft in drafts]
+    growth = growth_of(engine)
+    growers = [growth._grower(draft) for draft in drafts]
 
     def rows_of(kind: type[Any], num_rows: int) -> Any:
         def shape(name: str) -> Tensor:
@@ -355,13 +365,13 @@ def test_between_the_passes_the_host_reads_nothing(monkeypatch: pytest.MonkeyPat
             log_totals=on_meta(shape[0], dtype=torch.float32),
         )
 
-    monkeypatch.setattr(device_growth, "top_tokens", top)
-    monkeypatch.setattr(device_growth, "expand_tree", lambda *args, **options: None)
+    monkeypatch.setattr(device_trees, "top_tokens", top)
+    monkeypatch.setattr(device_trees, "expand_tree", lambda *args, **options: None)
     monkeypatch.setattr(
-        device_growth, "choose_frontier", lambda *args, **options: rows_of(FrontierRows, 8)
+        device_trees, "choose_frontier", lambda *args, **options: rows_of(FrontierRows, 8)
     )
     monkeypatch.setattr(
-        device_growth, "select_trees", lambda *args, **options: rows_of(SelectedTrees, 12)
+        device_trees, "select_trees", lambda *args, **options: rows_of(SelectedTrees, 12)
     )
     table = SamplingTable(
         parameters=on_meta(4, num_trees, dtype=torch.int32),
@@ -369,25 +379,30 @@ def test_between_the_passes_the_host_reads_nothing(monkeypatch: pytest.MonkeyPat
         has_sampled=True,
         has_truncation=True,
     )
-    growth = DeviceGrowth(
+    trees = DeviceTrees(
         drafts=drafts, growers=growers, views=[draft.state.view for draft in drafts],  # type: ignore[misc]
         config=DraftConfig(), num_levels=2, num_initial=1, max_depth=8, state=state,
-        table=drafter._device_calibration.table(), sampling=table, vocab_size=100,
+        table=growth._calibration.table(), sampling=table, vocab_size=100,
     )  # fmt: skip
-    growth.expand_roots(on_meta(num_trees, 131, dtype=torch.float32))
+    trees.expand_roots(on_meta(num_trees, 131, dtype=torch.float32))
     for _ in range(2):
-        rows = growth.next_rows()
+        rows = trees.next_rows()
         assert rows is not None
-        growth.receive(on_meta(rows.total_rows, 131, dtype=torch.float32))
-    assert growth.next_rows() is None
-    forest = growth.forest([5, 5], 10)
+        trees.receive(on_meta(rows.total_rows, 131, dtype=torch.float32))
+    assert trees.next_rows() is None
+    grown = GrownDrafts(
+        trees,
+        runner=engine._runners["small"],
+        lessons=drafter._lessons,
+        forecast=growth._forecast,
+    )
+    forest = trees.forest([5, 5], 10, grown)
     assert forest.device_rows().total_rows == 12
     verdicts = ForestVerdicts(accepted_path=on_meta(2, 8), emitted_tokens=on_meta(2, 9))
     moves: list[Tensor] = []
     for runner in engine._runners.values():
         monkeypatch.setattr(runner, "compact", lambda *slots: moves.extend(slots))
-    drafter._growth = growth
-    monkeypatch.setattr("draft.device_drafter.upload", lambda values, _: on_meta(*values.shape))
+    monkeypatch.setattr("draft.device_growth.upload", lambda values, _: on_meta(*values.shape))
     monkeypatch.setattr("engine.step.large_pass.upload", lambda values, _: on_meta(*values.shape))
     monkeypatch.setattr(engine._large._verifier, "judge_forest", lambda *args: verdicts)
     output = type("Output", (), {"logits": on_meta(12, 131, dtype=torch.float32)})()

@@ -1,0 +1,277 @@
+"""One step's trees on the device: begun by the host, grown without it, read as a forest."""
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draft.budget import MOST_BELIEVED
+from draft.calibration import (
+    BIN_EDGES,
+    DEPTH_CLASS,
+    LEAST_LIKELY,
+    MOST_LIKELY,
+    EdgeCalibration,
+)
+from draft.config import DraftConfig
+from draft.draft_state import Draft
+from draft.forecast import Grower
+from draft.growing_tree import Candidate
+from draft.grown_trees import pack_state
+from engine.cache.block_pool import OutOfBlocksError
+from engine.cache.kv_view import KVView
+from engine.passes.device_rows import DeviceRows
+from engine.passes.runner import ModelRunner
+from engine.sequences.sampling import forest_sampling_rows
+from engine.trees.forest import Forest, ForestDrafts, num_free_slots
+from engine.trees.token_tree import RECALLED_BIT, SOURCE_BIT
+from kernels.sampling.sample import SamplingTable, top_tokens
+from kernels.trees.build_tree import (
+    EdgeTable,
+    FrontierRows,
+    InitialTree,
+    TreeState,
+    capacity_for,
+    choose_frontier,
+    expand_tree,
+    init_trees,
+    select_trees,
+)
+from kernels.trees.tree_state import MAX_CAPACITY
+from kernels.upload import upload
+
+# The kernels name so many children of a node at most.
+_MAX_BRANCHING: Final = 8
+
+
+class DeviceCalibration:
+    """`EdgeCalibration` as the device reads it: taken there again whenever it has learnt."""
+
+    def __init__(self, calibration: EdgeCalibration, device: torch.device) -> None:
+        self._calibration = calibration
+        self._device = device
+        self._version = -1
+        self._bin_edges = upload(np.array(BIN_EDGES, dtype=np.float32), device)
+        classes = np.array(DEPTH_CLASS)
+        edges = np.flatnonzero(np.diff(classes)) + 1  # where the next class begins
+        self._depth_edges = upload(edges.astype(np.int32), device)
+        self._table: EdgeTable | None = None
+
+    def table(self) -> EdgeTable:
+        """The present one; table number 1 is for greedy requests, 0 for the others."""
+        if self._table is None or self._version != self._calibration.version:
+            self._version = self._calibration.version
+            self._table = EdgeTable(
+                shifts=upload(self._calibration.shifts(), self._device),
+                bin_edges=self._bin_edges,
+                depth_edges=self._depth_edges,
+                least=LEAST_LIKELY,
+                most=MOST_LIKELY,
+                model_bit=SOURCE_BIT["model"],
+            )
+        return self._table
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class DeviceTrees:
+    """Trees of a step whose roots the small model has computed.
+
+    views: each draft's, with slots reserved for its root and `width` nodes a level; a tree that got
+    none has its root expanded only. num_levels: passes behind the roots', of which `level` were
+    made. max_depth: bound of all candidates' depths.
+    """
+
+    drafts: list[Draft]
+    growers: list[Grower]
+    views: list[KVView]
+    config: DraftConfig
+    num_levels: int
+    num_initial: int
+    max_depth: int
+    state: TreeState
+    table: EdgeTable
+    sampling: SamplingTable
+    vocab_size: int
+    level: int = 0
+    _rows: FrontierRows | None = None
+
+    # ---- the levels ------------------------------------------------------------------------
+
+    def expand_roots(self, logits: Tensor) -> None:
+        """Name the children of all roots; logits: float32 [num_trees, vocab_size]."""
+        width = self.config.max_frontier
+        index = self.state.sequence_index[::width]
+        self._expand(logits, index, torch.zeros_like(index))
+
+    def next_rows(self) -> DeviceRows | None:
+        """What the next draft pass computes; None when the trees are grown.
+
+        They grow no further once a view has been reclaimed, for its blocks are others' now.
+        """
+        are_there = all(
+            draft.state.view is view for draft, view in zip(self.drafts, self.views, strict=True)
+        )
+        if self.level >= self.num_levels or not are_there:
+            return None
+        self.level += 1
+        rows = self._rows = choose_frontier(
+            self.state,
+            min_path_prob=self.config.min_path_prob,
+            most_believed=MOST_BELIEVED,
+        )
+        return DeviceRows(
+            views=list(self.views),
+            token_ids=rows.token_ids,
+            positions=rows.positions,
+            logical_slots=rows.logical_slots,
+            sequence_index=rows.sequence_index,
+            ancestor_words=rows.ancestor_words,
+            row_starts=rows.row_starts,
+            num_rows=rows.num_rows,
+            tree_starts=rows.tree_starts,
+            kv_lens=rows.kv_lens,
+        )
+
+    def receive(self, logits: Tensor) -> None:
+        """Name the children of the nodes of `next_rows`; float32 [num_rows, vocab_size]."""
+        assert self._rows is not None
+        self._expand(logits, self._rows.sequence_index, self._rows.depth)
+
+    def _expand(self, logits: Tensor, sequence_index: Tensor, depth: Tensor) -> None:
+        """Add the best children, ranked as the target will rank."""
+        logits = logits[:, : self.vocab_size]
+        branching = min(self.config.max_branching, _MAX_BRANCHING, logits.shape[1])
+        rows = self.sampling.rows(sequence_index.contiguous(), depth)
+        best = top_tokens(logits, rows, branching, with_totals=True)
+        assert best.log_totals is not None
+        # Given the shared noise, the chance that the target agrees follows from a token's lead.
+        probs = (best.scores - best.log_totals[:, None]).exp()
+        floor = self.config.min_path_prob
+        expand_tree(self.state, best.token_ids, probs, self.table, min_path_prob=floor)
+
+    # ---- the forest ------------------------------------------------------------------------
+
+    def forest(self, caps: list[int], num_nodes: int, drafts: ForestDrafts) -> Forest:
+        """The likeliest guesses of all trees, at most `num_nodes`, and at most caps[i] of tree i.
+
+        Their slots must be reserved in the sequences' views.
+        """
+        chosen = select_trees(self.state, num_nodes=num_nodes, caps=caps)
+        branching = min(self.config.max_branching, _MAX_BRANCHING)
+        most = self.num_initial + branching * (1 + self.level * self.config.max_frontier)
+        return Forest(
+            sequences=[draft.sequence for draft in self.drafts],
+            drafts=drafts,
+            sampling=self.sampling,
+            max_depth=self.max_depth,
+            max_nodes=1 + max(caps),
+            token_ids=chosen.token_ids,
+            parent_index=chosen.parent_index,
+            depth=chosen.depth,
+            tree_index=chosen.tree_index,
+            sequence_index=chosen.sequence_index,
+            positions=chosen.positions,
+            logical_slots=chosen.logical_slots,
+            ancestor_words=chosen.ancestor_words,
+            row_starts=chosen.row_starts,
+            num_rows=chosen.num_rows,
+            tree_starts=chosen.tree_starts,
+            kv_lens=chosen.kv_lens,
+            sources=chosen.sources,
+            candidates=chosen.candidates,
+            draft_offsets=chosen.draft_offsets,
+            drafter_payload=pack_state(self.state, min(most, self.state.capacity)),
+        )
+
+
+def init_trees_on_device(
+    drafts: list[Draft],
+    growers: list[Grower],
+    *,
+    runner: ModelRunner,
+    vocab_size: int,
+    config: DraftConfig,
+    table: EdgeTable,
+    num_levels: int,
+) -> DeviceTrees:
+    """Take the drafts' trees as they are to the device; nothing waits for it.
+
+    The drafts' roots are computed in their views. vocab_size: of ids that both models know.
+    num_levels: passes that are wanted behind the roots'; as many are made as there are slots for.
+    """
+    width, branching = config.max_frontier, min(config.max_branching, _MAX_BRANCHING)
+    levels = _reserve_levels(runner, drafts, num_levels, width)
+    num_levels = max(levels)
+    room = max(MAX_CAPACITY - branching * (1 + num_levels * width), 1)
+    initial = [
+        InitialTree(
+            candidates=_known_to_both(draft.tree.candidates, vocab_size)[:room],
+            root_slot=draft.tree.root_slot,
+            max_nodes=draft.tree.max_nodes,
+            max_depth=min(draft.tree.max_depth, 1 + own_levels),  # and so many passes
+            table=int(draft.sequence.request.sampling.is_greedy),
+            urgency=draft.urgency,
+        )
+        for draft, own_levels in zip(drafts, levels, strict=True)
+    ]
+    num_initial = max(len(tree.candidates) for tree in initial)
+    deepest = max(candidate.depth for tree in initial for candidate in tree.candidates)
+    max_depth = max(deepest, min(max(tree.max_depth for tree in initial), deepest + 1 + num_levels))
+    capacity = capacity_for(num_initial, num_levels=num_levels, width=width, branching=branching)
+    sequences = [draft.sequence for draft in drafts]
+    return DeviceTrees(
+        drafts=drafts,
+        growers=growers,
+        views=[draft.state.view for draft in drafts if draft.state.view is not None],
+        config=config,
+        num_levels=num_levels,
+        num_initial=num_initial,
+        max_depth=max_depth,
+        state=init_trees(
+            initial,
+            capacity=capacity,
+            width=width,
+            recalled_bit=RECALLED_BIT,
+            device=runner.device,
+        ),
+        table=table,
+        sampling=forest_sampling_rows(sequences, max_depth, runner.device),
+        vocab_size=vocab_size,
+    )
+
+
+def _reserve_levels(
+    runner: ModelRunner, drafts: list[Draft], num_levels: int, width: int
+) -> list[int]:
+    """Reserve draft slots behind the roots; returns for how many levels each draft has them.
+
+    Guesses never push anybody out, and where free blocks are scarce the drafts share them.
+    """
+    levels = []
+    for number, draft in enumerate(drafts):
+        view, first_slot = draft.state.view, draft.tree.root_slot + 1
+        assert view is not None
+        room = num_free_slots(view, first_slot, num_sharing=len(drafts) - number)
+        own_levels = min(num_levels, room // width)
+        try:
+            copies = view.reserve(first_slot + own_levels * width)
+        except OutOfBlocksError:  # a copy of a shared block took the last one
+            copies, own_levels = [], 0
+        runner.copy_blocks(copies)
+        levels.append(own_levels)
+    return levels
+
+
+def _known_to_both(candidates: list[Candidate], vocab_size: int) -> list[Candidate]:
+    """The candidates on paths of tokens that both models know."""
+    if all(candidate.token_id < vocab_size for candidate in candidates[1:]):
+        return candidates
+    place = {0: 0}
+    kept = [candidates[0]]
+    for index, candidate in enumerate(candidates[1:], start=1):
+        if candidate.token_id < vocab_size and candidate.parent in place:
+            place[index] = len(kept)
+            kept.append(replace(candidate, parent=place[candidate.parent]))
+    return kept

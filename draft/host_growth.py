@@ -1,0 +1,85 @@
+"""Trees that grow on the host: between two draft passes the host reads logits and picks nodes."""
+
+from collections.abc import Generator
+from collections.abc import Sequence as SequenceOf
+from typing import Protocol
+
+from draft.budget import StepBudget
+from draft.config import DraftConfig
+from draft.draft_state import Draft
+from draft.model_guesses import ModelGuesses
+from draft.node_selection import least_chance, select_nodes, weighted_probs
+from engine.protocols import DraftLogits, DraftPass, Proposal, Trees
+
+
+class Growth(Protocol):
+    """Grows the trees of a step by passes of the small model."""
+
+    def grow(
+        self, growers: SequenceOf[Draft], drafts: SequenceOf[Draft], step: StepBudget | None
+    ) -> Proposal:
+        """Grow the trees of `growers`; return the likeliest nodes of all `drafts`."""
+
+
+class HostGrowth:
+    """The growth of trees whose every level the host chooses."""
+
+    def __init__(self, *, model: ModelGuesses, config: DraftConfig) -> None:
+        self._model = model
+        self._config = config
+
+    def grow(
+        self, growers: SequenceOf[Draft], drafts: SequenceOf[Draft], step: StepBudget | None
+    ) -> Proposal:
+        """Run draft passes while one is worth its time; see `Growth`."""
+        spent_s = yield from self._run_passes(growers, drafts, step)
+        return Trees(host=select_nodes(drafts, least_chance(drafts, step, spent_s=spent_s)))
+
+    def _run_passes(
+        self, growers: SequenceOf[Draft], drafts: SequenceOf[Draft], step: StepBudget | None
+    ) -> Generator[DraftPass, DraftLogits, float]:
+        """Run draft passes while one is worth its time; returns their expected seconds."""
+        spent_s = 0.0
+        slices = self._model.catch_up_slices(growers)
+        while slices:
+            num_rows = sum(len(piece.token_ids) for _, piece in slices)
+            if step is not None:
+                spent_s += step.draft_pass_s(num_rows, step.context)
+            logits = yield DraftPass(
+                slices=[piece for _, piece in slices],
+                owners=[draft.sequence for draft, _ in slices],
+            )
+            self._model.receive(slices, logits.of_slices)
+            slices = self._model.next_slices(self.next_level(growers, drafts, step, spent_s))
+        return spent_s
+
+    def next_level(
+        self,
+        growers: SequenceOf[Draft],
+        drafts: SequenceOf[Draft],
+        step: StepBudget | None,
+        spent_s: float,
+    ) -> list[Draft]:
+        """The drafts whose next level is worth a pass; their frontiers are chosen."""
+        config = self._config
+        growing: list[Draft] = []
+        gained, num_rows = 0.0, 0
+        for draft in growers:
+            if draft.state.view is None or not draft.may_ask_model:
+                continue
+            gains = draft.tree.choose_frontier(
+                max_frontier=config.max_frontier, min_path_prob=config.min_path_prob
+            )
+            if gains:
+                # A cascade says something behind every node that is computed.
+                chance = 1.0 if draft.needs_root else draft.state.acceptance.value
+                gained += sum(gains) * chance * draft.urgency
+                num_rows += draft.tree.num_frontier_rows
+                growing.append(draft)
+        if step is None or not growing:
+            return growing
+        _, expected, step_s = step.num_nodes(weighted_probs(drafts), spent_s=spent_s)
+        is_worth_it = step.is_worth_a_pass(
+            tokens_gained=gained, num_rows=num_rows, expected_tokens=expected, step_s=step_s
+        )
+        return growing if is_worth_it else []
