@@ -1,4 +1,4 @@
-"""How much to guess: the number of nodes and of passes that give most tokens per second.
+"""Chooses the number of nodes and of draft passes that give most tokens per second.
 
 The expected number of tokens of a step is one per sequence plus the sum over all nodes of the
 probability that the whole path to the node is accepted; the time of a step is a staircase in its
@@ -32,15 +32,15 @@ class PassTimeEstimate(Protocol):
     """Expected seconds of a model's pass."""
 
     def __call__(self, num_rows: int, context: float = 0.0) -> float:
-        """Of a pass with so many rows that see `context` tokens each, on average."""
+        """Return those of a pass with so many rows that see `context` tokens each, on average."""
 
     def upto(self, num_rows: int, context: float = 0.0) -> Floats:
-        """Of passes with 0 to `num_rows` rows, [num_rows + 1]."""
+        """Return those of passes with 0 to `num_rows` rows, [num_rows + 1]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftGain:
-    """What drafting for one sequence may bring.
+    """The tokens that drafting for one sequence may bring.
 
     acceptance: the chance that the small model's best guess at a position is right. text_tokens:
     how many tokens the guesses that are there already should bring. urgency: what a token counts.
@@ -120,7 +120,7 @@ class StepBudget:
     def is_worth_a_pass(
         self, *, tokens_gained: float, num_rows: int, expected_tokens: float, step_s: float
     ) -> bool:
-        """Whether one more draft pass raises the rate that is expected so far."""
+        """True if one more draft pass raises the rate that is expected so far."""
         pass_s = self.draft_pass_s(num_rows, self.context)
         if step_s + pass_s > self.longest_s:
             return False
@@ -151,7 +151,7 @@ class TreeBudget:
     A step with guesses takes longer than a plain one, and a stream stands still meanwhile. It may
     take `max_stretch` times as long: in company a stream whose own guesses fail waits for the
     others' and gains nothing. A stream alone, or two, may wait `unseen_s` in any case: they get the
-    tokens that they wait for, and nobody sees so short a pause.
+    tokens that they wait for, and so short a pause is not seen.
     """
 
     target_pass_s: PassTimeEstimate

@@ -100,7 +100,7 @@ class EdgeCalibration:
     A token that several sources guessed has a curve of its own: their agreement says more than
     each of them, and so does the small model's silence where it was asked. `sources` are bits
     (`engine.trees.token_tree.SOURCE_BIT`, `MODEL_SILENT`). A kind that was never seen at a depth is
-    taken to be what it is elsewhere.
+    taken from the other bins.
     """
 
     def __init__(self) -> None:
@@ -109,7 +109,7 @@ class EdgeCalibration:
         self._curves = [
             _Curve(wider=wide) for wide in self._wide for _ in range(2 * _NUM_DEPTH_CLASSES)
         ]
-        # All shifts again, for whoever calibrates elsewhere than here: kept up to date.
+        # All shifts again, for calibration on the device: kept up to date.
         self._shifts = np.zeros((num_kinds, _NUM_DEPTH_CLASSES, 2, _NUM_BINS), dtype=np.float32)
         self._version = 0
 
@@ -119,7 +119,7 @@ class EdgeCalibration:
         return self._version
 
     def shifts(self) -> npt.NDArray[np.float32]:
-        """What is added to a confidence: [is_greedy, kind of evidence, depth class, bin], a copy.
+        """The shifts of confidences: [is_greedy, kind of evidence, depth class, bin], a copy.
 
         Bins and depth classes are those of `BIN_EDGES` and `DEPTH_CLASS`.
         """

@@ -1,4 +1,4 @@
-"""How far and how wide the drafter guesses."""
+"""Settings of the drafter: depth, width, sources."""
 
 from dataclasses import dataclass
 

@@ -220,5 +220,5 @@ class GrownDrafts:
 
 
 def _is_plain(sequence: Sequence) -> bool:
-    """Whether its tokens are chosen without the host: no rules, and so no grammar, no cascade."""
+    """True if its tokens are chosen without the host: no rules, and so no grammar, no cascade."""
     return not sequence.rules and sequence.grammar is None and sequence.cascade is None

@@ -106,7 +106,7 @@ class DeviceTrees:
         self._expand(logits, index, torch.zeros_like(index))
 
     def next_rows(self) -> DeviceRows | None:
-        """What the next draft pass computes; None when the trees are grown.
+        """Return what the next draft pass computes; None when the trees are grown.
 
         They grow no further once a view has been reclaimed, for its blocks are others' now.
         """

@@ -1,4 +1,4 @@
-"""What a drafter knows of one sequence: between steps, and within one."""
+"""A drafter's state of one sequence: between steps, and within one."""
 
 from dataclasses import dataclass, field
 
@@ -41,7 +41,7 @@ class DraftState:
 
     @property
     def _num_known_tokens(self) -> int:
-        """How far the view holds the text; its last token is not counted, for it is wanted."""
+        """Tokens of the text that the view holds; the last is not counted, for it is wanted."""
         if self.view is None:
             return 0
         num_computed = self.view.num_computed_tokens
@@ -77,7 +77,7 @@ class DraftState:
         return self._draft_ids
 
     def can_be_read(self, vocab_size: int) -> bool:
-        """Whether the small model knows every token that it has to catch up with.
+        """True if the small model knows every token that it has to catch up with.
 
         Models of a family share a tokenizer, but pad their vocabularies differently.
         """
@@ -160,7 +160,7 @@ class DraftState:
 
 
 def _num_common(left: list[int], right: list[int], limit: int) -> int:
-    """How many first tokens agree, of at most `limit`."""
+    """Count how many first tokens agree, of at most `limit`."""
     if left[:limit] == right[:limit]:
         return limit
     return next(place for place in range(limit) if left[place] != right[place])
@@ -185,10 +185,10 @@ class Draft:
 
     @property
     def sequence(self) -> Sequence:
-        """Whose part it is."""
+        """The sequence that the tree is for."""
         return self.state.sequence
 
     @property
     def may_ask_model(self) -> bool:
-        """Whether the small model may add to the tree."""
+        """True if the small model may add to the tree."""
         return "model" in self.sources and min(self.tree.max_nodes, self.tree.max_depth) > 0

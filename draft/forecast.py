@@ -1,4 +1,4 @@
-"""What trees on the device should bring, before they are grown: the host decides by that.
+"""Forecasts of trees on the device, by which the host decides before they grow.
 
 A tree that grows on the host is weighed after every level by the probabilities that it has. Those
 of a tree on the device are known when its step is over, and by then say what to expect of the next.
@@ -77,7 +77,7 @@ def num_levels(
     spent_s: float,
     min_gain: float,
 ) -> int:
-    """How many passes behind the roots' are worth their time; each computes `width` nodes a tree.
+    """Count the passes behind the roots' that are worth their time, `width` nodes a tree each.
 
     spent_s: of the roots' pass. min_gain: without a budget, a level is worth a pass where it should
     bring a sequence so many tokens. At most one level less than the deepest tree may have, and as
@@ -105,7 +105,7 @@ def num_levels(
 def share_nodes(
     growers: SequenceOf[Grower], host_probs: Floats, step: StepBudget | None, *, spent_s: float
 ) -> tuple[int, float]:
-    """How many nodes the forest gets, and the least weighted chance that a host's guess needs.
+    """Return the forest's number of nodes and the least weighted chance of a host's guess.
 
     host_probs: path probabilities of the guesses in trees on the host, weighted, descending. The
     nodes of a step are those that should bring most, wherever they are.

@@ -31,7 +31,7 @@ def as_confident(confidence: float, sources: int, depth: int) -> float:
 
 
 def _agreed(first: float, second: float) -> float:
-    """What two independent opinions of one event come to (the odds are multiplied)."""
+    """Return what two independent opinions of one event come to (the odds are multiplied)."""
     both, neither = first * second, (1.0 - first) * (1.0 - second)
     return both / (both + neither) if both + neither > 0.0 else 0.5
 
@@ -40,7 +40,7 @@ def _agreed(first: float, second: float) -> float:
 class Candidate:
     """A guess.
 
-    sources: who made it (`SOURCE_BIT`). model_confidence is the small model's, text_confidence the
+    sources: its origins (`SOURCE_BIT`). model_confidence is the small model's, text_confidence the
     highest of the others'; `confidence` is what they come to together, and `evidence` the sources
     and `MODEL_SILENT`. edge_prob: the chance that it is right where its parent was; path_prob: that
     its whole path is accepted. `covered` is the sum of its children's edge probabilities.
@@ -280,7 +280,7 @@ class GrowingTree:
         return gains
 
     def _missing(self, node: int) -> list[int]:
-        """Those of the node and its ancestors that nobody computes yet, root first."""
+        """Return those of the node and its ancestors that no pass computes yet, root first."""
         candidates = self.candidates
         missing = [node]
         parent = candidates[node].parent
@@ -344,7 +344,7 @@ class GrowingTree:
         return self._ranking
 
     def verifiable(self) -> list[tuple[float, int]]:
-        """Of `ranked`, what may be accepted.
+        """The part of `ranked` that may be accepted.
 
         A cascade accepts nothing behind a node that the small model has not computed.
         """

@@ -1,4 +1,4 @@
-"""What trees that grew on the device have come to, as the host reads it afterwards."""
+"""Trees that grew on the device, as the host reads them afterwards."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What verdicts teach a drafter: the worth of guesses, and how often the small model is right."""
+"""Learns from verdicts: the worth of guesses, and how often the small model is right."""
 
 from draft.budget import AcceptanceEstimate
 from draft.calibration import EdgeCalibration

@@ -8,7 +8,7 @@ from draft.guess import Guess
 
 # Confidence after so many tokens in a row that were as predicted.
 _TRUST: Final = [1.0 - 0.5 / (1 + run) for run in range(512)]
-_START_RUN: Final = 2  # who sends a prediction means it
+_START_RUN: Final = 2  # a client that sends a prediction means it
 _MAX_RUN: Final = 200
 # An alignment that broke after fewer tokens than this was a coincidence: the search goes on from
 # where it was before.
@@ -50,12 +50,12 @@ class PredictionCursor:
 
     @property
     def is_aligned(self) -> bool:
-        """Whether it is known which token of the prediction comes next."""
+        """True if it is known which token of the prediction comes next."""
         return self._next is not None
 
     @property
     def num_retraced(self) -> int | None:
-        """How many tokens the answer has, while all of them are as predicted, from the first on."""
+        """Length of the answer while all of its tokens are as predicted, from the first on."""
         return self._next if self._is_unbroken else None
 
     def advance(self, token_ids: list[int], num_new: int) -> None:
@@ -73,7 +73,7 @@ class PredictionCursor:
         self._last_token_id = token_ids[-1]
 
     def guesses(self, max_depth: int) -> list[Guess]:
-        """What the prediction says comes next; several possibilities while not aligned."""
+        """Return what the prediction says comes next; several possibilities while not aligned."""
         if max_depth < 1:
             return []
         if self._next is not None:

@@ -1,4 +1,4 @@
-"""Where in a growing text the end of a text occurred before, and what followed there.
+"""Finds earlier occurrences of a text's end in growing texts, and what followed them.
 
 Suffix decoding (Oliaro et al., "SuffixDecoding: A Model-Free Approach to Speeding Up Large Language
 Model Inference", 2024) does this with suffix trees. In Python the hash chains of LZ77 (Deutsch,
@@ -16,7 +16,7 @@ import numpy as np
 from draft.guess import Guess
 
 MAX_MATCH: Final = 64
-"""Matches are not measured beyond this length: nobody is surer of 100 tokens than of 64."""
+"""Matches are not measured beyond this length: 100 tokens give no more certainty than 64."""
 
 MIN_MATCH: Final = 2
 
@@ -79,7 +79,7 @@ class SuffixIndex:
             self._extend_in_bulk(window, start, num_new)
 
     def end_document(self) -> None:
-        """What comes next belongs to another text."""
+        """Note that the next token belongs to another text."""
         if len(self.token_ids) == self._document_start:
             return
         for earlier in self._earlier:
@@ -182,7 +182,7 @@ class SuffixIndex:
 
 
 def _common_end(tokens: list[int], position: int, text: list[int]) -> int:
-    """How many tokens up to `position` equal the text's last ones; at most MAX_MATCH."""
+    """Count how many tokens up to `position` equal the text's last ones; at most MAX_MATCH."""
     end, text_end = position + 1, len(text)
     limit = min(end, text_end, MAX_MATCH)
     length = 0
@@ -201,7 +201,7 @@ def _common_end(tokens: list[int], position: int, text: list[int]) -> int:
 
 
 class Continuation(NamedTuple):
-    """What followed an occurrence that had `length` tokens in common with the text's end."""
+    """The text behind an occurrence that had `length` tokens in common with the text's end."""
 
     length: int
     token_ids: list[int]
@@ -296,12 +296,12 @@ class _Group:
 
 
 def _trust(source: Continuation, start: int) -> list[float]:
-    """Confidence of each token from `start` on, if nobody disagrees."""
+    """Confidence of each token from `start` on, if no continuation disagrees."""
     return _TRUST[source.length + start : source.length + len(source.token_ids)]
 
 
 def _common_start(left: list[int], right: list[int], start: int) -> int:
-    """How many first tokens agree, given that `start` do."""
+    """Count how many first tokens agree, given that `start` do."""
     size = min(len(left), len(right))
     if left[start:size] == right[start:size]:
         return size

@@ -1,4 +1,4 @@
-"""Guesses that need no model: text that repeats, and text that somebody predicted."""
+"""Guesses that need no model: text that repeats, and text that was predicted."""
 
 from collections import OrderedDict
 from collections.abc import Collection
@@ -27,13 +27,13 @@ _NUM_CONTEXT_TOKENS: Final = 8
 _MIN_LENGTH_SHARE: Final = 0.25
 _MAX_VOTERS: Final = 6
 
-# Who expects what: the client, and the answer that was retracted at a change of tier.
+# Sources of predictions: the client, and the answer retracted at a change of tier.
 _Expected = Literal["client", "retracted"]
 
 
 @dataclass(eq=False, slots=True)
 class _SequenceState:
-    """What is known of a sequence's text. `best`: the last best match and where it was found.
+    """The state of a sequence's text. `best`: the last best match and where it was found.
 
     `proposal` is the sequence's own list, which is another one after every change of tier.
     """
@@ -151,7 +151,7 @@ class TextSources:
         return guesses
 
     def num_retraced(self, sequence: Sequence) -> int | None:
-        """How long the answer is, while the retracted one (`proposal_token_ids`) says the same."""
+        """Length of the answer while the retracted one (`proposal_token_ids`) says the same."""
         state = self._state(sequence)
         self._follow(sequence, state)
         cursor = state.cursors.get("retracted")
@@ -174,7 +174,7 @@ class TextSources:
         self._states.pop(sequence.request_id, None)
 
     def _state(self, sequence: Sequence) -> _SequenceState:
-        """What is kept for the sequence; a new one where its text is not the old one's go-on."""
+        """The sequence's state; a new one where its text does not continue the old one."""
         state = self._states.get(sequence.request_id)
         if state is None or _was_retracted(state, sequence):
             state = _SequenceState(sequence.proposal_token_ids)
@@ -245,7 +245,7 @@ class TextSources:
 
 
 def _is_retraced(sequence: Sequence, cursor: PredictionCursor) -> bool:
-    """Whether the next tokens of the retracted answer have chances of their own."""
+    """True if the next tokens of the retracted answer have chances of their own."""
     place = cursor.num_retraced
     return place is not None and place < len(sequence.proposal_candidates)
 
@@ -255,7 +255,7 @@ def _length_of(found: tuple[SuffixIndex, Match]) -> int:
 
 
 def _was_retracted(state: _SequenceState, sequence: Sequence) -> bool:
-    """Whether tokens are gone that were taken in."""
+    """True if tokens are gone that were taken in."""
     if state.proposal is not sequence.proposal_token_ids:
         return True
     if state.num_followed > sequence.num_output_tokens:

@@ -85,7 +85,7 @@ class TreeDrafter:
 
     @property
     def gives_logits(self) -> bool:
-        """Whether a cascade is possible; see `engine.protocols.Drafter`."""
+        """True if a cascade is possible; see `engine.protocols.Drafter`."""
         return self._token_map is None
 
     def propose(self, sequences: SequenceOf[Sequence]) -> Proposal:
@@ -100,7 +100,7 @@ class TreeDrafter:
     def propose_from_text(
         self, sequence: Sequence, *, max_nodes: int, num_rows: int, num_beside: int
     ) -> TokenTree | None:
-        """What is predicted or was written before; see `engine.protocols.Drafter`."""
+        """Return what is predicted or was written before; see `engine.protocols.Drafter`."""
         expects = sequence.proposal_token_ids or sequence.request.prediction_token_ids
         if sequence.cascade is not None or not expects:
             return None
@@ -113,7 +113,7 @@ class TreeDrafter:
                 context=len(sequence.token_ids),
                 base_tokens=num_beside + draft.urgency,
             )
-            if not num_beside:  # nobody else waits, and this one's first token comes with more
+            if not num_beside:  # no other sequence waits, and the first token comes with more
                 step = replace(step, longest_s=inf)
         floor = least_chance([draft], step, spent_s=0.0)
         return select_nodes([draft], floor)[sequence.request_id]
@@ -210,7 +210,7 @@ class TreeDrafter:
         )
 
     def _urgency(self, sequence: Sequence) -> float:
-        """How much a token counts: more for a request that is behind the pace it asked for."""
+        """Weight of a token: greater for a request that is behind the pace it asked for."""
         wanted_s = sequence.request.speculation.inter_token_s
         if wanted_s is None or sequence.first_token_s is None:
             return 1.0

@@ -1,4 +1,4 @@
-"""What two tokenizers have in common: the bytes of each token, and where vocabularies differ.
+"""Compares two tokenizers: the bytes of each token, and where vocabularies differ.
 
 Free of torch, because the gateway's own process compares vocabularies too.
 """
@@ -11,7 +11,7 @@ from typing import Any, Final
 from tokenizers import Tokenizer
 
 BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-"""How sentencepiece vocabularies write a token that is one byte."""
+"""A token that is one byte, as sentencepiece vocabularies write it."""
 
 
 def byte_alphabet() -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""How the engine runs its steps."""
+"""Settings of the step loop."""
 
 from dataclasses import dataclass
 

@@ -62,7 +62,7 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if not runners:
-            raise ValueError("an engine needs at least one model")
+            raise ValueError("an engine needs at least one model; runners is empty")
         self._runners = dict(runners)
         self._drafter = drafter
         self._config = config or EngineConfig()
@@ -204,12 +204,12 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether `step` would do anything. Answers that are held are no work."""
+        """True if `step` would do anything. Answers that are held are no work."""
         return bool(len(self._sequences) > len(self.scheduler.held) or self._events)
 
     @property
     def overlaps(self) -> bool:
-        """Whether host work is done beside the device's, and `step` calls `while_busy`."""
+        """True if host work is done beside the device's, and `step` calls `while_busy`."""
         return self._host_work.overlaps
 
     @torch.inference_mode()
@@ -259,7 +259,7 @@ class Engine:
 
     @property
     def _has_runnable(self) -> bool:
-        """Whether a pass may be computed for any sequence."""
+        """True if a pass may be computed for any sequence."""
         return len(self._sequences) > self._num_idle
 
     @property
@@ -386,6 +386,6 @@ class Engine:
         )
 
     def info(self) -> EngineInfo:
-        """What is loaded."""
+        """Describe the loaded tiers."""
         tiers = {tier: tier_info(tier, runner) for tier, runner in self._runners.items()}
         return EngineInfo(tiers=tiers, speculation=self._drafter is not None)

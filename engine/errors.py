@@ -45,8 +45,8 @@ class InfeasibleObjectiveError(EngineError):
     """The first token cannot come in the time that the request asks for.
 
     `predicted_wait_s`: until it would come. `retry_after_s`: when a request like this one would be
-    taken in, if nobody else came meanwhile; None where no waiting helps, because even an engine
-    without other work takes longer.
+    taken in, if no other request came meanwhile; None where no waiting helps, because even an
+    engine without other work takes longer.
     """
 
     code = "infeasible_objective"

@@ -1,4 +1,4 @@
-"""What comes out of the engine: a stream of events for each request.
+"""The engine's output: a stream of events for each request.
 
 A stream is: `PrefillDone` once per tier, `TokensEmitted` any number of times, then exactly one of
 `Finished` or `Failed`. `TierSwitched` retracts every token emitted so far, unless it says that they
@@ -87,7 +87,7 @@ class TierSwitched:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierWork:
-    """What one tier's model did for one request, whatever became of it.
+    """The work of one tier's model for one request, however the request ended.
 
     `num_prompt_tokens`: the prompt's length if the request ever began on this tier, else 0;
     `num_cached_tokens` of them the prefix cache held when it first began there.
@@ -119,7 +119,7 @@ class TierWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestStats:
-    """What a request used. Times are seconds; None where it never got so far.
+    """The resources that a request used. Times are seconds; None where it never got so far.
 
     Tokens are those of the answer that stands, on the tier that wrote it; `work` holds everything
     that was done, by tier. `num_steps` counts target passes that emitted tokens, so
@@ -156,7 +156,7 @@ class Finished:
 
     @property
     def work(self) -> tuple[TierWork, ...]:
-        """What was done for the request, by tier."""
+        """Return the work for the request, by tier."""
         return self.stats.work
 
 
@@ -174,7 +174,7 @@ class Failed:
 
     @property
     def work(self) -> tuple[TierWork, ...]:
-        """What is known to have been done for the request, by tier."""
+        """Return the known work for the request, by tier."""
         return () if self.stats is None else self.stats.work
 
 
@@ -234,10 +234,10 @@ class EngineStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierInfo:
-    """What a loaded tier is. `model_id` is the folder's or the hub's name, `path` where it lies.
+    """A loaded tier. `model_id` is the folder's or the hub's name, `path` where it lies.
 
     `fingerprint`: 16 hexadecimal digits that change with the checkpoint
-    (engine/model/fingerprint.py); empty where nobody knows it.
+    (engine/model/fingerprint.py); empty where it is unknown.
     """
 
     tier: Tier
@@ -253,7 +253,7 @@ class TierInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineInfo:
-    """What the engine serves. `speculation`: whether the small tier drafts for the large one."""
+    """The tiers of an engine. `speculation`: whether the small tier drafts for the large one."""
 
     tiers: dict[Tier, TierInfo]
     speculation: bool

@@ -1,4 +1,4 @@
-"""What the engine needs from others and receives at construction."""
+"""Protocols of the parts that an engine is given: drafter and verifier."""
 
 from collections.abc import Generator
 from collections.abc import Sequence as SequenceOf
@@ -29,10 +29,10 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftPass:
-    """What a proposal wants computed in the next small pass.
+    """The rows that a proposal wants in the next small pass.
 
     device_rows: tree nodes that only the device knows, in front of the slices' rows, equally many
-    for each of its views. owners: whom the slices are for, in order, then whom those views are for.
+    for each of its views. owners: the sequences of the slices, in order, then those of the views.
     """
 
     slices: list[ForwardSlice]
@@ -77,7 +77,7 @@ class Drafter(Protocol):
 
     @property
     def gives_logits(self) -> bool:
-        """Whether trees carry the small model's logits where a sequence has a cascade.
+        """True if trees carry the small model's logits where a sequence has a cascade.
 
         Over the ids of the large model's own tokenizer, and for the root at least: a tree without
         the root's is not judged in that step, and is not committed.
@@ -92,7 +92,7 @@ class Drafter(Protocol):
     def propose_from_text(
         self, sequence: Sequence, *, max_nodes: int, num_rows: int, num_beside: int
     ) -> TokenTree | None:
-        """What is known of the text ahead without a pass: a prediction, a retracted answer.
+        """Return guesses that cost no pass: from a prediction or a retracted answer.
 
         Asked for a sequence whose prefill is complete in this pass, which judges the tree too; its
         root is the last token. At most `max_nodes` guesses; the pass has `num_rows` rows without
@@ -112,7 +112,7 @@ class Drafter(Protocol):
         """
 
     def release(self, sequence: Sequence) -> None:
-        """Let go of what is held for a sequence that ended or lost its place."""
+        """Release what is held for a sequence that ended or was pre-empted."""
 
     def reclaim(self, num_blocks: int) -> None:
         """Give back at least so many small blocks if they are held: drafts go before answers."""

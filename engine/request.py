@@ -1,4 +1,4 @@
-"""What goes into the engine: one request, its sampling and speculation parameters."""
+"""The engine's input: a request with its sampling and speculation parameters."""
 
 import math
 from dataclasses import dataclass, field
@@ -36,7 +36,7 @@ _GREEDY_BELOW = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How a token is chosen from the target's distribution.
+    """Parameters that choose a token from the target's distribution.
 
     `temperature` 0 (or below 1e-6) is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 are off. `seed`
     (64 bits) and `choice_index` (which of the request's n choices this is) key the Gumbel noise, so
@@ -136,7 +136,7 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the noise is switched off."""
+        """True if the noise is switched off."""
         return self.temperature < _GREEDY_BELOW
 
 
@@ -166,7 +166,7 @@ class SpeculationParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrammarSpec:
-    """What an answer must conform to, as text.
+    """The grammar that an answer must conform to, as text.
 
     json: any JSON object (`text` is empty). json_schema: a JSON schema. regex. choice: a JSON list
     of strings. ebnf: a grammar in xgrammar's notation (GBNF). structural_tag: xgrammar's JSON
@@ -203,10 +203,10 @@ class CascadeParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyObjective:
-    """What a request's latency is to be. Seconds; None for no such wish.
+    """The latency that a request asks for. Seconds; None where it asks for none.
 
     `ttft_s`: from arrival to the first token. `inter_token_s`: the mean between tokens. is_batch:
-    nobody waits for it, so it fills what others leave. refuses: where the first token cannot come
+    it is not urgent and fills what others leave. refuses: where the first token cannot come
     in time, the request is refused at once instead of being answered late.
     """
 
@@ -224,7 +224,7 @@ class LatencyObjective:
 
     @property
     def is_stated(self) -> bool:
-        """Whether there is any wish at all."""
+        """True if there is any wish at all."""
         return self.is_batch or self.ttft_s is not None or self.inter_token_s is not None
 
 
@@ -240,7 +240,7 @@ class EngineRequest:
     in the prefix cache and in what is remembered of earlier answers. `arrival_s` is
     `time.monotonic()` at the gateway (one clock per machine). `prediction_token_ids`: what the
     client expects the answer to be like; a source of guesses. `cascade`: None is lossless.
-    `may_escalate`: somebody watches this small answer. Its tokens' rivals are kept for the large
+    `may_escalate`: this small answer is under watch. Its tokens' rivals are kept for the large
     tier, and where it ends by itself it is held (`AnswerHeld`) until `settle` or `switch_tier`.
     `tenant` shares the queue's fairness, by `weight` against others; `priority` is HIGH, NORMAL or
     LOW. They and the `objective` decide when the answer starts, never what it is. `traces`: what is

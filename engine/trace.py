@@ -1,4 +1,4 @@
-"""What a traced request is told of a step: where its tokens came from, and what was guessed."""
+"""The trace of a step: the sources of a request's tokens, and the tree that was verified."""
 
 from dataclasses import dataclass
 from typing import Literal

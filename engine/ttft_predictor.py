@@ -1,4 +1,4 @@
-"""How long a newcomer would wait for its first token: service times learned online, and a forecast.
+"""Predicts a newcomer's time to first token from service times that are learnt online.
 
 The forecast plays the queue forward, start by start (as a list schedule of known jobs): places and
 blocks become free when running answers are expected to end, prompts are computed one after another.
@@ -31,7 +31,7 @@ _RELAXED: Final = 0.97
 
 
 class ServiceTimes:
-    """What passes, steps and answers take, as running means. Seconds; None before the first.
+    """Times of passes, steps and answers, as running means. Seconds; None before the first.
 
     `step_s`: a step without prompts of the large tier. `best_row_s`: a prompt row in the fastest
     pass of late, which no bad moment of the machine has made longer; `best_token_s` between two
@@ -74,7 +74,7 @@ class ServiceTimes:
             self.best_token_s[tier] = min(best_s, token_s)
 
     def row_s(self, tier: Tier) -> float | None:
-        """What a row of a pass costs."""
+        """Return what a row of a pass costs."""
         return self._row_s.get(tier)
 
     def token_s(self, tier: Tier) -> float:
@@ -82,7 +82,7 @@ class ServiceTimes:
         return self._token_s.get(tier, self.step_s or 0.0)
 
     def remaining_tokens(self, sequence: Sequence) -> float:
-        """How many tokens it will still write: without memory, so however many it wrote already."""
+        """Expected tokens still to write: the same however many it has written (memoryless)."""
         mean = self._answer_tokens.get(sequence.tier, _FIRST_GUESS_TOKENS)
         return min(mean, sequence.num_remaining_tokens)
 
@@ -96,7 +96,7 @@ class ServiceTimes:
         return min(affordable, config.max_tokens_per_step)
 
     def prefill_row_s(self, tier: Tier, *, is_alone: bool = False) -> float:
-        """Seconds for each row of a prompt; not alone, in chunks with everybody's decode between.
+        """Seconds for each row of a prompt; not alone, in chunks with all decodes between.
 
         0 where nothing is known yet.
         """
@@ -111,7 +111,7 @@ class ServiceTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemainingWork:
-    """What a sequence still needs: rows of its prompt, tokens of its answer, blocks (or has)."""
+    """The prompt rows, answer tokens and blocks that a sequence still needs (or has)."""
 
     num_rows: int
     num_tokens: float
@@ -131,7 +131,7 @@ def predict_ttft_s(
     """Seconds until a newcomer's prompt is computed. `num_places` and `num_blocks` are free now.
 
     `running` are in the order in which their prompts are computed, `ahead` in that of their start.
-    A job that needs more blocks than there will ever be starts when everybody has ended.
+    A job that needs more blocks than there will ever be starts when all others have ended.
     """
     now_s = prompts_done_s = 0.0
     ends: list[tuple[float, int]] = []  # when a running one ends, and its blocks
@@ -161,7 +161,7 @@ class ForecastCorrection:
 
     @property
     def ratio(self) -> float:
-        """What a forecast is multiplied by."""
+        """Return what a forecast is multiplied by."""
         return math.exp(self._log_ratio)
 
     def note(self, *, predicted_s: float, actual_s: float) -> None:
@@ -173,8 +173,9 @@ class ForecastCorrection:
         self._log_ratio += _RATIO_WEIGHT * (found - self._log_ratio)
 
     def relax(self) -> None:
-        """A forecast whose outcome nobody will see: trust the correction a little less.
+        """Note a forecast whose outcome stays unknown: trust the correction a little less.
 
-        Or a ratio that was learnt in a bad moment could refuse everybody, and never be corrected.
+        Or a ratio that was learnt in a bad moment could refuse every request, and never be
+        corrected.
         """
         self._log_ratio *= _RELAXED

@@ -15,7 +15,7 @@ _KINDS = (
     SamplingParams(max_tokens=_MAX_TOKENS, presence_penalty=0.5),
 )
 _PERIOD = 11
-# Nobody's salt, so that nobody finds these prompts in the prefix cache.
+# A salt of its own, so that no request finds these prompts in the prefix cache.
 _CACHE_SALT = "warm-up"
 
 

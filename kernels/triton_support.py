@@ -3,7 +3,7 @@
 Triton exists on Linux only and takes time and memory to import, so it is loaded where its kernels
 can be wanted: on a machine with a GPU, for its interpreter (TRITON_INTERPRET=1, set before this
 module is imported), or by OUTRIDER_KERNELS=triton, which also compiles ahead of time without a GPU.
-Elsewhere `triton` is None, and of `tl` there is only the `constexpr` that kernels' definitions
+Without it `triton` is None, and of `tl` there is only the `constexpr` that kernels' definitions
 name: they touch the rest only when they are launched.
 """
 
@@ -19,7 +19,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-# Newer versions warn where nobody says whether a product and a sum may become one instruction.
+# Newer versions warn where it is not said whether a product and a sum may become one instruction.
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 
@@ -68,7 +68,7 @@ _choice: ContextVar[KernelChoice | None] = ContextVar("kernel_choice", default=N
 
 
 def _chosen() -> KernelChoice:
-    """What `use_kernels` says here, else what OUTRIDER_KERNELS says everywhere."""
+    """Return what `use_kernels` says here, else what OUTRIDER_KERNELS says everywhere."""
     return _choice.get() or _environment_choice()
 
 
@@ -91,7 +91,7 @@ def use_kernels(choice: KernelChoice) -> Iterator[None]:
 
 
 def uses_triton(where: Tensor | torch.device) -> bool:
-    """Whether an operation on this tensor or device runs its Triton kernel.
+    """True if an operation on this tensor or device runs its Triton kernel.
 
     "auto": on CUDA. "triton" also on the CPU, where only the interpreter can; "reference" nowhere.
     """
@@ -189,7 +189,7 @@ def _architecture(device: torch.device) -> int:
 
 
 def num_multiprocessors(device: torch.device) -> int:
-    """How many programs run side by side at least; a handful where there is no GPU."""
+    """Count how many programs run side by side at least; a handful where there is no GPU."""
     if _assumed_architecture.get() is not None:
         return {80: 108, 90: 132}.get(architecture(device), 148)
     return _num_multiprocessors(device) if device.type == "cuda" else 3

@@ -1,4 +1,4 @@
-"""Which blocks of a KV cache are free, shared, or kept because somebody may ask again."""
+"""The blocks of a KV cache: free, shared, or kept for a later prefix hit."""
 
 import hashlib
 from array import array
@@ -25,7 +25,7 @@ def chain_hash(parent: BlockHash, token_ids: Sequence[int]) -> BlockHash:
 class BlockPool:
     """Reference-counted blocks with a prefix cache.
 
-    A block is free (nobody holds it, nothing worth keeping), evictable (nobody holds it, but it can
+    A block is free (not held, nothing worth keeping), evictable (not held, but it can
     be found by its hash; least recently used goes first) or held by `ref_count` sequences.
     """
 
@@ -46,15 +46,15 @@ class BlockPool:
 
     @property
     def num_used(self) -> int:
-        """Blocks that somebody holds."""
+        """Blocks that sequences hold."""
         return self.num_blocks - self.num_available
 
     def ref_count(self, block: int) -> int:
-        """How many sequences hold the block."""
+        """Count how many sequences hold the block."""
         return self._ref_counts[block]
 
     def allocate(self) -> int:
-        """Take a block that nobody else sees. Raises OutOfBlocksError."""
+        """Take a block that no other sequence sees. Raises OutOfBlocksError."""
         if self._free:
             block = self._free.pop()
         elif self._evictable:
@@ -89,7 +89,7 @@ class BlockPool:
             self._hashes[block] = block_hash
 
     def is_published(self, block: int) -> bool:
-        """Whether others may find the block: then it must not be written to."""
+        """True if others may find the block: then it must not be written to."""
         return self._hashes[block] is not None
 
     def find(self, block_hash: BlockHash) -> int | None:

@@ -29,7 +29,7 @@ class GrammarCache:
         self._salts: dict[str, _Entries] = {}
 
     def __len__(self) -> int:
-        """How many entries clients' grammars have."""
+        """Count how many entries clients' grammars have."""
         return sum(map(len, self._salts.values()))
 
     def get(self, spec: GrammarSpec, salt: str) -> _Future | None:

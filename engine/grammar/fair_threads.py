@@ -114,7 +114,7 @@ class _Job(Generic[ResourceT, ResultT]):
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether it need not run any more."""
+        """True if it need not run any more."""
         return self.future.cancelled()
 
     def run_on(self, resource: ResourceT) -> None:

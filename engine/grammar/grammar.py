@@ -158,7 +158,7 @@ class GrammarState:
             logits[is_empty] = equal
 
     def forced_tokens(self, token_ids: list[int], path: list[int], limit: int) -> list[int]:
-        """What must follow `token_ids + path`: as long as one token alone is possible.
+        """Return what must follow `token_ids + path`: as long as one token alone is possible.
 
         At most `limit` tokens; the last of them may be a stop token.
         """
@@ -174,7 +174,7 @@ class GrammarState:
         return forced
 
     def num_valid(self, token_ids: list[int], path: list[int], tokens: Sequence[int]) -> int:
-        """How many of `tokens`, from the first on, may follow `token_ids + path` one by one."""
+        """Count the first of `tokens` that may follow `token_ids + path` one by one."""
         self._follow(token_ids)
         node = self._walk(path)
         for index, token_id in enumerate(tokens):
@@ -225,7 +225,7 @@ class GrammarState:
         return child
 
     def _mask(self, node: "_Node") -> NDArray[np.int32]:
-        """What may follow a node, [num_words]; where the grammar got stuck, only the end may."""
+        """Bits of the tokens that may follow a node, [num_words]; the end alone if stuck."""
         if node.mask is None:
             self._go(node)
             began_s = self._clock()

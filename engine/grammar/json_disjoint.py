@@ -1,4 +1,4 @@
-"""Whether the branches of a `oneOf` exclude each other, as far as types and constants tell.
+"""Tells whether the branches of a `oneOf` exclude each other, by types and constants.
 
 A grammar cannot say "exactly one of": where no value fits two branches, it need not.
 """
@@ -15,7 +15,7 @@ MAX_DESCRIBED: Final = 128
 
 
 def are_disjoint(branches: list[Any], target: Callable[[Any], dict[str, Any]], place: str) -> bool:
-    """Whether no value can fit two branches.
+    """True if no value can fit two branches.
 
     target: what a branch's references end at; {} where nothing is known. Branches are schemas whose
     keywords have values of the right kind. Raises InvalidGrammarError for too many of them.
@@ -61,7 +61,7 @@ class _Described:
         return cls(types=types | {"number"} if "integer" in types else types, tags=tags)
 
     def excludes(self, other: "_Described") -> bool:
-        """Whether no value fits both, by their types or by a tag that both require."""
+        """True if no value fits both, by their types or by a tag that both require."""
         if self.types and other.types and not self.types & other.types:
             return True
         return any(

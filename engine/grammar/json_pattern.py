@@ -98,7 +98,7 @@ def _class(text: str) -> str:
 
 
 def _ranges(text: str) -> Iterator[_Range]:
-    """What a class lists, range by range."""
+    """Return what a class lists, range by range."""
     characters = list(_characters(text))
     index = 0
     while index < len(characters):

@@ -82,7 +82,7 @@ _PATTERNS: Final[Mapping[str, str]] = {
 
 
 def marker(number: int) -> str:
-    """What stands for pattern `number` in a prepared schema."""
+    """Return what stands for pattern `number` in a prepared schema."""
     return f"^outrider-pattern-{number}-$"
 
 
@@ -201,7 +201,7 @@ class _Preparation:
         return {"anyOf": prepared}
 
     def _target(self, branch: Any, place: str) -> dict[str, Any]:
-        """What a chain of references ends at; {} where nothing is known."""
+        """Return what a chain of references ends at; {} where nothing is known."""
         for _ in range(MAX_DEPTH):
             if not isinstance(branch, dict):
                 return {}

@@ -29,7 +29,7 @@ _PASSED_VARIABLES: Final = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "TMPDIR", "P
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileBounds:
-    """What compiling one grammar may take.
+    """Limits on compiling one grammar.
 
     compile_cpu_s: processor time. compile_wall_s: until the process is given up, however little
     of the machine it had. compile_memory_bytes: above what the idle process has.

@@ -28,7 +28,7 @@ _ORIGIN: Final = re.compile(r"^\[[\d:]+\] \S+?:\d+: (Check failed: \(.*?\) is fa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrammarSource:
-    """What xgrammar is given. `schema`: a prepared JSON schema; `tag`: a structural tag."""
+    """A grammar as xgrammar takes it. `schema`: a prepared JSON schema; `tag`: a structural tag."""
 
     form: Literal["schema", "regex", "ebnf", "tag"]
     text: str

@@ -135,7 +135,7 @@ def _close(
 
 
 def _is_to_be_repeated(future: "Future[TokenGrammar]") -> bool:
-    """Whether a future ended for reasons that are not its grammar's."""
+    """True if a future ended for reasons that are not its grammar's."""
     if not future.done() or future.cancelled():
         return future.done()
     failure = future.exception()
@@ -244,7 +244,7 @@ class _Utf8:
 
 
 def _may_be_utf8(text: bytes) -> bool:
-    """Whether bytes may stand in well-formed UTF-8; characters may be cut at both ends."""
+    """True if bytes may stand in well-formed UTF-8; characters may be cut at both ends."""
     num_continuing = len(text) - len(text.lstrip(_CONTINUATION_BYTES))
     if num_continuing > 3:
         return False

@@ -1,4 +1,4 @@
-"""What the engine needs to know about a checkpoint, read from Hugging Face's config.json."""
+"""The settings of a checkpoint, read from Hugging Face's config.json."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -90,7 +90,7 @@ class ModelConfig:
 
     @property
     def has_mixed_windows(self) -> bool:
-        """Whether some layers have a window and others have none."""
+        """True if some layers have a window and others have none."""
         return len(set(self.sliding_windows)) > 1
 
     @classmethod

@@ -38,7 +38,7 @@ _TIED_HEAD_COPY_BYTES = 128 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardOutput:
-    """What a pass yields for the rows asked for.
+    """The output of a pass for the rows asked for.
 
     `logits`: [m, vocab_size] float32; `hidden`: [m, hidden_size], after the final norm.
     """
@@ -61,7 +61,7 @@ class _Layer:
 
 @dataclass(slots=True, kw_only=True)
 class _Pass:
-    """What the layers of a pass share. `is_fused`: Triton's kernels, which turn heads by position.
+    """The inputs that a pass's layers share. `is_fused`: Triton's kernels turn heads by position.
 
     cos, sin: [n, 1, head_dim], gathered for the others.
     """

@@ -2,8 +2,8 @@
 
 What a router has learnt of one pair of models says nothing of another pair. The fingerprint covers
 the configuration, every tensor's name, dtype and shape, and the numbers themselves: all of them in
-files below 64 MiB, samples of every tensor in larger ones. It is there to notice a mix-up; whoever
-wants to forge it can. Standard library only: the gateway's process, without torch, uses it too.
+files below 64 MiB, samples of every tensor in larger ones. It is there to notice a mix-up and does
+not resist forgery. Standard library only: the gateway's process, without torch, uses it too.
 """
 
 import hashlib

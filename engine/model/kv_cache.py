@@ -14,7 +14,7 @@ class KVCache:
 
     `tensor`: [num_layers, 2, num_blocks, block_size, num_kv_heads, head_dim]; `layers[i]` is
     (k_cache, v_cache), views of it, each [num_blocks, block_size, num_kv_heads, head_dim].
-    A slot is block * block_size + offset. Which block belongs to whom is the block pool's
+    A slot is block * block_size + offset. The owners of blocks are the block pool's
     business.
 
     In float8_e4m3fn each head of a slot has a scale (`kernels.kv.write_kv`): `scales`, float32
@@ -67,7 +67,7 @@ class KVCache:
 
 
 def is_scaled(dtype: torch.dtype) -> bool:
-    """Whether a cache of this type holds a scale for each head of a slot."""
+    """True if a cache of this type holds a scale for each head of a slot."""
     return dtype == torch.float8_e4m3fn
 
 

@@ -77,7 +77,7 @@ class CheckpointReader:
         self._close()
 
     def __contains__(self, name: str) -> bool:
-        """Whether the checkpoint has a tensor of this name."""
+        """True if the checkpoint has a tensor of this name."""
         return name in self._file_of
 
     @property

@@ -12,7 +12,7 @@ class DeviceRows:
     """Tree nodes of several sequences; the host knows how many rows there are, not what they hold.
 
     They stand in front of all slices of their pass. Sequence b has rows `row_starts[b]` to
-    `row_starts[b] + num_rows[b]`, in ascending order; rows of nobody are padding. A row with a
+    `row_starts[b] + num_rows[b]`, in ascending order; rows of no tree are padding. A row with a
     logical slot below 0 writes nothing, its logits mean nothing. Slots from `tree_starts[b]` on are
     seen only through `ancestor_words`: bit j of a row's words, low word first, is logical slot
     tree_start + j (its own slot's bit included); slots below are seen by every row.

@@ -95,7 +95,7 @@ class FlatRows:
         return found
 
     def mean_context(self) -> float:
-        """How many tokens a row sees, on average."""
+        """Count how many tokens a row sees, on average."""
         total = sum(
             (end - start) * kv_len
             for start, end, kv_len in zip(
@@ -105,7 +105,7 @@ class FlatRows:
         return total / max(len(self.token_ids), 1)
 
     def attention_batch(self) -> AttentionBatch:
-        """What the attention kernel needs to know."""
+        """Return what the attention kernel needs to know."""
         return AttentionBatch(
             query_indptr=self.query_indptr,
             kv_lens=self.kv_lens,

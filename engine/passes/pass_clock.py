@@ -1,4 +1,4 @@
-"""How long passes take, without holding up the device to find out."""
+"""Times of passes, taken without holding up the device."""
 
 import time
 from collections import deque
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-# Finished passes that nobody has asked about; what is older is forgotten.
+# Finished passes that were not collected yet; older ones are forgotten.
 _MAX_FINISHED = 256
 
 
@@ -26,7 +26,7 @@ class PassTime:
 
 @dataclass(slots=True)
 class PassTimes:
-    """How long the forward passes of a runner took, in seconds.
+    """Times of a runner's forward passes, in seconds.
 
     On the CPU `last_s` is the pass that was just made. In CUDA it is the last one that is known to
     be over: the passes of a step are still on their way when the step's host work goes on.
@@ -56,11 +56,11 @@ def _timing_event() -> torch.cuda.Event:
 class PassClock:
     """Times passes: `start`, `start_work` and `stop`, in this order, for each.
 
-    On the CPU a pass is over when `stop` is called. Elsewhere events are recorded around the
-    device's part and read by later calls, once they have come to pass, so that nobody waits; the
-    host's part runs beside the device's and is not counted. `listener` is told the rows, the
-    seconds and the rows' mean context of every pass that is over; on the CPU these seconds, unlike
-    `times`, include the host's part, which nothing hides there.
+    On the CPU a pass is over when `stop` is called. On other devices events are recorded around the
+    device's part and read by later calls, once they have come to pass, so that the host never
+    waits; the host's part runs beside the device's and is not counted. `listener` is told the rows,
+    the seconds and the rows' mean context of every pass that is over; on the CPU these seconds,
+    unlike `times`, include the host's part, which nothing hides there.
     """
 
     device: torch.device

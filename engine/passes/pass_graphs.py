@@ -89,8 +89,8 @@ class CapturedPass:
 class PassGraphs:
     """The recorded passes of one runner; see this module's docstring.
 
-    What `run` returns are views of static outputs: valid until the next `run`. Whoever keeps them
-    longer keeps a copy.
+    What `run` returns are views of static outputs: valid until the next `run`. A caller that needs
+    them longer makes a copy.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class PassGraphs:
 
     @property
     def num_captured(self) -> int:
-        """How many passes were recorded."""
+        """Count how many passes were recorded."""
         return len(self._captured)
 
     # ---- recording ------------------------------------------------------------------------
@@ -185,12 +185,12 @@ class PassGraphs:
         )
 
     def _write_padding(self, layout: PassLayout) -> None:
-        """A pass of padding only, so that warming up writes to nobody's cache."""
+        """A pass of padding only, so that warming up writes to no sequence's cache."""
         packed = self._buffers.pack(self._buffers.stage([], None), layout)
         self._words[: len(packed)].copy_(packed, non_blocking=True)
 
     def _run(self, inputs: PassInputs, plan: TilePlan, num_rows: int) -> None:
-        """What is recorded: from the static inputs to the static outputs."""
+        """Return what is recorded: from the static inputs to the static outputs."""
         prepare_plan(plan, inputs)
         output = self._model.forward(
             inputs.token_ids,

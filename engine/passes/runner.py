@@ -285,7 +285,7 @@ class ModelRunner:
 
     @property
     def times(self) -> PassTimes:
-        """How long the passes took that are known to be over."""
+        """Return how long the passes took that are known to be over."""
         return self._clock.times
 
     def take_finished(self) -> list[PassTime]:

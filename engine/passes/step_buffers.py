@@ -56,7 +56,7 @@ def upload(values: Sequence[int], device: torch.device) -> Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassLayout:
-    """Where the parts of a pass's integers lie in a buffer of 8-byte words.
+    """The layout of a pass's integers in a buffer of 8-byte words.
 
     For up to `num_rows` rows of up to `num_sequences` sequences; block ids stand at the end, as
     many as there are. `trims`: far ancestors may be out of the window, so layers with a window and
@@ -137,7 +137,7 @@ class PassLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedPass:
-    """What the host knows of a pass, before it is packed.
+    """The host's part of a pass, before it is packed.
 
     Device rows and their sequences stand in front of the slices'. block_tables: of each sequence;
     token_ids: of the slices; logit_rows: the rows that get logits; counts: the rows of each slice.
@@ -177,7 +177,7 @@ class StagedPass:
 
     @property
     def wants_all_logits(self) -> bool:
-        """Whether every row gets logits."""
+        """True if every row gets logits."""
         return len(self.logit_rows) == self.num_rows
 
     @property
@@ -187,13 +187,13 @@ class StagedPass:
         return max(of_device, int(self.counts.max(initial=0)))
 
     def max_keys(self, block_size: int) -> int:
-        """How many keys a sequence has at most."""
+        """Count how many keys a sequence has at most."""
         tables = self.block_tables[: self.num_device_sequences]
         of_device = max((len(table) for table in tables), default=0) * block_size
         return max(of_device, max((piece.end_slot for piece in self.slices), default=0))
 
     def mean_context(self, block_size: int) -> float:
-        """How many tokens a row sees, on average; of device rows an upper bound."""
+        """Count how many tokens a row sees, on average; of device rows an upper bound."""
         total = sum(piece.end_slot * len(piece.token_ids) for piece in self.slices)
         tables = self.block_tables[: self.num_device_sequences]
         reserved = sum(len(table) for table in tables) * block_size

@@ -1,4 +1,4 @@
-"""How long a pass takes by its rows: measured at start-up, corrected while running."""
+"""Pass times by number of rows: measured at start-up, corrected while running."""
 
 import math
 import time
@@ -130,7 +130,7 @@ class RunningStepTimes:
         self._table_is_stale = True
 
     def _factor(self, num_rows: int) -> float:
-        """What the curve is multiplied by at this size."""
+        """Return what the curve is multiplied by at this size."""
         if num_rows >= _TABLE_ROWS:
             return math.exp(self._log_scale + float(self._log_residuals[-1]))
         self._refresh()

@@ -65,7 +65,7 @@ class TilePlanner:
         return tuple(dict.fromkeys(self.shape(rows) for rows in range(1, num_rows + 1)))
 
     def max_keys(self, shape: TileShape, num_rows: int) -> int:
-        """How many keys a sequence of a pass may have for the shared workspace to be enough."""
+        """Keys that a sequence of a pass may have for the shared workspace to be enough."""
         keys = self._max_context
         while keys and self._workspace_size(shape, num_rows=num_rows, max_keys=keys) > len(
             self._workspace

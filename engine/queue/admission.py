@@ -1,4 +1,4 @@
-"""What a model can serve: checks of requests before they are queued."""
+"""Checks of requests before they are queued: whether a model can serve them, and in time."""
 
 from collections.abc import Collection
 from typing import Final
@@ -20,7 +20,7 @@ from engine.ttft_predictor import ForecastCorrection, RemainingWork, predict_ttf
 
 # A refused request is told to come back after about this long.
 _RETRY_AFTER_S: Final = 1.0
-# Nobody is told to come back sooner than this.
+# The least retry time of a refusal.
 _LEAST_RETRY_S: Final = 0.05
 
 
@@ -96,7 +96,7 @@ class ObjectiveGate:
     def check(self, sequence: Sequence, now_s: float) -> None:
         """Raise InfeasibleObjectiveError where a sequence's `ttft_s` is out of reach.
 
-        Where nobody else is there it is only refused if the fastest passes of late would be too
+        With no other sequence there it is only refused if the fastest passes of late would be too
         slow as well: an engine that has nothing else to do can only lose by refusing.
         """
         ttft_s = sequence.request.objective.ttft_s
@@ -175,14 +175,14 @@ class ObjectiveGate:
 
     @staticmethod
     def _rows_of(sequence: Sequence) -> int:
-        """What is left of its prompt after the prefix that is cached."""
+        """Return what is left of its prompt after the prefix that is cached."""
         num_cached = sequence.view.match_prefix(sequence.token_ids)
         sequence.view.release()
         return len(sequence.token_ids) - num_cached
 
 
 def tier_info(tier: Tier, runner: ModelRunner) -> TierInfo:
-    """What a loaded tier is."""
+    """Describe a loaded tier."""
     model = runner.model
     assert runner.max_context is not None
     return TierInfo(

@@ -24,11 +24,11 @@ _LENGTH_WEIGHT: Final = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FairQueueConfig:
-    """How far priorities go.
+    """Bounds on the effect of priorities.
 
     aging_s: a request that has waited so long counts as the next higher priority, and again after
-    as long, so that nobody starves behind his own urgent requests or anybody's. max_lead_tokens: a
-    tenant's high priority counts as long as it has had no more than so many tokens (over its
+    as long, so that no tenant starves behind urgent requests, its own or others'. max_lead_tokens:
+    a tenant's high priority counts as long as it has had no more than so many tokens (over its
     weight) beyond the tenant whose turn it is; priority is being served sooner, not more.
     """
 
@@ -50,13 +50,13 @@ class _Account:
     num_fresh: int = 0
 
     def expected_answer(self, sequence: Sequence) -> float:
-        """How many tokens a sequence will still write, as far as one can know."""
+        """Count how many tokens a sequence will still write, as far as one can know."""
         return min(self.mean_answer_tokens, sequence.num_remaining_tokens)
 
 
 @dataclass(slots=True, kw_only=True)
 class _Charge:
-    """What a sequence's start was charged with."""
+    """The charge for a sequence's start."""
 
     num_prompt_tokens: int
     num_answer_tokens: float
@@ -68,8 +68,8 @@ class _Charge:
 class _Books:
     """The accounts of one tier.
 
-    virtual_time: what the tenant whose turn it was had had, at the last start. Who comes with
-    nothing waiting begins there: he has no claim to what he did not use before.
+    virtual_time: what the tenant whose turn it was had had, at the last start. A tenant
+    with nothing waiting begins there: idle time earns no credit.
     """
 
     accounts: dict[str, _Account] = field(default_factory=dict)
@@ -99,7 +99,7 @@ class _Books:
         account.num_fresh -= 1
 
     def leave(self, tenant: str, *, is_fresh: bool) -> None:
-        """A sequence has gone; forget whoever would be no worse off when he comes back."""
+        """Note that a sequence has gone; forget tenants that would lose nothing by it."""
         account = self.accounts[tenant]
         account.num_present -= 1
         account.num_fresh -= is_fresh
@@ -115,7 +115,7 @@ class FairQueue(QueuePolicy):
     """Tenants take turns by what they have had; a tenant's own requests by priority and arrival.
 
     A start is charged with the tokens to compute and the answer to be expected; the end corrects
-    it. Who had begun and lost his place comes first of his tenant, and is not charged again. Each
+    it. A pre-empted sequence comes first of its tenant and is not charged again. Each
     tier is a queue by itself.
 
     Where places or blocks are short, a tenant below its share of them may displace a sequence of
@@ -165,10 +165,10 @@ class FairQueue(QueuePolicy):
             account.served -= too_much / sequence.request.weight
         self._books_of(sequence).leave(sequence.request.tenant, is_fresh=charge is None)
 
-    # ---- who is next ----------------------------------------------------------------------
+    # ---- the order ----------------------------------------------------------------------
 
     def order(self, waiting: list[Sequence], now_s: float) -> Iterator[Sequence]:
-        """Who should start, all of one tier. Lazy: mostly only the first few are wanted."""
+        """Yield one tier's sequences in starting order. Lazy: mostly the first few are wanted."""
         if not waiting:
             return
         queues: dict[tuple[str, int], deque[Sequence]] = {}
@@ -180,7 +180,7 @@ class FairQueue(QueuePolicy):
         yield from self._take_turns(queues)
 
     def _arranged(self, waiting: list[Sequence], now_s: float) -> list[Sequence]:
-        """In the order that holds within a tenant and a priority; who had begun already is first.
+        """Order within a tenant and a priority; pre-empted sequences come first.
 
         now_s: for policies that go by it.
         """
@@ -190,7 +190,7 @@ class FairQueue(QueuePolicy):
         return by_arrival
 
     def _priority(self, sequence: Sequence, now_s: float) -> int:
-        """What a sequence's priority has come to by now."""
+        """Return what a sequence's priority has come to by now."""
         priority, aging_s = sequence.request.priority, self._config.aging_s
         if (waited_s := now_s - sequence.submitted_s) >= aging_s:
             return min(priority + int(waited_s / aging_s), HIGH)
@@ -227,11 +227,11 @@ class FairQueue(QueuePolicy):
                 heappop(turns)
             yield sequence
 
-    # ---- who gives way --------------------------------------------------------------------
+    # ---- pre-emption ----------------------------------------------------------------------
 
     @property
     def may_displace(self) -> bool:
-        """Whether there is more than one tenant."""
+        """True if there is more than one tenant."""
         return len(self._weights()) > 1
 
     def displaced(
@@ -268,7 +268,7 @@ class FairQueue(QueuePolicy):
         return victim
 
     def _has_had_more(self, holder: Sequence, newcomer: Sequence) -> bool:
-        """Whether a holder's tenant was served no less than a newcomer's on their tier."""
+        """True if a holder's tenant was served no less than a newcomer's on their tier."""
         return self._account(holder).served >= self._account(newcomer).served
 
     def _weights(self) -> dict[str, float]:

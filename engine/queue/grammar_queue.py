@@ -42,11 +42,11 @@ class GrammarQueue:
         self._waiting: dict[str, _Waiting] = {}
 
     def __len__(self) -> int:
-        """How many sequences wait."""
+        """Count how many sequences wait."""
         return len(self._waiting)
 
     def __contains__(self, request_id: str) -> bool:
-        """Whether a request waits for its grammar."""
+        """True if a request waits for its grammar."""
         return request_id in self._waiting
 
     def sequences(self) -> Iterator[Sequence]:
@@ -54,7 +54,7 @@ class GrammarQueue:
         return (item.sequence for item in self._waiting.values())
 
     def count(self, tier: Tier) -> int:
-        """How many sequences of a tier wait."""
+        """Count how many sequences of a tier wait."""
         return sum(item.sequence.tier == tier for item in self._waiting.values())
 
     def warm_up(self) -> None:

@@ -10,10 +10,10 @@ from engine.ttft_predictor import ServiceTimes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepThrottle:
-    """Who gets less of a step than he could use, because others are short of time.
+    """Limits on a step's batch work, so that requests close to their deadline can run.
 
-    paused: running sequences that get no row of it. batch_prefill_s: how long the prompts of those
-    for whom nobody waits may make a pass.
+    paused: running sequences that get no row of it. batch_prefill_s: how long the prompts of
+    batch requests may make a pass.
     """
 
     paused: frozenset[Sequence]
@@ -21,10 +21,10 @@ class StepThrottle:
 
 
 class QueuePolicy(Protocol):
-    """Orders `Scheduler.waiting`, and says who gives way. To be inherited from."""
+    """Orders `Scheduler.waiting` and chooses sequences to pre-empt. To be inherited from."""
 
     def attach(self, times: ServiceTimes, *, num_places: int) -> None:
-        """Told once, by the scheduler that will ask: what things take, and how many run at once."""
+        """Receive the service times and the number of places, once, from the scheduler."""
 
     def order(self, waiting: list[Sequence], now_s: float) -> Iterable[Sequence]:
         """The sequences, all of one tier, in the order in which they should start.
@@ -46,11 +46,11 @@ class QueuePolicy(Protocol):
 
     @property
     def has_objectives(self) -> bool:
-        """Whether anybody who is there has said how fast it should be: then the next two count."""
+        """True if any sequence has a latency objective: then the next two methods count."""
         return False
 
     def step_throttle(self, now_s: float) -> StepThrottle | None:
-        """Who holds back in the step that begins. None: nobody."""
+        """Return the throttle of the step that begins; None where there is none."""
         return None
 
     def start_by_s(self, sequence: Sequence) -> float:
@@ -58,22 +58,21 @@ class QueuePolicy(Protocol):
         return sequence.arrival_s
 
     def gives_way_to(self, sequence: Sequence, newcomer: Sequence) -> bool:
-        """Whether a running sequence would lose its place to a newcomer that is short of time."""
+        """True if a running sequence would lose its place to a newcomer that is short of time."""
         return False
 
     @property
     def may_displace(self) -> bool:
-        """Whether `displaced` could name anybody."""
+        """True if `displaced` could name a sequence."""
         return False
 
     def displaced(
         self, newcomer: Sequence, holders: Mapping[Sequence, int], *, wanted: int, capacity: int
     ) -> Sequence | None:
-        """Who has to go back to the queue, so that a newcomer finds a place.
+        """Return the sequence to pre-empt, so that a newcomer finds a place; None for none.
 
         holders: running sequences and how much each has of what is short, of `capacity` in all;
         `wanted` is what the newcomer needs, with those of its tenant that were promised some.
-        None: nobody. Whoever is named is pre-empted.
         """
         return None
 

@@ -1,4 +1,4 @@
-"""Who computes what in the next pass: admission, prefill chunks, pre-emption."""
+"""Plans passes: admission, prefill chunks, pre-emption."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -22,7 +22,7 @@ _PATIENT_PART = 4
 
 @dataclass(slots=True, kw_only=True)
 class PassPlan:
-    """What one model computes in one pass; every slot it names is reserved.
+    """The sequences that one model computes in one pass; every slot of it is reserved.
 
     decodes: sequences whose last token is computed. prefills: (sequence, number of its uncomputed
     tokens to compute now).
@@ -33,11 +33,11 @@ class PassPlan:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to compute."""
+        """True if there is nothing to compute."""
         return not self.decodes and not self.prefills
 
     def drop_preempted(self) -> None:
-        """Take out who was pre-empted since he was planned."""
+        """Drop sequences that were pre-empted after being planned."""
         self.decodes = [s for s in self.decodes if s.status is SequenceStatus.RUNNING]
         self.prefills = [p for p in self.prefills if p[0].status is SequenceStatus.RUNNING]
 
@@ -89,7 +89,7 @@ class Scheduler:
         self.times = ServiceTimes(config)
         policy.attach(self.times, num_places=config.max_sequences)
         self._throttle: StepThrottle | None = None  # of the step
-        self._batch_rows = 0  # what is left of a pass for prompts for which nobody waits
+        self._batch_rows = 0  # rows that a pass has left for batch prompts
         self._promised: list[Sequence] = []  # for each of them a running one gave way
 
     @property
@@ -138,7 +138,7 @@ class Scheduler:
         self._enqueue(sequence)
 
     def counts(self, sequence: Sequence, tier: Tier) -> tuple[WorkCounts, WorkCounts]:
-        """Where a tier's work for a sequence is counted: the tier's counters and its own."""
+        """Return the counters of a tier's work for a sequence: the tier's and the sequence's."""
         return self.counters[tier], sequence.work_on(tier)
 
     def note_retracted(self, sequence: Sequence) -> None:
@@ -166,10 +166,10 @@ class Scheduler:
         return self.plan("large", now_s) if "large" in self.running else PassPlan()
 
     def preempt_for_waiting(self, now_s: float) -> None:
-        """Where every place is taken, free one for each tier where somebody has a claim to it.
+        """Where every place is taken, free one for each tier whose waiting sequences may claim it.
 
         To be called once a step, before its first plan: what is planned already cannot give way.
-        Who holds back in the step is settled here, too.
+        It also asks the policy for the step's throttle.
         """
         self._throttle = self._policy.step_throttle(now_s) if self._policy.has_objectives else None
         self._promised = [s for s in self._promised if s.status is SequenceStatus.WAITING]
@@ -217,7 +217,7 @@ class Scheduler:
             if is_due and self._reserve(sequence, 1):
                 plan.decodes.append(sequence)
         budget = self._plan_prompts(plan, running, tier, now_s) if with_prefill else 0
-        # Who gave way is taken out before admission, which may start it again.
+        # Pre-empted sequences are dropped before admission, which may start them again.
         plan.drop_preempted()
         if with_prefill:
             for sequence, num_tokens in self._admit(tier, budget, now_s):
@@ -225,7 +225,7 @@ class Scheduler:
                     plan.prefills.append((sequence, num_tokens))
                 else:  # all that it lacks is the last token, which a cascade decodes
                     plan.decodes.append(sequence)
-            plan.drop_preempted()  # newcomers may have displaced somebody
+            plan.drop_preempted()  # newcomers may have displaced others
         return plan
 
     def _plan_prompts(
@@ -271,11 +271,11 @@ class Scheduler:
         return num_tokens
 
     def _prefill_budget(self, tier: Tier) -> int:
-        """Rows that a pass may have; fewer where somebody waits for the next token meanwhile."""
+        """Rows that a pass may have; fewer while running answers wait for their next token."""
         config = self._config
-        somebody_decodes = any(s.is_decoding for running in self.running.values() for s in running)
+        is_decoding = any(s.is_decoding for running in self.running.values() for s in running)
         budget = config.max_tokens_per_step
-        if somebody_decodes:
+        if is_decoding:
             budget = self.times.prefill_rows(tier, config.prefill_chunk_s)
         if self._throttle is not None:
             row_s = self.times.row_s(tier)
@@ -284,7 +284,7 @@ class Scheduler:
         return budget
 
     def _chunk(self, sequence: Sequence, budget: int) -> int:
-        """How many of its uncomputed tokens go into the pass."""
+        """Count how many of its uncomputed tokens go into the pass."""
         num_tokens = min(sequence.num_prefill_tokens, budget)
         if self._throttle is not None and sequence.request.objective.is_batch:
             num_tokens = min(num_tokens, self._batch_rows)
@@ -292,7 +292,7 @@ class Scheduler:
         return num_tokens
 
     def _is_left_out(self, sequence: Sequence) -> bool:
-        """Whether it is one of those for whom nobody waits, and they have had their rows."""
+        """True if it is a batch sequence and batch prompts have had their rows of the pass."""
         is_full = self._throttle is not None and self._batch_rows <= 0
         return is_full and sequence.request.objective.is_batch
 
@@ -336,7 +336,7 @@ class Scheduler:
             yield sequence, num_tokens
 
     def ahead_of(self, newcomer: Sequence, now_s: float) -> list[Sequence]:
-        """Who of its tier would start before a sequence that is not here yet, in order."""
+        """Return the sequences of its tier that would start before a newcomer, in order."""
         self._policy.added(newcomer)
         try:
             candidates = [s for s in self.waiting if s.tier == newcomer.tier]
@@ -346,11 +346,11 @@ class Scheduler:
             self._policy.removed(newcomer)
 
     def gives_way_to(self, sequence: Sequence, newcomer: Sequence) -> bool:
-        """Whether a running sequence would lose its place to a newcomer that needs one."""
+        """True if a running sequence would lose its place to a newcomer that needs one."""
         return self._policy.gives_way_to(sequence, newcomer)
 
     def _num_promised(self, sequence: Sequence) -> int:
-        """How many places are kept for others."""
+        """Count how many places are kept for others."""
         return sum(
             other is not sequence and other.status is SequenceStatus.WAITING
             for other in self._promised
@@ -374,7 +374,7 @@ class Scheduler:
         return False
 
     def _prompt_is_under_way(self, sequence: Sequence) -> bool:
-        """Whether another choice of the same request is computing the blocks both share."""
+        """True if another choice of the same request is computing the blocks both share."""
         group_id = sequence.request.group_id
         if group_id is None:
             return False
@@ -426,9 +426,9 @@ class Scheduler:
                 return True
 
     def _make_room(self, tier: Tier, num_blocks: int) -> bool:
-        """Let go what answers can do without; True if that made enough room.
+        """Release blocks that running answers do not need; True if that made enough room.
 
-        Held answers go first: nobody may ever ask for what they keep.
+        Held answers go first: their blocks may never be needed again.
         """
         pool = self._caches[tier].pool
         for sequence in reversed(self.held):

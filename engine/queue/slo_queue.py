@@ -1,12 +1,12 @@
-"""Latency objectives: who is short of time goes first, as far as fairness between tenants allows.
+"""Latency objectives: urgent sequences go first, as far as fairness between tenants allows.
 
 Between tenants the fair queue decides. Within a tenant the request whose first token has the least
 slack starts first (earliest deadline first, less the time that its own prompt takes). One that can
 no longer make it lets those pass that can: under overload the deadlines that are missed are then
 few, instead of all (the domino effect of earliest deadline first; Locke, "Best-Effort Decision
-Making for Real-Time Scheduling", 1986). Requests for which nobody waits (batch) fill what is left.
+Making for Real-Time Scheduling", 1986). Batch requests fill what is left.
 
-Nobody starves: whoever has been passed over for long enough gets one of every few starts, oldest
+No sequence starves: one that was passed over for long gets one of every few starts, oldest
 first, and a pause or a loss of one's place happens a bounded number of times.
 """
 
@@ -32,7 +32,7 @@ _GUARDED_SHARE: Final = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SloQueueConfig:
-    """How far objectives go.
+    """Bounds on the effect of objectives.
 
     unstated_ttft_s: a request without an objective stands where one with this would.
     late_aging_s: a request that is so much over its time counts as passed over; batch_aging_s: a
@@ -56,7 +56,7 @@ class SloQueueConfig:
 
 
 class SloQueue(FairQueue):
-    """The fair queue, with deadlines within each tenant; the same where nobody has any.
+    """The fair queue with deadlines within each tenant; without deadlines it is the fair queue.
 
     A batch request counts as low priority between tenants as well, until it has waited for
     `batch_aging_s`.
@@ -70,13 +70,13 @@ class SloQueue(FairQueue):
         self._slo = config or SloQueueConfig()
         self._times: ServiceTimes | None = None
         self._max_batch_running = 1
-        self._stated: dict[Sequence, None] = {}  # objectives of those for whom somebody waits
+        self._stated: dict[Sequence, None] = {}  # with an objective, not batch
         self._batch: dict[Sequence, int] = {}  # how often each has been displaced
         self._paused_since_s: dict[Sequence, float] = {}
         self._batch_running: set[Sequence] = set()
         self._num_here = 0
         self._now_s = 0.0  # of the step
-        self._is_pressed = False  # somebody who runs, or is about to, is short of time
+        self._is_pressed = False  # a running or starting sequence is short of time
         self._aged: frozenset[Sequence] = frozenset()
         self._num_since_aged: dict[Tier, int] = {}
 
@@ -89,7 +89,7 @@ class SloQueue(FairQueue):
 
     @property
     def has_objectives(self) -> bool:
-        """Whether anybody who is there has said how fast it should be."""
+        """True if any sequence has a latency objective."""
         return bool(self._stated or self._batch)
 
     def added(self, sequence: Sequence) -> None:
@@ -103,7 +103,7 @@ class SloQueue(FairQueue):
             self._stated[sequence] = None
 
     def started(self, sequence: Sequence) -> None:
-        """Charge the tenant, and count who was passed over meanwhile."""
+        """Charge the tenant, and count the sequences passed over meanwhile."""
         super().started(sequence)
         if sequence in self._batch:
             self._batch_running.add(sequence)
@@ -133,7 +133,7 @@ class SloQueue(FairQueue):
     def start_by_s(self, sequence: Sequence) -> float:
         """When its prompt must be begun, so that its first token comes in time.
 
-        Batch has until it counts as passed over, so within a pass nobody waits for ever.
+        Batch has until it counts as passed over, so within a pass no prompt waits for ever.
         """
         objective = sequence.request.objective
         if objective.is_batch:
@@ -144,7 +144,7 @@ class SloQueue(FairQueue):
         return sequence.arrival_s + ttft_s - self._lead_s(sequence)
 
     def _lead_s(self, sequence: Sequence) -> float:
-        """How long it takes from the start of its prompt to its first token."""
+        """Return how long it takes from the start of its prompt to its first token."""
         times = self._times
         if times is None:
             return 0.0
@@ -156,7 +156,7 @@ class SloQueue(FairQueue):
         return 0.0 if self._times is None else self._times.step_s or 0.0
 
     def _is_late(self, sequence: Sequence, now_s: float) -> bool:
-        """Whether its first token cannot come in time any more."""
+        """True if its first token cannot come in time any more."""
         return (
             sequence.first_token_s is None
             and sequence.request.objective.ttft_s is not None
@@ -165,7 +165,7 @@ class SloQueue(FairQueue):
         )
 
     def _is_aged(self, sequence: Sequence, now_s: float) -> bool:
-        """Whether it was passed over for long enough."""
+        """True if it was passed over for long enough."""
         objective, waited_s = sequence.request.objective, now_s - sequence.arrival_s
         if objective.is_batch:
             return waited_s >= self._slo.batch_aging_s
@@ -173,7 +173,7 @@ class SloQueue(FairQueue):
             return False
         return waited_s >= objective.ttft_s + self._slo.late_aging_s
 
-    # ---- who is next ----------------------------------------------------------------------
+    # ---- the order ----------------------------------------------------------------------
 
     def order(self, waiting: list[Sequence], now_s: float) -> Iterator[Sequence]:
         """As the fair queue; without those that would only be in the way now."""
@@ -186,7 +186,7 @@ class SloQueue(FairQueue):
                 yield sequence
 
     def _may_start(self, sequence: Sequence, now_s: float) -> bool:
-        """Whether nobody who is short of time would be hurt, and batch leaves places to others."""
+        """True if no urgent sequence would be delayed and batch leaves places to others."""
         is_batch = sequence in self._batch
         is_full = len(self._batch_running) >= self._max_batch_running
         if is_batch and is_full and self._num_here > len(self._batch):
@@ -198,7 +198,7 @@ class SloQueue(FairQueue):
         return not self._has_time(sequence, now_s)
 
     def _has_time(self, sequence: Sequence, now_s: float) -> bool:
-        """Whether it can wait until those who run are no longer short of time."""
+        """True if it can wait until no running sequence is short of time."""
         ttft_s = sequence.request.objective.ttft_s
         if ttft_s is None or sequence.first_token_s is not None:
             return False
@@ -206,7 +206,7 @@ class SloQueue(FairQueue):
         return left_s > _GUARDED_SHARE * ttft_s
 
     def _arranged(self, waiting: list[Sequence], now_s: float) -> list[Sequence]:
-        """By slack; who was passed over for long in between, the oldest first."""
+        """Order by slack; sequences passed over for long come in between, the oldest first."""
         self._aged = frozenset()
         if not self.has_objectives:
             return super()._arranged(waiting, now_s)
@@ -254,7 +254,7 @@ class SloQueue(FairQueue):
             return max(own, NORMAL)
         return LOW if objective.is_batch else own
 
-    # ---- who holds back -------------------------------------------------------------------
+    # ---- the throttle ---------------------------------------------------------------------
 
     def step_throttle(self, now_s: float) -> StepThrottle | None:
         """Batch answers stand still, and batch prompts wait, while others are short of time."""
@@ -273,7 +273,7 @@ class SloQueue(FairQueue):
         return StepThrottle(paused=paused, batch_prefill_s=0.0)
 
     def _pauses(self, sequence: Sequence, now_s: float) -> bool:
-        """Whether its pause begins or goes on; after `max_pause_s` it gets one step."""
+        """True if its pause begins or goes on; after `max_pause_s` it gets one step."""
         since_s = self._paused_since_s.setdefault(sequence, now_s)
         if now_s - since_s < self._slo.max_pause_s:
             return True
@@ -281,7 +281,7 @@ class SloQueue(FairQueue):
         return False
 
     def _spare_s(self, sequence: Sequence, now_s: float) -> float:
-        """How much time a sequence could give to others now; infinite where it asks for none.
+        """Seconds that a sequence could give to others now; infinite where it has no objective.
 
         Until the next token is due or the prompt has to be begun, less the step that begins.
         """
@@ -296,21 +296,21 @@ class SloQueue(FairQueue):
         num_tokens, inter_token_s = sequence.num_output_tokens, objective.inter_token_s
         begun_s = sequence.first_token_s - now_s - self._step_s
         if begun_s + num_tokens * inter_token_s + self._gain_s(sequence, inter_token_s) < 0.0:
-            return math.inf  # too far behind: nobody's holding back would help
+            return math.inf  # too far behind for any pause to help
         return begun_s + num_tokens * inter_token_s * self._slo.pace
 
     def _gain_s(self, sequence: Sequence, inter_token_s: float) -> float:
-        """How much of being behind the rest of an answer could make good, at the best pace."""
+        """Seconds behind that the rest of an answer could make good, at the best pace."""
         if self._times is None:
             return 0.0
         best_s = self._times.best_token_s.get(sequence.tier, 0.0)
         return self._times.remaining_tokens(sequence) * (inter_token_s - best_s)
 
-    # ---- who gives way --------------------------------------------------------------------
+    # ---- pre-emption ----------------------------------------------------------------------
 
     @property
     def may_displace(self) -> bool:
-        """Whether there is more than one tenant, or batch that could make room for others."""
+        """True if there is more than one tenant, or batch that could make room for others."""
         return bool(self._batch and self._stated) or super().may_displace
 
     def displaced(
@@ -331,7 +331,7 @@ class SloQueue(FairQueue):
         return victim
 
     def gives_way_to(self, sequence: Sequence, newcomer: Sequence) -> bool:
-        """Whether it is batch that may still lose its place, and the newcomer's tenant may ask."""
+        """True if it is batch that may still lose its place, and the newcomer's tenant may ask."""
         num_displaced = self._batch.get(sequence)
         if num_displaced is None or num_displaced >= self._slo.max_displacements:
             return False
@@ -343,7 +343,7 @@ class SloQueue(FairQueue):
         return lead <= self._slo.max_lead_tokens
 
     def _is_pressing(self, newcomer: Sequence) -> bool:
-        """Whether it has little time left, and enough to gain by a place."""
+        """True if it has little time left, and enough to gain by a place."""
         ttft_s = newcomer.request.objective.ttft_s
         if newcomer not in self._stated or ttft_s is None or newcomer.first_token_s is not None:
             return False

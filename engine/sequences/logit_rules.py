@@ -1,4 +1,4 @@
-"""What changes a row's logits before the temperature: penalties, biases, a minimal length.
+"""Rules that change a row's logits before the temperature: penalties, biases, a minimal length.
 
 A rule looks at the text in front of a row and at nothing else, so a node of a tree gets what the
 same token gets when it is decoded alone.
@@ -51,7 +51,7 @@ class _Block:
 
 
 class LogitEdits:
-    """What changes in the logits of many sequences' rows: collected on the host, made in one go.
+    """Changes to the logits of many sequences' rows: collected on the host, made in one go.
 
     See `kernels.sampling.penalties.apply_penalties` for what shifts and factors do.
     """
@@ -65,7 +65,7 @@ class LogitEdits:
         self._is_scaling = False
 
     def __bool__(self) -> bool:
-        """Whether anything changes."""
+        """True if anything changes."""
         return bool(self._blocks or self._cells)
 
     def add_block(
@@ -163,7 +163,7 @@ class SamplingRule:
 
     @property
     def is_needed(self) -> bool:
-        """Whether the request changes any logit at all."""
+        """True if the request changes any logit at all."""
         return bool(self._is_counting or self._bias or self._min_tokens)
 
     def apply(self, logits: Tensor, token_ids: list[int], paths: list[list[int]]) -> None:
@@ -223,7 +223,7 @@ class SamplingRule:
         edits.add_cells(cells, shifts, self._repetition)
 
     def _shift(self, token: int, count: int) -> float:
-        """What is added to a token's logit when the answer has it `count` times so far."""
+        """Return what is added to a token's logit when the answer has it `count` times so far."""
         bias = self._bias.get(token, 0.0)
         return bias - (self._frequency * count + self._presence) if count else bias
 

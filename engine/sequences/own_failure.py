@@ -1,4 +1,4 @@
-"""What belongs to one request fails alone: its rules, its grammar, its guesses, its trace."""
+"""Contains failures of one request's own rules, grammar, guesses or trace to that request."""
 
 import logging
 from types import TracebackType

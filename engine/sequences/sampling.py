@@ -160,7 +160,7 @@ def add_noise(log_probs: Tensor, groups: SequenceOf[RowGroup]) -> Tensor:
 def sampling_rows(
     groups: SequenceOf[RowGroup], device: torch.device, *, has_noise_only: bool = False
 ) -> SamplingRows:
-    """Parameters and noise keys of the groups' rows, in one copy that nobody waits for.
+    """Parameters and noise keys of the groups' rows, in one copy that the host does not wait for.
 
     has_noise_only: sampled rows keep their scores as they are, but for the noise.
     """
@@ -194,7 +194,7 @@ def sampling_rows(
 def forest_sampling_rows(
     sequences: SequenceOf[Sequence], max_depth: int, device: torch.device
 ) -> SamplingTable:
-    """What all rows of these sequences' trees may need, in one copy that nobody waits for.
+    """The parameters of all rows of these trees, in one copy that the host does not wait for.
 
     Row (b, d) decides the token behind a node of sequence b at depth d, at most `max_depth`.
     """

@@ -22,7 +22,7 @@ Candidates = list[tuple[int, float]]
 
 
 class SequenceStatus(enum.Enum):
-    """Where a sequence is."""
+    """The stages of a sequence."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -54,7 +54,7 @@ class Sequence:
     status: SequenceStatus = SequenceStatus.WAITING
     finish_reason: FinishReason | None = None
     # An earlier answer, offered as a draft: what a hand-off from the other tier leaves behind. What
-    # that tier thought likeliest at each of its places, where somebody kept it.
+    # that tier thought likeliest at each of its places, where it was kept.
     proposal_token_ids: list[int] = field(default_factory=list)
     proposal_candidates: list[Candidates] = field(default_factory=list)
     # The same of the answer that is being written, for the large tier, by that tier's own noise.
@@ -96,12 +96,12 @@ class Sequence:
 
     @property
     def num_output_tokens(self) -> int:
-        """How many tokens were emitted."""
+        """Count how many tokens were emitted."""
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
     def num_remaining_tokens(self) -> int:
-        """How many tokens may still be emitted."""
+        """Count how many tokens may still be emitted."""
         return self.request.sampling.max_tokens - self.num_output_tokens
 
     @property
@@ -111,17 +111,17 @@ class Sequence:
 
     @property
     def cascade(self) -> CascadeParams | None:
-        """How far the small model's tokens may stand in this answer; None on the small tier."""
+        """The request's cascade; None on the small tier."""
         return self.request.cascade if self.tier == "large" else None
 
     @property
     def is_watched(self) -> bool:
-        """Whether somebody may still hand this small answer over."""
+        """True if this small answer may still change its tier."""
         return self.request.may_escalate and self.tier == "small" and not self.is_settled
 
     @property
     def wants_tree(self) -> bool:
-        """Whether the drafter is asked; for a cascade also where nothing may be drafted."""
+        """True if the drafter is asked; for a cascade also where nothing may be drafted."""
         return self.request.speculation.enabled or self.cascade is not None
 
     @property
@@ -131,7 +131,7 @@ class Sequence:
 
     @property
     def is_decoding(self) -> bool:
-        """Whether only the last token is uncomputed and an answer has begun, or may begin so."""
+        """True if only the last token is uncomputed and an answer has begun, or may begin so."""
         has_begun = self.num_output_tokens > 0 or self.cascade is not None
         return has_begun and self.num_uncomputed_tokens == 1
 
@@ -189,7 +189,7 @@ class Sequence:
         self.num_reused_tokens += event.num_reused_tokens
 
     def stats(self) -> RequestStats:
-        """What the request has used until now."""
+        """Return what the request has used until now."""
         first_token_s = self.first_token_s
         return RequestStats(
             num_prompt_tokens=self.num_prompt_tokens,

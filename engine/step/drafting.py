@@ -119,7 +119,7 @@ class _ProposalRun:
 
     @property
     def is_open(self) -> bool:
-        """Whether the proposal may want another pass."""
+        """True if the proposal may want another pass."""
         return self._proposal is not None
 
     def next_pass(self) -> DraftPass | None:

@@ -129,7 +129,7 @@ class LargePass:
     def _propose_from_text(
         self, sequence: Sequence, num_rows: int, *, num_beside: int
     ) -> TokenTree | None:
-        """What is known of the text ahead where a prefill ends; it is judged in the same pass."""
+        """Return guesses from text where a prefill ends; they are judged in the same pass."""
         max_nodes = self._config.max_tokens_per_step - num_rows
         if self._drafter is None or not sequence.wants_tree or max_nodes <= 0:
             return None

@@ -42,7 +42,7 @@ def snapshot(
     speculation: SpeculationCounts,
     steps: StepCounts,
 ) -> EngineStats:
-    """What an engine of these parts is doing and has done."""
+    """Take the gauges and counters of an engine of these parts."""
     return EngineStats(
         tiers={
             tier: _tier_stats(tier, runner, scheduler, grammars) for tier, runner in runners.items()

@@ -54,7 +54,7 @@ class TimedPasses:
         return output
 
     def num_small_beside_large(self) -> int:
-        """How many small passes a large one leaves time for, by the passes' recent times."""
+        """Count how many small passes a large one leaves time for, by the passes' recent times."""
         config, mean_s = self._config, self.mean_s
         affordable = int(config.small_pass_share * mean_s["large"] / mean_s["small"])
         return min(max(affordable, config.min_small_passes), config.max_small_passes)

@@ -30,7 +30,7 @@ class Forest:
     """One tree a sequence, laid out flat; each begins with its root, the sequence's last token.
 
     Tree b has the rows `row_starts[b]` to `row_starts[b] + num_rows[b]`, parents before children;
-    a row's place in its tree is its logical slot behind the root's. Rows of nobody are padding at
+    a row's place in its tree is its logical slot behind the root's. Rows of no tree are padding at
     the end. `max_depth` bounds all depths, `max_nodes` the nodes of a tree, its root included.
 
     token_ids, depth, positions: int64 [num_rows], 0 in padding. parent_index: int64 [num_rows], a
@@ -40,9 +40,9 @@ class Forest:
     own bit included. row_starts, num_rows, tree_starts (the root's logical slot), kv_lens (logical
     slots up to the tree's last node): int32 [num_trees].
 
-    sources: int64 [num_rows], who guessed a node (`SOURCE_BIT`, `RECALLED_BIT`). candidates: int64
-    [num_rows], what the drafter calls the node. draft_offsets: int64 [num_rows], its slot in the
-    draft view behind the root's, -1 where the small model has not computed it; 0 for roots.
+    sources: int64 [num_rows], the sources of a node (`SOURCE_BIT`, `RECALLED_BIT`). candidates:
+    int64 [num_rows], what the drafter calls the node. draft_offsets: int64 [num_rows], its slot in
+    the draft view behind the root's, -1 where the small model has not computed it; 0 for roots.
     drafter_payload: int32 [any], what the drafter wants to see on the host along with the verdicts.
     sampling: how the sequences choose their tokens, by tree and depth. drafts: the draft views that
     follow the verdicts.
@@ -72,7 +72,7 @@ class Forest:
 
     @property
     def num_trees(self) -> int:
-        """How many sequences have a tree here."""
+        """Count how many sequences have a tree here."""
         return len(self.sequences)
 
     @property
@@ -98,7 +98,7 @@ class Forest:
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class ForestVerdicts:
-    """What the target made of a forest, on the device.
+    """The target's verdicts on a forest, on the device.
 
     accepted_path: int64 [num_trees, max_depth], the flat row of the accepted node at depth d + 1,
     -1 beyond the last. emitted_tokens: int64 [num_trees, max_depth + 1], the accepted nodes' tokens

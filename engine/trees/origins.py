@@ -22,7 +22,7 @@ _BITS: Final[tuple[tuple[NodeSource, int], ...]] = (
 def step_trace(
     sequence: Sequence, tree: TokenTree, verdict: Verdict, emitted: SequenceOf[int]
 ) -> StepTrace:
-    """Where the emitted tokens of a verdict came from, and the tree that it is on.
+    """Trace the sources of a verdict's emitted tokens, and its tree.
 
     Called before they join the sequence, of whose verdict they are the first ones.
     """
@@ -70,6 +70,6 @@ def _nodes(tree: TokenTree, accepted: SequenceOf[int]) -> tuple[TraceNode, ...]:
 
 
 def _sources(tree: TokenTree, node: int) -> tuple[NodeSource, ...]:
-    """Who guessed a node; nobody where the tree does not say."""
+    """Return the sources of a node; none where the tree does not say."""
     bits = tree.sources[node] if tree.sources else 0
     return tuple(source for source, bit in _BITS if bits & bit)

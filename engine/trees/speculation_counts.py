@@ -1,4 +1,4 @@
-"""What became of the guesses: how many were verified and accepted, by depth and by source."""
+"""Counts of verified and accepted guesses, by depth and by source."""
 
 from dataclasses import dataclass, field
 
@@ -57,12 +57,12 @@ def _add(counts: dict[Source, list[int]], tree: TokenTree, node: int) -> None:
 
 
 def num_predicted(tree: TokenTree, accepted_nodes: list[int]) -> int:
-    """How many of the accepted nodes a prediction had named."""
+    """Count how many of the accepted nodes a prediction had named."""
     return _num_with(SOURCE_BIT["prediction"], tree, accepted_nodes)
 
 
 def num_reused(tree: TokenTree, accepted_nodes: list[int]) -> int:
-    """How many of the accepted nodes stood in the answer that another tier had written."""
+    """Count how many of the accepted nodes stood in the answer that another tier had written."""
     return _num_with(RECALLED_BIT, tree, accepted_nodes)
 
 

@@ -23,10 +23,9 @@ class TokenTree:
     stand before children, the children of one node differ. Plain decoding is a tree of one node,
     a chain is a tree without branches. All lists are [num_nodes], on the host.
 
-    `sources`: who guessed each node (`SOURCE_BIT` and `RECALLED_BIT`, 0 for the root); empty where
-    nobody asks.
-    `draft_logits`: the small model's logits at each node ([vocab_size]) where it computed them;
-    kept for a cascade only, else empty.
+    `sources`: the sources of each node (`SOURCE_BIT` and `RECALLED_BIT`, 0 for the root); empty
+    where they are not wanted. `draft_logits`: the small model's logits at each node ([vocab_size])
+    where it computed them; kept for a cascade only, else empty.
     """
 
     token_ids: list[int]
@@ -51,7 +50,7 @@ class TokenTree:
 
     @property
     def has_root_logits(self) -> bool:
-        """Whether the small model's logits are there for the root."""
+        """True if the small model's logits are there for the root."""
         return bool(self.draft_logits) and self.draft_logits[0] is not None
 
     @cached_property

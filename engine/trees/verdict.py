@@ -1,11 +1,11 @@
-"""What the target made of one tree."""
+"""The target's verdict on one tree."""
 
 from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What the target made of one tree.
+    """The target's verdict on one tree.
 
     accepted_nodes: the accepted path without the root. token_ids: the accepted tokens and the next
     one. The verdict on a cascade is open where the path ends at a node whose small distribution is

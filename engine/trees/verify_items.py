@@ -93,7 +93,7 @@ def attach_tree(piece: ForwardSlice, tree: TokenTree) -> list[ForwardSlice]:
 
 
 def fit_tree(runner: ModelRunner, sequence: Sequence, tree: TokenTree) -> TokenTree:
-    """As much of a tree as the free blocks can hold: guesses never pre-empt anybody.
+    """Cut a tree to what the free blocks can hold: guesses never pre-empt a sequence.
 
     Slots up to the sequence's last token are reserved already, the tree's are then.
     """
@@ -133,7 +133,7 @@ def accepted_moves(
 def cut_at_end(
     token_ids: list[int], stop_token_ids: tuple[int, ...], num_remaining: int
 ) -> tuple[list[int], FinishReason | None]:
-    """What may be emitted of the accepted tokens, and why it ends there, if it does."""
+    """Cut accepted tokens where the answer ends; return them and the reason, if it ends."""
     for index, token_id in enumerate(token_ids[:num_remaining]):
         if token_id in stop_token_ids:
             return token_ids[: index + 1], "stop"
@@ -179,7 +179,7 @@ def emission(
 
 
 def _trace(item: VerifyItem, verdict: Verdict, emitted: list[int]) -> StepTrace | None:
-    """Where the tokens came from; None where the sequence's grammar cannot be asked."""
+    """Trace the tokens' sources; None where the sequence's grammar cannot be asked."""
     with OwnFailure(item.sequence):
         return step_trace(item.sequence, item.tree, verdict, emitted)
     return None

@@ -1,4 +1,4 @@
-"""What the attention kernels do with a block of keys, and with all blocks of a unit of work.
+"""Work of the attention kernels on one block of keys, and on all blocks of a unit of work.
 
 The recurrence is Milakov and Gimelshein's, "Online normalizer calculation for softmax", 2018.
 Functions here are parts of kernels/attention/attend_tiles.py's kernels. Two tuples go through them:
@@ -30,7 +30,7 @@ def _named_keys(  # type: ignore[no-untyped-def]
 ):
     """[rows, BLOCK_N] bool: whether a row's words have bit start + column; start may be below 0."""
     shifted = tl.maximum(start, -64) + 64
-    # The word with bit `start`, -1 if the bits are below the first; -2: a row of nobody.
+    # The word with bit `start`, -1 if the bits are below the first; -2: a row of padding.
     index = tl.where(is_row, shifted // 64 - 1, -2)
     places = words + row * NUM_WORDS + index
     low = tl.load(places, mask=(index >= 0) & (index < NUM_WORDS), other=0).to(tl.uint64)

@@ -89,7 +89,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Keys:
-    """What the rows of one sequence see: [num_rows, num_keys] from `first_key` on.
+    """The keys that the rows of one sequence see: [num_rows, num_keys] from `first_key` on.
 
     `visible`: None for everything; `is_causal`: a plain triangle, `visible` is None as well.
     """
@@ -104,7 +104,7 @@ class _Keys:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionPlan:
-    """What `paged_attention` needs to know about a step; the same for all layers.
+    """A step as `paged_attention` needs it; the same for all layers.
 
     `full`: the plan of the layers that have no window, where only some layers have one.
     """
@@ -210,7 +210,7 @@ class _Planner:
         )
 
     def _prefers_products(self, keys: _Keys) -> bool:
-        """Whether two matrix products beat the flash kernel for these rows."""
+        """True if two matrix products beat the flash kernel for these rows."""
         is_triangle = keys.is_causal and keys.num_rows > PACKED_MAX_ROWS  # flash skips half
         return (
             keys.num_rows * self.group_size >= PRODUCTS_MIN_TILE_ROWS
@@ -277,7 +277,7 @@ class _Planner:
 
 @functools.cache
 def has_fast_bfloat16_products() -> bool:
-    """Whether this CPU multiplies bfloat16 matrices faster than torch's flash kernel does."""
+    """True if this CPU multiplies bfloat16 matrices faster than torch's flash kernel does."""
     return can_pack_dtype(torch.bfloat16) and not torch.cpu._is_amx_tile_supported()
 
 

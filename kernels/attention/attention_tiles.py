@@ -1,4 +1,4 @@
-"""How a pass's attention is cut into tiles of query rows and splits of keys.
+"""Cuts a pass's attention into tiles of query rows and splits of keys.
 
 The plan lives on the device, because the rows of token trees that the device grows are unknown to
 the host. What the host does know, the kernels' shapes, is `TileShape`.
@@ -52,7 +52,7 @@ class TileShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TilePlan:
-    """What the attention kernels need to know about a pass; the same for all layers.
+    """A pass as the attention kernels need it; the same for all layers.
 
     All tensors are on the device. Sequence b has the rows `row_starts[b]` to `row_starts[b] +
     num_rows[b]`, `kv_lens[b]` keys, this pass's included, of which its rows see none before
@@ -189,7 +189,7 @@ def workspace_size(
     max_tiles: int,
     max_kv_len: int,
 ) -> int:
-    """How many float32 a plan's workspace needs.
+    """Count how many float32 a plan's workspace needs.
 
     max_tiles: of all sequences together; max_kv_len: keys of a sequence. Neither matters unless
     the shape is deterministic: else splits grow with the work.
@@ -209,7 +209,7 @@ def max_tiles_of(shape: TileShape, num_rows: npt.ArrayLike) -> int:
 
 
 def new_work(batch_size: int, device: torch.device) -> Tensor:
-    """What `TilePlan.work` must be."""
+    """Return what `TilePlan.work` must be."""
     return torch.empty((3, batch_size + 1), dtype=torch.int32, device=device)
 
 

@@ -2,10 +2,10 @@
 
 Keys are read in the order of their positions, a tree node's ancestors by depth, in splits of
 `SPLIT_KEYS` counted from position 0. Rows are packed into tiles, and a tile times a split is one
-product whose height changes no bits, whoever shares the tile: rows share tiles over the splits in
-which they see the same slots; where tree nodes see each a path of its own they have a tile each.
-Splits of a row are merged in a tree of sums that only its own splits decide: what padding adds is
-zero, which changes no sum. Products, softmax and sums are float32.
+product whose height changes no bits, whichever rows share the tile: rows share tiles over the
+splits in which they see the same slots; where tree nodes see each a path of its own they have a
+tile each. Splits of a row are merged in a tree of sums that only its own splits decide: what
+padding adds is zero, which changes no sum. Products, softmax and sums are float32.
 """
 
 import functools
@@ -130,7 +130,10 @@ class _Parts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _BandAttention:
-    """What the bands of a call share. query: float32, scaled; caches: (k, scales), (v, scales)."""
+    """The inputs that a call's bands share.
+
+    query: float32, scaled. caches: (k, scales), (v, scales).
+    """
 
     query: Tensor
     caches: tuple[tuple[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
@@ -173,7 +176,7 @@ class _BandAttention:
 
 
 def _batch_products(height: int, num_kv_heads: int) -> int:
-    """How many products run at once: whole pairs, a multiple of `BATCH_MULTIPLE` of them."""
+    """Count how many products run at once: whole pairs, a multiple of `BATCH_MULTIPLE` of them."""
     unit = BATCH_MULTIPLE * num_kv_heads
     return max(BATCH_LINES // height // unit, 1) * unit
 
@@ -228,7 +231,7 @@ def multiply_in_order(left: Tensor, right: Tensor) -> Tensor:
 def library_heights(
     group_size: int, head_dim: int, num_threads: int, device: torch.device
 ) -> tuple[int, ...]:
-    """Of `TILE_HEIGHTS` those whose library products give a row the bits of the first one's.
+    """The `TILE_HEIGHTS` whose library products give a row the same bits as the first one's.
 
     Empty if not even those keep a row's bits wherever it stands. num_threads: how many torch uses
     now; it may decide how a product is shared.
@@ -264,7 +267,7 @@ def _run_tiles(left: Tensor, right: Tensor, height: int) -> Tensor:
 def _keeps_bits(
     left: Tensor, right: Tensor, expected: Tensor, height: int, sizes: tuple[int, ...]
 ) -> bool:
-    """Whether rows keep their bits in batches of these sizes, at other places, among others."""
+    """True if rows keep their bits in batches of these sizes, at other places, among others."""
     flipped = _run_tiles(left.flip(0), right.flip(0), height).flip(0, 1)
     single = torch.bmm(left[:1].expand(height, -1).repeat(right.shape[0], 1, 1), right)
     return (

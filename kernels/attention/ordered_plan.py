@@ -159,7 +159,7 @@ class _BandBuilder:
         return np.where(is_pair, begin + numbers * self.rows_per_tile, -1)
 
     def pad(self) -> int:
-        """Add pairs that nobody reads up to a multiple of `BATCH_MULTIPLE`; returns the total."""
+        """Add unread pairs up to a multiple of `BATCH_MULTIPLE`; returns the total."""
         missing = -self.num_pairs % BATCH_MULTIPLE
         if missing:
             self.pair_tiles.append(np.zeros(missing, np.int64))

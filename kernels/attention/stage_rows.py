@@ -128,7 +128,7 @@ def _newest(words: Tensor, count: int) -> Tensor:
 
 @jit
 def _newest_of_word(word, num_above, window):  # type: ignore[no-untyped-def]
-    """Of [n] words those bits that at most `window` bits stand at or above; and the new count."""
+    """Bits of [n] words that at most `window` bits stand at or above; and the new count."""
     bit = tl.arange(0, 64).to(tl.int64)[None, :]
     is_set = (word[:, None] >> bit) & 1  # [n, 64]
     total = tl.sum(is_set, axis=1)  # [n]
@@ -186,7 +186,7 @@ def _stage_rows_kernel(  # type: ignore[no-untyped-def] # noqa: PLR0913 - what a
     token = tl.load(token_ids + row, mask=is_real, other=0)
     position = tl.load(positions + row, mask=is_real, other=0)
     first_block = tl.load(block_indptr + sequence, mask=is_real, other=0)
-    # other=0 keeps a row of nobody from reading anywhere
+    # other=0 keeps a row of padding from reading anywhere
     block = tl.load(block_ids + first_block + logical // block_size, mask=is_real, other=0)
     slot = tl.where(is_real, block.to(tl.int64) * block_size + logical % block_size, -1)
     tl.store(out_token_ids + row, token, mask=is_row)

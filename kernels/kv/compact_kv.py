@@ -31,7 +31,7 @@ def _move(slots: Tensor, src_slots: Tensor, dst_slots: Tensor) -> None:
         try:
             contents = slots.index_select(1, src_slots)
         except (IndexError, RuntimeError):  # whichever torch raises for this dtype
-            # Pairs that move nothing are rare here, so nobody looks for them before.
+            # Pairs that move nothing are rare here, so they are not looked for before.
             if not (src_slots == -1).any():
                 raise
         else:

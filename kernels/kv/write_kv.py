@@ -53,7 +53,7 @@ def _store(
         try:
             k_cache.flatten(0, 1).index_copy_(0, slot_mapping, key)
             v_cache.flatten(0, 1).index_copy_(0, slot_mapping, value)
-        except IndexError:  # rows without a slot are rare here, so nobody looks for them before
+        except IndexError:  # rows without a slot are rare here, so they are not looked for before
             if not (slot_mapping == -1).any():
                 raise
         else:

@@ -1,4 +1,4 @@
-"""Matrix products with weights that stay: packed once on CPU, plain elsewhere."""
+"""Matrix products with weights that stay: packed once on CPU, plain on other devices."""
 
 import functools
 
@@ -29,7 +29,7 @@ def can_pack_dtype(dtype: torch.dtype) -> bool:
 
 
 def can_pack(weight: Tensor) -> bool:
-    """Whether oneDNN can hold this weight in its own layout (x86 CPUs; not macOS, not CUDA)."""
+    """True if oneDNN can hold this weight in its own layout (x86 CPUs; not macOS, not CUDA)."""
     return (
         weight.device.type == "cpu"
         and weight.dtype in PACKED_DTYPES
@@ -88,7 +88,7 @@ class Linear:
 
     @property
     def is_packed(self) -> bool:
-        """Whether the weight is held in oneDNN's layout."""
+        """True if the weight is held in oneDNN's layout."""
         return self._packed is not None
 
     def __call__(self, x: Tensor) -> Tensor:

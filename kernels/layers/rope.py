@@ -201,7 +201,7 @@ def _norm_and_rotate_kernel(  # type: ignore[no-untyped-def] # noqa: PLR0913
 
 
 def heads_per_program(num_heads: int, head_dim: int) -> int:
-    """How many heads make a tile of a row; a power of 2, whatever the number of rows."""
+    """Count how many heads make a tile of a row; a power of 2, whatever the number of rows."""
     return min(max(_TILE // next_power_of_2(head_dim), 1), next_power_of_2(num_heads))
 
 

@@ -21,7 +21,7 @@ from kernels.triton_support import dot, jit, launch, rounded, tl, uses_triton
 # where they give the same ones. A pass is padded to the next of them: at most half of it.
 TILE_ROWS = 16
 RUN_ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
-# Torch's own tensors start at multiples of this; sums may be cut differently elsewhere.
+# Torch's own tensors start at multiples of this; at other addresses sums may be cut differently.
 ALIGNMENT_BYTES = 64
 # Weights from this many rows on fill a GPU with the wide tile.
 WIDE_MIN_FEATURES = 8192
@@ -158,7 +158,7 @@ class RowInvariantLinear:
 
     @property
     def is_packed(self) -> bool:
-        """Whether the weight is held in oneDNN's layout."""
+        """True if the weight is held in oneDNN's layout."""
         return self._packed is not None
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -54,7 +54,7 @@ def _reaching(  # type: ignore[no-untyped-def]  # noqa: PLR0913
     BY_MASS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """How many candidates reach a key and stay below the upper bar, or what they weigh.
+    """Count how many candidates reach a key and stay below the upper bar, or what they weigh.
 
     They are the ones that were collected, or else all logits: one of the two numbers is 0.
     """

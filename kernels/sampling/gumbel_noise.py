@@ -32,7 +32,7 @@ def _splitmix64(state: int) -> int:
 
 
 def stream_key(seed: int, stream: int) -> int:
-    """What the positions of one stream have in common: 64 bits (host integers)."""
+    """Return what the positions of one stream have in common: 64 bits (host integers)."""
     return _splitmix64(_splitmix64(seed & _MASK_64) ^ stream)
 
 

@@ -13,7 +13,7 @@ _BLOCK: Final = 256
 def _reference_values(
     flat: Tensor, cells: Tensor, shifts: Tensor, factors: Tensor | None
 ) -> Tensor:
-    """What the cells become, float32 [num_cells]."""
+    """Return what the cells become, float32 [num_cells]."""
     values = flat.index_select(0, cells)
     if factors is not None:
         # torch.where takes five times as long; exact, since one of the two terms is always 0.

@@ -1,4 +1,4 @@
-"""What a request samples from, and its likeliest or drawn tokens, row by row.
+"""The distribution of a request, and its likeliest or drawn tokens, row by row.
 
 A token is drawn as argmax(log target + Gumbel noise), so drawing is ranking; the noise is a
 function of its key (kernels/sampling/gumbel_noise.py) and never stored.

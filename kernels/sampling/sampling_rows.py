@@ -1,4 +1,4 @@
-"""How each row of a pass chooses its token: parameters and noise keys, on the device."""
+"""Parameters and noise keys by which each row of a pass chooses its token, on the device."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -14,7 +14,7 @@ _MAX_BLOCK: Final = 256
 
 
 def field_stride(num_rows: int) -> int:
-    """How many 32-bit words a field takes of those that `SamplingRows.of_words` reads."""
+    """Count how many 32-bit words a field takes of those that `SamplingRows.of_words` reads."""
     return -(-num_rows // _ALIGNED_WORDS) * _ALIGNED_WORDS
 
 
@@ -60,7 +60,7 @@ class SamplingRows:
 
     @property
     def num_rows(self) -> int:
-        """How many rows there are."""
+        """Count how many rows there are."""
         return self.temperature.shape[0]
 
 

@@ -1,4 +1,4 @@
-"""How far top-k, top-p and min-p let a row's tokens go: the least score that stays.
+"""The least score that top-k, top-p and min-p leave in a row.
 
 Holtzman, Buys, Du, Forbes, Choi, "The Curious Case of Neural Text Degeneration", 2020 (top-p);
 Nguyen et al., "Turning Up the Heat: Min-p Sampling", 2024.
@@ -49,7 +49,7 @@ def floor_of_scores(scores: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor)
             num_sorted = vocab_size
     ranks = torch.arange(num_sorted, device=scores.device)
     in_top_k = ranks < top_k[:, None]
-    # Whoever keeps the whole vocabulary at this stage is normalised over all of it.
+    # A row that keeps the whole vocabulary at this stage is normalised over all of it.
     kept = ordered.masked_fill(~in_top_k, float("-inf"))
     keeps_all = (top_k >= vocab_size)[:, None]
     log_kept = torch.where(keeps_all, log_total, kept.logsumexp(-1, keepdim=True))
@@ -127,7 +127,7 @@ def _count_levels_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0913
     CHUNKS: tl.constexpr,
     LEVELS: tl.constexpr,
 ):
-    """How many tokens of each chunk reach each level, and what they weigh."""
+    """Count how many tokens of each chunk reach each level, and what they weigh."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     temperature, cuts_k, cuts_p = cuts_of(temperature_ptr, top_k_ptr, top_p_ptr, row, vocab_size)
     if cuts_k | cuts_p:

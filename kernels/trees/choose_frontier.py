@@ -40,9 +40,9 @@ from kernels.triton_support import jit, launch, next_power_of_2, tl, uses_triton
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class FrontierRows:
-    """The next draft pass: F rows for each of S sequences, those of nobody behind the others.
+    """The next draft pass: F rows for each of S sequences, padding behind the others.
 
-    token_ids, positions, logical_slots, depth, sequence_index: int64 [S * F]; a row of nobody has
+    token_ids, positions, logical_slots, depth, sequence_index: int64 [S * F]; a row of padding has
     slot -1, token 0, depth 0 and the root's position. ancestor_words: int64 [S * F, 4], bit j is
     draft offset j. row_starts, num_rows, tree_starts (the roots' slots), kv_lens: int32 [S]. They
     are what `engine.passes.device_rows.DeviceRows` holds.

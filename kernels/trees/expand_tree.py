@@ -95,7 +95,7 @@ class _Calibration:
 
 
 def _agreed(first: float, second: float) -> float:
-    """What two independent opinions of one event come to (the odds are multiplied)."""
+    """Return what two independent opinions of one event come to (the odds are multiplied)."""
     both, neither = first * second, (1.0 - first) * (1.0 - second)
     return both / (both + neither) if both + neither > 0.0 else 0.5
 
@@ -339,7 +339,7 @@ def expand_tree(
 
     token_ids: int64 [S * W, K] with W at most `state.width`: the different tokens that the small
     model names behind the first W frontier nodes of each sequence, all W of a sequence together;
-    any in rows of nobody. probs: float32 [S * W, K], its confidences; those below `min_path_prob`
+    any in rows of padding. probs: float32 [S * W, K], its confidences; those below `min_path_prob`
     are not named. A candidate too many for the capacity is not added. Raises ValueError where the
     shapes do not fit.
     """

@@ -119,7 +119,7 @@ def _empty_ranking(state: TreeState) -> _Ranking:
 
 
 def _share(ranking: _Ranking, num_nodes: int) -> Tensor:
-    """How many of each tree's guesses are among the best `num_nodes` of all: int32 [S]."""
+    """Count how many of each tree's guesses are among the best `num_nodes` of all: int32 [S]."""
     keys = ranking.keys
     num_best = min(num_nodes, keys.numel())
     if num_best == 0:
@@ -171,7 +171,7 @@ def select_trees_reference(
 
 
 def _padding(state: TreeState, num_nodes: int) -> SelectedTrees:
-    """Rows of nobody, as many as there may be."""
+    """Rows of padding, as many as there may be."""
     num_sequences, device = state.num_sequences, state.candidates.device
     num_rows = num_sequences + num_nodes
     even = num_rows + num_rows % 2  # every part begins at 16 bytes, see `init_trees`

@@ -12,7 +12,7 @@ def ranked(path_probs: list[float], depths: list[int]) -> list[int]:
 
 @jit
 def _ranking_keys(own, nodes, is_guess, CAPACITY: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Int64, the greater the likelier: by path probability, then depth, then age; -1 elsewhere.
+    """Int64, the greater the likelier: by path probability, then depth, then age; -1 for others.
 
     A parent is never less likely than its child, so it has the greater key.
     """

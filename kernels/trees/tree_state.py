@@ -74,7 +74,7 @@ def num_warps_for(capacity: int) -> int:
 
 
 class TreeGuess(Protocol):
-    """What the host knows of a candidate (`draft.growing_tree.Candidate`)."""
+    """A candidate as the host knows it (`draft.growing_tree.Candidate`)."""
 
     token_id: int
     parent: int
@@ -131,12 +131,12 @@ class TreeState:
 
     @property
     def num_sequences(self) -> int:
-        """How many trees there are."""
+        """Count how many trees there are."""
         return self.candidates.shape[0]
 
     @property
     def capacity(self) -> int:
-        """How many candidates a tree may have, its root included."""
+        """Count how many candidates a tree may have, its root included."""
         return self.candidates.shape[2]
 
     @property
@@ -161,7 +161,7 @@ class TreeState:
 
     @property
     def sources(self) -> Tensor:
-        """Int32 [S, C], who guessed it; the recalled bit too."""
+        """Int32 [S, C], the guess's sources; the recalled bit too."""
         return self.candidates[:, number(SOURCES)]
 
     @property
@@ -217,7 +217,7 @@ class TreeState:
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class CandidateFields:
-    """What the host reads of grown trees: n candidates each, only the first ones real.
+    """The host's part of grown trees: n candidates each, only the first ones real.
 
     fields: int32 [S, 13, n], the beginning of `TreeState.candidates`. num_candidates: int32 [S].
     """

@@ -16,7 +16,7 @@ _NUM_WARPS: Final = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeVerdicts:
-    """What became of every tree of a step, on the device of its inputs.
+    """The verdicts on all trees of a step, on the device of its inputs.
 
     is_accepted: bool [num_nodes], roots included. last_node: int64 [num_trees], the deepest
     accepted node, as an index into the flat nodes. num_accepted_tokens: int64 [num_trees], roots
