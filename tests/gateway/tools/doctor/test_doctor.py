@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from benchmarks.mock_upstream import mock_in_thread
 from gateway.cli import app
 from gateway.settings.tree import load_settings
-from gateway.tools.doctor import doctor
+from gateway.tools.doctor import conflicts, doctor
 from gateway.tools.doctor.doctor import examine
 from gateway.tools.doctor.findings import Finding
 from gateway.wiring.hardware import available_memory_bytes, usable_physical_cores
@@ -112,7 +112,7 @@ def test_too_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_hugging_faces_kernels_ends_the_examination(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "version", lambda name: "0.11.0")
+    monkeypatch.setattr(conflicts, "version", lambda name: "0.11.0")
     found = checks()
     assert list(found) == ["python", "packages"]
     assert found["packages"].status == "failed"
