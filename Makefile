@@ -29,7 +29,7 @@ serve: $(VENV)/.installed-base ## start the gateway on port 8000
 # Two runs of pytest: two processes share the tests that do not mind a busy machine; those that watch
 # clocks, sockets and processes run by themselves. Both run even if one of them fails.
 ALONE := tests/benchmarks tests/pages \
-	$(addprefix tests/gateway/,backends edge server telemetry tools/bench upstream)
+	$(addprefix tests/gateway/,backends edge handoff server telemetry tools/bench upstream)
 WORKERS ?= $(if $(HAS_GPU),0,2)
 QUICK = TEST_SIZE=quick $(PY) -m pytest -m "not long and not slow$(NO_GPU)"
 WHOLE = $(PY) -m pytest -m "not long$(NO_GPU)"

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-_START_TIMEOUT_S = 30.0
+_START_TIMEOUT_S = 120.0
 _DEBIAN_POSTGRES = Path("/usr/lib/postgresql")
 _POSTGRES_OPTIONS = {
     # Nothing has to outlive the machine: writing to disk would only make the tests slow.

@@ -1,25 +1,7 @@
-from benchmarks import driving
-from benchmarks.driving import build_bench, drive, make_requests
+from benchmarks.driving import drive, make_requests
 from benchmarks.prompts import Prompt
-from engine.passes.runner import ModelRunner
-from tests.engines import random_prompt, serve, tiny_pair
-
-
-def make_bench(*, num_blocks: int = 256) -> driving.Bench:
-    pair = tiny_pair()
-    return build_bench(
-        {
-            "large": ModelRunner(model=pair.large, num_blocks=num_blocks),
-            "small": ModelRunner(model=pair.small, num_blocks=num_blocks),
-        }
-    )
-
-
-def make_prompts(number: int) -> list[Prompt]:
-    return [
-        Prompt(messages=(), token_ids=random_prompt(5 + seed, seed=seed), kind="random")
-        for seed in range(number)
-    ]
+from tests.benchmarks.benches import make_bench, make_prompts
+from tests.engines import random_prompt, serve
 
 
 def test_a_drive_gives_the_engines_answers_and_accounts_for_the_time() -> None:

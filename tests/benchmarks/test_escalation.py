@@ -19,7 +19,7 @@ from benchmarks.escalation import (
 )
 from engine.request import EngineRequest
 from router.cascade import Judgement
-from tests.benchmarks.test_driving import make_bench, make_prompts
+from tests.benchmarks.benches import make_bench, make_prompts
 
 answers = st.lists(st.integers(0, 5), max_size=20)
 

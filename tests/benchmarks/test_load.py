@@ -9,7 +9,7 @@ from benchmarks.driving import make_requests
 from benchmarks.load import ClosedLoop, Window
 from benchmarks.load_plot import draw
 from engine.request import EngineRequest
-from tests.benchmarks.test_driving import make_bench, make_prompts
+from tests.benchmarks.benches import make_bench, make_prompts
 from tests.engines import assert_idle
 
 PROMPTS = make_prompts(8)

@@ -29,8 +29,8 @@ from engine.events import TierInfo
 from engine.request import Tier
 from gateway.tools.collect.data import read_questions
 from router.scorer import RouterScorer, prompt_hashes
-from tests.benchmarks.test_router_bench import make_scorer
-from tests.benchmarks.test_routing_policies import PRICES, ROWS, TARGET
+from tests.benchmarks.routed_rows import PRICES, ROWS, TARGET
+from tests.benchmarks.scorers import make_scorer
 
 
 def write_questions(path: Path, texts: list[str]) -> Path:

@@ -7,7 +7,7 @@ from benchmarks.driving import Bench, make_requests
 from benchmarks.prompts import Prompt
 from benchmarks.turns import Case, Turn, Turns, engine_case
 from engine.request import EngineRequest
-from tests.benchmarks.test_driving import make_bench, make_prompts
+from tests.benchmarks.benches import make_bench, make_prompts
 
 
 def scripted(name: str, calls: list[tuple[str, int]], *, wall_s: float) -> Case:

@@ -24,7 +24,7 @@ from engine.trees.forest import ForestReadback, ForestVerdicts, HostForest
 from engine.trees.token_tree import RECALLED_BIT, SOURCE_BIT
 from kernels.sampling.sample import SamplingTable, TopTokens
 from kernels.trees.build_tree import FrontierRows, SelectedTrees, TreeState
-from tests.draft.test_tree_drafter import twins
+from tests.draft.twin_pair import twins
 from tests.engines import (
     Answer,
     Pair,

@@ -16,6 +16,7 @@ from engine.protocols import DraftLogits
 from engine.request import CascadeParams, Source, SpeculationParams
 from engine.sequences.noise import SequenceNoise
 from engine.sequences.sequence import Sequence
+from tests.draft.twin_pair import twins
 from tests.engines import (
     Answer,
     FixedTimes,
@@ -40,17 +41,6 @@ MODEL: tuple[Source, ...] = ("model",)
 def drafter_of(engine: Engine) -> TreeDrafter:
     assert isinstance(engine._drafter, TreeDrafter)
     return engine._drafter
-
-
-def twins() -> Pair:
-    """The small model is the large one."""
-    pair = tiny_pair()
-    return Pair(
-        large=pair.large,
-        small=pair.large,
-        large_reference=pair.large_reference,
-        small_reference=pair.large_reference,
-    )
 
 
 # ---- what is drafted -----------------------------------------------------------------------

@@ -112,7 +112,7 @@ class Server:
         self.engine.script = lambda _: Script(steps=steps, **script)  # type: ignore[arg-type]
 
 
-def wait_for(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+def wait_for(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
     """Wait for what happens in the server's thread."""
     deadline_s = time.monotonic() + timeout_s
     while not condition():
@@ -172,7 +172,7 @@ def server(running_server: Server) -> Iterator[Server]:
 
 @pytest.fixture
 def http(server: Server) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=20) as client:
+    with httpx.Client(base_url=server.url, timeout=60) as client:
         yield client
 
 

@@ -111,7 +111,7 @@ def hostile(answer: bytes | Play = FINE) -> Iterator[Hostile]:
 
     thread = threading.Thread(target=lambda: loop.run_until_complete(main()), daemon=True)
     thread.start()
-    assert started.wait(5)
+    assert started.wait(60)
     try:
         yield server
     finally:

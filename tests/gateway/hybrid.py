@@ -209,7 +209,7 @@ def hybrid(
         )
         server, thread, url = serve(build_app(parts))
         try:
-            with httpx.Client(base_url=url, timeout=20) as http:
+            with httpx.Client(base_url=url, timeout=60) as http:
                 made = World(url, engine, mocks, parts, router, http, encode)
                 made.says(LOCAL_TEXT)
                 yield made

@@ -11,7 +11,7 @@ from kernels.attention.attend_tiles import attend_tiles
 from kernels.attention.attention_plan import AttentionBatch
 from kernels.attention.attention_rows import plan_tiles
 from kernels.attention.attention_tiles import TileShape
-from tests.kernels.attention.test_paged_attention import naive_attention
+from tests.kernels.attention.naive import naive_attention
 
 FP8 = torch.float8_e4m3fn
 # Fewer and larger steps, for the interpreter's sake.

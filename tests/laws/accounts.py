@@ -42,8 +42,8 @@ BOOKS: Final[Mapping[str, Any]] = {
     "routing.prices.large.completion": 30.0,
 }
 PATHS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
-_SETTLING_S: Final = 20.0
-_ANSWER_S: Final = 60.0
+_SETTLING_S: Final = 60.0
+_ANSWER_S: Final = 120.0
 
 
 # ---- gateways -----------------------------------------------------------------------------------
@@ -99,7 +99,7 @@ class Accounts:
             assert isinstance(engine, InProcessEngineClient)
             assert engine._loop is not None
             loop = engine._loop
-        return asyncio.run_coroutine_threadsafe(engine.stats(), loop).result(10)
+        return asyncio.run_coroutine_threadsafe(engine.stats(), loop).result(60)
 
     def remaining(self, key: str) -> int:
         """What a key has left of its tokens; asks for one more."""

@@ -89,7 +89,7 @@ def cutting_proxies(servers: Sequence[str]) -> Iterator[Proxies]:
 
     thread = threading.Thread(target=run, name="proxies")
     thread.start()
-    assert started.wait(5)
+    assert started.wait(60)
     try:
         yield proxies
     finally:

@@ -73,8 +73,8 @@ def gateway(
         parts = replace(parts, router=policy)
     server, thread, url = serve(build_app(parts))
     try:
-        with httpx.Client(base_url=url, timeout=30) as http:
-            wait_for(lambda: engine.is_ready, 20)
+        with httpx.Client(base_url=url, timeout=120) as http:
+            wait_for(lambda: engine.is_ready, 120)
             yield Gateway(url, parts, http)
     finally:
         server.should_exit = True

@@ -43,9 +43,9 @@ from tests.engines import (
     tiny_pair,
 )
 from tests.grammars import shipped_compiler, text_of
+from tests.laws.chi_square import VOCAB_SIZE, p_value, strangers
 from tests.laws.mixed import mixed_requests, plainly, total
-from tests.laws.test_distribution import VOCAB_SIZE, p_value, strangers
-from tests.verifier.test_cascade import mixture, probs_of
+from tests.verifier.mixtures import mixture, probs_of
 from verifier.coupled import CoupledVerifier
 
 CASCADES = (

@@ -29,9 +29,9 @@ from tests.engines import (
     tiny_pair,
 )
 from tests.grammars import shipped_compiler
+from tests.laws.cached_text import BUSHY, assert_caches_hold_the_text
 from tests.laws.mixed import mixed_requests, plainly, total
-from tests.laws.test_kv_cases import BUSHY, assert_caches_hold_the_text
-from tests.laws.test_mixed_sources import requests_with_predictions
+from tests.laws.predicted import requests_with_predictions
 
 COMPILERS = {"large": shipped_compiler(), "small": shipped_compiler()}
 

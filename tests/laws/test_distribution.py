@@ -8,13 +8,11 @@ models and logits processors give.
 
 import itertools
 from collections.abc import Sequence as SequenceOf
-from functools import cache
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from scipy.stats import chi2
 from torch import Tensor
 from transformers import (
     LogitsProcessorList,
@@ -28,32 +26,16 @@ from engine.protocols import Verdict
 from engine.request import SOURCES, Source
 from engine.sequences.sequence import Sequence
 from engine.trees.token_tree import TokenTree
-from tests.engines import Pair, engine_model, make_engine, make_request, serve
-from tests.models import make_hf_model
+from tests.engines import make_engine, make_request, serve
+from tests.laws.chi_square import PROMPT, VOCAB_SIZE, p_value, strangers
 from verifier.coupled import CoupledVerifier
 
-VOCAB_SIZE = 7
-PROMPT = (3, 1, 4, 1, 5)
 ALPHA = 1e-4
 NUM_SEEDS = 8000
 
 Sampling = dict[str, float]
 PLAIN: Sampling = {"temperature": 1.0}
 TRUNCATED: Sampling = {"temperature": 1.2, "top_k": 5, "top_p": 0.9}
-
-
-@cache
-def strangers() -> Pair:
-    """Two models that have nothing in common, of moderate opinions."""
-    shape = {"vocab_size": VOCAB_SIZE, "num_hidden_layers": 1, "initializer_range": 0.12}
-    large = make_hf_model("llama2", seed=1, **shape)
-    small = make_hf_model("llama2", seed=2, **shape)
-    return Pair(
-        large=engine_model(large),
-        small=engine_model(small),
-        large_reference=large,
-        small_reference=small,
-    )
 
 
 @torch.inference_mode()
@@ -74,21 +56,6 @@ def exact_distribution(sampling: Sampling) -> NDArray[np.float64]:
         first_three *= probs[torch.arange(len(contexts)), position, chosen]
     joint = first_three[:, None] * probs[:, 3]  # [343, 7]
     return joint.reshape((VOCAB_SIZE,) * 4).sum(0).numpy()
-
-
-def p_value(drawn: NDArray[np.int64], exact: NDArray[np.float64]) -> float:
-    """Chi-square goodness of fit; cells with fewer than five expected counts share one cell."""
-    expected = (exact * drawn.sum()).ravel()
-    observed = drawn.ravel()
-    assert not observed[expected == 0].any(), "a token that was cut off has been emitted"
-    often = expected >= 5
-    assert often.sum() > 50
-    observed_cells = np.append(observed[often], observed[~often].sum())
-    expected_cells = np.append(expected[often], expected[~often].sum())
-    keep = expected_cells > 0
-    observed_cells, expected_cells = observed_cells[keep], expected_cells[keep]
-    statistic = ((observed_cells - expected_cells) ** 2 / expected_cells).sum()
-    return float(chi2.sf(statistic, len(expected_cells) - 1))
 
 
 def draw(

@@ -7,7 +7,6 @@ greedy decoding goes on from its own tokens.
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from engine.core import Engine
@@ -24,11 +23,10 @@ from tests.engines import (
     texts,
     tiny_pair,
 )
+from tests.laws.references import TIE, forced_logits
 from tests.models import HF_CONFIGS
 from tests.sizes import repeats
 
-# Two ways to add up the same float32 numbers may order logits this close differently.
-TIE = 1e-4
 MAX_TOKENS = 24
 
 
@@ -44,19 +42,6 @@ def generate(reference: PreTrainedModel, prompt: tuple[int, ...], max_tokens: in
         pad_token_id=0,
     )
     return output[0, len(prompt) :].tolist()
-
-
-@torch.inference_mode()
-def forced_logits(reference: PreTrainedModel, texts: list[list[int]]) -> list[Tensor]:
-    """Logits at every position of every text, [num_tokens, vocab_size] each; right-padded."""
-    width = max(map(len, texts))
-    batch = torch.zeros(len(texts), width, dtype=torch.int64)
-    mask = torch.zeros_like(batch)
-    for row, tokens in enumerate(texts):
-        batch[row, : len(tokens)] = torch.tensor(tokens)
-        mask[row, : len(tokens)] = 1
-    logits = reference(batch, attention_mask=mask).logits.float()
-    return [logits[row, : len(tokens)] for row, tokens in enumerate(texts)]
 
 
 def assert_greedy(
@@ -114,6 +99,7 @@ def under_pressure() -> Engine:
     return make_engine(shipped_pair(), large_blocks=32, small_blocks=32)
 
 
+@pytest.mark.slow
 def test_sixteen_at_a_time_with_preemption_equals_transformers() -> None:
     requests = pair_requests(NUM_PROMPTS)
     engine = under_pressure()

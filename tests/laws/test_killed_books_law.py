@@ -81,7 +81,7 @@ def serving(flags: Mapping[str, Any]) -> Iterator[tuple[subprocess.Popen[str], s
             assert line is not None, "it did not start"
             found = re.search(r"http://[\d.:]+", line)
             assert found
-            until(lambda: httpx.get(f"{found.group()}/ready").status_code == 200, 60)
+            until(lambda: httpx.get(f"{found.group()}/ready").status_code == 200, 180)
             yield process, found.group()
         finally:
             process.kill()
@@ -160,7 +160,7 @@ def check_kill(folder: Path, tiers: Mapping[str, Any], models: Sequence[str]) ->
             check_kept(answers, before, killed_s)
             after = [one for name in keys for one in use_up(address, keys[name], models[0], name)]
             process.send_signal(signal.SIGTERM)
-            assert process.wait(30) == 0
+            assert process.wait(120) == 0
         check_limits(keys, before, stored(database), after)
     finally:
         database.close()
@@ -275,7 +275,7 @@ async def killed(made: Accounts, asks: list[Ask]) -> list[Told]:
     await asyncio.to_thread(until, all_write)
     os.kill(pid, signal.SIGKILL)
     told = list(await asyncio.gather(*tasks))
-    await asyncio.to_thread(until, lambda: engine.is_ready and engine.pid != pid, 60)
+    await asyncio.to_thread(until, lambda: engine.is_ready and engine.pid != pid, 180)
     return told
 
 

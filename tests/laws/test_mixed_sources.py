@@ -1,8 +1,6 @@
 """Guesses of all sources in one tree: never another text, and each of use where it should be."""
 
 import itertools
-import random
-from dataclasses import replace
 
 import pytest
 
@@ -12,7 +10,7 @@ from draft.tree_drafter import TreeDrafter
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.passes.runner import ModelRunner
-from engine.request import SOURCES, EngineRequest, Source, SpeculationParams
+from engine.request import SOURCES, Source
 from tests.engines import (
     FixedTimes,
     assert_idle,
@@ -26,6 +24,7 @@ from tests.engines import (
     tiny_pair,
 )
 from tests.laws.mixed import plainly, total
+from tests.laws.predicted import requests_with_predictions, with_prediction
 from tests.sizes import repeats
 from verifier.coupled import CoupledVerifier
 
@@ -39,38 +38,6 @@ SUBSETS_BY_COST = [
     pytest.param(subset, marks=pytest.mark.slow) if len(subset) == 2 else subset
     for subset in SUBSETS
 ]
-
-
-def with_prediction(request: EngineRequest, prediction: list[int]) -> EngineRequest:
-    return replace(request, prediction_token_ids=tuple(prediction))
-
-
-def requests_with_predictions(sources: tuple[Source, ...] | None) -> list[EngineRequest]:
-    """Predictions that are right, wrong here and there, and of something else."""
-    rng = random.Random(3)
-    plain = [
-        make_request(
-            f"r{number}",
-            random_prompt(12 + 9 * number, seed=number),
-            max_tokens=40,
-            temperature=(0.0, 0.8, 1.3)[number % 3],
-            seed=number,
-            speculation=SpeculationParams(sources=sources),
-        )
-        for number in range(6)
-    ]
-    right = plainly(tiny_pair(), plain)
-    wanted = []
-    for number, request in enumerate(plain):
-        prediction = list(right[request.request_id])
-        if number % 3 == 1:
-            for place in range(4, len(prediction), 9):
-                prediction[place] = rng.randrange(3, 131)
-            del prediction[20:23]
-        elif number % 3 == 2:
-            prediction = list(random_prompt(30, seed=90 + number))
-        wanted.append(with_prediction(request, prediction))
-    return wanted
 
 
 @pytest.mark.parametrize("sources", SUBSETS_BY_COST, ids="+".join)

@@ -25,8 +25,8 @@ from draft.config import DraftConfig
 from engine.request import SamplingParams
 from engine.sequences.logit_rules import LogitEdits, LogitRule, SamplingRule
 from tests.engines import make_engine, make_request, serve
+from tests.laws.chi_square import PROMPT, VOCAB_SIZE, p_value, strangers
 from tests.laws.options import changed_logits
-from tests.laws.test_distribution import PROMPT, VOCAB_SIZE, p_value, strangers
 
 Options = dict[str, Any]
 

@@ -25,7 +25,7 @@ from tests.engines import (
     texts,
 )
 from tests.laws.options import OPTIONS, changed_logits
-from tests.laws.test_greedy_law import TIE, forced_logits
+from tests.laws.references import TIE, forced_logits
 
 Prompts = SequenceOf[tuple[int, ...]]
 

@@ -16,7 +16,7 @@ from tests.gateway.conftest import encode, tokenizer, tokenizer_folder  # noqa: 
 
 WIDE = {"width": 1180, "height": 820}
 PHONE = {"width": 375, "height": 720}
-_TIMEOUT_MS = 10_000
+_TIMEOUT_MS = 60_000
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 NewPage = Callable[..., Page]

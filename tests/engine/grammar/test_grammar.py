@@ -8,7 +8,6 @@ import time
 from concurrent.futures import Future
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
@@ -19,6 +18,7 @@ from engine.grammar.json_schema import MAX_DEPTH
 from engine.grammar.xgrammar_backend import XGrammarCompiler
 from engine.queue.grammar_queue import GrammarQueue
 from engine.request import EngineRequest, GrammarSpec
+from tests.engine.grammar.compiling import PERSON, allowed_after, compiled
 from tests.engines import (
     assert_idle,
     chat_prompt,
@@ -31,36 +31,9 @@ from tests.engines import (
 )
 from tests.grammars import schema_spec, shipped_compiler, shipped_token_bytes, text_of
 
-PERSON = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "maxLength": 9},
-        "age": {"type": "integer", "minimum": 0, "maximum": 150},
-    },
-    "required": ["name", "age"],
-}
-
-
-def compiled(spec: GrammarSpec) -> TokenGrammar:
-    return shipped_compiler().compile(spec).result(20)
-
 
 def state_of(spec: GrammarSpec, num_prompt_tokens: int = 2) -> GrammarState:
     return GrammarState(compiled(spec), num_prompt_tokens=num_prompt_tokens)
-
-
-def allowed_after(grammar: TokenGrammar, tokens: list[int]) -> set[int] | None:
-    """Brute force: a fresh matcher for each question. None behind the end or a refusal."""
-    matcher = grammar.matcher()
-    for token in tokens:
-        if not matcher.accept(token):
-            return None
-    if tokens and tokens[-1] in grammar.stop_token_ids:
-        return None
-    mask = np.full(-(-grammar.vocab_size // 32), -1, dtype=np.int32)
-    matcher.fill_mask(mask)
-    bits = np.unpackbits(mask.view(np.uint8), bitorder="little", count=grammar.vocab_size)
-    return set(np.flatnonzero(bits).tolist())
 
 
 def allowed_in(row: torch.Tensor) -> set[int]:
@@ -166,7 +139,7 @@ def test_a_vocabulary_that_is_no_multiple_of_a_word() -> None:
     texts = [bytes([byte]) for byte in range(97, 122)] + [b"", b""]  # 27 ids
     compiler = XGrammarCompiler(texts, vocab_size=27, stop_token_ids=[26])
     state = GrammarState(
-        compiler.compile(GrammarSpec(kind="regex", text="a?")).result(9), num_prompt_tokens=0
+        compiler.compile(GrammarSpec(kind="regex", text="a?")).result(60), num_prompt_tokens=0
     )
     logits = torch.zeros(2, 40)
     state.apply(logits, [], [[], [0]])

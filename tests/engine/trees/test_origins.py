@@ -11,7 +11,7 @@ from engine.events import TokensEmitted
 from engine.protocols import Trees
 from engine.request import CascadeParams, EngineRequest, Source, SpeculationParams, Tier
 from engine.trace import StepTrace
-from tests.engine.grammar.test_grammar import PERSON, allowed_after, compiled
+from tests.engine.grammar.compiling import PERSON, allowed_after, compiled
 from tests.engines import (
     Answer,
     assert_idle,

@@ -8,10 +8,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import cast
 
 import psutil
 import pytest
@@ -40,24 +39,22 @@ from gateway.backends.in_process import InProcessEngineClient
 from gateway.backends.process_client import ProcessEngineClient
 from gateway.backends.spawning import EngineProcess, EngineRecipe
 from tests.gateway import scripted_engine
+from tests.gateway.backends.clients import (
+    BUILDER,
+    STEP_MS,
+    MakeClient,
+    becomes,
+    both,
+    collect,
+    in_process,
+    process,
+    run,
+    started,
+    tokens,
+)
 from tests.gateway.scripted_engine import ScriptedEngine, make_request
 
-BUILDER = "tests.gateway.scripted_engine:build"
-STEP_MS = '{"step_s": 0.001}'
-
-
-def in_process(arguments: str = "{}") -> InProcessEngineClient:
-    return InProcessEngineClient(lambda report: scripted_engine.build(arguments, report))
-
-
-def process(arguments: str = "{}", **options: Any) -> ProcessEngineClient:
-    return ProcessEngineClient(EngineRecipe(builder=BUILDER, arguments=arguments), **options)
-
-
-Client = TypeVar("Client", bound=EngineClient)
-MakeClient = Callable[[str], InProcessEngineClient | ProcessEngineClient]
 Held = AsyncGenerator[EngineEvent, None]
-both = pytest.mark.parametrize("make_client", [in_process, process])
 
 
 @pytest.fixture(autouse=True)
@@ -77,44 +74,13 @@ def nothing_is_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator
     assert eventually(lambda: threading.active_count() <= num_threads), "threads leak"
 
 
-def eventually(condition: Callable[[], bool], timeout_s: float = 5.0) -> bool:
+def eventually(condition: Callable[[], bool], timeout_s: float = 30.0) -> bool:
     deadline_s = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline_s:
             return False
         time.sleep(0.01)
     return True
-
-
-async def becomes(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110 - no event is set by what is waited for
-            await asyncio.sleep(0.005)
-
-
-def run(main: Coroutine[Any, Any, None]) -> None:
-    async def with_limit() -> None:
-        async with asyncio.timeout(30):
-            await main
-
-    asyncio.run(with_limit())
-
-
-@asynccontextmanager
-async def started(client: Client) -> AsyncIterator[Client]:
-    await client.start()
-    try:
-        yield client
-    finally:
-        await client.close()
-
-
-async def collect(client: EngineClient, request_id: str, **options: Any) -> list[EngineEvent]:
-    return [event async for event in client.submit(make_request(request_id, **options))]
-
-
-def tokens(events: list[EngineEvent]) -> list[int]:
-    return [t for event in events if isinstance(event, TokensEmitted) for t in event.token_ids]
 
 
 async def used_blocks(client: EngineClient) -> int:

@@ -31,7 +31,7 @@ from gateway.backends.wire import (
     encode,
     pack_error,
 )
-from tests.gateway.backends.test_backends import BUILDER, collect, run, started, tokens
+from tests.gateway.backends.clients import BUILDER, collect, run, started, tokens
 from tests.gateway.scripted_engine import make_request
 
 NUM_FORGED = 1000

@@ -115,7 +115,7 @@ def answer(received: bytes) -> Answered:
     return only
 
 
-def wait_for(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+def wait_for(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
     """Wait for what happens in the server's thread."""
     deadline_s = time.monotonic() + timeout_s
     while not condition():

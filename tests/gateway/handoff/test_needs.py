@@ -22,7 +22,7 @@ from gateway.schema.completions import CompletionRequest
 from gateway.schema.kinds import Endpoint
 from gateway.text.structured import plan_structured
 from gateway.text.tools import plan_tools
-from tests.gateway.schema.test_schema import HARMLESS
+from tests.gateway.schema.harmless import HARMLESS
 
 CHAT: dict[str, Any] = {"model": "auto", "messages": [{"role": "user", "content": "Hi"}]}
 COMPLETION: dict[str, Any] = {"model": "auto", "prompt": "Hi"}

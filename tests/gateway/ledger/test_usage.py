@@ -23,7 +23,7 @@ from gateway.storage.tables import keys
 from gateway.tenants.principal import ANONYMOUS, Principal, Scopes
 from gateway.tools.admin.usage_cli import USAGE_HELP, usage
 from tests.gateway.ledger.ledgers import NOON, FrailDatabase, row
-from tests.gateway.ledger.test_queries import DAY_S, PRICES, some_rows, store
+from tests.gateway.ledger.rows import DAY_S, PRICES, some_rows, store
 
 ONE = Principal(key_id="one", name="app", tenant="red", team_id="red")
 ADMIN = Principal(key_id="root", name="root", tenant="root", scopes=Scopes(is_admin=True))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from sqlalchemy import select
 
 from gateway.limits.memory_limiter import MemoryLimiter
@@ -20,6 +21,7 @@ from gateway.text.chat import ChatTokenizer
 from tests.gateway.hybrid import World, hybrid
 
 ALL = Scopes()
+Open = Callable[..., Any]
 PRICES = {
     "small": {"prompt": 1.0, "completion": 2.0},
     "large": {"prompt": 10.0, "cached_prompt": 5.0, "completion": 30.0},
@@ -96,7 +98,7 @@ class Books:
     @staticmethod
     def until(condition: Callable[[], bool]) -> None:
         """Wait for what happens elsewhere."""
-        deadline_s = time.monotonic() + 10
+        deadline_s = time.monotonic() + 60
         while not condition():
             assert time.monotonic() < deadline_s, "it never happened"
             time.sleep(0.01)
@@ -121,3 +123,15 @@ def books(
     }
     with hybrid(tokenizer, encode, **{**sections, **world}) as made:
         yield Books(made, limits, scopes)
+
+
+@pytest.fixture
+def opened(tokenizer: ChatTokenizer, encode: Callable[[str], list[int]], tmp_path: Path) -> Open:
+    """Opens a gateway with a key."""
+
+    @contextmanager
+    def open_books(**options: Any) -> Iterator[Books]:
+        with books(tokenizer, encode, tmp_path, **options) as made:
+            yield made
+
+    return open_books

@@ -1,36 +1,19 @@
 """What a request reserves, what it is charged, and what the ledger says of it."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
-
 import httpx
 import pytest
 
 from benchmarks.mock_upstream import MockScript, Toxic
 from gateway.tenants.amounts import LimitSpec
 from gateway.tenants.principal import Scopes
-from gateway.text.chat import ChatTokenizer
 from tests.gateway.hybrid import LOCAL_TEXT, TestPolicy
-from tests.gateway.metering.tenants import Books, books
+from tests.gateway.metering.tenants import Open, opened
 from tests.gateway.scripted_client import Script, Step
 from tests.gateway.watches import PlannedWatch
 
 MANY = LimitSpec(tokens_per_minute=10_000)
-Open = Callable[..., Any]
 
-
-@pytest.fixture
-def opened(tokenizer: ChatTokenizer, encode: Callable[[str], list[int]], tmp_path: Path) -> Open:
-    """Opens a gateway with a key."""
-
-    @contextmanager
-    def open_books(**options: Any) -> Iterator[Books]:
-        with books(tokenizer, encode, tmp_path, **options) as made:
-            yield made
-
-    return open_books
+__all__ = ["opened"]
 
 
 def nanos(tier_prices: tuple[float, float], num_prompt: int, num_completion: int) -> int:

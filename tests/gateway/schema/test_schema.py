@@ -10,6 +10,7 @@ from gateway.errors.tree import BadRequestError
 from gateway.schema.chat import ChatRequest
 from gateway.schema.completions import CompletionRequest
 from gateway.schema.parsing import parse
+from tests.gateway.schema.harmless import HARMLESS
 
 CHAT = {"model": "auto", "messages": [{"role": "user", "content": "Hi"}]}
 COMPLETION = {"model": "auto", "prompt": "Hi"}
@@ -22,51 +23,6 @@ def refusal(model: type[BaseModel], document: object) -> BadRequestError:
     assert problem.status == 400
     assert problem.type == "invalid_request_error"
     return caught.value
-
-
-HARMLESS = {
-    "tools": [None, []],
-    "tool_choice": ["none", "auto", None],
-    "functions": [[]],
-    "response_format": [None, {"type": "text"}],
-    "presence_penalty": [0, 0.5, -2, 2.0, None],
-    "frequency_penalty": [0, 1.5],
-    "repetition_penalty": [1, 0.5, 10, None],
-    "logit_bias": [{}, None, {"0": 1, "5": -100, "2147483647": 100.0}],
-    "min_tokens": [0, 5, None],
-    "stop_token_ids": [[], None, [0, 5.0], list(range(16))],
-    "ignore_eos": [True, False, None],
-    "modalities": [["text"]],
-    "audio": [None],
-    "parallel_tool_calls": [True],
-    "metadata": [{"a": "b"}],
-    "store": [False],
-    "service_tier": ["auto"],
-    "prompt_cache_key": ["k"],
-    "safety_identifier": ["s"],
-    "user": ["u"],
-    "stop": ["x", ["x", "y"], None, []],
-    "temperature": [0, 1, 2.0, None],
-    "top_k": [-1, 0, 50],
-    "seed": [-(2**63), 2**63 - 1],
-    "n": [1, 16],
-    "stream_options": [None, {"include_usage": True}],
-    "outrider": [
-        None,
-        {},
-        {"speculation": "off", "max_draft_nodes": 0, "tier": None},
-        {"tier": "large"},
-        {"tier": "cloud"},
-        {"policy": "local_only"},
-        {"policy": "cloud_only", "privacy": None, "deadline_ms": None},
-        {"policy": "prefer_cloud", "privacy": "private"},
-        {"policy": "prefer_local", "deadline_ms": 0.5},
-        {"deadline_ms": 86_400_000},
-        {"min_quality": 0},
-        {"min_quality": 1},
-        {"max_cost_usd": 1e-9},
-    ],
-}
 
 
 @pytest.mark.parametrize("field", HARMLESS)

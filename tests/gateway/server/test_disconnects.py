@@ -60,7 +60,7 @@ async def _until_idle(url: str) -> dict[str, list[float]]:
     names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
     for _ in range(100):
         held = {name: _gauges(url, f"outrider_{name}") for name in names}
-        if not any(sum(values) for values in held.values()):
+        if all(held.values()) and not any(sum(values) for values in held.values()):
             break
         await asyncio.sleep(0.1)
     return held

@@ -24,7 +24,7 @@ from gateway.server.draining import DrainGate, Draining
 from gateway.server.listening import listen, url_of
 from gateway.settings.tree import load_settings
 from gateway.wiring.serving import GatewayRun, background_gateway
-from tests.gateway.server.test_serving import pair, wait_until
+from tests.gateway.server.random_pair import pair, wait_until
 
 __all__ = ["pair"]
 
@@ -95,7 +95,7 @@ def test_sigterm_with_everything_on(tmp_path: Path, collector: tuple[str, list[b
         ) as (process, url),
     ):
         request = {**CHAT, "stream": True}
-        with httpx.stream("POST", f"{url}{PATH}", json=request, timeout=60) as response:
+        with httpx.stream("POST", f"{url}{PATH}", json=request, timeout=180) as response:
             lines = response.iter_lines()
             next(lines)
             process.send_signal(signal.SIGTERM)
@@ -103,7 +103,7 @@ def test_sigterm_with_everything_on(tmp_path: Path, collector: tuple[str, list[b
             wait_until(lambda: _is_refused(url))
             rest = [line for line in lines if line]
         assert rest[-1] == "data: [DONE]"
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=120) == 0
         assert process.stderr is not None
         log = process.stderr.read()
     _has_booked(tmp_path / "outrider.db", num_answers=1)
@@ -174,7 +174,7 @@ def test_a_second_word_ends_the_grace() -> None:
             assert (await http.get("/ready")).status_code == 503
             assert (await http.get("/health")).status_code == 200
             run.stop()
-            await asyncio.wait_for(task, 20)
+            await asyncio.wait_for(task, 60)
 
     with mock_in_thread(MockScript()) as mock:
         asyncio.run(scenario(mock.url))
@@ -195,7 +195,7 @@ def test_an_engines_own_counts_are_in_the_trace(
     settings = load_settings(environ={}, flags=flags)
     with background_gateway(settings, lambda stage, fraction: None) as url:
         request = {**CHAT, "model": "large", "max_tokens": 30, "temperature": 0}
-        report = httpx.post(f"{url}{PATH}", json=request, timeout=60).json()
+        report = httpx.post(f"{url}{PATH}", json=request, timeout=180).json()
     (decode,) = [span for span in spans_of(bodies) if span.name == "decode"]
     said = {item.key: item.value.int_value for item in decode.attributes}
     assert said["outrider.output_tokens"] == report["usage"]["completion_tokens"]

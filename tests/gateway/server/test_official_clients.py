@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gateway.cli import app as cli
-from tests.gateway.server.test_serving import wait_until
+from tests.gateway.server.random_pair import wait_until
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES = ROOT / "examples" / "clients"
@@ -54,7 +54,7 @@ class Running:
         )
         command = [sys.executable, "-W", "error", str(EXAMPLES / script)]
         ran = subprocess.run(
-            command, capture_output=True, text=True, env=environ, timeout=120, check=False
+            command, capture_output=True, text=True, env=environ, timeout=280, check=False
         )
         assert (ran.returncode, ran.stderr) == (0, ""), ran.stderr
         return dict(line.split(": ", 1) for line in ran.stdout.splitlines() if ": " in line)

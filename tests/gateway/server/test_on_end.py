@@ -27,7 +27,7 @@ from gateway.backends.seen_work import SeenWork
 from gateway.backends.streams import EventStreams
 from gateway.backends.wire import Abort, Command, Submit
 from tests.gateway import scripted_engine
-from tests.gateway.backends.test_backends import (
+from tests.gateway.backends.clients import (
     STEP_MS,
     MakeClient,
     becomes,

@@ -3,12 +3,11 @@
 import contextlib
 import json
 import re
-import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,21 +19,11 @@ import pytest
 from gateway.server.listening import listen, url_of
 from gateway.settings.tree import SettingsError, load_settings
 from gateway.wiring.serving import background_gateway
-from tests.models import save_hf_model
+from tests.gateway.server.random_pair import pair, wait_until
+
+__all__ = ["pair"]
 
 ROOT = Path(__file__).parents[3]
-SHAPE = {"vocab_size": 420, "max_position_embeddings": 4096}
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> dict[str, Path]:
-    """Two random models that share a tokenizer and, being random, seldom stop by themselves."""
-    folders = {}
-    for seed, tier in enumerate(("large", "small")):
-        folders[tier] = tmp_path_factory.mktemp(tier)
-        save_hf_model("llama2", folders[tier], seed=seed, **SHAPE)
-        shutil.copytree(tokenizer_folder, folders[tier], dirs_exist_ok=True)
-    return folders
 
 
 @dataclass
@@ -87,13 +76,6 @@ def body(max_tokens: int, **more: Any) -> dict[str, Any]:
     return greedy | {"max_tokens": max_tokens} | more
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, "timed out"
-        time.sleep(0.05)
-
-
 def chunks(response: httpx.Response) -> Iterator[dict[str, Any]]:
     for line in response.iter_lines():
         if line.startswith("data: {"):
@@ -112,7 +94,7 @@ def test_serve_answers_survives_its_engine_and_drains(pair: dict[str, Path]) -> 
 def _answers_the_same_with_and_without_speculation(gateway: Gateway) -> None:
     url = f"{gateway.url}/v1/chat/completions"
     plain = body(40, outrider={"speculation": "off"})
-    answers = [httpx.post(url, json=request, timeout=60).json() for request in (body(40), plain)]
+    answers = [httpx.post(url, json=request, timeout=180).json() for request in (body(40), plain)]
     contents = [answer["choices"][0]["message"]["content"] for answer in answers]
     assert contents[0] == contents[1]
     assert answers[0]["outrider"]["drafted_tokens"] > 0
@@ -123,18 +105,18 @@ def _survives_the_death_of_its_engine(gateway: Gateway) -> None:
     dead = gateway.engine()
     url = f"{gateway.url}/v1/chat/completions"
     request = body(3000, stream=True)
-    with httpx.stream("POST", url, json=request, timeout=60) as response:
+    with httpx.stream("POST", url, json=request, timeout=180) as response:
         stream = chunks(response)
         next(stream)
         dead.kill()
         last = list(stream)[-1]
     assert last["error"]["code"] == "engine_died"
     assert not gateway.is_ready()
-    refused = httpx.post(url, json=body(3), timeout=60)
+    refused = httpx.post(url, json=body(3), timeout=180)
     assert refused.status_code == 503
     wait_until(gateway.is_ready)
     assert gateway.engine().pid != dead.pid
-    assert httpx.post(url, json=body(3), timeout=60).status_code == 200
+    assert httpx.post(url, json=body(3), timeout=180).status_code == 200
 
 
 def _drains_on_sigterm(gateway: Gateway) -> None:
@@ -142,14 +124,14 @@ def _drains_on_sigterm(gateway: Gateway) -> None:
     engine = gateway.engine()
     url = f"{gateway.url}/v1/chat/completions"
     request = body(80, stream=True, stream_options={"include_usage": True})
-    with httpx.stream("POST", url, json=request, timeout=60) as response:
+    with httpx.stream("POST", url, json=request, timeout=180) as response:
         stream = chunks(response)
         next(stream)
         gateway.process.send_signal(signal.SIGTERM)
         rest = list(stream)
     assert rest[-1]["usage"]["completion_tokens"] > 0
     assert any(c["choices"] and c["choices"][0]["finish_reason"] for c in rest)
-    assert gateway.process.wait(timeout=30) == 0
+    assert gateway.process.wait(timeout=120) == 0
     assert not engine.is_running()
 
 
@@ -158,7 +140,7 @@ def test_a_second_signal_does_not_wait(pair: dict[str, Path]) -> None:
     with serving(pair, "--set", "speculation.enabled=false") as gateway:
         engine = gateway.engine()
         url = f"{gateway.url}/v1/chat/completions"
-        with httpx.stream("POST", url, json=body(3500, stream=True), timeout=60) as response:
+        with httpx.stream("POST", url, json=body(3500, stream=True), timeout=180) as response:
             next(chunks(response))
             gateway.process.send_signal(signal.SIGINT)
             time.sleep(0.2)
@@ -180,14 +162,14 @@ def test_a_signal_while_loading_ends_it(pair: dict[str, Path]) -> None:
         wait_until(lambda: bool(me.children()))
         (engine,) = me.children()
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=120) == 0
         assert not engine.is_running()
 
 
 def run_serve(arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "gateway.cli", "serve", "--port", "0", *arguments]
     return subprocess.run(
-        command, capture_output=True, text=True, cwd=ROOT, timeout=60, check=False
+        command, capture_output=True, text=True, cwd=ROOT, timeout=180, check=False
     )
 
 
@@ -226,7 +208,7 @@ def test_a_private_gateway_lives_as_long_as_its_block(pair: dict[str, Path]) -> 
     stages: list[str] = []
     settings = load_settings(environ={}, flags=flags)
     with background_gateway(settings, lambda stage, fraction: stages.append(stage)) as url:
-        answer = httpx.post(f"{url}/v1/chat/completions", json=body(5), timeout=60)
+        answer = httpx.post(f"{url}/v1/chat/completions", json=body(5), timeout=180)
         assert answer.status_code == 200
     assert "loading the large model" in stages
     with pytest.raises(httpx.ConnectError):

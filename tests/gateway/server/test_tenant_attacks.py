@@ -24,8 +24,7 @@ from gateway.tenants.principal import Scopes
 from gateway.tenants.records import KeyOrder, TeamOrder
 from tests.gateway.conftest import wait_for
 from tests.gateway.hybrid import CHAT, LOCAL_TEXT, TestPolicy
-from tests.gateway.metering.tenants import Books
-from tests.gateway.metering.test_accounts import Open, opened
+from tests.gateway.metering.tenants import Books, Open, opened
 from tests.gateway.scripted_client import Script
 from tests.gateway.watches import PlannedWatch
 

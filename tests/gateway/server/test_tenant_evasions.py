@@ -15,7 +15,7 @@ from gateway.cli import app as cli
 from gateway.tenants.amounts import NANOS_PER_USD, LimitSpec
 from gateway.tenants.principal import Scopes
 from tests.gateway.hybrid import CHAT, LOCAL_TEXT, TestPolicy
-from tests.gateway.metering.test_accounts import Open, opened
+from tests.gateway.metering.tenants import Open, opened
 from tests.gateway.scripted_client import Script, Step
 
 __all__ = ["opened"]

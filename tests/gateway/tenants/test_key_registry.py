@@ -17,7 +17,7 @@ from tests.gateway.tenants.world import HASHER, World
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - the registry does not say when it has read
             await asyncio.sleep(0.002)
 

@@ -11,7 +11,7 @@ from gateway.errors.tree import PermissionDeniedError
 from gateway.tenants.principal import ANONYMOUS, Scopes
 from gateway.tenants.records import KeyOrder
 from gateway.tools.admin.keys_cli import app
-from tests.gateway.metering.test_accounts import Open, opened
+from tests.gateway.metering.tenants import Open, opened
 from tests.gateway.tenants.world import ADMIN_TOKEN, World
 
 __all__ = ["opened"]

@@ -16,7 +16,7 @@ from gateway.tenants.amounts import LimitSpec
 from gateway.tenants.principal import ANONYMOUS
 from gateway.tenants.records import KeyOrder
 from tests.gateway.hybrid import LOCAL_TEXT
-from tests.gateway.metering.test_accounts import Open, opened
+from tests.gateway.metering.tenants import Open, opened
 from tests.gateway.tenants.world import World
 
 __all__ = ["opened"]

@@ -193,7 +193,7 @@ def url() -> Iterator[str]:
         limits=GatewayLimits(default_max_tokens=160, max_body_bytes=2**20),
     )
     server, thread, url = serve(build_app(parts))
-    wait_for(lambda: engine.is_ready, 60)
+    wait_for(lambda: engine.is_ready, 180)
     yield url
     server.should_exit = True
     thread.join(10)

@@ -297,7 +297,7 @@ def compiled(
     if dialect.special_ids:
         special = compiler_with_specials().compile_structural_tag(spec.text)
         return lambda: xgrammar.GrammarMatcher(special)
-    grammar = shipped_compiler().compile(spec).result(30)
+    grammar = shipped_compiler().compile(spec).result(120)
     return lambda: grammar.matcher()._matcher
 
 

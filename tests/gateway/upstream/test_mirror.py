@@ -55,7 +55,7 @@ class Bench:
         return found or 0.0
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while not condition():  # noqa: ASYNC110 - what happens in background tasks
                 await asyncio.sleep(0.001)
 

@@ -83,7 +83,7 @@ async def until_error(response: UpstreamResponse) -> tuple[list[bytes], Exceptio
 
 async def eventually(condition: Callable[[], bool]) -> None:
     """Wait for what the kernel brings at its own time."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - nobody could set an event
             await asyncio.sleep(0.001)
 

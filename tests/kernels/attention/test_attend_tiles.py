@@ -17,7 +17,7 @@ from kernels.attention.attention_rows import plan_tiles
 from kernels.attention.attention_tiles import TilePlan
 from kernels.attention.paged_attention import paged_attention, plan_attention
 from kernels.triton_support import use_kernels
-from tests.kernels.attention.test_paged_attention import batches, naive_attention
+from tests.kernels.attention.naive import batches, naive_attention
 from tests.kernels.attention_inputs import (
     FP8,
     WIDE,

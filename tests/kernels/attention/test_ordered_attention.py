@@ -18,8 +18,8 @@ from kernels.attention.ordered_attention import (
     plan_in_order,
 )
 from kernels.attention.ordered_plan import SPLIT_KEYS, TILE_HEIGHTS
-from tests.kernels.attention.test_paged_attention import batches, naive_attention
-from tests.kernels.layers.test_row_invariant_linear import same_bits, torch_threads
+from tests.kernels.attention.naive import batches, naive_attention
+from tests.kernels.layers.bits import same_bits, torch_threads
 
 HEADS = [(1, 1), (2, 1), (6, 2), (16, 2), (9, 9)]
 

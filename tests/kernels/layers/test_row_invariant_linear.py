@@ -1,7 +1,6 @@
 """The products and row-wise operations whose rows keep their bits in any company."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 import pytest
 import torch
@@ -29,20 +28,11 @@ from kernels.layers.row_invariant_ops import (
 )
 from kernels.layers.silu_mul import silu_mul
 from kernels.triton_support import use_kernels
+from tests.kernels.layers.bits import same_bits, torch_threads
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 # How far a result may lie from the exact one, in units of its dtype's rounding.
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
-
-
-@contextmanager
-def torch_threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @pytest.fixture(params=[1, 2])
@@ -53,12 +43,6 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 
 def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
-
-
-def same_bits(left: Tensor, right: Tensor) -> bool:
-    return left.dtype == right.dtype and torch.equal(
-        left.contiguous().view(torch.uint8), right.contiguous().view(torch.uint8)
-    )
 
 
 COUNTS = (1, 2, 3, 5, 8, 16, 17, 31, 64, 65, 100)

@@ -1,0 +1,24 @@
+"""A bench over a tiny pair, and prompts for it."""
+
+from benchmarks import driving
+from benchmarks.driving import build_bench
+from benchmarks.prompts import Prompt
+from engine.passes.runner import ModelRunner
+from tests.engines import random_prompt, tiny_pair
+
+
+def make_bench(*, num_blocks: int = 256) -> driving.Bench:
+    pair = tiny_pair()
+    return build_bench(
+        {
+            "large": ModelRunner(model=pair.large, num_blocks=num_blocks),
+            "small": ModelRunner(model=pair.small, num_blocks=num_blocks),
+        }
+    )
+
+
+def make_prompts(number: int) -> list[Prompt]:
+    return [
+        Prompt(messages=(), token_ids=random_prompt(5 + seed, seed=seed), kind="random")
+        for seed in range(number)
+    ]

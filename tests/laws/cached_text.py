@@ -1,0 +1,55 @@
+"""What the caches must hold after an answer."""
+
+import torch
+from torch import Tensor
+
+from draft.config import DraftConfig
+from draft.tree_drafter import TreeDrafter
+from engine.cache.kv_view import KVView
+from engine.core import Engine
+from engine.model.decoder import DecoderModel
+from engine.passes.runner import ForwardSlice, ModelRunner
+from tests.engines import (
+    tiny_pair,
+)
+
+# Many branches, so that the accepted path is seldom the first one.
+BUSHY = DraftConfig(max_branching=6, max_frontier=8, max_draft_nodes=60, min_path_prob=0.005)
+
+
+def cached_kv(runner: ModelRunner, view: KVView, num_tokens: int) -> Tensor:
+    """[num_layers, 2, num_tokens, num_kv_heads, head_dim] of a view's first tokens."""
+    cache = runner.kv_cache.tensor
+    slots = torch.tensor([view.slot(logical) for logical in range(num_tokens)])
+    return cache.flatten(2, 3)[:, :, slots]
+
+
+@torch.inference_mode()
+def fresh_kv(model: DecoderModel, token_ids: list[int]) -> Tensor:
+    """The same from one prefill into an empty cache."""
+    runner = ModelRunner(model=model, num_blocks=len(token_ids) // 16 + 1)
+    view = runner.new_view("")
+    view.reserve(len(token_ids))
+    runner.forward([ForwardSlice(view=view, token_ids=token_ids, start_slot=0, num_logit_rows=1)])
+    return cached_kv(runner, view, len(token_ids))
+
+
+def assert_caches_hold_the_text(engine: Engine, *, at_least: int = 0) -> None:
+    """Both caches of every live large sequence equal a fresh prefill's."""
+    pair = tiny_pair()
+    drafter = engine._drafter
+    assert isinstance(drafter, TreeDrafter)
+    num_checked = 0
+    for sequence in engine._sequences.values():
+        state = drafter._states.get(sequence.request_id)
+        views = [(engine._runners["large"], pair.large, sequence.view)]
+        if state is not None and state.view is not None:
+            views.append((engine._runners["small"], pair.small, state.view))
+        for runner, model, view in views:
+            count = view.num_computed_tokens
+            expected = fresh_kv(model, sequence.token_ids)[:, :, :count]
+            torch.testing.assert_close(
+                cached_kv(runner, view, count), expected, atol=1e-4, rtol=1e-4
+            )
+            num_checked += count
+    assert num_checked >= at_least
