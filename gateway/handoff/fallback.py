@@ -1,4 +1,4 @@
-"""One API request while it is answered: those who may answer it, in turn, until one has begun."""
+"""One API request while it is answered: its candidates are asked in turn until one has begun."""
 
 import asyncio
 import logging
@@ -38,15 +38,15 @@ log = logging.getLogger(__name__)
 _NOT_FOUND: Final = frozenset({404, 405})
 
 _Begun = tuple[AsyncGenerator[bytes], bytes]
-"""The body of a leg, without its first part, and that part."""
+"""The body of a responder, without its first part, and that part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerCandidate:
-    """Somebody who may answer. `open` makes the leg, told why it came to that.
+    """Local or upstream models that may answer. `open` makes the responder, and is told why.
 
-    `patience_s` asks how long it may take to begin, where somebody else must still have time to
-    answer; None: as long as it takes.
+    `patience_s` says how long the responder may take to begin, where the next candidate must still
+    have time to answer; None: without a bound.
     """
 
     name: PlaceName
@@ -54,53 +54,61 @@ class AnswerCandidate:
     patience_s: Callable[[], float | None] = field(default=lambda: None)
 
 
-Instead = Callable[[Exception], Awaitable["FallbackChain | None"]]
-"""Another answering in the place of one that has led to this error, or None. May raise its own."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lineup:
+    """Who may answer a request, in turn.
+
+    `candidates` are asked as long as nothing was sent. One that is named twice is asked again only
+    where it handed over before, and the one that took over failed. `origin`: why the first is
+    asked. continues_elsewhere: where an answer breaks off, another candidate may go on behind it.
+    `on_begin` is told why the responder that has begun to answer does so, and its tier. `arm`: the
+    arms of experiments that the request is in.
+    """
+
+    candidates: Sequence[AnswerCandidate]
+    origin: RouteReason = DIRECT
+    continues_elsewhere: bool = False
+    on_begin: Callable[[RouteReason, str], None] = field(default=lambda origin, tier: None)
+    arm: str = ""
+
+
+Instead = Callable[[Exception], Awaitable[Lineup | None]]
+"""The lineup that replaces one that has led to this error, or None. May raise its own error."""
 
 
 class FallbackChain:
-    """One API request while it is answered. Use `parts` once.
-
-    `places` are asked in turn, as long as nothing was sent. One that stands there twice is asked
-    again only where it handed over before, and whoever took over failed.
-    """
+    """One API request while it is answered. Use `parts` once."""
 
     def __init__(
         self,
-        places: Sequence[AnswerCandidate],
+        lineup: Lineup,
         *,
-        origin: RouteReason = DIRECT,
         deadline_s: float | None = None,
-        continues_elsewhere: bool = False,
-        on_begin: Callable[[RouteReason, str], None] = lambda origin, tier: None,
-        arm: str = "",
         instead: Instead | None = None,
     ) -> None:
-        """`origin`: why the first place is asked. `deadline_s`: on the gateway's clock.
+        """`deadline_s`: on the gateway's clock.
 
-        continues_elsewhere: where an answer breaks off, another place may go on behind it.
-        `on_begin` is told why the leg that has begun to answer does so, and its tier. `arm`: the
-        arms of experiments that the request is in. `instead` is asked once, before the first part
-        and with the error that would be raised, for another answering in this one's place.
+        `instead` is asked once, before the first part and with the error that would be raised, for
+        another lineup in this one's place.
         """
-        self.arm = arm
-        """The arms of experiments that the request is in; known for sure when it is begun."""
         self.deadline_s = deadline_s
         self.leg: Responder | None = None
-        self._places = places
-        self._continues_elsewhere = continues_elsewhere
-        self._origin = origin
-        self._on_begin = on_begin
+        self._lineup = lineup
         self._instead = instead
         self._failures: dict[PlaceName, Exception] = {}
         self._current: PlaceName | None = None
+
+    @property
+    def arm(self) -> str:
+        """The arms of experiments that the request is in; known for sure once it has begun."""
+        return self._lineup.arm
 
     async def parts(self) -> AsyncGenerator[bytes]:
         """The body of the response. Closing this ends all work on the request.
 
         Raises GatewayError or EngineError; before the first part, of the failure that says most.
         """
-        begun: _Begun | None = await self._begin_or_instead()
+        begun: _Begun | None = await self._begin()
         while begun is not None:
             parts, part = begun
             begun = None
@@ -116,34 +124,34 @@ class FallbackChain:
 
     @property
     def facts(self) -> AnswerFacts | None:
-        """What is known of the answer; None where nobody began to work on one."""
+        """What is known of the answer; None where no responder began to work on one."""
         return None if self.leg is None else self.leg.facts
 
-    async def _begin_or_instead(self) -> _Begun:
-        try:
-            return await self._begin()
-        except (GatewayError, EngineError) as error:
-            other = None if self._instead is None else await self._instead(error)
-            if other is None:
-                raise
-        self.leg, self.arm = None, other.arm
-        self._places, self._origin = other._places, other._origin
-        self._continues_elsewhere, self._on_begin = other._continues_elsewhere, other._on_begin
-        self._failures, self._current = {}, None
-        return await self._begin()
-
     async def _begin(self) -> _Begun:
-        """The body of the first leg that begins, and its first part."""
-        origin = self._origin
+        """Begin with the lineup; where it fails, once more with the one that replaces it."""
+        while True:
+            try:
+                return await self._begin_with(self._lineup)
+            except (GatewayError, EngineError) as error:
+                ask, self._instead = self._instead, None
+                other = None if ask is None else await ask(error)
+                if other is None:
+                    raise
+            self._lineup, self.leg = other, None
+            self._failures, self._current = {}, None
+
+    async def _begin_with(self, lineup: Lineup) -> _Begun:
+        """The body of the first responder that begins, and its first part."""
+        origin = lineup.origin
         failures = self._failures
-        for place in self._places:
+        for place in lineup.candidates:
             if place.name in failures:
                 continue
             self._current = place.name
             try:
                 begun = await self._first_part(place, origin)
                 if self.leg is not None:
-                    self._on_begin(origin, self.leg.facts.tier)
+                    lineup.on_begin(origin, self.leg.facts.tier)
                 return begun
             except HandOffError as handed:
                 origin = handed.origin
@@ -156,19 +164,21 @@ class FallbackChain:
         raise _summary(failures)
 
     async def _continued(self, error: GatewayError | EngineError) -> _Begun | None:
-        """Where an answer broke off by this error: the rest of it, by somebody else who is left."""
+        """Where an answer broke off by this error: the rest of it, by a candidate that is left."""
         unfinished = None if self.leg is None else self.leg.unfinished
-        if not self._continues_elsewhere or unfinished is None:
+        if not self._lineup.continues_elsewhere or unfinished is None:
             return None
         assert self._current is not None
         if not _may_go_on(error, self._current):
             return None
         self._failures[self._current] = error
-        place = next((p for p in self._places if p.name not in self._failures), None)
+        place = next((p for p in self._lineup.candidates if p.name not in self._failures), None)
         if place is None:
             return None
         log.warning("going on elsewhere place=%s error=%s", place.name, _name_of(error))
-        origin = replace(_after_failure(self._origin, self._current, error), continues=unfinished)
+        origin = replace(
+            _after_failure(self._lineup.origin, self._current, error), continues=unfinished
+        )
         self._current = place.name
         before = self.leg
         try:

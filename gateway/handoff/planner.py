@@ -15,7 +15,7 @@ from gateway.generation.sse import ChatFormat, CompletionFormat
 from gateway.generation.usage_summary import usage_summary
 from gateway.handoff.cloud_calls import CloudCalls
 from gateway.handoff.cloud_parts import CloudParts
-from gateway.handoff.fallback import AnswerCandidate, FallbackChain, Instead
+from gateway.handoff.fallback import AnswerCandidate, FallbackChain, Lineup
 from gateway.handoff.local_load import LocalLoad
 from gateway.handoff.local_responder import LocalResponder, Writing
 from gateway.handoff.parsed_request import ParsedRequest, RequestContext, trace_request
@@ -73,18 +73,20 @@ class Planner:
         asked = await self.reader.read(endpoint, body, incoming)
         trace_request(asked)
 
-        async def without_arms(error: Exception) -> FallbackChain | None:
+        async def without_arms(error: Exception) -> Lineup | None:
             plain = await self.reader.without_arms(asked, body, incoming, error)
-            return None if plain is None else self._answering(plain)
+            return None if plain is None else self._lineup(plain)
 
         return Plan(
-            answering=self._answering(asked, without_arms),
+            answering=FallbackChain(
+                self._lineup(asked), deadline_s=asked.terms.deadline_s, instead=without_arms
+            ),
             is_streamed=asked.is_streamed,
             is_private=asked.terms.is_private,
         )
 
-    def _answering(self, asked: ParsedRequest, instead: Instead | None = None) -> FallbackChain:
-        """Those who may answer, in turn; `instead` where they refuse."""
+    def _lineup(self, asked: ParsedRequest) -> Lineup:
+        """Line up the responders that may answer."""
         order = self._order(asked)
         places = [self._place(asked, order, index) for index in range(len(order.places))]
         if len(places) > 1 and order.places[0] == "local":
@@ -92,14 +94,12 @@ class Planner:
             places.append(
                 AnswerCandidate(name="local", open=partial(self._open_local, asked, None))
             )
-        return FallbackChain(
-            places,
+        return Lineup(
+            candidates=places,
             origin=order.origin,
-            deadline_s=asked.terms.deadline_s,
             continues_elsewhere=self._continues_elsewhere(asked),
             on_begin=self.calls.count_origin,
             arm=asked.incoming.arm,
-            instead=instead,
         )
 
     async def route_report(

@@ -15,7 +15,7 @@ from gateway.answers.responder import Responder
 from gateway.answers.route_reason import RouteReason
 from gateway.generation.generation import Generation
 from gateway.generation.sse import ChatFormat, CompletionFormat
-from gateway.handoff.fallback import AnswerCandidate, FallbackChain
+from gateway.handoff.fallback import AnswerCandidate, FallbackChain, Lineup
 from gateway.handoff.local_load import LocalLoad
 from gateway.handoff.local_responder import LocalResponder, Writing
 from gateway.metering.metrics import GatewayMetrics
@@ -82,7 +82,7 @@ def answered(
         ticket = LocalLoad(time.monotonic).admit()
         return LocalResponder(generation, form(job.tokenizer, num_top), writing, origin, ticket)
 
-    answering = FallbackChain([AnswerCandidate(name="local", open=open_leg)])
+    answering = FallbackChain(Lineup(candidates=[AnswerCandidate(name="local", open=open_leg)]))
     response = AnswerResponse(answering, is_streamed=writing.is_streamed, clock=time.monotonic)
     sent: list[Message] = []
 
