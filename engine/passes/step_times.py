@@ -5,6 +5,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -155,7 +156,7 @@ def profile_step_times(
 ) -> StepTimeCurve:
     """Time passes of several sizes on an idle runner (`on_progress(done, total)`)."""
     assert runner.max_context is not None  # at most what the cache holds
-    sizes = [rows for rows in _PROFILED_ROWS if rows <= max(runner.max_context // 2, 2)]
+    sizes = _sizes(runner.max_context)
     context = min(num_context_tokens, runner.max_context - max(sizes))
     long_context = min(_LONG_CONTEXT, runner.max_context - max(sizes))
     # (rows, context) of every timed pass; the last one tells the price of context
@@ -194,6 +195,24 @@ def profile_step_times(
     )
 
 
+@torch.inference_mode()
+def warm_up_passes(runner: ModelRunner) -> None:
+    """Run a pass of each profiled size, so that kernels are chosen and packed before a request."""
+    assert runner.max_context is not None
+    sizes = _sizes(runner.max_context)
+    view = runner.new_view("step-times")
+    try:
+        view.reserve(max(sizes))
+        for rows in sizes:
+            _time_pass(runner, view, rows, 0)
+    finally:
+        view.release()
+
+
+def _sizes(max_context: int) -> list[int]:
+    return [rows for rows in _PROFILED_ROWS if rows <= max(max_context // 2, 2)]
+
+
 def _time_pass(runner: ModelRunner, view: KVView, num_rows: int, start: int) -> float:
     """Seconds of one pass over rows that see `start` tokens and each other.
 
@@ -209,10 +228,30 @@ def _time_pass(runner: ModelRunner, view: KVView, num_rows: int, start: int) -> 
     return time.perf_counter() - started_s
 
 
+class CurveStore(Protocol):
+    """Curves of earlier starts (engine/passes/saved_times.py)."""
+
+    def load(self, runner: ModelRunner) -> StepTimeCurve | None:
+        """Return the curve that holds for this runner, if there is one."""
+
+    def save(self, runner: ModelRunner, curve: StepTimeCurve) -> None:
+        """Keep a curve for later starts."""
+
+
 def follow_step_times(
-    runner: ModelRunner, *, on_progress: Callable[[int, int], None] | None = None
+    runner: ModelRunner,
+    *,
+    on_progress: Callable[[int, int], None] | None = None,
+    saved: CurveStore | None = None,
 ) -> RunningStepTimes:
-    """Profile a runner and go on learning from every pass that it makes."""
-    times = RunningStepTimes(profile_step_times(runner, on_progress=on_progress))
+    """Profile a runner, or take what was `saved`, and go on learning from every pass."""
+    curve = saved.load(runner) if saved is not None else None
+    if curve is not None:
+        warm_up_passes(runner)
+    else:
+        curve = profile_step_times(runner, on_progress=on_progress)
+        if saved is not None:
+            saved.save(runner, curve)
+    times = RunningStepTimes(curve)
     runner.on_pass = times.observe
     return times

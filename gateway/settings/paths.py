@@ -1,7 +1,8 @@
 """Paths through the tree of settings, also through sections that users name themselves."""
 
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Final, get_args, get_origin
 
 from pydantic import BaseModel
@@ -46,3 +47,17 @@ def did_you_mean(name: str, known: Sequence[str]) -> str:
     """What to say behind a name that is unknown: the one that was meant, or all."""
     close = known[:1] if len(known) == 1 else difflib.get_close_matches(name, known, n=1)
     return f"; did you mean {close[0]}?" if close else f"; available: {', '.join(known)}"
+
+
+def cache_folder(environ: Mapping[str, str]) -> Path | None:
+    """Return the folder of files that can be made again, by the XDG rules; None without a home.
+
+    It need not exist.
+    """
+    home = environ.get("XDG_CACHE_HOME", "")
+    try:
+        # The rules say that a relative one is ignored.
+        base = Path(home) if Path(home).is_absolute() else Path("~/.cache").expanduser()
+    except RuntimeError:
+        return None
+    return base / "outrider"

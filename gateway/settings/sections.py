@@ -153,6 +153,10 @@ class EngineSettings(Section):
     grammar_size_mib: Count = 64
     """Memory that one compiled grammar may have. All that are kept have 256 MiB."""
 
+    cache_folder: Path | None = None
+    """Private folder for measured pass times, which later starts use instead of measuring; unset:
+    outrider in the user's cache folder."""
+
     @model_validator(mode="after")
     def _one_size(self) -> "EngineSettings":
         if self.kv_cache_gib is not None and self.num_blocks is not None:

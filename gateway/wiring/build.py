@@ -25,11 +25,13 @@ from gateway.wiring.engine import (
     load_runners,
     measure_budget,
     named_models,
+    saved_times,
 )
 from gateway.wiring.start import engine_recipe
 
 if TYPE_CHECKING:
     from engine.core import Engine
+    from engine.passes.step_times import CurveStore
     from gateway.wiring.parts import GatewayParts
 
 EngineClient = InProcessEngineClient | ProcessEngineClient | AbsentEngine
@@ -152,13 +154,19 @@ def build_parts(settings: Settings, engine: EngineClient) -> "GatewayParts":
 
 def build_engine_from_json(settings_json: str, on_progress: ProgressCallback) -> "Engine":
     """`build_engine` as the engine's process calls it."""
-    engine = build_engine(Settings.model_validate_json(settings_json), on_progress)
+    settings = Settings.model_validate_json(settings_json)
+    engine = build_engine(settings, on_progress, saved_times(settings))
     engine.warm_up_grammars()
     return engine
 
 
-def build_engine(settings: Settings, on_progress: ProgressCallback) -> "Engine":
-    """Load the models and join runners, drafter and verifier. Raises EngineError."""
+def build_engine(
+    settings: Settings, on_progress: ProgressCallback, saved: "CurveStore | None" = None
+) -> "Engine":
+    """Load the models and join runners, drafter and verifier. Raises EngineError.
+
+    `saved`: pass times of earlier starts; without it they are measured.
+    """
     runners = load_runners(settings, on_progress)
     compile_kernels(settings, runners, on_progress)  # before passes are timed
-    return join(settings, runners, measure_budget(settings, runners, on_progress))
+    return join(settings, runners, measure_budget(settings, runners, on_progress, saved))

@@ -6,6 +6,7 @@ models, and loads no torch for that.
 
 import logging
 import math
+import os
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from engine.errors import EngineError
 from engine.request import TIERS, Tier
 from gateway.backends.step_loop import ProgressCallback
+from gateway.settings.paths import cache_folder
 from gateway.settings.tree import Settings
 from gateway.wiring.hardware import available_memory_bytes, usable_physical_cores
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from engine.grammar.grammar import GrammarCompiler
     from engine.model.decoder import DecoderModel
     from engine.passes.runner import ModelRunner
+    from engine.passes.step_times import CurveStore
 
 log = logging.getLogger(__name__)
 
@@ -158,11 +161,15 @@ def join(
 
 
 def measure_budget(
-    settings: Settings, runners: "Mapping[Tier, ModelRunner]", on_progress: ProgressCallback
+    settings: Settings,
+    runners: "Mapping[Tier, ModelRunner]",
+    on_progress: ProgressCallback,
+    saved: "CurveStore | None" = None,
 ) -> "TreeBudget | None":
     """How long passes take on this machine, from which the trees' sizes follow.
 
-    None where nothing is drafted, or where the trees' sizes are fixed.
+    None where nothing is drafted, or where the trees' sizes are fixed. `saved`: measurements of
+    earlier starts, which are taken where there are any.
     """
     from draft.budget import TreeBudget
     from engine.passes.step_times import follow_step_times
@@ -172,11 +179,25 @@ def measure_budget(
         return None
     times = {
         tier: follow_step_times(
-            runner, on_progress=partial(_report, on_progress, f"timing the {tier} model")
+            runner,
+            on_progress=partial(_report, on_progress, f"timing the {tier} model"),
+            saved=saved,
         )
         for tier, runner in runners.items()
     }
     return TreeBudget(target_pass_s=times["large"], draft_pass_s=times["small"])
+
+
+def saved_times(settings: Settings) -> "CurveStore | None":
+    """Pass times that earlier starts with these settings measured here; None without a folder."""
+    from engine.passes.saved_times import SavedTimes
+
+    options = settings.engine
+    conditions = options.model_dump(
+        mode="json", include={"block_size", "cuda_graphs", "deterministic", "overlap"}
+    )
+    folder = options.cache_folder or cache_folder(os.environ)
+    return None if folder is None else SavedTimes(folder, conditions)
 
 
 def named_models(settings: Settings) -> dict[Tier, str]:

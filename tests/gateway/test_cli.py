@@ -174,7 +174,7 @@ def test_the_banner_names_tiers_elsewhere() -> None:
 
 
 def test_serve_refuses_beside_hugging_faces_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.tools.doctor.doctor.version", lambda name: "0.11.0")
+    monkeypatch.setattr("gateway.tools.doctor.conflicts.version", lambda name: "0.11.0")
     result = invoke("serve")
     assert result.exit_code == 2
     assert "pip uninstall kernels" in result.output

@@ -1,0 +1,114 @@
+"""Curves of pass times on disk: measuring them takes a second or more of every start.
+
+A wrong file costs nothing but a measurement: what is no curve is ignored and written anew. Times
+that were right once and are not now are corrected by the passes that follow (`RunningStepTimes`).
+"""
+
+import contextlib
+import hashlib
+import json
+import logging
+import math
+import os
+import platform
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from engine.passes.runner import ModelRunner
+from engine.passes.step_times import StepTimeCurve
+
+log = logging.getLogger(__name__)
+
+_FORMAT: Final = 1  # of the file, and of what is measured
+_CPU_INFO: Final = Path("/proc/cpuinfo")
+
+
+class SavedTimes:
+    """The curves of one machine and one set of the engine's settings."""
+
+    def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
+        """`folder` need not exist; `settings`: what passes depend on, beside model and machine."""
+        self._folder = folder
+        self._conditions = {"format": _FORMAT, "settings": dict(settings), **_machine()}
+
+    def load(self, runner: ModelRunner) -> StepTimeCurve | None:
+        """Return the curve of this runner's model; None where there is none that makes sense."""
+        try:
+            return _read_curve(json.loads(self._path(runner).read_bytes()))
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            log.debug("no saved pass times reason=%r", error)
+            return None
+
+    def save(self, runner: ModelRunner, curve: StepTimeCurve) -> None:
+        """Keep a curve, where the folder can be written."""
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _replace(self._path(runner), json.dumps(asdict(curve)).encode())
+        except OSError as error:
+            log.info("pass times are not kept reason=%s", error)
+
+    def _path(self, runner: ModelRunner) -> Path:
+        """The file's name says what it holds for: another condition is another file."""
+        conditions = {
+            **self._conditions,
+            "model": runner.model.fingerprint,
+            "dtype": str(runner.model.dtype),
+            "kv_dtype": str(runner.kv_dtype),
+            "max_context": runner.max_context,
+            "device": _device_name(runner.device),
+            "threads": torch.get_num_threads(),
+        }
+        digest = hashlib.sha256(json.dumps(conditions, sort_keys=True).encode()).hexdigest()
+        return self._folder / f"pass-times-{digest[:32]}.json"
+
+
+def _machine() -> dict[str, str | int | None]:
+    """What tells machines and libraries apart that compute at different speeds."""
+    model = ""
+    with contextlib.suppress(OSError):
+        lines = _CPU_INFO.read_text().splitlines()
+        model = next((line for line in lines if line.startswith("model name")), "")
+    return {
+        "node": platform.node(),
+        "processor": model or platform.processor(),
+        "num_cpus": os.cpu_count(),
+        "torch": torch.__version__,
+    }
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def _read_curve(fields: Mapping[str, Any]) -> StepTimeCurve:
+    """Raise ValueError, TypeError or KeyError for what no measurement could have given."""
+    num_rows, seconds = tuple(fields["num_rows"]), tuple(fields["seconds"])
+    context, row_context_s = fields["context"], fields["row_context_s"]
+    if not all(type(rows) is int and rows > 0 for rows in num_rows):
+        raise ValueError("num_rows")
+    if not all(type(value) in (int, float) for value in (*seconds, context, row_context_s)):
+        raise TypeError("seconds")
+    if not all(map(math.isfinite, (*seconds, context, row_context_s))):
+        raise ValueError("not finite")
+    if len(num_rows) != len(seconds) or len(num_rows) < 2 or seconds[0] <= 0:
+        raise ValueError("length")
+    if any(a >= b for a, b in pairwise(num_rows)) or any(a > b for a, b in pairwise(seconds)):
+        raise ValueError("order")
+    if context < 0 or row_context_s < 0:
+        raise ValueError("context")
+    return StepTimeCurve(
+        num_rows=num_rows, seconds=seconds, context=context, row_context_s=row_context_s
+    )
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Write a file that readers see whole or not at all."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        file.write(data)
+    os.replace(file.name, path)

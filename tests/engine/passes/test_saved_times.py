@@ -1,0 +1,113 @@
+"""Pass times on disk: taken where they hold, ignored where they are wrong, never an error."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.passes import step_times
+from engine.passes.runner import ModelRunner
+from engine.passes.saved_times import SavedTimes
+from engine.passes.step_times import StepTimeCurve, follow_step_times
+from tests.engines import tiny_pair
+
+CURVE = StepTimeCurve(num_rows=(1, 2, 8), seconds=(0.1, 0.1, 0.3), context=4.0, row_context_s=1e-6)
+
+
+@pytest.fixture
+def runner() -> ModelRunner:
+    return ModelRunner(model=tiny_pair().small, num_blocks=16, block_size=16)
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[ModelRunner]:
+    """Runners that were measured; each measurement gives `CURVE`."""
+    found: list[ModelRunner] = []
+
+    def profile(runner: ModelRunner, **_: object) -> StepTimeCurve:
+        found.append(runner)
+        return CURVE
+
+    monkeypatch.setattr(step_times, "profile_step_times", profile)
+    return found
+
+
+def test_a_second_start_does_not_measure(
+    runner: ModelRunner, measured: list[ModelRunner], tmp_path: Path
+) -> None:
+    folder = tmp_path / "cache" / "outrider"
+    for _ in range(2):
+        times = follow_step_times(runner, saved=SavedTimes(folder, {}))
+        assert times(8) == pytest.approx(0.3)
+    assert measured == [runner]
+    assert runner.pool.num_used == 0
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert [path.stat().st_mode & 0o077 for path in folder.iterdir()] == [0]
+
+
+def test_other_conditions_are_measured_anew(
+    runner: ModelRunner, measured: list[ModelRunner], tmp_path: Path
+) -> None:
+    large = ModelRunner(model=tiny_pair().large, num_blocks=16, block_size=16)
+    follow_step_times(runner, saved=SavedTimes(tmp_path, {"deterministic": False}))
+    follow_step_times(runner, saved=SavedTimes(tmp_path, {"deterministic": True}))
+    follow_step_times(large, saved=SavedTimes(tmp_path, {"deterministic": False}))
+    assert len(measured) == 3
+
+
+GOOD: dict[str, Any] = {
+    "num_rows": [1, 2],
+    "seconds": [0.1, 0.2],
+    "context": 1.0,
+    "row_context_s": 0.0,
+}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "{}",
+        *(
+            json.dumps(GOOD | changes)
+            for changes in (
+                {"num_rows": [1]},
+                {"num_rows": [2, 1]},
+                {"num_rows": [1, 1]},
+                {"num_rows": [0, 1]},
+                {"num_rows": [1, 2.5]},
+                {"num_rows": [True, 2]},
+                {"num_rows": None},
+                {"seconds": [0.2, 0.1]},
+                {"seconds": [0.0, 0.1]},
+                {"seconds": [0.1, float("inf")]},
+                {"seconds": [0.1, float("nan")]},
+                {"seconds": ["0.1", "0.2"]},
+                {"context": -1.0},
+                {"row_context_s": -1e-6},
+                {"row_context_s": None},
+            )
+        ),
+    ],
+)
+def test_a_wrong_file_is_replaced(
+    text: str, runner: ModelRunner, measured: list[ModelRunner], tmp_path: Path
+) -> None:
+    saved = SavedTimes(tmp_path, {})
+    saved.save(runner, CURVE)
+    (path,) = tmp_path.iterdir()
+    path.write_text(text)
+    follow_step_times(runner, saved=saved)
+    assert len(measured) == 1
+    assert saved.load(runner) == CURVE
+
+
+def test_a_folder_that_cannot_be_made_costs_a_measurement(
+    runner: ModelRunner, measured: list[ModelRunner], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    follow_step_times(runner, saved=SavedTimes(tmp_path / "file" / "cache", {}))
+    assert len(measured) == 1
