@@ -18,6 +18,9 @@ _PROFILED_ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 _NUM_REPEATS = 5
 # A model that is slow enough to need longer is timed with fewer repeats.
 _ENOUGH_S = 4.0
+# Times are kept for later starts if this thread had a core for so much of the measurement: what
+# other programs took is no property of the machine.
+_UNDISTURBED_SHARE = 0.85
 
 # How fast a running correction learns, and how fast it forgets a size that is not used any more.
 _SCALE_WEIGHT = 0.02
@@ -244,13 +247,19 @@ def follow_step_times(
     on_progress: Callable[[int, int], None] | None = None,
     saved: CurveStore | None = None,
 ) -> RunningStepTimes:
-    """Profile a runner, or take what was `saved`, and go on learning from every pass."""
+    """Profile a runner, or take what was `saved`, and go on learning from every pass.
+
+    On a processor that is busy with other programs a measurement is used, but not saved.
+    """
     curve = saved.load(runner) if saved is not None else None
     if curve is not None:
         warm_up_passes(runner)
     else:
+        begun_s, begun_cpu_s = time.perf_counter(), time.thread_time()
         curve = profile_step_times(runner, on_progress=on_progress)
-        if saved is not None:
+        wall_s, cpu_s = time.perf_counter() - begun_s, time.thread_time() - begun_cpu_s
+        is_undisturbed = runner.device.type != "cpu" or cpu_s >= _UNDISTURBED_SHARE * wall_s
+        if saved is not None and is_undisturbed:
             saved.save(runner, curve)
     times = RunningStepTimes(curve)
     runner.on_pass = times.observe

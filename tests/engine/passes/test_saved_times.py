@@ -30,6 +30,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[ModelRunner]:
         return CURVE
 
     monkeypatch.setattr(step_times, "profile_step_times", profile)
+    monkeypatch.setattr(step_times, "_UNDISTURBED_SHARE", 0.0)
     return found
 
 
@@ -54,6 +55,19 @@ def test_other_conditions_are_measured_anew(
     follow_step_times(runner, saved=SavedTimes(tmp_path, {"deterministic": True}))
     follow_step_times(large, saved=SavedTimes(tmp_path, {"deterministic": False}))
     assert len(measured) == 3
+
+
+def test_what_a_busy_machine_measured_is_not_kept(
+    runner: ModelRunner,
+    measured: list[ModelRunner],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(step_times, "_UNDISTURBED_SHARE", 1e9)
+    for _ in range(2):
+        follow_step_times(runner, saved=SavedTimes(tmp_path, {}))
+    assert len(measured) == 2
+    assert not list(tmp_path.iterdir())
 
 
 GOOD: dict[str, Any] = {
