@@ -130,7 +130,7 @@ def test_a_check_that_raises_is_a_failed_check(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_no_conflict_here() -> None:
-    assert doctor.kernels_conflict() is None
+    assert conflicts.kernels_conflict() is None
 
 
 def test_triton_is_missed_only_by_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
