@@ -1,6 +1,8 @@
 """`outrider serve`: the settings' flags, then a gateway until a signal ends it."""
 
-from contextlib import nullcontext
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -131,8 +133,23 @@ def _serve(settings: Settings) -> None:
     start_logging(settings.log_level, settings.telemetry.log_format)
     if settings.engine.process or not settings.models.is_any:
         keep_torch_out()
-    with start_engine(settings) or nullcontext() as engine_process:
+    with _ended_by_signals(), start_engine(settings) or nullcontext() as engine_process:
         _serve_with(settings, engine_process)
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Let SIGINT and SIGTERM end the command with status 0 before the server handles them."""
+    before = {number: signal.signal(number, _leave) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _leave(*_: object) -> None:
+    raise SystemExit(0)
 
 
 def _serve_with(settings: Settings, engine_process: "EngineProcess | None") -> None:
