@@ -22,7 +22,6 @@ from gateway.backends.wire import (
     StatsReply,
     Stop,
     SwitchTier,
-    unpack_error,
 )
 
 log = logging.getLogger(__name__)
@@ -164,13 +163,8 @@ class InProcessEngineClient:
         self._streams.died()
 
     def _handle(self, reply: Reply) -> None:
-        match reply:
-            case Events():
-                self._streams.publish(reply.unpack())
-            case Refused(request_id, error):
-                self._streams.refuse(request_id, unpack_error(error))
-            case StatsReply(call_id, stats):
-                self._streams.answer(call_id, stats)
+        if isinstance(reply, Events | Refused | StatsReply):
+            self._streams.receive(reply)
 
 
 class _QueueChannel:

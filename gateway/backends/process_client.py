@@ -26,7 +26,6 @@ from gateway.backends.wire import (
     Settle,
     StatsReply,
     SwitchTier,
-    unpack_error,
 )
 from gateway.backends.worker import Worker
 
@@ -235,11 +234,7 @@ class ProcessEngineClient:
 
     def _handle(self, reply: Reply) -> None:
         match reply:
-            case Events():
-                self._streams.publish(reply.unpack())
-            case Refused(request_id, error):
-                self._streams.refuse(request_id, unpack_error(error))
-            case StatsReply(call_id, stats):
-                self._streams.answer(call_id, stats)
+            case Events() | Refused() | StatsReply():
+                self._streams.receive(reply)
             case Loading(stage, fraction):
                 self._on_progress(stage, fraction)

@@ -14,7 +14,16 @@ from engine.request import EngineRequest
 from gateway.backends.client import OnEnd, tell_end
 from gateway.backends.crash_suspects import EXPIRES_S, CrashSuspects
 from gateway.backends.seen_work import SeenWork
-from gateway.backends.wire import Abort, Command, GetStats, Submit
+from gateway.backends.wire import (
+    Abort,
+    Command,
+    Events,
+    GetStats,
+    Refused,
+    StatsReply,
+    Submit,
+    unpack_error,
+)
 
 DIED_MESSAGE = "The engine stopped while it worked on this request. Send the request again."
 SHUT_DOWN_MESSAGE = "The engine was shut down while it worked on this request."
@@ -117,6 +126,16 @@ class EventStreams:
         except BaseException:
             del self._streams[request.request_id]
             raise
+
+    def receive(self, reply: Events | Refused | StatsReply) -> None:
+        """Hand a reply of the engine to the streams and calls that wait for it."""
+        match reply:
+            case Events():
+                self.publish(reply.unpack())
+            case Refused(request_id, error):
+                self.refuse(request_id, unpack_error(error))
+            case StatsReply(call_id, stats):
+                self.answer(call_id, stats)
 
     def publish(self, events: Iterable[EngineEvent]) -> None:
         """Hand out the events of one step. Those of requests that have left are only counted."""

@@ -6,13 +6,13 @@ from typing import Final
 from starlette.requests import ClientDisconnect, Request
 
 from gateway.edge.bodies import HeldBody
-from gateway.edge.json_bounds import JsonBounds, check_json_bounds
 from gateway.errors.tree import (
     BadRequestError,
     BodyTooLargeError,
     ContentEncodingError,
     MediaTypeError,
 )
+from gateway.schema.json_bounds import JsonBounds, check_json_bounds
 
 _JSON_TYPE: Final = re.compile(r"application/([\w.+-]+\+)?json", re.IGNORECASE | re.ASCII)
 

@@ -5,7 +5,6 @@ any size, and starts as many requests of one connection as fit into a read.
 """
 
 import asyncio
-from collections.abc import Callable
 from typing import Any, Final, Literal
 
 import httptools
@@ -15,46 +14,22 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from gateway.edge import refusals
+from gateway.edge.answer_transport import AnswerTransport
 from gateway.edge.bounds import ConnectionBounds
 from gateway.edge.connections import Connections
 from gateway.edge.framing import complaint
+from gateway.edge.message_size import MessageSize
 from gateway.edge.metrics import EdgeMetrics
 from gateway.edge.refusals import Refusal
 
 _MAX_PIPELINED: Final = 16
 _MIN_BODY_BYTES_PER_S: Final = 500
 """In the mean over a body, once it takes longer than its time-out."""
-_MAX_FRAMING: Final = 16
-"""Bytes of a chunked body for one of its content: chunks of one byte have six."""
-_MAX_DISCARDED_BYTES: Final = 64 * 2**20
-"""Of a body that is answered already."""
 _LINGER_S: Final = 2.0
 """How long a refused client may take to read why."""
 _HOP_HEADERS: Final = frozenset({b"upgrade", b"connection", b"http2-settings"})
 
 Awaited = Literal["headers", "body"]
-
-
-class _AnswerTransport:
-    """The transport as answers see it: it closes only behind a body that is still being sent."""
-
-    __slots__ = ("_close", "_transport")
-
-    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
-        self._transport = transport
-        self._close = close
-
-    def write(self, data: bytes) -> None:
-        """Send a part of an answer."""
-        self._transport.write(data)
-
-    def is_closing(self) -> bool:
-        """Whether nothing more can be sent."""
-        return self._transport.is_closing()
-
-    def close(self) -> None:
-        """End the connection after this answer."""
-        self._close()
 
 
 class _RefusedError(Exception):
@@ -87,12 +62,7 @@ class EdgeProtocol(HttpToolsProtocol):
         self._num_complete = 0
         self._in_headers = False
         self._is_upgrading = False
-        self._num_header_bytes = 0  # read without an end in sight
-        self._num_content_bytes = 0
-        self._num_body_bytes = 0  # with their framing
-        self._num_discarded_bytes = 0
-        self._num_barren_bytes = 0  # of the body, since the last read that held content
-        self._num_content_seen = 0  # content up to that read
+        self._size = MessageSize(self._bounds.max_header_bytes)
 
         self._timer: asyncio.TimerHandle | None = None
         self._awaited: Awaited | None = None
@@ -160,11 +130,8 @@ class EdgeProtocol(HttpToolsProtocol):
         if self._is_deaf:
             return
         self._unset_keepalive_if_required()
-        num_begun, num_complete, was_in_headers = (
-            self._num_begun,
-            self._num_complete,
-            self._in_headers,
-        )
+        num_begun, num_complete = self._num_begun, self._num_complete
+        was_in_headers = self._in_headers
         if not self._feed(data):
             return
         if num_begun == self._num_begun and num_begun > num_complete:
@@ -206,28 +173,12 @@ class EdgeProtocol(HttpToolsProtocol):
         return self._feed(b"".join(lines) + b"\r\n" + rest)
 
     def _outgrown(self, num_bytes: int, *, was_in_headers: bool) -> Refusal | None:
-        """What to say to more bytes of a message that had begun before; None while it may go on."""
+        """Count more bytes of a message that had begun before; the refusal if they are too many."""
         if self._in_headers:
-            self._num_header_bytes += num_bytes
-            if len(self.url) > self._bounds.max_header_bytes:
-                return refusals.LONG_URL
-            if self._num_header_bytes > self._bounds.max_header_bytes:
-                return refusals.LARGE_HEADERS
-        elif not was_in_headers:
-            self._num_body_bytes += num_bytes
-            has_content = self._num_content_bytes > self._num_content_seen
-            self._num_content_seen = self._num_content_bytes
-            self._num_barren_bytes = 0 if has_content else self._num_barren_bytes + num_bytes
-            if self._num_barren_bytes > self._bounds.max_header_bytes:
-                return refusals.WASTEFUL
-            allowed = self._bounds.max_header_bytes + _MAX_FRAMING * self._num_content_bytes
-            if self._num_body_bytes > allowed:
-                return refusals.WASTEFUL
-            if self.cycle.response_complete:
-                self._num_discarded_bytes += num_bytes
-                if self._num_discarded_bytes > _MAX_DISCARDED_BYTES:
-                    return refusals.WASTEFUL
-        return None
+            return self._size.add_headers(num_bytes, url=self.url)
+        if was_in_headers:
+            return None
+        return self._size.add_body(num_bytes, is_answered=self.cycle.response_complete)
 
     # The parser's callbacks
 
@@ -238,12 +189,7 @@ class EdgeProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self._num_begun += 1
         self._in_headers = True
-        self._num_header_bytes = 0
-        self._num_content_bytes = 0
-        self._num_body_bytes = 0
-        self._num_discarded_bytes = 0
-        self._num_barren_bytes = 0
-        self._num_content_seen = 0
+        self._size = MessageSize(self._bounds.max_header_bytes)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header, or a trailer, which is dropped: trailers come after all checks of headers."""
@@ -264,13 +210,13 @@ class EdgeProtocol(HttpToolsProtocol):
             self._is_upgrading = True
             return
         super().on_headers_complete()
-        answers = _AnswerTransport(self.transport, self._close_behind_answer)
+        answers = AnswerTransport(self.transport, self._close_behind_answer)
         self.cycle.transport = answers  # type: ignore[assignment]
         self._in_headers = False
 
     def on_body(self, body: bytes) -> None:
         """A part of the content."""
-        self._num_content_bytes += len(body)
+        self._size.num_content_bytes += len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -401,7 +347,7 @@ class EdgeProtocol(HttpToolsProtocol):
             self._body_start_s = self._last_part_s = now_s
         silent_s = now_s - self._last_part_s
         took_s = now_s - self._body_start_s
-        num_bytes = max(self._num_body_bytes, self._num_content_bytes)
+        num_bytes = self._size.num_bytes_of_body
         is_slow = num_bytes < _MIN_BODY_BYTES_PER_S * took_s and took_s >= timeout_s
         if silent_s >= timeout_s or is_slow:
             self._refuse(refusals.LATE_BODY)

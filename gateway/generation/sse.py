@@ -16,26 +16,18 @@ from gateway.answers.route_reason import RouteReason
 from gateway.generation.choice import Delta
 from gateway.generation.generation import Generation
 from gateway.generation.trace import DeltaTrace
+from gateway.schema.line_ends import escape_line_ends
 from gateway.text.chat import ChatTokenizer
 
 DONE: Final = b"data: [DONE]\n\n"
 _EVENT_ENDS: Final = (b"\n\n", b"\n\r\n", b"\r\r")
 _encode = msgspec.json.Encoder().encode
-# JSON leaves these alone, but common line readers end a line at them.
-_LINE_ENDS: Final = {"\x85": b"\\u0085", "\u2028": b"\\u2028", "\u2029": b"\\u2029"}
 
 
 def encode_text(text: str) -> bytes:
     """A JSON string that no line reader can cut."""
     encoded: bytes = _encode(text)
-    return encoded if text.isascii() else _without_line_ends(encoded)
-
-
-def _without_line_ends(encoded: bytes) -> bytes:
-    """The same JSON; such characters are in its strings only."""
-    for char, escape in _LINE_ENDS.items():
-        encoded = encoded.replace(char.encode(), escape)
-    return encoded
+    return encoded if text.isascii() else escape_line_ends(encoded)
 
 
 def is_end(part: bytes) -> bool:
@@ -285,7 +277,7 @@ def _trace_fields(trace: DeltaTrace | None) -> bytes:
         return b""
     body = b',"origins":' + _encode(trace.origins) + b',"steps":' + _encode(trace.steps)
     if trace.trees:
-        body += b',"trees":' + _without_line_ends(_encode(trace.trees))
+        body += b',"trees":' + escape_line_ends(_encode(trace.trees))
     return body
 
 

@@ -1,11 +1,8 @@
 """One request to one replica, from the moment it is sent to the moment it is booked."""
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator
 from contextlib import suppress
-from dataclasses import replace
-from math import ceil
 from typing import Final
 
 from gateway.errors.tree import (
@@ -16,18 +13,15 @@ from gateway.errors.tree import (
     UpstreamError,
     UpstreamRefusalError,
 )
-from gateway.telemetry.spans import AttemptMarks, begin_attempt, end_attempt
-from gateway.upstream.attempts import Attempt, AttemptKind, AttemptOutcome
-from gateway.upstream.call import HOPS_HEADER, Chunk, UpstreamCall, WholeAnswer, num_answers
+from gateway.upstream.attempt_record import AttemptRecord
+from gateway.upstream.attempts import AttemptKind, AttemptOutcome
+from gateway.upstream.call import HOPS_HEADER, Chunk, UpstreamCall, WholeAnswer
 from gateway.upstream.dialects.base import ReportedError, is_refusal
 from gateway.upstream.parts import TierState
 from gateway.upstream.replicas import Lease, Replica
 from gateway.upstream.retry_after import asked_wait_s
 from gateway.upstream.transport import UpstreamResponse
 from gateway.upstream.upstream_usage import UpstreamUsage
-from gateway.upstream.usage import UsageMeter, cost_usd
-
-logger = logging.getLogger(__name__)
 
 DONE_CHUNK: Final = Chunk(raw=b"data: [DONE]\n\n", is_done=True)
 
@@ -38,10 +32,6 @@ _CHUNK_BYTES: Final = 256
 """What keeping an event takes beside its own bytes."""
 _LAST_BYTES_S: Final = 1.0
 """For the end of a response behind its answer: the usage, and the connection for the pool."""
-_MOST_TOKENS_PER_S: Final = 100
-"""Of an answer that is not streamed and was given up: so many may be written, and be charged."""
-_TICK_S: Final = 0.005
-"""Timers may fire a little early."""
 _BAD_REQUEST: Final = 400
 _LOOP_DETECTED: Final = 508
 
@@ -59,16 +49,11 @@ class UpstreamRequest:
         "_call",
         "_events",
         "_head",
-        "_is_booked",
         "_lease",
-        "_meter",
-        "_num_repeated_tokens",
         "_reader",
+        "_record",
         "_response",
-        "_span",
-        "_status",
         "_tier",
-        "_usage",
         "given_up_as",
         "kind",
         "whole",
@@ -93,26 +78,13 @@ class UpstreamRequest:
         """The outcome if it is given up before its end."""
         self.whole: WholeAnswer | None = None
         """The answer, if it is not streamed."""
-        self._usage: UpstreamUsage | None = None
-        self._status: int | None = None
         self._response: UpstreamResponse | None = None
         self._events: AsyncGenerator[bytes] | None = None
         self._head: list[Chunk] = []
         self._reader = tier.parts.dialect.chunk_reader(call)
-        # A continuation's prompt is longer than the call's: its report cannot be held against that.
-        count_prompt = None if kind == "continuation" else tier.parts.count_prompt
-        media_tokens = tier.settings.media_tokens
-        self._meter = UsageMeter(call, tier.parts.count_text, count_prompt, media_tokens)
-        self._num_repeated_tokens = num_repeated_tokens
-        self._is_booked = False
         self._lease: Lease = replica.begin(is_streamed=call.is_streamed)
-        self._span = begin_attempt(
-            call.span,
-            tier=tier.name,
-            replica=replica.name,
-            kind=kind,
-            model=call.model,
-            start_s=self._lease.started_s,
+        self._record = AttemptRecord(
+            tier, call, self._lease, kind=kind, num_repeated_tokens=num_repeated_tokens
         )
 
     @property
@@ -128,12 +100,12 @@ class UpstreamRequest:
     @property
     def num_written_tokens(self) -> int:
         """Tokens of the whole answer so far, by this attempt or by the one that it repeats."""
-        return max(self.usage.num_completion_tokens, self._num_repeated_tokens)
+        return max(self.usage.num_completion_tokens, self._record.num_repeated_tokens)
 
     @property
     def usage(self) -> UpstreamUsage:
         """What it used, as far as is known by now. Counts the text again until it is booked."""
-        return self._usage or self._meter.result()
+        return self._record.usage
 
     async def start(self) -> None:
         """Send it; wait for the first chunk with text, or for all of what is not streamed.
@@ -148,7 +120,7 @@ class UpstreamRequest:
             else:
                 body = await response.read()
                 self.whole = self._tier.parts.dialect.whole(self._call, body)
-                self._meter.add_whole(self.whole)
+                self._record.add_whole(self.whole)
         except BaseException as error:
             told = self._told(error)
             await self._end_by(told)
@@ -163,7 +135,7 @@ class UpstreamRequest:
         and booked.
         """
         assert self._events is not None, "start comes first"
-        read, add = self._reader.read, self._meter.add
+        read, add = self._reader.read, self._record.meter.add
         done = None
         try:
             for chunk in self._head:
@@ -195,14 +167,14 @@ class UpstreamRequest:
 
     def finish(self) -> None:
         """The answer has come to its end, and is the one that is delivered."""
-        if self._is_booked:
+        if self._record.is_booked:
             return
         total_s = self._tier.parts.clock() - self._lease.started_s
         self._tier.total.add(total_s)
         if not self._call.is_streamed:
             self._tier.whole.add(total_s)
         self._lease.succeeded()
-        self._book("answered")
+        self._record.book("answered")
 
     async def aclose(self, failure: str | None = None) -> None:
         """Let go of it, at any time and also more than once.
@@ -228,21 +200,21 @@ class UpstreamRequest:
             learned = self._tier.first_token if self._call.is_streamed else self._tier.whole
             learned.add_at_least(self._tier.parts.clock() - self._lease.started_s)
         self._lease.cancelled()
-        self._book(outcome, failure)
+        self._record.book(outcome, failure)
 
     def without(self, chunk: Chunk) -> None:
         """The last chunk was read and not delivered: the client does not pay for it."""
-        self._meter.take_back(chunk)
+        self._record.meter.take_back(chunk)
 
     async def _read_usage(self) -> None:
         """Of an answer that is complete, what its server says behind it of its tokens."""
-        if self._is_booked or self._events is None:
+        if self._record.is_booked or self._events is None:
             return
         # A cancelled task that has not left the events yet still reads them.
         with suppress(TimeoutError, UpstreamError, DeadlineExceededError, RuntimeError):
             async with asyncio.timeout(_LAST_BYTES_S):
                 async for event in self._events:
-                    self._meter.add(self._reader.read(event))
+                    self._record.meter.add(self._reader.read(event))
 
     async def _post(self) -> UpstreamResponse:
         """Until the headers of an answer that is none of a failure."""
@@ -253,12 +225,12 @@ class UpstreamRequest:
             headers["x-request-id"] = call.request_id
         if call.hops:
             headers[HOPS_HEADER] = ", ".join(call.hops)
-        headers.update(self._span.headers())
+        headers.update(self._record.span.headers())
         response = await tier.parts.transport.post(
             url, headers, self._body, deadline_s=call.deadline_s
         )
         self._response = response
-        self._status = response.status
+        self._record.status = response.status
         if not 200 <= response.status < 300:
             raise await self._complaint(response)
         return response
@@ -292,7 +264,7 @@ class UpstreamRequest:
             f"The {self._tier.name} tier {what}.",
             failure=failure,
             replica=self.replica.name,
-            status=self._status,
+            status=self._record.status,
             retry_after_s=asked_wait_s(self._response.headers) if self._response else None,
         )
 
@@ -306,7 +278,7 @@ class UpstreamRequest:
             chunk = self._reader.read(event)
             if chunk.is_done:
                 break  # that alone is no answer
-            self._meter.add(chunk)
+            self._record.meter.add(chunk)
             self._head.append(chunk)
             if chunk.has_text or chunk.finish_reason is not None:
                 self._lease.got_first_token()
@@ -343,7 +315,7 @@ class UpstreamRequest:
             case asyncio.CancelledError() | GeneratorExit():
                 await self.aclose()
         self._lease.cancelled()
-        self._book(outcome, failure)
+        self._record.book(outcome, failure)
         await self._release()
 
     def _told(self, error: BaseException) -> BaseException:
@@ -357,81 +329,6 @@ class UpstreamRequest:
                 replica=self.replica.name,
             )
         return error
-
-    def _book(self, outcome: AttemptOutcome, failure: str | None = None) -> None:
-        """Tell the books, once."""
-        if self._is_booked:
-            return
-        self._is_booked = True
-        tier, lease = self._tier, self._lease
-        ended_s = tier.parts.clock()
-        if outcome == "cancelled" and self._is_late(ended_s):
-            failure = DeadlineExceededError.CODE
-        # A server that failed before its first token is not paid; one that was given up is.
-        if outcome not in ("failed", "refused") or lease.first_token_s is not None:
-            self._usage = self._usage_until(ended_s)
-        usage = self._usage
-        if outcome == "failed":
-            logger.warning(
-                "upstream failed tier=%s replica=%s kind=%s failure=%s status=%s",
-                tier.name,
-                self.replica.name,
-                self.kind,
-                failure,
-                self._status,
-            )
-        attempt = Attempt(
-            request_id=self._call.request_id,
-            tier=tier.name,
-            replica=self.replica.name,
-            kind=self.kind,
-            outcome=outcome,
-            started_s=lease.started_s,
-            ended_s=ended_s,
-            first_token_s=lease.first_token_s,
-            status=self._status,
-            failure=failure,
-            usage=usage,
-            cost_usd=None if usage is None else cost_usd(usage, tier.settings.price),
-            model=self._call.model,
-            num_repeated_tokens=self._num_repeated_tokens,
-        )
-        tier.parts.on_attempt(attempt)
-        if self._call.on_attempt is not None:
-            self._call.on_attempt(attempt)
-        if self._span.is_recording:
-            self._end_span(attempt)
-
-    def _is_late(self, now_s: float) -> bool:
-        deadline_s = self._call.deadline_s
-        return deadline_s is not None and now_s >= deadline_s - _TICK_S
-
-    def _usage_until(self, now_s: float) -> UpstreamUsage:
-        """What it used; of an answer that would have come whole, what may be written by now."""
-        usage = self._meter.result()
-        if self._call.is_streamed or self.whole is not None:
-            return usage
-        num_tokens = ceil((now_s - self._lease.started_s) * _MOST_TOKENS_PER_S)
-        if (limit := self._call.token_limit) is not None:
-            num_tokens = min(num_tokens, limit)
-        num_tokens *= num_answers(self._call)
-        return replace(usage, num_completion_tokens=num_tokens)
-
-    def _end_span(self, attempt: Attempt) -> None:
-        usage = attempt.usage
-        end_attempt(
-            self._span,
-            AttemptMarks(
-                outcome=attempt.outcome,
-                ended_s=attempt.ended_s,
-                first_token_s=attempt.first_token_s,
-                status=attempt.status,
-                failure=attempt.failure,
-                num_prompt_tokens=None if usage is None else usage.num_prompt_tokens,
-                num_cached_tokens=None if usage is None else usage.num_cached_tokens,
-                num_completion_tokens=None if usage is None else usage.num_completion_tokens,
-            ),
-        )
 
     async def _release(self) -> None:
         """Give the connection back if the answer was read, else cut it."""

@@ -9,17 +9,12 @@ import msgspec
 from gateway.errors.http import INVALID_REQUEST
 from gateway.errors.tree import UpstreamError
 from gateway.schema.kinds import Endpoint
+from gateway.schema.line_ends import escape_line_ends
 from gateway.settings.server_traits import Continuation, ServerTraits
 from gateway.upstream.call import Chunk, UpstreamCall, WholeAnswer
 
 DONE: Final = b"[DONE]"
 
-# JSON leaves these alone (U+0085, U+2028, U+2029), but common line readers end a line at them.
-_LINE_ENDS: Final = {
-    b"\xc2\x85": b"\\u0085",
-    b"\xe2\x80\xa8": b"\\u2028",
-    b"\xe2\x80\xa9": b"\\u2029",
-}
 _MAX_MESSAGE_CHARS: Final = 500
 _MAX_REFUSAL_BYTES: Final = 65_536
 _MOST: Final = 2**53 - 1
@@ -115,11 +110,8 @@ def is_refusal(status: int | None) -> bool:
 
 
 def to_event(body: bytes) -> bytes:
-    """One server-sent event of JSON."""
-    if not body.isascii():
-        for line_end, escape in _LINE_ENDS.items():
-            body = body.replace(line_end, escape)
-    return b"data: " + body + b"\n\n"
+    """Return one server-sent event of JSON."""
+    return b"data: " + escape_line_ends(body) + b"\n\n"
 
 
 def error_body(message: str, *, kind: str = INVALID_REQUEST, code: str | None = None) -> bytes:

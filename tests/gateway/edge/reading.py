@@ -4,7 +4,7 @@ from starlette.requests import Request
 
 from gateway.edge.bodies import BodyBudget
 from gateway.edge.json_body import read_json_body
-from gateway.edge.json_bounds import JsonBounds
+from gateway.schema.json_bounds import JsonBounds
 
 _BODY_BYTES = 2**20
 

@@ -120,7 +120,7 @@ def test_a_wrong_field_is_named(fields: dict[str, object], param: str) -> None:
 
 
 def test_two_grammars_and_large_ones_are_refused() -> None:
-    with pytest.raises(BadRequestError, match="give one of them"):
+    with pytest.raises(BadRequestError, match="give one of the two"):
         plan(response_format={"type": "json_object"}, structured_outputs={"regex": "a"})
     for name, limit in (("regex", MAX_REGEX_CHARS), ("grammar", MAX_GRAMMAR_BYTES)):
         assert plan(structured_outputs={name: "a" * limit}) is not None
