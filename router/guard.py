@@ -32,7 +32,7 @@ _BISECTIONS: Final = 14
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class GuardOutcome:
     """How one answer was routed. `confidence`: the watch's last word, None without one."""
 
     quality: float
@@ -75,7 +75,7 @@ class Autopilot:
         self.setting = start
         self._dial = dial
 
-    def turn(self, outcomes: Sequence[Outcome]) -> None:
+    def turn(self, outcomes: Sequence[GuardOutcome]) -> None:
         """Choose the setting anew; cheap enough to be done between two requests."""
         if self._dial is None or self.setting.band is None:
             threshold = quantile(sorted(map(_last_word, outcomes)), self.target_share)
@@ -94,7 +94,7 @@ class Autopilot:
         )
 
 
-def _share_at(setting: Setting, outcomes: Sequence[Outcome]) -> float:
+def _share_at(setting: Setting, outcomes: Sequence[GuardOutcome]) -> float:
     """Of these requests, the large model's share under another setting."""
     low, high = setting.band or (setting.threshold, setting.threshold)
     num_strong = 0
@@ -105,7 +105,7 @@ def _share_at(setting: Setting, outcomes: Sequence[Outcome]) -> float:
     return num_strong / len(outcomes)
 
 
-def _last_word(outcome: Outcome) -> float:
+def _last_word(outcome: GuardOutcome) -> float:
     return outcome.quality if outcome.confidence is None else outcome.confidence
 
 
@@ -125,7 +125,7 @@ class RouteGuard:
         self._current_setting = current_setting
         self._autopilot = autopilot
         self._clock = clock
-        self._outcomes: deque[Outcome] = deque(maxlen=window)
+        self._outcomes: deque[GuardOutcome] = deque(maxlen=window)
         self._agreements: deque[tuple[float, float]] = deque(maxlen=window)
         self._num_seen = 0
         self._last_log_s = -math.inf
@@ -139,7 +139,7 @@ class RouteGuard:
                 counts[bisect_right(self._edges, start)] += 1
             self._expected = [count / (len(deciles) - 1) for count in counts]
 
-    def saw(self, outcome: Outcome) -> None:
+    def saw(self, outcome: GuardOutcome) -> None:
         """An answer was routed by the server's own setting."""
         self._outcomes.append(outcome)
         self._num_seen += 1

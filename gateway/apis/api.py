@@ -24,7 +24,7 @@ class AnswerWriter(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Translated:
+class TranslatedRequest:
     """A request in chat's words. `chat_body` is JSON of a chat completion's request."""
 
     chat_body: bytes
@@ -38,7 +38,7 @@ class Api(Protocol):
     def name(self) -> str:
         """Such as "responses"."""
 
-    def read(self, body: bytes) -> Translated:
+    def read(self, body: bytes) -> TranslatedRequest:
         """Translate a request. Raises BadRequestError, whose `param` is a field of this API."""
 
     def problem_body(self, problem: Problem) -> bytes:

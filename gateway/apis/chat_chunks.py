@@ -138,7 +138,7 @@ _encode: Final = msgspec.json.Encoder().encode
 _DONE_PIECE: Final = ChatPiece(is_done=True)
 
 
-class ChunkReader:
+class ChatChunkParser:
     """Reads a stream. Use once."""
 
     __slots__ = ("_splitter",)

@@ -14,7 +14,7 @@ from gateway.schema.tools import MAX_TOOLS, Tool, ToolChoice
 MAX_TOKENIZED_CHARS = 2**20
 MAX_DETOKENIZED_TOKENS = 2**20
 
-Model = Annotated[
+OptionalModelName = Annotated[
     str | None, Field(min_length=1, max_length=MAX_LABEL_CHARS, description="Absent: auto.")
 ]
 
@@ -22,7 +22,7 @@ Model = Annotated[
 class TokenizeFields(RequestModel):
     """What both forms have."""
 
-    model: Model = None
+    model: OptionalModelName = None
     return_token_strs: bool | None = None
 
 
@@ -67,7 +67,7 @@ class Tokenized(ResponseModel):
 class DetokenizeRequest(RequestModel):
     """Tokens, special ones included."""
 
-    model: Model = None
+    model: OptionalModelName = None
     tokens: Annotated[ListOf[TokenId], Field(max_length=MAX_DETOKENIZED_TOKENS)]
 
 

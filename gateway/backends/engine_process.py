@@ -21,7 +21,7 @@ from typing import cast
 import msgspec
 import zmq
 
-from gateway.backends.step_loop import ProgressCallback, StepEngine, run_step_loop
+from gateway.backends.step_loop import LoadingCallback, StepEngine, run_step_loop
 from gateway.backends.wire import (
     Command,
     Crashed,
@@ -119,11 +119,11 @@ class _SocketChannel:
         self._socket.close()
 
 
-def _find_builder(reference: str) -> Callable[[str, ProgressCallback], StepEngine]:
+def _find_builder(reference: str) -> Callable[[str, LoadingCallback], StepEngine]:
     """The function that `module:name` means."""
     module_name, _, name = reference.partition(":")
     builder = getattr(importlib.import_module(module_name), name)
-    return cast(Callable[[str, ProgressCallback], StepEngine], builder)
+    return cast(Callable[[str, LoadingCallback], StepEngine], builder)
 
 
 def _keep_standard_output_to_ourselves() -> None:

@@ -10,7 +10,7 @@ from engine.errors import EngineDiedError
 from engine.events import EngineEvent, EngineInfo, EngineStats
 from engine.request import EngineRequest, Tier
 from gateway.backends.client import LOADING_REASON, OnEnd
-from gateway.backends.step_loop import ProgressCallback, StepEngine, no_progress, run_step_loop
+from gateway.backends.step_loop import LoadingCallback, StepEngine, no_progress, run_step_loop
 from gateway.backends.streams import NOT_READY_MESSAGE, SHUT_DOWN_MESSAGE, EventStreams
 from gateway.backends.wire import (
     Abort,
@@ -42,9 +42,9 @@ class InProcessEngineClient:
 
     def __init__(
         self,
-        build_engine: Callable[[ProgressCallback], StepEngine],
+        build_engine: Callable[[LoadingCallback], StepEngine],
         *,
-        on_progress: ProgressCallback = no_progress,
+        on_progress: LoadingCallback = no_progress,
     ) -> None:
         """`build_engine` loads the models, in the engine's thread, when `start` is called."""
         self._build_engine = build_engine

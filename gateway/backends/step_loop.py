@@ -26,12 +26,12 @@ from gateway.backends.wire import (
 
 log = logging.getLogger(__name__)
 
-ProgressCallback = Callable[[str, float], None]
+LoadingCallback = Callable[[str, float], None]
 """Called while models load, with what is being done and the share of the work that is done."""
 
 
 def no_progress(stage: str, fraction: float) -> None:
-    """The `ProgressCallback` of those who do not want to know."""
+    """A `LoadingCallback` that ignores the progress."""
 
 
 class StepEngine(Protocol):

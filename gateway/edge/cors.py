@@ -7,10 +7,9 @@ from typing import Final
 
 from starlette.types import Scope
 
+from gateway.edge.refusals import Header
 from gateway.errors.http import PERMISSION, Problem
 from gateway.settings.http_bounds import CorsSettings
-
-Header = tuple[bytes, bytes]
 
 _ANY: Final = "*"
 _METHODS: Final = b"GET, HEAD, POST, PATCH, PUT, DELETE"

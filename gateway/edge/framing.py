@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from gateway.edge import refusals
-from gateway.edge.refusals import Header, Refusal
+from gateway.edge.refusals import EdgeRefusal, Header
 
 _MAX_HEADERS: Final = 128
 _ONCE: Final = frozenset(
@@ -20,7 +20,7 @@ _VERSIONS: Final = frozenset({"1.0", "1.1"})
 
 def complaint(
     url: bytes, headers: Sequence[Header], version: str, *, max_bytes: int
-) -> Refusal | None:
+) -> EdgeRefusal | None:
     """Why the request is refused; None where nothing is wrong. Names are in lower case.
 
     The parser has checked the characters already, and content-length against transfer-encoding.
@@ -38,7 +38,7 @@ def complaint(
     return _ambiguity(headers, version)
 
 
-def _ambiguity(headers: Sequence[Header], version: str) -> Refusal | None:
+def _ambiguity(headers: Sequence[Header], version: str) -> EdgeRefusal | None:
     """What another server on the way might read otherwise (RFC 9112, sections 3.2 and 6.1)."""
     num_hosts = 0
     seen: set[bytes] = set()

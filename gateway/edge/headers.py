@@ -10,9 +10,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.edge.cors import CorsAnswer, CorsPolicy
+from gateway.edge.refusals import Header
 from gateway.errors.http import PERMISSION, Problem
-
-Header = tuple[bytes, bytes]
 
 SECURITY_HEADERS: Final[tuple[Header, ...]] = (
     (b"x-content-type-options", b"nosniff"),

@@ -13,12 +13,12 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from gateway.edge.metrics import EdgeMetrics, Repeat
+from gateway.edge.refusals import Header
 from gateway.errors.tree import BadRequestError, IdempotencyKeyReusedError
 from gateway.settings.http_bounds import HttpSettings
 
 logger = logging.getLogger(__name__)
 
-Header = tuple[bytes, bytes]
 Make = Callable[[], Awaitable[Response]]
 
 HEADER: Final = "idempotency-key"

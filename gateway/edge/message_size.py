@@ -3,7 +3,7 @@
 from typing import Final
 
 from gateway.edge import refusals
-from gateway.edge.refusals import Refusal
+from gateway.edge.refusals import EdgeRefusal
 
 _MAX_FRAMING: Final = 16
 """Bytes of a chunked body for one of its content: chunks of one byte have six."""
@@ -38,14 +38,14 @@ class MessageSize:
         """Bytes of the body so far."""
         return max(self._num_body_bytes, self.num_content_bytes)
 
-    def add_headers(self, num_bytes: int, *, url: bytes) -> Refusal | None:
+    def add_headers(self, num_bytes: int, *, url: bytes) -> EdgeRefusal | None:
         """Count bytes of headers that have not ended yet."""
         self._num_header_bytes += num_bytes
         if len(url) > self._max_header_bytes:
             return refusals.LONG_URL
         return refusals.LARGE_HEADERS if self._num_header_bytes > self._max_header_bytes else None
 
-    def add_body(self, num_bytes: int, *, is_answered: bool) -> Refusal | None:
+    def add_body(self, num_bytes: int, *, is_answered: bool) -> EdgeRefusal | None:
         """Count bytes of a body whose content was counted already."""
         self._num_body_bytes += num_bytes
         has_content = self.num_content_bytes > self._num_content_seen

@@ -20,7 +20,7 @@ from gateway.edge.connections import Connections
 from gateway.edge.framing import complaint
 from gateway.edge.message_size import MessageSize
 from gateway.edge.metrics import EdgeMetrics
-from gateway.edge.refusals import Refusal
+from gateway.edge.refusals import EdgeRefusal
 
 _MAX_PIPELINED: Final = 16
 _MIN_BODY_BYTES_PER_S: Final = 500
@@ -53,7 +53,7 @@ class EdgeProtocol(HttpToolsProtocol):
         self._bounds = shared.bounds
         self.timeout_keep_alive = shared.bounds.keep_alive_s  # type: ignore[assignment]
         self._running: RequestResponseCycle | None = None  # the one that may write
-        self._refusal: Refusal | None = None  # why a callback left the parser
+        self._refusal: EdgeRefusal | None = None  # why a callback left the parser
         self._is_deaf = False  # nothing more is read: the connection is about to end
         self._is_lingering = False  # and only waits for the client to read its last answer
 
@@ -172,7 +172,7 @@ class EdgeProtocol(HttpToolsProtocol):
         self.parser = httptools.HttpRequestParser(self)
         return self._feed(b"".join(lines) + b"\r\n" + rest)
 
-    def _outgrown(self, num_bytes: int, *, was_in_headers: bool) -> Refusal | None:
+    def _outgrown(self, num_bytes: int, *, was_in_headers: bool) -> EdgeRefusal | None:
         """Count more bytes of a message that had begun before; the refusal if they are too many."""
         if self._in_headers:
             return self._size.add_headers(num_bytes, url=self.url)
@@ -226,7 +226,7 @@ class EdgeProtocol(HttpToolsProtocol):
         self._num_complete += 1
         super().on_message_complete()
 
-    def _leave(self, refusal: Refusal) -> None:
+    def _leave(self, refusal: EdgeRefusal) -> None:
         self._refusal = refusal
         raise _RefusedError
 
@@ -259,7 +259,7 @@ class EdgeProtocol(HttpToolsProtocol):
     def _is_answering(self) -> bool:
         return self._running is not None and not self._running.response_complete
 
-    def _refuse(self, refusal: Refusal) -> None:
+    def _refuse(self, refusal: EdgeRefusal) -> None:
         """Answer what breaks a bound, after the answers that are still to come, and end."""
         self._is_deaf = True
         self._await(None)
@@ -291,7 +291,7 @@ class EdgeProtocol(HttpToolsProtocol):
             return
         self._say(refusals.TOO_MANY_CONNECTIONS)
 
-    def _say(self, refusal: Refusal) -> None:
+    def _say(self, refusal: EdgeRefusal) -> None:
         self.transport.write(refusal.answer(self.server_state.default_headers))
         self._linger()
 

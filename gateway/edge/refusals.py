@@ -13,7 +13,7 @@ Header = tuple[bytes, bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
+class EdgeRefusal:
     """Why a request is not taken. `code` also names it in metrics and logs."""
 
     status: HTTPStatus
@@ -45,8 +45,8 @@ class Refusal:
         return b"".join([line, *(b"%s: %s\r\n" % header for header in headers), b"\r\n", body])
 
 
-def _bad(code: str, message: str) -> Refusal:
-    return Refusal(status=HTTPStatus.BAD_REQUEST, code=code, message=message)
+def _bad(code: str, message: str) -> EdgeRefusal:
+    return EdgeRefusal(status=HTTPStatus.BAD_REQUEST, code=code, message=message)
 
 
 MALFORMED: Final = _bad("malformed_request", "This is not a well-formed HTTP/1.1 request.")
@@ -56,7 +56,7 @@ BAD_HOST: Final = _bad(
 BAD_FRAMING: Final = _bad(
     "invalid_framing", "Send the body with content-length or with transfer-encoding: chunked."
 )
-BAD_PATH: Final = Refusal(
+BAD_PATH: Final = EdgeRefusal(
     status=HTTPStatus.NOT_FOUND,
     code="invalid_path",
     message="The path holds control characters, so there is nothing there.",
@@ -66,32 +66,32 @@ WASTEFUL: Final = _bad("invalid_framing", "The body's chunks hold next to nothin
 TOO_MANY_AT_ONCE: Final = _bad(
     "too_many_pipelined", "Too many requests were sent at once: wait for answers."
 )
-WRONG_VERSION: Final = Refusal(
+WRONG_VERSION: Final = EdgeRefusal(
     status=HTTPStatus.HTTP_VERSION_NOT_SUPPORTED,
     code="http_version",
     message="This gateway speaks HTTP/1.1.",
 )
-LATE_HEADERS: Final = Refusal(
+LATE_HEADERS: Final = EdgeRefusal(
     status=HTTPStatus.REQUEST_TIMEOUT,
     code="header_timeout",
     message="The request's headers did not arrive in time.",
 )
-LATE_BODY: Final = Refusal(
+LATE_BODY: Final = EdgeRefusal(
     status=HTTPStatus.REQUEST_TIMEOUT,
     code="body_timeout",
     message="The request's body did not arrive in time.",
 )
-LARGE_HEADERS: Final = Refusal(
+LARGE_HEADERS: Final = EdgeRefusal(
     status=HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
     code="headers_too_large",
     message="The request's line and headers are too many or too large.",
 )
-LONG_URL: Final = Refusal(
+LONG_URL: Final = EdgeRefusal(
     status=HTTPStatus.REQUEST_URI_TOO_LONG,
     code="url_too_long",
     message="The request's URL is too long.",
 )
-TOO_MANY_CONNECTIONS: Final = Refusal(
+TOO_MANY_CONNECTIONS: Final = EdgeRefusal(
     status=HTTPStatus.SERVICE_UNAVAILABLE,
     code="too_many_connections",
     message="The gateway has as many connections as it may: try again in a moment.",

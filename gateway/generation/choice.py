@@ -12,14 +12,14 @@ from gateway.generation.trace import DRAFTED, OWN, ChoiceTrace, DeltaTrace, Mark
 from gateway.planning.job import EscalationTarget, Job
 from gateway.text.chat import ChatTokenizer
 from gateway.text.stopping import StopMatcher
-from gateway.text.thinking import Kind as ThinkingKind
+from gateway.text.thinking import TextKind as ThinkingKind
 from gateway.text.thinking import ThinkingSplitter
 from gateway.text.tool_parser import PieceKind, ToolParser, ToolPiece
 
 FinishReason = Literal["stop", "length", "tool_calls"]
-Kind = ThinkingKind | PieceKind
+TextKind = ThinkingKind | PieceKind
 Piece = tuple[str, bool]
-_Pieces = list[tuple[Kind, str, Mark]]
+_Pieces = list[tuple[TextKind, str, Mark]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class Delta:
     """
 
     index: int
-    kind: Kind = "content"
+    kind: TextKind = "content"
     call_index: int = 0
     call_id: str = ""
     text: str = ""

@@ -17,12 +17,12 @@ from gateway.schema.completions import CompletionRequest
 from gateway.schema.kinds import Capability, Endpoint
 from gateway.schema.structured import JsonObjectFormat, JsonSchemaFormat, NamedSchema, TextFormat
 from gateway.schema.tools import (
-    FunctionCall,
+    FunctionCallParam,
     FunctionDefinition,
     FunctionReference,
     NamedToolChoice,
     Tool,
-    ToolCall,
+    ToolCallParam,
 )
 
 NeedKind = Capability | Literal["options"]
@@ -166,8 +166,8 @@ def _in_call(call: Mapping[str, Any], path: str) -> Iterator[RequiredCapability]
     if _is_other(call.get("type"), "function"):
         yield RequiredCapability(capability="tools", param=f"{path}type")
         return
-    yield from _fields(call, ToolCall, path)
-    yield from _in_object(call.get("function"), FunctionCall, f"{path}function.")
+    yield from _fields(call, ToolCallParam, path)
+    yield from _in_object(call.get("function"), FunctionCallParam, f"{path}function.")
 
 
 def _in_tool(tool: Mapping[str, Any], path: str) -> Iterator[RequiredCapability]:
@@ -248,7 +248,7 @@ _MODELS: Final[tuple[type[BaseModel], ...]] = (
     *_REQUESTS.values(),
     *_MESSAGES.values(),
     *_FORMATS.values(),
-    FunctionCall,
+    FunctionCallParam,
     FunctionDefinition,
     FunctionReference,
     NamedSchema,
@@ -256,6 +256,6 @@ _MODELS: Final[tuple[type[BaseModel], ...]] = (
     StreamOptions,
     TextPart,
     Tool,
-    ToolCall,
+    ToolCallParam,
 )
 _ALLOWED: Final = {known: _allowed(known) for known in _MODELS}

@@ -20,7 +20,7 @@ from gateway.schema.common import (
 )
 from gateway.schema.structured import ResponseFormat, StructuredOutputs
 from gateway.schema.template_variables import TemplateVariables
-from gateway.schema.tools import MAX_TOOLS, Tool, ToolCall, ToolChoice
+from gateway.schema.tools import MAX_TOOLS, Tool, ToolCallParam, ToolChoice
 
 LegacyChoice = Annotated[JsonValue, Harmless((None, "none", "auto"))]
 TextModality = Annotated[JsonValue, Harmless((None, ["text"]))]
@@ -74,7 +74,7 @@ class AssistantMessage(RequestModel):
     refusal: NotBuilt = None
     annotations: EmptyList = None
     audio: NotBuilt = None
-    tool_calls: ListOf[ToolCall] | None = None
+    tool_calls: ListOf[ToolCallParam] | None = None
     function_call: NotBuilt = None
 
 

@@ -24,7 +24,7 @@ NoSuffix = Annotated[
 ]
 PromptText = Annotated[str, Field(min_length=1)]
 TokenIds = Annotated[ListOf[TokenId], Field(min_length=1)]
-Prompts = (
+PromptInput = (
     PromptText
     | Annotated[ListOf[PromptText], Field(min_length=1, max_length=MAX_PROMPTS)]
     | TokenIds
@@ -35,7 +35,7 @@ Prompts = (
 class CompletionRequest(GenerationFields):
     """Text or token ids to continue, without a chat template."""
 
-    prompt: Prompts
+    prompt: PromptInput
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS), WHOLE] | None = None
 
     structured_outputs: StructuredOutputs | None = None

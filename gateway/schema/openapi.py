@@ -26,8 +26,8 @@ from gateway.schema.responses import (
     ModelCard,
     ModelList,
     Readiness,
-    UpstreamAnswer,
     UpstreamChunk,
+    UpstreamCompletion,
 )
 from gateway.schema.routing import RouteReport
 
@@ -243,7 +243,7 @@ def build_document(
     document = deepcopy(document)  # parts of it are the routes' own
     described = [*_MODELS, *models]
     if has_tiers_elsewhere:
-        described += (UpstreamAnswer, UpstreamChunk)
+        described += (UpstreamCompletion, UpstreamChunk)
         _add_tiers_elsewhere(document)
     _, definitions = models_json_schema(
         [(model, "validation") for model in dict.fromkeys(described)], ref_template=_REF
@@ -279,7 +279,7 @@ def _add_tiers_elsewhere(document: dict[str, Any]) -> None:
     for path in ("/v1/chat/completions", "/v1/completions"):
         content = document["paths"][path]["post"]["responses"]["200"]["content"]
         whole = content["application/json"]
-        whole["schema"] = {"anyOf": [whole["schema"], _ref(UpstreamAnswer)]}
+        whole["schema"] = {"anyOf": [whole["schema"], _ref(UpstreamCompletion)]}
         event = content["text/event-stream"]["itemSchema"]["properties"]["data"]
         event["anyOf"][1]["contentSchema"]["anyOf"].append(_ref(UpstreamChunk))
 

@@ -158,8 +158,8 @@ class ChatLogprobs(ResponseModel):
     refusal: None = None
 
 
-FinishReason = Literal["stop", "length"]
-ChatFinishReason = FinishReason | Literal["tool_calls"]
+CompletionFinishReason = Literal["stop", "length"]
+ChatFinishReason = CompletionFinishReason | Literal["tool_calls"]
 
 
 class FunctionCall(ResponseModel):
@@ -281,7 +281,7 @@ class CompletionChoice(ResponseModel):
     index: int
     text: str
     logprobs: CompletionLogprobs | None
-    finish_reason: FinishReason | None
+    finish_reason: CompletionFinishReason | None
     stop_reason: StopReason = None
 
 
@@ -298,7 +298,7 @@ class Completion(ResponseModel):
     service_tier: Literal["default", "flex", "priority"] | None = None
 
 
-class UpstreamAnswer(BaseModel):
+class UpstreamCompletion(BaseModel):
     """The whole answer of a tier elsewhere: its server's own response, with the report put in."""
 
     model_config = ConfigDict(extra="allow")

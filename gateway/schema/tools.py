@@ -48,16 +48,16 @@ class NamedToolChoice(RequestModel):
 ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice
 
 
-class FunctionCall(RequestModel):
+class FunctionCallParam(RequestModel):
     """What was called. `arguments` is a JSON object as text; empty for none."""
 
     name: FunctionName
     arguments: str
 
 
-class ToolCall(RequestModel):
+class ToolCallParam(RequestModel):
     """A call in an earlier answer."""
 
     id: Label
     type: Literal["function"]
-    function: FunctionCall
+    function: FunctionCallParam

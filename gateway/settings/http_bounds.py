@@ -10,13 +10,13 @@ from gateway.settings.sections import Count, Seconds, Section, split_list
 
 _ORIGIN: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s/?#*,@]+")
 
-Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(split_list)]
+NameList = Annotated[tuple[str, ...], NoDecode, BeforeValidator(split_list)]
 
 
 class CorsSettings(Section):
     """Which web pages of other sites may ask."""
 
-    origins: Names = ()
+    origins: NameList = ()
     """Their origins, such as https://app.example; "*" for all. Empty: none."""
 
     @field_validator("origins")

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from gateway.schema.kinds import ServerKind
 
 DialectName = Literal["openai", "anthropic"]
-Continuation = Literal["replay", "final_message", "none"]
+ContinuationStrategy = Literal["replay", "final_message", "none"]
 """How an answer that broke off goes on at another replica of the same model.
 
 replay: the whole request again, with its seed and with what was delivered as `prediction`; what is
@@ -32,7 +32,7 @@ class ServerTraits:
     """
 
     dialect: DialectName = "openai"
-    continuation: Continuation = "none"
+    continuation: ContinuationStrategy = "none"
     has_prefix_cache: bool = False
     takes_prediction: bool = False
     streams_usage: bool = True

@@ -5,7 +5,7 @@ from typing import Any, Final, Literal
 OPEN_TAG: Final = "<think>"
 CLOSE_TAG: Final = "</think>"
 
-Kind = Literal["reasoning", "content"]
+TextKind = Literal["reasoning", "content"]
 # Whether a block comes before the answer: the prompt opened it, the model may open it, or neither.
 Thinking = Literal["open", "possible", "none"]
 
@@ -49,24 +49,24 @@ class ThinkingSplitter:
         """Whether the next text, if it is no tag, is thinking."""
         return self._state == "thinking"
 
-    def push(self, text: str) -> list[tuple[Kind, str]]:
+    def push(self, text: str) -> list[tuple[TextKind, str]]:
         """What can be released now, in order; no empty pieces."""
         if self._state == "answer" and not self._skips_space:
             return [("content", text)] if text else []
-        pieces: list[tuple[Kind, str]] = []
+        pieces: list[tuple[TextKind, str]] = []
         self._held += text
         while self._advance(pieces):
             pass
         return pieces
 
-    def flush(self) -> list[tuple[Kind, str]]:
+    def flush(self) -> list[tuple[TextKind, str]]:
         """What was held back for a tag that never came."""
         held, self._held = self._with_space(), ""
         if not held:
             return []
         return [("reasoning" if self.is_thinking else "content", held)]
 
-    def _advance(self, pieces: list[tuple[Kind, str]]) -> bool:
+    def _advance(self, pieces: list[tuple[TextKind, str]]) -> bool:
         """One change of state; False when more text is needed."""
         if self._skips_space:
             self._held = self._held.lstrip()
@@ -82,7 +82,7 @@ class ThinkingSplitter:
             self._held = ""
         return False
 
-    def _start(self, pieces: list[tuple[Kind, str]]) -> bool:
+    def _start(self, pieces: list[tuple[TextKind, str]]) -> bool:
         begun = self._held.lstrip()
         self._space.append(self._held[: len(self._held) - len(begun)])
         self._held = begun
@@ -104,7 +104,7 @@ class ThinkingSplitter:
         self._space.clear()
         return held
 
-    def _think(self, pieces: list[tuple[Kind, str]]) -> bool:
+    def _think(self, pieces: list[tuple[TextKind, str]]) -> bool:
         thought, tag, rest = self._held.partition(CLOSE_TAG)
         if tag:
             self._held = rest

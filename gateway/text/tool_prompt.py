@@ -9,10 +9,10 @@ from typing import Any, Final
 
 from gateway.errors.tree import BadRequestError
 from gateway.schema.chat import AssistantMessage
-from gateway.schema.tools import Tool, ToolCall
+from gateway.schema.tools import Tool, ToolCallParam
 from gateway.text.tool_formats import HERMES, ToolFormat
 
-Message = dict[str, Any]
+TemplateMessage = dict[str, Any]
 
 _INSTRUCTION: Final = """\
 You may call these functions:
@@ -65,7 +65,7 @@ def template_call_id(call_id: str, form: ToolFormat) -> str:
     return hashlib.sha256(call_id.encode()).hexdigest()[:9]
 
 
-def _arguments(call: ToolCall, param: str) -> dict[str, Any]:
+def _arguments(call: ToolCallParam, param: str) -> dict[str, Any]:
     text = call.function.arguments
     try:
         arguments = json.loads(text, parse_constant=_refuse_constant) if text.strip() else {}
@@ -81,12 +81,14 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no number")
 
 
-def write_out(conversation: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[Message]:
+def write_out(
+    conversation: Sequence[TemplateMessage], tools: Sequence[dict[str, Any]]
+) -> list[TemplateMessage]:
     """Tools, calls and results in the words of ordinary messages (hermes).
 
     Results that stand together are one message, as roles must alternate for many templates.
     """
-    written: list[Message] = []
+    written: list[TemplateMessage] = []
     for is_result, group in groupby(conversation, key=lambda message: message["role"] == "tool"):
         if is_result:
             written.append({"role": "user", "content": "\n".join(map(_written_result, group))})
@@ -102,11 +104,11 @@ def write_out(conversation: Sequence[Message], tools: Sequence[dict[str, Any]]) 
     return [{"role": "system", "content": instruction}, *written]
 
 
-def _written_result(message: Message) -> str:
+def _written_result(message: TemplateMessage) -> str:
     return f"<tool_response>\n{message['content']}\n</tool_response>"
 
 
-def _with_written_calls(message: Message) -> Message:
+def _with_written_calls(message: TemplateMessage) -> TemplateMessage:
     calls = message.get("tool_calls", [])
     parts = [message["content"]] if message["content"] or not calls else []
     for call in calls:

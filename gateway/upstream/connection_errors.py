@@ -10,7 +10,7 @@ from aiohttp.http_exceptions import ContentEncodingError
 
 from gateway.errors.tree import UpstreamError
 from gateway.upstream.addresses import PrivateAddressError
-from gateway.upstream.waits import Exchange
+from gateway.upstream.waits import ExchangeLimits
 
 # OpenSSL's codes of what is wrong with a certificate (X509_V_ERR_*).
 _CERTIFICATE_WORDS: Final[Mapping[int, str]] = {
@@ -40,7 +40,7 @@ _NO_TLS_REASONS: Final = frozenset(
 )
 
 
-def error_of(error: Exception, exchange: Exchange) -> UpstreamError:
+def error_of(error: Exception, exchange: ExchangeLimits) -> UpstreamError:
     """A connection's failure as an UpstreamError that names the tier, not the host."""
     tls = _tls_words(error)
     if tls is not None:
@@ -92,7 +92,7 @@ def _connect_words(error: aiohttp.ClientConnectorError) -> str:
     return f"cannot be reached ({cause.strerror or type(cause).__name__})"
 
 
-def _unreadable(error: aiohttp.ClientResponseError, exchange: Exchange) -> UpstreamError:
+def _unreadable(error: aiohttp.ClientResponseError, exchange: ExchangeLimits) -> UpstreamError:
     """The answer's head is not HTTP."""
     # A TLS server answers a plain request with an alert: record type 21, version 3.
     if "\\x15\\x03" in error.message:

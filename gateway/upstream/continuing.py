@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.settings.server_traits import Continuation
+from gateway.settings.server_traits import ContinuationStrategy
 from gateway.upstream.call import Chunk, UpstreamCall
 from gateway.upstream.dialects.base import Resume, to_event
 from gateway.upstream.dialects.openai_request import is_resumable
@@ -79,7 +79,7 @@ class Delivered:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class ContinuationPlan:
     """How the rest is asked for.
 
     resume: what the server is told; None: just the request again. known_reasoning, known_content:
@@ -97,9 +97,9 @@ class Plan:
 def plan_of(
     call: UpstreamCall,
     delivered: Delivered,
-    strategy: Continuation,
+    strategy: ContinuationStrategy,
     count_text: CountText | None,
-) -> Plan | None:
+) -> ContinuationPlan | None:
     """How this answer can go on at another replica of the same model; None where it cannot."""
     if delivered.has_calls or not is_resumable(call, strategy):
         return None
@@ -107,7 +107,7 @@ def plan_of(
     num_tokens = delivered.num_tokens(count_text)
     if strategy == "replay":
         resume = Resume(text=content, num_tokens=num_tokens, strategy=strategy)
-        return Plan(
+        return ContinuationPlan(
             resume=resume,
             known_reasoning=reasoning,
             known_content=content,
@@ -121,8 +121,10 @@ def plan_of(
     if sent != content:
         num_tokens = num_tokens - 1 if count_text is None else count_text(sent)
     if not sent:
-        return Plan(resume=None, known_reasoning="", known_content=content, num_before=0)
-    return Plan(
+        return ContinuationPlan(
+            resume=None, known_reasoning="", known_content=content, num_before=0
+        )
+    return ContinuationPlan(
         resume=Resume(text=sent, num_tokens=num_tokens, strategy=strategy),
         known_reasoning="",
         known_content=content[len(sent) :],
@@ -142,7 +144,7 @@ class StreamSplicer:
         "_plan",
     )
 
-    def __init__(self, plan: Plan, sample: bytes) -> None:
+    def __init__(self, plan: ContinuationPlan, sample: bytes) -> None:
         self._plan = plan
         self._answer_id = id_of(sample)
         self._num_reasoning = 0

@@ -55,7 +55,6 @@ class UpstreamRequest:
         "_response",
         "_tier",
         "given_up_as",
-        "kind",
         "whole",
     )
 
@@ -73,7 +72,6 @@ class UpstreamRequest:
         self._tier = tier
         self._call = call
         self._body = body
-        self.kind = kind
         self.given_up_as: AttemptOutcome = "cancelled"
         """The outcome if it is given up before its end."""
         self.whole: WholeAnswer | None = None

@@ -10,7 +10,7 @@ import aiohttp
 from gateway.errors.tree import FailureKind, UpstreamError
 from gateway.upstream.connection_errors import error_of
 from gateway.upstream.event_stream import EventSplitter
-from gateway.upstream.waits import Exchange, Watch
+from gateway.upstream.waits import ExchangeLimits, Watch
 
 MAX_EVENT_BYTES: Final = 4 << 20
 MAX_BODY_BYTES: Final = 32 << 20
@@ -27,7 +27,7 @@ class UpstreamResponse:
     early cuts it, which tells the server to stop. `aclose` must be called if the body is not read.
     """
 
-    def __init__(self, answer: aiohttp.ClientResponse, exchange: Exchange) -> None:
+    def __init__(self, answer: aiohttp.ClientResponse, exchange: ExchangeLimits) -> None:
         self._loop = asyncio.get_running_loop()
         self._answer = answer
         self._exchange = exchange

@@ -24,7 +24,7 @@ from gateway.settings.tiers import TimeoutSettings
 from gateway.upstream.addresses import socket_maker
 from gateway.upstream.connection_errors import error_of
 from gateway.upstream.response import UpstreamResponse
-from gateway.upstream.waits import Exchange
+from gateway.upstream.waits import ExchangeLimits
 
 __all__ = ["Transport", "UpstreamResponse"]
 
@@ -186,7 +186,7 @@ class Transport:
         url: str,
         headers: Mapping[str, str],
         body: bytes | None,
-        exchange: Exchange,
+        exchange: ExchangeLimits,
         trip: _Trip,
     ) -> UpstreamResponse:
         """One request until its headers. Raises what the client library raises, but no timeouts."""
@@ -223,10 +223,10 @@ class Transport:
         self._responses.add(response)
         return response
 
-    def _exchange(self, url: str, deadline_s: float | None) -> Exchange:
+    def _exchange(self, url: str, deadline_s: float | None) -> ExchangeLimits:
         now_s = asyncio.get_running_loop().time()
         left_s = math.inf if deadline_s is None else deadline_s - self._clock()
-        return Exchange(
+        return ExchangeLimits(
             tier=self._tier,
             replica=_replica(url),
             timeouts=self._timeouts,

@@ -21,7 +21,7 @@ _LATE: Final[dict[FailureKind, str]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exchange:
+class ExchangeLimits:
     """One request to one server, and until when it may do what.
 
     Points in time are on the event loop's clock. `deadline_s` is the request's own one, infinite

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.errors import EngineError
 from engine.request import TIERS, Tier
-from gateway.backends.step_loop import ProgressCallback
+from gateway.backends.step_loop import LoadingCallback
 from gateway.settings.paths import cache_folder
 from gateway.settings.tree import Settings
 from gateway.wiring.hardware import available_memory_bytes, usable_physical_cores
@@ -53,7 +53,7 @@ def default_num_threads(weight_bytes: int) -> int:
     return max(1, min(usable_physical_cores(), round(weight_bytes / _BYTES_PER_THREAD)))
 
 
-def load_runners(settings: Settings, on_progress: ProgressCallback) -> "dict[Tier, ModelRunner]":
+def load_runners(settings: Settings, on_progress: LoadingCallback) -> "dict[Tier, ModelRunner]":
     """Load the models, each with its KV cache. Raises EngineError."""
     if not settings.models.is_any:
         raise EngineError("No model is to be loaded here; name one with --large or --small.")
@@ -93,7 +93,7 @@ def load_runners(settings: Settings, on_progress: ProgressCallback) -> "dict[Tie
     return runners
 
 
-def capture_graphs(runners: "Mapping[Tier, ModelRunner]", on_progress: ProgressCallback) -> None:
+def capture_graphs(runners: "Mapping[Tier, ModelRunner]", on_progress: LoadingCallback) -> None:
     """Record the runners' passes as CUDA graphs, where they run on CUDA and are to.
 
     Raises EngineError.
@@ -113,7 +113,7 @@ def capture_graphs(runners: "Mapping[Tier, ModelRunner]", on_progress: ProgressC
 
 
 def compile_kernels(
-    settings: Settings, runners: "Mapping[Tier, ModelRunner]", on_progress: ProgressCallback
+    settings: Settings, runners: "Mapping[Tier, ModelRunner]", on_progress: LoadingCallback
 ) -> None:
     """Have all kinds of requests served once where kernels are compiled at their first launch.
 
@@ -163,7 +163,7 @@ def join(
 def measure_budget(
     settings: Settings,
     runners: "Mapping[Tier, ModelRunner]",
-    on_progress: ProgressCallback,
+    on_progress: LoadingCallback,
     saved: "CurveStore | None" = None,
 ) -> "TreeBudget | None":
     """How long passes take on this machine, from which the trees' sizes follow.
@@ -427,5 +427,5 @@ def _load_tokenizer(path: str) -> Any:
     return tokenizer
 
 
-def _report(on_progress: ProgressCallback, stage: str, done: int, total: int) -> None:
+def _report(on_progress: LoadingCallback, stage: str, done: int, total: int) -> None:
     on_progress(stage, done / max(total, 1))

@@ -33,7 +33,7 @@ from engine.events import (
 )
 from engine.request import EngineRequest, SamplingParams, Tier
 from gateway.backends.seen_work import SeenWork
-from gateway.backends.step_loop import ProgressCallback
+from gateway.backends.step_loop import LoadingCallback
 
 CRASH_IN_STEP = 900_001
 WEDGE_IN_STEP = 900_002
@@ -205,7 +205,7 @@ class ScriptedEngine:
         return EngineInfo(tiers={"large": large}, speculation=False)
 
 
-def build(arguments: str, on_progress: ProgressCallback) -> ScriptedEngine:
+def build(arguments: str, on_progress: LoadingCallback) -> ScriptedEngine:
     """The builder named to the engine process; `arguments` is JSON."""
     options = json.loads(arguments)
     if "fail_once" in options and not os.path.exists(options["fail_once"]):

@@ -4,7 +4,7 @@ import random
 import pytest
 
 from router.dial import Dial, Setting
-from router.guard import Autopilot, Outcome, RouteGuard
+from router.guard import Autopilot, GuardOutcome, RouteGuard
 from tests.router.routers import table
 
 DECILES = [i / 10 for i in range(11)]
@@ -24,7 +24,7 @@ def guard_of(
 
 def feed(guard: RouteGuard, qualities: list[float], threshold: float = 0.5) -> None:
     for quality in qualities:
-        guard.saw(Outcome(quality=quality, is_strong=quality < threshold))
+        guard.saw(GuardOutcome(quality=quality, is_strong=quality < threshold))
 
 
 def uniform(count: int, seed: int = 0, low: float = 0.0, high: float = 1.0) -> list[float]:
@@ -111,7 +111,7 @@ def test_the_autopilot_keeps_the_share_when_other_prompts_come(
     guard = guard_of(autopilot=autopilot, deciles=None)
     for quality in uniform(3000, low=low, high=high):
         is_strong = quality < autopilot.setting.threshold
-        guard.saw(Outcome(quality=quality, is_strong=is_strong))
+        guard.saw(GuardOutcome(quality=quality, is_strong=is_strong))
     assert guard.numbers().strong_share == pytest.approx(share, abs=0.06)
 
 
@@ -131,7 +131,7 @@ def test_the_autopilot_turns_a_cascade_along_its_table(share: float) -> None:
         is_watched = low <= quality < high
         is_strong = quality < low or (is_watched and confidence < setting.threshold)
         guard.saw(
-            Outcome(
+            GuardOutcome(
                 quality=quality,
                 is_strong=is_strong,
                 confidence=confidence if is_watched else None,

@@ -14,7 +14,7 @@ from gateway.schema.errors import DeliveredReport
 from gateway.schema.responses import OutriderReport, ResponseModel, UpstreamReport
 from gateway.upstream.dialects.anthropic_words import ERROR_STATUS
 
-StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "refusal"]
+MessageStopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "refusal"]
 
 
 class AnswerText(ResponseModel):
@@ -84,7 +84,7 @@ class MessageAnswer(ResponseModel):
     role: Literal["assistant"]
     model: str
     content: list[AnswerBlock]
-    stop_reason: StopReason
+    stop_reason: MessageStopReason
     stop_sequence: str | None
     usage: MessageUsage
     outrider: OutriderReport | UpstreamReport | None = None
@@ -166,7 +166,7 @@ class BlockStop(ResponseModel):
 class EndDelta(ResponseModel):
     """Why the answer ends."""
 
-    stop_reason: StopReason
+    stop_reason: MessageStopReason
     stop_sequence: str | None
 
 
@@ -185,7 +185,7 @@ class MessageStop(ResponseModel):
     type: Literal["message_stop"]
 
 
-class Ping(ResponseModel):
+class PingEvent(ResponseModel):
     """A sign of life."""
 
     type: Literal["ping"]
@@ -218,7 +218,7 @@ MESSAGE_EVENTS: Final[tuple[type[BaseModel], ...]] = (
     BlockStop,
     MessageDelta,
     MessageStop,
-    Ping,
+    PingEvent,
     MessagesErrorEvent,
 )
 MESSAGES_MODELS: Final[tuple[type[BaseModel], ...]] = (

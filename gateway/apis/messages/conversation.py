@@ -13,12 +13,12 @@ from typing import Any, Final, NoReturn
 import msgspec
 
 from gateway.apis.messages.schema import (
-    AssistantMessage,
+    AssistantMessageParam,
     Base64Source,
     DocumentBlock,
     FromAssistant,
     ImageBlock,
-    Message,
+    MessageParam,
     RedactedThinkingBlock,
     SystemMessage,
     TextBlock,
@@ -46,7 +46,7 @@ class Conversation:
 
 
 def translate_conversation(
-    messages: Sequence[Message],
+    messages: Sequence[MessageParam],
     system: str | Sequence[TextBlock] | None,
     *,
     has_tiers_elsewhere: bool,
@@ -65,17 +65,17 @@ def translate_conversation(
             made += translator.user([(i, m) for i, m in turn if isinstance(m, UserMessage)])
         else:
             made.append(
-                translator.answer([(i, m) for i, m in turn if isinstance(m, AssistantMessage)])
+                translator.answer([(i, m) for i, m in turn if isinstance(m, AssistantMessageParam)])
             )
     made = made or [{"role": "system", "content": ""}]  # instructions that say nothing
     last = messages[-1]
-    is_open = isinstance(last, AssistantMessage)
+    is_open = isinstance(last, AssistantMessageParam)
     if is_open:
         _check_open(made[-1], len(messages) - 1)
     return Conversation(messages=made, is_open=is_open)
 
 
-def _first_of_tool_loop(messages: Sequence[Message]) -> int:
+def _first_of_tool_loop(messages: Sequence[MessageParam]) -> int:
     """Where the answer that is not finished yet began: behind what the user last said himself."""
     for index in range(len(messages) - 1, -1, -1):
         message = messages[index]
@@ -135,7 +135,7 @@ class _Translator:
             results.append({"role": "user", "content": _content(said)})
         return results
 
-    def answer(self, turn: Iterable[tuple[int, AssistantMessage]]) -> _Fields:
+    def answer(self, turn: Iterable[tuple[int, AssistantMessageParam]]) -> _Fields:
         """An earlier answer."""
         texts: list[str] = []
         blocks: list[tuple[int, FromAssistant]] = []

@@ -31,7 +31,7 @@ _LEAST_BUDGET = 1024  # tokens of thinking, as the Messages API has it
 Ignored = Annotated[JsonValue, Field(description="Accepted, and changes nothing.")]
 Standard = Annotated[JsonValue, Harmless((None, "standard"))]
 Direct = Annotated[JsonValue, Harmless((None, ["direct"]))]
-DirectCaller = Annotated[JsonValue, Harmless((None, {"type": "direct"}))]
+DirectCallerParam = Annotated[JsonValue, Harmless((None, {"type": "direct"}))]
 Object = dict[str, JsonValue]
 
 
@@ -110,7 +110,7 @@ class ToolUseBlock(RequestModel):
     name: FunctionName
     input: Object
     cache_control: Ignored = None
-    caller: DirectCaller = None
+    caller: DirectCallerParam = None
     toolset_name: NotBuilt = None
 
 
@@ -144,7 +144,7 @@ class UserMessage(RequestModel):
     content: str | ListOf[FromUser]
 
 
-class AssistantMessage(RequestModel):
+class AssistantMessageParam(RequestModel):
     """An earlier answer; as the last message, the beginning of the one that is wanted."""
 
     role: Literal["assistant"]
@@ -158,7 +158,9 @@ class SystemMessage(RequestModel):
     content: str | ListOf[TextBlock]
 
 
-Message = Annotated[UserMessage | AssistantMessage | SystemMessage, Field(discriminator="role")]
+MessageParam = Annotated[
+    UserMessage | AssistantMessageParam | SystemMessage, Field(discriminator="role")
+]
 
 
 class ClientTool(RequestModel):
@@ -204,7 +206,9 @@ class NoChoice(RequestModel):
     type: Literal["none"]
 
 
-ToolChoice = Annotated[AutoChoice | AnyChoice | NamedChoice | NoChoice, Field(discriminator="type")]
+ToolChoiceParam = Annotated[
+    AutoChoice | AnyChoice | NamedChoice | NoChoice, Field(discriminator="type")
+]
 
 
 class EnabledThinking(RequestModel):
@@ -228,7 +232,9 @@ class NoThinking(RequestModel):
     type: Literal["disabled"]
 
 
-Thinking = Annotated[EnabledThinking | AdaptiveThinking | NoThinking, Field(discriminator="type")]
+ThinkingConfigParam = Annotated[
+    EnabledThinking | AdaptiveThinking | NoThinking, Field(discriminator="type")
+]
 
 
 class Metadata(RequestModel):
@@ -258,11 +264,11 @@ class PromptFields(RequestModel):
     """What the prompt is made of: the same in messages and in count_tokens."""
 
     model: Annotated[str, Field(min_length=1, max_length=MAX_LABEL_CHARS)]
-    messages: Annotated[ListOf[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[ListOf[MessageParam], Field(min_length=1, max_length=MAX_MESSAGES)]
     system: str | ListOf[TextBlock] | None = None
     tools: Annotated[ListOf[ClientTool], Field(max_length=MAX_TOOLS)] | None = None
-    tool_choice: ToolChoice | None = None
-    thinking: Thinking | None = None
+    tool_choice: ToolChoiceParam | None = None
+    thinking: ThinkingConfigParam | None = None
     output_config: OutputConfig | None = None
 
     cache_control: Ignored = None

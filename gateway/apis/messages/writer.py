@@ -7,9 +7,9 @@ import msgspec
 
 from gateway.apis.chat_chunks import (
     CallPiece,
+    ChatChunkParser,
     ChatPiece,
     ChatUsage,
-    ChunkReader,
     read_completion,
 )
 from gateway.apis.events import named_event, one_line
@@ -32,7 +32,7 @@ class MessageWriter:
 
     def __init__(self, *, tells_thoughts: bool) -> None:
         self._tells_thoughts = tells_thoughts
-        self._reader = ChunkReader()
+        self._reader = ChatChunkParser()
         self._has_begun = False
         self._open: str | None = None  # the type of the block that is being written
         self._num_blocks = 0

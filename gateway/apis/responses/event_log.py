@@ -9,7 +9,7 @@ from gateway.generation.sse import encode_text
 _NO_LOGPROBS: Final = b',"logprobs":[]'
 
 
-class Events(Protocol):
+class EventSink(Protocol):
     """What a response tells while it is written."""
 
     def add(self, name: str, fields: dict[str, Any]) -> None:

@@ -19,12 +19,12 @@ from gateway.apis.responses.request import (
 )
 from gateway.errors.tree import BadRequestError
 
-Message = dict[str, Any]
+_Message = dict[str, Any]
 
 _skim: Final = msgspec.json.Decoder(msgspec.Raw).decode
 
 
-def read_messages(instructions: str | None, given: str | Sequence[Item]) -> list[Message]:
+def read_messages(instructions: str | None, given: str | Sequence[Item]) -> list[_Message]:
     """The conversation as chat has it.
 
     Raises BadRequestError for a call whose arguments are no JSON object, for a result without its
@@ -52,10 +52,10 @@ class _Answer:
     texts: list[str] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
 
-    def message(self) -> Message:
+    def message(self) -> _Message:
         """The assistant's message."""
         text = "\n".join(self.texts)
-        message: Message = {"role": "assistant", "content": text}
+        message: _Message = {"role": "assistant", "content": text}
         if self.calls:
             message |= {"content": text or None, "tool_calls": self.calls}
         if self.thoughts:
@@ -67,7 +67,7 @@ class _Conversation:
     """Takes items in order. `messages` holds what is complete."""
 
     def __init__(self) -> None:
-        self.messages: list[Message] = []
+        self.messages: list[_Message] = []
         self._answer: _Answer | None = None
         self._call_ids: set[str] = set()
 
@@ -86,7 +86,7 @@ class _Conversation:
             case ReasoningItem():
                 self._open_turn().thoughts += _thoughts(item)
 
-    def finish(self) -> list[Message]:
+    def finish(self) -> list[_Message]:
         """All messages."""
         self._close()
         return self.messages

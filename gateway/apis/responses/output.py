@@ -3,13 +3,13 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from gateway.apis.chat_chunks import CallPiece, ChatPiece
-from gateway.apis.responses.event_log import Events, delta_head
+from gateway.apis.responses.event_log import EventSink, delta_head
+from gateway.apis.responses.fields import ItemStatus
 from gateway.errors.tree import GenerationError
 
-Status = Literal["in_progress", "completed", "incomplete"]
 _Logprobs = Sequence[dict[str, Any]] | None
 _Fields = dict[str, Any]
 
@@ -68,10 +68,10 @@ _REFUSAL: Final = _Kind(
 class _TextItem:
     """Thinking, or a message. Both have one part."""
 
-    def __init__(self, kind: _Kind, place: int, tail: str, events: Events) -> None:
+    def __init__(self, kind: _Kind, place: int, tail: str, events: EventSink) -> None:
         self.kind = kind
         self.place = place
-        self.status: Status = "in_progress"
+        self.status: ItemStatus = "in_progress"
         self._id = f"{kind.prefix}_{tail}_{place}"
         self._texts: list[str] = []
         self._logprobs: list[dict[str, Any]] = []
@@ -90,7 +90,7 @@ class _TextItem:
             self._logprobs += told
         self._events.add_delta(self._head, text, logprobs=told, trace=trace)
 
-    def close(self, status: Status) -> None:
+    def close(self, status: ItemStatus) -> None:
         """Nothing more comes."""
         self.status = status
         kind, part = self.kind, self._part()
@@ -124,9 +124,9 @@ class _TextItem:
 class _CallItem:
     """A function call."""
 
-    def __init__(self, first: CallPiece, place: int, tail: str, events: Events) -> None:
+    def __init__(self, first: CallPiece, place: int, tail: str, events: EventSink) -> None:
         self.place = place
-        self.status: Status = "in_progress"
+        self.status: ItemStatus = "in_progress"
         self._id = f"fc_{tail}_{place}"
         self.call_id = first.call_id or f"call_{tail}_{place}"
         self._name = first.name
@@ -159,7 +159,7 @@ class _CallItem:
         self._arguments.append(arguments)
         self._events.add_delta(self._head, arguments, logprobs=None, trace=trace)
 
-    def close(self, status: Status) -> None:
+    def close(self, status: ItemStatus) -> None:
         """Nothing more comes."""
         self.status = status
         done = {**self._where, "arguments": "".join(self._arguments)}
@@ -186,7 +186,7 @@ class Output:
     beginning while its arguments are not whole, as servers may write several calls in turn.
     """
 
-    def __init__(self, tail: str, events: Events) -> None:
+    def __init__(self, tail: str, events: EventSink) -> None:
         self._tail = tail
         self._events = events
         self._items: list[_TextItem | _CallItem] = []

@@ -10,6 +10,7 @@ from pydantic import Discriminator, Field, JsonValue, Tag
 
 from gateway.apis.responses.fields import (
     ElsewhereOnly,
+    ItemStatus,
     NotInBackground,
     NotKnown,
     NotStored,
@@ -43,7 +44,6 @@ from gateway.schema.tools import MAX_TOOLS, FunctionName
 MAX_METADATA = 16
 MAX_METADATA_KEY_CHARS = 64
 
-ItemStatus = Literal["in_progress", "completed", "incomplete"]
 Phase = Literal["commentary", "final_answer"]
 SummaryKind = Literal["auto", "concise", "detailed"]
 Includable = Literal[
@@ -225,7 +225,7 @@ class AllowedTools(RequestModel):
     tools: Annotated[ListOf[FunctionChoice], Field(min_length=1, max_length=MAX_TOOLS)]
 
 
-ToolChoice = (
+ResponseToolChoice = (
     Literal["none", "auto", "required"]
     | Annotated[FunctionChoice | AllowedTools, Field(discriminator="type")]
 )
@@ -291,7 +291,7 @@ class ResponsesRequest(RequestModel):
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
     tools: Annotated[ListOf[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
-    tool_choice: ToolChoice | None = None
+    tool_choice: ResponseToolChoice | None = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: Annotated[
         PositiveCount | None, Field(description="Of tools that the server runs; there are none.")

@@ -6,9 +6,9 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.apis.chat_chunks import ChatPiece, ChatUsage, ChunkReader, read_completion
+from gateway.apis.chat_chunks import ChatChunkParser, ChatPiece, ChatUsage, read_completion
 from gateway.apis.events import one_line
-from gateway.apis.responses.event_log import EventLog, Events, NoEvents
+from gateway.apis.responses.event_log import EventLog, EventSink, NoEvents
 from gateway.apis.responses.output import Output
 from gateway.apis.responses.paths import in_own_words
 from gateway.errors.http import Problem
@@ -36,7 +36,7 @@ class ResponseWriter:
         self._repeated = repeated
         self._clock = clock
         self._new_id = new_id
-        self._reader = ChunkReader()
+        self._reader = ChatChunkParser()
         self._log = EventLog()
         self._answer: _Answer | None = None
 
@@ -75,7 +75,7 @@ class ResponseWriter:
         answer.tell("response.in_progress")
         return answer
 
-    def _new_answer(self, piece: ChatPiece, events: Events) -> "_Answer":
+    def _new_answer(self, piece: ChatPiece, events: EventSink) -> "_Answer":
         tail = piece.answer_id.rpartition("-")[2]
         return _Answer(
             self._repeated,
@@ -93,7 +93,7 @@ class _Answer:
         self,
         repeated: Mapping[str, Any],
         first: ChatPiece,
-        events: Events,
+        events: EventSink,
         *,
         tail: str,
         clock: Callable[[], float],

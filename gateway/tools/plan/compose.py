@@ -6,7 +6,7 @@ from typing import Final
 
 from engine.model.config import ModelConfig
 from engine.request import TIERS, Tier
-from gateway.backends.step_loop import ProgressCallback
+from gateway.backends.step_loop import LoadingCallback
 from gateway.settings.tree import Settings
 from gateway.tools.bench.results import BenchResult
 from gateway.tools.plan.capacity import Goal, Variant, kv_tokens, plan
@@ -52,7 +52,7 @@ class Wanted:
 
 
 def ground(
-    device: str, settings: Settings, *, acceptance: float | None, on_progress: ProgressCallback
+    device: str, settings: Settings, *, acceptance: float | None, on_progress: LoadingCallback
 ) -> Ground:
     """What there is to serve with. Raises ValueError or EngineError."""
     if device == HERE:
@@ -63,7 +63,7 @@ def ground(
     return _by_data_sheet(device, settings, acceptance)
 
 
-def _here(settings: Settings, acceptance: float | None, on_progress: ProgressCallback) -> Ground:
+def _here(settings: Settings, acceptance: float | None, on_progress: LoadingCallback) -> Ground:
     found = measure(settings, on_progress)
     speculation = found.speculation
     if speculation is not None and acceptance is not None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from engine.request import EngineRequest, SamplingParams, SpeculationParams, Tier
-from gateway.backends.step_loop import ProgressCallback
+from gateway.backends.step_loop import LoadingCallback
 from gateway.tools.bench.prompts import built_in_prompts
 from gateway.tools.plan.curves import MeasuredCurve
 from gateway.tools.plan.shapes import ModelSizes
@@ -37,7 +37,7 @@ class Measurement:
     speculation: Speculation | None
 
 
-def measure(settings: "Settings", on_progress: ProgressCallback) -> Measurement:
+def measure(settings: "Settings", on_progress: LoadingCallback) -> Measurement:
     """Load the models and time them: a minute at most for small ones. Raises EngineError."""
     runners = load_runners(settings, on_progress)
     curves = {tier: _curve_of(runner) for tier, runner in runners.items()}

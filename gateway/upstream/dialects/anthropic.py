@@ -17,16 +17,16 @@ from gateway.upstream.call import UpstreamCall, WholeAnswer
 from gateway.upstream.dialects.anthropic_request import request_body, wants_thinking
 from gateway.upstream.dialects.anthropic_stream import (
     AnthropicChunkReader,
-    Block,
-    Usage,
+    AnthropicUsage,
+    StreamBlock,
     finish_reason_of,
     reported_error,
     usage_of,
 )
 from gateway.upstream.dialects.base import (
     ChunkReader,
-    Refusal,
     Resume,
+    ServerRefusal,
     error_body,
     garbage,
     read_refusal,
@@ -45,10 +45,10 @@ class _Message(msgspec.Struct):
     id: str | None = None
     type: str | None = None
     model: str | None = None
-    content: list[Block] | None = None
+    content: list[StreamBlock] | None = None
     stop_reason: str | None = None
     stop_sequence: str | None = None
-    usage: Usage | None = None
+    usage: AnthropicUsage | None = None
     error: msgspec.Raw = _NULL
 
 
@@ -104,7 +104,7 @@ class AnthropicDialect:
         return self._translate(message, message.content, tells_thoughts=wants_thinking(call))
 
     def _translate(
-        self, message: _Message, blocks: list[Block], *, tells_thoughts: bool
+        self, message: _Message, blocks: list[StreamBlock], *, tells_thoughts: bool
     ) -> WholeAnswer:
         text = "".join(block.text or "" for block in blocks if block.type == "text")
         thoughts = "".join(block.thinking or "" for block in blocks if block.type == "thinking")
@@ -150,8 +150,8 @@ class AnthropicDialect:
             usage=usage,
         )
 
-    def refusal(self, status: int, body: bytes) -> Refusal:
+    def refusal(self, status: int, body: bytes) -> ServerRefusal:
         """Anthropic's words in OpenAI's form."""
         words = read_refusal(self._tier, status, body).message
         code = "context_length_exceeded" if "prompt is too long" in words else None
-        return Refusal(message=words, body=error_body(words, code=code))
+        return ServerRefusal(message=words, body=error_body(words, code=code))

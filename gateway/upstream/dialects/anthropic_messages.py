@@ -14,7 +14,7 @@ import msgspec
 from gateway.errors.tree import BadRequestError
 from gateway.upstream.dialects.anthropic_words import TOOL_CHOICES
 
-Block = dict[str, Any]
+BlockDict = dict[str, Any]
 
 _FOREIGN_CHARS: Final = re.compile(r"[^a-zA-Z0-9_-]")
 _IMAGE_TYPES: Final = {
@@ -28,13 +28,13 @@ _PDF: Final = "application/pdf"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Translated:
+class TranslatedConversation:
     """A conversation: the system's blocks, and turns of user and assistant."""
 
-    system: list[Block] = field(default_factory=list)
+    system: list[BlockDict] = field(default_factory=list)
     turns: list[dict[str, Any]] = field(default_factory=list)
 
-    def add(self, role: str, blocks: list[Block]) -> None:
+    def add(self, role: str, blocks: list[BlockDict]) -> None:
         """Blocks for that role's turn: the last one, if it is the same role's."""
         if not blocks:
             return  # the Messages API refuses an empty turn
@@ -44,9 +44,9 @@ class Translated:
             self.turns.append({"role": role, "content": blocks})
 
 
-def translate_messages(messages: object) -> Translated:
+def translate_messages(messages: object) -> TranslatedConversation:
     """Raises BadRequestError with the path of what cannot be said."""
-    translated = Translated()
+    translated = TranslatedConversation()
     if not isinstance(messages, list) or not messages:
         _refuse("messages", "a list of messages is required")
     for index, message in enumerate(messages):
@@ -82,13 +82,13 @@ def translate_tools(document: Mapping[str, Any]) -> dict[str, Any]:
     return body
 
 
-def _tool(path: str, tool: object) -> Block:
+def _tool(path: str, tool: object) -> BlockDict:
     fields = _object(path, tool)
     if fields.get("type") != "function":
         _refuse(f"{path}.type", "only functions are supported")
     function = _object(f"{path}.function", fields.get("function"))
     parameters = function.get("parameters") or {}
-    block: Block = {
+    block: BlockDict = {
         "name": _text(f"{path}.function.name", function.get("name")),
         "input_schema": {
             "type": "object",
@@ -102,7 +102,7 @@ def _tool(path: str, tool: object) -> Block:
     return block | _cache_control(fields)
 
 
-def _tool_choice(choice: object) -> Block | None:
+def _tool_choice(choice: object) -> BlockDict | None:
     if choice is None:
         return None
     if isinstance(choice, str):
@@ -116,9 +116,9 @@ def _tool_choice(choice: object) -> Block | None:
     return {"type": "tool", "name": _text("tool_choice.function.name", function.get("name"))}
 
 
-def _answer(path: str, message: Mapping[str, Any]) -> list[Block]:
+def _answer(path: str, message: Mapping[str, Any]) -> list[BlockDict]:
     """An earlier answer: signed thoughts where the client gives them back, text, calls."""
-    blocks: list[Block] = []
+    blocks: list[BlockDict] = []
     thoughts = message.get("thinking_blocks")
     if isinstance(thoughts, list):
         blocks.extend(thought for thought in thoughts if isinstance(thought, dict))
@@ -130,7 +130,7 @@ def _answer(path: str, message: Mapping[str, Any]) -> list[Block]:
     return blocks
 
 
-def _call(path: str, call: object) -> Block:
+def _call(path: str, call: object) -> BlockDict:
     fields = _object(path, call)
     function = _object(f"{path}.function", fields.get("function"))
     arguments = function.get("arguments") or "{}"
@@ -148,7 +148,7 @@ def _call(path: str, call: object) -> Block:
     }
 
 
-def _tool_result(path: str, message: Mapping[str, Any]) -> Block:
+def _tool_result(path: str, message: Mapping[str, Any]) -> BlockDict:
     return {
         "type": "tool_result",
         "tool_use_id": _call_id(f"{path}.tool_call_id", message.get("tool_call_id")),
@@ -162,8 +162,10 @@ def _call_id(path: str, value: object) -> str:
 
 
 def _blocks(
-    path: str, message: Mapping[str, Any], kinds: Mapping[str, Callable[[str, Any], Block | None]]
-) -> list[Block]:
+    path: str,
+    message: Mapping[str, Any],
+    kinds: Mapping[str, Callable[[str, Any], BlockDict | None]],
+) -> list[BlockDict]:
     """A message's content, part by part."""
     content = message.get("content")
     if content is None or isinstance(content, str):
@@ -174,8 +176,8 @@ def _blocks(
 
 
 def _parts(
-    path: str, parts: list[Any], kinds: Mapping[str, Callable[[str, Any], Block | None]]
-) -> Iterator[Block]:
+    path: str, parts: list[Any], kinds: Mapping[str, Callable[[str, Any], BlockDict | None]]
+) -> Iterator[BlockDict]:
     for index, part in enumerate(parts):
         here = f"{path}.{index}"
         fields = _object(here, part)
@@ -187,18 +189,18 @@ def _parts(
             yield block | _cache_control(fields)
 
 
-def _text_block(path: str, part: Mapping[str, Any]) -> Block | None:
+def _text_block(path: str, part: Mapping[str, Any]) -> BlockDict | None:
     """None for an empty text, which the Messages API refuses."""
     text = _text(f"{path}.text", part.get("text"))
     return {"type": "text", "text": text} if text else None
 
 
-def _refusal_block(path: str, part: Mapping[str, Any]) -> Block | None:
+def _refusal_block(path: str, part: Mapping[str, Any]) -> BlockDict | None:
     text = _text(f"{path}.refusal", part.get("refusal"))
     return {"type": "text", "text": text} if text else None
 
 
-def _image_block(path: str, part: Mapping[str, Any]) -> Block:
+def _image_block(path: str, part: Mapping[str, Any]) -> BlockDict:
     path = f"{path}.image_url"
     image = part.get("image_url")
     url = image if isinstance(image, str) else _object(path, image).get("url")
@@ -211,7 +213,7 @@ def _image_block(path: str, part: Mapping[str, Any]) -> Block:
     return _with_source("image", _IMAGE_TYPES[media_type], data)
 
 
-def _file_block(path: str, part: Mapping[str, Any]) -> Block:
+def _file_block(path: str, part: Mapping[str, Any]) -> BlockDict:
     path = f"{path}.file"
     file = _object(path, part.get("file"))
     if file.get("file_data") is None:
@@ -226,7 +228,7 @@ def _file_block(path: str, part: Mapping[str, Any]) -> Block:
     return block
 
 
-def _with_source(kind: str, media_type: str, data: str) -> Block:
+def _with_source(kind: str, media_type: str, data: str) -> BlockDict:
     return {"type": kind, "source": {"type": "base64", "media_type": media_type, "data": data}}
 
 
@@ -238,7 +240,7 @@ def _data_url(path: str, url: str) -> tuple[str, str]:
     return head[len("data:") :].partition(";")[0].lower(), data
 
 
-_TEXT_ONLY: Final[Mapping[str, Callable[[str, Any], Block | None]]] = {
+_TEXT_ONLY: Final[Mapping[str, Callable[[str, Any], BlockDict | None]]] = {
     "text": _text_block,
     "refusal": _refusal_block,
 }
@@ -246,7 +248,7 @@ _FROM_TOOL: Final = {**_TEXT_ONLY, "image_url": _image_block}
 _FROM_USER: Final = {**_FROM_TOOL, "file": _file_block}
 
 
-def _cache_control(fields: Mapping[str, Any]) -> Block:
+def _cache_control(fields: Mapping[str, Any]) -> BlockDict:
     """Anthropic's mark of what to cache, from clients that know it."""
     mark = fields.get("cache_control")
     return {"cache_control": mark} if isinstance(mark, dict) else {}

@@ -29,7 +29,7 @@ class _OutputDetails(msgspec.Struct):
     thinking_tokens: _Number = None
 
 
-class Usage(msgspec.Struct):
+class AnthropicUsage(msgspec.Struct):
     """Tokens, as they are told at the beginning and at the end."""
 
     input_tokens: _Number = None
@@ -38,13 +38,13 @@ class Usage(msgspec.Struct):
     cache_creation_input_tokens: _Number = None
     output_tokens_details: _OutputDetails | None = None
 
-    def updated(self, later: "Usage") -> "Usage":
+    def updated(self, later: "AnthropicUsage") -> "AnthropicUsage":
         """With the figures of a later event, which are about all of the answer."""
         told = {name: value for name in self.__struct_fields__ if (value := getattr(later, name))}
         return msgspec.structs.replace(self, **told)
 
 
-class Block(msgspec.Struct):
+class StreamBlock(msgspec.Struct):
     """A piece of an answer: text, a thought, a call. In a stream, its beginning."""
 
     type: str | None = None
@@ -93,16 +93,16 @@ class _Delta(msgspec.Struct):
 class _Start(msgspec.Struct):
     id: str | None = None
     model: str | None = None
-    usage: Usage | None = None
+    usage: AnthropicUsage | None = None
 
 
 class _Event(msgspec.Struct):
     type: str | None = None
     index: int | None = None
     delta: _Delta | None = None
-    content_block: Block | None = None
+    content_block: StreamBlock | None = None
     message: _Start | None = None
-    usage: Usage | None = None
+    usage: AnthropicUsage | None = None
     error: msgspec.Raw = _NULL
 
 
@@ -121,12 +121,12 @@ class AnthropicChunkReader:
         self._created = created
         self._tells_thoughts = tells_thoughts
         self._head = self._begin(_Start())
-        self._usage = Usage()
+        self._usage = AnthropicUsage()
         self._has_usage = False
         self._is_complete = False
         self._num_calls = 0
         self._has_arguments = False
-        self._block = Block()  # the one that is being written
+        self._block = StreamBlock()  # the one that is being written
 
     @property
     def is_complete(self) -> bool:
@@ -146,7 +146,7 @@ class AnthropicChunkReader:
             case "content_block_delta":
                 return self._read_delta(told.delta or _Delta())
             case "content_block_start":
-                return self._read_start(told.content_block or Block())
+                return self._read_start(told.content_block or StreamBlock())
             case "content_block_stop":
                 return self._read_stop()
             case "message_start":
@@ -177,7 +177,7 @@ class AnthropicChunkReader:
                 self._block.signature = (self._block.signature or "") + (delta.signature or "")
         return Chunk(raw=_NOTHING)
 
-    def _read_start(self, block: Block) -> Chunk:
+    def _read_start(self, block: StreamBlock) -> Chunk:
         self._block = block
         self._has_arguments = False
         if block.type == "tool_use":
@@ -195,7 +195,7 @@ class AnthropicChunkReader:
 
     def _read_stop(self) -> Chunk:
         """What was not said piece by piece."""
-        block, self._block = self._block, Block()
+        block, self._block = self._block, StreamBlock()
         if block.type == "tool_use" and not self._has_arguments:
             return self._arguments(bytes(block.input).decode())
         if block.is_thought and self._tells_thoughts:
@@ -224,7 +224,7 @@ class AnthropicChunkReader:
         num_bytes = len(text.encode())
         return self._chunk({"tool_calls": [call]}, num_other_bytes=num_bytes, has_calls=True)
 
-    def _take_usage(self, usage: Usage | None) -> None:
+    def _take_usage(self, usage: AnthropicUsage | None) -> None:
         if usage is not None:
             self._has_usage = True
             self._usage = self._usage.updated(usage)
@@ -277,7 +277,7 @@ def finish_reason_of(stop_reason: str) -> str:
     return FINISH_REASONS.get(stop_reason, "stop")
 
 
-def usage_of(usage: Usage) -> UpstreamUsage:
+def usage_of(usage: AnthropicUsage) -> UpstreamUsage:
     """All tokens of the prompt, also those that were read from the cache or written to it."""
     details = usage.output_tokens_details
     cached = whole_number(usage.cache_read_input_tokens)

@@ -10,7 +10,7 @@ from gateway.errors.http import INVALID_REQUEST
 from gateway.errors.tree import UpstreamError
 from gateway.schema.kinds import Endpoint
 from gateway.schema.line_ends import escape_line_ends
-from gateway.settings.server_traits import Continuation, ServerTraits
+from gateway.settings.server_traits import ContinuationStrategy, ServerTraits
 from gateway.upstream.call import Chunk, UpstreamCall, WholeAnswer
 
 DONE: Final = b"[DONE]"
@@ -31,11 +31,11 @@ class Resume:
 
     text: str
     num_tokens: int
-    strategy: Continuation
+    strategy: ContinuationStrategy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
+class ServerRefusal:
     """A server's complaint about the request: its words, and an OpenAI error body with them."""
 
     message: str
@@ -50,7 +50,7 @@ class ReportedError(UpstreamError):
     """
 
     def __init__(
-        self, message: str, *, status: int | None = None, refusal: Refusal | None = None
+        self, message: str, *, status: int | None = None, refusal: ServerRefusal | None = None
     ) -> None:
         failure = "throttled" if status == 429 else "reported"
         super().__init__(message, failure=failure, status=status)  # type: ignore[arg-type]
@@ -100,7 +100,7 @@ class Dialect(Protocol):
     def whole(self, call: UpstreamCall, body: bytes) -> WholeAnswer:
         """An answer that is not streamed. Raises UpstreamError `garbage` or `reported`."""
 
-    def refusal(self, status: int, body: bytes) -> Refusal:
+    def refusal(self, status: int, body: bytes) -> ServerRefusal:
         """What a 4xx answer says; never raises."""
 
 
@@ -158,11 +158,11 @@ def reported(tier: str, detail: object, status: int | None = None) -> ReportedEr
     if is_refusal(status):
         whole = isinstance(detail, Mapping) and isinstance(detail.get("message"), str)
         body = msgspec.json.encode({"error": detail}) if whole else error_body(words or message)
-        refusal = Refusal(message=words or message, body=body)
+        refusal = ServerRefusal(message=words or message, body=body)
     return ReportedError(message, status=status, refusal=refusal)
 
 
-def read_refusal(tier: str, status: int, body: bytes) -> Refusal:
+def read_refusal(tier: str, status: int, body: bytes) -> ServerRefusal:
     """A 4xx answer's words; its body as it is where it is an OpenAI error already."""
     document: Any = None
     if len(body) <= _MAX_REFUSAL_BYTES:
@@ -173,10 +173,10 @@ def read_refusal(tier: str, status: int, body: bytes) -> Refusal:
     words = message_of(document)
     if words is None:
         words = f"The {tier} tier refused the request with status {status}."
-        return Refusal(message=words, body=error_body(words))
+        return ServerRefusal(message=words, body=error_body(words))
     if isinstance(document, dict) and isinstance(document.get("error"), dict):
-        return Refusal(message=words, body=body)
-    return Refusal(message=words, body=error_body(words))
+        return ServerRefusal(message=words, body=body)
+    return ServerRefusal(message=words, body=error_body(words))
 
 
 def whole_number(value: float | None) -> int:

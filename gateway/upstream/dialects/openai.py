@@ -19,8 +19,8 @@ from gateway.upstream.call import Chunk, UpstreamCall, WholeAnswer, num_answers
 from gateway.upstream.dialects.base import (
     DONE,
     ChunkReader,
-    Refusal,
     Resume,
+    ServerRefusal,
     garbage,
     read_refusal,
     reported,
@@ -147,7 +147,7 @@ class OpenAIDialect:
             usage=_usage_of(answer.usage),
         )
 
-    def refusal(self, status: int, body: bytes) -> Refusal:
+    def refusal(self, status: int, body: bytes) -> ServerRefusal:
         """The server's own words, as OpenAI writes them."""
         return read_refusal(self._tier, status, body)
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 import msgspec
 
 from gateway.errors.tree import BadRequestError
-from gateway.settings.server_traits import Continuation, ServerTraits
+from gateway.settings.server_traits import ContinuationStrategy, ServerTraits
 from gateway.upstream.call import UpstreamCall
 from gateway.upstream.dialects.base import Resume
 
@@ -66,7 +66,7 @@ def encode_request(document: Mapping[str, Any]) -> bytes:
         raise BadRequestError("The request is nested too deeply.") from None
 
 
-def is_resumable(call: UpstreamCall, strategy: Continuation) -> bool:
+def is_resumable(call: UpstreamCall, strategy: ContinuationStrategy) -> bool:
     """Whether the rest of this call's answer can be asked for that way, once it has begun.
 
     What the answer itself says (calls, reasoning, log-probabilities) is not looked at here.

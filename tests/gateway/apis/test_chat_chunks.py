@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from gateway.apis.chat_chunks import CallPiece, ChatUsage, ChunkReader, read_completion
+from gateway.apis.chat_chunks import CallPiece, ChatChunkParser, ChatUsage, read_completion
 from gateway.errors.tree import GenerationError
 from tests.gateway.apis.chat_answers import (
     ANSWER_ID,
@@ -28,7 +28,7 @@ def test_a_stream_piece_by_piece() -> None:
         chunk(finish="tool_calls"),
         ending(service_tier="flex"),
     ]
-    reader = ChunkReader()
+    reader = ChatChunkParser()
     pieces = [piece for part in parts for piece in reader.read(part)]
     first, alive, thought, named, arguments, last, usage, done = pieces
     assert (first.content, first.answer_id, first.model) == ("Hi", ANSWER_ID, "test/small-model")
@@ -52,9 +52,9 @@ def test_a_stream_piece_by_piece() -> None:
 
 def test_events_may_be_cut_anywhere() -> None:
     stream = chunk(content="Zwölf 漢字") + b": alive\n\n" + ending()
-    whole = ChunkReader().read(stream)
+    whole = ChatChunkParser().read(stream)
     for size in (1, 2, 7, 100):
-        reader = ChunkReader()
+        reader = ChatChunkParser()
         cut = [p for i in range(0, len(stream), size) for p in reader.read(stream[i : i + size])]
         assert [(p.content, p.comment, p.is_done) for p in cut] == [
             (p.content, p.comment, p.is_done) for p in whole
@@ -96,7 +96,10 @@ ANSWERS = (("a", None), ("b", "stop"))
     ],
 )
 def test_habits_of_other_servers(message: dict, wanted: tuple) -> None:
-    for piece in (read_completion(completion(**message)), *ChunkReader().read(chunk(**message))):
+    for piece in (
+        read_completion(completion(**message)),
+        *ChatChunkParser().read(chunk(**message)),
+    ):
         assert (piece.reasoning, piece.content, piece.refusal) == wanted
 
 
@@ -110,7 +113,7 @@ def test_arguments_may_be_an_object_and_indices_missing() -> None:
 
 
 def test_indices_of_calls_are_the_server_s() -> None:
-    (piece,) = ChunkReader().read(chunk(tool_calls=[call(2, "{}"), call(5, "{}")]))
+    (piece,) = ChatChunkParser().read(chunk(tool_calls=[call(2, "{}"), call(5, "{}")]))
     assert [c.index for c in piece.calls] == [2, 5]
 
 
@@ -121,18 +124,18 @@ def test_thinking_blocks_and_stops_are_told() -> None:
         "finish_reason": "stop",
         "stop_reason": "###",
     }
-    (piece,) = ChunkReader().read(event({"choices": [choice]}))
+    (piece,) = ChatChunkParser().read(event({"choices": [choice]}))
     assert (piece.thoughts, piece.stop) == (blocks, "###")
     choice["stop_reason"] = 17  # a token's id
-    assert ChunkReader().read(event({"choices": [choice]}))[0].stop is None
+    assert ChatChunkParser().read(event({"choices": [choice]}))[0].stop is None
 
 
 def test_several_choices_are_one_text() -> None:
     choices = [{"delta": {"content": text}, "finish_reason": end} for text, end in ANSWERS]
-    (piece,) = ChunkReader().read(event({"choices": choices}))
+    (piece,) = ChatChunkParser().read(event({"choices": choices}))
     assert (piece.content, piece.finish_reason) == ("ab", "stop")
     usage = event({"choices": None, "usage": {"prompt_tokens": 1.0, "completion_tokens": None}})
-    assert ChunkReader().read(usage)[0].usage == ChatUsage(num_prompt_tokens=1)
+    assert ChatChunkParser().read(usage)[0].usage == ChatUsage(num_prompt_tokens=1)
 
 
 @pytest.mark.parametrize(
@@ -144,4 +147,4 @@ def test_what_is_no_answer(body: bytes) -> None:
     assert error.value.code == "unreadable_answer"
     if body:
         with pytest.raises(GenerationError):
-            ChunkReader().read(b"data: " + body + b"\n\n" + DONE)
+            ChatChunkParser().read(b"data: " + body + b"\n\n" + DONE)

@@ -11,7 +11,7 @@ from gateway.apis.messages.answers import (
     MESSAGE_EVENTS,
     MessageAnswer,
     MessagesErrorEvent,
-    Ping,
+    PingEvent,
 )
 from gateway.apis.messages.writer import MessageWriter
 from gateway.errors.http import Problem
@@ -47,7 +47,7 @@ def events(raw: bytes) -> list[dict[str, Any]]:
         assert name == b"event: " + document["type"].encode()
         shape = next(m for m in MESSAGE_EVENTS if _type_of(m) == document["type"])
         shape.model_validate(document, strict=True)
-        if shape not in (Ping, MessagesErrorEvent):
+        if shape not in (PingEvent, MessagesErrorEvent):
             _THEIRS.validate_python(document)
         found.append(document)
     return found

@@ -463,7 +463,7 @@ def test_a_step_that_raises_takes_the_thread_down_and_says_so() -> None:
             assert events[-1].code == "engine_died"
             assert isinstance((await bystander)[-1], Failed)
             assert not client.is_ready
-            assert "restart the gateway" in client.not_ready_reason
+            assert "Restart the gateway" in client.not_ready_reason
 
     run(main())
 

@@ -16,8 +16,8 @@ from benchmarks.toxics import Toxic
 from engine.errors import CrashSuspectError, EngineDiedError, QueueFullError
 from gateway.schema.responses import (
     OutriderReport,
-    UpstreamAnswer,
     UpstreamChunk,
+    UpstreamCompletion,
     UpstreamReport,
 )
 from gateway.schema.routing import RouteReport
@@ -674,14 +674,14 @@ def test_the_openapi_document_knows_answers_of_others(make: Make) -> None:
     with make() as world:
         document = world.http.get("/openapi.json").json()
         assert world.http.get("/openapi.json").json() == document, "asking changes nothing"
-        UpstreamAnswer.model_validate(world.chat(model="cloud").json())
+        UpstreamCompletion.model_validate(world.chat(model="cloud").json())
         for chunk in world.stream(model="cloud").chunks:
             UpstreamChunk.model_validate(chunk)
     for path in ("/v1/chat/completions", "/v1/completions"):
         content = document["paths"][path]["post"]["responses"]["200"]["content"]
-        assert "UpstreamAnswer" in json.dumps(content["application/json"])
+        assert "UpstreamCompletion" in json.dumps(content["application/json"])
         assert "UpstreamChunk" in json.dumps(content["text/event-stream"])
-    assert {"UpstreamAnswer", "UpstreamChunk"} <= document["components"]["schemas"].keys()
+    assert {"UpstreamCompletion", "UpstreamChunk"} <= document["components"]["schemas"].keys()
 
 
 def test_no_model_here_and_nobody_elsewhere_is_not_ready(make: Make) -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gateway.errors.tree import BadRequestError, UpstreamError
 from gateway.schema.kinds import ServerKind
-from gateway.settings.server_traits import TRAITS, Continuation, ServerTraits, traits_of
+from gateway.settings.server_traits import TRAITS, ContinuationStrategy, ServerTraits, traits_of
 from gateway.upstream.call import Chunk, UpstreamCall
 from gateway.upstream.dialects import dialect_for
 from gateway.upstream.dialects.base import ReportedError, Resume, is_refusal
@@ -276,7 +276,7 @@ def test_a_completion_goes_on_behind_prompt_and_text() -> None:
         (completion("a", best_of=2), "replay", False),
     ],
 )
-def test_what_can_go_on(call: UpstreamCall, strategy: Continuation, expected: bool) -> None:
+def test_what_can_go_on(call: UpstreamCall, strategy: ContinuationStrategy, expected: bool) -> None:
     assert is_resumable(call, strategy) is expected
 
 

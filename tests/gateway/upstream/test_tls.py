@@ -21,7 +21,7 @@ from gateway.errors.tree import UpstreamError
 from gateway.settings.tiers import TimeoutSettings
 from gateway.upstream.connection_errors import error_of
 from gateway.upstream.transport import Transport
-from gateway.upstream.waits import Exchange
+from gateway.upstream.waits import ExchangeLimits
 from tests.gateway.upstream.raw_server import Connection, RawServer, answering, raw_server, whole
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the keys")
@@ -238,7 +238,7 @@ def test_other_faults_of_a_certificate(code: int, words: str) -> None:
     cause.verify_message = "certificate revoked"
     key = ConnectionKey("cloud.example", 443, True, True, None, None, None)
     error = aiohttp.ClientConnectorCertificateError(key, cause)
-    exchange = Exchange(tier="cloud", replica="x:1", timeouts=TIMEOUTS, started_s=0)
+    exchange = ExchangeLimits(tier="cloud", replica="x:1", timeouts=TIMEOUTS, started_s=0)
     assert words in str(error_of(error, exchange))
 
 
@@ -247,7 +247,7 @@ def test_an_alert_behind_the_handshake_is_told_as_a_cause() -> None:
     alert.reason = "TLSV13_ALERT_CERTIFICATE_REQUIRED"
     error = aiohttp.ClientOSError(1, "lost")
     error.__cause__ = alert
-    exchange = Exchange(tier="cloud", replica="x:1", timeouts=TIMEOUTS, started_s=0)
+    exchange = ExchangeLimits(tier="cloud", replica="x:1", timeouts=TIMEOUTS, started_s=0)
     assert "asks for a certificate of ours" in str(error_of(error, exchange))
 
 

@@ -20,7 +20,7 @@ from gateway.upstream import response as response_module
 from gateway.upstream import transport as transport_module
 from gateway.upstream.connection_errors import error_of
 from gateway.upstream.transport import Transport, UpstreamResponse
-from gateway.upstream.waits import Exchange, Watch
+from gateway.upstream.waits import ExchangeLimits, Watch
 from tests.gateway.upstream.raw_server import (
     CHUNKED,
     LAST_CHUNK,
@@ -590,7 +590,7 @@ def test_an_unknown_host_name() -> None:
     """Only the words: a test looks no names up."""
     key = ConnectionKey("nowhere.example", 443, True, True, None, None, None)
     error = aiohttp.ClientConnectorDNSError(key, socket.gaierror(-2, "Name or service not known"))
-    exchange = Exchange(tier="cloud", replica="x:1", timeouts=GENEROUS, started_s=0)
+    exchange = ExchangeLimits(tier="cloud", replica="x:1", timeouts=GENEROUS, started_s=0)
     told = error_of(error, exchange)
     assert told.failure == "refused"
     assert str(told) == "The cloud tier has a host name that cannot be looked up."
