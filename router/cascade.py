@@ -84,7 +84,7 @@ class Stages(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class UntrainedAnswers:
-    """Stands in for an answer stage that nobody trained, where a cascade is wanted all the same.
+    """Stands in for an answer stage that was not trained, where a cascade is wanted all the same.
 
     The confidence is the geometric mean of the quality so far and the probability that nine in ten
     of the tokens exceed. It orders answers; it is not calibrated.
@@ -166,7 +166,7 @@ class WatchedAnswer:
         if self._verdict is not None:
             return self._on_committed(self._verdict, num_tokens)
         after = f"after {_tokens(num_tokens)}"
-        if self._rules.last_stage == "prompt":  # and nobody has told of the prompt
+        if self._rules.last_stage == "prompt":  # and the prompt's score is missing
             return self._decide(self._estimate.quality, after)
         if num_tokens >= self._rules.hold_back_tokens and not self._rules.is_whole:
             return self._decide(self._quality(), after)

@@ -86,7 +86,7 @@ class ConversationMemory:
             self._turns.popitem(last=False)
 
     def recall(self, digest: ConversationDigest) -> Turn | None:
-        """The turn that ended so; None where nobody knows."""
+        """Return the turn that ended so; None where it is unknown."""
         value = digest.value()
         turn = self._turns.get(value)
         if turn is not None:

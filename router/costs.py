@@ -31,7 +31,7 @@ class TokenPrices:
 
 
 def prices_by_size(num_parameters: Mapping[Tier, int]) -> dict[Tier, TokenPrices]:
-    """Relative prices where nobody named any: a token costs its passes, a cached one nothing."""
+    """Relative prices where none are set: a token costs its passes, a cached one nothing."""
     return {
         tier: TokenPrices(prompt=float(count), cached_prompt=0.0, completion=float(count))
         for tier, count in num_parameters.items()
@@ -50,7 +50,7 @@ class ConversationSize:
 def gain_factor(current: Tier, size: ConversationSize, prices: Mapping[Tier, TokenPrices]) -> float:
     """By how much the gain that is asked of the large model changes inside a conversation.
 
-    A gain g is worth the price difference of the tiers. Whoever leaves a tier pays its cached
+    A gain g is worth the price difference of the tiers. Leaving a tier forfeits its cached
     prefix again at the other one. So away from the small tier the large one must gain
     g * (c_large + c_lost - c_small) / (c_large - c_small); to stay on the large tier it need gain
     only g * (c_large - c_lost - c_small) / (c_large - c_small), which may be nothing at all. The

@@ -13,7 +13,7 @@ class Setting:
     """What the policy compares qualities with.
 
     threshold and band as in `OperatingPoint`; strong_share: of the answers, expected from the large
-    tier; None where nobody measured it. relative_accuracy likewise.
+    tier; None where it was not measured. relative_accuracy likewise.
     """
 
     threshold: float
@@ -77,7 +77,7 @@ class Dial:
         return _between(self._points[last], self._points[last + 1], weight)
 
     def by_text(self, setting: Setting) -> Setting:
-        """For a request that nobody can watch: about the same strong share from the text alone."""
+        """For a request that cannot be watched: about the same strong share from the text alone."""
         share = setting.strong_share
         if self.calibration.stage == "text" or share is None:
             return replace(setting, band=None)

@@ -4,8 +4,8 @@
   calibration, how it was trained, and two checksums: of the weights and of this file's own values;
 - `router.safetensors`: float arrays, and the hashes of the prompts that it was trained on.
 
-The checksums find damage and careless editing. They are no signature: whoever can write the folder
-can write a valid router.
+The checksums find damage and careless editing. They are no signature: write access to the folder
+is enough to write a valid router.
 """
 
 import hashlib

@@ -22,7 +22,7 @@ from router.dial import Dial, Setting, quantile
 log = logging.getLogger(__name__)
 
 WINDOW: Final = 1024
-_MIN_REQUESTS: Final = 128  # before that, shares are anybody's guess
+_MIN_REQUESTS: Final = 128  # with fewer, shares are mostly noise
 _CHECK_EVERY: Final = 32
 _MAX_SHIFT: Final = 0.25
 _SHARE_SLACK: Final = 0.1
@@ -64,7 +64,7 @@ class Autopilot:
     """Keeps the large model's share of the answers: a quantile of what came lately.
 
     Which setting would have sent `target_share` of the window's requests to the large model? Where
-    requests were watched their confidence is known; elsewhere the text's quality stands for it.
+    requests were watched their confidence is known; else the text's quality stands for it.
     """
 
     def __init__(self, target_share: float, start: Setting, dial: Dial | None = None) -> None:

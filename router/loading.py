@@ -52,7 +52,7 @@ class RoutingOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedRouter:
-    """A policy; where a router was trained also who guards it and for which pair it was."""
+    """A policy; for a trained router also its guard and its pair of models."""
 
     policy: RoutePolicy
     guard: RouteGuard | None = None
@@ -127,7 +127,7 @@ def _start(
 
 
 def _banded(current: Callable[[], Setting], options: RoutingOptions) -> Callable[[], Setting]:
-    """With the operator's own band, for which nobody measured shares."""
+    """Apply the operator's own band, whose shares were not measured."""
     low, high = options.band_low, options.band_high
     if low is None and high is None:
         return current

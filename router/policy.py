@@ -18,7 +18,7 @@ class Route:
     """Where a request goes, and why.
 
     `reason` is one ASCII line, fit for a header. `quality`: how safe the small model's answer was
-    judged, in [0, 1]; None if nobody judged. It was compared with `band` (text qualities between
+    judged, in [0, 1]; None if not judged. It was compared with `band` (text qualities between
     which the small model begins under watch), without one with `threshold`, which is what the watch
     of a `cascade` compares its own confidence with. `stage`: what the last word is made of.
     `is_own`: the server's setting decided, not one that the request brought.
@@ -293,7 +293,7 @@ def own_setting(scorer: RouterScorer, threshold: float | None = None) -> Setting
 
 
 def pair_complaint(trained_for: str | None, small: str, large: str) -> str | None:
-    """In a sentence, that a router belongs to other models; None where it fits or nobody knows.
+    """Say that a router belongs to other models; None where it fits or that is unknown.
 
     `small` and `large`: fingerprints of the loaded checkpoints, empty where unknown.
     """

@@ -41,7 +41,7 @@ _MAX_HIDDEN_SIZE: Final = 2**17
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QualityEstimate:
-    """Probabilities that each tier's answer is right. `large`: None if nobody labelled it."""
+    """Probabilities that each tier's answer is right. `large`: None if it was not labelled."""
 
     small: float
     large: float | None = None
@@ -95,7 +95,7 @@ class RouterScorer:
 
     Heads are the small tier's and, if it was labelled, the large tier's. `threshold`: the quality
     from which on the small model answers. `pair`: fingerprints of the models that it was trained
-    for, "<small>-<large>"; None if nobody said. `probe` takes [text logits | hidden state],
+    for, "<small>-<large>"; None if unknown. `probe` takes [text logits | hidden state],
     `answer` what `answer_inputs` makes. `prompt_hashes`: of the training prompts, ascending, at
     most MAX_PROMPT_HASHES (the smallest). `training` is for people and never read back.
     """

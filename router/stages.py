@@ -68,7 +68,7 @@ def labelled_rows(
 def seen_logprobs(logprobs: FloatRows, hold_back_tokens: int | None) -> tuple[FloatRows, bool]:
     """What a watch has seen when it must decide, and whether it knows that the answer is whole.
 
-    With the last token that may be held nobody knows yet whether another one follows.
+    At the last token that may be held it is unknown whether another one follows.
     """
     if hold_back_tokens is None or len(logprobs) < hold_back_tokens:
         return logprobs, True

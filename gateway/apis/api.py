@@ -25,7 +25,7 @@ class AnswerWriter(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranslatedRequest:
-    """A request in chat's words. `chat_body` is JSON of a chat completion's request."""
+    """A translated request. `chat_body` is JSON of a chat completion's request."""
 
     chat_body: bytes
     writer: AnswerWriter

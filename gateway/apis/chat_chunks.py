@@ -1,6 +1,6 @@
 """A chat completion as other APIs read it: what each event of its stream adds, or all at once.
 
-Answers are this gateway's own or a server's elsewhere, so that the habits of other servers are read
+Answers are this gateway's own or an upstream server's, so that the habits of other servers are read
 too: reasoning under either of two names, content in parts, usage in a chunk with or without
 choices, null wherever nothing is said. One answer is read: where a chunk has several choices, their
 texts are joined.

@@ -13,7 +13,7 @@ def with_prices(card: dict[str, Any], prices: PriceBook) -> dict[str, Any]:
     """A model's card with `tier`, `max_context` and `pricing`, which each of its tiers gets too.
 
     Where several tiers may answer, `tier` is null, and the others are the largest and the dearest:
-    a request cannot be longer, nor a token cost more. Null for what nobody knows.
+    a request cannot be longer, nor a token cost more. Null for unknown prices.
     """
     tiers = card["outrider"]
     known = [prices.charge_of(tier["tier"]) for tier in tiers if prices.is_known(tier["tier"])]

@@ -1,4 +1,4 @@
-"""The engine of a gateway that has no model of its own: all answers come from elsewhere."""
+"""The engine of a gateway without local models: all answers come from upstream tiers."""
 
 from collections.abc import AsyncIterator
 

@@ -133,7 +133,7 @@ def _keep_standard_output_to_ourselves() -> None:
 
 
 def _die_with_gateway(scratch_dir: str) -> None:
-    """Wait for the end of standard input; then nobody is left to clean up but us."""
+    """Wait for the end of standard input: the parent is gone, so this process cleans up."""
     while os.read(sys.stdin.fileno(), 4096):
         pass
     shutil.rmtree(scratch_dir, ignore_errors=True)

@@ -153,7 +153,7 @@ class InProcessEngineClient:
         try:
             self._loop.call_soon_threadsafe(callback, *args)
         except RuntimeError:
-            # The loop is closed: its owner left without close(), and nobody listens any more.
+            # The loop is closed: its owner left without close(), and no reader is left.
             self._commands.put(Stop())
 
     # In the event loop.

@@ -141,7 +141,7 @@ def _apply(command: Command, engine: StepEngine, channel: Channel) -> None:
                 engine.switch_tier(request_id, tier, keeps_answer=keeps_answer)
             except EngineError as error:
                 # switch_tier has no reply to carry the error. The request goes on where it is, and
-                # must not be held at its end: nobody would say more about it.
+                # must not be held at its end: no later event would release it.
                 log.warning("switch_tier refused request_id=%s reason=%s", request_id, error)
                 engine.settle(request_id)
         case Settle(request_id):

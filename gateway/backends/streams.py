@@ -107,7 +107,7 @@ class EventStreams:
                 if isinstance(item, Finished | Failed):
                     return
         finally:
-            # Whoever delivers the last event takes the stream out; still there means we left early.
+            # The last event removes its stream; one that is still there was left early.
             # It stays until the engine has said how it ended.
             if self._streams.get(request_id) is stream:
                 stream.is_followed = False

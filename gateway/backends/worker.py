@@ -162,7 +162,7 @@ class Worker:
         self._socket.curve_server = True
         self._socket.curve_secretkey = server_secret
         port = self._socket.bind_to_random_port("tcp://127.0.0.1")
-        # Only who knows the server's key can connect, and only this process is told.
+        # Connecting requires the server's key, which only this process has.
         return msgspec.structs.replace(
             spec,
             endpoint=f"tcp://127.0.0.1:{port}",
@@ -185,7 +185,7 @@ class Worker:
                 # recv() does not suspend while messages are queued; the streams want a turn too.
                 await asyncio.sleep(0)
         except Exception:
-            # Nobody would read on: better a restart than streams that never end.
+            # No reader would be left: better a restart than streams that never end.
             log.exception("reply of the engine process could not be handled")
             self.kill("its reply could not be handled")
 

@@ -14,7 +14,7 @@ except ImportError:  # not on Windows
 logger = logging.getLogger(__name__)
 
 _OTHER_FILES: Final = 256
-"""Open files that are no clients': engine, database, connections to tiers elsewhere."""
+"""Open files other than clients' connections: engine, database, connections to upstream tiers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

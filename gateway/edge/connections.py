@@ -1,4 +1,4 @@
-"""What the connections of one server share: bounds, counters, and who could be closed."""
+"""State that a server's connections share: bounds, counters, and the idle connections."""
 
 import logging
 import time
@@ -18,7 +18,7 @@ class Closeable(Protocol):
     """A connection between two requests."""
 
     def make_room(self) -> None:
-        """Close it for somebody who has a request."""
+        """Close this idle connection to make room for one with a request."""
 
 
 @dataclass(eq=False, slots=True, kw_only=True)

@@ -7,9 +7,10 @@ from typing import Final
 
 from starlette.types import Scope
 
-from gateway.edge.refusals import Header
 from gateway.errors.http import PERMISSION, Problem
 from gateway.settings.http_bounds import CorsSettings
+
+Header = tuple[bytes, bytes]
 
 _ANY: Final = "*"
 _METHODS: Final = b"GET, HEAD, POST, PATCH, PUT, DELETE"
@@ -32,7 +33,7 @@ class CorsAnswer:
 
 
 class CorsPolicy:
-    """Which origins may ask. Cookies play no part: a page shows its key as everybody does."""
+    """Origins that may call the API. Cookies play no part: a page sends its key like any client."""
 
     def __init__(self, origins: tuple[str, ...]) -> None:
         """`origins` as browsers write them, such as https://app.example; "*" for all."""

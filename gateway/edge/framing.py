@@ -1,4 +1,4 @@
-"""What is wrong with a request's line and headers, before anybody acts on them."""
+"""Checks of a request's line and headers, before anything acts on them."""
 
 import re
 import urllib.parse
@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from typing import Final
 
 from gateway.edge import refusals
-from gateway.edge.refusals import EdgeRefusal, Header
+from gateway.edge.cors import Header
+from gateway.edge.refusals import EdgeRefusal
 
 _MAX_HEADERS: Final = 128
 _ONCE: Final = frozenset(
     {b"authorization", b"x-api-key", b"content-type", b"idempotency-key", b"origin"}
 )
-"""Headers of which somebody on the way might heed another one than we do."""
+"""Headers that must not be repeated: a proxy might obey another copy than this gateway."""
 _HOST: Final = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::\d{1,5})?")
 _CONTROL: Final = re.compile("[\x00-\x1f\x7f]")
 _VERSIONS: Final = frozenset({"1.0", "1.1"})

@@ -9,8 +9,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.edge.cors import CorsAnswer, CorsPolicy
-from gateway.edge.refusals import Header
+from gateway.edge.cors import CorsAnswer, CorsPolicy, Header
 from gateway.errors.http import PERMISSION, Problem
 
 SECURITY_HEADERS: Final[tuple[Header, ...]] = (

@@ -12,8 +12,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from gateway.edge.cors import Header
 from gateway.edge.metrics import EdgeMetrics, Repeat
-from gateway.edge.refusals import Header
 from gateway.errors.tree import BadRequestError, IdempotencyKeyReusedError
 from gateway.settings.http_bounds import HttpSettings
 
@@ -44,7 +44,7 @@ class _Answer:
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class _Slot:
-    """One key of one owner at one endpoint. While `ended` is not set, somebody is at work on it."""
+    """One key of one owner at one endpoint. Until `ended` is set, a request works on it."""
 
     body_hash: bytes
     answer: _Answer | None = None
@@ -125,7 +125,7 @@ class IdempotentAnswers:
             )
 
     def find(self, name: bytes, body_hash: bytes) -> _Slot | None:
-        """Who has the key. Raises IdempotencyKeyReusedError if his body is another one."""
+        """Return the slot of the key. Raises IdempotencyKeyReusedError for another body."""
         now_s = self._clock()
         while self._kept and next(iter(self._kept.values())).expires_s <= now_s:
             self._drop(next(iter(self._kept)))
@@ -136,13 +136,13 @@ class IdempotentAnswers:
         return slot
 
     def begin(self, name: bytes, body_hash: bytes) -> _Slot:
-        """Take a key that nobody has."""
+        """Take a free key."""
         self.count("first")
         slot = self._slots[name] = _Slot(body_hash=body_hash)
         return slot
 
     def end(self, name: bytes, slot: _Slot, recorder: "_Recorder", *, is_good: bool) -> None:
-        """Keep what was recorded, if it is a whole and good answer, and wake those who wait."""
+        """Keep a whole and good answer, and wake the requests that wait for it."""
         if is_good and recorder.is_whole:
             self._tenants[recorder.tenant].kept[name] = None
             slot.answer = self._kept[name] = _Answer(

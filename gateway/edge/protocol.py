@@ -73,7 +73,7 @@ class EdgeProtocol(HttpToolsProtocol):
     # Coming and going
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take the client, or turn him away."""
+        """Accept the connection, or refuse it if there are too many."""
         super().connection_made(transport)
         self._shared.count(len(self.connections))
         if self._shared.has_room(len(self.connections)):
@@ -96,7 +96,7 @@ class EdgeProtocol(HttpToolsProtocol):
         self._shared.count(len(self.connections))
 
     def make_room(self) -> None:
-        """Close an idle connection for somebody who has a request."""
+        """Close this idle connection to make room for one with a request."""
         self._shared.idle.pop(self, None)
         self.transport.close()
         self.connections.discard(self)

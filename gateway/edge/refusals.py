@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Final
 
+from gateway.edge.cors import Header
 from gateway.edge.headers import SECURITY_HEADERS
 from gateway.errors.http import INVALID_REQUEST, SERVER_ERROR, Problem
-
-Header = tuple[bytes, bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

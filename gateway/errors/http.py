@@ -70,7 +70,7 @@ _MAX_RESET_S: Final = 32 * _MAX_WAIT_S  # longer than any month
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """How one kind of exception is answered. `retry_after_s` None: a retry would not help."""
+    """The HTTP answer to one kind of exception. `retry_after_s` None: a retry would not help."""
 
     status: HTTPStatus
     type: str = INVALID_REQUEST
@@ -134,7 +134,7 @@ class Problem:
     raw: bytes | None = None
 
     def body(self) -> bytes:
-        """The OpenAI error object as JSON."""
+        """Return the OpenAI error object as JSON."""
         if self.raw is not None:
             return self.raw
         detail = {
@@ -146,13 +146,13 @@ class Problem:
         return msgspec.json.encode({"error": detail})
 
     def response(self, body: bytes | None = None) -> Response:
-        """The whole HTTP answer; `body` where it is said in another API's words."""
+        """Return the HTTP response; `body` replaces the error object for another API's format."""
         told = self.body() if body is None else body
         return Response(told, self.status, dict(self.headers), media_type="application/json")
 
 
 def problem_of(error: Exception) -> Problem:
-    """What the client is told. An exception that nobody planned says nothing about itself."""
+    """Return the client's view of an error. An unplanned exception reveals nothing about itself."""
     if isinstance(error, HTTPException):
         return _routing_problem(error)
     if isinstance(error, UpstreamRefusalError):
@@ -177,9 +177,9 @@ def problem_of(error: Exception) -> Problem:
 
 
 def _retry_headers(error: Exception, answer: _Answer) -> dict[str, str]:
-    """The headers that the openai client obeys, and the error's own; empty without advice.
+    """Return the headers that the openai client obeys, and the error's own.
 
-    Waits are rounded up: who comes as early as he was told must find room.
+    Waits are rounded up, so that a client that waits as told finds room.
     """
     headers = dict(getattr(error, "headers", {}))
     wait_s: float | None = getattr(error, "retry_after_s", answer.retry_after_s)
@@ -196,7 +196,7 @@ def _retry_headers(error: Exception, answer: _Answer) -> dict[str, str]:
 
 
 def _routing_problem(error: HTTPException) -> Problem:
-    """An unknown path, a method that the path does not have."""
+    """Answer an unknown path, or a method that the path does not have."""
     codes = {404: "unknown_url", 405: "method_not_allowed"}
     return Problem(
         status=error.status_code,
@@ -208,7 +208,7 @@ def _routing_problem(error: HTTPException) -> Problem:
 
 
 async def handle_exception(request: Request, error: Exception) -> Response:
-    """Starlette's exception handler, for every exception."""
+    """Answer any exception; Starlette's exception handler."""
     problem = problem_of(error)
     if problem.status == HTTPStatus.METHOD_NOT_ALLOWED:
         problem = replace(problem, headers={"allow": ", ".join(_methods(request))})
@@ -217,7 +217,7 @@ async def handle_exception(request: Request, error: Exception) -> Response:
 
 
 def _methods(request: Request) -> list[str]:
-    """All that the path has; Starlette names those of its first route only."""
+    """Return all methods of the path; Starlette names those of its first route only."""
     methods: set[str] = set()
     for route in request.app.routes:
         if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE:
@@ -226,7 +226,7 @@ def _methods(request: Request) -> list[str]:
 
 
 def report_problem(path: str, problem: Problem, error: Exception) -> None:
-    """Log a failure of ours."""
+    """Log a failure of the gateway itself (status 500 and above)."""
     if problem.status >= 500:
         # "Not ready yet" is an answer, not a failure: probes ask for it every second.
         logger.log(

@@ -44,7 +44,7 @@ class GatewayError(Exception):
 
 
 class BadRequestError(GatewayError):
-    """The request is malformed or asks for what is not supported."""
+    """The request is malformed, or uses an unsupported feature."""
 
 
 class ModelNotFoundError(GatewayError):
@@ -69,7 +69,7 @@ class BodyTooLargeError(GatewayError):
 
 
 class BodyTooComplexError(GatewayError):
-    """The request's JSON has more of something than a parser is given. `setting` is the bound's."""
+    """The request's JSON exceeds a bound on its structure. `setting` names the bound."""
 
     def __init__(self, counted: str, setting: str, *, count: int, limit: int) -> None:
         super().__init__(
@@ -79,7 +79,7 @@ class BodyTooComplexError(GatewayError):
 
 
 class PromptQueueFullError(GatewayError):
-    """As many long prompts of this tenant wait to be tokenised as may."""
+    """The tenant's queue of long prompts to be tokenised is full."""
 
     def __init__(self, *, num_waiting: int) -> None:
         super().__init__(
@@ -90,7 +90,7 @@ class PromptQueueFullError(GatewayError):
 
 
 class KeyBodiesFullError(GatewayError):
-    """The bodies of this key's requests hold as many bytes as one key's may."""
+    """The bodies of the key's running requests are at their bound in bytes."""
 
     def __init__(self, *, limit_bytes: int) -> None:
         super().__init__(
@@ -101,7 +101,7 @@ class KeyBodiesFullError(GatewayError):
 
 
 class BodiesFullError(GatewayError):
-    """The bodies of all requests hold as many bytes as they may."""
+    """The bodies of all running requests are at their bound in bytes."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -138,21 +138,21 @@ class NotReadyError(GatewayError):
 
 
 class GenerationError(GatewayError):
-    """The engine ended the request by an error of ours."""
+    """The engine ended the request by an internal error."""
 
 
 class EngineLostError(GenerationError):
-    """The engine died under the request; another attempt will find a new one."""
+    """The engine died while it served the request; another attempt meets a new engine."""
 
 
 class EngineLostTwiceError(EngineLostError):
-    """The engine died under the same request for the second time: it is not tried again."""
+    """The engine died with the same request for the second time; it is not tried again."""
 
     should_retry = False
 
 
 class RequestFailedError(GenerationError):
-    """The engine could not follow this request's own grammar or parameters: it would fail again."""
+    """The request's grammar or parameters failed in the engine, and would fail again."""
 
     should_retry = False
 
@@ -167,23 +167,23 @@ FailureKind = Literal[
     "total_timeout",
     "status",  # an HTTP status that says the server failed
     "throttled",  # 429
-    "not_trusted",  # 401 or 403: our key is not taken
+    "not_trusted",  # 401 or 403: it rejects our key
     "content_type",
-    "garbage",  # what it sent cannot be read
+    "garbage",  # its response cannot be parsed
     "too_large",
     "ended_early",
     "reported",  # an error event in its stream
-    "ejected",  # nobody asked it: its breaker is open
+    "ejected",  # not asked: its breaker is open
 ]
 BLAMELESS_FAILURES: Final[frozenset[FailureKind]] = frozenset({"throttled", "ejected"})
-"""They do not tell against a server's health: a busy server is not a broken one."""
+"""Failures that do not count against a server's health: a busy server is not a broken one."""
 
 
 class UpstreamError(GatewayError):
-    """An upstream server did not answer as it should. The message names its tier only.
+    """An upstream server failed. The message names its tier only.
 
-    `replica` (host:port) is for logs. is_retryable: another attempt, there or elsewhere, may do
-    better. blames_server: it tells against the server's health. retry_after_s: what the server
+    `replica` (host:port) is for logs. is_retryable: another attempt, at any replica, may do
+    better. blames_server: it counts against the server's health. retry_after_s: what the server
     asked for.
     """
 
@@ -204,7 +204,7 @@ class UpstreamError(GatewayError):
 
     @property
     def is_retryable(self) -> bool:
-        """Whether the same request may succeed at another time or place."""
+        """Whether the same request may succeed later, or at another replica."""
         return self.failure != "not_trusted"
 
     @property
@@ -214,9 +214,9 @@ class UpstreamError(GatewayError):
 
 
 class UpstreamRefusalError(GatewayError):
-    """The server says that the request is at fault (4xx); its own words are passed on.
+    """The upstream server says that the request is at fault (4xx); its message is passed on.
 
-    `tier`, where it is known, tells the client whose words they are.
+    `tier`, where known, tells the client which tier wrote the message.
     """
 
     def __init__(
@@ -230,7 +230,7 @@ class UpstreamRefusalError(GatewayError):
 
 
 class UnavailableError(GatewayError):
-    """Nobody who may answer this request can do so now."""
+    """Every tier that may answer this request is down or unreachable."""
 
     def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
         super().__init__(message, code="no_tier_available")
@@ -238,7 +238,7 @@ class UnavailableError(GatewayError):
 
 
 class ThrottledError(GatewayError):
-    """Everyone who may answer this request is asked too much."""
+    """Every tier that may answer this request is rate-limited."""
 
     def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
         super().__init__(message, code="upstream_throttled")
@@ -262,7 +262,7 @@ class LoopError(GatewayError):
 
 
 class AuthenticationError(GatewayError):
-    """No key, or none that is valid."""
+    """The request carries no valid key."""
 
     headers: Mapping[str, str] = {"www-authenticate": "Bearer"}
 
@@ -271,7 +271,7 @@ class AuthenticationError(GatewayError):
 
 
 class PermissionDeniedError(GatewayError):
-    """The key is valid, but not for this."""
+    """The key is valid, but lacks the permission."""
 
     def __init__(
         self, message: str, *, param: str | None = None, code: str = "permission_denied"
@@ -334,15 +334,15 @@ class BudgetError(GatewayError):
 
 
 class NotFoundError(GatewayError):
-    """What the request names does not exist."""
+    """The request names something that does not exist."""
 
 
 class ConflictError(GatewayError):
-    """Another request contradicts this one."""
+    """The request conflicts with the current state."""
 
 
 class IdempotencyKeyReusedError(GatewayError):
-    """The idempotency-key has come before, with another body."""
+    """The idempotency-key was used before, with another body."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -353,14 +353,14 @@ class IdempotencyKeyReusedError(GatewayError):
 
 
 class DrainingError(GatewayError):
-    """This gateway is about to end; another one, or its successor, answers in its place."""
+    """The gateway is shutting down; another instance, or its successor, answers."""
 
     def __init__(self) -> None:
         super().__init__("The gateway is shutting down. Try again in a moment.", code="draining")
 
 
 class StorageError(GatewayError):
-    """The database or the limits' store cannot be asked now."""
+    """The database, or the store of the limits, is unavailable."""
 
     def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
         super().__init__(message, code="storage_unavailable")

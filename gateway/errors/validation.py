@@ -13,7 +13,7 @@ _MAX_COMPLAINTS: Final = 64
 
 
 def bad_request(error: ValidationError, body: bytes) -> BadRequestError:
-    """The most specific of pydantic's complaints, with the path of its field in `body`."""
+    """Return the most specific of pydantic's complaints, with its field's path in `body`."""
     # An object of thousands of unknown fields has as many complaints; the first ones say enough.
     details = error.errors(include_url=False, include_input=False)[:_MAX_COMPLAINTS]
     if details[0]["type"] == "json_invalid":
@@ -33,12 +33,12 @@ def bad_request(error: ValidationError, body: bytes) -> BadRequestError:
 
 
 def _shortened(name: str) -> str:
-    """A field's name may be the whole of a large body."""
+    """Cut a field's name, which may be as long as the body."""
     return name if len(name) <= _MAX_QUOTED_CHARS else f"{name[:_MAX_QUOTED_CHARS]}..."
 
 
 def _real_path(detail: ErrorDetails, document: Any) -> list[str | int]:
-    """pydantic's location without the names of union branches: only what indexes the body."""
+    """Return pydantic's location without the names of union branches: keys of the body only."""
     path: list[str | int] = []
     here: Any = document
     parts = list(detail["loc"])
@@ -55,7 +55,7 @@ def _real_path(detail: ErrorDetails, document: Any) -> list[str | int]:
 
 
 def _value_at(document: Any, path: list[str | int]) -> object:
-    """What stands there; None for a field that is missing."""
+    """Return the value at a path; None for a missing field."""
     for part in path[:-1]:
         document = document[part]
     try:
@@ -65,7 +65,7 @@ def _value_at(document: Any, path: list[str | int]) -> object:
 
 
 def _explain(detail: ErrorDetails, value: object) -> str:
-    """A sentence without full stop; unknown fields and words in our own words."""
+    """Explain a complaint in a sentence without full stop."""
     match detail["type"]:
         case "extra_forbidden":
             return "this field is unknown or not supported"

@@ -180,14 +180,14 @@ class OutriderOptions(RequestModel):
     `max_draft_nodes` and `max_draft_depth` bound the token tree of one step; `sources` says where
     its guesses may come from. `quality`: the large model's own distribution (lossless, the default)
     or a speculative cascade of both models. `tier` takes the choice from the router: a local model
-    or a tier elsewhere. `min_quality` is the accuracy that `auto` is to keep, as a share of what
+    or an upstream tier. `min_quality` is the accuracy that `auto` is to keep, as a share of what
     the large model alone has; or `threshold`: the estimated quality from which on the small model's
     answer stands. `hold_back_tokens`, `hold_back_ms`: how much of an answer under watch is held
     back at most. `max_cost_usd` bounds what the request may cost at the server's
     prices: a tier that could cost more does not answer. `fit_context`: where prompt and max_tokens
     do not fit the context together, the answer may be as long as the context leaves.
 
-    `policy`: who may answer, models of this machine (local) or servers elsewhere (cloud).
+    `policy`: what may answer, models of this machine (local) or upstream servers (cloud).
     `privacy`: nothing of a private request leaves this machine. `deadline_ms`: the time for the
     whole answer, from the request's arrival.
     """

@@ -1,6 +1,6 @@
-"""What is read of every request, whoever answers it.
+"""The fields that are read of every request, whichever tier answers it.
 
-A server elsewhere may know fields that the local models do not, so that the rest of the request is
+An upstream server may know fields that the local models do not, so that the rest of the request is
 kept as it came; the local models read it again with their own, strict schema.
 """
 
@@ -23,7 +23,7 @@ _NO_OPTIONS: Final = OutriderOptions()
 
 
 class _Lenient(BaseModel):
-    """Strict in what it declares; other fields are another server's business."""
+    """Base: strict in declared fields; other fields are kept for upstream servers."""
 
     model_config = ConfigDict(
         extra="ignore", strict=True, frozen=True, allow_inf_nan=False, protected_namespaces=()
@@ -37,7 +37,7 @@ class EnvelopeStreamOptions(_Lenient):
 
 
 class Envelope(_Lenient):
-    """The fields of a request that matter for who answers it, and how the answer is passed on."""
+    """The fields that decide which tier answers a request, and how the answer is passed on."""
 
     model: Annotated[str, Field(min_length=1, max_length=MAX_LABEL_CHARS)]
     max_tokens: PositiveCount | None = None
@@ -130,7 +130,7 @@ def read_request(body: bytes, endpoint: Endpoint) -> ReadRequest:
 
 
 def _refuse(body: bytes, envelope_type: type[Envelope], error: Exception) -> NoReturn:
-    """Raise what pydantic says of the body: where it is wrong, time does not matter."""
+    """Raise pydantic's complaint about the body; the slow path of an invalid body."""
     try:
         envelope_type.model_validate_json(body)
     except ValidationError as complaint:
@@ -140,7 +140,7 @@ def _refuse(body: bytes, envelope_type: type[Envelope], error: Exception) -> NoR
 
 
 def _is_nested_too_deeply(body: bytes, document: dict[str, Any]) -> bool:
-    """Whether JSON lies in JSON so deeply that not everyone could read or write it again."""
+    """Whether JSON is nested too deeply for some parsers and encoders."""
     if body.count(b"[") + body.count(b"{") <= _MAX_NESTING:
         return False
     level: list[Any] = [document]

@@ -5,10 +5,10 @@ from typing import Literal
 Endpoint = Literal["chat", "completion"]
 
 UsageSource = Literal["reported", "counted", "estimated"]
-"""Who says how many tokens there were: the server, our own tokenizer, or the text's length."""
+"""Source of token counts: the server, the gateway's tokenizer, or the text's length."""
 
 Policy = Literal["local_only", "prefer_local", "prefer_cloud", "cloud_only"]
-"""Who may answer what `auto` is asked: models of this machine, and a tier elsewhere."""
+"""Tiers that may answer requests for `auto`: models of this machine, and an upstream tier."""
 
 Capability = Literal["tools", "images", "audio", "files"]
 

@@ -56,8 +56,8 @@ _FAILURES: Final[Mapping[int, str]] = {
     422: "The idempotency-key was used for another body.",
     429: "A limit of the key or its team is reached, the queue is full, or a tier is busy.",
     500: "The gateway or the engine failed.",
-    502: "A tier elsewhere failed.",
-    503: "Nobody who may answer can do so now; the engine is loading or being restarted.",
+    502: "An upstream tier failed.",
+    503: "No tier that may answer is available now, or the engine is loading or restarting.",
     504: "The request's own deadline has passed.",
     508: "The request has come through this gateway before.",
 }
@@ -78,7 +78,7 @@ _ID_HEADER: Final = {
 }
 _TIER_HEADER: Final = {
     "x-outrider-tier": {
-        "description": "Who answered: `small`, `large`, or the name of a tier elsewhere.",
+        "description": "The tier that answered: `small`, `large`, or the name of an upstream tier.",
         "schema": {"type": "string"},
         "required": True,
     },
@@ -90,7 +90,7 @@ _TIER_HEADER: Final = {
 }
 _HAND_OFF_HEADERS: Final = {
     "x-outrider-hand-off": {
-        "description": "Why it answers who was not asked first.",
+        "description": "Why the answer is not from the tier that was asked first.",
         "schema": {"type": "string", "enum": list(get_args(HandOffKind))},
     },
     "x-outrider-confidence": {
@@ -98,7 +98,7 @@ _HAND_OFF_HEADERS: Final = {
         "schema": {"type": "string"},
     },
     "x-outrider-degraded": {
-        "description": "A tier elsewhere should have answered and could not.",
+        "description": "An upstream tier should have answered and could not.",
         "schema": {"type": "string", "enum": ["true"]},
     },
 }
@@ -218,7 +218,7 @@ def question_operation(
 class LoadedLimits:
     """What the loaded models allow; the largest where they differ.
 
-    `names` is None where a name need not be listed: servers elsewhere may answer to others.
+    `names` is None where a name need not be listed: upstream servers may answer to others.
     """
 
     names: tuple[str, ...] | None
@@ -263,12 +263,12 @@ def build_document(
 
 
 def _finish(path: str, responses: dict[str, Any], described: dict[str, Any]) -> None:
-    """What all operations have in common: who may ask, and that others are told so."""
+    """Add what all operations share: authentication, and its failures."""
     if responses.get("422", {}).get("description") == "Validation Error":
         del responses["422"]  # FastAPI's own, which no endpoint here answers with
     if path in _FREE:
         return
-    # Without any key nobody needs one: hence the empty requirement.
+    # While no key exists none is needed: hence the empty requirement.
     described["security"] = [{}, {"bearer": []}, {"api_key": []}]
     for status, text in failures(401, 403, 429).items():
         responses.setdefault(str(status), text)

@@ -26,12 +26,12 @@ class OutriderReport(ResponseModel):
     `tier` gave the answer and `reason` says why; the request began on `route_tier`, and `escalated`
     says whether its answer there was given up, or continued, by the large tier. `quality` is how
     safe the router judged the small model's answer to be from the prompt, `confidence` how safe the
-    answer itself looked; null where nobody judged. `held_tokens` waited for that decision. Of those
+    answer itself looked; null if not judged. `held_tokens` waited for that decision. Of those
     that were given up, the large model wrote `reused_tokens` too; `discarded_tokens` are the rest.
     `mean_emitted_tokens` is tokens per pass of the tier's model; `seed` reproduces a sampled answer
     and is null for greedy ones. `unratified_tokens` are those of a speculative cascade that the
-    large model alone would not have chosen. `hand_off` says why it answers who was not asked first,
-    and `degraded` that a tier elsewhere should have answered and could not. `arm`: which arms of
+    large model alone would not have chosen. `hand_off`: why another tier than the first answers;
+    `degraded`: an upstream tier should have answered and could not. `arm`: which arms of
     experiments it was answered by, null for none.
     """
 
@@ -57,13 +57,13 @@ class OutriderReport(ResponseModel):
 
 
 class UpstreamReport(ResponseModel):
-    """How a tier elsewhere served the request; the rest of its answer is the server's own.
+    """How an upstream tier served the request; the rest of its answer is the server's own.
 
     `tier`, `reason`, `route_tier`, `escalated`, `hand_off`, `quality`, `confidence`, `arm` and the
     tokens held and discarded are as in `OutriderReport`. `attempts` were made; `hedged`: a second
     one ran beside the first; `continuations`: how often another replica went on where one failed.
-    `usage_source` says who counted the tokens, `usage_corrected` that the server had said something
-    else. `cost_usd` at the operator's prices; null where there are none, or no tokens known yet.
+    `usage_source` says what counted the tokens, `usage_corrected` that the server's count
+    differed. `cost_usd` at the operator's prices; null where there are none, or no tokens known yet.
     """
 
     tier: str
@@ -87,7 +87,7 @@ class UpstreamReport(ResponseModel):
 
 
 class TraceTree(ResponseModel):
-    """The guesses of one step: text, parent (-1: the root), who guessed it, if it was right."""
+    """The guesses of one step: text, parent (-1: the root), source, and whether accepted."""
 
     step: int
     nodes: list[tuple[str, int, list[NodeSource], bool]]
@@ -299,7 +299,7 @@ class Completion(ResponseModel):
 
 
 class UpstreamCompletion(BaseModel):
-    """The whole answer of a tier elsewhere: its server's own response, with the report put in."""
+    """The whole answer of an upstream tier: its server's own response, with the report put in."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -307,7 +307,7 @@ class UpstreamCompletion(BaseModel):
 
 
 class UpstreamChunk(BaseModel):
-    """One event of a tier elsewhere: its server's own; one of the last carries the report."""
+    """One event of an upstream tier: its server's own; one of the last carries the report."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -340,10 +340,10 @@ class TierCard(ResponseModel):
 
 
 class UpstreamCard(ResponseModel):
-    """A tier that is a server elsewhere.
+    """A tier that is an upstream server.
 
     `model_id` is what the server is asked for, null where it names no model; `max_context` is null
-    where nobody knows it.
+    where it is unknown.
     """
 
     tier: str
@@ -357,7 +357,7 @@ class ModelCard(ResponseModel):
     """A name that `model` accepts.
 
     `tier` is null where several may answer; `max_context` and `pricing` are the largest and the
-    dearest then, null where nobody knows them.
+    dearest then, null where they are unknown.
     """
 
     id: str
@@ -369,7 +369,7 @@ class ModelCard(ResponseModel):
     pricing: Pricing | None
     outrider: Annotated[
         list[TierCard | UpstreamCard],
-        Field(description="Which checkpoints may answer, and which servers elsewhere."),
+        Field(description="Which checkpoints may answer, and which upstream servers."),
     ]
 
 

@@ -19,7 +19,7 @@ class CascadeReport(ResponseModel):
 
 
 class TierOption(ResponseModel):
-    """A tier that could answer. `cost_usd`: what it may cost; null where nobody named prices.
+    """A tier that could answer. `cost_usd`: what it may cost; null without prices.
 
     It counts the exact prompt and `max_tokens`; without that the server's default, else the mean
     length of answers so far.
@@ -33,13 +33,13 @@ class TierOption(ResponseModel):
 class RouteReport(ResponseModel):
     """Where the request would go, and why.
 
-    `quality`: how safe the router judges the small model's answer, null if nobody judged. It was
+    `quality`: how safe the router judges the small model's answer, null if not judged. It was
     compared with `band` (between low and high the small model begins under watch) or, without one,
     with `threshold`, with which the watch compares its own confidence too. `stage`: what has the
     last word: text, prompt (the small model's reading of it) or answer. `sticky`: the tier that has
     the conversation in its cache. `pair`: fingerprints of the models that the router was trained
-    for. `alternatives`: the other tiers that this `model` may mean. For a tier elsewhere
-    `prompt_tokens` is null, and `cost_usd` is estimated on the safe side: nobody knows its tokens.
+    for. `alternatives`: the other tiers that this `model` may mean. For an upstream tier
+    `prompt_tokens` is null, and `cost_usd` is an upper estimate: its tokens are unknown.
     """
 
     object: Literal["route"]

@@ -1,4 +1,4 @@
-"""What an arm sets: settings that a request may carry, laid under the request's own."""
+"""Settings of an arm: options that a request may carry, applied where the request sets none."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -67,12 +67,12 @@ else:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overlay:
-    """What an arm sets. Unset options are None."""
+    """The settings of an arm. Unset options are None."""
 
     options: OutriderOptions = field(default_factory=OutriderOptions)
     service_tier: ServiceTierName | None = None
     fields: frozenset[str] = field(init=False)
-    """The names of what is set."""
+    """Names of the settings that are set."""
     _values: tuple[tuple[str, Any], ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -87,7 +87,7 @@ class Overlay:
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> "Overlay":
-        """An overlay as `document` writes it. Raises ValueError for what is no setting."""
+        """Parse an overlay. Raises ValueError for an unknown setting."""
         try:
             parsed = ArmOverlay.model_validate(document)
         except ValidationError as error:
@@ -132,7 +132,7 @@ class Overlay:
         return below.options.model_copy(update=update)
 
     def document(self) -> dict[str, Any]:
-        """What is set, as JSON has it."""
+        """Return the settings as JSON values."""
         document: dict[str, Any] = self.options.model_dump(
             mode="json", exclude_none=True, by_alias=True
         )
@@ -146,7 +146,7 @@ NO_OVERLAY: Final = Overlay()
 
 
 def related_fields(fields: Iterable[str]) -> frozenset[str]:
-    """These settings and those that would get in their way: who sets one is not comparable."""
+    """These settings and those that contradict them: a request with one of them takes no part."""
     names = frozenset(fields)
     groups = (group for group in _GROUPS if names & group)
     return names.union(*groups)

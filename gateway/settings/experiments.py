@@ -30,12 +30,12 @@ _Alpha = Annotated[float, Field(ge=1e-6, le=0.5)]
 
 
 class ArmSpec(RequestModel):
-    """An arm: its weight, and what it sets of a request's settings."""
+    """An arm: its weight, and the settings that it gives to its requests."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     weight: Annotated[float, Field(gt=0, le=1e6)] = 1.0
-    """Its part of the units, beside the other arms' weights. Weights below 1 are shares: they must
+    """Its share of the units, relative to the other arms. Weights below 1 are shares: they must
     add up to 1."""
     set: ArmOverlay = Field(default_factory=ArmOverlay)
     """Settings as in a request's `outrider` object, and service_tier. What a request sets itself
@@ -43,7 +43,7 @@ class ArmSpec(RequestModel):
 
 
 class Eligible(RequestModel):
-    """Who takes part; unset: everybody."""
+    """Requests that take part; unset: all."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
@@ -84,11 +84,11 @@ class GuardrailSpec(RequestModel):
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     p95_ttft_ms: Annotated[float, Field(ge=0.01, le=3_600_000)] | None = None
-    """Of the time to the first token, the 95th percentile."""
+    """Largest 95th percentile of the time to the first token."""
     error_share: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Failed requests, of those that the client did not give up."""
+    """Largest share of failed requests, among those that the client did not cancel."""
     cost_per_request_usd: Annotated[float, Field(gt=0, le=1e6)] | None = None
-    """The mean."""
+    """Largest mean cost of a request."""
     alpha: _Alpha = 0.05
     """The probability that an arm is stopped though none exceeds its limits."""
 
@@ -102,27 +102,27 @@ class AllocationSpec(RequestModel):
     """fixed, thompson (more units for arms that may be the best) or track_and_stop (the soonest
     decision)."""
     min_share: Annotated[float, Field(ge=0.01, le=0.5)] = 0.05
-    """What each arm gets at least."""
+    """Smallest share of the traffic for each arm."""
     every_s: Annotated[float, Field(ge=1, le=86_400)] = 30.0
-    """How often weights are thought over."""
+    """Interval between two changes of the weights."""
     min_requests: Annotated[int, Field(ge=1, le=1_000_000), WHOLE] = 50
-    """Of each arm, before weights change."""
+    """Requests of each arm before its weight may change."""
 
 
 class ExperimentSpec(RequestModel):
-    """An A/B experiment: arms that differ in settings, and who is put into them by what."""
+    """An A/B experiment: arms that differ in settings, and how units are assigned to them."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     description: Annotated[str, Field(max_length=1024)] = ""
-    """What is asked, for people."""
+    """The question behind the experiment, for people."""
     unit: UnitKind = "user"
     """What stays in its arm: user (the request's safety_identifier or user, within its team or
     key), key, conversation (how it began, and its key) or request."""
     layer: ExperimentName = "default"
     """Experiments of one layer have no unit in common; those of different layers cross."""
     salt: Annotated[str, Field(max_length=64)] = ""
-    """Another one deals units to arms anew; empty: the experiment's name."""
+    """A new salt reassigns all units to arms; empty: the experiment's name."""
     arms: Annotated[
         dict[ArmName, ArmSpec],
         Field(
@@ -135,11 +135,11 @@ class ExperimentSpec(RequestModel):
     control: ArmName | None = None
     """The arm that the others are compared with; unset: the one called control, else the first."""
     eligible: Eligible = Field(default_factory=Eligible)
-    """Who takes part."""
+    """Requests that take part."""
     slo: SloOptions | None = None
     """Objectives of all arms, for requests that name none."""
     metric: ExperimentMetric = "attainment"
-    """What decides."""
+    """The metric that decides."""
     alpha: _Alpha = 0.05
     """The probability of a decision where there is no difference, however often one looks."""
     min_effect: Annotated[float, Field(gt=0, le=1e9)] | None = None
@@ -147,7 +147,7 @@ class ExperimentSpec(RequestModel):
     feedback_name: Annotated[str, Field(max_length=64)] = ""
     """The name of the feedback that the metric feedback is about."""
     guardrails: GuardrailSpec = Field(default_factory=GuardrailSpec)
-    """What stops an arm."""
+    """Limits that stop an arm."""
     allocation: AllocationSpec = Field(default_factory=AllocationSpec)
     """Whether weights change by themselves."""
 
@@ -203,12 +203,12 @@ class ExperimentSpec(RequestModel):
 
 
 class ExperimentSettings(ExperimentSpec):
-    """An A/B experiment: arms that differ in settings, and who is put into them by what."""
+    """An A/B experiment: arms that differ in settings, and how units are assigned to them."""
 
     model_config = ConfigDict(strict=False)
 
     share: Share = 1.0
-    """How many of the units take part; whoever is in stays in when it grows."""
+    """Share of the units that take part; units that take part still do when it grows."""
     state: ExperimentState = "draft"
     """draft, running or stopped. Applied when it changes here; what `outrider experiment` and
     /admin/experiments do meanwhile holds until then."""
@@ -220,7 +220,7 @@ class ExperimentSettings(ExperimentSpec):
 
 
 def _check_weights(weights: dict[str, float]) -> None:
-    """Raise ValueError for weights that are meant as shares and are not all of it."""
+    """Raise ValueError for weights that are shares and do not add up to 1."""
     total = math.fsum(weights.values())
     if max(weights.values()) < 1 and abs(total - 1) > _SHARES_SUM_TOLERANCE:
         listed = ", ".join(f"{name} {weight:g}" for name, weight in weights.items())

@@ -14,7 +14,7 @@ NameList = Annotated[tuple[str, ...], NoDecode, BeforeValidator(split_list)]
 
 
 class CorsSettings(Section):
-    """Which web pages of other sites may ask."""
+    """Web pages of other sites that may call the API."""
 
     origins: NameList = ()
     """Their origins, such as https://app.example; "*" for all. Empty: none."""
@@ -32,7 +32,7 @@ class CorsSettings(Section):
 
 
 class HttpSettings(Section):
-    """What a connection may do."""
+    """Bounds on connections and request bodies."""
 
     cors: CorsSettings = Field(default_factory=CorsSettings)
     header_timeout_s: Seconds = 10.0
@@ -40,7 +40,7 @@ class HttpSettings(Section):
     body_timeout_s: Seconds = 30.0
     """Time between two parts of a request's body."""
     write_timeout_s: Seconds = 60.0
-    """How long a client may not take more of its answer before the connection is cut."""
+    """Time without progress in sending an answer, after which the connection is cut."""
     keep_alive_s: Seconds = 75.0
     """How long a connection may be idle between two requests."""
     max_header_bytes: Count = 32 * 1024

@@ -10,11 +10,11 @@ KeyMode = Literal["auto", "required", "off"]
 
 
 class KeySettings(Section):
-    """Who may ask. Keys are made by `outrider keys create`."""
+    """Authentication. Keys are made by `outrider keys create`."""
 
     mode: KeyMode = "auto"
-    """auto: keys are wanted as soon as there is one, and until then only this machine may ask;
-    required: always; off: never, whoever can reach the port may ask."""
+    """auto: a key is required once one exists; until then only this machine may call the API;
+    required: always; off: never, so anything that can reach the port may call the API."""
     secret: SecretStr | None = None
     """What hashes of keys are keyed with; unset: drawn at the first start and kept in the database,
     where all its gateways find it."""

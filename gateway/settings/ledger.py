@@ -9,7 +9,7 @@ from gateway.settings.sections import Section
 
 
 class LedgerSettings(Section):
-    """What is remembered of each attempt at an answer. No text is."""
+    """The record of each attempt at an answer. It holds no text."""
 
     enabled: bool = True
     """Keep a ledger, if there is a database."""

@@ -34,7 +34,7 @@ def named_sections(kind: object) -> type[BaseModel] | None:
 def filled_in(
     paths: Sequence[tuple[str, ...]], wanted: Sequence[str], place: str = ANY_NAME
 ) -> list[tuple[str, ...]]:
-    """The paths with the names that `wanted` has where users choose them."""
+    """Return the paths with the names of `wanted` in place of names that users choose."""
     return [
         tuple(
             wanted[i] if part == place and i < len(wanted) else part for i, part in enumerate(path)
@@ -44,7 +44,7 @@ def filled_in(
 
 
 def did_you_mean(name: str, known: Sequence[str]) -> str:
-    """What to say behind a name that is unknown: the one that was meant, or all."""
+    """Return the end of a message about an unknown name: the likely one, or all that exist."""
     close = known[:1] if len(known) == 1 else difflib.get_close_matches(name, known, n=1)
     return f"; did you mean {close[0]}?" if close else f"; available: {', '.join(known)}"
 

@@ -35,7 +35,7 @@ Sources = Annotated[tuple[Source, ...], NoDecode, BeforeValidator(split_list)]
 
 
 def is_missing_folder(name: str) -> bool:
-    """Whether a model's name is meant as a folder, but there is none. Hub ids are `owner/name`."""
+    """Whether a model's name looks like a folder that does not exist. Hub ids are `owner/name`."""
     if Path(name).expanduser().is_dir():
         return False
     return name.startswith(("/", ".", "~")) or name.count("/") != 1
@@ -47,7 +47,7 @@ def bundled_pair() -> Path:
 
 
 class Section(BaseModel):
-    """Base of all sections: what is not a setting is refused."""
+    """Base of all sections; refuses unknown settings."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -60,7 +60,7 @@ class ServerSettings(Section):
     port: int = Field(default=8000, ge=0, le=65535)
     """Port to listen on; 0 for any free one."""
     drain_timeout_s: float = Field(default=30.0, ge=0)
-    """How long answers may take to finish after SIGTERM or Ctrl-C."""
+    """Time for running answers to finish after SIGTERM or Ctrl-C."""
     access_log: bool = False
     """Log a line for every HTTP request."""
     drain_grace_s: float = Field(default=0.0, ge=0)
@@ -69,7 +69,7 @@ class ServerSettings(Section):
 
 
 class ModelSettings(Section):
-    """Which models answer. None given: the pair that comes with Outrider."""
+    """Models that answer. None given: the pair that comes with Outrider."""
 
     large: str | None = None
     """Folder or Hugging Face id of the large model; "none" for no such tier."""
@@ -88,7 +88,7 @@ class ModelSettings(Section):
     def resolved(self) -> dict[Literal["large", "small"], str | None]:
         """Path or hub id of each tier, None where there is none.
 
-        A model of one's own never shares an engine with half of the bundled pair: whoever names one
+        A model of one's own never shares an engine with half of the bundled pair: naming one
         tier only gets that tier only.
         """
         named = {"large": self.large, "small": self.small}
@@ -201,7 +201,7 @@ class TierPriceSettings(Section):
 
 
 class PriceSettings(Section):
-    """What tokens cost, for targets, limits and sticky conversations. All 0: nobody knows."""
+    """Prices of tokens, for targets, limits and sticky conversations. All 0: unknown."""
 
     small: TierPriceSettings = Field(default_factory=TierPriceSettings)
     large: TierPriceSettings = Field(default_factory=TierPriceSettings)

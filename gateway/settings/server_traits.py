@@ -1,4 +1,4 @@
-"""What the kinds of servers can do: one table, so that nobody else asks for a server's name."""
+"""Abilities of each kind of server: one table, so that no other code tests a server's name."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace

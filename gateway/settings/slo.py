@@ -27,7 +27,7 @@ class SloClassSettings(Section):
     inter_token_ms: Annotated[float, Field(ge=0, le=3_600_000)] = 0.0
     """Mean time between the tokens of an answer."""
     is_batch: bool = False
-    """Whether nobody waits for it: it fills what the other classes leave."""
+    """Whether it is batch work, which fills the capacity that other classes leave."""
 
 
 # The first three lie around the limits of MLPerf Inference for chats (450 ms and 40 ms for
@@ -41,7 +41,7 @@ _DEFAULT_CLASSES: Final = {
 
 
 def default_classes() -> dict[str, SloClassSettings]:
-    """The classes that there always are, as they are where nobody says otherwise."""
+    """The built-in classes, with their defaults."""
     return dict(_DEFAULT_CLASSES)
 
 
@@ -53,8 +53,8 @@ class SloSettings(Section):
     long_context_tokens: Count = 2048
     """Prompts of so many tokens are of the class long-context, unless they name another."""
     refuse: RefusalRule = "own"
-    """Who is refused at once, with status 429, where the first token cannot come in time: own (who
-    sends ttft_ms), all (who has an objective of a class as well), or never."""
+    """Requests refused at once, with 429, if the first token cannot come in time: own (those that
+    send ttft_ms), all (those with an objective of a class as well), or never."""
     window_s: Annotated[float, Field(ge=5.0, le=3600.0)] = 60.0
     """Goodput is exported over so many seconds."""
 

@@ -20,7 +20,7 @@ class TraceSettings(Section):
 
 
 class CaptureSettings(Section):
-    """Prompts and answers on disk, for whoever needs them. Off unless a folder is named."""
+    """Capture of prompts and answers on disk. Off unless a folder is named."""
 
     folder: Path | None = None
     """Where to write them, a file a day; unset: nowhere."""

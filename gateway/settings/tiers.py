@@ -1,4 +1,4 @@
-"""Settings of tiers that are servers elsewhere: `[tiers.NAME]`, `[handoff]` and `[mirror]`."""
+"""Settings of tiers that are upstream servers: `[tiers.NAME]`, `[handoff]` and `[mirror]`."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -119,7 +119,7 @@ class TimeoutSettings(Section):
 
 
 class UpstreamSettings(Section):
-    """A tier that is one server elsewhere, or several replicas with the same model."""
+    """A tier that is one upstream server, or several replicas with the same model."""
 
     url: Urls
     """Base URL as OpenAI's clients take it, e.g. https://host/v1; several are replicas."""
@@ -137,7 +137,7 @@ class UpstreamSettings(Section):
     tokenizer: str | None = None
     """Folder or Hugging Face id of its tokenizer, to check what the server says it used."""
     max_context: Count | None = None
-    """Tokens of prompt and answer together; unset: nobody knows."""
+    """Tokens of prompt and answer together; unset: unknown."""
     allow_fields: FieldNames = ()
     """Fields of requests that are passed on beside those that this kind of server is known for,
     e.g. service_tier; each may change prices, privacy or what the server does."""
@@ -162,7 +162,7 @@ class UpstreamSettings(Section):
 
 
 class HandoffSettings(Section):
-    """When a tier elsewhere answers what `auto` is asked."""
+    """When an upstream tier answers what `auto` is asked."""
 
     tier: str | None = None
     """The tier that takes hand-offs; unset: the first one."""
@@ -170,8 +170,8 @@ class HandoffSettings(Section):
     """For requests that name none: local_only, prefer_local, prefer_cloud or cloud_only; auto:
     prefer_local where a model is loaded, else cloud_only."""
     strong: Literal["auto", "local", "cloud"] = "auto"
-    """Who takes what the router finds too hard for the small model: local or cloud; auto: the large
-    model where one is loaded, else the tier elsewhere."""
+    """Where requests go that are too hard for the small model: local or cloud; auto: the large
+    model where one is loaded, else the upstream tier."""
     max_queue_ms: Annotated[float, Field(gt=0)] | None = None
     """Hand over what would wait longer than this for the local models; unset: only where a deadline
     or a full queue demands it."""
@@ -182,10 +182,10 @@ class HandoffSettings(Section):
 
 
 class MirrorSettings(Section):
-    """Copies of requests for a second opinion that nobody waits for. Private ones never."""
+    """Copies of requests for a second opinion, in the background. Never of private ones."""
 
     tier: str | None = None
-    """The tier elsewhere that gets the copies."""
+    """The upstream tier that gets the copies."""
     share: Share = 0.0
     """Of the requests, the share that is copied."""
     max_in_flight: Count = 4
@@ -208,12 +208,12 @@ def tier_complaints(
     handoff: HandoffSettings,
     mirror: MirrorSettings,
 ) -> Iterator[Complaint]:
-    """What contradicts itself between the models of this machine and the tiers elsewhere."""
+    """Contradictions between the models of this machine and the upstream tiers."""
     if not models.is_any and not tiers:
         yield Complaint(
             ("models",),
             None,
-            "both tiers are switched off; name a model for one of them, or a server elsewhere "
+            "both tiers are switched off; name a model for one of them, or an upstream server "
             "(--tier cloud=https://host/v1)",
         )
     for name in tiers:
@@ -222,7 +222,7 @@ def tier_complaints(
     for section, wanted in (("handoff", handoff.tier), ("mirror", mirror.tier)):
         if wanted is not None and wanted not in tiers:
             known = did_you_mean(wanted, list(tiers)) if tiers else "; none is set"
-            yield Complaint((section, "tier"), wanted, f"there is no such tier elsewhere{known}")
+            yield Complaint((section, "tier"), wanted, f"there is no such upstream tier{known}")
     if mirror.share > 0 and mirror.tier is None:
         yield Complaint(("mirror", "share"), mirror.share, "name the tier in mirror.tier")
     yield from _handoff_complaints(handoff, has_local=models.is_any, has_tiers=bool(tiers))
@@ -240,7 +240,7 @@ def _handoff_complaints(
         yield Complaint(("handoff", "strong"), handoff.strong, _NO_TIER)
 
 
-_NO_TIER: Final = "there is no tier elsewhere; set one in [tiers.NAME] or with --tier NAME=URL"
+_NO_TIER: Final = "there is no upstream tier; set one in [tiers.NAME] or with --tier NAME=URL"
 
 
 def _name_complaint(name: str) -> str:

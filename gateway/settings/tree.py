@@ -135,9 +135,9 @@ class Settings(BaseSettings):
     isolate_tenants: bool = True
     """Whether a tenant's prompts are found in the prefix cache by the same tenant only."""
     allow_private_upstreams: bool = True
-    """Whether servers of tiers elsewhere may have private addresses, this machine's included."""
+    """Whether servers of upstream tiers may have private addresses, this machine's included."""
     tiers: dict[str, UpstreamSettings] = Field(default_factory=dict)
-    """Tiers that are servers elsewhere, by the name that requests ask for."""
+    """Tiers that are upstream servers, by the name that requests ask for."""
     handoff: HandoffSettings = Field(default_factory=HandoffSettings)
     mirror: MirrorSettings = Field(default_factory=MirrorSettings)
 

@@ -1,4 +1,4 @@
-"""Prompts and answers on disk, for whoever asked for them. Off unless the settings name a folder.
+"""Capture of prompts and answers on disk. Off unless the settings name a folder.
 
 One JSON object a line, a file a day (UTC), readable by the gateway's user only. A thread redacts
 and writes; what it cannot keep up with is dropped and counted, and no request waits for it.

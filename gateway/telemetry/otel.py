@@ -230,7 +230,7 @@ class OtelTracer:
 
         def shut_down() -> None:
             self._provider.shutdown()
-            with contextlib.suppress(RuntimeError):  # nobody has waited for so long
+            with contextlib.suppress(RuntimeError):  # no request has waited for so long
                 loop.call_soon_threadsafe(ended.set)
 
         # Not by asyncio.to_thread: the end of the loop would wait for that thread after all.

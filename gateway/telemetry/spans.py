@@ -6,7 +6,7 @@ The tree of one request:
       route                                   the router's decision
       generate small                          one tier's work in the engine
         queue, prefill, decode                its parts, decode with the counts of its steps
-      chat NAME                     client    one request to a server elsewhere
+      chat NAME                     client    one request to an upstream server
 
 Names that start with gen_ai, http, server or error are OpenTelemetry's semantic conventions; what
 they have no word for starts with `outrider`. No text of a prompt or of an answer is among them.
@@ -45,7 +45,7 @@ class AskedMarks:
 class EngineMarks:
     """One local tier's work on a request. Times are moments on the gateway's clock, in seconds.
 
-    `scheduled_s`, `first_token_s`: None where it never got so far, or where nobody knows.
+    `scheduled_s`, `first_token_s`: None where it never got so far, or where it is unknown.
     """
 
     tier: str
@@ -70,7 +70,7 @@ class EngineMarks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptMarks:
-    """How one request to a server elsewhere ended, as `Attempt` has it."""
+    """How one request to an upstream server ended, as `Attempt` has it."""
 
     outcome: str
     ended_s: float
@@ -209,7 +209,7 @@ def _record_parts(work: Span, marks: EngineMarks, end_s: float) -> None:
 def begin_attempt(
     span: Span, *, tier: str, replica: str, kind: str, model: str, start_s: float
 ) -> Span:
-    """The span of one request to a server elsewhere; its `headers` go with that request.
+    """The span of one request to an upstream server; its `headers` go with that request.
 
     `replica` is `host:port`.
     """
@@ -235,7 +235,7 @@ def begin_attempt(
 
 
 def end_attempt(span: Span, marks: AttemptMarks) -> None:
-    """The request to the server elsewhere is over."""
+    """The request to the upstream server is over."""
     if span.is_recording:
         span.set(
             _known(
@@ -256,7 +256,7 @@ def end_attempt(span: Span, marks: AttemptMarks) -> None:
 
 
 def end_answer(span: Span, marks: AnswerMarks, *, at_s: float | None = None) -> None:
-    """The request is answered, or nobody is left to answer it."""
+    """End the span: the request is answered, or its client has left."""
     if span.is_recording:
         span.set(
             _known(
@@ -293,7 +293,7 @@ def _part(
 
 
 def _known(attributes: dict[str, AttributeValue | None]) -> dict[str, AttributeValue]:
-    """Without what nobody knows."""
+    """Return the attributes that are known."""
     return {name: value for name, value in attributes.items() if value is not None}
 
 

@@ -19,7 +19,7 @@ class Span(Protocol):
 
     @property
     def is_recording(self) -> bool:
-        """Whether anybody will see its trace. Where not, attributes need not be put together."""
+        """Whether its trace is recorded. If not, attributes need not be computed."""
 
     @property
     def trace_id(self) -> str:
@@ -33,7 +33,7 @@ class Span(Protocol):
         start_s: float | None = None,
         attributes: Attributes = NO_ATTRIBUTES,
     ) -> "Span":
-        """A piece of this work. Whoever makes it ends it."""
+        """Begin a child span. The caller ends it."""
 
     def set(self, attributes: Attributes) -> None:
         """Say more about the work; nothing once it has ended."""
@@ -72,7 +72,7 @@ class Tracer(Protocol):
 
 
 class NullSpan:
-    """Work that nobody watches."""
+    """A span that records nothing."""
 
     __slots__ = ()
 
@@ -87,7 +87,7 @@ class NullSpan:
         start_s: float | None = None,
         attributes: Attributes = NO_ATTRIBUTES,
     ) -> Span:
-        """Nobody watches that either."""
+        """Return the same span."""
         return self
 
     def set(self, attributes: Attributes) -> None:
@@ -126,7 +126,7 @@ class NullTracer:
         start_s: float | None = None,
         attributes: Attributes = NO_ATTRIBUTES,
     ) -> Span:
-        """Nobody watches it."""
+        """Return a span that records nothing."""
         return NULL_SPAN
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""A chat request's prompt: the one way from its messages to tokens, whoever asks for them."""
+"""A chat request's prompt: the only way from its messages to tokens."""
 
 from gateway.schema.chat import ChatRequest
 from gateway.text.chat import ChatTokenizer, Prompt, PromptRoom

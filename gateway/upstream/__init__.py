@@ -1,1 +1,1 @@
-"""Tiers that are servers elsewhere: how they are asked, chosen, watched and replaced."""
+"""Upstream tiers: requests to them, their choice, their health and their replacement."""

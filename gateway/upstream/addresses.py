@@ -1,4 +1,4 @@
-"""Which addresses a server elsewhere may have, and the sockets that keep to it."""
+"""Addresses that an upstream server may have, and sockets that enforce them."""
 
 import errno
 import ipaddress

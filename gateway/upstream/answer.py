@@ -94,7 +94,7 @@ class UpstreamAnswer:
 
         Raises BadRequestError where the call cannot be said to this server, UpstreamRefusalError
         and LoopError where it refuses, ThrottledError, UnavailableError, UpstreamError and
-        DeadlineExceededError where nobody answers.
+        DeadlineExceededError where no server answers.
         """
         self._started_s = self._tier.parts.clock()
         self._call = self._with_seed(_with_stream(self._call, is_streamed=True))

@@ -22,7 +22,7 @@ class UpstreamCall:
     `document` is the client's request as JSON, without its `outrider` object; its `model` is still
     the gateway's name, `model` what the server is to be asked for. `hops`: the gateways that the
     request has come through, this one last. `deadline_s` and `arrival_s` are on the gateway's
-    clock. `affinity` is equal for requests that begin alike; empty: nobody knows. `prediction`: the
+    clock. `affinity` is equal for requests that begin alike; empty: unknown. `prediction`: the
     text of an answer that was given up, a guess at this one's. `on_attempt` is told of each request
     that is made for this call, beside the tier's own books. `span`: the request's, in whose trace
     these requests stand.

@@ -169,7 +169,7 @@ class StreamSplicer:
         if rest is None or not (self._is_caught_up or rest.has_logprobs):
             return None
         if not self._has_joined:
-            # Who speaks was said when the answer began.
+            # The role was sent when the answer began.
             if not says_something(rest):
                 return None
             rest = msgspec.structs.replace(rest, raw=without_role(rest.raw))
@@ -240,7 +240,7 @@ def has_reached_limit(call: UpstreamCall, delivered: Delivered, count: CountText
 
 
 def ending(call: UpstreamCall, delivered: Delivered, usage: UpstreamUsage) -> list[Chunk]:
-    """The end of an answer that is as long as it may be: nobody is left who would say it."""
+    """Return the end of an answer at its token limit, which no server sends any more."""
     head: dict[str, Any] = msgspec.json.decode(event_data(delivered.sample) or b"{}")
     nothing: dict[str, Any] = {"delta": {}} if call.endpoint == "chat" else {"text": ""}
     choice = {"index": 0, **nothing, "logprobs": None, "finish_reason": "length"}

@@ -1,7 +1,7 @@
 """Server-sent events as bytes: where each one ends, and what it says.
 
 https://html.spec.whatwg.org/multipage/server-sent-events.html. An event is passed on as the bytes
-that came, with its comments and its blank line; nothing is decoded that nobody reads.
+that came, with its comments and its blank line; nothing is decoded without need.
 """
 
 import re
@@ -64,7 +64,7 @@ class EventSplitter:
     def finish(self) -> list[bytes]:
         """The stream has ended: its last event, if only the blank line is missing.
 
-        An event that was cut within a line is left in `rest`: nobody knows what it would have said.
+        An event that was cut within a line is left in `rest`: its content is unknown.
         """
         held = bytes(self._held)
         line_end = b"\r\n" if held.endswith(b"\r\n") else held[-1:]

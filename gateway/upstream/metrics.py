@@ -1,4 +1,4 @@
-"""What /metrics says of tiers elsewhere: attempts, failures, times, tokens, cost, health.
+"""What /metrics says of upstream tiers: attempts, failures, times, tokens, cost, health.
 
 Attempts are counted as they end. Gauges are read from the tiers at each scrape.
 """
@@ -41,7 +41,7 @@ class WatchedTier(Protocol):
 
 
 class UpstreamMetrics:
-    """Instruments of all tiers elsewhere. Not thread-safe beyond what prometheus_client is."""
+    """Instruments of all upstream tiers. Not thread-safe beyond what prometheus_client is."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         """Without a registry nothing is exported until `register`."""
@@ -74,7 +74,7 @@ class UpstreamMetrics:
         self._hand_offs = _counter(
             "handoffs", "Requests that went to another tier.", "kind", "from_tier", "to_tier"
         )
-        self._degraded = _counter("degraded", "Local answers for want of a tier elsewhere.")
+        self._degraded = _counter("degraded", "Local answers for want of an upstream tier.")
         self._mirrored = _counter("mirror_copies", "Copies of requests.", "tier", "outcome")
         self._health = _HealthCollector()
         if registry is not None:
@@ -111,7 +111,7 @@ class UpstreamMetrics:
         self._hand_offs.labels(kind, from_tier, to_tier).inc()
 
     def degraded(self) -> None:
-        """Count a local answer that a tier elsewhere should have given."""
+        """Count a local answer that an upstream tier should have given."""
         self._degraded.inc()
 
     def mirrored(self, tier: str, outcome: MirrorOutcome) -> None:

@@ -1,4 +1,4 @@
-"""Copies of requests to another tier, for a second opinion that nobody waits for."""
+"""Copies of requests to another tier, for a second opinion in the background."""
 
 import asyncio
 import logging
@@ -73,7 +73,7 @@ class Mirror:
 
     @property
     def tier(self) -> str:
-        """Who gets the copies."""
+        """The tier that gets the copies."""
         return self._tier.name
 
     def offer(self, call: UpstreamCall, answer: MirroredAnswer) -> bool:
@@ -102,7 +102,7 @@ class Mirror:
         await asyncio.gather(*self._copies, return_exceptions=True)
 
     async def _copy(self, call: UpstreamCall, answer: MirroredAnswer) -> None:
-        """Ask, count and write; whatever happens, nobody but the log hears of it."""
+        """Ask, count and write; a failure appears in the log only."""
         try:
             copied = await self._ask(call)
             self._metrics.mirrored(self._tier.name, "failed" if "failure" in copied else "answered")

@@ -62,7 +62,7 @@ class Opening:
     ) -> None:
         """`started_s`: when the whole answer was begun. Raises BadRequestError by its dialect.
 
-        `avoid`: replicas that are asked only when there is nobody else.
+        `avoid`: replicas that are asked only when there is no other.
         """
         self.asked: list[UpstreamRequest] = []
         self.is_hedged = False
@@ -75,7 +75,7 @@ class Opening:
         self._num_repeated_tokens = num_repeated_tokens
         self._body = tier.parts.dialect.body(call, tier.traits, resume)
         self._round: list[Replica] = list(avoid)
-        """Who was asked since the last wait."""
+        """Replicas asked since the last wait."""
         self._errors: list[UpstreamError] = []
         self._num_earlier_errors = 0
         is_mirror = kind == "mirror"
@@ -87,8 +87,8 @@ class Opening:
         """The request that has begun to be answered.
 
         Raises UpstreamRefusalError and LoopError at once. When all attempts failed: ThrottledError
-        if there were too many requests, UnavailableError if nobody could be asked or all that is
-        known is when to come back, else the last UpstreamError. DeadlineExceededError.
+        if there were too many requests, UnavailableError if no replica could be asked or only the
+        time to come back is known, else the last UpstreamError. DeadlineExceededError.
         """
         if self._kind == "answer":
             self._tier.hedges.earn()
@@ -138,7 +138,7 @@ class Opening:
         errors = self._errors[self._num_earlier_errors :]
         wait_s = min((error.asked_wait_s or 0.0 for error in errors), default=0.0)
         if not replicas.is_available:
-            # Time alone frees who is held back; an open breaker takes more than that.
+            # Time alone frees a throttled replica; an open breaker needs a trial as well.
             breakers = [replica.breaker for replica in replicas.replicas]
             held_s = [breaker.wait_s for breaker in breakers if breaker.state != "open"]
             wait_s = max(wait_s, min(held_s, default=math.inf))
@@ -152,7 +152,7 @@ class Opening:
         assert state.outcome is not None
         error = state.outcome.exception()
         assert isinstance(error, UpstreamError)
-        # Whoever finds all servers held back does not wait: others may answer meanwhile.
+        # If all replicas are throttled there is no wait: other tiers may answer meanwhile.
         is_final = error.failure == "ejected" or not error.is_retryable
         if is_final or state.attempt_number >= self._max_attempts:
             return True
@@ -209,9 +209,9 @@ class Opening:
             )
 
     def _pick(self) -> Replica:
-        """Who was not asked yet; else anybody but the last one; else anybody.
+        """Pick a replica that was not asked yet; else any but the last one; else any.
 
-        Raises UpstreamError `ejected` where nobody admits requests.
+        Raises UpstreamError `ejected` where no replica admits requests.
         """
         pick, affinity = self._tier.parts.replicas.pick, self._call.affinity
         replica = pick(affinity=affinity, exclude=self._round)
@@ -248,7 +248,7 @@ class Opening:
         return learned.quantile(_LATE_QUANTILE)
 
     async def _race(self, first: UpstreamRequest, late_s: float) -> UpstreamRequest:
-        """Whoever of the first and, if that is late, a rival has begun first."""
+        """Return the first request, or its hedge if that begins earlier."""
         runs = {asyncio.create_task(self._start(first)): first}
         winner = None
         given_up_as: AttemptOutcome = "lost"

@@ -8,7 +8,7 @@ from typing import Final
 NUM_RECENT: Final = 20
 _MAX_RATIO: Final = 3.0
 _MIN_EXCESS_S: Final = 0.1
-"""Nobody is an outlier for being slower by less than this."""
+"""A replica that is slower by less than this is no outlier."""
 
 
 class RecentTimes:

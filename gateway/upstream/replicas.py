@@ -1,4 +1,4 @@
-"""The replicas of one tier: who is asked next, and what each request tells about its server."""
+"""The replicas of one tier: which one is asked next, and what requests tell about its health."""
 
 import logging
 import random
@@ -216,13 +216,13 @@ class ReplicaSet:
         self._next_review_s = clock()
 
     def pick(self, *, affinity: str = "", exclude: Collection[Replica] = ()) -> Replica | None:
-        """Who to ask next; None when nobody but `exclude` admits requests.
+        """Return the replica to ask next; None when none but `exclude` admits requests.
 
-        A half-open replica gets its trial from the first request that has excluded nobody: one that
+        A half-open replica gets its trial from the first request that excludes no replica: one that
         has failed once already is not to pay for it. Otherwise the home of `affinity` while its
         load is bounded, where replicas have prefix caches; else the better of two random ones by
         (requests in flight + 1) * expected time to the first token. Outliers are taken only when
-        there is nobody else.
+        there is no other.
         """
         now = self._clock()
         if now >= self._next_review_s:
@@ -249,13 +249,13 @@ class ReplicaSet:
 
     @property
     def is_available(self) -> bool:
-        """Whether anybody admits requests."""
+        """Whether any replica admits requests."""
         now = self._clock()
         return any(replica.breaker.admits(now) for replica in self.replicas)
 
     @property
     def retry_after_s(self) -> float:
-        """Seconds until somebody may admit requests at the soonest; 0 when somebody does now."""
+        """Seconds until a replica may admit requests at the soonest; 0 when one does now."""
         if self.is_available:
             return 0.0
         return max(_SOON_S, min(replica.breaker.wait_s for replica in self.replicas))
@@ -266,7 +266,7 @@ class ReplicaSet:
 
     @property
     def probe_wait_s(self) -> float | None:
-        """Seconds until the next probe is due; None while nobody's breaker is open."""
+        """Seconds until the next probe is due; None while no breaker is open."""
         due = [
             replica.breaker.open_until_s
             for replica in self.replicas
@@ -290,7 +290,7 @@ class ReplicaSet:
         return (replica.in_flight + 1) * replica.latency.expected_s(self._typical_s, now)
 
     def _review(self, now: float) -> None:
-        """Renews the typical first-token time and who is an outlier."""
+        """Renew the typical first-token time and the outliers."""
         self._next_review_s = now + _REVIEW_EVERY_S
         known = [
             replica.latency.ewma_s
@@ -303,7 +303,7 @@ class ReplicaSet:
         self._eject_outliers(now)
 
     def _readmit(self, now: float) -> None:
-        """Takes outliers back whose time is over, or who are no slower than the others are now.
+        """Take outliers back whose time is over, or that are no slower than the others are now.
 
         Without the latter the others, if they cannot carry the load, would only get slower.
         """

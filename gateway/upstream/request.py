@@ -40,7 +40,7 @@ class UpstreamRequest:
     """One request to one replica. It is booked exactly once, however it ends.
 
     To be made right behind `ReplicaSet.pick`, without an await between: it counts as in flight from
-    here. Then `start`, and for a stream `chunks`, else `finish`. Whoever has made it calls `aclose`
+    here. Then `start`, and for a stream `chunks`, else `finish`. Its creator calls `aclose`
     in the end.
     """
 
@@ -87,7 +87,7 @@ class UpstreamRequest:
 
     @property
     def replica(self) -> Replica:
-        """Who is asked."""
+        """The replica that is asked."""
         return self._lease.replica
 
     @property
@@ -146,7 +146,7 @@ class UpstreamRequest:
                     break
                 yield chunk
         except (UpstreamError, DeadlineExceededError) as error:
-            # Whoever breaks off behind the last word has said all of it.
+            # A stream that breaks after the last word is complete.
             if not self._reader.is_complete:
                 await self._end_by(error)
                 raise

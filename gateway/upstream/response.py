@@ -70,7 +70,7 @@ class UpstreamResponse:
 
         Raises UpstreamError (content_type; first_token_timeout until the first event that is no
         comment, then between_tokens_timeout; total_timeout, too_large, reset, garbage) and
-        DeadlineExceededError. Time in which nobody waits for an event does not count as the
+        DeadlineExceededError. Time in which no reader waits for an event does not count as the
         server's silence. A body that ends cleanly just ends.
         """
         splitter = EventSplitter()

@@ -1,4 +1,4 @@
-"""A tier that is one server elsewhere, or several replicas with the same model."""
+"""A tier that is one upstream server, or several replicas with the same model."""
 
 import asyncio
 import logging
@@ -33,7 +33,7 @@ _MODELS_RETRY_S: Final = 10.0
 class UpstreamTier:
     """Answers calls, by whichever of its replicas can. Use it between `start` and `close`.
 
-    It lives in one event loop. `replicas`, `first_token` and `total` are for those who watch it.
+    It lives in one event loop. `replicas`, `first_token` and `total` are for its observers.
     """
 
     def __init__(

@@ -170,7 +170,7 @@ class Transport:
     async def warm(self, url: str) -> None:
         """Have a connection to a server open before it is needed, by a GET without a key.
 
-        Never raises: who needs the connection will learn what is wrong.
+        Never raises: the request that needs the connection reports the failure.
         """
         timeout_s = 2 * self._timeouts.connect_s
         try:

@@ -26,7 +26,7 @@ _LEAST_PROMPT_SHARE: Final = 1 / 16
 """Of the estimate by its length: templates leave out much, but not more than that."""
 _READ_FIELDS: Final = ("prompt", "messages", "tools", "functions", "response_format")
 _MAX_DEPTH: Final = 32
-"""Of JSON, for estimates: nobody says anything so deep, but someone may nest as deep."""
+"""Depth of JSON that estimates look into; deeper nesting is an attack."""
 
 
 class UsageMeter:
@@ -34,7 +34,7 @@ class UsageMeter:
 
     `count_text` counts the tokens of a text, `count_prompt` those of a call's prompt; None where
     the server's tokenizer is not known. Only an answer's plain text is held against the report:
-    tool calls and reasoning may have tokens that nobody is shown. A report of fewer tokens than
+    tool calls and reasoning may have hidden tokens. A report of fewer tokens than
     the text can have, without a tokenizer, is replaced by the estimate.
     """
 

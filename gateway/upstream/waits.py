@@ -97,11 +97,11 @@ class Watch:
             self._arm(due_s)
 
     def rest(self) -> None:
-        """Nobody waits now."""
+        """Stop the clock: no reader waits now."""
         self._due_s = math.inf
 
     def close(self) -> None:
-        """Nobody will wait any more."""
+        """Stop for good."""
         self._due_s = self._fires_s = math.inf
         if self._handle is not None:
             self._handle.cancel()

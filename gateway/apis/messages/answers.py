@@ -33,7 +33,7 @@ class AnswerThinking(ResponseModel):
 
 
 class AnswerRedactedThinking(ResponseModel):
-    """What a tier elsewhere thought and does not show."""
+    """Thinking that an upstream tier does not show."""
 
     type: Literal["redacted_thinking"]
     data: str

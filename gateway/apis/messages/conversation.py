@@ -51,7 +51,7 @@ def translate_conversation(
     *,
     has_tiers_elsewhere: bool,
 ) -> Conversation:
-    """Images, files and signed thoughts are kept where a tier elsewhere may read them.
+    """Images, files and signed thoughts are kept where an upstream tier may read them.
 
     Raises BadRequestError with the path of what cannot be said.
     """

@@ -53,14 +53,14 @@ class Base64Source(RequestModel):
 
 
 class UrlSource(RequestModel):
-    """A file that whoever answers fetches."""
+    """A file that the answering server fetches."""
 
     type: Literal["url"]
     url: str
 
 
 class ImageBlock(RequestModel):
-    """An image, for tiers elsewhere that take images."""
+    """An image, for upstream tiers that take images."""
 
     type: Literal["image"]
     source: Annotated[Base64Source | UrlSource, Field(discriminator="type")]
@@ -77,7 +77,7 @@ class TextSource(RequestModel):
 
 
 class DocumentBlock(RequestModel):
-    """Plain text, or a PDF for tiers elsewhere that take files."""
+    """Plain text, or a PDF for upstream tiers that take files."""
 
     type: Literal["document"]
     source: Annotated[TextSource | Base64Source, Field(discriminator="type")]
@@ -212,7 +212,7 @@ ToolChoiceParam = Annotated[
 
 
 class EnabledThinking(RequestModel):
-    """Think first. The budget is for tiers elsewhere; a local model thinks as long as it does."""
+    """Think first. The budget is for upstream tiers; a local model thinks as long as it does."""
 
     type: Literal["enabled"]
     budget_tokens: Annotated[int, Field(ge=_LEAST_BUDGET, le=2**31 - 1), WHOLE]

@@ -146,7 +146,7 @@ class MessageWriter:
         )
 
     def _signed(self, thought: Mapping[str, Any]) -> bytes:
-        """A thought of a tier elsewhere that is whole: its text was told before, if at all."""
+        """A thought of an upstream tier that is whole: its text was told before, if at all."""
         if thought.get("type") != "thinking":
             return self._new_block("redacted_thinking", dict(thought)) + self._close()
         out = self._in_block("thinking", _thinking_block(""))
@@ -184,7 +184,7 @@ class MessageWriter:
         return out + named_event("message_stop", {"type": "message_stop"})
 
     def _thought_blocks(self, piece: ChatPiece) -> list[_Fields]:
-        """Thoughts of a tier elsewhere with their signatures; local ones have none."""
+        """Thoughts of an upstream tier with their signatures; local ones have none."""
         if not piece.thoughts:
             shown = self._tells_thoughts and piece.reasoning
             return [_thinking_block(piece.reasoning)] if shown else []
@@ -236,7 +236,7 @@ def _text_blocks(piece: ChatPiece) -> list[_Fields]:
 
 
 def _call_blocks(calls: Sequence[CallPiece]) -> list[_Fields]:
-    """A call that max_tokens has cut off is left out: nobody could run it."""
+    """A call that max_tokens has cut off is left out: it could not be run."""
     blocks = []
     for call in calls:
         try:

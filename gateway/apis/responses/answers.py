@@ -39,7 +39,7 @@ class OutputTextPart(ResponseModel):
 
 
 class OutputRefusalPart(ResponseModel):
-    """A tier elsewhere says that it will not answer."""
+    """An upstream tier says that it will not answer."""
 
     type: Literal["refusal"]
     refusal: str

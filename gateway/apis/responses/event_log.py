@@ -10,7 +10,7 @@ _NO_LOGPROBS: Final = b',"logprobs":[]'
 
 
 class EventSink(Protocol):
-    """What a response tells while it is written."""
+    """Receives a response's events while it is written."""
 
     def add(self, name: str, fields: dict[str, Any]) -> None:
         """An event; its type and number are put in front of the fields."""
@@ -76,7 +76,7 @@ class NoEvents:
     """Of a response that is not streamed."""
 
     def add(self, name: str, fields: dict[str, Any]) -> None:
-        """Nobody listens."""
+        """Discard it."""
 
     def add_delta(
         self,
@@ -86,7 +86,7 @@ class NoEvents:
         logprobs: Sequence[dict[str, Any]] | None,
         trace: bytes | None,
     ) -> None:
-        """Nobody listens."""
+        """Discard it."""
 
 
 def delta_head(name: str, fields: dict[str, Any]) -> bytes:

@@ -1,4 +1,4 @@
-"""What /v1/responses refuses by name, and what only a tier elsewhere may take."""
+"""Fields that /v1/responses refuses, and those that only upstream tiers take."""
 
 from typing import Annotated, Final, Literal
 
@@ -23,7 +23,7 @@ NotKnown = Annotated[JsonValue, Harmless(why="this is not supported")]
 ElsewhereOnly = Annotated[
     Label | None,
     WithJsonSchema(
-        {"enum": [None], "description": "For tiers elsewhere; the local models refuse it."}
+        {"enum": [None], "description": "For upstream tiers; the local models refuse it."}
     ),
 ]
 """Sent on with the chat request, whose own schema refuses it for local models."""

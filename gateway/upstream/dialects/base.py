@@ -1,4 +1,4 @@
-"""What a dialect is: how a call is written for a server, and how its answer is read."""
+"""The protocol of a dialect: writing a call for a server, and reading its answer."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -72,7 +72,7 @@ class ChunkReader(Protocol):
 
     @property
     def is_complete(self) -> bool:
-        """Whether the answer has come to its end: what follows is missed by nobody."""
+        """Whether the answer is complete, so that the rest of the stream does not matter."""
 
     def read(self, event: bytes) -> Chunk:
         """One whole server-sent event, with its blank line.
@@ -83,25 +83,25 @@ class ChunkReader(Protocol):
 
 
 class Dialect(Protocol):
-    """How one kind of API is spoken."""
+    """One kind of API: writes requests, reads answers."""
 
     def path(self, endpoint: Endpoint) -> str:
-        """Behind the base URL. BadRequestError where the API has no such endpoint."""
+        """Return the path below the base URL. Raises BadRequestError for a missing endpoint."""
 
     def headers(self, api_key: str | None) -> dict[str, str]:
-        """What every request carries."""
+        """Return the headers of every request."""
 
     def body(self, call: UpstreamCall, traits: ServerTraits, resume: Resume | None = None) -> bytes:
-        """The request. BadRequestError names the field that cannot be said in this API."""
+        """Return the request's body. Raises BadRequestError for a field that this API lacks."""
 
     def chunk_reader(self, call: UpstreamCall) -> ChunkReader:
-        """A reader for one attempt's stream."""
+        """Return a reader for one attempt's stream."""
 
     def whole(self, call: UpstreamCall, body: bytes) -> WholeAnswer:
-        """An answer that is not streamed. Raises UpstreamError `garbage` or `reported`."""
+        """Read an answer that is not streamed. Raises UpstreamError `garbage` or `reported`."""
 
     def refusal(self, status: int, body: bytes) -> ServerRefusal:
-        """What a 4xx answer says; never raises."""
+        """Read a 4xx answer; never raises."""
 
 
 def is_refusal(status: int | None) -> bool:

@@ -103,7 +103,7 @@ def _ask_for_usage(document: dict[str, Any]) -> None:
 def _name_limit(document: dict[str, Any], call: UpstreamCall, traits: ServerTraits) -> None:
     """One limit of an answer's length, under the name that the server knows.
 
-    It is the one that this gateway has read: what counts must not depend on who reads it. Of two
+    It is the one that this gateway has read: what counts must not depend on the reader. Of two
     names servers take either.
     """
     newer, older = document.get(_NEWER_LIMIT), document.get(_OLDER_LIMIT)

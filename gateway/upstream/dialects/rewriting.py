@@ -57,7 +57,7 @@ def with_id(raw: bytes, answer_id: str) -> bytes:
 
 
 def without_role(raw: bytes) -> bytes:
-    """The event with choices that do not say who speaks; what cannot be read is left as it is."""
+    """Return the event without roles in its choices; an unreadable event stays as it is."""
     if b'"role"' not in raw:
         return raw
     try:
@@ -101,7 +101,7 @@ def cut_content(chunk: Chunk, num_chars: int) -> Chunk | None:
 
 
 def says_something(chunk: Chunk) -> bool:
-    """Whether anybody would miss it; a role and a sign of life say nothing."""
+    """Whether the event has content; a role or a keep-alive has none."""
     return bool(
         chunk.has_text or chunk.has_logprobs or chunk.finish_reason or chunk.usage or chunk.is_done
     )
