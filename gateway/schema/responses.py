@@ -63,7 +63,7 @@ class UpstreamReport(ResponseModel):
     tokens held and discarded are as in `OutriderReport`. `attempts` were made; `hedged`: a second
     one ran beside the first; `continuations`: how often another replica went on where one failed.
     `usage_source` says what counted the tokens, `usage_corrected` that the server's count
-    differed. `cost_usd` at the operator's prices; null where there are none, or no tokens known yet.
+    differed. `cost_usd` at the operator's prices; null without prices or known tokens.
     """
 
     tier: str
