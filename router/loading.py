@@ -9,7 +9,7 @@ from typing import Final
 from router.calibration import ALWAYS_LARGE
 from router.costs import TokenPrices, TypicalRequest
 from router.dial import Dial, Setting
-from router.guard import Autopilot, Outcome, RouteGuard
+from router.guard import Autopilot, GuardOutcome, RouteGuard
 from router.policy import (
     CascadeOptions,
     RoutePolicy,
@@ -89,7 +89,7 @@ def load_router(
 
     def on_verdict(verdict: WatchVerdict) -> None:
         guard.saw(
-            Outcome(
+            GuardOutcome(
                 quality=verdict.quality,
                 is_strong=verdict.is_escalated,
                 confidence=verdict.confidence,

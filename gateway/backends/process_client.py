@@ -14,7 +14,7 @@ from engine.events import EngineEvent, EngineInfo, EngineStats
 from engine.request import EngineRequest, Tier
 from gateway.backends.client import LOADING_REASON, OnEnd
 from gateway.backends.spawning import EngineProcess, EngineRecipe, make_scratch_dir
-from gateway.backends.step_loop import ProgressCallback, no_progress
+from gateway.backends.step_loop import LoadingCallback, no_progress
 from gateway.backends.streams import NOT_READY_MESSAGE, SHUT_DOWN_MESSAGE, EventStreams
 from gateway.backends.wire import (
     Abort,
@@ -52,7 +52,7 @@ class ProcessEngineClient:
         recipe: EngineRecipe,
         *,
         first: EngineProcess | None = None,
-        on_progress: ProgressCallback = no_progress,
+        on_progress: LoadingCallback = no_progress,
         stall_timeout_s: float = 120.0,
         unready_after_s: float = 10.0,
     ) -> None:

@@ -38,7 +38,7 @@ from gateway.telemetry.spans import record_route
 from gateway.text.chat import ChatTokenizer
 from gateway.text.prompt_end import continues_text
 from gateway.text.prompt_work import PromptWork
-from router.guard import Outcome
+from router.guard import GuardOutcome
 from router.policy import pair_complaint
 
 # Drawn seeds stay below 2**53, so that every JSON reader gives them back unchanged.
@@ -295,14 +295,14 @@ class JobBuilder:
         if parts.guard and route and route.is_own and not job.cascade and route.quality is not None:
             is_strong = job.tier == "large"
             for _ in job.choices:
-                parts.guard.saw(Outcome(quality=route.quality, is_strong=is_strong))
+                parts.guard.saw(GuardOutcome(quality=route.quality, is_strong=is_strong))
         return job
 
     def _count_hand_off(self, handed: HandOffError) -> None:
         """The guard of the router is told of what leaves as well."""
         guard, quality = self.routing.guard, handed.origin.quality
         if guard is not None and handed.is_own and quality is not None:
-            guard.saw(Outcome(quality=quality, is_strong=True))
+            guard.saw(GuardOutcome(quality=quality, is_strong=True))
 
     def _learner(
         self, dialogue: Dialogue | None, num_prompt_tokens: int

@@ -9,9 +9,9 @@ from gateway.errors.tree import DeadlineExceededError, GatewayError, UpstreamErr
 from gateway.upstream.attempts import AttemptKind
 from gateway.upstream.call import Chunk, UpstreamCall, WholeAnswer
 from gateway.upstream.continuing import (
+    ContinuationPlan,
     Delivered,
     DivergedError,
-    Plan,
     StreamSplicer,
     as_one_answer,
     ending,
@@ -44,7 +44,7 @@ class UpstreamAnswer:
         self._request: UpstreamRequest | None = None
         self._delivered = Delivered()
         self._whole: WholeAnswer | None = None
-        self._plan: Plan | None = None
+        self._plan: ContinuationPlan | None = None
         self._broken: UpstreamError | None = None
         self.num_continuations = 0
         """How often the answer went on at another server, behind what was delivered."""
@@ -153,7 +153,7 @@ class UpstreamAnswer:
         self._openings.append(opening)
         self._request = await opening.run()
 
-    def _opening(self, kind: AttemptKind, plan: Plan | None) -> Opening:
+    def _opening(self, kind: AttemptKind, plan: ContinuationPlan | None) -> Opening:
         num_repeated = 0
         if plan is not None and self._request is not None and not plan.num_before:
             num_repeated = self._request.num_written_tokens

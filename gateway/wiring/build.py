@@ -15,7 +15,7 @@ from gateway.backends.absent import AbsentEngine
 from gateway.backends.in_process import InProcessEngineClient
 from gateway.backends.process_client import ProcessEngineClient
 from gateway.backends.spawning import EngineProcess
-from gateway.backends.step_loop import ProgressCallback, no_progress
+from gateway.backends.step_loop import LoadingCallback, no_progress
 from gateway.schema.json_bounds import JsonBounds
 from gateway.settings.tree import Settings
 from gateway.wiring.engine import (
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     from engine.passes.step_times import CurveStore
     from gateway.wiring.parts import GatewayParts
 
-EngineClient = InProcessEngineClient | ProcessEngineClient | AbsentEngine
+AnyEngineClient = InProcessEngineClient | ProcessEngineClient | AbsentEngine
 
 
 def build_client(
     settings: Settings,
-    on_progress: ProgressCallback = no_progress,
+    on_progress: LoadingCallback = no_progress,
     first: EngineProcess | None = None,
-) -> EngineClient:
+) -> AnyEngineClient:
     """The engine as the settings want it: in its own process, in a thread of this one, or none.
 
     `first`: the engine's process, where it was started before (`start_engine`).
@@ -74,7 +74,7 @@ def _import_lazy_parts() -> None:
         getattr(transformers, name)
 
 
-def build_parts(settings: Settings, engine: EngineClient) -> "GatewayParts":
+def build_parts(settings: Settings, engine: AnyEngineClient) -> "GatewayParts":
     """Build what the HTTP application needs besides the engine: tokenizers, router, upstreams.
 
     Raises EngineError for a tokenizer or a router that cannot be used, and for a drafter whose
@@ -152,7 +152,7 @@ def build_parts(settings: Settings, engine: EngineClient) -> "GatewayParts":
     )
 
 
-def build_engine_from_json(settings_json: str, on_progress: ProgressCallback) -> "Engine":
+def build_engine_from_json(settings_json: str, on_progress: LoadingCallback) -> "Engine":
     """`build_engine` as the engine's process calls it."""
     settings = Settings.model_validate_json(settings_json)
     engine = build_engine(settings, on_progress, saved_times(settings))
@@ -161,7 +161,7 @@ def build_engine_from_json(settings_json: str, on_progress: ProgressCallback) ->
 
 
 def build_engine(
-    settings: Settings, on_progress: ProgressCallback, saved: "CurveStore | None" = None
+    settings: Settings, on_progress: LoadingCallback, saved: "CurveStore | None" = None
 ) -> "Engine":
     """Load the models and join runners, drafter and verifier. Raises EngineError.
 

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 from engine.errors import EngineError
 from engine.events import EngineInfo
 from gateway.backends.spawning import EngineProcess
-from gateway.backends.step_loop import ProgressCallback, no_progress
+from gateway.backends.step_loop import LoadingCallback, no_progress
 from gateway.edge.bounds import ConnectionBounds
 from gateway.edge.cors import CorsPolicy
 from gateway.edge.headers import EdgeHeaders
@@ -30,7 +30,7 @@ from gateway.settings.keys import KeySettings
 from gateway.settings.tree import Settings
 from gateway.storage.urls import NO_DATABASE
 from gateway.wiring.application import build_app
-from gateway.wiring.build import EngineClient, build_client, build_parts
+from gateway.wiring.build import AnyEngineClient, build_client, build_parts
 from gateway.wiring.parts import GatewayParts
 from gateway.wiring.start import check_models
 from gateway.wiring.upstream import check_upstreams
@@ -57,7 +57,7 @@ class GatewayRun:
         settings: Settings,
         listener: socket.socket,
         *,
-        on_progress: ProgressCallback = no_progress,
+        on_progress: LoadingCallback = no_progress,
         on_ready: Callable[[EngineInfo], None] = lambda info: None,
         engine_process: EngineProcess | None = None,
     ) -> None:
@@ -91,7 +91,7 @@ class GatewayRun:
                 await engine.close()
                 gc.unfreeze()  # so that what the process leaves behind is cleared away
 
-    async def _serve(self, engine: EngineClient, starting: asyncio.Task[None]) -> None:
+    async def _serve(self, engine: AnyEngineClient, starting: asyncio.Task[None]) -> None:
         """Open the port while the engine starts; returns when the server has ended."""
         # While the engine loads, this process reads the tokenizers.
         parts = await _unless_failed(
@@ -211,7 +211,7 @@ def serve_until_signalled(run: GatewayRun) -> None:
 
 
 @contextlib.contextmanager
-def background_gateway(settings: Settings, on_progress: ProgressCallback) -> Iterator[str]:
+def background_gateway(settings: Settings, on_progress: LoadingCallback) -> Iterator[str]:
     """A gateway in a thread of this process, on a free loopback port; yields its URL when ready.
 
     It is this process's own: it wants no keys and keeps no ledger.

@@ -4,7 +4,7 @@ from typing import Final
 
 import msgspec
 
-from gateway.apis.api import Translated
+from gateway.apis.api import TranslatedRequest
 from gateway.apis.messages.problems import problem_object
 from gateway.apis.messages.request import chat_fields, chat_prompt_fields, tells_thoughts
 from gateway.apis.messages.schema import CountTokensRequest, MessagesRequest
@@ -27,14 +27,14 @@ class MessagesApi:
     def __init__(self, *, has_tiers_elsewhere: bool) -> None:
         self._has_tiers_elsewhere = has_tiers_elsewhere
 
-    def read(self, body: bytes) -> Translated:
+    def read(self, body: bytes) -> TranslatedRequest:
         """A chat completion's request, and who writes its answer. Raises BadRequestError."""
         read = read_body(MessagesRequest, body)
         if self._has_tiers_elsewhere:
             refuse_misplaced_options(read.document)
         fields = chat_fields(read.request, has_tiers_elsewhere=self._has_tiers_elsewhere)
         writer = MessageWriter(tells_thoughts=tells_thoughts(read.request))
-        return Translated(chat_body=_encode(fields), writer=writer)
+        return TranslatedRequest(chat_body=_encode(fields), writer=writer)
 
     def read_prompt(self, body: bytes) -> bytes:
         """A request to count tokens as a chat completion's request. Raises BadRequestError."""

@@ -9,7 +9,8 @@ from typing import Annotated, Final, Literal
 from pydantic import BaseModel, Field, JsonValue, RootModel
 
 from gateway.answers.route_reason import HandOffKind
-from gateway.apis.responses.request import ResponsesRequest, SchemaFormat, ToolChoice
+from gateway.apis.responses.fields import ItemStatus
+from gateway.apis.responses.request import ResponsesRequest, ResponseToolChoice, SchemaFormat
 from gateway.schema.responses import (
     OutriderReport,
     ResponseModel,
@@ -18,8 +19,6 @@ from gateway.schema.responses import (
     UpstreamReport,
 )
 from gateway.schema.structured import JsonObjectFormat, TextFormat
-
-ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
 class SummaryPart(ResponseModel):
@@ -180,7 +179,7 @@ class ResponseObject(ResponseModel):
     store: Literal[False]
     temperature: float
     text: RepeatedText
-    tool_choice: ToolChoice
+    tool_choice: ResponseToolChoice
     tools: list[RepeatedTool]
     top_logprobs: int
     top_p: float

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from gateway.apis.api import Translated
+from gateway.apis.api import TranslatedRequest
 from gateway.apis.reading import read_body
 from gateway.apis.responses.paths import in_own_words
 from gateway.apis.responses.request import ResponsesRequest
@@ -43,7 +43,7 @@ class ResponsesApi:
         self._clock = clock
         self._new_id = new_id
 
-    def read(self, body: bytes) -> Translated:
+    def read(self, body: bytes) -> TranslatedRequest:
         """Translate a request. Raises BadRequestError, whose `param` is a field of this API."""
         read = read_body(ResponsesRequest, body)
         request, document = read.request, read.document
@@ -52,7 +52,7 @@ class ResponsesApi:
         writer = ResponseWriter(
             repeated_fields(request, document), clock=self._clock, new_id=self._new_id
         )
-        return Translated(chat_body=_encode(chat_document(request, document)), writer=writer)
+        return TranslatedRequest(chat_body=_encode(chat_document(request, document)), writer=writer)
 
     def problem_body(self, problem: Problem) -> bytes:
         """OpenAI's error object, with the fields of this API."""

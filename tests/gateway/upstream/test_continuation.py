@@ -15,9 +15,9 @@ from benchmarks.mock_upstream import MockRequest, MockScript, ToolCall, Toxic
 from gateway.errors.tree import DeadlineExceededError, UpstreamError
 from gateway.upstream.call import Chunk
 from gateway.upstream.continuing import (
+    ContinuationPlan,
     Delivered,
     DivergedError,
-    Plan,
     StreamSplicer,
     as_one_answer,
     plan_of,
@@ -618,7 +618,7 @@ def test_another_answer_never_fits(known: str, text: str, one: list[int], other:
     ],
 )
 def test_other_thoughts_do_not_fit(reasoning: list[str], content: list[str]) -> None:
-    plan = Plan(resume=None, known_reasoning="Hm", known_content="Hel", num_before=0)
+    plan = ContinuationPlan(resume=None, known_reasoning="Hm", known_content="Hel", num_before=0)
     seam = StreamSplicer(plan, b"")
     chunks = stream(reasoning, content, "second")
     with pytest.raises(DivergedError):
@@ -626,7 +626,7 @@ def test_other_thoughts_do_not_fit(reasoning: list[str], content: list[str]) -> 
 
 
 def test_thoughts_behind_the_answer_do_not_fit() -> None:
-    plan = Plan(resume=None, known_reasoning="Hm", known_content="Hel", num_before=0)
+    plan = ContinuationPlan(resume=None, known_reasoning="Hm", known_content="Hel", num_before=0)
     seam = StreamSplicer(plan, b"")
     chunks = stream(["H"], ["Hel"], "second")[:-2] + stream(["m"], ["lo"], "second")
     with pytest.raises(DivergedError):
