@@ -12,14 +12,14 @@ from gateway.generation.trace import DRAFTED, OWN, ChoiceTrace, DeltaTrace, Mark
 from gateway.planning.job import EscalationTarget, Job
 from gateway.text.chat import ChatTokenizer
 from gateway.text.stopping import StopMatcher
-from gateway.text.thinking import TextKind as ThinkingKind
+from gateway.text.thinking import TextKind
 from gateway.text.thinking import ThinkingSplitter
 from gateway.text.tool_parser import PieceKind, ToolParser, ToolPiece
 
 FinishReason = Literal["stop", "length", "tool_calls"]
-TextKind = ThinkingKind | PieceKind
+AnswerKind = TextKind | PieceKind
 Piece = tuple[str, bool]
-_Pieces = list[tuple[TextKind, str, Mark]]
+_Pieces = list[tuple[AnswerKind, str, Mark]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class Delta:
     """
 
     index: int
-    kind: TextKind = "content"
+    kind: AnswerKind = "content"
     call_index: int = 0
     call_id: str = ""
     text: str = ""
@@ -216,7 +216,7 @@ class Choice:
 
     def _add_pieces(
         self,
-        pieces: Iterable[tuple[ThinkingKind, str]],
+        pieces: Iterable[tuple[TextKind, str]],
         mark: Mark,
         out: _Pieces,
     ) -> None:

@@ -264,5 +264,5 @@ def _summary(failures: Mapping[PlaceName, Exception]) -> Exception:
     waits = [getattr(error, "retry_after_s", None) or 1.0 for error in failures.values()]
     said = " ".join(f"[{place}] {error}" for place, error in failures.items())
     return UnavailableError(
-        f"Nobody can answer at the moment; try again soon. {said}", retry_after_s=min(waits)
+        f"No tier can answer at the moment; try again soon. {said}", retry_after_s=min(waits)
     )

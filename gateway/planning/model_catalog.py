@@ -140,7 +140,7 @@ class ModelCatalog:
         """The same, restricted to a tier."""
         if tier not in self.tiers():
             known = ", ".join(self.tiers()) or "none"
-            raise _bad_tier(f"{tier!r} is no tier here; known are: {known}")
+            raise _bad_tier(f"unknown tier {tier!r}; available: {known}")
         if meant.named == "auto" and tier in self._tiers:
             return self._remote(meant.name, self._tiers[tier], self.usual_model(tier))
         if meant.named != "auto" and tier not in _tiers_of(meant):

@@ -328,9 +328,10 @@ def _narrowed(ask: TierQuery, engine: EngineInfo) -> Candidates:
     if wanted is None:
         return ask.candidates
     if wanted not in engine.tiers:
-        known = " and ".join(tier for tier in TIERS if tier in engine.tiers)
+        available = ", ".join(tier for tier in TIERS if tier in engine.tiers)
         raise BadRequestError(
-            f"outrider.tier: {wanted!r} is no tier here; known are {known}.", param="outrider.tier"
+            f"outrider.tier: unknown tier {wanted!r}; available: {available}.",
+            param="outrider.tier",
         )
     found = [info for info in ask.candidates if info.tier == wanted]
     if not found:

@@ -8,6 +8,7 @@ from pydantic import ConfigDict, Field, model_validator
 from gateway.schema.common import WHOLE, RequestModel, SloOptions
 from gateway.settings.arm_overlay import ArmOverlay, Overlay, contradictions
 from gateway.settings.experiment_rules import AllocationKind
+from gateway.settings.sections import Share
 
 UnitKind = Literal["user", "key", "conversation", "request"]
 ExperimentState = Literal["draft", "running", "stopped"]
@@ -25,7 +26,6 @@ ArmName = Annotated[str, Field(min_length=1, max_length=16, pattern=_NAME)]
 _Words = Annotated[str, Field(min_length=1, max_length=256, pattern=_ONE_LINE)]
 _Names = Annotated[list[_Words], Field(min_length=1, max_length=256)]
 _Header = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[a-z0-9][a-z0-9_-]*$")]
-Share = Annotated[float, Field(ge=0, le=1)]
 _Alpha = Annotated[float, Field(ge=1e-6, le=0.5)]
 
 

@@ -142,9 +142,9 @@ def test_a_tier_in_the_options() -> None:
 @pytest.mark.parametrize(
     ("model", "tier", "words"),
     [
-        ("auto", "medium", "'medium' is no tier here; known are: small, large, cloud, spare"),
-        ("auto", "meta/llama", "is no tier here"),
-        ("auto", "auto", "is no tier here"),
+        ("auto", "medium", "unknown tier 'medium'; available: small, large, cloud, spare"),
+        ("auto", "meta/llama", "unknown tier"),
+        ("auto", "auto", "unknown tier"),
         ("small", "large", "contradicts the model, which means the small tier"),
         ("test/small", "cloud", "contradicts the model, which means the small tier"),
         ("cloud", "small", "contradicts the model, which means the cloud tier"),
@@ -161,9 +161,9 @@ def test_tiers_that_do_not_fit(model: str, tier: str, words: str) -> None:
 
 def test_a_tier_that_is_not_loaded() -> None:
     names = ModelCatalog({"auto": (SMALL,), "small": (SMALL,)}, (CLOUD,))
-    with pytest.raises(BadRequestError, match="known are: small, cloud"):
+    with pytest.raises(BadRequestError, match="available: small, cloud"):
         names.resolve("auto", "large")
-    with pytest.raises(BadRequestError, match="known are: none"):
+    with pytest.raises(BadRequestError, match="available: none"):
         ModelCatalog({}).resolve("auto", "large")
 
 

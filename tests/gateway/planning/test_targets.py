@@ -129,7 +129,7 @@ def test_a_tier_can_be_named_in_the_options(world: Callable[..., World]) -> None
     assert made.refusal(model="test/large-model", outrider={"tier": "small"}).param
     error = made.refusal(outrider={"tier": "medium"})
     assert error.param == "outrider.tier"
-    assert "'medium' is no tier here; known are small and large" in str(error)
+    assert "unknown tier 'medium'; available: small, large" in str(error)
 
 
 def test_a_named_model_is_never_a_cascade(world: Callable[..., World]) -> None:
