@@ -12,8 +12,7 @@ from gateway.generation.trace import DRAFTED, OWN, ChoiceTrace, DeltaTrace, Mark
 from gateway.planning.job import EscalationTarget, Job
 from gateway.text.chat import ChatTokenizer
 from gateway.text.stopping import StopMatcher
-from gateway.text.thinking import TextKind
-from gateway.text.thinking import ThinkingSplitter
+from gateway.text.thinking import TextKind, ThinkingSplitter
 from gateway.text.tool_parser import PieceKind, ToolParser, ToolPiece
 
 FinishReason = Literal["stop", "length", "tool_calls"]

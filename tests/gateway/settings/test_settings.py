@@ -384,13 +384,13 @@ def test_a_whole_tier_in_one_variable() -> None:
         ({"tiers.Cloud.url": "http://x"}, "tiers.Cloud: a name is 1 to 32 small letters"),
         (
             {**TIER, "handoff.tier": "clod"},
-            "handoff.tier (flag --set handoff.tier) = 'clod': there is no such tier elsewhere; did "
+            "handoff.tier (flag --set handoff.tier) = 'clod': there is no such upstream tier; did "
             "you mean cloud?",
         ),
-        ({"mirror.tier": "cloud"}, "there is no such tier elsewhere; none is set"),
+        ({"mirror.tier": "cloud"}, "there is no such upstream tier; none is set"),
         ({**TIER, "mirror.share": 0.1}, "mirror.share (flag --set mirror.share) = 0.1: name the t"),
-        ({"handoff.policy": "cloud_only"}, "= 'cloud_only': there is no tier elsewhere"),
-        ({"handoff.strong": "cloud"}, "= 'cloud': there is no tier elsewhere"),
+        ({"handoff.policy": "cloud_only"}, "= 'cloud_only': there is no upstream tier"),
+        ({"handoff.strong": "cloud"}, "= 'cloud': there is no upstream tier"),
     ],
 )
 def test_a_wrong_tier_is_told(flags: dict[str, object], expected: str) -> None:
