@@ -10,12 +10,8 @@ from pydantic.fields import FieldInfo
 from gateway.experiments.records import ExperimentEvent, ExperimentRecord, VersionRecord
 from gateway.experiments.rows import spec_document
 from gateway.schema.common import RequestModel
-from gateway.settings.experiments import (
-    ExperimentName,
-    ExperimentSpec,
-    ExperimentState,
-    Share,
-)
+from gateway.settings.experiments import ExperimentName, ExperimentSpec, ExperimentState
+from gateway.settings.sections import Share
 
 
 class ExperimentCreate(ExperimentSpec):

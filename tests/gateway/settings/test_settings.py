@@ -241,7 +241,7 @@ def test_settings_that_exclude_each_other() -> None:
     assert message == "engine: kv_cache_gib and num_blocks exclude each other; set one of them"
     message = complaint(flags={"models.large": "none", "models.small": "none"})
     assert message == (
-        "models: both tiers are switched off; name a model for one of them, or a server elsewhere "
+        "models: both tiers are switched off; name a model for one of them, or an upstream server "
         "(--tier cloud=https://host/v1)"
     )
 
