@@ -1,1 +1,1 @@
-"""What an answer is, which tier gave it and why, and how it ended."""
+"""The parts of an answer: its tier and the reason for it, its facts, and how it ended."""

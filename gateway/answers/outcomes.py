@@ -1,4 +1,4 @@
-"""What became of an API request, for those who count: experiments and objectives."""
+"""The outcome of an API request, for the parts that count it: experiments and objectives."""
 
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -23,11 +23,11 @@ class RequestOutcome:
     """One API request that is over and booked. Times are seconds.
 
     `request_id` is ours, `client_request_id` the header's, `answer_id` the id in the answer's body.
-    `tier` is who answered, empty for nobody; `status` what was sent, None where the client had
-    left. `ended_at` counts since 1970. ttft_s, inter_token_s (the mean between the first token and
-    the last) and duration_s count from the request's arrival; None where there was no such token;
-    an answer that is not streamed has its engine's times. The objectives are those it was served
-    under, None for none. `cost_nanos` of all attempts. `arms`: none where it was forced.
+    `tier` is the one that answered, empty for none; `status` the one sent, None where the client
+    had left. `ended_at` counts since 1970. ttft_s, inter_token_s (the mean between the first token
+    and the last) and duration_s count from the request's arrival; None where there was no such
+    token; an answer that is not streamed has its engine's times. The objectives are those it was
+    served under, None for none. `cost_nanos` of all attempts. `arms`: none where it was forced.
     """
 
     request_id: str
@@ -61,7 +61,7 @@ class RequestOutcome:
 
     @property
     def is_attained(self) -> bool:
-        """Whether it was answered within all its objectives; where there are none, answered."""
+        """True if it was answered within all its objectives, if it has any."""
         if self.ending != "answered":
             return False
         pairs = ((self.ttft_s, self.slo_ttft_s), (self.inter_token_s, self.slo_inter_token_s))
@@ -69,7 +69,7 @@ class RequestOutcome:
 
 
 class OutcomeSink(Protocol):
-    """Wants to know of every request that is over."""
+    """Receives every request that is over."""
 
     def observe(self, outcome: RequestOutcome) -> None:
-        """Note it. Called on the event loop: microseconds, and nothing may be raised."""
+        """Note the outcome. Called on the event loop: takes microseconds and must not raise."""

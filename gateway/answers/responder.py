@@ -1,4 +1,4 @@
-"""Ways to answer a request, and how one gives it over to another."""
+"""The interface of a responder to a request, and the hand-over from one to another."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
@@ -13,9 +13,9 @@ PlaceName = Literal["local", "cloud"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerFacts:
-    """What headers and logs say of an answer. Seconds since the request's arrival.
+    """The facts of an answer for headers and logs. Seconds since the request's arrival.
 
-    `inter_token_s`: the mean between two tokens, where the leg knows when there was one.
+    `inter_token_s`: the mean between two tokens, where the responder can tell tokens apart.
     """
 
     tier: str
@@ -38,22 +38,22 @@ class Responder(Protocol):
     """One way to answer a request. Use once."""
 
     def parts(self) -> AsyncGenerator[bytes]:
-        """The body of the response: events of a stream, or all at once.
+        """Yield the body of the response: events of a stream, or all at once.
 
-        What it raises before the first part, nobody has seen anything of. Closing it ends all work.
+        If it raises before the first part, the client has seen nothing. Closing it ends all work.
         """
 
     @property
     def facts(self) -> AnswerFacts:
-        """As far as they are known; the tier that answers is, with the first part."""
+        """The facts as far as they are known; the answering tier is, with the first part."""
 
     @property
     def unfinished(self) -> PartialAnswer | None:
-        """What was sent of an answer behind which others can go on; None where they cannot."""
+        """The sent part of an answer that another tier can continue; None where none can."""
 
 
 class HandOffError(GatewayError):
-    """A leg that must not answer: the next place is to. `origin` says why.
+    """Raised by a responder that must not answer: the next place is to. `origin` says why.
 
     `is_own`: the server's own setting decided, not one that the request brought.
     """
@@ -79,28 +79,28 @@ class DraftAnswer:
 
 
 class TakenOver:
-    """A leg that has begun to answer in another one's place."""
+    """A responder that has begun to answer in another one's place."""
 
     def __init__(self, leg: Responder, rest: AsyncGenerator[bytes], first: bytes) -> None:
-        """`first` is the first part of the body, `rest` what comes behind it."""
+        """`first` is the first part of the body, `rest` the parts after it."""
         self.leg = leg
         self._rest = rest
         self._first = first
 
     async def parts(self) -> AsyncGenerator[bytes]:
-        """The whole body. Closing it ends the leg."""
+        """Yield the whole body. Closing it ends the responder."""
         async with aclosing(self._rest) as rest:
             yield self._first
             async for part in rest:
                 yield part
 
     async def aclose(self) -> None:
-        """Nobody wants it after all."""
+        """Close it unused: the answer is not wanted after all."""
         await self._rest.aclose()
 
 
 class HandedOverError(Exception):
-    """Not a failure: ends a local answer whose place another leg has taken."""
+    """Not a failure: ends a local answer whose place another responder has taken."""
 
     def __init__(self, taken: TakenOver) -> None:
         super().__init__("another tier has taken the answer over")
@@ -108,13 +108,14 @@ class HandedOverError(Exception):
 
 
 EscalateFn = Callable[[DraftAnswer], Awaitable[TakenOver | None]]
-"""Lets another tier answer; None where it cannot, within the time that there is."""
+"""Lets another tier answer; returns None where it cannot, within the time that is left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Elsewhere:
-    """A tier elsewhere that plays the large model's part for a request: what is too hard for the
-    small model goes there."""
+    """An upstream tier in the large model's part for a request: gets what is too hard for the small
+    model.
+    """
 
     name: str
     take_over: EscalateFn

@@ -1,19 +1,19 @@
-"""How an answer came to its tier, where that is not the one that was asked first."""
+"""The reason why an answer comes from its tier, where that is not the first one tried."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 HandOffKind = Literal["policy", "quality", "confidence", "load", "capability", "failure"]
-"""policy: it was wanted so. quality: the router found it too hard for the local model. confidence:
-the local answer was too weak. load: the local models are too busy. capability: they cannot do it.
-failure: whoever should have answered could not."""
+"""policy: the request or the settings wanted it. quality: the router found it too hard for the
+local model. confidence: the local answer was too weak. load: the local models are too busy.
+capability: they cannot do it. failure: the tier that should have answered could not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartialAnswer:
-    """A streamed answer that broke off: what the client has of it.
+    """A streamed answer that broke off: the part that the client has.
 
-    `text` is its content, of `num_tokens` tokens as far as anybody knows; `answer_id` its id.
+    `text` is its content, of `num_tokens` tokens as far as that is known; `answer_id` its id.
     """
 
     text: str
@@ -23,13 +23,13 @@ class PartialAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteReason:
-    """Why a leg answers.
+    """The reason why a responder answers.
 
-    `reason` is one ASCII line that says it; empty where the leg's own reason is all there is.
-    `route_tier`: who was asked first. `is_degraded`: a tier elsewhere should have answered and
-    could not. `quality` and `confidence` are what the local answer was believed to be worth;
-    `num_held_tokens` of it were held back, `num_discarded_tokens` given up. `continues`: it goes on
-    behind what another tier's answer had sent before it broke off.
+    `reason` says it in one ASCII line; empty where the responder's own reason is all there is.
+    `route_tier`: the tier that was tried first. `is_degraded`: an upstream tier should have
+    answered and could not. `quality` and `confidence` are the estimated worth of the local answer;
+    `num_held_tokens` of it were held back, `num_discarded_tokens` given up. `continues`: the part
+    of another tier's answer, sent before it broke off, that this answer continues.
     """
 
     hand_off: HandOffKind | None = None
@@ -43,10 +43,10 @@ class RouteReason:
     continues: PartialAnswer | None = None
 
     def explain(self, reason: str) -> str:
-        """Why it came here, then a leg's own reason; what both say is said once."""
+        """Join this reason and a responder's own; what both say is said once."""
         parts = [part for text in (self.reason, reason) for part in text.split("; ") if part]
         return "; ".join(dict.fromkeys(parts))
 
 
 DIRECT = RouteReason()
-"""Nothing came before it."""
+"""No tier was tried before."""

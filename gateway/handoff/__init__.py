@@ -1,1 +1,1 @@
-"""Who answers a request, models of this machine or servers elsewhere, and when it moves on."""
+"""Choosing between local models and upstream tiers for a request, and moving on between them."""

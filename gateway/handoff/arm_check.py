@@ -1,4 +1,4 @@
-"""Whether this gateway can serve what an experiment's arms set, asked before it starts."""
+"""Checks before an experiment starts that this gateway can serve what its arms set."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
@@ -18,11 +18,11 @@ _PROBE: Final = "Hello"
 _SERVER_ERROR: Final = 500
 
 ArmCheck = Callable[[ExperimentSpec], Awaitable[None]]
-"""Raises ConflictError, in words, for an arm that no request could be served with."""
+"""Raises ConflictError, with a message, for an arm under which no request could be served."""
 
 
 def arm_check(planner: Planner, clock: Callable[[], float]) -> ArmCheck:
-    """Asks the planner where a short request of each arm would go; nothing is answered."""
+    """Ask the planner where a short request of each arm would go; nothing is answered."""
 
     async def check(spec: ExperimentSpec) -> None:
         models = spec.eligible.models or [AUTO]
@@ -34,7 +34,7 @@ def arm_check(planner: Planner, clock: Callable[[], float]) -> ArmCheck:
                     "chat", body, RequestContext(arrival_s=clock(), request_id="")
                 )
             except (GatewayError, EngineError) as error:
-                # What is loading, or away, may be there when somebody asks.
+                # Models that are loading, and servers that are down, may be there by then.
                 if problem_of(error).status < _SERVER_ERROR:
                     raise ConflictError(
                         f"The arm {arm!r} cannot be served here: {error}", param=f"arms.{arm}.set"

@@ -1,4 +1,4 @@
-"""Experiments on the way of a request: what they look at, and what an assignment changes."""
+"""Experiments in the path of a request: what they look at, and what an assignment changes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -24,7 +24,7 @@ _REFUSALS: Final = frozenset({400, 403, 404, 409, 413, 422})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choosing:
-    """What a request says that experiments look at. `options`: its own `outrider` object."""
+    """The fields of a request that experiments look at. `options`: its own `outrider` object."""
 
     model: str
     options: OutriderOptions | None = None
@@ -33,7 +33,7 @@ class Choosing:
 
     @property
     def own_fields(self) -> frozenset[str]:
-        """What the request itself decides, so that no experiment may."""
+        """Name the fields that the request sets itself, so that no experiment may set them."""
         options = self.options or _NO_OPTIONS
         own = {name for name in options.model_fields_set if getattr(options, name) is not None}
         if self.service_tier is not None:
@@ -44,7 +44,7 @@ class Choosing:
 
 
 def choosing_of(asked: ApiRequest | ReadRequest) -> Choosing:
-    """Of a request as the local models read it, or as it is read for tiers elsewhere."""
+    """Read it from a request parsed for the local models, or from one parsed for upstream tiers."""
     if not isinstance(asked, ReadRequest):
         return Choosing(
             model=asked.model,
@@ -69,7 +69,7 @@ def assignment_of(
     endpoint: Endpoint,
     incoming: RequestContext,
 ) -> Assignment | None:
-    """The arms of a request. Raises BadRequestError for a forced arm that there is not."""
+    """Return the arms of a request. Raises BadRequestError for a forced arm that does not exist."""
     principal, meter = incoming.principal, incoming.meter
     conversation = ""
     if assigner.wants_conversation:
@@ -94,9 +94,9 @@ def assignment_of(
 def with_arms(
     incoming: RequestContext, assignment: Assignment | None, own: OutriderOptions | None
 ) -> RequestContext:
-    """The request, known to be in these arms: also to its books, and to those who count.
+    """Return the context with these arms, and note them in its account and its outcome record.
 
-    `own`: what it says itself.
+    `own`: the request's own options.
     """
     label = "" if assignment is None else assignment.label
     if incoming.meter is not None:
@@ -111,7 +111,7 @@ def with_arms(
 
 
 def overlaid(request: ApiRequest, assignment: Assignment | None) -> ApiRequest:
-    """The request, with what its arms set."""
+    """Return the request with the values that its arms set."""
     if assignment is None:
         return request
     overlay = assignment.overlay
@@ -123,10 +123,10 @@ def overlaid(request: ApiRequest, assignment: Assignment | None) -> ApiRequest:
 
 
 def may_be_arms_fault(assignment: Assignment | None, error: Exception) -> bool:
-    """Whether a request might be served if it were in no arm: nobody asked to be in one.
+    """Return whether the request might be served outside its arms, which it did not ask for.
 
-    Refusals of what it asks for; not the failures and the lack of room that experiments measure. Of
-    limits, those of one tier, which an arm may have named. Who forces an arm is told its error.
+    True for refusals of what it asks for, and for limits of one tier, which an arm may have named;
+    not for the failures and lack of room that experiments measure, nor for a forced arm.
     """
     if assignment is None or assignment.is_forced or not assignment.overlay.fields:
         return False
@@ -136,17 +136,17 @@ def may_be_arms_fault(assignment: Assignment | None, error: Exception) -> bool:
 
 
 def _kept(label: str) -> str:
-    """As much of it as the ledger keeps: whole arms, or it would name others."""
+    """Cut to the ledger's length at whole arms: a cut name may be another's."""
     while len(label) > MAX_LENGTHS["arm"]:
         label = label.rpartition(",")[0]
     return label
 
 
 def _first_words(body: bytes) -> str:
-    """How a conversation began, or a prompt as it is; nothing of what is no request."""
+    """The beginning of a conversation, or the whole prompt; empty for a body that is no request."""
     try:
         document: Mapping[str, Any] = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):  # others read what JSON does not allow
+    except (msgspec.DecodeError, UnicodeDecodeError):  # other parsers accept what JSON forbids
         return ""
     messages = document.get("messages")
     for message in messages if isinstance(messages, list) else ():

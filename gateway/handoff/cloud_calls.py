@@ -1,4 +1,4 @@
-"""Requests for tiers elsewhere: what they are told, what they may cost, and their answers' legs."""
+"""Requests for upstream tiers: the body that is sent, the most it may cost, the responder."""
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping
@@ -30,20 +30,20 @@ from gateway.upstream.tier import UpstreamTier
 from gateway.upstream.upstream_usage import UpstreamUsage
 from gateway.upstream.usage import cost_usd
 
-# What is held back must still be sent, and written to its end, when nobody takes it over.
+# If no tier takes over, the held text must still be sent and the answer written to its end.
 _SHARE_FOR_OTHERS: Final = 0.7
 _AFFINE_MESSAGES: Final = 2
 _AFFINE_CHARS: Final = 1024
 _LONG_ANSWER: Final = 4096
-"""What is reserved, if it can be, of a whole answer of which nobody knows the length."""
+"""The tokens reserved, if there is room, for a whole answer whose length is unknown."""
 _LONGEST_ANSWER: Final = 131_072
-"""Where nobody knows a server's context."""
+"""The bound on an answer's tokens where a server's context is unknown."""
 _ID_FIELDS: Final = ("logit_bias", "stop_token_ids")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloudCalls:
-    """Makes calls and legs for the upstream tiers. `local_tiers` are those with a tokenizer."""
+    """Makes upstream calls and their responders. `local_tiers` are those with a tokenizer."""
 
     cloud: CloudParts
     names: LiveModelCatalog
@@ -54,7 +54,7 @@ class CloudCalls:
     clock: Callable[[], float]
 
     def complaint(self, asked: ParsedRequest) -> GatewayError | None:
-        """Why the tier elsewhere cannot be asked this; None where it can."""
+        """Return why the upstream tier cannot be sent this request; None where it can."""
         named = asked.meant is not None and asked.meant.named == "cloud"
         if not named and _speaks_in_ids(asked.document, asked.endpoint):
             return BadRequestError(
@@ -103,7 +103,7 @@ class CloudCalls:
         )
 
     def _cost_of(self, asked: ParsedRequest, per_answer: int) -> float | None:
-        """What it costs at most if each answer has so many tokens."""
+        """The most that the request costs if each answer has this many tokens."""
         most = UpstreamUsage(
             num_prompt_tokens=self._num_prompt_tokens(asked),
             num_completion_tokens=_num_answers(asked)
@@ -112,11 +112,11 @@ class CloudCalls:
         return cost_usd(most, self._tier(asked).settings.price)
 
     def _num_prompt_tokens(self, asked: ParsedRequest) -> int:
-        """At most, by the size of all that is sent."""
+        """The most tokens that the prompt can have, by the size of all that is sent."""
         return most_prompt_tokens(asked.document, self._tier(asked).settings.media_tokens)
 
     def _affordable(self, asked: ParsedRequest) -> int | None:
-        """The tokens that each answer may have by `max_cost_usd`; None where it bounds nothing."""
+        """The tokens that `max_cost_usd` leaves each answer; None where it sets no bound."""
         most, price = asked.max_cost_usd, self._tier(asked).settings.price
         if most is None or asked.token_limit is not None or not price.completion:
             return None
@@ -124,21 +124,21 @@ class CloudCalls:
         return max(int(left_usd * 1e6 / (price.completion * _num_answers(asked))), 1)
 
     def model(self, asked: ParsedRequest, names: ModelCatalog) -> str | None:
-        """What the server is asked for: what the request means, else what it usually is."""
+        """The model to request: the one that the request means, else the tier's usual one."""
         meant, tier = asked.meant, asked.terms.cloud
         assert meant is not None
         assert tier is not None
         return meant.model if meant.named == "cloud" else names.usual_model(tier)
 
     def expected_s(self, asked: ParsedRequest) -> float | None:
-        """How long the tier elsewhere takes for an answer; None where nobody knows."""
+        """Seconds that the upstream tier takes for an answer; None while nothing was measured."""
         total = self._tier(asked).total
         return total.quantile(0.95) or total.ewma_s
 
     async def leg(
         self, asked: ParsedRequest, origin: RouteReason, prediction: str = ""
     ) -> CloudResponder:
-        """A leg that has not begun. Raises UnavailableError where nobody knows a model's name."""
+        """Make a responder, not yet begun. Raises UnavailableError if no model is known."""
         tier = self._tier(asked)
         if origin.continues is not None:
             if tier.traits.continuation == "none":
@@ -191,13 +191,13 @@ class CloudCalls:
     def _outgoing(
         tier: UpstreamTier, document: Mapping[str, Any], asked: ParsedRequest
     ) -> dict[str, Any]:
-        """What the tier is sent of a request. Raises BadRequestError."""
+        """The body that is sent to the tier. Raises BadRequestError."""
         return tier.fields.outgoing(document, cache_salt=asked.incoming.principal.cache_salt)
 
     async def _admitted(
         self, meter: RequestMeter, asked: ParsedRequest, tier: UpstreamTier
     ) -> TokenAllowance | None:
-        """The tokens that the tenant has left for an answer of which nobody knows the length.
+        """Reserve tokens for the answer; return those left to the tenant, None without limits.
 
         Raises RateLimitError or BudgetError.
         """
@@ -219,9 +219,9 @@ class CloudCalls:
         )
 
     async def take_over(self, asked: ParsedRequest, weak: DraftAnswer) -> TakenOver | None:
-        """Have the tier elsewhere answer in the place of a weak local answer.
+        """Have the upstream tier answer in the place of a weak local answer.
 
-        None where it did not begin in the time that a deadline leaves, or failed.
+        None if it failed, or did not begin in the time that a deadline leaves.
         """
         origin = RouteReason(
             hand_off="confidence",
@@ -256,7 +256,7 @@ class CloudCalls:
         return TakenOver(leg, parts, first)
 
     def count_origin(self, origin: RouteReason, tier: str) -> None:
-        """An answer has begun on a tier: why there."""
+        """Count why an answer has begun on this tier."""
         if origin.hand_off is not None:
             self.cloud.metrics.handed_off(origin.hand_off, origin.route_tier or "auto", tier)
         if origin.is_degraded:
@@ -268,11 +268,11 @@ class CloudCalls:
         if mirror is None or asked.terms.is_private or not asked.document:
             return
         if not asked.incoming.principal.scopes.allows_tier(mirror.tier):
-            return  # who may not be answered there is not read there either
+            return  # requests that may not be answered there are not mirrored there either
         try:
             document = self._outgoing(self.cloud.tiers[mirror.tier], asked.document, asked)
         except BadRequestError:
-            return  # the copy would be of another request
+            return  # the copy would differ from the request
         call = UpstreamCall(
             endpoint=asked.endpoint,
             document=document,
@@ -297,7 +297,7 @@ class CloudCalls:
         self.mirror(asked, answer)
 
     def route_report(self, asked: ParsedRequest, origin: RouteReason) -> dict[str, Any]:
-        """`RouteReport` of a request that a tier elsewhere answers."""
+        """`RouteReport` of a request that an upstream tier answers."""
         tier = self._tier(asked)
         meant = asked.meant
         return {
@@ -323,7 +323,7 @@ class CloudCalls:
         return self.cloud.tiers[asked.terms.cloud]
 
     def _affinity(self, asked: ParsedRequest, tier: UpstreamTier) -> str:
-        """Equal for requests that begin alike: the turns of a conversation, one system prompt."""
+        """A key, equal for requests that begin alike: a conversation's turns, one system prompt."""
         if not tier.traits.has_prefix_cache or len(tier.settings.url) < 2:
             return ""
         beginning = _beginning(asked.document)
@@ -340,17 +340,17 @@ def _beginning(document: Mapping[str, Any]) -> bytes:
 async def _bounded(
     asked: ParsedRequest, credit: TokenAllowance, at_most: int | None
 ) -> Mapping[str, Any]:
-    """The request, no longer than its tenant's limits: nobody can end a whole answer in between."""
+    """Bound a whole answer by the tenant's limits, as it cannot be ended part of the way."""
     num_answers = _num_answers(asked)
     num_tokens = await credit.stock_up(_LONG_ANSWER * num_answers) // num_answers
     if at_most is not None:
         num_tokens = min(num_tokens, at_most)
-    # The dialect gives it the name that the server knows.
+    # The dialect renames the field to the one that the server knows.
     return {**asked.document, "max_completion_tokens": max(num_tokens, 1)}
 
 
 def _num_answers(asked: ParsedRequest) -> int:
-    """How many answers are written and paid for, whether or not they are sent."""
+    """The number of answers that are written and paid for, sent or not."""
     prompt, best_of = asked.document.get("prompt"), asked.document.get("best_of")
     num_prompts = 1
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
@@ -360,7 +360,7 @@ def _num_answers(asked: ParsedRequest) -> int:
 
 
 def _speaks_in_ids(document: Mapping[str, Any], endpoint: Endpoint) -> bool:
-    """Whether it has token ids, which mean something in one tokenizer only."""
+    """True if it has token ids, which mean something in one tokenizer only."""
     if any(document.get(name) for name in _ID_FIELDS):
         return True
     prompt = document.get("prompt")

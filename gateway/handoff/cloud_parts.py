@@ -18,7 +18,7 @@ def _unexported_metrics() -> UpstreamMetrics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloudParts:
-    """The upstream tiers in the order of the settings, and when they answer.
+    """The upstream tiers in the order of the settings, and the rules by which they answer.
 
     `gateway_id` recognises a request that has come through this gateway before. `secrets` are sent
     to servers and must not reach clients.

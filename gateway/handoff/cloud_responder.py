@@ -1,4 +1,4 @@
-"""A server elsewhere answers: its bytes are passed on, and the report is put in at the end."""
+"""Passes an upstream server's bytes on, and puts the report in at the end."""
 
 from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import aclosing
@@ -38,15 +38,15 @@ class CloudResponder:
         credit: TokenAllowance | None = None,
         is_bounded: bool = False,
     ) -> None:
-        """is_continuable: others may go on behind what is sent, should it break off. A stream ends
-        where `credit` does. is_bounded: the client has said how long the answer may be, so all of
-        that is reserved.
+        """is_continuable: another tier may continue the answer if it breaks off. A stream ends
+        where `credit` does. is_bounded: the client has set the answer's length, so all of that is
+        reserved.
 
-        `on_answered` is called once where the whole answer was delivered; it must not block.
-        `secrets` are blotted out of what servers say of errors.
+        `on_answered` is called once the whole answer was delivered; it must not block. `secrets`
+        are redacted in the errors that servers report.
         """
         self.call = call
-        self.texts: tuple[str, ...] = ()  # of the choices, when it is over
+        self.texts: tuple[str, ...] = ()  # of the choices, once the answer has ended
         self.arm = ""  # the arms of experiments that the request is in, for the report
         self._tier = tier
         self._origin = origin
@@ -68,7 +68,7 @@ class CloudResponder:
         self._is_over = False
 
     async def parts(self) -> AsyncGenerator[bytes]:
-        """The body. Raises UpstreamError and what else a tier raises (gateway/upstream/tier.py)."""
+        """Yield the body. Raises as the tier does (UpstreamError; gateway/upstream/tier.py)."""
         answer = self._answer
         try:
             if self.call.is_streamed:
@@ -99,11 +99,11 @@ class CloudResponder:
             self._is_over = True
 
     async def _is_used_up(self, chunk: Chunk) -> bool:
-        """Whether the tenant has no token left for this one. This runs for each token.
+        """Return whether the tenant has no token left for this chunk. This runs for each token.
 
-        An answer that the client has bounded is the server's to end. Only one that is longer than
-        any of so many tokens can be is ended here. A bound that the gateway has set (the tokens
-        that `max_cost_usd` pays for) is not reserved, so it is none of these.
+        An answer whose length the client set is ended by the server. It is ended here only if it is
+        longer than any answer of that many tokens can be. A bound set by the gateway (the tokens
+        that `max_cost_usd` pays for) is not reserved, so it does not count as such a length.
         """
         if self._credit is None:
             return False
@@ -134,12 +134,12 @@ class CloudResponder:
         return splice(body, "outrider", _encode(self._report()))
 
     def _written(self, chunk: Chunk) -> bytes:
-        """The chunk as the client gets it; empty for one that it did not ask for.
+        """The chunk as the client gets it; empty for one that the client did not ask for.
 
         This runs for each token of each client.
         """
         if chunk.is_done:
-            return self._ending()  # now: behind it only the connection is still busy
+            return self._ending()  # at once: from here on only the connection is still busy
         says_something = chunk.has_text or chunk.finish_reason is not None
         if self._first is None and says_something:
             self._first = chunk
@@ -153,8 +153,8 @@ class CloudResponder:
         if chunk.is_usage_only:
             return self._usage_chunk(chunk.raw) if self._wants_usage else self._last_chunk()
         if self._last is not None and says_something:
-            # It was not the last one after all: what was held goes first, or text would change
-            # its order.
+            # It was not the last one after all: the held chunk goes first, or text would change its
+            # order.
             held, self._last = self._last.raw, None
             return held + self._in_turn(chunk)
         if chunk.finish_reason is not None:
@@ -165,17 +165,17 @@ class CloudResponder:
         return chunk.raw
 
     def _in_turn(self, chunk: Chunk) -> bytes:
-        """A chunk at the end of the answer; one that ends it is held until all has been read."""
+        """Pass on a chunk near the end; one that ends the answer is held until all is read."""
         if chunk.finish_reason is None or self._has_reported:
             return chunk.raw
         if self._wants_usage:
-            # So some servers tell it.
+            # Some servers report the tier in this way.
             return chunk.raw if chunk.usage is None else self._usage_chunk(chunk.raw)
-        self._last = chunk  # what the report says of tokens comes behind it
+        self._last = chunk  # the token counts for the report come after it
         return b""
 
     def _last_chunk(self) -> bytes:
-        """The last chunk with a finish reason, with the report; nothing where it was sent."""
+        """The last chunk with a finish reason, with the report; nothing if it was sent already."""
         last, self._last = self._last, None
         return b"" if last is None else self._with_report(last.raw)
 
@@ -190,7 +190,7 @@ class CloudResponder:
         return self._with_report(raw)
 
     def _ending(self) -> bytes:
-        """[DONE], and before it what was not said yet: the report, and usage that was asked for."""
+        """[DONE], after the report and the requested usage if they were not sent yet."""
         last = self._last_chunk()
         if last or self._has_reported or self._first is None:
             return last + DONE
@@ -201,16 +201,16 @@ class CloudResponder:
 
     @staticmethod
     def _head(chunk: Chunk) -> dict[str, Any]:
-        """What all chunks of the stream have in common."""
+        """The fields that all chunks of the stream share."""
         try:
             document = _decode(event_data(chunk.raw) or b"{}")
-        except (ValueError, RecursionError):  # somewhere where nobody has looked before
+        except (ValueError, RecursionError):  # in a field that nothing has parsed before
             return {}
         return {name: document.get(name) for name in ("id", "object", "created", "model")}
 
     @property
     def unfinished(self) -> PartialAnswer | None:
-        """What was sent; None where it was more than plain text."""
+        """The sent text; None where more than plain text was sent."""
         if not self._is_continuable or self._first is None:
             return None
         before, text = self._origin.continues, self._answer.delivered_text
@@ -247,7 +247,7 @@ class CloudResponder:
 
     @property
     def facts(self) -> AnswerFacts:
-        """As far as they are known."""
+        """The facts, as far as they are known."""
         answer, origin = self._answer, self._origin
         first_s = answer.first_token_s
         return AnswerFacts(
@@ -255,7 +255,7 @@ class CloudResponder:
             reason=origin.explain("") or "requested",
             job_id=self.call.request_id,
             outcome=self._outcome,
-            # Before the end each look would count the text again.
+            # Before the end, each read would count the text again.
             num_tokens=answer.usage.num_completion_tokens if self._is_over else 0,
             hand_off=origin.hand_off,
             confidence=origin.confidence,
@@ -265,7 +265,7 @@ class CloudResponder:
 
 
 def blot_out(error: Exception, secrets: Collection[str]) -> None:
-    """Take our own keys out of an error in a server's words: some repeat what they were sent."""
+    """Remove this gateway's keys from a server's error message: some repeat what they were sent."""
     for secret in secrets:
         if isinstance(error, UpstreamRefusalError):
             for spelt in (secret.encode(), _encode(secret)[1:-1]):
@@ -274,10 +274,10 @@ def blot_out(error: Exception, secrets: Collection[str]) -> None:
 
 
 def _behind(chunk: Chunk, answer_id: str) -> bytes:
-    """A chunk as it follows another tier's: with the answer's id, and without a role of its own."""
+    """Fit a chunk to follow another tier's: the answer's id, and no role of its own."""
     try:
         document = _decode(event_data(chunk.raw) or b"null")
-    except (ValueError, RecursionError):  # somewhere where nobody has looked before
+    except (ValueError, RecursionError):  # in a field that nothing has parsed before
         return with_id(chunk.raw, answer_id)
     if not isinstance(document, dict):
         return b""

@@ -1,4 +1,4 @@
-"""One API request while it is answered: its candidates are asked in turn until one has begun."""
+"""One API request while it is answered: its candidates are tried in turn until one has begun."""
 
 import asyncio
 import logging
@@ -34,7 +34,7 @@ from gateway.errors.tree import (
 
 log = logging.getLogger(__name__)
 
-# The model's name or the path is wrong, which the settings say and not the request.
+# The model's name or the path is wrong: an error in the settings, not in the request.
 _NOT_FOUND: Final = frozenset({404, 405})
 
 _Begun = tuple[AsyncGenerator[bytes], bytes]
@@ -43,10 +43,10 @@ _Begun = tuple[AsyncGenerator[bytes], bytes]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerCandidate:
-    """Local or upstream models that may answer. `open` makes the responder, and is told why.
+    """Local or upstream models that may answer. `open` makes the responder from the route reason.
 
-    `patience_s` says how long the responder may take to begin, where the next candidate must still
-    have time to answer; None: without a bound.
+    `patience_s` returns the seconds that the responder may take to begin, where the next candidate
+    must still have time to answer; None: no bound.
     """
 
     name: PlaceName
@@ -56,13 +56,13 @@ class AnswerCandidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lineup:
-    """Who may answer a request, in turn.
+    """The candidates that may answer a request, in order.
 
-    `candidates` are asked as long as nothing was sent. One that is named twice is asked again only
-    where it handed over before, and the one that took over failed. `origin`: why the first is
-    asked. continues_elsewhere: where an answer breaks off, another candidate may go on behind it.
-    `on_begin` is told why the responder that has begun to answer does so, and its tier. `arm`: the
-    arms of experiments that the request is in.
+    `candidates` are tried as long as nothing was sent. One that is listed twice is tried again only
+    if it handed over before, and the one that took over failed. `origin`: why the first is tried.
+    continues_elsewhere: if an answer breaks off, another candidate may continue it. `on_begin` gets
+    the reason of the responder that has begun to answer, and its tier. `arm`: the request's arms of
+    experiments.
     """
 
     candidates: Sequence[AnswerCandidate]
@@ -88,8 +88,8 @@ class FallbackChain:
     ) -> None:
         """`deadline_s`: on the gateway's clock.
 
-        `instead` is asked once, before the first part and with the error that would be raised, for
-        another lineup in this one's place.
+        `instead` is called once, before the first part and with the error that would be raised, to
+        get another lineup in place of this one.
         """
         self.deadline_s = deadline_s
         self.leg: Responder | None = None
@@ -100,13 +100,13 @@ class FallbackChain:
 
     @property
     def arm(self) -> str:
-        """The arms of experiments that the request is in; known for sure once it has begun."""
+        """The request's arms of experiments; final once an answer has begun."""
         return self._lineup.arm
 
     async def parts(self) -> AsyncGenerator[bytes]:
         """The body of the response. Closing this ends all work on the request.
 
-        Raises GatewayError or EngineError; before the first part, of the failure that says most.
+        Raises GatewayError or EngineError; before the first part, that of the most telling failure.
         """
         begun: _Begun | None = await self._begin()
         while begun is not None:
@@ -124,11 +124,11 @@ class FallbackChain:
 
     @property
     def facts(self) -> AnswerFacts | None:
-        """What is known of the answer; None where no responder began to work on one."""
+        """The facts known of the answer; None where no responder began to work on one."""
         return None if self.leg is None else self.leg.facts
 
     async def _begin(self) -> _Begun:
-        """Begin with the lineup; where it fails, once more with the one that replaces it."""
+        """Begin with the lineup; if it fails, once more with the lineup that replaces it."""
         while True:
             try:
                 return await self._begin_with(self._lineup)
@@ -141,7 +141,7 @@ class FallbackChain:
             self._failures, self._current = {}, None
 
     async def _begin_with(self, lineup: Lineup) -> _Begun:
-        """The body of the first responder that begins, and its first part."""
+        """Return the body of the first responder that begins, and its first part."""
         origin = lineup.origin
         failures = self._failures
         for place in lineup.candidates:
@@ -164,7 +164,7 @@ class FallbackChain:
         raise _summary(failures)
 
     async def _continued(self, error: GatewayError | EngineError) -> _Begun | None:
-        """Where an answer broke off by this error: the rest of it, by a candidate that is left."""
+        """Continue an answer that this error broke off, with a candidate that is left."""
         unfinished = None if self.leg is None else self.leg.unfinished
         if not self._lineup.continues_elsewhere or unfinished is None:
             return None
@@ -205,9 +205,9 @@ class FallbackChain:
 
 
 def _may_go_on(error: GatewayError | EngineError, place: PlaceName) -> bool:
-    """Whether another place may still answer: the request itself is not at fault."""
+    """Return whether another place may still answer: the request itself is not at fault."""
     if isinstance(error, EngineLostTwiceError):
-        return False  # it may be what ends engines
+        return False  # the request may be what crashes engines
     if isinstance(error, EngineError):
         return not isinstance(error, InvalidRequestError | CrashSuspectError)
     if isinstance(error, UpstreamRefusalError):
@@ -215,7 +215,7 @@ def _may_go_on(error: GatewayError | EngineError, place: PlaceName) -> bool:
     if isinstance(error, RateLimitError | BudgetError):
         return place == "cloud" and error.tier is not None  # a limit of that tier alone
     if isinstance(error, BadRequestError):
-        return place == "cloud"  # it cannot be said in that server's API, but perhaps in ours
+        return place == "cloud"  # not expressible in that server's API, but perhaps in ours
     return isinstance(
         error,
         UpstreamError
@@ -228,7 +228,7 @@ def _may_go_on(error: GatewayError | EngineError, place: PlaceName) -> bool:
 
 
 def _after_failure(origin: RouteReason, place: PlaceName, error: Exception) -> RouteReason:
-    """Why the next place is asked."""
+    """Return why the next place is tried."""
     kind: HandOffKind = "failure"
     match error:
         case PromptTooLongError():
@@ -253,12 +253,12 @@ def _after_failure(origin: RouteReason, place: PlaceName, error: Exception) -> R
 
 
 def _name_of(error: Exception) -> str:
-    """A short stable word."""
+    """A short stable word for an error."""
     return str(getattr(error, "code", None) or type(error).__name__)
 
 
 def _summary(failures: Mapping[PlaceName, Exception]) -> Exception:
-    """One error for all: its own where there was one place only."""
+    """One error for all failures: the original one if there was a single place."""
     if len(failures) == 1:
         return next(iter(failures.values()))
     waits = [getattr(error, "retry_after_s", None) or 1.0 for error in failures.values()]

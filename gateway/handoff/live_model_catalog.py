@@ -1,4 +1,4 @@
-"""The names that requests may use, kept up with what the engine and the servers list."""
+"""The names that requests may use, kept up to date with the engine's and the servers' lists."""
 
 import asyncio
 from collections.abc import Collection
@@ -15,7 +15,7 @@ from gateway.planning.model_catalog import AUTO, ModelCatalog, ResolvedModel, Ti
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What the names are made from. Names are made anew only when this changes."""
+    """The data that the names are built from. The catalog is rebuilt only when this changes."""
 
     is_local_known: bool
     listed: tuple[tuple[str, ...], ...]
@@ -24,8 +24,8 @@ class _Known:
 class LiveModelCatalog:
     """Makes `ModelCatalog` when something has changed.
 
-    What servers list is asked for in the background. Waits for it only who cannot go on without:
-    what the local models answer does not depend on whether others can be reached.
+    The servers' lists are fetched in the background. Only callers that need an upstream list wait
+    for it: local models answer whether or not upstream servers can be reached.
     """
 
     def __init__(self, cloud: CloudParts, jobs: JobBuilder, local_tiers: Collection[Tier]) -> None:
@@ -40,13 +40,13 @@ class LiveModelCatalog:
         self._asking: dict[str, asyncio.Task[None]] = {}
 
     async def resolve(self, model: str, tier: str | None) -> ResolvedModel:
-        """What a request means (see `ModelCatalog.resolve`).
+        """Return the models that a request means (see `ModelCatalog.resolve`).
 
-        Raises NotReadyError too: while the engine loads nobody knows the names of its checkpoints.
+        Raises NotReadyError too: the names of checkpoints are unknown while the engine loads.
         """
         names = await self.current()
         if model not in names and self._asking:
-            await asyncio.wait(self._asking.values())  # it may be one of theirs
+            await asyncio.wait(self._asking.values())  # the name may be in one of their lists
             names = await self.current()
         try:
             return names.resolve(model, tier)
@@ -59,19 +59,19 @@ class LiveModelCatalog:
             raise
 
     async def refreshed(self) -> ModelCatalog:
-        """With what the servers list now; asks those that were not asked for a while."""
+        """Return the catalog with the servers' current lists; fetch those that are stale."""
         tiers = self._cloud.tiers
         listed = await asyncio.gather(*(tier.models() for tier in tiers.values()))
         self._listed = dict(zip(tiers, listed, strict=True))
         return await self.current()
 
     async def current(self) -> ModelCatalog:
-        """As far as is known."""
+        """Return the catalog as far as it is known."""
         local = await self._local()
         tiers = self._cloud.tiers
         for name, tier in tiers.items():
             if tier.settings.model is None and not self._listed.get(name):
-                # Nobody says what its server is to be asked for but the server itself.
+                # Without a setting, only the server itself knows the name of its model.
                 self._ask(name)
         listed = tuple(self._listed.get(name, ()) for name in tiers)
         is_known = not self._cloud.rules.has_local or all(local.values())
@@ -95,7 +95,7 @@ class LiveModelCatalog:
         return self._names
 
     async def usual_model(self, tier: str) -> str | None:
-        """What a tier elsewhere is asked for where nothing else is said; waits for its list."""
+        """An upstream tier's model where a request names none; waits for the tier's list."""
         names = await self.current()
         if names.usual_model(tier) is None and (asking := self._asking.get(tier)):
             await asyncio.wait((asking,))
@@ -103,7 +103,7 @@ class LiveModelCatalog:
         return names.usual_model(tier)
 
     def _ask(self, name: str) -> None:
-        """Have a tier's list asked for; one that has failed is not asked again at once."""
+        """Start to fetch a tier's list; one that has failed is not fetched again at once."""
         if name not in self._asking:
             self._asking[name] = asyncio.create_task(self._learn(name), name=f"models {name}")
 
@@ -114,7 +114,7 @@ class LiveModelCatalog:
             del self._asking[name]
 
     async def _local(self) -> dict[str, tuple[TierInfo, ...]]:
-        """The engine's names; while it is not ready, those that do not depend on it."""
+        """Return the engine's names; while it is not ready, those that do not depend on it."""
         rules = self._cloud.rules
         if not rules.has_local:
             return {AUTO: ()}
@@ -124,7 +124,7 @@ class LiveModelCatalog:
         except (EngineError, GatewayError):
             if not self._cloud.tiers:
                 raise
-            if self._last_local:  # it is being restarted, with the same models
+            if self._last_local:  # the engine restarts with the same models
                 return self._last_local
             loaded = [tier for tier in TIERS if tier in self._local_tiers]
             return {AUTO: (), **dict.fromkeys(loaded, ())}

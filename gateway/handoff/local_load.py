@@ -1,4 +1,4 @@
-"""How long the local models take at the moment: learnt from requests that they answer."""
+"""The local models' current times, learnt from the requests that they answer."""
 
 import math
 from collections.abc import Callable
@@ -8,18 +8,18 @@ from typing import Final
 _SHARE_OF_NEW: Final = 0.2
 # Several requests begin in one step of the engine and then none for a while.
 _SHARE_OF_NEW_INTERVAL: Final = 0.05
-# Nobody measures what is handed over. So that a short jam does not send everything away for ever,
-# what was measured counts half after this time without news. Queues change faster than speeds.
+# Handed-over requests are not measured. So that a short jam does not divert all traffic for ever,
+# measurements lose half their weight in this time without news. Queues change faster than speeds.
 _QUEUE_HALF_LIFE_S: Final = 5.0
 _SPEED_HALF_LIFE_S: Final = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """How a request would fare that came now: seconds from its arrival.
+    """The expected times of a request that arrived now, in seconds from its arrival.
 
     `queue_s` until a model begins with it, `first_token_s` until its first token, `total_s` until
-    its last one. What nobody has measured counts as 0.
+    its last one. A time that was never measured counts as 0.
     """
 
     queue_s: float
@@ -28,9 +28,9 @@ class Expected:
 
 
 class LoadTicket:
-    """One request that the local models are to answer. Its end must be told, whatever happens.
+    """One request that the local models are to answer. `ended` must be called, whatever happens.
 
-    Each word counts the first time; what is told after the end does not.
+    The first call of each method counts; calls after the end do not.
     """
 
     def __init__(self, load: "LocalLoad", admitted_s: float) -> None:
@@ -41,7 +41,7 @@ class LoadTicket:
         self._has_ended = False
 
     def began(self, queue_s: float | None = None) -> None:
-        """A model has begun with it. `queue_s` is what it waited; None: it waited until now."""
+        """Note that a model has begun with it after `queue_s`; None: it waited until now."""
         if self._has_ended or self._queue_over_s is not None:
             return
         now_s = self._load.clock()
@@ -52,7 +52,7 @@ class LoadTicket:
         self._load._began(self, waited_s, now_s)
 
     def first_text(self) -> None:
-        """Its first text is there. Of an answer that is not streamed, its first token."""
+        """Note its first text; for an answer that is not streamed, its first token."""
         self.began()
         if self._has_ended or self._first_text_s is not None or self._queue_over_s is None:
             return
@@ -60,9 +60,9 @@ class LoadTicket:
         self._load._prefill.add(self._first_text_s - self._queue_over_s, self._first_text_s)
 
     def ended(self, num_tokens: int) -> None:
-        """It has ended, whether answered, given up or refused, with this many tokens.
+        """Note its end, whether answered, given up or refused, with this many tokens.
 
-        Of several choices at a time, those of the longest one.
+        Of several choices, those of the longest one.
         """
         if self._has_ended:
             return
@@ -74,7 +74,7 @@ class LoadTicket:
 
 
 class LocalLoad:
-    """What the local models are busy with. For one event loop; `clock` is the gateway's."""
+    """The local models' current load. For one event loop; `clock` is the gateway's."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
@@ -85,7 +85,7 @@ class LocalLoad:
         self._waiting: dict[LoadTicket, float] = {}  # when admitted, the oldest first
         self._num_running = 0
         self._num_running_then = 0  # when the last one began
-        self._last_began_s: float | None = None  # None where nobody was left waiting
+        self._last_began_s: float | None = None  # None where no request was left waiting
 
     @property
     def num_waiting(self) -> int:
@@ -98,14 +98,14 @@ class LocalLoad:
         return self._num_running
 
     def admit(self) -> LoadTicket:
-        """A request that the local models are asked to answer now."""
+        """Add a request that the local models are asked to answer now."""
         now_s = self.clock()
         ticket = LoadTicket(self, now_s)
         self._waiting[ticket] = now_s
         return ticket
 
     def expected(self, num_tokens: int) -> Expected:
-        """For an answer of this many tokens."""
+        """Return the expected times of an answer of this many tokens."""
         now_s = self.clock()
         queue_s = self._queue_s(now_s)
         first_token_s = queue_s + self._prefill.value(now_s)
@@ -113,9 +113,9 @@ class LocalLoad:
         return Expected(queue_s=queue_s, first_token_s=first_token_s, total_s=total_s)
 
     def would_miss(self, deadline_s: float, num_tokens: int) -> str | None:
-        """Why an answer of this many tokens would not be whole by `deadline_s`, on the clock.
+        """Say why an answer of this many tokens would not be whole by `deadline_s`, on the clock.
 
-        One line of ASCII; None where it would be, or nobody knows.
+        One line of ASCII; None where it would be, or nothing was measured.
         """
         left_s = deadline_s - self.clock()
         expected = self.expected(num_tokens)
@@ -126,7 +126,7 @@ class LocalLoad:
         return f"load: {expected.total_s:.1f} s for the answer against {left_s:.1f} s left"
 
     def queues_longer_than(self, max_queue_s: float) -> str | None:
-        """Why a request would wait too long, one line of ASCII; None where it would not."""
+        """Return why a request would wait too long, one line of ASCII; None where it would not."""
         queue_s = self._queue_s(self.clock())
         if queue_s <= max_queue_s:
             return None
@@ -150,12 +150,12 @@ class LocalLoad:
             self._last_began_s = None
 
     def _queue_s(self, now_s: float) -> float:
-        """What the last ones waited; where some wait now, at least as long as they will."""
+        """The wait of the last requests; where some wait now, at least as long as they will."""
         waited_s = self._queue.value(now_s)
         if not self._waiting:
             # Where one has ended since the last one began, its place is free.
             return waited_s if self._num_running >= self._num_running_then else 0.0
-        # Until its first event nobody knows whether a request waits or a model reads it already.
+        # Before the first event it is unknown whether a request waits or a model reads it already.
         oldest_s = now_s - next(iter(self._waiting.values())) - self._prefill.value(now_s)
         in_turn_s = len(self._waiting) * self._interval.value(now_s)
         return max(waited_s, oldest_s, in_turn_s)
@@ -171,7 +171,7 @@ class _Mean:
         self._last_s = 0.0
 
     def add(self, value: float, now_s: float) -> None:
-        """A measured value; the first one is believed at once."""
+        """Add a measured value; the first one counts in full at once."""
         before = value if self._mean is None else self._mean
         self._mean = before + self._share_of_new * (value - before)
         self._last_s = now_s

@@ -1,4 +1,4 @@
-"""The local models' way to answer a request: a generation, written as the response's body."""
+"""Answers a request by the local models: a generation, written as the response's body."""
 
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable
@@ -15,7 +15,7 @@ from gateway.handoff.local_load import LoadTicket
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Writing:
-    """How the client wants the answer written. `with_running_usage` goes with `with_usage`."""
+    """The form of the answer. `with_running_usage` goes with `with_usage`."""
 
     is_streamed: bool
     with_usage: bool = False
@@ -24,7 +24,7 @@ class Writing:
 
 
 class LocalResponder:
-    """Answers by the engine's models, or passes on what took its answer over."""
+    """Answers by the engine's models, or passes on the answer of the tier that took over."""
 
     def __init__(
         self,
@@ -36,9 +36,9 @@ class LocalResponder:
         on_answered: Callable[[tuple[str, ...]], None] | None = None,
         is_continuable: bool = False,
     ) -> None:
-        """`ticket` is told how the work goes. is_continuable: others may go on behind what is sent,
-        should it break off. `on_answered` gets the choices' contents when all was
-        delivered; it must not block.
+        """`ticket` follows the work. is_continuable: another tier may continue the answer if it
+        breaks off. `on_answered` gets the choices' contents when all was delivered; it must not
+        block.
         """
         self._generation = generation
         self._form = form
@@ -53,7 +53,7 @@ class LocalResponder:
         self._has_begun = False
 
     async def parts(self) -> AsyncGenerator[bytes]:
-        """The body. Raises GatewayError or EngineError."""
+        """Yield the body. Raises GatewayError or EngineError."""
         writing = self._writing
         writer = sse.ChunkWriter(
             self._generation,
@@ -89,7 +89,7 @@ class LocalResponder:
             self._on_answered(tuple("".join(self._texts[i]) for i in sorted(self._texts)))
 
     def _note(self, delta: Delta) -> None:
-        """One delta more. This runs for each token of each client."""
+        """Count one more delta. This runs for each token of each client."""
         if not self._has_begun:
             self._has_begun = True
             self._ticket.first_text()
@@ -97,19 +97,19 @@ class LocalResponder:
             self._keep(delta)
 
     def _end_ticket(self) -> None:
-        """The models are done with it; a second time does nothing."""
+        """End the ticket: the models are done with the request. A second call does nothing."""
         counts = [choice.usage.num_tokens for choice in self._generation.choices]
         self._ticket.ended(max(counts, default=0))
 
     def _keep(self, delta: Delta) -> None:
         if delta.kind == "content":
             self._texts[delta.index].append(delta.text)
-        else:  # thinking and calls cannot be begun by others
+        else:  # thinking and calls cannot be begun by another model
             self._is_continuable = False
 
     @property
     def unfinished(self) -> PartialAnswer | None:
-        """What was sent; None where it was more than plain text."""
+        """The sent text; None where more than plain text was sent."""
         if self._taken_over_by is not None:
             return self._taken_over_by.unfinished
         if not self._is_continuable:
@@ -128,7 +128,7 @@ class LocalResponder:
 
     @property
     def facts(self) -> AnswerFacts:
-        """Of whoever answers in the end."""
+        """The facts of the responder that answers in the end."""
         if self._taken_over_by is not None:
             return self._taken_over_by.facts
         generation, origin = self._generation, self._origin

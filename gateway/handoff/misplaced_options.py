@@ -1,8 +1,8 @@
-"""Requests that mean to be private and do not say so where it counts: refused, not sent elsewhere.
+"""Refuses requests that mean to be private but say so in the wrong place.
 
-The local models' strict schema refuses what it does not know. An upstream tier may know more fields
-than ours, and labels are accepted and left out, so a misspelt or misplaced option would be lost and
-the prompt sent.
+The local models' strict schema refuses unknown fields. An upstream tier may know more fields than
+ours, and labels are accepted and left out, so a misspelt or misplaced option would be lost and the
+prompt sent.
 """
 
 import re
@@ -24,9 +24,9 @@ _Object = Mapping[str, Any]
 def refuse_misplaced_options(document: _Object) -> None:
     """Raise BadRequestError for our options in another place than `outrider`.
 
-    A request that is private already may say anything. Places are the request's fields, objects in
-    them, and messages with the objects in those. Schemas, and arguments of calls, are not looked
-    at: their names are the client's own.
+    A request that is private already may hold anything. The places are the request's fields,
+    objects in them, and messages with the objects in those. Schemas, and arguments of calls, are
+    skipped: their names are the client's own.
     """
     options = document.get(_OPTIONS)
     if isinstance(options, dict) and options.get("privacy") is not None:
@@ -46,7 +46,7 @@ def refuse_privacy_header(headers: Mapping[str, str]) -> None:
 
 
 def _places(document: _Object) -> Iterator[tuple[str, _Object]]:
-    """Yield the objects in which options could be meant, each with what leads to it."""
+    """Yield the objects in which options could be meant, each with the path to it."""
     yield "", document
     for name, value in document.items():
         if name == _OPTIONS:
@@ -75,7 +75,7 @@ def _is_ours(name: str) -> bool:
 
 
 def _is_private(name: str, value: object) -> bool:
-    """Whether a field of another schema can only mean ours: `"privacy": "private"`."""
+    """Return whether a field of another schema can only mean ours: `"privacy": "private"`."""
     if _OTHER_SIGNS.sub("", name.lower()) not in _PRIVATE:
         return False
     return str(value).lower() not in _NO

@@ -1,4 +1,4 @@
-"""A request as it came, and what was read of it."""
+"""A request as it came, and as it was parsed."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -27,12 +27,12 @@ _AS_IT_IS: Final = ServerTraits(streams_usage=False, token_limit=None)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestContext:
-    """What came with a body. `hops`: the gateways that the request has come through, this one not.
+    """The context of a request's body. `hops`: the gateways that it has passed, without this one.
 
     `with_trace`: the client wants to see where tokens came from. `meter`: the request's account,
-    `outcome`: those who count what becomes of it; None where it only asks. `headers` by names in
-    lower case. `arm`: the arms of experiments that it is in, in words. has_arms_slo: its latency
-    objective is an arm's word and not its own.
+    `outcome`: the record of its end; both None where it is only planned. `headers` by names in
+    lower case. `arm`: its arms of experiments as text. has_arms_slo: an arm set its latency
+    objective, not the request.
     """
 
     arrival_s: float
@@ -50,12 +50,12 @@ class RequestContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedRequest:
-    """What a request says, for whoever answers it.
+    """A request, parsed for every responder.
 
-    `request` as the local models read it, None where they are not to. `document`, without its
-    `outrider` object, and `meant` as a tier elsewhere gets them: only where there are such tiers;
-    `model` is what its server is asked for. `origin`: why nobody else may answer.
-    `assignment`: the arms of experiments that it is in.
+    `request` as the local models read it, None where they may not answer. `document`, without its
+    `outrider` object, and `meant` as an upstream tier gets them: only where there are such tiers;
+    `model` is the one to request from its server. `origin`: why no other tier may answer.
+    `assignment`: its arms of experiments.
     """
 
     endpoint: Endpoint
@@ -74,11 +74,11 @@ class ParsedRequest:
 
     @property
     def is_continuable(self) -> bool:
-        """Whether another model can go on in the middle of the answer."""
+        """Return whether another model can continue in the middle of the answer."""
         return self.is_streamed and is_resumable(self._call(), "final_message")
 
     def continued(self, unfinished: PartialAnswer) -> "ParsedRequest":
-        """The request for the rest of an answer that broke off."""
+        """Return the request for the rest of an answer that broke off."""
         resume = Resume(
             text=unfinished.text, num_tokens=unfinished.num_tokens, strategy="final_message"
         )
@@ -102,7 +102,7 @@ class ParsedRequest:
 
 
 def trace_request(asked: ParsedRequest) -> None:
-    """Say on the request's span what it asks for; nothing of its text."""
+    """Note on the request's span what it asks for, without any of its text."""
     incoming = asked.incoming
     if not incoming.span.is_recording:
         return

@@ -1,4 +1,4 @@
-"""From a request's bytes to an answering: who may answer it, in which order, and until when."""
+"""Plans a request from its bytes: the tiers that may answer, their order, and the deadline."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
@@ -32,13 +32,13 @@ from gateway.schema.chat import ChatRequest
 from gateway.schema.kinds import Endpoint
 from gateway.upstream.mirror import MirroredAnswer
 
-# Of a deadline: means are not promises, and somebody has to write the answer.
+# A share of the deadline: means are not promises, and some tier has to write the answer.
 _RESERVE: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How a request is going to be answered; is_private: and that nobody else may see it."""
+    """The plan for a request's answer. is_private: only the local models may see it."""
 
     answering: FallbackChain
     is_streamed: bool
@@ -47,7 +47,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Order:
-    """Who is asked in turn, and why the first one is the first."""
+    """The places in order, and why the first one is the first."""
 
     places: tuple[PlaceName, ...]
     origin: RouteReason
@@ -55,7 +55,7 @@ class _Order:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planner:
-    """Plans requests. `load` holds what is learnt about the local models' load."""
+    """Plans requests. `load` holds the measured load of the local models."""
 
     engine: EngineClient
     cloud: CloudParts
@@ -69,7 +69,7 @@ class Planner:
     clock: Callable[[], float]
 
     async def plan(self, endpoint: Endpoint, body: bytes, incoming: RequestContext) -> Plan:
-        """Who answers. Raises GatewayError or EngineError."""
+        """Plan the answer. Raises GatewayError or EngineError."""
         asked = await self.reader.read(endpoint, body, incoming)
         trace_request(asked)
 
@@ -86,11 +86,11 @@ class Planner:
         )
 
     def _lineup(self, asked: ParsedRequest) -> Lineup:
-        """Line up the responders that may answer."""
+        """Line up the candidates that may answer."""
         order = self._order(asked)
         places = [self._place(asked, order, index) for index in range(len(order.places))]
         if len(places) > 1 and order.places[0] == "local":
-            # Where what it handed over is not taken after all, the local models answer it.
+            # If the answer that they hand over is refused, the local models give it.
             places.append(
                 AnswerCandidate(name="local", open=partial(self._open_local, asked, None))
             )
@@ -105,7 +105,7 @@ class Planner:
     async def route_report(
         self, endpoint: Endpoint, body: bytes, incoming: RequestContext
     ) -> dict[str, Any]:
-        """Where the request would go, as `RouteReport` has it. Raises what the request would."""
+        """Return the request's route as a `RouteReport`. Raises what the request would."""
         asked = await self.reader.read(endpoint, body, incoming)
         try:
             return await self._route_of(asked)
@@ -132,7 +132,7 @@ class Planner:
         return self.calls.route_report(asked, origin)
 
     def _order(self, asked: ParsedRequest) -> _Order:
-        """Who is asked in turn: as the terms say, unless the local models are too busy."""
+        """Order the places by the request's terms, unless the local models are too busy."""
         terms = asked.terms
         if asked.origin is not DIRECT:
             return _Order(places=terms.places, origin=asked.origin)
@@ -143,12 +143,12 @@ class Planner:
                 return _Order(places=("cloud", "local"), origin=origin)
         origin = DIRECT
         if terms.places[0] == "cloud" and terms.reason != "requested":
-            has_local = self.cloud.rules.has_local  # else there was nobody to hand it off
+            has_local = self.cloud.rules.has_local  # else there was no local model to hand it off
             origin = RouteReason(hand_off="policy" if has_local else None, reason=terms.reason)
         return _Order(places=terms.places, origin=origin)
 
     def _is_busy(self, asked: ParsedRequest) -> str | None:
-        """Why the local models would answer too late; None where they would not."""
+        """Return why the local models would answer too late; None where they would not."""
         max_queue_s = self.cloud.rules.max_queue_s
         busy = None if max_queue_s is None else self.load.queues_longer_than(max_queue_s)
         if busy is None and asked.terms.deadline_s is not None:
@@ -156,7 +156,7 @@ class Planner:
         return busy
 
     def _num_tokens(self, asked: ParsedRequest) -> int:
-        """Of the answer, as far as anybody can know."""
+        """The likely number of tokens of the answer."""
         typical = round(self.routing.typical.num_completion_tokens.value)
         return min(asked.token_limit or typical, typical)
 
@@ -174,7 +174,7 @@ class Planner:
     def _patience(
         self, asked: ParsedRequest, order: _Order, index: int
     ) -> Callable[[], float | None]:
-        """Until the next place would no longer make it to the deadline."""
+        """Return the seconds left before the next place could no longer meet the deadline."""
         deadline_s = asked.terms.deadline_s
         if deadline_s is None or index + 1 >= len(order.places):
             return lambda: None
@@ -184,7 +184,7 @@ class Planner:
                 needed_s: float | None = self.load.expected(self._num_tokens(asked)).total_s
             else:
                 needed_s = self.calls.expected_s(asked)
-            if not needed_s:  # nobody knows
+            if not needed_s:  # not measured yet
                 return None
             needed_s += _RESERVE * (deadline_s - asked.incoming.arrival_s)
             left_s = deadline_s - self.clock() - needed_s
@@ -193,7 +193,7 @@ class Planner:
         return until_s
 
     def _elsewhere(self, asked: ParsedRequest, order: _Order) -> Elsewhere | None:
-        """The tier elsewhere, where it plays the large model's part for this request."""
+        """Return the upstream tier if it plays the large model's part for this request."""
         terms = asked.terms
         if "cloud" not in order.places or terms.strong != "cloud" or terms.cloud is None:
             return None
@@ -205,7 +205,7 @@ class Planner:
     async def _open_local(
         self, asked: ParsedRequest, elsewhere: Elsewhere | None, origin: RouteReason
     ) -> Responder:
-        """The local models. Raises HandOffError where the tier elsewhere is to answer."""
+        """Open the local models. Raises HandOffError where the upstream tier is to answer."""
         if origin.continues is not None:
             asked, elsewhere = asked.continued(origin.continues), None
         request, incoming = asked.request, asked.incoming
@@ -243,7 +243,7 @@ class Planner:
         )
 
     async def _admitted_job(self, asked: ParsedRequest, elsewhere: Elsewhere | None) -> Job:
-        """A job that is reserved; `auto` is for others than a tier whose own limit is used up.
+        """Reserve a job; with `auto`, a tier whose own limit is used up is passed over.
 
         Raises RateLimitError or BudgetError.
         """
@@ -269,7 +269,7 @@ class Planner:
                     principal = left or principal
 
     async def _metered(self, meter: RequestMeter, job: Job, cloud: str | None) -> Job:
-        """The job, reserved and to be booked; `cloud` takes it over, or answers where it fails.
+        """Reserve the job and book it; `cloud` takes it over, or answers if it fails.
 
         Raises RateLimitError or BudgetError.
         """
@@ -290,7 +290,7 @@ class Planner:
         return replace(job, credit=credit, work=LocalWork(self.clock))
 
     def _continues_elsewhere(self, asked: ParsedRequest) -> bool:
-        """Whether another model may go on behind this answer, should it break off."""
+        """Return whether another model may continue this answer if it breaks off."""
         return (
             self.cloud.rules.continue_elsewhere
             and len(asked.terms.places) > 1
@@ -298,7 +298,7 @@ class Planner:
         )
 
     def _is_mirrored(self, asked: ParsedRequest) -> bool:
-        """Whoever asks for this machine only is not copied to another one."""
+        """Return whether it may be copied: requests for this machine only never leave it."""
         options = None if asked.request is None else asked.request.outrider
         wants_local = options is not None and options.policy == "local_only"
         return self.cloud.mirror is not None and not (asked.terms.is_private or wants_local)

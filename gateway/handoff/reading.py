@@ -1,4 +1,4 @@
-"""From a request's bytes to what it says: its terms, its arms, and the latency it is to have."""
+"""Parses a request's bytes: its terms, its arms, and its latency objective."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -58,9 +58,9 @@ class RequestReader:
     async def read(
         self, endpoint: Endpoint, body: bytes, incoming: RequestContext
     ) -> ParsedRequest:
-        """What the request says. Raises GatewayError.
+        """Parse a request. Raises GatewayError.
 
-        Who cannot be served as his arm wants it is in none.
+        A request that cannot be served as its arm wants it is put in no arm.
         """
         if self.cloud.gateway_id in incoming.hops or len(incoming.hops) >= _MAX_HOPS:
             raise LoopError(
@@ -75,7 +75,7 @@ class RequestReader:
     def _read_for_local(
         self, endpoint: Endpoint, body: bytes, incoming: RequestContext
     ) -> ParsedRequest:
-        """Where there are no tiers elsewhere."""
+        """Parse a request where there are no upstream tiers."""
         request = parse(_REQUESTS[endpoint], body)
         refuse_doubled_names(body)
         check_model(incoming.principal, request.model)
@@ -133,9 +133,9 @@ class RequestReader:
     async def without_arms(
         self, asked: ParsedRequest, body: bytes, incoming: RequestContext, error: Exception
     ) -> ParsedRequest | None:
-        """The request as it is without experiments, where its arm may have led to this error.
+        """Return the request without experiments if its arm may have led to this error.
 
-        None where it was not the arm. Raises GatewayError.
+        None where the arm is not at fault. Raises GatewayError.
         """
         assignment = asked.assignment
         if assignment is None or not may_be_arms_fault(assignment, error):
@@ -179,7 +179,7 @@ class RequestReader:
         asked = self._without_impossible(asked)
         if "local" in asked.terms.places:
             request = overlaid(parse(_REQUESTS[endpoint], body), assignment)
-            if meant.named == "cloud":  # a name that the local models do not have
+            if meant.named == "cloud":  # a name that no local model has
                 request = _for_any(request)
             asked = replace(asked, request=request)
         if "cloud" in asked.terms.places:
@@ -188,7 +188,7 @@ class RequestReader:
         return asked
 
     def _note(self, assignment: Assignment, error: Exception, incoming: RequestContext) -> None:
-        if incoming.outcome is not None:  # else it only asks
+        if incoming.outcome is not None:  # None: the request is only planned
             self.experiments.left_out.note(assignment, error)
 
     def _assigned(
@@ -198,16 +198,16 @@ class RequestReader:
         endpoint: Endpoint,
         incoming: RequestContext,
     ) -> Assignment | None:
-        """The arms of experiments that the request is in. Raises BadRequestError."""
+        """The request's arms of experiments. Raises BadRequestError."""
         assigner = self.experiments.assigner
         return assignment_of(assigner, choosing_of(asked), body, endpoint, incoming)
 
     def _serve_under(
         self, options: OutriderOptions, document: Mapping[str, Any], incoming: RequestContext
     ) -> None:
-        """Note the latency that it is to have, whoever answers. Raises BadRequestError.
+        """Note the request's latency objective for any tier. Raises BadRequestError.
 
-        The local models know its tokens, and say it again.
+        The local models know its token counts, and note it again.
         """
         service_tier = document.get("service_tier")
         resolved = self.classes.resolve(
@@ -233,7 +233,7 @@ class RequestReader:
         return permitted_terms(incoming.principal, terms, self.local_tiers)
 
     def _without_impossible(self, asked: ParsedRequest) -> ParsedRequest:
-        """Without the places that cannot answer this request, as far as one is left."""
+        """Leave out the places that cannot answer this request, as long as one is left."""
         terms = asked.terms
         if "cloud" in terms.places:
             complaint = self.calls.complaint(asked)
@@ -254,6 +254,6 @@ class RequestReader:
 
 
 def _for_any(request: ApiRequest) -> ApiRequest:
-    """The request, for whichever local model."""
+    """The request, for any of the local models."""
     options = request.outrider and request.outrider.model_copy(update={"tier": None})
     return request.model_copy(update={"model": AUTO, "outrider": options})

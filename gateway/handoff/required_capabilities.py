@@ -1,7 +1,7 @@
-"""What a request asks for that the local models cannot do, and another server perhaps can.
+"""Finds what a request needs that the local models cannot do, and another server perhaps can.
 
-A value out of its range is no such need: it is wrong everywhere. What the local models take is said
-by their own schema, which is read here: what becomes possible there is no need any more.
+A value out of its range is no such need: it is wrong for every server. The fields that the local
+models take are read from their own schema: once a field is built there, it is no need any more.
 """
 
 import re
@@ -26,7 +26,7 @@ from gateway.schema.tools import (
 )
 
 NeedKind = Capability | Literal["options"]
-"""options: a field that the local models do not know; which servers do is not written anywhere."""
+"""options: a field that the local models do not know; no list says which servers know it."""
 
 _REQUESTS: Final[dict[Endpoint, type[BaseModel]]] = {
     "chat": ChatRequest,
@@ -62,7 +62,7 @@ _PLAIN_PATH: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequiredCapability:
-    """Something that the local models cannot do. `param` is the path of the field that wants it."""
+    """A feature that the local models lack. `param` is the path of the field that wants it."""
 
     capability: NeedKind
     param: str
@@ -71,13 +71,13 @@ class RequiredCapability:
 def required_capabilities(
     document: Mapping[str, Any], endpoint: Endpoint
 ) -> tuple[RequiredCapability, ...]:
-    """The request's needs; none for what the local models take. Never raises."""
+    """Return the request's needs; none for what the local models take. Never raises."""
     return tuple(dict.fromkeys(_needs(document, endpoint)))
 
 
 def uses_of(document: Mapping[str, Any], endpoint: Endpoint) -> frozenset[Capability]:
-    """What beside text a request uses, whether or not the local models can do it: what a server
-    must support to be asked. Never raises.
+    """Return the capabilities beside text that a request uses, whether or not the local models have
+    them: a server must support them to get the request. Never raises.
     """
     used: set[Capability] = set()
     for need in _needs(document, endpoint):
@@ -98,8 +98,8 @@ def lacking(
 
 
 def describe(needs: Sequence[RequiredCapability]) -> str:
-    """Why the local models cannot answer: one line of ASCII; paths of the client's own making are
-    left out. `needs` is not empty.
+    """Say in one line of ASCII why the local models cannot answer. Paths that the client made up
+    are left out. `needs` is not empty.
     """
     first = needs[0]
     where = f" ({first.param})" if _PLAIN_PATH.fullmatch(first.param) else ""
@@ -124,7 +124,7 @@ def _needs(document: Mapping[str, Any], endpoint: Endpoint) -> Iterator[Required
 def _fields(
     value: Mapping[str, Any], known: type[BaseModel], path: str
 ) -> Iterator[RequiredCapability]:
-    """Fields of an object that its model does not know, or knows as switched off only."""
+    """Yield the fields of an object that its model does not know, or knows as switched off only."""
     allowed = _ALLOWED[known]
     for name, given in value.items():
         harmless = allowed.get(name, _UNKNOWN)
@@ -207,7 +207,7 @@ def _in_format(wanted: object) -> Iterator[RequiredCapability]:
 def _in_combination(
     document: Mapping[str, Any], endpoint: Endpoint
 ) -> Iterator[RequiredCapability]:
-    """Fields that the local models take, but not together: one grammar rules an answer."""
+    """Yield fields that the local models take, but not together: one grammar rules an answer."""
     wanted = document.get("response_format") if endpoint == "chat" else None
     has_format = isinstance(wanted, dict) and wanted.get("type") in ("json_object", "json_schema")
     has_structure = document.get("structured_outputs") is not None
@@ -224,7 +224,7 @@ def _in_combination(
 
 
 def _objects(value: object) -> Iterator[dict[str, Any]]:
-    """A list's objects; an empty one where something else stands, so that counting goes on."""
+    """The objects of a list; an empty one for any other item, so that the counting goes on."""
     for item in value if isinstance(value, list) else ():
         yield item if isinstance(item, dict) else {}
 
@@ -234,7 +234,7 @@ def _is_other(kind: object, known: str) -> bool:
 
 
 def _allowed(known: type[BaseModel]) -> dict[str, Harmless | None]:
-    """Each field's `Harmless` note; None for a field that is built."""
+    """Map each field to its `Harmless` note; None for a field that is built."""
     return {
         field.alias or name: next(
             (note for note in field.metadata if isinstance(note, Harmless)), None
