@@ -1,1 +1,1 @@
-"""What the live page shows."""
+"""The figures of the live page."""

@@ -1,4 +1,4 @@
-"""GET /v1/dashboard: what is going on, for the page at /dashboard."""
+"""GET /v1/dashboard: current figures, for the page at /dashboard."""
 
 import asyncio
 import logging
@@ -22,7 +22,7 @@ from gateway.tenants.principal import ANONYMOUS, Principal
 logger = logging.getLogger(__name__)
 
 FRESH_S: Final = 1.0
-"""However many ask, figures are worked out once in so long for each who may see them."""
+"""Figures are computed at most once in this time for each scope, for any number of viewers."""
 
 _EXPERIMENTS_FRESH_S: Final = 10.0
 _STATS_TIMEOUT_S: Final = 2.0
@@ -30,14 +30,14 @@ _MAX_SCOPES: Final = 64
 _HEADERS: Final = {"cache-control": "private, no-store"}
 
 StatsReader = Callable[[], Awaitable[EngineStats | None]]
-"""The engine's snapshot; None while there is none. May raise EngineError."""
+"""Returns the engine's snapshot; None while there is none. May raise EngineError."""
 ExperimentReader = Callable[[], Awaitable[Sequence[Mapping[str, Any]]]]
 """The experiments with their intervals, as JSON values. It may take long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DashboardSources:
-    """Where the figures come from. `clock` is that of `recent`, `wall_clock` counts since 1970."""
+    """The sources of the figures. `clock` is that of `recent`, `wall_clock` counts since 1970."""
 
     recent: RecentOutcomes
     classes: Mapping[str, SloClassSettings]
@@ -49,7 +49,7 @@ class DashboardSources:
 
 @dataclass(slots=True)
 class _Scope:
-    """What one kind of viewer was told last. The lock: others who ask meanwhile get the same."""
+    """The last figures of one scope. The lock: concurrent viewers get the same ones."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     made_s: float = float("-inf")
@@ -69,9 +69,9 @@ class DashboardApi:
         self._experiments_task: asyncio.Task[None] | None = None
 
     async def dashboard(self, request: Request, principal: Principal) -> Response:
-        """The figures. Administrators see all, as everybody does while there are no keys.
+        """Return the figures. Administrators see all requests; without keys, so do all callers.
 
-        Other keys see the requests of their team, or their own where they are in none.
+        Other keys see the requests of their team, or their own if they are in none.
         """
         del request
         sees_all = principal.scopes.is_admin or principal is ANONYMOUS
@@ -84,13 +84,13 @@ class DashboardApi:
         return Response(scope.body, media_type="application/json", headers=_HEADERS)
 
     async def close(self) -> None:
-        """End what is still being worked out."""
+        """Cancel computations under way."""
         if self._experiments_task is not None:
             self._experiments_task.cancel()
             await asyncio.wait([self._experiments_task])
 
     def _scope(self, tenant: str | None) -> _Scope:
-        """The least recently asked for is forgotten beyond 64, which costs it a calculation."""
+        """Return the scope's figures; beyond 64 scopes the least recently used one is dropped."""
         scope = self._scopes.setdefault(tenant, _Scope())
         self._scopes.move_to_end(tenant)
         if len(self._scopes) > _MAX_SCOPES:

@@ -36,7 +36,7 @@ class EngineMoments:
     _moments: deque[_Moment] = field(default_factory=lambda: deque(maxlen=_MAX_MOMENTS))
 
     def add(self, stats: EngineStats, at_s: float) -> None:
-        """Keep a snapshot. A restarted engine counts from zero: what was before is dropped."""
+        """Keep a snapshot. A restarted engine counts from zero: earlier ones are dropped."""
         moments = self._moments
         if moments and stats.num_steps < moments[-1].stats.num_steps:
             moments.clear()
@@ -47,7 +47,7 @@ class EngineMoments:
             moments.popleft()
 
     def figures(self, now_s: float) -> EngineFigures | None:
-        """What the latest snapshot says, and how it differs from the oldest; None without any."""
+        """Return the latest snapshot and its difference to the oldest; None without any."""
         if not self._moments:
             return None
         first, last = self._moments[0], self._moments[-1]
@@ -92,7 +92,7 @@ def _tier(name: str, now: TierStats, before: TierStats | None, over_s: float | N
         tokens_per_s = max(0, now.num_output_tokens - before.num_output_tokens) / over_s
     num_queried = now.prefix_cache_queries - base.prefix_cache_queries
     num_hits = now.prefix_cache_hits - base.prefix_cache_hits
-    if num_queried <= 0:  # an idle window: what was found since the start tells more than nothing
+    if num_queried <= 0:  # an idle window: figures since the start are more useful than none
         num_queried, num_hits = now.prefix_cache_queries, now.prefix_cache_hits
     return EngineTier(
         name=name,
@@ -140,5 +140,5 @@ def _differences(now: Sequence[int], before: Sequence[int]) -> list[int]:
 
 
 def _share(part: int, whole: int) -> float | None:
-    """None of nothing; readings of one snapshot may be a node apart, so at most 1."""
+    """Return the share, None of 0; readings of one snapshot may be a node apart, so at most 1."""
     return min(1.0, max(0.0, part / whole)) if whole > 0 else None

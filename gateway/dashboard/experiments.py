@@ -1,4 +1,4 @@
-"""Which experiments the live page shows, with all that may be said of them."""
+"""The experiments of the live page, with their reports."""
 
 from typing import Any, Final
 

@@ -46,7 +46,7 @@ class Figures:
 def figures(
     rows: RecentRows, classes: Mapping[str, SloClassSettings], *, shows_costs: bool
 ) -> Figures:
-    """What the rows say. shows_costs: what tokens cost us, instead of what is charged for them."""
+    """Compute figures from rows. shows_costs: our cost of tokens instead of the charge."""
     money = rows["cost_nanos" if shows_costs else "charge_nanos"]
     return Figures(
         window_s=rows.window_s,
@@ -89,7 +89,7 @@ def _quantiles(values: NDArray[np.float64]) -> Quantiles:
 
 
 def _rank(quantile: float, num: int) -> int:
-    """Which of `num` sorted values is the quantile: the nearest rank, so one that occurred."""
+    """Return the index of the quantile among `num` sorted values: the nearest rank."""
     return max(0, int(np.ceil(quantile * num)) - 1)
 
 
@@ -106,7 +106,7 @@ def _tiers(rows: RecentRows) -> list[TierFigures]:
 
 
 def _classes(rows: RecentRows, classes: Mapping[str, SloClassSettings]) -> list[ClassFigures]:
-    """Every class of the settings, and what had none, if anything."""
+    """Return every class of the settings, and requests without a class, if any."""
     counted = rows["attained"] >= 0
     length = len(rows.classes)
     nums = np.bincount(rows["slo_class"][counted], minlength=length)
@@ -135,7 +135,7 @@ def _classes(rows: RecentRows, classes: Mapping[str, SloClassSettings]) -> list[
 
 
 def _series(rows: RecentRows, money: NDArray[np.int64]) -> Series:
-    """In cells that begin at whole multiples of `CELL_S`, so that a cell stays what it was."""
+    """Return cells that begin at whole multiples of `CELL_S`, so that past cells do not change."""
     newest = int(rows.now_s // CELL_S)
     cells = (rows["at_s"] // CELL_S).astype(np.int64) - (newest - _NUM_CELLS + 1)
     is_inside = cells >= 0

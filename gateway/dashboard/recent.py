@@ -1,4 +1,4 @@
-"""The latest requests, in columns: what the live page's figures are worked out from."""
+"""The latest requests, in columns: the data of the live page's figures."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ _COLUMNS: Final[dict[str, str]] = {
     "cost_nanos": "i8",
     "charge_nanos": "i8",
     "ending": "i1",
-    "attained": "i1",  # 1 and 0; -1 where a request tells nothing about it
+    "attained": "i1",  # 1 and 0; -1 where a request does not count
     "tier": "i2",
     "slo_class": "i2",
 }
@@ -53,14 +53,14 @@ class RecentRows:
         return self.columns[name]
 
     def __len__(self) -> int:
-        """How many requests."""
+        """Return the number of requests."""
         return len(self.columns["at_s"])
 
 
 class RecentOutcomes:
-    """Remembers requests that are over: a ring of `capacity`, whole only for `WINDOW_S`.
+    """Remembers finished requests: a ring of `capacity`, complete only for `WINDOW_S`.
 
-    Used on one thread; what `rows` gives is a copy that another may read.
+    Used on one thread; `rows` returns a copy that another may read.
     """
 
     def __init__(self, *, clock: Callable[[], float], capacity: int = _CAPACITY) -> None:

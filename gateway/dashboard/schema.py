@@ -1,4 +1,4 @@
-"""What GET /v1/dashboard answers."""
+"""The answer of GET /v1/dashboard."""
 
 from typing import Annotated, Literal
 
@@ -15,7 +15,7 @@ class _Model(BaseModel):
 
 
 class Quantiles(_Model):
-    """Of one latency, over the requests that had it. Milliseconds; null where none had."""
+    """Quantiles of one latency, over the requests that had it, in ms; null where none had."""
 
     num: int
     p50: Milliseconds | None
@@ -40,10 +40,10 @@ class Latencies(_Model):
 
 
 class RequestFigures(_Model):
-    """Requests that ended in the window, and at which rates.
+    """Requests that ended in the window, and their rates.
 
-    `cost_usd_per_s` is what the tokens cost the gateway; for who may see his own only, what he is
-    charged.
+    `cost_usd_per_s` is the gateway's cost of the tokens; for keys that may see only their own
+    requests, their charge.
     """
 
     num: int
@@ -66,7 +66,7 @@ class TierFigures(_Model):
 
 
 class ClassFigures(_Model):
-    """A class of requests: how many met all their objectives. `goodput`: such ones per second.
+    """A class of requests: how many met all their objectives. `goodput`: such requests per second.
 
     `ttft_ms` and `inter_token_ms` are the class's own objectives, null for none; requests may have
     brought others.
@@ -82,9 +82,9 @@ class ClassFigures(_Model):
 
 
 class Series(_Model):
-    """Over the window, in cells of `cell_s` seconds, the oldest first.
+    """Rates over the window, in cells of `cell_s` seconds, the oldest first.
 
-    `age_s`: how long ago each cell ended; it is negative for the one that has begun.
+    `age_s`: how long ago each cell ended; it is negative for the current one.
     """
 
     cell_s: float
@@ -124,7 +124,7 @@ class SourceFigures(_Model):
 
 
 class Acceptance(_Model):
-    """What became of drafts. `tokens_per_step`: emitted by a verifying pass, its own one included.
+    """Acceptance of drafts. `tokens_per_step`: emitted by a verifying pass, its own one included.
 
     `accepted_by_depth`: the share of trees whose accepted path got to each depth, from 1 on.
     """
@@ -147,7 +147,7 @@ class EngineHistory(_Model):
 
 
 class EngineFigures(_Model):
-    """The local models. `over_s`: what `acceptance` and rates are about; null: since the start."""
+    """The local models. `over_s`: time span of `acceptance` and rates; null: since the start."""
 
     over_s: float | None
     tiers: list[EngineTier]
@@ -156,11 +156,11 @@ class EngineFigures(_Model):
 
 
 class Dashboard(_Model):
-    """What has been going on, as the page at /dashboard draws it.
+    """The figures of the page at /dashboard.
 
-    `scope`: all requests, or those of the key's own team. `window_s`: the time that figures of
-    requests are about; less where the gateway is young or very busy. `engine` and `experiments` are
-    null for who may see his own requests only, and where there are none.
+    `scope`: all requests, or those of the key's own team. `window_s`: the time span of the figures
+    of requests; less where the gateway is young or very busy. `engine` and `experiments` are null
+    for keys that may see only their own requests, and where there are none.
     """
 
     object: Literal["dashboard"] = "dashboard"

@@ -18,7 +18,7 @@ class AnswerTransport:
         self._transport.write(data)
 
     def is_closing(self) -> bool:
-        """Whether nothing more can be sent."""
+        """Return whether no more can be sent."""
         return self._transport.is_closing()
 
     def close(self) -> None:

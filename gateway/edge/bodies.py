@@ -63,14 +63,14 @@ class HeldBody:
         self._num_bytes = 0
 
     def reserve(self, num_bytes: int) -> None:
-        """Hold so many bytes in all, or what is held already. Raises as `BodyBudget.take`."""
+        """Hold so many bytes in all, or the held ones if more. Raises as `BodyBudget.take`."""
         more = num_bytes - self._num_bytes
         if more > 0:
             self._budget.take(self._owner, more)
             self._num_bytes = num_bytes
 
     def __enter__(self) -> "HeldBody":
-        """Begin with nothing."""
+        """Begin with no bytes."""
         return self
 
     def __exit__(

@@ -19,7 +19,7 @@ _OTHER_FILES: Final = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionBounds:
-    """What one connection may do, and how many there may be. See HttpSettings."""
+    """Bounds of one connection, and of the number of connections. See HttpSettings."""
 
     header_timeout_s: float = 10.0
     body_timeout_s: float = 30.0
@@ -45,7 +45,7 @@ class ConnectionBounds:
 
 
 def usable_connections(wanted: int) -> int:
-    """How many connections there can be, at most `wanted`: each is an open file.
+    """Return how many connections are possible, at most `wanted`: each is an open file.
 
     Raises the soft limit of open files towards the hard one, and warns where that is too low:
     without room new connections would wait unanswered, and the database could not be opened.

@@ -32,18 +32,18 @@ class Connections:
     _warned_s: float = float("-inf")
 
     def count(self, num_connections: int) -> None:
-        """Tell how many are open."""
+        """Set the number of open connections."""
         if self.metrics is not None:
             self.metrics.connections.set(num_connections)
 
     def refused(self, code: str, peer: tuple[str, int] | None) -> None:
-        """Count and log a refusal. How often it happens is the peer's choice: it is no warning."""
+        """Count and log a refusal. Peers choose how often it happens, so it is no warning."""
         if self.metrics is not None:
             self.metrics.refused(code)
         logger.info("request refused code=%s peer=%s", code, "-" if peer is None else peer[0])
 
     def has_room(self, num_connections: int) -> bool:
-        """Whether a new connection, counted already, may stay: if need be, for an idle one."""
+        """Return whether a new, counted connection may stay; closes an idle one to make room."""
         if num_connections <= self.bounds.max_connections:
             return True
         if self.clock() - self._warned_s >= _WARN_EACH_S:

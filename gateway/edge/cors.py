@@ -21,10 +21,10 @@ _VARY: Final[Header] = (b"vary", b"origin")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorsAnswer:
-    """What the policy says to one request: headers for its answer, whatever that will be.
+    """The policy's result for one request: headers to add to its answer.
 
-    is_preflight: the browser asks for its page, no endpoint is meant. `refusal` is for preflights:
-    other requests of pages that may not ask are answered, but the page may not read it.
+    is_preflight: the browser asks on behalf of its page, no endpoint is meant. `refusal` is for
+    preflights: other requests of refused pages are answered, but the page may not read it.
     """
 
     headers: tuple[Header, ...] = ()
@@ -88,7 +88,7 @@ class CorsPolicy:
             origin_header: tuple[Header, ...] = ((b"access-control-allow-origin", b"*"),)
         else:
             origin_header = ((b"access-control-allow-origin", origin), _VARY)
-        # All: whatever request ids, tiers, limits and waits the answer tells.
+        # All: request ids, tiers, limits and waits of the answer.
         return (*origin_header, (b"access-control-expose-headers", b"*"))
 
 

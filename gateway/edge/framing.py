@@ -22,7 +22,7 @@ _VERSIONS: Final = frozenset({"1.0", "1.1"})
 def complaint(
     url: bytes, headers: Sequence[Header], version: str, *, max_bytes: int
 ) -> EdgeRefusal | None:
-    """Why the request is refused; None where nothing is wrong. Names are in lower case.
+    """Return the reason to refuse the request; None if it is valid. Names are in lower case.
 
     The parser has checked the characters already, and content-length against transfer-encoding.
     """
@@ -40,7 +40,7 @@ def complaint(
 
 
 def _ambiguity(headers: Sequence[Header], version: str) -> EdgeRefusal | None:
-    """What another server on the way might read otherwise (RFC 9112, sections 3.2 and 6.1)."""
+    """Find what another server on the way might read otherwise (RFC 9112, sections 3.2 and 6.1)."""
     num_hosts = 0
     seen: set[bytes] = set()
     for name, value in headers:

@@ -1,4 +1,4 @@
-"""Headers that tell browsers what they may do with an answer."""
+"""Headers that restrict how browsers may use an answer."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -36,9 +36,9 @@ _LOCAL_HOST: Final = re.compile(
 class EdgeHeaders:
     """The outermost application: security headers and CORS on every answer, at small cost.
 
-    An answer that says nothing itself may not be stored, framed or load anything; one that does (a
-    stream, the playground's page) keeps its own words. Preflights are answered here, before anybody
-    asks for a key.
+    An answer without headers of its own may not be stored, framed or load anything; one that sets
+    them (a stream, the playground's page) keeps them. Preflights are answered here, before a key is
+    required.
     """
 
     def __init__(
@@ -48,11 +48,11 @@ class EdgeHeaders:
         cors: CorsPolicy | None = None,
         only_local_hosts: Callable[[], bool] | None = None,
     ) -> None:
-        """`cors` None: pages of other sites may not read answers.
+        """Store the arguments. `cors` None: pages of other sites may not read answers.
 
         `only_local_hosts`: whether to refuse, now, requests whose host is no name of this machine.
-        That is for a gateway which anybody on the machine may ask: a page elsewhere can let its own
-        name point to 127.0.0.1, and is no other site to the browser then.
+        That is for a gateway open to every process on the machine: a page of another site can let
+        its own name point to 127.0.0.1, and counts as the same site in the browser then.
         """
         self.app = app
         self._cors = cors
@@ -94,7 +94,7 @@ _FOREIGN_HOST: Final = Problem(
 
 
 def _completed(headers: Iterable[Header], more: Iterable[Header]) -> list[Header]:
-    """The answer's headers, and what it does not say itself."""
+    """Return the answer's headers, and those of `more` that it lacks."""
     completed = list(headers)
     names = {name for name, _ in completed}
     if b"cache-control" not in names:

@@ -25,14 +25,14 @@ HEADER: Final = "idempotency-key"
 _KEY: Final = re.compile(r"[!-~]{1,255}")
 _REPLAYED: Final[Header] = (b"idempotent-replayed", b"true")
 _OF_THE_MOMENT: Final = b"x-ratelimit-"
-"""What was left of limits when the first one was answered says nothing of now."""
+"""The limits left when the first answer was sent do not hold for a repetition."""
 _SLOT_BYTES: Final = 1024
-"""What one takes beside its answer, about."""
+"""The approximate memory of one entry beside its answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Answer:
-    """A whole answer. `num_bytes` is what it counts for against the bound."""
+    """A whole answer. `num_bytes` is its size for the bound."""
 
     tenant: str
     status: int
@@ -54,10 +54,10 @@ class _Slot:
 class IdempotentAnswers:
     """Answers that are kept for their repetition, in this process's memory.
 
-    Only whole answers of success are kept: whatever failed may be asked again with the same key.
-    When memory is short, the tenant that uses most of it loses its oldest answer. So a tenant may
-    use all memory that others leave, and cannot push out answers of tenants that use less than
-    it. For one event loop.
+    Only whole answers of success are kept: failed requests may be repeated with the same key. When
+    memory is short, the tenant that uses most of it loses its oldest answer. So a tenant may use
+    all memory that others leave, and cannot push out answers of tenants that use less than it. For
+    one event loop.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class IdempotentAnswers:
     def of(
         cls, http: HttpSettings, clock: Callable[[], float], metrics: EdgeMetrics | None = None
     ) -> "IdempotentAnswers":
-        """As the settings say."""
+        """Build the cache from the settings."""
         return cls(
             ttl_s=http.idempotency_ttl_s,
             max_bytes=http.idempotency_max_bytes,
@@ -98,12 +98,12 @@ class IdempotentAnswers:
     async def answer(
         self, request: Request, body: bytes, make: Make, *, owner: str, tenant: str | None = None
     ) -> Response:
-        """The response to a request: what `make` gives, or what it gave the first time.
+        """Return the response to a request: that of `make`, or its first response again.
 
-        `owner` is the id of the key that asks: no key gets another one's answer. `tenant` shares
+        `owner` is the id of the request's key: no key gets another one's answer. `tenant` shares
         the memory with others; the owner where it is None. With the header `make` is called when
-        the response is sent, and only if it is needed; what it raises is raised then. Raises
-        BadRequestError for an idempotency-key that cannot be one.
+        the response is sent, and only if it is needed; its errors are raised then. Raises
+        BadRequestError for an invalid idempotency-key.
         """
         key = request.headers.get(HEADER)
         if key is None:
@@ -180,7 +180,7 @@ class IdempotentAnswers:
         return True
 
     def release(self, recorder: "_Recorder") -> None:
-        """Give back what a recorder has reserved, and forget it."""
+        """Give back a recorder's reservation, and forget it."""
         if (holding := self._tenants.get(recorder.tenant)) is not None:
             self._count(holding, -recorder.num_bytes)
         self.stop_recording(recorder)
@@ -192,7 +192,7 @@ class IdempotentAnswers:
             self._forget_empty(recorder.tenant)
 
     def count(self, outcome: Repeat) -> None:
-        """Count what became of a request."""
+        """Count the result of a request."""
         if self._metrics is not None:
             self._metrics.repeated(outcome)
 
@@ -218,7 +218,7 @@ class IdempotentAnswers:
 
 @dataclass(eq=False, slots=True)
 class _Holding:
-    """What one tenant has in memory: answers and recorders, the oldest first of each."""
+    """The memory of one tenant: answers and recorders, the oldest first of each."""
 
     num_bytes: int = 0
     kept: dict[bytes, None] = field(default_factory=dict)
@@ -263,7 +263,7 @@ class _Recorder:
         self.is_whole = not message.get("more_body", False)
 
     def give_up(self) -> None:
-        """Remember nothing of the answer; it is passed on all the same."""
+        """Stop recording the answer; it is passed on all the same."""
         self._answers.release(self)
         self.num_bytes = 0
         self.body.clear()
@@ -295,7 +295,7 @@ class _RepeatableResponse(Response):
         self._tenant = tenant
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it. Raises what `make` and its response raise, and IdempotencyKeyReusedError."""
+        """Send it. Raises the errors of `make` and its response, and IdempotencyKeyReusedError."""
         answers = self._answers
         has_waited = False
         while (slot := answers.find(self._name, self._body_hash)) is not None:

@@ -18,7 +18,7 @@ _JSON_TYPE: Final = re.compile(r"application/([\w.+-]+\+)?json", re.IGNORECASE |
 
 
 _MAX_DIGITS: Final = 20
-"""Of a length; int() refuses numbers of thousands of digits by another error."""
+"""Digits of a length; int() refuses numbers of thousands of digits by another error."""
 
 
 async def read_json_body(
@@ -26,7 +26,7 @@ async def read_json_body(
 ) -> bytes:
     """Return the body of a JSON request, unparsed, with its bytes reserved in `held`.
 
-    A declared length is reserved before anything is read, so a client that waits for "100 Continue"
+    A declared length is reserved before any byte is read, so a client that waits for "100 Continue"
     is refused before it sends; bytes of a body in chunks are reserved as they come.
 
     Raises BodyTooLargeError as soon as the limit is passed, MediaTypeError where JSON is not

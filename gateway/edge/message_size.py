@@ -8,11 +8,11 @@ from gateway.edge.refusals import EdgeRefusal
 _MAX_FRAMING: Final = 16
 """Bytes of a chunked body for one of its content: chunks of one byte have six."""
 _MAX_DISCARDED_BYTES: Final = 64 * 2**20
-"""Of a body that arrives after its answer."""
+"""The most bytes to discard of a body that arrives after its answer."""
 
 
 class MessageSize:
-    """Counts a message's headers, content and framing, and refuses what is too much."""
+    """Counts a message's headers, content and framing, and refuses too large ones."""
 
     __slots__ = (
         "_max_header_bytes",
@@ -46,7 +46,7 @@ class MessageSize:
         return refusals.LARGE_HEADERS if self._num_header_bytes > self._max_header_bytes else None
 
     def add_body(self, num_bytes: int, *, is_answered: bool) -> EdgeRefusal | None:
-        """Count bytes of a body whose content was counted already."""
+        """Count framing bytes of a body whose content was counted already."""
         self._num_body_bytes += num_bytes
         has_content = self.num_content_bytes > self._num_content_seen
         self._num_content_seen = self.num_content_bytes

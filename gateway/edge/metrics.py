@@ -1,16 +1,16 @@
-"""What /metrics says of connections and repeated requests."""
+"""Metrics of connections and repeated requests."""
 
 from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 Repeat = Literal["first", "replayed", "waited", "reused"]
-"""What became of a request with an idempotency-key: it was answered anew, got a kept answer, got
-one after waiting for it, or was refused since the key had come with another body."""
+"""The result of a request with an idempotency-key: answered anew, answered with a kept answer, the
+same after waiting for it, or refused since the key had come with another body."""
 
 
 class EdgeMetrics:
-    """Counters of what the endpoints never see."""
+    """Counters of events that no endpoint sees."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.connections = Gauge(

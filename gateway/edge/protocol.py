@@ -26,7 +26,7 @@ _MAX_PIPELINED: Final = 16
 _MIN_BODY_BYTES_PER_S: Final = 500
 """In the mean over a body, once it takes longer than its time-out."""
 _LINGER_S: Final = 2.0
-"""How long a refused client may take to read why."""
+"""Seconds that a refused client has to read the refusal."""
 _HOP_HEADERS: Final = frozenset({b"upgrade", b"connection", b"http2-settings"})
 
 Awaited = Literal["headers", "body"]
@@ -37,7 +37,7 @@ class _RefusedError(Exception):
 
 
 class EdgeProtocol(HttpToolsProtocol):
-    """One connection. What breaks a bound is answered in JSON and ends it."""
+    """One connection. A broken bound is answered in JSON and ends it."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class EdgeProtocol(HttpToolsProtocol):
         self.timeout_keep_alive = shared.bounds.keep_alive_s  # type: ignore[assignment]
         self._running: RequestResponseCycle | None = None  # the one that may write
         self._refusal: EdgeRefusal | None = None  # why a callback left the parser
-        self._is_deaf = False  # nothing more is read: the connection is about to end
+        self._is_deaf = False  # no more is read: the connection is about to end
         self._is_lingering = False  # and only waits for the client to read its last answer
 
         # The message that is being read.
@@ -82,7 +82,7 @@ class EdgeProtocol(HttpToolsProtocol):
             self._turn_away()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell the request that is being answered, and let go of everything."""
+        """Tell the running request, and release all resources."""
         self._unset_keepalive_if_required()
         for timer in (self._timer, self._write_timer):
             if timer is not None:
@@ -126,7 +126,7 @@ class EdgeProtocol(HttpToolsProtocol):
     # Reading
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came, and wait for what is missing."""
+        """Parse the received bytes, and wait for the missing ones."""
         if self._is_deaf:
             return
         self._unset_keepalive_if_required()
@@ -159,8 +159,8 @@ class EdgeProtocol(HttpToolsProtocol):
     def _read_on_without_upgrade(self, rest: bytes) -> bool:
         """Read the same request as if it asked for no other protocol, which servers may ignore.
 
-        The parser takes all that follows for the other protocol's, the request's body as well; and
-        some clients (Java's) ask for HTTP/2 with every first request.
+        The parser assigns all following bytes to the other protocol, the request's body as well;
+        and some clients (Java's) ask for HTTP/2 with every first request.
         """
         method, version = self.parser.get_method(), self.parser.get_http_version().encode()
         lines = [b"%s %s HTTP/%s\r\n" % (method, self.url, version)]
@@ -260,7 +260,7 @@ class EdgeProtocol(HttpToolsProtocol):
         return self._running is not None and not self._running.response_complete
 
     def _refuse(self, refusal: EdgeRefusal) -> None:
-        """Answer what breaks a bound, after the answers that are still to come, and end."""
+        """Answer a broken bound, after the answers that are still to come, and end."""
         self._is_deaf = True
         self._await(None)
         self._shared.refused(refusal.code, self.client)
@@ -296,7 +296,8 @@ class EdgeProtocol(HttpToolsProtocol):
         self._linger()
 
     def _linger(self) -> None:
-        """Give the client time to read: a connection closed at once is reset by what it sends."""
+        """Give the client time to read: closing at once would reset the connection on its next
+        bytes."""
         self._is_lingering = True
         self.flow.resume_reading()
         if self.transport.can_write_eof():
@@ -306,7 +307,7 @@ class EdgeProtocol(HttpToolsProtocol):
     # Time
 
     def _watch(self, *, has_completed: bool) -> None:
-        """Set the timer for what is awaited now."""
+        """Set the timer for the event awaited now."""
         if self._num_begun > self._num_complete:
             self._await("headers" if self._in_headers else "body")
         elif self._is_answering() or self.transport.is_closing():
@@ -355,7 +356,7 @@ class EdgeProtocol(HttpToolsProtocol):
         self._timer = self.loop.call_later(timeout_s - silent_s, self._body_late)
 
     def pause_writing(self) -> None:
-        """The client does not take what it asked for."""
+        """Stop writing: the client does not read its answer."""
         super().pause_writing()
         self._abort_later()
 

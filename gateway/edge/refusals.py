@@ -1,4 +1,4 @@
-"""What connections are told that break the bounds: whole HTTP answers, made without an endpoint."""
+"""Refusals of connections that break the bounds: whole HTTP answers without an endpoint."""
 
 import secrets
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ from gateway.errors.http import INVALID_REQUEST, SERVER_ERROR, Problem
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EdgeRefusal:
-    """Why a request is not taken. `code` also names it in metrics and logs."""
+    """The reason to refuse a request. `code` also names it in metrics and logs."""
 
     status: HTTPStatus
     code: str

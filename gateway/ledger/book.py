@@ -12,10 +12,10 @@ class Ledger(Protocol):
         """Remember a row. Never blocks, never raises; costs some microseconds."""
 
     async def start(self) -> None:
-        """Open, and replay what an earlier process left in its journal."""
+        """Open, and replay the rows that an earlier process left in its journal."""
 
     async def flush(self) -> None:
         """Return when every row added so far is in the database."""
 
     async def close(self) -> None:
-        """Flush and end; nothing that was added is lost."""
+        """Flush and end; no added row is lost."""

@@ -1,4 +1,4 @@
-"""What usage can be summed by."""
+"""The dimensions that usage can be summed by."""
 
 from typing import Literal
 

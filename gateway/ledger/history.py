@@ -1,4 +1,4 @@
-"""What keys were charged before this process began, for limits that are counted in memory."""
+"""Charges of keys before this process began, for limits that are counted in memory."""
 
 import asyncio
 from collections import defaultdict
@@ -16,7 +16,7 @@ _MINUTE_S = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Used:
-    """What one key was charged at one tier, in a stretch of time that begins at `at_s`.
+    """The charge of one key at one tier, in a stretch of time that begins at `at_s`.
 
     `at_s` is whole seconds since 1970 (UTC). `requests` are API requests; one that two tiers were
     charged for counts at each.
@@ -41,21 +41,21 @@ class UsageHistory:
 
 
 async def usage_history(database: Database, now_s: float) -> UsageHistory:
-    """What counts against limits at `now_s`, seconds since 1970. Raises StorageError."""
+    """Return the usage that counts at `now_s`, seconds since 1970. Raises StorageError."""
     return await asyncio.to_thread(_read, database, now_s)
 
 
 def used_since(
     connection: Connection, since_s: float, *, by_second: bool = False
 ) -> tuple[Used, ...]:
-    """What was charged for attempts that have ended since, by key, team and tier.
+    """Return the charges of attempts that ended since then, by key, team and tier.
 
-    by_second: and by the second of their end; meant for a minute or so.
+    by_second: also by the second of their end; meant for a minute or so.
     """
     charged = (ledger.c.ended_at >= since_s) & (ledger.c.num_charged_tokens > 0)
     key = (ledger.c.key_id, ledger.c.team_id, ledger.c.tier)
     if by_second:
-        # Databases differ in how they make a whole number of a fraction.
+        # Databases differ in how they round a fraction to a whole number.
         columns = ("ended_at", "request_id", "num_charged_tokens", "charge_nanos")
         rows = connection.execute(
             select(*key, *(ledger.c[name] for name in columns)).where(charged)

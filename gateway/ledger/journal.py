@@ -1,11 +1,11 @@
-"""Files that keep the ledger's rows until the database has them, over the process's death.
+"""Files that keep the ledger's rows until the database has them, even if the process dies.
 
-A process appends its rows to a segment: a header, then records of length, checksum and row. What
-the operating system has taken is safe from the process's death, not from the machine's: nothing is
-synced. A segment that is sealed grows no more; when its rows are in the database it is deleted.
+A process appends its rows to a segment: a header, then records of length, checksum and row. Data
+taken by the operating system survives the process's death, but not the machine's: nothing is
+synced. A sealed segment grows no more; once its rows are in the database it is deleted.
 
-Each process holds a lock on a file of its own while it lives. Who can take the lock of another has
-found a dead one, and takes over what it left.
+Each process holds a lock on a file of its own while it lives. A process that can take the lock of
+another one knows that it is dead, and takes over its files.
 """
 
 import fcntl
@@ -37,7 +37,8 @@ class Journal:
     """The segments of this process. Not for several threads at once."""
 
     def __init__(self, folder: Path, nonce: Callable[[], str]) -> None:
-        """`nonce` draws a word that no other process has; again if it must."""
+        """Store the arguments. `nonce` draws a string that no other process has; again if it
+        must."""
         self.folder = folder
         self._nonce = nonce
         self._name = ""
@@ -46,11 +47,11 @@ class Journal:
         self._path: Path | None = None
         self._num_segments = 0
         self.size_bytes = 0
-        """Of the open segment; 0 if there is none."""
+        """Size of the open segment; 0 if there is none."""
 
     @property
     def is_open(self) -> bool:
-        """Whether the folder is there and the lock is held."""
+        """True if the folder exists and the lock is held."""
         return self._lock >= 0
 
     def open(self) -> None:
@@ -92,7 +93,7 @@ class Journal:
         self._lock = -1
 
     def orphans(self) -> Iterator["Orphan"]:
-        """What dead processes left. The caller gives each back, emptied or not. Raises OSError."""
+        """Yield the journals of dead processes; the caller gives each back. Raises OSError."""
         left = (*self.folder.glob(f"*{_LOCK}"), *self.folder.glob(f"*{_SEGMENT}"))
         for name in sorted({path.name.partition(".")[0] for path in left}):
             if name == self._name:
@@ -116,11 +117,11 @@ class Journal:
         self._file, self._path, self.size_bytes = file, path, len(_MAGIC)
 
     def _undo(self) -> None:
-        """Cut off what a failed write has left: half a record would hide those behind it."""
+        """Cut off the remains of a failed write: half a record would hide those after it."""
         try:
             os.ftruncate(self._file, self.size_bytes)
         except OSError:
-            self._seal()  # nothing must come behind it then
+            self._seal()  # no record may follow it then
 
     def _seal(self) -> None:
         if self._file >= 0:
@@ -145,11 +146,11 @@ class Orphan:
 
 
 def read_segment(path: Path) -> Iterator[LedgerRow]:
-    """The rows of a sealed or orphaned segment.
+    """Yield the rows of a sealed or orphaned segment.
 
-    A record that its process could not finish ends it: that is what a lost machine or a full disk
-    leaves. What cannot be read for another reason is kept under another name, for a person to look
-    at. Raises OSError where the file cannot be read.
+    A record that its process could not finish ends it: a lost machine or a full disk leaves such. A
+    file that cannot be read for another reason is kept under another name, for a person to examine.
+    Raises OSError where the file cannot be read.
     """
     with path.open("rb") as file:
         magic = file.read(len(_MAGIC))
@@ -177,7 +178,7 @@ def write_aside(folder: Path, row: LedgerRow, reason: str) -> None:
 
 
 def _payloads(file: BinaryIO) -> Iterator[bytes]:
-    """Whole records, until there is one that is not what was written. Stays in front of it."""
+    """Yield whole records until one is damaged. Stops in front of it."""
     while True:
         start = file.tell()
         head = file.read(_HEAD_BYTES)

@@ -1,4 +1,4 @@
-"""Where the journal lies: beside the database, so that both are moved and backed up together."""
+"""The journal's place: beside the database, so that both are moved and backed up together."""
 
 import hashlib
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What /metrics says of the ledger: rows, money, and whether they reach the database."""
+"""Metrics of the ledger: rows, money, and whether they reach the database."""
 
 from collections import Counter as Tally
 from collections.abc import Sequence
@@ -50,7 +50,7 @@ class LedgerMetrics:
             self._charge.labels(tier).inc(max(0, charges[tier]) / _NANOS_PER_USD)
 
     def pending(self, num_rows: int) -> None:
-        """How many rows wait for the database now."""
+        """Set how many rows wait for the database now."""
         self._pending.set(num_rows)
 
     def failed(self, place: str) -> None:

@@ -4,16 +4,16 @@ from gateway.ledger.row import LedgerRow
 
 
 class NullLedger:
-    """Forgets everything. Implements `Ledger`."""
+    """Drops all rows. Implements `Ledger`."""
 
     def add(self, row: LedgerRow) -> None:
         """Forget the row."""
 
     async def start(self) -> None:
-        """Nothing to open."""
+        """Do nothing."""
 
     async def flush(self) -> None:
-        """Nothing to write."""
+        """Do nothing."""
 
     async def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing."""

@@ -1,4 +1,4 @@
-"""What tokens cost us and what clients pay for them, in exact whole numbers."""
+"""Prices of tokens, our cost and the client's charge, in exact whole numbers."""
 
 import hashlib
 import math
@@ -49,7 +49,7 @@ class _Rate(msgspec.Struct, frozen=True):
 
 
 class _TierRates(msgspec.Struct, frozen=True):
-    """What a tier's tokens cost us, and what clients pay for them."""
+    """The prices of a tier's tokens: our cost and the client's charge."""
 
     cost: _Rate = _Rate()
     charge: _Rate = _Rate()
@@ -87,7 +87,7 @@ class PriceBook:
 
     @classmethod
     def from_settings(cls, settings: Settings) -> "PriceBook":
-        """The operator's prices. Where no charge is named, clients pay what the tokens cost.
+        """Return the operator's prices. Without a charge, clients pay the cost of the tokens.
 
         Raises SettingsError for a charge of a tier that does not exist.
         """
@@ -125,7 +125,7 @@ class PriceBook:
         num_completion_tokens: int,
         num_cached_tokens: int = 0,
     ) -> Money:
-        """What these tokens cost. Cached tokens are part of the prompt's; an unknown tier is free.
+        """Return the tokens' price. Prompt tokens include cached ones; unknown tiers are free.
 
         Raises ValueError for a negative number.
         """
@@ -156,16 +156,16 @@ class PriceBook:
         )
 
     def is_known(self, tier: str) -> bool:
-        """Whether anybody named what this tier's tokens cost, or what is charged for them."""
+        """Return whether the settings name a cost or a charge for this tier's tokens."""
         rates = self._rates.get(tier, _FREE)
         return not (rates.cost.is_free and rates.charge.is_free)
 
     def cost_of(self, tier: str) -> TierPriceSettings:
-        """What this tier's tokens cost us, in USD per million."""
+        """Return our cost of this tier's tokens, in USD per million."""
         return _price(self._rates.get(tier, _FREE).cost)
 
     def charge_of(self, tier: str) -> TierPriceSettings:
-        """What clients pay for this tier's tokens, in USD per million."""
+        """Return the client's charge for this tier's tokens, in USD per million."""
         return _price(self._rates.get(tier, _FREE).charge)
 
 

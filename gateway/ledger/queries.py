@@ -27,7 +27,7 @@ _COLUMNS: Final[Mapping[Dimension, ColumnElement[Any]]] = {
     "outcome": ledger.c.outcome,
 }
 _SERVING: Final = ("answer", "escalation", "retry", "hedge", "continuation")
-"""Kinds of attempts at what the client asked for; others make answers faster, or us wiser."""
+"""Kinds of attempts at the client's request; others speed up answers or collect data."""
 _DELIVERED: Final = ("answered", "cancelled", "limited")
 """Outcomes in which the client received the answer or its beginning."""
 _EPOCH: Final = date(1970, 1, 1)
@@ -37,9 +37,9 @@ _TOKENS_PER_NANO: Final = 1_000_000 / 10**9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageFilter:
-    """Which rows. None is all; times are seconds since 1970, `until_s` is not in it any more.
+    """Selects rows. None: all; times are seconds since 1970, `until_s` is exclusive.
 
-    only_charged: those that the client pays for.
+    only_charged: only rows that the client pays for.
     """
 
     since_s: float | None = None
@@ -96,10 +96,10 @@ class UsageTotals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Savings:
-    """What it cost against what it would have cost, had one tier (`tier`) answered everything.
+    """The cost, and the cost if one tier (`tier`) had answered everything.
 
-    Only requests of times in which that tier's price was known. Mirrors are left out: nobody needs
-    them for answers.
+    Only requests of times in which that tier's price was known. Mirrors are left out: no answer
+    needs them.
     """
 
     tier: str
@@ -113,7 +113,7 @@ class Savings:
 
     @property
     def saved_share(self) -> float | None:
-        """Of what it would have cost; None where that is nothing."""
+        """Return the saved share of the one tier's cost; None where that cost is 0."""
         return self.saved_nanos / self.always_nanos if self.always_nanos else None
 
 
@@ -156,7 +156,7 @@ def savings(connection: Connection, wanted: UsageFilter) -> Savings | None:
 
 
 def names_of(connection: Connection, by: Dimension, ids: Iterable[str]) -> dict[str, str]:
-    """What keys or teams with these ids are called; those that are gone are left out."""
+    """Return the names of the keys or teams with these ids, without deleted ones."""
     if by not in ("key", "team"):
         return {}
     table = keys if by == "key" else teams
@@ -202,10 +202,10 @@ def _label(by: Dimension, value: Any) -> str:
 
 
 def _delivered_query(wanted: UsageFilter) -> Any:
-    """By version of prices: what was spent, and the tokens of prompts and of delivered text.
+    """Select the cost, and the tokens of prompts and of delivered text, by version of prices.
 
     A prompt counts once for each request: not for attempts that delivered nothing, and not for
-    continuations, whose prompt holds what was delivered before.
+    continuations, whose prompt contains the text delivered before.
     """
     row = ledger.c
     text = row.num_completion_tokens - row.num_discarded_tokens

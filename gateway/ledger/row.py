@@ -44,13 +44,13 @@ MAX_LENGTHS: Final[Mapping[str, int]] = {
     "usage_source": 16,
     "price_version": 32,
 }
-"""Characters of words that are kept; what is longer is cut."""
+"""The most characters of a text field; longer ones are cut."""
 
 
 class LedgerRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One attempt, when it has ended.
 
-    `row_id` is unique for ever; `request_id` is ours and shared by all attempts at one API request,
+    `row_id` is unique; `request_id` is ours and shared by all attempts at one API request,
     `client_request_id` is the header x-request-id. Times: `ended_at` is seconds since 1970 (UTC),
     durations are seconds. Money is in nano-dollars: `cost_nanos` is what it costs us,
     `charge_nanos` what the client pays. Prompt tokens include cached ones. `num_discarded_tokens`
@@ -96,7 +96,7 @@ class LedgerRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def fitted(row: LedgerRow) -> LedgerRow:
-    """The row with words that every database takes: not too long, nothing but printable signs."""
+    """Return the row with texts that every database takes: of bounded length, printable."""
     changes = {}
     for name, length in MAX_LENGTHS.items():
         word: str | None = getattr(row, name)

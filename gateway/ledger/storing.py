@@ -1,4 +1,4 @@
-"""Rows and prices into the database; an insert that is repeated changes nothing."""
+"""Stores rows and prices in the database; repeating an insert changes nothing."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,7 +24,7 @@ _ROWS_AT_ONCE: Final = 100
 millisecond, during which no answer proceeds."""
 _ROWS_DELETED_AT_ONCE: Final = 2000
 _DATA_ERRORS: Final = (DataError, IntegrityError, OverflowError, ValueError)
-"""What is said of values that no column can hold. Anything else may be well later."""
+"""Errors of values that no column can hold. Any other error may pass with time."""
 
 OnRejected = Callable[[LedgerRow, str], None]
 """Told of a row that the database will never take, and why."""
@@ -38,9 +38,9 @@ class RowStore:
         self._on_rejected = on_rejected
 
     def store(self, rows: Sequence[LedgerRow]) -> None:
-        """Insert rows that are not there yet. Raises StorageError where the database is away.
+        """Insert rows that are new. Raises StorageError where the database is unavailable.
 
-        What else the driver may raise says that the tables are not as they should be.
+        Other errors of the driver mean that the tables are not as they should be.
         """
         for start in range(0, len(rows), _ROWS_AT_ONCE):
             part = rows[start : start + _ROWS_AT_ONCE]
@@ -53,7 +53,7 @@ class RowStore:
                 self._store_singly(part)
 
     def store_prices(self, prices: PriceBook, now_s: float) -> None:
-        """Remember what the version of these prices means. Raises StorageError."""
+        """Store the prices under their version. Raises StorageError."""
         row = {
             "version": prices.version,
             "document": prices.document.decode(),
@@ -63,7 +63,7 @@ class RowStore:
             insert_new(connection, price_versions, [row])
 
     def delete_before(self, before_s: float) -> int:
-        """Delete rows of attempts that ended before then, a few at a time; how many it were.
+        """Delete rows of attempts that ended before then, in small batches; return their number.
 
         Raises StorageError.
         """
@@ -99,7 +99,8 @@ class RowStore:
 
     @cached_property
     def _statement(self) -> tuple[str, Sequence[str] | None]:
-        """As the driver takes it, and the order of its values; None where they have names."""
+        """Return the statement for the driver, and the order of its values; None if they are
+        named."""
         dialect = sqlite if self._database.dialect == "sqlite" else postgresql
         compiled = (
             dialect.insert(ledger)

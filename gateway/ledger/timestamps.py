@@ -9,7 +9,7 @@ PATTERN: Final = (
     r"^([0-9]{1,4}[mhdw]|[0-9]{5,11}|"
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:[0-9]{2}(:[0-9]{2})?(Z|[+-][0-9]{2}:[0-9]{2})?)?)$"
 )
-"""What `parse_time` takes; some dates that match do not exist."""
+"""The forms that `parse_time` takes; some matching dates do not exist."""
 
 FORMS: Final = "7d, 24h, a date such as 2026-01-31, or seconds since 1970"
 

@@ -1,4 +1,4 @@
-"""GET /v1/usage: what a key has used; for administrators, what all have."""
+"""GET /v1/usage: the usage of a key; for administrators, of all keys."""
 
 import asyncio
 import time
@@ -96,13 +96,13 @@ class UsageApi:
     def __init__(
         self, database: Database | None, *, wall_clock: Callable[[], float] = time.time
     ) -> None:
-        """Without a database nothing is remembered, and nothing can be said."""
+        """Store the arguments. Without a database no usage is recorded or reported."""
         self._database = database
         self._wall_clock = wall_clock
         self._turns = asyncio.Semaphore(_MAX_AT_ONCE)
 
     async def usage(self, request: Request, principal: Principal) -> Response:
-        """A report. A key sees what it pays for; an administrator everything, and our costs.
+        """Return a report: a key's own charges; for an administrator, all keys and our costs.
 
         Raises BadRequestError, PermissionDeniedError, NotFoundError, StorageError.
         """
@@ -120,7 +120,7 @@ class UsageApi:
 
 
 def read_question(parameters: dict[str, str], principal: Principal, now_s: float) -> UsageQuestion:
-    """What the query string asks, as far as `principal` may know it.
+    """Return the query string's question, as far as `principal` may ask it.
 
     Raises BadRequestError, PermissionDeniedError.
     """

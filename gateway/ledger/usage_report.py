@@ -1,4 +1,4 @@
-"""What was used, as JSON: for /v1/usage and for `outrider usage --json`."""
+"""Usage as JSON: for /v1/usage and for `outrider usage --json`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -53,14 +53,14 @@ class UsageSums(_Model):
 
 
 class UsageGroup(UsageSums):
-    """One group's sums. `name` is what a key or a team is called."""
+    """The sums of one group. `name` is the name of its key or team."""
 
     group: str
     name: str | None
 
 
 class SavingsReport(_Model):
-    """What all of it cost against one tier's answering everything."""
+    """The total cost, compared with one tier answering everything."""
 
     tier: str
     cost_usd: _Usd
@@ -70,9 +70,9 @@ class SavingsReport(_Model):
 
 
 class UsageReport(_Model):
-    """What was used between two times, seconds since 1970; `until` is not in it any more.
+    """Usage between two times, seconds since 1970; `until` is exclusive.
 
-    `has_more`: there are more groups than were asked for; `totals` are over all of them.
+    `has_more`: there are more groups than requested; `totals` are over all of them.
     """
 
     object: Literal["usage"]
@@ -87,7 +87,7 @@ class UsageReport(_Model):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageQuestion:
-    """What is asked. with_costs: also what it cost us, and what was saved."""
+    """The question of a usage report. with_costs: include our cost and the savings."""
 
     by: Dimension = "tier"
     wanted: UsageFilter = field(default_factory=UsageFilter)

@@ -1,8 +1,8 @@
-"""The ledger at work: rows go to a journal at once, and from there to the database in batches.
+"""Writes rows to a journal at once, and from there to the database in batches.
 
-Two threads, so that a slow database never delays the journal. One drains what was added into the
-open segment of the journal, the other seals it and stores its rows. Both take the same road at
-every time: what is read back after a crash is read back every second, too.
+Two threads, so that a slow database never delays the journal. One drains added rows into the open
+segment of the journal, the other seals it and stores its rows. Both always use the same code path:
+reading back after a crash is the same as reading back every second.
 """
 
 import asyncio
@@ -68,7 +68,7 @@ class JournaledLedger:
         self._num_refused = 0
         self._asked: deque[Ticket] = deque()
         self._journaled: deque[Ticket] = deque()
-        self._lock = threading.Lock()  # of what follows
+        self._lock = threading.Lock()  # of the following rows
         self._stuck: list[LedgerRow] = []
         self._num_pending = 0
         self._wants_journal = threading.Event()
@@ -90,9 +90,9 @@ class JournaledLedger:
             self._num_refused += 1
 
     async def start(self) -> None:
-        """Open the journal, and store what earlier processes have left in theirs.
+        """Open the journal, and store the rows that earlier processes left in theirs.
 
-        A database that is away is waited for later. Raises SettingsError for a journal's folder
+        An unavailable database is waited for later. Raises SettingsError for a journal's folder
         that cannot be used.
         """
         await asyncio.to_thread(self._open_journal)
@@ -123,7 +123,8 @@ class JournaledLedger:
         await asyncio.wrap_future(ticket)
 
     async def close(self) -> None:
-        """Store what was added, and end. While the database is away it stays in the journal."""
+        """Store all added rows, and end. While the database is unavailable they stay in the
+        journal."""
         if not self._threads:
             return
         self._is_closing = True
@@ -138,10 +139,10 @@ class JournaledLedger:
         for thread in self._threads:
             thread.join(max(0.0, deadline_s - time.monotonic()))
         if any(thread.is_alive() for thread in self._threads):
-            # The lock on the journal ends with the process; the next one stores what is there.
+            # The lock on the journal ends with the process; the next one stores the remaining rows.
             logger.warning("the database does not answer; rows stay in the journal")
             return
-        self._drain()  # what came while the last batch was stored: for the next process
+        self._drain()  # rows added while the last batch was stored: for the next process
         if self._stuck:
             logger.error(
                 "rows are lost rows=%d reason=neither the journal nor the database takes them",
@@ -171,7 +172,7 @@ class JournaledLedger:
                 self._wants_journal.wait(flush_s)
             self._wants_journal.clear()
             is_last = self._is_closing
-            # Tickets first: what was added before them is drained behind them.
+            # Tickets first: rows added before them are then drained after them.
             tickets = [self._asked.popleft() for _ in range(len(self._asked))]
             self._drain()
             self._journaled.extend(tickets)
@@ -180,7 +181,7 @@ class JournaledLedger:
                 self._wants_database.set()
 
     def _drain(self) -> None:
-        """What was added, into the journal."""
+        """Move the added rows into the journal."""
         count = _ROWS_AT_ONCE
         while count == _ROWS_AT_ONCE:
             count = min(len(self._incoming), _ROWS_AT_ONCE)
@@ -256,7 +257,7 @@ class JournaledLedger:
         _resolve([*self._journaled, *self._asked], StorageError("The ledger is closed."))
 
     def _store_all(self) -> None:
-        """All that is journaled. Raises what stands in the way, the first of it."""
+        """Store all journaled rows. Raises the first error met."""
         if not self._has_stored_prices:
             self._store.store_prices(self._prices, self._wall_clock())
             self._has_stored_prices = True
@@ -275,7 +276,8 @@ class JournaledLedger:
         self._clean()
 
     def _store_segments(self, paths: Iterable[Path]) -> int:
-        """The number of their rows. A file that cannot be read does not stand in others' way."""
+        """Store the rows of segments; return their number. Files that cannot be read are
+        skipped."""
         num_rows = 0
         failure: OSError | None = None
         for path in paths:
@@ -303,7 +305,7 @@ class JournaledLedger:
             self._metrics.pending(self._num_pending)
 
     def _adopt(self) -> None:
-        """Store what dead processes have left."""
+        """Store the rows of dead processes."""
         now_s = self._clock()
         if now_s < self._adopts_at_s:
             return
@@ -320,7 +322,7 @@ class JournaledLedger:
         self._adopts_at_s = now_s + _ADOPTING_PAUSE_S
 
     def _clean(self) -> None:
-        """Once a day, delete what is too old."""
+        """Delete rows that are too old, once a day."""
         now_s = self._clock()
         if self._settings.retention_days is None or now_s < self._cleans_at_s:
             return
@@ -341,7 +343,7 @@ class JournaledLedger:
         )
 
     def _reject(self, row: LedgerRow, reason: str) -> None:
-        """Keep a row that stands in the way of all others out of it."""
+        """Set aside a row that keeps all others from being stored."""
         write_aside(self._journal.folder, row, reason)
 
 

@@ -1,1 +1,1 @@
-"""How much each tenant may ask for: reservations against exact limits."""
+"""Rate limits and budgets of tenants: reservations against exact limits."""

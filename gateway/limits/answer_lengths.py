@@ -1,4 +1,4 @@
-"""How long answers become: what is reserved for a request that does not say how long at most."""
+"""Usual lengths of answers: the reservation for requests that set no maximum."""
 
 import math
 import threading
@@ -15,8 +15,8 @@ _MAX_KINDS: Final = 1024
 class AnswerLengths:
     """The 95th percentile of the last 512 answers' tokens, by tier and endpoint.
 
-    Below 20 answers, `default_tokens`. An answer that becomes longer than what was reserved grows,
-    so a wrong guess costs a step, not a word. Thread-safe; some microseconds a call.
+    Below 20 answers, `default_tokens`. An answer that outgrows its reservation reserves more, so a
+    wrong estimate costs time but no text. Thread-safe; some microseconds a call.
     """
 
     def __init__(self, *, default_tokens: int = 1024) -> None:
@@ -32,10 +32,10 @@ class AnswerLengths:
         return max(1, min(at_most, self._default_tokens if quantile is None else quantile))
 
     def learn(self, tier: str, endpoint: str, num_tokens: int, *, was_cut: bool = False) -> None:
-        """An answer has ended. `was_cut`: not by itself, so it would have been at least this long.
+        """Add the length of an answer. `was_cut`: it would have been at least this long.
 
-        Answers that were cut count from the percentile on: below it they say nothing, and counted
-        they would make the reservations, and with them the next answers, shorter and shorter.
+        Answers that were cut count from the percentile on: below it they carry no information, and
+        counting them would make the reservations, and with them the next answers, ever shorter.
         """
         with self._lock:
             lengths = self._kinds.get((tier, endpoint))
@@ -49,7 +49,7 @@ class AnswerLengths:
 
     @property
     def num_kinds(self) -> int:
-        """How many pairs of tier and endpoint are known; the oldest are forgotten."""
+        """Return the number of pairs of tier and endpoint kept; the oldest are forgotten."""
         return len(self._kinds)
 
 

@@ -1,4 +1,4 @@
-"""The headers that tell a client how much is left, in OpenAI's words."""
+"""The headers that tell a client how much is left, named as OpenAI names them."""
 
 import math
 from collections.abc import Iterable
@@ -34,7 +34,7 @@ def ratelimit_headers(states: Iterable[LimitState]) -> dict[str, str]:
 
 
 def duration(seconds: float) -> str:
-    """As OpenAI writes it, rounded up: 12ms, 1s, 6m0s, 23h59m59s."""
+    """Return a duration as OpenAI writes it, rounded up: 12ms, 1s, 6m0s, 23h59m59s."""
     if seconds < 1:
         return f"{math.ceil(max(0.0, seconds) * 1000)}ms"
     whole = math.ceil(seconds)

@@ -1,11 +1,11 @@
-"""What was used before this process began, as the ledger knows it."""
+"""Usage from before this process began, read from the ledger."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 
 class PastUse(Protocol):
-    """What one key was charged at one tier in a stretch of time that begins at `at_s`."""
+    """The charge of one key at one tier in a stretch of time that begins at `at_s`."""
 
     @property
     def at_s(self) -> int:

@@ -10,7 +10,7 @@ from gateway.tenants.principal import Principal
 
 Unit = Literal["requests", "tokens", "usd_nanos"]
 Period = Literal["minute", "day", "month", "open"]
-"""How long an amount counts; open: until the request ends."""
+"""The period for which an amount counts; open: until the request ends."""
 
 _MEANINGS: Final[Mapping[LimitName, tuple[Unit, Period]]] = {
     "requests_per_minute": ("requests", "minute"),
@@ -24,7 +24,7 @@ _MEANINGS: Final[Mapping[LimitName, tuple[Unit, Period]]] = {
 _ORDER: Final = {name: index for index, name in enumerate(get_args(LimitName))}
 
 Demand = tuple[int, int]
-"""The position of a rule in its plan, and the amount that is asked of it."""
+"""The position of a rule in its plan, and the amount demanded of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,10 +27,10 @@ class LimitState:
 
 
 class Reservation(Protocol):
-    """What one request has been given. Settle it exactly once, whatever happens; again is nothing.
+    """The reservation of one request. Settle it exactly once; further calls do nothing.
 
-    What is charged never is more than what is reserved, and reservations are only given where the
-    limits have room. So no limit is ever overshot.
+    A charge never exceeds its reservation, and reservations are only made where the limits have
+    room. So no limit is ever exceeded.
     """
 
     @property
@@ -39,35 +39,35 @@ class Reservation(Protocol):
 
     @property
     def reserved(self) -> Want:
-        """What it has now."""
+        """The amounts that are reserved now."""
 
     async def grow(self, more: Want) -> bool:
         """Reserve more, all or nothing; False where a limit has no room for it. Never raises."""
 
     async def extend(self, more: Want) -> None:
-        """Reserve more, all or nothing. Raises what `Limiter.reserve` raises.
+        """Reserve more, all or nothing. Raises the errors of `Limiter.reserve`.
 
         Raises StorageError where the reservation is gone: it was settled, or its lease was lost.
         """
 
     async def settle(self, used: Mapping[str, Amounts]) -> None:
-        """Give back what was not used; `used` is by tier, at most what is reserved for each.
+        """Give back the unused rest; `used` is by tier, at most the amounts reserved for each.
 
         Empty: all is given back, requests included. Raises ValueError for more than is reserved.
         """
 
 
 class Limiter(Protocol):
-    """Counts what tenants have taken, of one process or of several."""
+    """Counts the usage of tenants, for one process or for several."""
 
     async def reserve(self, principal: Principal, want: Want) -> Reservation:
-        """All or nothing, atomically over all limits of the key and its team.
+        """Reserve all or nothing, atomically over all limits of the key and its team.
 
         Raises RateLimitError with the wait, or BudgetError where waiting does not help soon.
         """
 
     async def start(self) -> None:
-        """Connect, and learn what was used before this process began."""
+        """Connect, and load the usage from before this process began."""
 
     async def close(self) -> None:
-        """Give back what is still reserved, and disconnect."""
+        """Give back all open reservations, and disconnect."""

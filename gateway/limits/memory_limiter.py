@@ -75,7 +75,7 @@ class MemoryReservation:
 
     @property
     def reserved(self) -> Want:
-        """What it has now."""
+        """The amounts that are reserved now."""
         return Want(by_tier=self._holding.by_tier)
 
     async def grow(self, more: Want) -> bool:
@@ -104,7 +104,8 @@ class MemoryReservation:
         self._holding.add(overall, by_tier)
 
     async def settle(self, used: Mapping[str, Amounts]) -> None:
-        """Give back what was not used. Raises ValueError for more than is reserved: all is kept."""
+        """Give back the unused rest. Raises ValueError, and keeps all, for more than is
+        reserved."""
         if self._is_settled:
             return
         self._is_settled = True
@@ -121,11 +122,11 @@ class MemoryReservation:
 
 
 class MemoryLimiter:
-    """Counts for one process. `history`: what the ledger knows of the time before it.
+    """Counts for one process. `history`: the ledger's usage from before it started.
 
     `clock` is monotonic and slides the minutes, `wall_clock` (seconds since 1970) tells days and
-    months; both may stand still. Everything happens on one event loop and nothing is awaited
-    between asking and entering, which is what makes reservations atomic.
+    months; both may stand still. All calls run on one event loop, with no await between check and
+    entry, which makes reservations atomic.
     """
 
     def __init__(
@@ -149,19 +150,19 @@ class MemoryLimiter:
         self._metrics.watch(lambda: len(self._open))
 
     async def start(self) -> None:
-        """Learn what was used before. Raises what the history raises."""
+        """Load earlier usage. Raises the errors of the history."""
         if self._history is not None:
             self._past = PastAmounts(await self._history(), self.moment())
 
     async def close(self) -> None:
-        """Give back what is still reserved."""
+        """Give back all open reservations."""
         for reservation in tuple(self._open):
             await reservation.settle({})
 
     async def reserve(
         self, principal: Principal, want: Want
     ) -> MemoryReservation | UnlimitedReservation:
-        """All or nothing. Raises RateLimitError or BudgetError."""
+        """Reserve all or nothing. Raises RateLimitError or BudgetError."""
         plan = self._plan(principal)
         if not plan.counters:
             return UnlimitedReservation(want)
@@ -201,7 +202,7 @@ class MemoryLimiter:
 
     @property
     def num_counters(self) -> int:
-        """How many are kept."""
+        """Return the number of counters kept."""
         return len(self._counters)
 
     def moment(self) -> ClockTimes:
@@ -220,7 +221,7 @@ class MemoryLimiter:
         return plan
 
     def _counter(self, rule: LimitRule) -> Counter:
-        """The rule's counter, the same one whatever its limit is."""
+        """Return the rule's counter, which does not depend on the size of its limit."""
         name = (rule.scope, rule.owner, rule.model or "", rule.name)
         counter = self._counters.get(name)
         if counter is None:
@@ -230,9 +231,9 @@ class MemoryLimiter:
         return counter
 
     def _sweep(self) -> None:
-        """Drop counters that count nothing, so that keys that are gone cost nothing.
+        """Drop counters that count nothing, so that deleted keys take no memory.
 
-        Plans hold counters too: they are made anew. Counters of open reservations stay.
+        Plans hold counters too, so they are made anew. Counters of open reservations stay.
         """
         moment = self.moment()
         held = {id(counter) for r in self._open for counter in r.plan.counters}
@@ -255,7 +256,7 @@ def _enter(
 
 
 def _give_back(counter: Counter, entries: Sequence[Demand], spent: int) -> None:
-    """All but what was spent; answers use what was entered first."""
+    """Give back all but `spent`; answers use the earliest entries first."""
     for slot, amount in entries:
         kept = min(spent, amount)
         spent -= kept

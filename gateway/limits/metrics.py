@@ -1,4 +1,4 @@
-"""What /metrics says of limits."""
+"""Metrics of limits."""
 
 from collections.abc import Callable
 from typing import Final
@@ -11,7 +11,7 @@ _PREFIX: Final = "outrider_limit_"
 
 
 class LimitMetrics:
-    """Instruments of one limiter. Without a registry nothing is exported."""
+    """Instruments of one limiter; not exported where there is no registry."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self._refusals = Counter(
@@ -48,7 +48,7 @@ class LimitMetrics:
         self._gateways.set_function(num_others)
 
     def refused(self, rule: LimitRule) -> None:
-        """A request was not let in."""
+        """Count a request that was refused."""
         self._refusals.labels(rule.name, rule.scope).inc()
 
     def growth_refused(self, rule: LimitRule) -> None:
@@ -56,7 +56,7 @@ class LimitMetrics:
         self._growths_refused.labels(rule.name, rule.scope).inc()
 
     def watch(self, num_open: Callable[[], int]) -> None:
-        """How many reservations are open is read at each scrape."""
+        """Read the number of open reservations at each scrape."""
         self._reservations.set_function(num_open)
 
     def store_failed(self) -> None:

@@ -1,4 +1,4 @@
-"""What the ledger knows, sorted by limit, until a counter demands for it."""
+"""Usage from the ledger, sorted by limit, until a counter asks for it."""
 
 import math
 from typing import Final
@@ -46,6 +46,6 @@ class PastAmounts:
 
 
 def _minute_moment(at_s: int, now: ClockTimes) -> ClockTimes:
-    """The latest that it can have been: the ledger knows whole seconds only."""
+    """Return the latest time that it can have been: the ledger holds whole seconds only."""
     ago_s = max(0.0, now.wall_s - (at_s + 1))
     return ClockTimes(math.floor(now.clock_s - min(ago_s, WINDOW_S)), at_s)

@@ -25,11 +25,11 @@ _FORGOTTEN_BEATS: Final = 720
 
 
 class GatewayPresence:
-    """Raises a number in the database every few seconds, and looks whose numbers rise.
+    """Raises a number in the database every few seconds, and reads those of other gateways.
 
-    A gateway that was killed stops beating, so it counts no more after three looks; one that is
-    replaced counts until it has ended. No clock is compared with another machine's. `look` blocks;
-    the rest is for one event loop.
+    A killed gateway stops beating, so it no longer counts after three looks; one that is replaced
+    counts until it has ended. Clocks of different machines are never compared. `look` blocks; the
+    rest is for one event loop.
     """
 
     def __init__(
@@ -86,9 +86,9 @@ class GatewayPresence:
         return sum(silent < _SILENT_BEATS for _, silent in self._seen.values())
 
     def _looked(self, gateway_id: str, beat: int) -> tuple[int, int]:
-        """A gateway's beat, and for how many looks it has not risen.
+        """Return a gateway's beat, and for how many looks it has not risen.
 
-        Rows that the first look finds may be of dead gateways; later ones are new gateways.
+        Rows found by the first look may be of dead gateways; later ones are new gateways.
         """
         unknown = (beat, _SILENT_BEATS) if self._beat == 1 else (None, 0)
         before, silent = self._seen.get(gateway_id, unknown)

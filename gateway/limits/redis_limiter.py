@@ -32,10 +32,10 @@ _Args = list[str | float]
 
 
 class Store(Protocol):
-    """Where scripts run."""
+    """Runs scripts."""
 
     async def run(self, script: str, key: str, args: Sequence[str | float]) -> list[int]:
-        """What it replies. Raises StorageError, in bounded time."""
+        """Return the script's reply. Raises StorageError, in bounded time."""
 
     async def close(self) -> None:
         """Disconnect."""
@@ -69,16 +69,16 @@ class RedisReservation:
 
     @property
     def states(self) -> tuple[LimitState, ...]:
-        """The limits that count this request as they were when it last asked, tightest first."""
+        """Return the limits of this request as of its last call, tightest first."""
         return ordered(tuple(self._states.values()))
 
     @property
     def reserved(self) -> Want:
-        """What it has now."""
+        """The amounts that are reserved now."""
         return Want(by_tier=self._holding.by_tier)
 
     async def grow(self, more: Want) -> bool:
-        """Reserve more, all or nothing; False where there is no room, or Redis is away."""
+        """Reserve more, all or nothing; False where there is no room or Redis is unavailable."""
         if self._is_settled:
             return False
         overall, by_tier = self._holding.growth(more)
@@ -101,9 +101,10 @@ class RedisReservation:
         self._add(overall, by_tier, states)
 
     def _next_step(self) -> int:
-        """Count a try: each is a step of its own.
+        """Count an attempt: each one is a step of its own.
 
-        One whose answer was lost may have been entered, and is given back when the request settles.
+        A step whose reply was lost may have been entered; it is given back when the request
+        settles.
         """
         self._step += 1
         return self._step
@@ -115,7 +116,8 @@ class RedisReservation:
         self._holding.add(overall, by_tier)
 
     async def settle(self, used: Mapping[str, Amounts]) -> None:
-        """Give back what was not used. Raises ValueError for more than is reserved: all is kept."""
+        """Give back the unused rest. Raises ValueError, and keeps all, for more than is
+        reserved."""
         if self._is_settled:
             return
         self._is_settled = True
@@ -135,9 +137,9 @@ class RedisLimiter:
     """Counts for all gateways on one Redis.
 
     A reservation has a lease of `lease_s`, renewed while its gateway lives; the next request of the
-    same tenant gives back what dead gateways had. All clocks are Redis' own. While Redis is away,
-    requests with limits are refused (StorageError), answers do not grow, and what they used is kept
-    to be settled later.
+    same tenant gives back the reservations of dead gateways. All clocks are Redis' own. While Redis
+    is unavailable, requests with limits are refused (StorageError), answers do not grow, and their
+    usage is kept to be settled later.
     """
 
     def __init__(
@@ -184,7 +186,7 @@ class RedisLimiter:
         return cls(store, metrics=metrics, lease_s=lease_s)
 
     async def start(self) -> None:
-        """Begin to renew leases. Redis need not be there yet."""
+        """Begin to renew leases. Redis need not be available yet."""
         try:
             await self._store.run(self._scripts.renew, f"{_PREFIX}{{start}}", [self._lease_s])
         except StorageError:
@@ -194,7 +196,7 @@ class RedisLimiter:
         self._keeper = asyncio.create_task(self._keep())
 
     async def close(self) -> None:
-        """Give back what is still reserved, as far as Redis is there, and disconnect."""
+        """Give back all open reservations, as far as Redis is available, and disconnect."""
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.wait([self._keeper])
@@ -212,7 +214,8 @@ class RedisLimiter:
     async def reserve(
         self, principal: Principal, want: Want
     ) -> RedisReservation | UnlimitedReservation:
-        """All or nothing. Raises RateLimitError, BudgetError, or StorageError without Redis."""
+        """Reserve all or nothing. Raises RateLimitError, BudgetError, or StorageError without
+        Redis."""
         plan = self._plan(principal)
         if not plan.rules:
             return UnlimitedReservation(want)
@@ -238,7 +241,8 @@ class RedisLimiter:
     async def grow(
         self, reservation: RedisReservation, plan: LimitPlan, demands: Sequence[Demand], step: int
     ) -> dict[int, LimitState] | None:
-        """Enter more for a reservation; the rules' new states, None where there is no room."""
+        """Enter more for a reservation; return the rules' new states, None where there is no
+        room."""
         try:
             reply = await self._ask(
                 reservation.key, reservation.reservation_id, step, plan, demands
@@ -291,10 +295,10 @@ class RedisLimiter:
                 raise
 
     async def renew(self) -> None:
-        """Promise to live for another lease, for each tenant by itself.
+        """Renew the leases of each tenant separately.
 
-        A tenant whose counters fail (a node of a cluster that is away, a key that holds something
-        else) must not cost the others their leases. Raises StorageError where any failed.
+        A tenant whose counters fail (an unavailable node of a cluster, a key of another type) must
+        not cost the others their leases. Raises StorageError where any failed.
         """
         by_key: dict[str, list[str]] = {}
         for reservation in self._open.values():
@@ -311,7 +315,7 @@ class RedisLimiter:
                 logger.debug("limits leases gone reservations=%d", num_lost)
 
     async def catch_up(self) -> None:
-        """Settle what could not be settled, of each tenant for as long as its counters answer.
+        """Settle the reservations that could not be settled, each tenant while its counters answer.
 
         Raises StorageError where any failed.
         """
@@ -332,7 +336,7 @@ class RedisLimiter:
             with suppress(TimeoutError):
                 async with asyncio.timeout(interval_s):
                     await self._wake.wait()
-                await asyncio.sleep(interval_s / 10)  # what is away is not back at once
+                await asyncio.sleep(interval_s / 10)  # an unavailable server is not back at once
             self._wake.clear()
             for work in (self.renew, self.catch_up):
                 try:
@@ -398,7 +402,7 @@ async def _for_each_key(
 
 
 def _key(principal: Principal) -> str:
-    """What all keys of a request begin with. The braces keep them on one node of a cluster."""
+    """Return the prefix of all keys of a request. Its braces keep them on one node of a cluster."""
     if principal.team_id is not None:
         return f"{_PREFIX}{{team:{principal.team_id}}}"
     return f"{_PREFIX}{{key:{principal.key_id}}}"

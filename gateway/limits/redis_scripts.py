@@ -1,4 +1,4 @@
-"""The limits' Lua: what must happen at once happens inside Redis.
+"""The limits' Lua scripts: steps that must be atomic run inside Redis.
 
 All keys of a script begin with KEYS[1], which ends in a hash tag: they live on one node of a
 cluster. Below it:
@@ -6,7 +6,7 @@ cluster. Below it:
     :leases       sorted set: reservation → until when its gateway has promised to live
     :book         hash: reservation → its entries (MessagePack); open:NAME → requests under way
     :m:NAME       hash of a sliding minute: `at` its latest second, `sum`, and second % 61 → amount
-    :d:NAME:DAY, :M:NAME:MONTH    what counts in that day or month of UTC
+    :d:NAME:DAY, :M:NAME:MONTH    amount in that day or month of UTC
 
 An entry is (period, name, slot, amount), as in `gateway.limits.windows`, whose rules hold here too.
 Amounts are whole numbers up to 2^53, where Lua's numbers are exact.

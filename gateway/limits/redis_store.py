@@ -85,7 +85,7 @@ class RedisStore:
         return cls(Redis.from_pool(pool), timeout_s=timeout_s, metrics=metrics)
 
     async def run(self, script: str, key: str, args: Sequence[str | float]) -> list[int]:
-        """What a script replies. `key` is its KEYS[1]. Raises StorageError."""
+        """Return the reply of a script. `key` is its KEYS[1]. Raises StorageError."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 try:

@@ -1,4 +1,4 @@
-"""What a request is told that does not fit."""
+"""The errors of requests that exceed a limit."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class LimitRefusal:
 
     @property
     def is_final(self) -> bool:
-        """Whether the request would not fit if nothing else were counted."""
+        """Return whether the request would not fit even if nothing else were counted."""
         return self.wanted > self.rule.limit
 
 
@@ -100,7 +100,7 @@ def _amount(amount: int, unit: Unit) -> str:
 
 
 def _dollars(nanos: int) -> str:
-    """To the last billionth: what is compared is what is told."""
+    """Return dollars to the last billionth: the message shows the exact amount compared."""
     whole, rest = divmod(nanos, NANOS_PER_USD)
     cents = f"{rest:09d}".rstrip("0").ljust(2, "0")
     return f"{whole:,}.{cents}"

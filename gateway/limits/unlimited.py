@@ -9,7 +9,7 @@ from gateway.tenants.principal import Principal
 
 
 class UnlimitedReservation:
-    """As much as is asked for. Keeps the rules of settling all the same."""
+    """A reservation without bounds. It keeps the rules of settling all the same."""
 
     __slots__ = ("_is_settled", "_want")
 
@@ -24,7 +24,7 @@ class UnlimitedReservation:
 
     @property
     def reserved(self) -> Want:
-        """What it has now."""
+        """The amounts that are reserved now."""
         return self._want
 
     async def grow(self, more: Want) -> bool:
@@ -41,7 +41,7 @@ class UnlimitedReservation:
         self._want = Want(by_tier=holding.by_tier)
 
     async def settle(self, used: Mapping[str, Amounts]) -> None:
-        """Nothing to give back. Raises ValueError for more than is reserved at one of the tiers."""
+        """Do nothing. Raises ValueError for more than is reserved at one of the tiers."""
         if self._is_settled:
             return
         self._is_settled = True
@@ -59,7 +59,7 @@ class Unlimited:
         return UnlimitedReservation(want)
 
     async def start(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     async def close(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""

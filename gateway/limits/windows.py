@@ -1,4 +1,4 @@
-"""How long an amount counts: sliding minutes, days and months of UTC, requests under way."""
+"""Counters of each period: sliding minutes, days and months of UTC, running requests."""
 
 import math
 from collections.abc import Iterator
@@ -23,32 +23,32 @@ class ClockTimes(NamedTuple):
 
 
 class Counter(Protocol):
-    """What is used or reserved under one limit. Amounts are entered in a slot, a stretch of time.
+    """The amount used or reserved under one limit, entered by slots of time.
 
     Not thread-safe.
     """
 
     def used(self, moment: ClockTimes) -> int:
-        """What counts now."""
+        """Return the amount that counts now."""
 
     def add(self, amount: int, moment: ClockTimes) -> int:
         """Enter an amount now; returns its slot."""
 
     def give_back(self, slot: int, amount: int) -> None:
-        """Take back a part of what was entered in a slot. What no longer counts is nothing."""
+        """Take back a part of a slot's amount. Does nothing where the slot no longer counts."""
 
     def wait_s(self, amount: int, limit: int, moment: ClockTimes) -> float:
         """Return the seconds until `amount` (at most `limit`) fits if nothing else changes."""
 
     def reset_s(self, moment: ClockTimes) -> float:
-        """Until nothing counts any more; 0 where nothing does."""
+        """Return the seconds until the counter is empty; 0 where it is."""
 
 
 class MinuteWindow:
     """A sliding minute in slots of a second.
 
-    An amount counts in its own second and in the 60 after it. So what is entered in any 60 seconds,
-    wherever they begin, never is more than what a limit allowed.
+    An amount counts in its own second and in the 60 after it. So the amounts of any 60 seconds,
+    wherever they begin, never exceed the limit.
     """
 
     __slots__ = ("_amounts", "_last", "_total")
@@ -59,7 +59,7 @@ class MinuteWindow:
         self._total = 0
 
     def used(self, moment: ClockTimes) -> int:
-        """What counts now."""
+        """Return the amount that counts now."""
         self._advance(math.floor(moment.clock_s))
         return self._total
 
@@ -71,7 +71,7 @@ class MinuteWindow:
         return self._last
 
     def give_back(self, slot: int, amount: int) -> None:
-        """Take back a part of what was entered in a second."""
+        """Take back a part of a second's amount."""
         if slot > self._last - _NUM_SLOTS:
             self._amounts[slot % _NUM_SLOTS] -= amount
             self._total -= amount
@@ -97,12 +97,12 @@ class MinuteWindow:
         return newest + _NUM_SLOTS - moment.clock_s
 
     def _seconds(self) -> Iterator[tuple[int, int]]:
-        """(second, what was entered in it), oldest first."""
+        """Yield (second, its amount), oldest first."""
         for second in range(self._last - WINDOW_S, self._last + 1):
             yield second, self._amounts[second % _NUM_SLOTS]
 
     def _advance(self, second: int) -> None:
-        """Forget the seconds that are past. A clock that goes back stands still here."""
+        """Drop past seconds. A clock that goes back stands still here."""
         behind = second - self._last
         if behind <= 0:
             return
@@ -127,7 +127,7 @@ class Days:
 
     @staticmethod
     def end_s(number: int) -> float:
-        """When it ends."""
+        """Return the end of the period, in seconds since 1970."""
         return float((number + 1) * _DAY_S)
 
 
@@ -151,7 +151,7 @@ class Months:
 
     @staticmethod
     def end_s(number: int) -> float:
-        """When it ends."""
+        """Return the end of the period, in seconds since 1970."""
         year, month = divmod(number + 1, 12)
         return datetime(year, month + 1, 1, tzinfo=UTC).timestamp()
 
@@ -159,18 +159,18 @@ class Months:
 class CalendarCounter:
     """A day or a month of UTC.
 
-    A wall clock that is set back over midnight finds the day that it left, so nothing is spent
-    twice; one that was wrong for a while does no harm to the days that follow.
+    A wall clock set back over midnight finds the earlier day as it was, so no amount can be spent
+    twice; a clock that was wrong for a while does no harm to the days that follow.
     """
 
     __slots__ = ("_calendar", "_totals")
 
     def __init__(self, calendar: Days | Months) -> None:
         self._calendar = calendar
-        self._totals: dict[int, int] = {}  # period → what counts in it
+        self._totals: dict[int, int] = {}  # period → its amount
 
     def used(self, moment: ClockTimes) -> int:
-        """What counts in the present period."""
+        """Return the amount of the present period."""
         return self._totals.get(self._calendar.number(moment.wall_s), 0)
 
     def add(self, amount: int, moment: ClockTimes) -> int:
@@ -182,7 +182,7 @@ class CalendarCounter:
         return number
 
     def give_back(self, slot: int, amount: int) -> None:
-        """Take back a part of what was entered in a period."""
+        """Take back a part of a period's amount."""
         if slot in self._totals:
             self._totals[slot] -= amount
 
@@ -208,7 +208,7 @@ class OpenCount:
         self._total = 0
 
     def used(self, moment: ClockTimes) -> int:
-        """How many there are."""
+        """Return the number of running requests."""
         return self._total
 
     def add(self, amount: int, moment: ClockTimes) -> int:

@@ -1,1 +1,1 @@
-"""What each request takes: reserved before, counted while, booked after it is answered."""
+"""Reserves, counts and books the usage of each request."""

@@ -1,4 +1,4 @@
-"""What is charged for a request's attempts, and that it stays within what was reserved."""
+"""The charge of a request's attempts, kept within the request's reservation."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ NONE: Final = Amounts(requests=0)
 def priced(entry: Entry, prices: PriceBook) -> LedgerRow:
     """Return the row with its cost and its charge to the client."""
     row, charged = entry.row, entry.charged
-    # A guess is a row of a pass, and costs what a written token does.
+    # A drafted token is a row of a verifying pass, and costs as much as a written token.
     num_written = row.num_completion_tokens or (
         row.num_computed_tokens if row.kind == "draft" else 0
     )
@@ -44,7 +44,7 @@ def priced(entry: Entry, prices: PriceBook) -> LedgerRow:
 
 @dataclass(slots=True)
 class Reserved:
-    """What a request holds: of each tier's limits, and of those for all tiers together."""
+    """The amounts that a request has reserved: of each tier's limits, and of all tiers together."""
 
     by_tier: dict[str, Amounts]
     most: Amounts
@@ -66,7 +66,7 @@ def plus(one: Amounts, other: Amounts) -> Amounts:
 
 
 def beyond(one: Amounts, other: Amounts) -> Amounts:
-    """What of the first is more than the second, each amount by itself."""
+    """Return by how much the first amounts exceed the second, each amount by itself."""
     return Amounts(
         requests=max(one.requests - other.requests, 0),
         tokens=max(one.tokens - other.tokens, 0),
@@ -85,7 +85,7 @@ def largest(amounts: Iterable[Amounts]) -> Amounts:
 
 
 def used(rows: Iterable[LedgerRow]) -> dict[str, Amounts]:
-    """What is charged, by tier; the request itself counts for the first one."""
+    """Return the charged amounts by tier; the request itself counts for the first one."""
     found: dict[str, Amounts] = {}
     for row in rows:
         if row.num_charged_tokens:
@@ -99,7 +99,7 @@ def used(rows: Iterable[LedgerRow]) -> dict[str, Amounts]:
 
 
 def missing(rows: Sequence[LedgerRow], reserved: Reserved) -> dict[str, Amounts]:
-    """What would have to be reserved beside, so that all of it can be charged."""
+    """Return the amounts to reserve in addition so that all rows can be charged."""
     wanted = used(rows)
     if not wanted:
         return {}

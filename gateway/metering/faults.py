@@ -14,7 +14,7 @@ from gateway.errors.tree import (
 )
 
 _FAILED_ALONE: Final = "request_failed"
-"""The engine's word for a request that failed by what was its own."""
+"""The engine's error code for a request that failed because of its own content."""
 _OVERLOADED: Final = (
     QueueFullError,
     InfeasibleObjectiveError,
@@ -25,11 +25,11 @@ _OVERLOADED: Final = (
 
 
 def is_requests_fault(error: Exception) -> bool:
-    """Return whether the request itself led to this error, so that it counts against limits.
+    """Return whether the request itself caused this error, so that it counts against limits.
 
-    Every status below 500 is the request's fault but those of an overload, which would have hit
-    any other request. A deadline that passes was the request's own choice, and what its grammar,
-    its rules or its sampling broke in the engine was its own doing.
+    Every status below 500 is the request's fault except those of an overload, which would have hit
+    any other request. So are a deadline that passes, which the request chose itself, and failures
+    of its grammar, its rules or its sampling in the engine.
     """
     if isinstance(error, DeadlineExceededError):
         return True

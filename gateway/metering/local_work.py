@@ -15,10 +15,10 @@ _LAST_WORD_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """One engine request's last word; `stats` None where the engine told nothing.
+    """The end of one engine request; `stats` is None where the engine reported none.
 
-    `tier` is the one that it ended on, if that is known. Times are moments on the gateway's clock:
-    the request's arrival, its change of tier, its end.
+    `tier` is the tier that it ended on, if known. Times are on the gateway's clock: the request's
+    arrival, its change of tier, its end.
     """
 
     has_failed: bool
@@ -59,7 +59,7 @@ class LocalWork:
             if self._open.pop(request_id, None) is None:
                 return
             awaited.over.set()
-            if event is None:  # the engine has refused it, and has done nothing
+            if event is None:  # refused by the engine before any work
                 return
             self.ended.append(
                 Ended(
@@ -76,7 +76,7 @@ class LocalWork:
         return on_end
 
     def switched(self, request_id: str) -> None:
-        """Another tier goes on with a request from here."""
+        """Record that another tier continues the request from here."""
         if (awaited := self._open.get(request_id)) is not None:
             awaited.switched_s = self._clock()
 
@@ -87,7 +87,7 @@ class LocalWork:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every request has ended in the engine too."""
+        """Return True once every request has ended in the engine too."""
         return not self._open
 
     async def wait(self) -> None:

@@ -1,4 +1,4 @@
-"""One API request's account: what it may take, what was done for it, what it is charged."""
+"""The account of one API request: its reservation, the work done for it, its charge."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
@@ -34,20 +34,20 @@ from gateway.tenants.running import EndRequest
 from gateway.upstream.attempts import Attempt
 
 MeteredEnding = Literal["answered", "cancelled", "failed"]
-"""How a response ended: complete, cancelled by the client, or failed by our error."""
+"""The way a response ended: complete, cancelled by the client, or failed by our error."""
 
 _ONE_REQUEST: Final = {"": Amounts(requests=1)}
-"""A request of which no tier is known: it counts for the limits over all models."""
+"""A request whose tier is unknown: it counts for the limits over all models."""
 _LEAST_TOKENS: Final = 16
-"""What is reserved at least of an answer that may be as long as it likes."""
+"""The least number of tokens to reserve for an answer without a maximum length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """Whose request it is, and how it came.
+    """The identity of a request: its ids, key and arrival.
 
-    `request_id` is ours, `client_request_id` the header x-request-id. `arrival_s` is the gateway's
-    clock.
+    `request_id` is ours, `client_request_id` the header x-request-id. `arrival_s` is on the
+    gateway's clock.
     """
 
     principal: Principal
@@ -59,11 +59,11 @@ class Account:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageEstimate:
-    """What an answer is going to take at most, its prompts counted once.
+    """The most that an answer can take, its prompts counted once.
 
-    `tiers` may answer, `max_tokens` is of each choice; is_bounded: the client has said so.
-    is_kept_elsewhere: that the answer is no longer is the word of another server, which may count
-    `num_predicted_tokens` of the client's guess beside each choice.
+    `tiers` may answer; `max_tokens` is of each choice; is_bounded: the client set it.
+    is_kept_elsewhere: an upstream server enforces the length, and may count `num_predicted_tokens`
+    of the client's predicted answer for each choice in addition.
     """
 
     tiers: tuple[str, ...]
@@ -77,7 +77,7 @@ class UsageEstimate:
 
 @dataclass(slots=True, kw_only=True)
 class _Leg:
-    """One local answer. `tell` says how it went, when it is over."""
+    """One local answer. `tell` describes it once it is over."""
 
     work: LocalWork
     tell: Callable[[], LocalAnswer]
@@ -85,16 +85,16 @@ class _Leg:
 
     @property
     def answer(self) -> LocalAnswer:
-        """How it went."""
+        """Return the description of the finished answer."""
         if self.told is None:
             self.told = self.tell()
         return self.told
 
 
 class RequestMeter:
-    """Reserves before the work, counts while it runs, books and gives back when it is over.
+    """Reserves before the work, counts while it runs, books and gives back at the end.
 
-    Whatever becomes of the request, `end` is called; only the first time counts.
+    `end` is called for every request, however it ends; only the first call counts.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class RequestMeter:
 
     @property
     def is_limited(self) -> bool:
-        """Whether anything that this tenant takes is counted."""
+        """True if any limit counts the usage of this tenant."""
         principal = self.principal
         return not (principal.limits.is_empty and principal.team_limits.is_empty)
 
@@ -152,11 +152,11 @@ class RequestMeter:
             self._reserved = Reserved(dict(_ONE_REQUEST), _ONE_REQUEST[""])
 
     async def admit(self, estimate: UsageEstimate) -> TokenAllowance | None:
-        """Reserve what the answer is going to take, beside the request itself (`enter`).
+        """Reserve the answer's usage, in addition to the request itself (`enter`).
 
-        Returns what it may take, and grow on; None where it cannot take more than is reserved, and
-        where nothing is limited. Where other tiers were to answer before, only the difference is
-        reserved. Raises RateLimitError or BudgetError.
+        Returns the allowance, which can grow; None where the answer cannot take more than is
+        reserved, and where no limit applies. Where other tiers were to answer before, only the
+        difference is reserved. Raises RateLimitError or BudgetError.
         """
         if not self.is_limited:
             return None
@@ -172,9 +172,9 @@ class RequestMeter:
         return self._credit
 
     async def _reserve_usual(self, estimate: UsageEstimate) -> int:
-        """Reserve what such answers usually take; returns the tokens of each choice.
+        """Reserve the usual length of such answers; return the tokens of each choice.
 
-        Where even an unused limit is too small for that, it is begun on less, for it may grow.
+        Where even an unused limit is too small for that, the answer begins with less and may grow.
         """
         lengths, endpoint = self._tenancy.lengths, self.account.endpoint
         num_tokens = max(
@@ -204,7 +204,7 @@ class RequestMeter:
         return Amounts(requests=1, tokens=num_prompt + num_completion, usd_nanos=most.charge_nanos)
 
     async def _reserve(self, wanted: dict[str, Amounts]) -> None:
-        """Reserve what is not reserved yet. Raises RateLimitError or BudgetError."""
+        """Reserve the amounts that are not reserved yet. Raises RateLimitError or BudgetError."""
         assert self._reservation is not None, "a limited request was entered"
         reserved = self._reserved.by_tier
         more = {t: beyond(amounts, reserved.get(t, NONE)) for t, amounts in wanted.items()}
@@ -217,7 +217,7 @@ class RequestMeter:
         more = {}
         for tier in tiers:
             amounts = self._amounts(tier, 0, num_tokens)
-            # Money is rounded down; what was reserved in parts is charged in one sum.
+            # Money is rounded down; amounts reserved in parts are charged as one sum.
             more[tier] = replace(amounts, requests=0, usd_nanos=amounts.usd_nanos + 1)
         return await self._grow_by(more)
 
@@ -230,7 +230,7 @@ class RequestMeter:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The x-ratelimit headers; empty where nothing is limited."""
+        """Return the x-ratelimit headers; empty where no limit applies."""
         return {} if self._reservation is None else ratelimit_headers(self._reservation.states)
 
     def while_key_lasts(self, end: EndRequest) -> AbstractContextManager[None]:
@@ -244,11 +244,11 @@ class RequestMeter:
     # ---- meanwhile ----------------------------------------------------------------------------
 
     def follow_local(self, work: LocalWork, tell: Callable[[], LocalAnswer]) -> None:
-        """A local answer begins; `tell` is asked how it went when all of it is over."""
+        """Follow a local answer; `tell` describes it once all of its work is over."""
         self._legs.append(_Leg(work=work, tell=tell))
 
     def continued(self) -> None:
-        """Others go on behind what was sent: the beginning was delivered too."""
+        """Record that another responder continues the answer: its beginning was delivered too."""
         self._is_continued = True
 
     def on_attempt(self, attempt: Attempt) -> None:
@@ -268,15 +268,15 @@ class RequestMeter:
         self._is_requests_fault = is_requests_fault(error)
 
     def end(self, ending: MeteredEnding) -> None:
-        """The response is over. What is left to do is done in the background."""
+        """End the response. Remaining work is done in the background."""
         if self._ending is None:
             self._begin_end(ending)
 
     async def finish(self, ending: MeteredEnding) -> None:
-        """The same; returns when what is left of the reservation is given back.
+        """End the response, and return once the rest of the reservation is given back.
 
-        So the next request finds it. Only an engine that is still about to end its work on an
-        answer that was not delivered is not waited for.
+        The next request of the tenant then finds it. The only thing not waited for is an engine
+        that has still to end its work on an answer that was not delivered.
         """
         if self._ending is not None:
             return
@@ -286,7 +286,7 @@ class RequestMeter:
             await self._charged.wait()
 
     def _begin_end(self, ending: MeteredEnding) -> asyncio.Task[None] | None:
-        """The task that does what cannot be done at once."""
+        """Return the task that does the work which cannot be done at once."""
         self._ending = ending
         if self._reservation is None and self._is_work_complete:
             self._book(self._rows())
@@ -298,9 +298,9 @@ class RequestMeter:
         return all(leg.work.is_complete for leg in self._legs)
 
     async def _settle(self, ending: MeteredEnding) -> None:
-        """Charge, give back, and book when the engine has said its last words.
+        """Charge, give back, and book once the engine has reported the end of its work.
 
-        What a whole answer is charged does not depend on them.
+        The charge of a complete answer does not depend on those reports.
         """
         try:
             if ending != "answered":
@@ -320,7 +320,7 @@ class RequestMeter:
             await leg.work.wait()
 
     async def _charge(self, reservation: Reservation, rows: list[LedgerRow]) -> list[LedgerRow]:
-        """The rows as they can be charged; what is left of the reservation is given back."""
+        """Return the rows as they can be charged, and give back the rest of the reservation."""
         more = missing(rows, self._reserved)
         if more and not await self._grow_by(more):
             rows = capped(rows, self._reserved)
@@ -331,9 +331,9 @@ class RequestMeter:
         return rows
 
     def _request_alone(self) -> dict[str, Amounts]:
-        """The request itself, where it pays for nothing: the server had work with it.
+        """Return the charge of a request that pays for no tokens but made the server work.
 
-        It counts for all models, and for the first tier that it was let in to.
+        It counts for all models, and for the first tier that it was admitted to.
         """
         tier = next(filter(None, self._reserved.by_tier), "")
         return {tier: Amounts(requests=1)}
@@ -365,7 +365,7 @@ class RequestMeter:
             yield self._of_attempt(attempt, was_handed_over=was_handed_over)
 
     def _learn(self, answer: LocalAnswer) -> None:
-        """How long answers are that may be as long as they like."""
+        """Learn the length of an answer that had no maximum."""
         if answer.is_bounded or answer.outcome not in ("answered", "limited", "cancelled"):
             return
         for num_tokens in answer.tokens_by_choice:
@@ -378,7 +378,7 @@ class RequestMeter:
 
     @property
     def _was_delivered_in_part(self) -> bool:
-        """Whether a broken answer's beginning is part of one that came to its end."""
+        """Return whether a broken answer's beginning is part of an answer that was completed."""
         return self._is_continued and self._ending != "failed"
 
     def _of_attempt(self, attempt: Attempt, *, was_handed_over: bool) -> Entry:

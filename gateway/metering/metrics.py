@@ -1,4 +1,4 @@
-"""What /metrics says: names that dashboards know (vLLM's stems), under `outrider_`.
+"""Metrics of requests, named as dashboards expect (vLLM's stems) under `outrider_`.
 
 Latencies are observed here, as a client sees them. The engine's own counters are read from it at
 each scrape, so they are never counted twice.
@@ -113,11 +113,11 @@ class GatewayMetrics:
         self._cascade_held.inc(num_held_tokens)
 
     def cascade_continued(self, tier: Tier) -> None:
-        """Count an answer that another tier goes on with in mid-stream."""
+        """Count an answer that another tier continues in mid-stream."""
         self._cascade_decisions.labels("continue", tier).inc()
 
     def cascade_ended(self, num_reused_tokens: int, num_discarded_tokens: int) -> None:
-        """Count what became of the small answers' tokens."""
+        """Count how many tokens of the small model's answers were reused and discarded."""
         self._cascade_reused.inc(num_reused_tokens)
         self._cascade_discarded.inc(num_discarded_tokens)
 

@@ -1,5 +1,4 @@
-"""What becomes of one API request, put together for those who count
-(gateway/answers/outcomes.py)."""
+"""Collects the outcome of one API request for the sinks (gateway/answers/outcomes.py)."""
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
@@ -20,7 +19,7 @@ _NO_ROOM: Final = 429
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _End:
-    """How the response ended. `duration_s` counts from the request's arrival."""
+    """The end of the response. `duration_s` counts from the request's arrival."""
 
     facts: AnswerFacts | None
     ending: Ending
@@ -30,7 +29,7 @@ class _End:
 
 
 class OutcomeRecord:
-    """Told by several what becomes of a request; tells the sinks once, when all is known.
+    """Collects the outcome of a request from several places; tells the sinks once, when complete.
 
     A faulty request (status 4xx except 429) counts for no tier.
     """
@@ -57,11 +56,11 @@ class OutcomeRecord:
         self._account: Account | None = None
 
     def identify(self, account: Account) -> None:
-        """Whose request it is."""
+        """Set the account that the request belongs to."""
         self._account = account
 
     def serve_under(self, objective: ResolvedObjective) -> None:
-        """The latency that it is to have; what is said last holds."""
+        """Set the latency objective of the request; the last call holds."""
         self._objective = objective
 
     def booked(self, rows: Iterable[LedgerRow]) -> None:
@@ -94,7 +93,7 @@ class OutcomeRecord:
             error_code=code,
             duration_s=self._clock() - self._arrival_s,
         )
-        if facts is None:  # nothing was begun that could cost anything
+        if facts is None:  # no work was begun that could cost anything
             self._rows = self._rows or ()
         self._tell()
 
@@ -134,7 +133,7 @@ class OutcomeRecord:
 
 
 def _identity(account: Account | None) -> dict[str, Any]:
-    """Whose request it is."""
+    """Return the outcome's fields about the account."""
     if account is None:
         return {"request_id": "", "client_request_id": ""}
     return {
@@ -147,14 +146,14 @@ def _identity(account: Account | None) -> dict[str, Any]:
 
 
 def _ending(outcome: str, error: BaseException | None) -> Ending:
-    """A client that leaves is no error of anybody's; a deadline that passes is."""
+    """Return the kind of ending: a client that leaves is no error, a passed deadline is."""
     if outcome == "answered":
         return "answered"
     return "cancelled" if outcome == "cancelled" and not isinstance(error, Exception) else "failed"
 
 
 def _told(facts: AnswerFacts, duration_s: float) -> dict[str, Any]:
-    """What the answer says of itself."""
+    """Return the outcome's fields about the answer."""
     inter_token_s = facts.inter_token_s
     if inter_token_s is None and facts.ttft_s is not None and facts.num_tokens > 1:
         inter_token_s = max(duration_s - facts.ttft_s, 0.0) / (facts.num_tokens - 1)

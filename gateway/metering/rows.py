@@ -1,4 +1,4 @@
-"""Attempts in the ledger's words: one row for each, with what it took and what is charged."""
+"""Ledger rows of attempts: one for each, with its usage and its charge."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from gateway.ledger.row import LedgerRow, RowKind, RowOutcome
 
 _NOTHING: Final = TierWork(tier="small")
 Template = Callable[..., LedgerRow]
-"""Makes a row with what all rows of the request have in common."""
+"""Makes a row with the fields that all rows of the request share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokens:
-    """What the client pays for."""
+    """The tokens that the client pays for."""
 
     num_prompt: int = 0
     num_cached: int = 0
@@ -32,13 +32,13 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalAnswer:
-    """How one local answer went, as its generation tells it when it is over.
+    """The description of one finished local answer, given by its generation.
 
-    `tier` answered in the end, `first_tier` was asked first; was_probed: its hidden state was
-    looked at. The client is told of `num_prompt` tokens and of `written` ones, by the tier that
-    wrote them: of several choices each may have some. `num_held` tokens waited for a decision.
-    was_given_up: an upstream tier answered instead. is_delivered_in_part: it broke off, and others
-    went on behind it. is_bounded: the client had set `max_tokens`.
+    `tier` answered in the end, `first_tier` began; was_probed: the router read its hidden state.
+    The client is told of `num_prompt` tokens and of `written` ones, by the tier that wrote them: of
+    several choices each may have some. `num_held` tokens waited for a decision. was_given_up: an
+    upstream tier answered instead. is_delivered_in_part: it broke off, and another responder
+    continued it. is_bounded: the client had set `max_tokens`.
     """
 
     tier: Tier
@@ -66,7 +66,7 @@ class LocalAnswer:
 def local_entries(
     answer: LocalAnswer, works: Mapping[Tier, TierWork], template: Template
 ) -> Iterator[Entry]:
-    """A row for each tier that worked on an answer, and one for what was drafted."""
+    """Return a row for each tier that worked on an answer, and one for its drafts."""
     drafted = _drafted(answer, works)
     for tier in _writers(answer, works):
         work = works.get(tier)

@@ -25,14 +25,14 @@ _CLOSING_S: Final = 15.0
 
 
 class Settlements:
-    """What is left to do for requests whose answers are over."""
+    """The remaining work for requests whose answers are over."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def is_busy(self) -> bool:
-        """Whether something is left to do."""
+        """True if some work remains."""
         return bool(self._tasks)
 
     def add(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -68,7 +68,8 @@ class Tenancy:
     settlements: Settlements = field(default_factory=Settlements)
     database: Database | None = None
     presence: GatewayPresence | None = None
-    """Where limits are counted in this process's memory, on a database that others may use."""
+    """Set where limits are counted in this process's memory on a database that other gateways may
+    use."""
 
     async def start(self) -> None:
         """Ready to serve. Raises StorageError where the database cannot be used."""

@@ -16,21 +16,21 @@ _STEP_TOKENS: Final = 64
 
 
 class TokenAllowance:
-    """What is reserved of a request's answers, shared by its choices.
+    """The reservation of a request's answers, shared by its choices.
 
-    An answer without `max_tokens` is begun on what such answers usually take; it grows while it is
-    written, and ends where its tenant's limit ends.
+    An answer without `max_tokens` begins with the usual length of such answers; it grows while it
+    is written, and ends where its tenant's limit ends.
     """
 
     def __init__(self, num_tokens: int, grow: Grow | None = None) -> None:
-        """`num_tokens` are reserved already. Without `grow` there are no more."""
+        """Begin with `num_tokens` reserved. Without `grow` no more can be reserved."""
         self._num_left = num_tokens
         self._grow = grow
         self.is_used_up = False
-        """Whether an answer has been refused a token."""
+        """True once an answer has been refused a token."""
 
     async def take(self, num_tokens: int) -> int:
-        """How many of these tokens may be delivered; never more than is reserved."""
+        """Return how many of these tokens may be delivered; never more than are reserved."""
         while self._num_left < num_tokens and not self.is_used_up:
             missing = num_tokens - self._num_left
             # Near its end a limit may have room for a part of them.
@@ -52,7 +52,7 @@ class TokenAllowance:
         self._num_left += num_tokens
 
     async def _any_of(self, wanted: Iterable[int]) -> bool:
-        """Reserve the first of these amounts for which there is room."""
+        """Reserve the first of these amounts that the limits have room for."""
         if self._grow is None:
             return False
         for num_tokens in wanted:
@@ -65,9 +65,10 @@ class TokenAllowance:
 async def within_allowance(
     events: AsyncGenerator[EngineEvent], credit: TokenAllowance, tier: Tier
 ) -> AsyncGenerator[EngineEvent]:
-    """The events of one choice as far as the credit goes; there it ends, as at `max_tokens`.
+    """Yield the events of one choice until its allowance ends, as at `max_tokens`.
 
-    It begins on `tier`. What the engine writes behind the end is aborted and not delivered.
+    The choice begins on `tier`. Tokens that the engine writes after the end are aborted and not
+    delivered.
     """
     num_taken = 0
     async with aclosing(events):

@@ -14,20 +14,21 @@ def upstream_entry(
     was_handed_over: bool,
     arrival_s: float,
 ) -> Entry:
-    """Its row. is_delivered: the client got what it wrote, or left while it did.
+    """Return the row of an upstream attempt.
 
-    was_handed_over: a local answer had been given up for it.
+    is_delivered: the client got its text, or left while it was sent. was_handed_over: a local
+    answer had been given up for it.
     """
     usage = attempt.usage or UpstreamUsage(source="estimated")
     kind: RowKind = attempt.kind
     if kind == "answer" and was_handed_over:
         kind = "escalation"
-    # The prompt of a continuation holds what was charged as an answer already.
+    # The prompt of a continuation contains text that was already charged as an answer.
     has_prompt = attempt.kind != "continuation"
     charged = Tokens()
     num_discarded = usage.num_completion_tokens
     if is_delivered:
-        # What a continuation repeats was charged with the attempt that broke off.
+        # Text that a continuation repeats was charged with the attempt that broke off.
         num_discarded = min(attempt.num_repeated_tokens, usage.num_completion_tokens)
         charged = Tokens(
             num_prompt=usage.num_prompt_tokens if has_prompt else 0,

@@ -1,4 +1,4 @@
-"""Which latency a request is to have: its own words, else those of its class."""
+"""The latency objective of a request: its own, or that of its class."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,11 +23,11 @@ _FLEX: Final = "flex"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedObjective:
-    """What a request's latency is to be. Seconds; None for no such objective.
+    """The latency objective of a request. Seconds; None for no such objective.
 
-    `class_name`: for figures, and for what the request does not say itself. is_batch: it fills what
-    others leave. is_own: the request itself named the class or a latency. refuses: it is rather
-    refused at once than answered late.
+    `class_name`: for metrics, and for objectives that the request leaves out. is_batch: it uses the
+    capacity that others leave. is_own: the request itself named the class or a latency. refuses:
+    prefer an immediate refusal to a late answer.
     """
 
     class_name: str
@@ -61,7 +61,7 @@ class SloClasses:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What `outrider.slo.class` may be."""
+        """Return the valid values of `outrider.slo.class`."""
         return tuple(self._classes)
 
     @property
@@ -91,11 +91,11 @@ class SloClasses:
         num_prompt_tokens: int = 0,
         is_arms: bool = False,
     ) -> ResolvedObjective:
-        """The latency that a request is to have. Raises BadRequestError for an unknown class.
+        """Return the request's latency objective. Raises BadRequestError for an unknown class.
 
-        Who names no class is batch with `service_tier` flex, tool-calling with tools, long-context
-        with a long prompt, and short-chat else: in this order. is_arms: an experiment's arm says
-        it and not the request, which did not ask to be refused for it.
+        A request without a class is batch with `service_tier` flex, tool-calling with tools,
+        long-context with a long prompt, and otherwise short-chat, in this order. is_arms: the class
+        was set by an experiment's arm, so the request did not ask to be refused for it.
         """
         self.check(options)
         slo = None if options is None else options.slo
@@ -133,5 +133,5 @@ class SloClasses:
 
 
 def _seconds(value_ms: float) -> float | None:
-    """Zero stands for no objective in the settings."""
+    """Return seconds; zero in the settings means no objective."""
     return value_ms / 1000.0 if value_ms > 0 else None

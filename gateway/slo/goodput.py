@@ -11,10 +11,10 @@ from prometheus_client.registry import Collector
 from gateway.answers.outcomes import RequestOutcome
 
 NO_CLASS: Final = "none"
-"""Where requests are counted that ended before anybody knew their class."""
+"""The class of requests that ended before their class was known."""
 
 _TOO_MANY: Final = 429
-# What a key has left is between it and its limits; it says nothing of how fast this server is.
+# Refusals by a key's own limits say nothing about the speed of this server.
 _OWN_LIMITS: Final = frozenset({"rate_limit_exceeded", "insufficient_quota"})
 
 
@@ -37,10 +37,10 @@ class ClassGoodput:
 
 
 def attained(outcome: RequestOutcome) -> bool | None:
-    """Whether a request met its objectives; None where it tells nothing about that.
+    """Return whether a request met its objectives; None where it does not count.
 
-    Answers that failed, and requests that found no room, were missed. What the client gave up
-    itself, what was wrong with the request, and a key's own limits count for neither.
+    Failed answers, and requests refused for lack of room, missed them. Requests that the client
+    gave up, faulty requests, and refusals by a key's own limits do not count.
     """
     match outcome.ending:
         case "answered":
@@ -58,8 +58,7 @@ def attained(outcome: RequestOutcome) -> bool | None:
 class GoodputSink:
     """Counts requests by class, and how many of them met their objectives.
 
-    Cells of a second over the last `window_s` are what goodput is worked out from. Used on one
-    thread.
+    Goodput is computed from cells of a second over the last `window_s`. Used on one thread.
     """
 
     def __init__(

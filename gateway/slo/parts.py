@@ -1,4 +1,4 @@
-"""What the gateway holds of latency objectives."""
+"""The gateway's parts for latency objectives."""
 
 import time
 from collections.abc import Callable
@@ -17,7 +17,7 @@ def _default_goodput() -> GoodputSink:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SloParts:
-    """`classes` says what latency a request is to have, `goodput` counts how often it was so."""
+    """`classes` resolves a request's objective, `goodput` counts how often it was met."""
 
     classes: SloClasses = field(default_factory=SloClasses)
     goodput: GoodputSink = field(default_factory=_default_goodput)

@@ -1,1 +1,1 @@
-"""Where keys and the ledger are kept: SQLite for one machine, PostgreSQL for several."""
+"""Storage of keys and the ledger: SQLite for one machine, PostgreSQL for several."""

@@ -1,4 +1,4 @@
-"""One database for worker threads: transactions that end, errors that say what to do."""
+"""One database for worker threads: transactions that end, errors that name the remedy."""
 
 import logging
 import os
@@ -31,10 +31,8 @@ _WRITES: Final = "outrider_writes"
 
 
 class DatabaseError(StorageError):
-    """The database cannot be asked now.
-
-    Clients get no more than that; `detail` is for the operator.
-    """
+    """The database is unavailable. Clients learn no more than that; `detail` is for the
+    operator."""
 
     def __init__(self, detail: str) -> None:
         super().__init__("The database cannot be asked now. Try again soon.")
@@ -42,16 +40,16 @@ class DatabaseError(StorageError):
 
 
 class Database:
-    """A database, opened when it is first asked. Blocks: in an event loop, use a thread.
+    """A database, opened at its first use. Blocks: in an event loop, use a thread.
 
     Safe for several threads, and for several processes on the same database.
     """
 
     def __init__(self, url: str) -> None:
-        """Nothing is opened yet. Raises SettingsError for an address that cannot be used."""
+        """Store the URL without connecting. Raises SettingsError for an unusable one."""
         address = read_url(url)
         self.name = describe(address)
-        """What to call it in messages; without user and password."""
+        """The database's name in messages; without user and password."""
         self.dialect: SqlDialect = "sqlite" if address.drivername == "sqlite" else "postgresql"
         self.path = Path(str(address.database)) if self.dialect == "sqlite" else None
         """SQLite's file."""
@@ -112,7 +110,7 @@ class Database:
 def insert_new(
     connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]
 ) -> CursorResult[Any] | None:
-    """Insert the rows whose primary key is new; the others are passed over. Rows as dicts."""
+    """Insert the rows (dicts) whose primary key is new; skip the others."""
     if not rows:
         return None
     dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
@@ -121,7 +119,7 @@ def insert_new(
 
 
 def reason_of(error: BaseException) -> str:
-    """What the database's driver said, on one line. No statement and no values of it."""
+    """Return the driver's message on one line, without the statement and its values."""
     origin = error
     if isinstance(error, exc.DBAPIError) and error.orig is not None:
         origin = error.orig
@@ -130,7 +128,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def _is_outage(error: exc.SQLAlchemyError) -> bool:
-    """Whether the database failed, rather than what it was asked."""
+    """Return whether the database failed, rather than the statement."""
     if isinstance(error, exc.DBAPIError) and error.connection_invalidated:
         return True
     # SQLite's driver says of a damaged file no more than that it is an error of the database.
@@ -218,6 +216,6 @@ def _use_wal(cursor: sqlite3.Cursor) -> None:
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    """Writers take the lock at once: two that began by reading would stand in each other's way."""
+    """Writers take the lock at once: two that began by reading would block each other."""
     writes = connection.get_execution_options().get(_WRITES, False)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

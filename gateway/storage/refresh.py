@@ -1,4 +1,4 @@
-"""A background job that is repeated: reading a table again, or storing what was counted."""
+"""A background job that is repeated: reading a table again, or storing counts."""
 
 import asyncio
 import logging
@@ -55,7 +55,7 @@ class PeriodicRefresh:
             self._task = None
 
     async def run(self) -> None:
-        """Run the job now. Raises what the job raises."""
+        """Run the job now. Raises the errors of the job."""
         async with self._one_at_a_time:
             await self._job()
 

@@ -80,8 +80,8 @@ keys: Final = Table(
 key_version: Final = Table(
     "key_version",
     metadata,
-    # One row. A change of keys or teams adds one, so that others need not read them all to
-    # see that nothing has changed.
+    # One row. A change of keys or teams raises its version, so that unchanged tables are not read
+    # again.
     Column("id", Integer, primary_key=True, autoincrement=False),
     Column("version", BigInteger, nullable=False),
 )
@@ -161,7 +161,7 @@ ledger: Final = Table(
 experiments: Final = Table(
     "experiments",
     metadata,
-    # What holds of an experiment's newest version now.
+    # The state of an experiment's newest version.
     Column("name", String(32), primary_key=True),
     Column("version", Integer, nullable=False),
     Column("state", String(16), nullable=False),

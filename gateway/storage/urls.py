@@ -1,4 +1,4 @@
-"""Addresses of databases: which ones can be used, and how they are spoken of."""
+"""Addresses of databases: the supported ones, and their form in messages."""
 
 import importlib.util
 import os
@@ -45,9 +45,9 @@ def default_database_url(environ: Mapping[str, str] | None = None) -> str:
 
 
 def read_url(text: str) -> URL:
-    """A database's address with the driver that we use.
+    """Return a database's address with the driver that we use.
 
-    Raises SettingsError, without the password, for what is no address and for other databases.
+    Raises SettingsError, without the password, for invalid addresses and for other databases.
     """
     try:
         url = make_url(text.strip())

@@ -85,7 +85,7 @@ class AdminApi:
         return self._key(await asyncio.to_thread(store.get, _key_id(request)))
 
     async def update_key(self, request: Request, principal: Principal) -> Response:
-        """Change what a key may do."""
+        """Change the permissions of a key."""
         store = self._store(principal)
         key_id = _key_id(request)
         wanted = await self._parsed(KeyUpdate, request)
@@ -146,7 +146,7 @@ class AdminApi:
         return _json(team_report(await asyncio.to_thread(store.find_team, words)))
 
     async def update_team(self, request: Request, principal: Principal) -> Response:
-        """Change what a team may do."""
+        """Change the permissions of a team."""
         store = self._store(principal)
         words = request.path_params["team"]
         wanted = await self._parsed(TeamUpdate, request)
@@ -169,7 +169,7 @@ class AdminApi:
         return self._parts.store
 
     async def _change(self, change: Callable[[], Answer]) -> Answer:
-        """Change keys, and know of it at once: the answer tells what holds from now on."""
+        """Change keys and refresh the registry at once, so that the answer shows the new state."""
         answer = await asyncio.to_thread(change)
         if self._parts.registry is not None:
             try:
@@ -199,7 +199,7 @@ def _json(content: dict[str, Any]) -> Response:
 
 
 def _limit(text: str | None) -> int:
-    """How many on a page."""
+    """Return the number of entries on a page."""
     if text is None:
         return _PAGE
     if not text.isascii() or not text.isdigit() or not 1 <= int(text[:9]) <= MAX_PAGE:
@@ -219,7 +219,7 @@ def _team_id(store: KeyStore, words: str | None) -> str | None:
 
 
 def _plain_changes(wanted: KeyUpdate | TeamUpdate, given: set[str]) -> dict[str, Any]:
-    """What keys and teams both have, beside limits and labels."""
+    """Return the changes that keys and teams share, except limits and labels."""
     return {name: getattr(wanted, name) for name in ("name", "weight") if name in given}
 
 

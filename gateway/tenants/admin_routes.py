@@ -1,4 +1,4 @@
-"""Where the endpoints of /admin are, and how the OpenAPI document describes them."""
+"""The endpoints of /admin and their description in the OpenAPI document."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -105,7 +105,7 @@ def admin_operation(
     parameters: list[dict[str, Any]] | None = None,
     conflicts: bool = False,
 ) -> dict[str, Any]:
-    """What the OpenAPI document says of an endpoint of /admin."""
+    """Return the OpenAPI description of an endpoint of /admin."""
     statuses = (_BOTH if body is None else _WITH_BODY) | ({409} if conflicts else set())
     if any(each["in"] == "query" for each in parameters or []):
         statuses |= {400}

@@ -1,4 +1,4 @@
-"""/admin/keys and /admin/teams: what is asked and answered."""
+"""Request and answer bodies of /admin/keys and /admin/teams."""
 
 from typing import Annotated, Any, Literal
 
@@ -50,7 +50,7 @@ UnixSeconds = Annotated[int, Field(ge=0, le=LAST_SECOND), WHOLE]
 
 
 class TierLimits(RequestModel):
-    """Limits; null or absent is no limit, 0 is nothing at all. Minutes slide, days are UTC's."""
+    """Limits; null or absent is no limit, 0 admits no request. Minutes slide, days are UTC's."""
 
     requests_per_minute: LimitCount | None = None
     tokens_per_minute: LimitCount | None = None
@@ -137,16 +137,16 @@ class KeyCreate(RequestModel):
 
 
 def _without_defaults(schema: dict[str, Any]) -> None:
-    """Absent fields stay as they are, so there is nothing that they default to."""
+    """Remove defaults: absent fields stay as they are, so none applies."""
     for described in schema["properties"].values():
         described.pop("default", None)
 
 
 class KeyUpdate(RequestModel):
-    """What of a key is to change: the fields that are there.
+    """Changes of a key: the given fields change, the others stay.
 
-    Limits and labels are merged into those that there are: absent ones stay, null deletes one, and
-    null in the place of all deletes all.
+    Limits and labels are merged into the existing ones: absent ones stay, null deletes one, and
+    null in place of the whole object deletes all.
     """
 
     model_config = ConfigDict(json_schema_extra=_without_defaults)
@@ -164,7 +164,7 @@ class KeyUpdate(RequestModel):
 
 
 class KeyRotate(RequestModel):
-    """For how many seconds the old secret is taken beside the new one."""
+    """Seconds for which the old secret stays valid beside the new one."""
 
     grace_s: Annotated[float, Field(ge=0, le=MAX_GRACE_S)] = 0.0
 
@@ -185,10 +185,10 @@ class TeamCreate(RequestModel):
 
 
 class TeamUpdate(RequestModel):
-    """What of a team is to change: the fields that are there.
+    """Changes of a team: the given fields change, the others stay.
 
-    Limits and labels are merged into those that there are: absent ones stay, null deletes one, and
-    null in the place of all deletes all.
+    Limits and labels are merged into the existing ones: absent ones stay, null deletes one, and
+    null in place of the whole object deletes all.
     """
 
     model_config = ConfigDict(json_schema_extra=_without_defaults)
@@ -321,7 +321,7 @@ def team_report(record: TeamRecord) -> dict[str, Any]:
 
 
 def limits_report(limits: LimitSpec) -> dict[str, Any]:
-    """Only the limits that there are."""
+    """Return only the limits that are set."""
     return limits.model_dump(exclude_defaults=True)
 
 

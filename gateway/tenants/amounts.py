@@ -1,4 +1,4 @@
-"""What limits count: requests, tokens, money; and how much of each a tenant may have."""
+"""Amounts that limits count: requests, tokens, money; and the limits of a tenant."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ LimitName = Literal[
 
 
 class LimitSpec(BaseModel):
-    """The limits of a key or a team; None is no limit, 0 is nothing at all.
+    """The limits of a key or a team; None is no limit, 0 admits no request.
 
     Minutes slide; days and months are UTC's. `models` holds further limits by the name of the tier
     that answers, beside the ones for all of them.
@@ -43,7 +43,7 @@ class LimitSpec(BaseModel):
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is limited."""
+        """True if no limit is set."""
         return self is NO_LIMITS or self == NO_LIMITS
 
 
@@ -52,24 +52,24 @@ NO_LIMITS: Final = LimitSpec()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Amounts:
-    """What one request takes. `tokens` are prompt and answer together."""
+    """The usage of one request. `tokens` are prompt and answer together."""
 
     requests: int = 1
     tokens: int = 0
     usd_nanos: int = 0
 
     def __post_init__(self) -> None:
-        """Raises ValueError for less than nothing."""
+        """Raise ValueError for a negative amount."""
         if self.requests < 0 or self.tokens < 0 or self.usd_nanos < 0:
             raise ValueError(f"amounts are never negative: {self}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Want:
-    """What a request reserves before its work starts.
+    """The amounts that a request reserves before its work starts.
 
-    `by_tier`: for each tier that may answer, what it would take there. Limits of all tiers together
-    get the largest of them; limits of one tier get that tier's.
+    `by_tier`: for each tier that may answer, its usage there. Limits of all tiers together get the
+    largest of them; limits of one tier get that tier's.
     """
 
     by_tier: Mapping[str, Amounts] = field(default_factory=dict)

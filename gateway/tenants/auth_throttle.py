@@ -24,7 +24,7 @@ class _Bucket:
     recent: deque[bytes] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
 
     def refill(self, now_s: float, per_s: float, most: float) -> None:
-        """Add what has come back until now."""
+        """Add the allowance that has come back by now."""
         self.left = min(most, self.left + (now_s - self.at_s) * per_s)
         self.at_s = now_s
 
@@ -40,9 +40,9 @@ class _Bucket:
 class AuthThrottle:
     """Counts wrong credentials of each address, and of all together, in bounded memory.
 
-    It never sees a valid credential, so it cannot keep one out. The same wrong credential again
-    is no new guess: a client with an old key keeps its answer, and uses nothing up. An IPv6
-    address stands for its network of 64 bits.
+    It never sees a valid credential, so it cannot keep one out. The same wrong credential again is
+    no new guess: a client with an old key keeps its answer, and uses no allowance. An IPv6 address
+    represents its network of 64 bits.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class AuthThrottle:
         self._overall = _Bucket(left=overall_burst, at_s=clock())
 
     def __len__(self) -> int:
-        """How many addresses are remembered."""
+        """Return the number of addresses remembered."""
         return len(self._buckets)
 
     def wait_s(self, peer: str | None) -> float:
@@ -88,7 +88,7 @@ class AuthThrottle:
         if digest in bucket.recent:
             return "again"
         bucket.recent.append(digest)
-        # An address that is throttled takes nothing of the allowance of all.
+        # A throttled address takes none of the common allowance.
         is_within = bucket.take(now_s, self._per_s, self._burst) and self._overall.take(
             now_s, self._overall_per_s, self._overall_burst
         )

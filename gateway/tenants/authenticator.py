@@ -23,7 +23,7 @@ ADMIN_TOKEN: Final = Principal(
     key_id=ADMIN_TOKEN_ID,
     name="admin token",
     tenant=ADMIN_TOKEN_ID,
-    # It administrates and generates nothing: that would be nobody's.
+    # It administrates and generates nothing: a generated answer would belong to no tenant.
     scopes=Scopes(models=frozenset(), tiers=frozenset(), is_admin=True),
 )
 
@@ -42,10 +42,10 @@ _FAILURES: Final[Mapping[FailureReason, tuple[str, str]]] = {
 
 
 class Authenticator:
-    """Finds the principal of a request, and knows whether keys are required. For one event loop.
+    """Finds the principal of a request, and whether keys are required. For one event loop.
 
-    Every credential is verified; only failures are throttled. So a valid key is accepted whatever
-    else comes from its address: behind a proxy all clients share one. Guessing gains nothing by
+    Every credential is verified; only failures are throttled. So a valid key is accepted despite
+    other traffic from its address: behind a proxy all clients share one. Guessing gains nothing by
     it, because keys hold 256 random bits and the admin token is checked for length at the start.
     """
 
@@ -60,7 +60,7 @@ class Authenticator:
         metrics: TenantMetrics | None = None,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """`registry`: None where there is no database, so that there are no keys."""
+        """Store the arguments. `registry`: None without a database, and therefore without keys."""
         self._hasher = hasher
         self._registry = registry
         self._mode = mode
@@ -72,19 +72,19 @@ class Authenticator:
         """Requests under way by key; they are ended when their key is not valid any more."""
         if registry is not None:
             registry.subscribe(self.running.check)
-        # What keys that do not exist are compared with, so that it takes the same time.
+        # The digest compared with for unknown keys, so that it takes the same time.
         self._nobody = KeyEntry(principal=ANONYMOUS, key_hash=bytes(32), is_revoked=True)
         if metrics is not None and registry is not None:
             metrics.watch(lambda: len(registry))
 
     @property
     def has_keys(self) -> bool:
-        """Whether there has ever been a key."""
+        """Return whether a key has ever existed."""
         return self._registry is not None and self._registry.has_keys
 
     @property
     def is_open(self) -> bool:
-        """Whether no key is wanted now."""
+        """Return whether requests need no key now."""
         return self._mode == "off" or (self._mode == "auto" and not self.has_keys)
 
     async def start(self) -> None:
@@ -195,7 +195,7 @@ class Authenticator:
         return "expired" if is_over else None
 
     def _failure(self, reason: FailureReason, peer: str | None) -> Exception:
-        """What the client is told."""
+        """Return the error for the client."""
         if self._metrics is not None:
             self._metrics.failed(reason)
         if reason != "throttled":
@@ -211,7 +211,7 @@ class Authenticator:
 
 
 def _credential(authorization: str | None, api_key: str | None) -> str | None:
-    """Return what was sent as a key, cut to a bounded length: of two, the one with a key's form."""
+    """Return the credential sent, cut to a bounded length: of two, the one with a key's form."""
     whole = (authorization or "").strip()
     scheme, _, token = whole.partition(" ")
     given = (token.strip() if scheme.lower() == "bearer" else whole, (api_key or "").strip())

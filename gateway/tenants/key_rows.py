@@ -63,7 +63,7 @@ def team_of(row: RowMapping) -> TeamRecord:
 
 
 def row_of_key(order: KeyOrder) -> dict[str, Any]:
-    """What of a key may be changed."""
+    """Return the fields of a key that may be changed."""
     return {
         "name": order.name,
         "team_id": order.team_id,
@@ -79,7 +79,7 @@ def row_of_key(order: KeyOrder) -> dict[str, Any]:
 
 
 def row_of_team(order: TeamOrder) -> dict[str, Any]:
-    """What of a team may be changed."""
+    """Return the fields of a team that may be changed."""
     return {
         "name": order.name,
         "limits": order.limits.model_dump_json(exclude_defaults=True),
@@ -94,7 +94,7 @@ def readable(rows: Iterable[RowMapping], read: Callable[[RowMapping], Record]) -
         try:
             record = read(row)
         except (ValueError, TypeError) as error:
-            kind = type(error).__name__  # what it says may hold anything
+            kind = type(error).__name__  # the error's text may contain anything
             logger.error("row of a key or team is damaged id=%s error=%s", row["id"], kind)
         else:
             yield record

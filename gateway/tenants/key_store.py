@@ -24,7 +24,7 @@ _TEAM_PREFIX: Final = "team-"
 _MAX_TRIES: Final = 8
 
 Merge = Callable[[KeyOrder | TeamOrder], Mapping[str, Any]]
-"""Works out changes from what a key or team is before."""
+"""Returns the changes, given the present state of a key or a team."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class ShownKey:
 def load_secret(
     database: Database, configured: SecretStr | None, randomness: random.Random
 ) -> bytes:
-    """What hashes are keyed with: the configured secret, else the database's own.
+    """Return the secret that keys are hashed with: the configured one, or the database's own.
 
     The database's secret is drawn by the first process that needs it. Raises DatabaseError.
     """
@@ -50,7 +50,7 @@ def load_secret(
 class KeyStore:
     """Makes, finds and changes keys and teams. Blocks: in an event loop, use a thread.
 
-    Every method raises DatabaseError where the database cannot be asked. `randomness` must be the
+    Every method raises DatabaseError where the database is unavailable. `randomness` must be the
     operating system's; `wall_clock` is seconds since 1970 (UTC).
     """
 
@@ -73,7 +73,7 @@ class KeyStore:
             return _version(connection)
 
     def load(self) -> KeyTable:
-        """All of them; what cannot be read is left out, and logged."""
+        """Return all keys and teams; rows that cannot be read are left out, and logged."""
         with self._database.read() as connection:
             version = _version(connection)  # first: rows that are newer are only read once more
             teams = connection.execute(select(tables.teams)).mappings().all()
@@ -106,7 +106,7 @@ class KeyStore:
         raise ConflictError("No free id was found for the key. Try again.")
 
     def page(self, *, after: str | None, limit: int) -> tuple[list[KeyRecord], bool]:
-        """Keys in the order of their ids, those after an id, and whether there are more."""
+        """Return keys in the order of their ids, after an id, and whether there are more."""
         query = select(tables.keys).order_by(tables.keys.c.id).limit(limit + 1)
         if after is not None:
             query = query.where(tables.keys.c.id > after)
@@ -148,8 +148,8 @@ class KeyStore:
     ) -> KeyRecord:
         """Change fields of a KeyOrder, and fields of its scopes.
 
-        `merge` is asked for further changes, in the same transaction. Raises NotFoundError, for its
-        team too, and what `merge` raises.
+        `merge` returns further changes, in the same transaction. Raises NotFoundError, for its team
+        too, and the errors of `merge`.
         """
         with self._writing() as connection:
             before = _get_key(connection, key_id)
@@ -162,10 +162,10 @@ class KeyStore:
             return _get_key(connection, key_id)
 
     def rotate(self, key_id: str, *, grace_s: float = 0.0) -> ShownKey:
-        """Give a key another secret under the same id; the old one is taken for `grace_s` more.
+        """Give a key another secret under the same id; the old one stays valid for `grace_s`.
 
-        Whatever was old before that is not taken any more. Raises NotFoundError; ConflictError for
-        a revoked key.
+        Secrets older than that one become invalid. Raises NotFoundError; ConflictError for a
+        revoked key.
         """
         key = mint_key(self._random, key_id)
         with self._writing() as connection:
@@ -215,9 +215,9 @@ class KeyStore:
     def update_team(
         self, words: str, changes: Mapping[str, Any], *, merge: Merge | None = None
     ) -> TeamRecord:
-        """Change fields of a TeamOrder; `merge` is asked for further changes.
+        """Change fields of a TeamOrder; `merge` returns further changes.
 
-        Raises NotFoundError; ConflictError for a taken name; and what `merge` raises.
+        Raises NotFoundError; ConflictError for a taken name; and the errors of `merge`.
         """
         with _names_taken(changes.get("name", "")), self._writing() as connection:
             before = _find_team(connection, words)

@@ -1,4 +1,4 @@
-"""API keys: how they look, how they are made, and what is kept of them."""
+"""API keys: their form, their creation, and the digests that are stored of them."""
 
 import hmac
 import random
@@ -27,9 +27,9 @@ class MintedKey:
 
 
 def mint_key(randomness: random.Random, key_id: str | None = None) -> MintedKey:
-    """A new key: `or-`, 8 characters of public id, 256 secret bits in 43 letters and digits.
+    """Return a new key: `or-`, 8 characters of public id, 256 secret bits in 43 letters and digits.
 
-    `key_id`: for another secret under a known id. `randomness` must be the operating system's.
+    `key_id`: for another secret under an existing id. `randomness` must be the operating system's.
     """
     key_id = key_id or random_id(randomness)
     number = randomness.getrandbits(_SECRET_BITS)
@@ -46,13 +46,13 @@ def random_id(randomness: random.Random) -> str:
 
 
 def id_in(text: str) -> str | None:
-    """The public id in a key; None for what has not a key's form."""
+    """Return the public id in a key; None for a text without a key's form."""
     match = _KEY.fullmatch(text)
     return match and match[1]
 
 
 def prefix_of(key_id: str) -> str:
-    """How a key begins: enough to recognise it, useless to ask with."""
+    """Return the start of a key: enough to recognise it, useless as a credential."""
     return KEY_PREFIX + key_id
 
 

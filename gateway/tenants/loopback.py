@@ -1,4 +1,4 @@
-"""Where the gateway may listen while there is no key."""
+"""The addresses that the gateway may listen on while there is no key."""
 
 import ipaddress
 
@@ -6,10 +6,9 @@ from gateway.settings.tree import Settings
 
 
 def listen_host(settings: Settings, has_keys: bool) -> tuple[str, str | None]:
-    """The address to listen on, and what to warn of.
+    """Return the address to listen on, and a warning or None.
 
-    As long as keys are wanted only where there is one (`keys.mode` auto), a gateway without keys
-    serves this machine alone.
+    With `keys.mode` auto, a gateway without keys serves this machine alone.
     """
     host = settings.server.host
     if is_loopback(host) or has_keys or settings.keys.mode == "required":
@@ -24,7 +23,7 @@ def listen_host(settings: Settings, has_keys: bool) -> tuple[str, str | None]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is reached from its own machine only."""
+    """Return whether an address is reached from its own machine only."""
     if host.lower() == "localhost":
         return True
     try:

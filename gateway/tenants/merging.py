@@ -1,4 +1,4 @@
-"""Changes of limits and labels, merged into those that there are."""
+"""Merges changes of limits and labels into the existing ones."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -29,7 +29,7 @@ def merged(before: Mapping[str, Any], patch: Mapping[str, Any] | None) -> dict[s
 def merged_changes(before: KeyOrder | TeamOrder, wanted: KeyUpdate | TeamUpdate) -> dict[str, Any]:
     """Return the limits and labels that a request changes, as they are afterwards.
 
-    Raises BadRequestError where there are more of them than may be.
+    Raises BadRequestError for more of them than are allowed.
     """
     changes: dict[str, Any] = {}
     patch = wanted.model_dump(include={"limits", "labels"}, exclude_unset=True)

@@ -1,4 +1,4 @@
-"""What /metrics says about keys."""
+"""Metrics of keys."""
 
 from collections.abc import Callable
 from typing import Literal, get_args
@@ -9,7 +9,7 @@ FailureReason = Literal["missing", "malformed", "unknown", "expired", "revoked",
 
 
 class TenantMetrics:
-    """Counts failures; never whose."""
+    """Counts failures, without their keys."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._failures = Counter(
@@ -35,7 +35,7 @@ class TenantMetrics:
         self._lost_sight.inc()
 
     def failed(self, reason: FailureReason) -> None:
-        """Count a request that was not let in."""
+        """Count a request that was refused."""
         self._failures.labels(reason).inc()
 
     def watch(self, num_keys: Callable[[], int]) -> None:

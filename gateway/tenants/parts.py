@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyParts:
-    """Keys and their check. `store` and `registry` are None where there is no database.
+    """Keys and their check. `store` and `registry` are None without a database.
 
     `has_open_metrics`: /metrics is answered without a key.
     """
@@ -38,7 +38,7 @@ def open_parts() -> KeyParts:
 
 
 def key_store(settings: Settings, database: Database) -> KeyStore:
-    """The keys of a database. Raises SettingsError where it cannot be asked."""
+    """Return the keys of a database. Raises SettingsError where it is unavailable."""
     return KeyStore(database, _hasher(settings, database), randomness=random.SystemRandom())
 
 
@@ -47,8 +47,7 @@ def build_key_parts(
 ) -> KeyParts:
     """Build the check of keys that the settings describe. Blocks.
 
-    Raises SettingsError for settings that contradict each other, and for a database that cannot be
-    asked.
+    Raises SettingsError for settings that contradict each other, and for an unavailable database.
     """
     hidden = settings.keys.admin_token
     token = None if hidden is None else hidden.get_secret_value()

@@ -9,11 +9,11 @@ from gateway.tenants.amounts import NO_LIMITS, LimitSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scopes:
-    """What a key may do. None: every model, every tier.
+    """The permissions of a key. None: every model, every tier.
 
     `models` are names as requests write them (`auto`, a checkpoint, `cloud/NAME`); `tiers` are
-    local tiers and tiers elsewhere that may answer, whatever the request named. `reads_metrics`
-    allows /metrics, as `is_admin` does.
+    local and upstream tiers that may answer, for any requested name. `reads_metrics` allows
+    /metrics, as `is_admin` does.
     """
 
     models: frozenset[str] | None = None
@@ -22,11 +22,11 @@ class Scopes:
     reads_metrics: bool = False
 
     def allows_model(self, name: str) -> bool:
-        """Whether requests may name this model."""
+        """Return whether requests may name this model."""
         return self.models is None or name in self.models
 
     def allows_tier(self, name: str) -> bool:
-        """Whether this tier may answer."""
+        """Return whether this tier may answer."""
         return self.tiers is None or name in self.tiers
 
 

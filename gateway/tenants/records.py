@@ -1,4 +1,4 @@
-"""Keys and teams as they are kept: everything but the secrets."""
+"""Stored keys and teams, without their secrets."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ DEFAULT_WEIGHT: Final = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TeamOrder:
-    """What a new team is to be."""
+    """The fields of a new team."""
 
     name: str
     limits: LimitSpec = NO_LIMITS
@@ -25,7 +25,7 @@ class TeamOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyOrder:
-    """What a new key is to be. `expires_at`: seconds since 1970 (UTC); None: never."""
+    """The fields of a new key. `expires_at`: seconds since 1970 (UTC); None: never."""
 
     name: str
     team_id: str | None = None
@@ -61,11 +61,11 @@ class KeyRecord(KeyOrder):
 
     @property
     def prefix(self) -> str:
-        """How the key begins."""
+        """The start of the key."""
         return prefix_of(self.key_id)
 
     def status(self, now_s: float) -> KeyStatus:
-        """Whether it is taken at this time."""
+        """Return whether the key is valid at this time, and if not, why."""
         if self.revoked_at is not None:
             return "revoked"
         is_over = self.expires_at is not None and self.expires_at <= now_s

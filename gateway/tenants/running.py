@@ -28,14 +28,14 @@ class RunningRequests:
         self._ends: dict[str, set[EndRequest]] = {}
 
     def __len__(self) -> int:
-        """How many keys have requests under way."""
+        """Return the number of keys with requests under way."""
         return len(self._ends)
 
     @contextmanager
     def of_key(self, key_id: str, end: EndRequest) -> Iterator[None]:
-        """Have `end` called if the key ends in this context.
+        """Call `end` if the key ends in this context.
 
-        Raises AuthenticationError where it has ended since the request was let in.
+        Raises AuthenticationError where it has ended since the request was admitted.
         """
         if (error := self._keys.gone(key_id)) is not None:
             raise error

@@ -22,7 +22,7 @@ def expiry_s(text: str, flag: str, now_s: float) -> float:
     """Seconds since 1970 of a duration from now on, or of a date: `30d`, `2027-01-01`.
 
     Dates are UTC's unless they say otherwise (`2027-01-01T12:00+02:00`). Raises SettingsError,
-    naming the flag, also for what is past.
+    naming the flag, also for past times.
     """
     if _DURATION.fullmatch(text.strip().lower()):
         return now_s + duration_s(text, flag)

@@ -1,1 +1,1 @@
-"""How the tables came to be: one module a change, run by Alembic in the order of their names."""
+"""Migrations of the tables: one module a change, run by Alembic in the order of their names."""

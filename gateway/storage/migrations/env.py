@@ -1,4 +1,4 @@
-"""What Alembic runs: the migrations, on a connection whose transaction its caller ends."""
+"""Alembic's entry: runs the migrations on a connection whose transaction its caller ends."""
 
 from alembic import context
 

@@ -1,4 +1,4 @@
-"""Experiments, what is measured of them, and feedback."""
+"""Experiments, their measurements and feedback."""
 
 from typing import Final
 
