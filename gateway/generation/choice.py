@@ -23,7 +23,7 @@ _Pieces = list[tuple[AnswerKind, str, Mark]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
-    """What is added to one choice. `pieces` are (text, whether it was drafted) and join to `text`.
+    """An addition to one choice. `pieces` are (text, whether it was drafted) and join to `text`.
 
     `call_index` counts a choice's tool calls: "call" begins one and says the function's name,
     "arguments" goes on with it. `call_id` is there where one begins. `tokenizer` is the one that
@@ -47,7 +47,7 @@ class Delta:
 
 @dataclass(slots=True)
 class ChoiceUsage:
-    """What one choice used. Seconds; None before it happened."""
+    """The usage of one choice. Times in seconds; None before the event."""
 
     num_tokens: int = 0
     num_reasoning_tokens: int = 0
@@ -55,17 +55,17 @@ class ChoiceUsage:
     num_drafted_tokens: int = 0
     num_accepted_tokens: int = 0
     num_unratified_tokens: int = 0
-    num_reused_tokens: int = 0  # that the other tier's retracted answer held
+    num_reused_tokens: int = 0  # held in the other tier's retracted answer
     num_steps: int = 0
-    num_prediction_tokens: int = 0  # that the request brought
-    num_predicted_tokens: int = 0  # of them, that were right
+    num_prediction_tokens: int = 0  # brought by the request
+    num_predicted_tokens: int = 0  # of them, those that were right
     queue_s: float | None = None
     first_token_s: float | None = None
     last_token_s: float | None = None
 
     @property
     def num_mispredicted_tokens(self) -> int:
-        """Of the prediction, what did not come out; a piece that came twice counts twice."""
+        """Tokens of the prediction that did not come out; a piece that came twice counts twice."""
         return max(self.num_prediction_tokens - self.num_predicted_tokens, 0)
 
 
@@ -80,7 +80,7 @@ class _HeldPiece:
 
 
 class Choice:
-    """One choice's text so far; fed with engine events, gives deltas.
+    """One choice's text so far; takes engine events and returns deltas.
 
     `target`: the tier whose answer is read, where it is not the one that the job began on.
     """
@@ -121,8 +121,8 @@ class Choice:
         self._num_content = 0
         self._num_released = 0
         self._num_calls = 0
-        # The answer is the content and what calls are written in. Of it, the tool parser holds back
-        # what is behind `_num_parsed`; in front of that, content may wait for a stop string's end.
+        # The answer is the content and the text of calls. The tool parser holds back all behind
+        # `_num_parsed`; in front of that, content may wait for a stop string's end.
         self._num_answer = 0
         self._num_parsed = 0
         # With the position in the answer at which each token's text begins and ends.
@@ -134,7 +134,7 @@ class Choice:
         return self._num_parsed - (self._num_content - self._num_released)
 
     def add_tokens(self, event: TokensEmitted) -> list[Delta]:
-        """The text of one step's tokens. After a stop string, `finish_reason` is set."""
+        """Return the text of one step's tokens. After a stop string, `finish_reason` is set."""
         usage = self.usage
         usage.num_steps += 1
         usage.num_drafted_tokens += event.num_drafted_tokens
@@ -164,7 +164,7 @@ class Choice:
         return self._deltas(out)
 
     def end(self, finish_reason: FinishReason) -> list[Delta]:
-        """The engine is done: release what was held back."""
+        """Release the held text: the engine is done."""
         out: _Pieces = []
         mark = replace(self._last_mark, was_drafted=False)
         self._add_text(self._detokenizer.flush(), mark, out)
@@ -178,13 +178,13 @@ class Choice:
         return self._deltas(out)
 
     def _mark(self, event: TokensEmitted, position: int, *, was_drafted: bool) -> Mark:
-        """Where a token of a step came from."""
+        """Mark where a token of a step came from."""
         if self._trace is None or event.trace is None:
             return DRAFTED if was_drafted else OWN
         return self._trace.mark(event.trace, position, was_drafted=was_drafted)
 
     def _finish(self, reason: FinishReason) -> None:
-        """A call that the model chose to make is a reason of its own (OpenAI's wording)."""
+        """Set the reason; calls that the model chose have one of their own, as at OpenAI."""
         if reason == "stop" and self._tools and not self._tools.is_named and self._num_calls:
             reason = "tool_calls"
         self.finish_reason = reason
@@ -197,7 +197,7 @@ class Choice:
         return self._detokenizer.push(token_id)
 
     def _add_text(self, text: str, mark: Mark, out: _Pieces) -> bool:
-        """Whether the token belongs to the answer, not to the thinking before it."""
+        """Add text; return whether its token is of the answer, not of the thinking before it."""
         splitter = self._splitter
         if splitter is None:
             if text:
@@ -226,7 +226,7 @@ class Choice:
                 self._add_answer(text, mark, out)
 
     def _add_answer(self, text: str, mark: Mark, out: _Pieces) -> None:
-        """Content, and where there are tools, calls."""
+        """Add content and, where there are tools, calls."""
         self._num_answer += len(text)
         if self._parser is None:
             self._num_parsed = self._num_answer
@@ -241,7 +241,7 @@ class Choice:
         mark: Mark,
         out: _Pieces,
     ) -> None:
-        """Stop strings are looked for in content only; none goes on behind a call."""
+        """Add parsed pieces. Stop strings are looked for in content only; none spans a call."""
         for piece in pieces:
             self._num_parsed = piece.end
             if piece.kind == "content":
@@ -258,7 +258,7 @@ class Choice:
         self._num_parsed = parser.num_decided
 
     def _add_content(self, text: str, mark: Mark, out: _Pieces) -> None:
-        """Release what cannot belong to a stop string; cut at a stop string."""
+        """Release the text that cannot belong to a stop string; cut at a stop string."""
         self._num_content += len(text)
         is_too_short = self.usage.num_tokens <= self._min_tokens
         if self._stops is not None and is_too_short:
@@ -288,7 +288,7 @@ class Choice:
                 self._held.popleft()
 
     def _deltas(self, out: _Pieces) -> list[Delta]:
-        """One delta for each run of thinking, content or arguments, then the finish."""
+        """Make one delta for each run of thinking, content or arguments, then the finish."""
         deltas = []
         call_index = self._num_calls - sum(kind == "call" for kind, _, _ in out) - 1
         for kind, run in groupby(out, key=lambda item: item[0]):
@@ -325,19 +325,19 @@ class Choice:
         return deltas
 
     def _call_id(self, call_index: int) -> str:
-        """Unique, and the same whenever it is asked for."""
+        """A unique id, the same on every call."""
         source = f"{self._request_id}/{call_index}".encode()
         return f"call_{sha256(source).hexdigest()[:24]}"
 
     def _released_logprobs(self) -> tuple[TokenLogprobs, ...]:
-        """Of the tokens whose whole text is out."""
+        """Take the log-probabilities of the tokens whose whole text is out."""
         done = []
         while self._logprobs and self._logprobs[0][1] <= self._num_out:
             done.append(self._logprobs.popleft()[2])
         return tuple(done)
 
     def _last_logprobs(self) -> tuple[TokenLogprobs, ...]:
-        """Of the tokens that are left; those behind a stop string's cut are dropped."""
+        """Take those of the tokens that are left; tokens behind a stop string's cut are dropped."""
         return tuple(
             entry
             for begin, _, entry in self._logprobs

@@ -48,7 +48,7 @@ _REFUSED_ELSEWHERE = "cascade: the tier elsewhere could not take it, local answe
 
 @dataclass(slots=True)
 class CascadeUsage:
-    """What watching one choice came to; `confidence` and `reason` are None without a watch.
+    """The result of watching one choice; `confidence` and `reason` are None without a watch.
 
     `num_held_tokens` waited for the decision. `num_retracted_tokens` of the small model were given
     up for the large tier's answer.
@@ -85,7 +85,7 @@ class ChoiceStream:
         self.choice = Choice(index, job, opens_thinking=plan.opens_thinking)
         self.tier: Tier = job.tier
         self.cascade = CascadeUsage()
-        self.is_degraded = False  # a tier elsewhere should have answered, and could not
+        self.is_degraded = False  # an upstream tier should have answered, and could not
         self._index = index
         self._job = job
         self._request = plan.request
@@ -110,10 +110,10 @@ class ChoiceStream:
         self._taken: TakenOver | None = None
 
     async def deltas(self) -> AsyncGenerator[Delta]:
-        """The text as it may be sent. Closing this aborts what still runs.
+        """Yield the text as it may be sent. Closing this aborts what still runs.
 
-        Raises the engine's refusal, EngineLostError or GenerationError, and HandedOverError where a
-        tier elsewhere answers in its place.
+        Raises the engine's refusal, EngineLostError or GenerationError, and HandedOverError where
+        an upstream tier answers in its place.
         """
         async with AsyncExitStack() as readers:
             readers.push_async_exit(self._give_up_taken)
@@ -146,7 +146,7 @@ class ChoiceStream:
 
     @property
     def written(self) -> tuple[tuple[Tier, int], ...]:
-        """How many tokens of the choice as it stands each tier has written."""
+        """The number of tokens, of the choice as it stands, that each tier has written."""
         num_tokens = self.choice.usage.num_tokens
         if not self._is_continued:
             return ((self.tier, num_tokens),)
@@ -155,12 +155,12 @@ class ChoiceStream:
             (self.tier, num_tokens - self._num_continued),
         )
 
-    # ---- what is held -------------------------------------------------------------------------
+    # ---- held text ----------------------------------------------------------------------------
 
     async def _decide(self, hold_back: HoldBack, readers: AsyncExitStack) -> None:
-        """Hold the small answer until the watch has decided, and do what it says.
+        """Hold the small answer until the watch has decided, and act on the decision.
 
-        Leaves in `_held` what may be sent at once.
+        Leaves in `_held` the deltas that may be sent at once.
         """
         judgement = await self._judgement(hold_back)
         self._note(judgement)
@@ -200,14 +200,14 @@ class ChoiceStream:
 
     @property
     def _is_whole(self) -> bool:
-        """Whether the answer has ended, by itself or at a stop string."""
+        """True if the answer has ended, by itself or at a stop string."""
         return self.choice.finish_reason is not None or self._held_reason is not None
 
     def _note(self, judgement: Judgement) -> None:
         self.cascade.confidence = judgement.confidence
         self.cascade.reason = judgement.reason
 
-    # ---- to a tier elsewhere ------------------------------------------------------------------
+    # ---- to an upstream tier ------------------------------------------------------------------
 
     async def _hand_over(self, take_over: EscalateFn, judgement: Judgement, held_s: float) -> None:
         """Let another tier answer: raises HandedOverError. Returns where it cannot.
@@ -233,14 +233,14 @@ class ChoiceStream:
         raise HandedOverError(taken)
 
     async def _give_up_taken(self, kind: object, error: object, traceback: object) -> None:
-        """The client has left while the local answer was ended: who took over is not wanted."""
+        """Close the answer that took over: the client left while the local one was ended."""
         if self._taken is not None and not isinstance(error, HandedOverError):
             await self._taken.aclose()
 
     # ---- to the large tier --------------------------------------------------------------------
 
     async def _escalate(self, readers: AsyncExitStack) -> bool:
-        """Give the small answer up for the large tier's; whether that tier took it."""
+        """Give the small answer up for the large tier's; return whether that tier took it."""
         target = self._job.escalation
         assert target is not None, "a job with a cascade has one"
         escalated = self._job.choices[self._index].escalated
@@ -249,7 +249,7 @@ class ChoiceStream:
         return await self._submit_elsewhere(target, escalated, readers)
 
     async def _switch(self, target: EscalationTarget) -> bool:
-        """Move the sequence. A tier that refuses says so by letting the small answer go on."""
+        """Move the sequence. A tier refuses by letting the small answer go on."""
         await self._engine.switch_tier(self._request.request_id, target.tier)
         while not self._is_over:
             event = await self._reader.next()
@@ -263,11 +263,11 @@ class ChoiceStream:
     async def _submit_elsewhere(
         self, target: EscalationTarget, request: EngineRequest, readers: AsyncExitStack
     ) -> bool:
-        """For another tokenizer: a request of its own, which is told the small answer's text.
+        """Start a request for another tokenizer, with the small answer's text as its prediction.
 
         The small one is aborted when the large one has begun to answer.
         """
-        if not request.prediction_token_ids:  # the client's own guess is counted for the client
+        if not request.prediction_token_ids:  # the client's own guess is counted for it
             self._predicts_small = True
             text = self._job.tokenizer.decode(self._small_ids)
             prediction = await target.tokenizer.encode_answer(text, request.sampling.max_tokens)
@@ -295,7 +295,7 @@ class ChoiceStream:
             self._job.work.switched(self._request.request_id)
 
     def _start_over(self, target: EscalationTarget) -> None:
-        """From here on, events are the large tier's."""
+        """Read the large tier's events from here on."""
         small = self.choice
         if self._held_reason is not None and small.finish_reason is None:
             self._held += small.end(self._held_reason)
@@ -312,16 +312,16 @@ class ChoiceStream:
         self.choice.usage.queue_s = small.usage.queue_s
 
     def _keep_small(self, small: _SmallAnswer) -> list[Delta]:
-        """The large tier failed before it said anything: what it was to replace is sent."""
+        """Send the small answer after all: the large tier failed before its first text."""
         self.choice, self.cascade, self.tier = small.choice, small.cascade, self._job.tier
         self.cascade.reason = f"{self.cascade.reason}; {_REFUSED}"
         self._observe(self.choice.usage.num_tokens)
         return small.deltas
 
-    # ---- what is sent -------------------------------------------------------------------------
+    # ---- sent text ----------------------------------------------------------------------------
 
     async def _next_deltas(self) -> list[Delta]:
-        """What the next event adds, of an answer that nothing holds back."""
+        """Return the deltas of the next event, of an answer that is not held back."""
         event = await self._reader.next()
         deltas = self._answer_with(event)
         if isinstance(event, TokensEmitted):
@@ -332,7 +332,7 @@ class ChoiceStream:
         return deltas
 
     def _answer_with(self, event: EngineEvent) -> list[Delta]:
-        """As `_receive`, for text that is sent at once."""
+        """Receive an event as `_receive` does, for text that is sent at once."""
         if isinstance(event, TokensEmitted):
             self._observe(len(event.token_ids))
             deltas = self._add_tokens(event)
@@ -357,7 +357,7 @@ class ChoiceStream:
             )
 
     def _receive(self, event: EngineEvent) -> list[Delta]:
-        """What an event adds to the choice. Raises GatewayError where it is an error of ours."""
+        """Return the deltas of an event. Raises GatewayError where it is an error of ours."""
         choice = self.choice
         match event:
             case TokensEmitted():
@@ -376,12 +376,12 @@ class ChoiceStream:
             case TierSwitched(keeps_answer=True):
                 self._continue_in(event.tier)
             case TierSwitched():
-                # Nothing asked for it, so text may be out that cannot be taken back.
+                # The switch was not requested, so text may be out that cannot be taken back.
                 raise GenerationError("The answer moved to another tier.", code="tier_switched")
         return []
 
     def _note_prefill(self, event: PrefillDone) -> None:
-        """What it cost to get so far; a continuation's own prompt is nobody's business."""
+        """Note the cost of the prompt; a continuation's own prompt is not counted."""
         if self._is_continued:
             return
         usage = self.choice.usage
@@ -391,11 +391,11 @@ class ChoiceStream:
             self._job.on_prefill(event.queue_s)
 
     def _add_tokens(self, event: TokensEmitted) -> list[Delta]:
-        """Tokens behind a stop string come only while the answer is moved, and are dropped."""
+        """Add tokens; drop those behind a stop string, which come only during a move."""
         if self.choice.finish_reason is not None:
             return []
         if self._predicts_small and self.cascade.escalated:
-            # What was predicted is the small answer, not what the client expects.
+            # The prediction was the small answer, not the client's guess.
             event = replace(
                 event,
                 num_predicted_tokens=0,
@@ -405,7 +405,7 @@ class ChoiceStream:
         return self.choice.add_tokens(event)
 
     def _continue_in(self, tier: Tier) -> None:
-        """The other tier goes on behind what was sent; its first gap is not one between tokens."""
+        """Continue on the other tier behind the sent text; its first gap is not counted."""
         self._note_switch()
         self.tier = tier
         self.cascade.escalated = True
@@ -415,7 +415,7 @@ class ChoiceStream:
         self._metrics.cascade_continued(tier)
 
     def _observe(self, num_tokens: int) -> None:
-        """Time of the first token that the client may have, then the gap per token."""
+        """Record the time of the first token that the client may have, then the gap per token."""
         now_s = self._clock()
         metrics = self._metrics.of_tier(self.tier)
         usage = self.choice.usage
@@ -426,10 +426,10 @@ class ChoiceStream:
             metrics.inter_token_latency.observe((now_s - self._last_token_s) / num_tokens)
         self._last_token_s = usage.last_token_s = now_s
 
-    # ---- for those who learn from answers -----------------------------------------------------
+    # ---- for the parts that learn from answers ------------------------------------------------
 
     def _report_answer(self, record: "_AnswerRecord", last: Iterable[Delta]) -> None:
-        """Hand the whole answer over."""
+        """Report the whole answer."""
         assert self._job.on_answer is not None, "that is what the record is for"
         record.add(last)
         usage = self.choice.usage
@@ -448,7 +448,7 @@ class ChoiceStream:
 
 
 class _AnswerRecord:
-    """An answer's content and calls, put together again."""
+    """Rebuilds an answer's content and calls from its deltas."""
 
     def __init__(self) -> None:
         self.text: list[str] = []
@@ -466,7 +466,7 @@ class _AnswerRecord:
 
 
 def _failure(event: Failed, job: Job) -> GatewayError:
-    """What the client is told of an answer that failed."""
+    """Return the error that the client gets for an answer that failed."""
     match event.code:
         case EngineDiedError.code:
             return EngineLostError(event.message, code=event.code)

@@ -19,7 +19,7 @@ class EventReader:
         self._pending: asyncio.Task[EngineEvent | None] | None = None
 
     async def next(self) -> EngineEvent:
-        """The next event.
+        """Return the next event.
 
         Raises the engine's refusal, and EngineLostError where the stream ends: its reader should
         have stopped at the last event.
@@ -30,7 +30,7 @@ class EventReader:
         return _checked(await anext(self._stream, None))  # for each token: no detour
 
     async def next_within(self, timeout_s: float | None) -> EngineEvent | None:
-        """The same; None when nothing came in time (a limit of None is none)."""
+        """Return the next event; None if it did not come in time (a limit of None is none)."""
         if timeout_s is None:
             return await self.next()
         if self._pending is None:
@@ -45,7 +45,7 @@ class EventReader:
             pending.cancel()
             await asyncio.wait((pending,))
             if not pending.cancelled():
-                pending.exception()  # seen: nobody reads any more
+                pending.exception()  # retrieved: nothing reads any more
         await self._stream.aclose()
 
     async def _pull(self) -> EngineEvent | None:

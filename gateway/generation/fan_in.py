@@ -51,7 +51,7 @@ class _Pump(Generic[Item]):
         self._is_free = asyncio.Event()
 
     async def run(self) -> None:
-        """Until the stream ends or raises, which is announced too."""
+        """Pump until the stream ends or raises, which is announced too."""
         try:
             async with aclosing(self._stream) as items:
                 async for item in items:
@@ -65,6 +65,6 @@ class _Pump(Generic[Item]):
         self._queue.put_nowait(self)
 
     def take(self) -> Item:
-        """The announced item; the stream may go on."""
+        """Return the announced item; the stream may go on."""
         self._is_free.set()
         return self._slot.pop()

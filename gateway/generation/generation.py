@@ -1,4 +1,4 @@
-"""One API request while the engine works on it: the text of all its choices, and how it went."""
+"""One API request while the engine works on it: the text of all its choices, and its figures."""
 
 import time
 from collections.abc import AsyncGenerator, Callable
@@ -36,10 +36,10 @@ class Generation:
         self._clock = clock
 
     async def deltas(self) -> AsyncGenerator[Delta]:
-        """The text of all choices as it comes. Closing this aborts what still runs.
+        """Yield the text of all choices as it comes. Closing this aborts what still runs.
 
-        Raises the engine's refusal, EngineLostError or GenerationError, and HandedOverError where a
-        tier elsewhere answers in its place.
+        Raises the engine's refusal, EngineLostError or GenerationError, and HandedOverError where
+        an upstream tier answers in its place.
         """
         try:
             async with aclosing(merge([stream.deltas() for stream in self._streams])) as merged:
@@ -63,12 +63,12 @@ class Generation:
 
     @property
     def cascades(self) -> list[CascadeUsage]:
-        """What the watching of each choice came to."""
+        """The result of the watch of each choice."""
         return [stream.cascade for stream in self._streams]
 
     @property
     def written(self) -> dict[Tier, int]:
-        """How many tokens of the choices as they stand each tier has written."""
+        """The number of tokens, of the choices as they stand, that each tier has written."""
         written: dict[Tier, int] = {}
         for stream in self._streams:
             for tier, num_tokens in stream.written:
@@ -77,12 +77,12 @@ class Generation:
 
     @property
     def is_degraded(self) -> bool:
-        """Whether a tier elsewhere should have taken an answer over, and could not."""
+        """True if an upstream tier should have taken an answer over, and could not."""
         return any(stream.is_degraded for stream in self._streams)
 
     @property
     def tier(self) -> Tier:
-        """Who answers: of several choices, the large tier if it answers any."""
+        """The answering tier: of several choices, the large tier if it answers any."""
         return "large" if any(stream.tier == "large" for stream in self._streams) else "small"
 
     @property
@@ -93,7 +93,7 @@ class Generation:
 
     @property
     def reason(self) -> str:
-        """Why this tier: the route's reason, then what the watch said. One line for a header."""
+        """The reason for this tier: the route's, then the watch's. One line for a header."""
         said = [usage for usage in self.cascades if usage.reason is not None]
         if not said:
             return self.job.reason
@@ -133,7 +133,7 @@ class Generation:
 
     @property
     def is_cut_by_limit(self) -> bool:
-        """Whether an answer ended where its tenant's limit did."""
+        """True if an answer ended where its tenant's limit did."""
         return self.job.credit is not None and self.job.credit.is_used_up
 
     def duration_s(self) -> float:
@@ -141,7 +141,7 @@ class Generation:
         return self._clock() - self.job.arrival_s
 
     def _record(self) -> None:
-        """The request's end in the metrics. A choice that did not finish has the outcome's name."""
+        """Record the end in the metrics. A choice that did not finish has the outcome's name."""
         is_handed_over = self.outcome == "handed_over"
         metrics = self._metrics.of_tier(self.tier)
         if not is_handed_over:
@@ -150,7 +150,7 @@ class Generation:
         for stream in self._streams:
             usage = stream.choice.usage
             metrics = self._metrics.of_tier(stream.tier)
-            if not is_handed_over:  # then they are in no answer
+            if not is_handed_over:  # else they are in no answer
                 metrics.generation_tokens.inc(usage.num_tokens)
             metrics.finished(stream.choice.finish_reason or self.outcome)
             if usage.queue_s is not None:

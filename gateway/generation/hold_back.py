@@ -1,4 +1,4 @@
-"""A small answer held back: what the watch says of it, and for how long it may be held."""
+"""A small answer held back: the watch's decision, and the limit on holding it."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,7 +29,7 @@ class HoldBack:
         return max(self._since_s + self._limit_s - self._clock(), 0.0)
 
     def judge(self, event: EngineEvent, *, is_whole: bool) -> Judgement | None:
-        """The decision after this event; None: go on holding. `is_whole`: the answer has ended."""
+        """Return the decision after this event; None: hold on. `is_whole`: the answer has ended."""
         judgement = None
         match event:
             case PrefillDone():
@@ -43,15 +43,15 @@ class HoldBack:
         return _decided(self._watch.on_end()) if is_whole else None
 
     def judge_at_limit(self) -> Judgement:
-        """The decision when the time is over."""
+        """Return the decision at the end of the time limit."""
         return _decided(self._watch.on_time())
 
     def wants_continuation(self, event: TokensEmitted) -> Judgement | None:
-        """After a commit: why the large tier should go on from here; None: it need not."""
+        """Return why the large tier should go on from here, after a commit; None: it need not."""
         judgement = self._watch.on_tokens([entry.logprob for entry in event.logprobs])
         return judgement if judgement.action == "escalate" else None
 
 
 def _decided(judgement: Judgement) -> Judgement:
-    """A watch that cannot decide when it must lets the answer stand."""
+    """Replace hold by commit: a watch that cannot decide when it must lets the answer stand."""
     return replace(judgement, action="commit") if judgement.action == "hold" else judgement

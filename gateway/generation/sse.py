@@ -25,29 +25,29 @@ _encode = msgspec.json.Encoder().encode
 
 
 def encode_text(text: str) -> bytes:
-    """A JSON string that no line reader can cut."""
+    """Encode a JSON string that no line reader can cut."""
     encoded: bytes = _encode(text)
     return encoded if text.isascii() else escape_line_ends(encoded)
 
 
 def is_end(part: bytes) -> bool:
-    """Whether a part that ends like [DONE] ends with it: a comment may look like it."""
+    """Return whether a part that ends like [DONE] ends with it: a comment may look like it."""
     before = part[: -len(DONE)]
     return not before or before.endswith(_EVENT_ENDS)
 
 
 def event(body: bytes) -> bytes:
-    """One server-sent event."""
+    """Frame one server-sent event."""
     return b"data: " + body + b"\n\n"
 
 
 def rounded(number: float | None) -> float | None:
-    """Six digits say enough."""
+    """Round to six digits."""
     return None if number is None else round(number, 6)
 
 
 def report(generation: Generation, origin: RouteReason) -> dict[str, Any]:
-    """The `outrider` object."""
+    """Return the `outrider` object."""
     job = generation.job
     used = [choice.usage for choice in generation.choices]
     num_steps = sum(usage.num_steps for usage in used)
@@ -78,7 +78,7 @@ def report(generation: Generation, origin: RouteReason) -> dict[str, Any]:
 
 
 def usage(generation: Generation) -> dict[str, Any]:
-    """The `usage` object. A prompt counts once, also as a cached one."""
+    """Return the `usage` object. A prompt counts once, also as a cached one."""
     used = [choice.usage for choice in generation.choices]
     num_prompt = generation.job.num_prompt_tokens
     num_completion = sum(usage.num_tokens for usage in used)
@@ -98,16 +98,16 @@ def usage(generation: Generation) -> dict[str, Any]:
 
 
 class Format(Protocol):
-    """How one endpoint writes what it has in common with the other."""
+    """Writes one endpoint's choices; chat and completions share the rest."""
 
     chunk_object: str
     whole_object: str
 
     def choice_body(self, delta: Delta, *, is_first: bool) -> bytes:
-        """The chunk's choice after its index, from the text to the log-probabilities."""
+        """Write the chunk's choice after its index, from the text to the log-probabilities."""
 
     def whole_choice(self, index: int, deltas: Sequence[Delta]) -> dict[str, Any]:
-        """A finished choice."""
+        """Return a finished choice."""
 
 
 def _joined(deltas: Iterable[Delta], kind: str) -> str:
@@ -125,7 +125,7 @@ class ChatFormat:
         self._num_top = num_top
 
     def choice_body(self, delta: Delta, *, is_first: bool) -> bytes:
-        """`"delta":{…},"logprobs":…`; the first one also says the role."""
+        """Write `"delta":{…},"logprobs":…`; the first one also says the role."""
         body = self._body(delta) if delta.text or is_first else b""
         role = b'"role":"assistant",' if is_first else b""
         if is_first and delta.kind == "call":
@@ -136,7 +136,7 @@ class ChatFormat:
         return b'"delta":{' + role + body + b'},"logprobs":' + logprobs
 
     def _body(self, delta: Delta) -> bytes:
-        """The one field of a delta that has text; a call begins with its name."""
+        """Write the one field of a delta that has text; a call begins with its name."""
         text = encode_text(delta.text)
         match delta.kind:
             case "content":
@@ -153,7 +153,7 @@ class ChatFormat:
         return b'"tool_calls":[' + call + b"]"
 
     def whole_choice(self, index: int, deltas: Sequence[Delta]) -> dict[str, Any]:
-        """`reasoning_content` is there only when the model thought, `tool_calls` when it called."""
+        """Return the choice; with `reasoning_content` and `tool_calls` only if it has any."""
         calls = [
             {
                 "id": call.call_id,
@@ -218,14 +218,14 @@ class CompletionFormat:
         self._offsets: defaultdict[int, int] = defaultdict(int)
 
     def choice_body(self, delta: Delta, *, is_first: bool) -> bytes:
-        """`"text":…,"logprobs":…`."""
+        """Write `"text":…,"logprobs":…`."""
         logprobs = b"null"
         if delta.logprobs and self._num_top is not None:
             logprobs = _encode(self._logprobs(delta.index, [delta]))
         return b'"text":' + encode_text(delta.text) + b',"logprobs":' + logprobs
 
     def whole_choice(self, index: int, deltas: Sequence[Delta]) -> dict[str, Any]:
-        """One continuation."""
+        """Return one continuation."""
         return {
             "index": index,
             "text": _joined(deltas, "content"),
@@ -255,7 +255,7 @@ class CompletionFormat:
 
 
 def _end(delta: Delta) -> dict[str, Any]:
-    """Why a choice ended; vLLM's `stop_reason` where one of the request's stop strings did it."""
+    """The finish reason; vLLM's `stop_reason` where one of the request's stop strings matched."""
     reasons: dict[str, Any] = {"finish_reason": delta.finish_reason}
     if delta.stop is not None:
         reasons["stop_reason"] = delta.stop
@@ -267,12 +267,12 @@ def _text(token_id: int, tokenizer: ChatTokenizer) -> str:
 
 
 def finite(logprob: float) -> float:
-    """JSON has no minus infinity; OpenAI writes -9999."""
+    """Replace minus infinity, which JSON has not, by -9999 as OpenAI does."""
     return max(logprob, -9999.0)
 
 
 def _trace_fields(trace: DeltaTrace | None) -> bytes:
-    """What stands behind the tokens of a traced chunk."""
+    """Write the fields behind the tokens of a traced chunk."""
     if trace is None:
         return b""
     body = b',"origins":' + _encode(trace.origins) + b',"steps":' + _encode(trace.steps)
@@ -309,7 +309,7 @@ class ChunkWriter:
         self._num_open = len(generation.choices)
 
     def chunk(self, delta: Delta) -> bytes:
-        """One event. Without a usage chunk, the last one carries the report."""
+        """Write one event. Without a usage chunk, the last one carries the report."""
         self._head = self._head or self._begin()
         is_first = delta.index not in self._begun
         self._begun.add(delta.index)
@@ -339,7 +339,7 @@ class ChunkWriter:
         return b"".join(parts)
 
     def _begin(self) -> bytes:
-        """What all events begin with. Only the first text says which model answers."""
+        """The beginning of all events. The first text decides which model they name."""
         job = self._generation.job
         return (
             b'data: {"id":'
@@ -353,7 +353,7 @@ class ChunkWriter:
         )
 
     def ending(self) -> bytes:
-        """The usage chunk, if it was asked for, and [DONE]."""
+        """Write the usage chunk, if it was asked for, and [DONE]."""
         if not self._with_usage:
             return DONE
         numbers = _encode(usage(self._generation))
@@ -364,7 +364,7 @@ class ChunkWriter:
 def whole_body(
     generation: Generation, form: Format, origin: RouteReason, deltas: Iterable[Delta]
 ) -> bytes:
-    """The response without streaming."""
+    """Write the response without streaming."""
     job = generation.job
     by_choice: defaultdict[int, list[Delta]] = defaultdict(list)
     for delta in deltas:

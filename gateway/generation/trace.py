@@ -1,4 +1,4 @@
-"""What a traced stream says of its tokens beside their text (docs/api.md)."""
+"""The fields of a traced stream about its tokens (docs/api.md)."""
 
 from dataclasses import dataclass, replace
 
@@ -8,9 +8,9 @@ from gateway.text.chat import ChatTokenizer
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Where a piece of text came from. `origin` and `step` are for traced requests.
+    """The origin of a piece of text. `origin` and `step` are for traced requests.
 
-    `step` counts what the engine has emitted for the choice, from 0 on.
+    `step` counts the engine's emissions for the choice, from 0 on.
     """
 
     was_drafted: bool
@@ -35,7 +35,7 @@ class StepTree:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaTrace:
-    """Of a delta: `origins` and `steps` one a piece, and the trees of steps that are new."""
+    """The trace of a delta: `origins` and `steps` one a piece, and the trees of new steps."""
 
     origins: tuple[TokenOrigin, ...]
     steps: tuple[int, ...]
@@ -51,7 +51,7 @@ class ChoiceTrace:
         self._trees: list[StepTree] = []
 
     def note(self, trace: StepTrace) -> None:
-        """A step has emitted."""
+        """Note the trace of a step."""
         self._step += 1
         if trace.nodes:
             nodes = tuple(
@@ -61,11 +61,11 @@ class ChoiceTrace:
             self._trees.append(StepTree(step=self._step, nodes=nodes))
 
     def mark(self, trace: StepTrace, position: int, *, was_drafted: bool) -> Mark:
-        """Where the token at a position of the step came from."""
+        """Mark where the token at a position of the step came from."""
         return Mark(was_drafted, trace.origins[position], self._step)
 
     def of_pieces(self, marks: list[Mark]) -> DeltaTrace | None:
-        """What is told with these pieces, a tree once; None where an engine has not said it."""
+        """Return the trace of these pieces, a tree once; None where an engine has sent none."""
         origins = tuple(mark.origin for mark in marks if mark.origin is not None)
         if len(origins) < len(marks):
             return None
@@ -83,7 +83,7 @@ class ChoiceTrace:
 
 
 def told_as_reused(trace: StepTrace) -> StepTrace:
-    """For a tier that was told another tier's answer as a prediction."""
+    """Relabel predictions as reused, for a tier whose prediction was another tier's answer."""
     return StepTrace(
         origins=tuple("reused" if origin == "prediction" else origin for origin in trace.origins),
         nodes=tuple(

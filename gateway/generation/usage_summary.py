@@ -1,4 +1,4 @@
-"""A generation, when it is over, in the ledger's words."""
+"""Summarises a finished generation for the ledger."""
 
 from typing import Final
 
@@ -16,7 +16,7 @@ _OUTCOMES: Final[dict[str, RowOutcome]] = {
 
 
 def usage_summary(generation: Generation, origin: RouteReason) -> LocalAnswer:
-    """What became of it. Money and tokens are the ones that its client is told."""
+    """Summarise it, with the cost and the tokens that its client is told."""
     job = generation.job
     used = [choice.usage for choice in generation.choices]
     outcome = _OUTCOMES[generation.outcome]

@@ -1,4 +1,4 @@
-"""A request's conversation: who answered it last, and remembering who answers it now."""
+"""A request's conversation: the tier that answered last, and a note of the one that answers now."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -14,10 +14,10 @@ _CACHE_LIFETIME_S: Final = 600.0
 
 
 class Dialogue:
-    """The messages of one request against the memory of turns. Text is only ever digested."""
+    """One request's messages against the memory of turns. Only digests of text are kept."""
 
     def __init__(self, messages: Sequence[Message], parts: RoutingParts, salt: str = "") -> None:
-        """`salt` is the tenant's: nobody learns from the way that others' conversations take."""
+        """`salt` is the tenant's: no tenant learns which tiers answered another's conversations."""
         self._parts = parts
         answers = [i for i, message in enumerate(messages) if message.role == "assistant"]
         num_before = answers[-1] + 1 if answers else 0
@@ -35,7 +35,7 @@ class Dialogue:
 
     @property
     def tier(self) -> Tier | None:
-        """Who gave the last answer; None where nobody knows."""
+        """The tier that gave the last answer; None where it is unknown."""
         return None if self._turn is None else self._turn.tier
 
     @property
@@ -44,12 +44,12 @@ class Dialogue:
         return sum(len(_text(message)) for message in self._rest)
 
     def cached_turn(self, now_s: float) -> Turn | None:
-        """The last turn, as long as its tokens are likely to lie in the cache."""
+        """The last turn, as long as its tokens are likely to be in the cache."""
         turn = self._turn
         return turn if turn is not None and now_s - turn.at_s <= _CACHE_LIFETIME_S else None
 
     def remember(self, answer: Answer, num_prompt_tokens: int, now_s: float) -> None:
-        """The conversation goes on with this answer, if its messages come back."""
+        """Note that the conversation goes on with this answer, should its messages come back."""
         digest = self._digest.copy()
         for message in self._rest:
             _add(digest, message)

@@ -1,4 +1,4 @@
-"""From a validated request and a rendered prompt to what the engine is asked for."""
+"""Builds engine requests from a validated request and a rendered prompt."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -27,7 +27,7 @@ ApiRequest = ChatRequest | CompletionRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """What is known of an answer: a guess, what it conforms to, and how calls in it are read."""
+    """Facts known of an answer: a guess, the grammar it conforms to, and how its calls are read."""
 
     prediction: tuple[int, ...] = ()
     grammar: GrammarSpec | None = None
@@ -37,7 +37,7 @@ class Expected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendered:
-    """A request as one tier reads it: its prompts, and what is known of the answers."""
+    """A request as one tier reads it: its prompts, and the facts known of the answers."""
 
     info: TierInfo
     tokenizer: ChatTokenizer
@@ -47,11 +47,11 @@ class Rendered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRequestDefaults:
-    """What the engine requests of one job share, whichever tier gets them.
+    """The settings that the engine requests of one job share, for any tier.
 
-    `watch`: None where nobody watches the answers; else whether hidden states are wanted.
-    `priority` is the queue's (gateway/planning/service_tier.py), `objective` what the queue keeps
-    to.
+    `watch`: None where the answers are not watched; else whether hidden states are wanted.
+    `priority` is the queue's (gateway/planning/service_tier.py), `objective` the one that the queue
+    keeps to.
     """
 
     job_id: str
@@ -68,7 +68,7 @@ class EngineRequestDefaults:
 def engine_requests(
     request: ApiRequest, rendered: Rendered, frame: EngineRequestDefaults
 ) -> list[EngineRequest]:
-    """One for each choice of each prompt. Raises BadRequestError or PromptTooLongError."""
+    """Build one for each choice of each prompt. Raises BadRequestError or PromptTooLongError."""
     num_choices = request.n or 1
     expected = rendered.expected
     made = []
@@ -103,7 +103,7 @@ def engine_requests(
 def escalated_requests(
     request: ApiRequest, rendered: Rendered, frame: EngineRequestDefaults
 ) -> list[EngineRequest]:
-    """The same choices for a tier with another tokenizer, under ids of their own."""
+    """Build the same choices for a tier with another tokenizer, under ids of their own."""
     other = replace(frame, job_id=f"{frame.job_id}-{rendered.info.tier}", watch=None)
     return engine_requests(request, rendered, other)
 
@@ -111,7 +111,7 @@ def escalated_requests(
 def _sampling(
     request: ApiRequest, rendered: Rendered, num_prompt_tokens: int, frame: EngineRequestDefaults
 ) -> Callable[[int], SamplingParams]:
-    """The sampling parameters by choice. Raises PromptTooLongError."""
+    """Return the sampling parameters by choice. Raises PromptTooLongError."""
     min_tokens = request.min_tokens or 0
     max_tokens = _max_tokens(request, num_prompt_tokens, rendered.info, frame.default_max_tokens)
     stop_token_ids = _stop_token_ids(request, rendered)
@@ -144,10 +144,10 @@ def _sampling(
 def _max_tokens(
     request: ApiRequest, num_prompt_tokens: int, info: TierInfo, default_max_tokens: int | None
 ) -> int:
-    """The request's own limit, or what is left of the context up to the default.
+    """The request's own limit, or the room left in the context, up to the default.
 
-    With `outrider.fit_context` no limit is beyond what the context leaves.
-    Raises PromptTooLongError, and BadRequestError where less than `min_tokens` is allowed.
+    With `outrider.fit_context` every limit is cut to the room that the context leaves. Raises
+    PromptTooLongError, and BadRequestError where less than `min_tokens` is allowed.
     """
     limit, min_tokens, max_context = request.token_limit, request.min_tokens or 0, info.max_context
     room = max_context - num_prompt_tokens
@@ -187,7 +187,7 @@ def _stop_token_ids(request: ApiRequest, rendered: Rendered) -> tuple[int, ...]:
 
 
 def _logit_bias(request: ApiRequest, info: TierInfo) -> tuple[tuple[int, float], ...]:
-    """(token id, bias). Raises BadRequestError outside the vocabulary."""
+    """The pairs (token id, bias). Raises BadRequestError outside the vocabulary."""
     biases = {int(token): float(bias) for token, bias in (request.logit_bias or {}).items()}
     check_token_ids(biases, info, param="logit_bias")
     return tuple(biases.items())
@@ -220,7 +220,7 @@ def _speculation(options: OutriderOptions | None) -> SpeculationParams:
 
 
 def cascade_params(options: OutriderOptions | None) -> CascadeParams | None:
-    """The speculative cascade that was asked for; None is lossless."""
+    """Return the speculative cascade that was asked for; None: lossless."""
     quality = None if options is None else options.quality
     if quality is None or quality == "lossless":
         return None

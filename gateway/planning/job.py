@@ -1,4 +1,4 @@
-"""An API request, ready for the engine: what to generate, how to read it, who watches it."""
+"""An API request, ready for the engine: what to generate, how to read it, and its watch."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -42,11 +42,11 @@ class EscalationTarget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A choice that ended by itself, for those who learn from answers.
+    """A choice that ended by itself, for the parts that learn from answers.
 
     `text` is the content without thinking and calls; `calls` are (name, arguments) in order.
-    `confidence` is what the watch said last, None without one. `num_retracted_tokens` of the small
-    model were not delivered; the large answer held `num_reused_tokens` of them at their places.
+    `confidence` is the watch's last one, None without a watch. `num_retracted_tokens` of the small
+    model were not delivered; the large answer had `num_reused_tokens` of them at the same places.
     """
 
     tier: Tier
@@ -64,17 +64,17 @@ class Job:
     """An API request, ready for the engine: what to generate and how to read it.
 
     `tier` and `model_id` are where it begins. `num_prompt_tokens` counts each prompt once. `seed`
-    is what the report says. `arrival_s` is the gateway's clock. `splits_thinking`: thinking is told
+    is the one reported. `arrival_s` is on the gateway's clock. `splits_thinking`: thinking is told
     from the answer (chat). `tools`: how calls are told from it, where there may be some.
     `grammar_param`: the field that asked for a grammar. `quality`: how safe the router judged the
-    small answer to be. `cascade` (then `escalation` or `take_over` too): who watches the small
-    answers; their requests say `may_escalate` and ask for log-probabilities. `take_over`: a tier
-    elsewhere is the one that weak answers go to; there is one choice then. `on_prefill` is called
-    with the seconds that a choice queued, `on_answer` once for each choice that ended by itself;
-    they must not block. is_bounded: the client has said how long an answer may be. `credit`: the
-    tokens that its tenant has left for it, None where nobody counts. `work` is told what the engine
-    did. `service_tier`: what the response says of it, where the request named one; `arm`: the same
-    of experiments.
+    small answer to be. `cascade` (then `escalation` or `take_over` too): the watch of the small
+    answers; their requests say `may_escalate` and ask for log-probabilities. `take_over`: weak
+    answers go to an upstream tier; there is one choice then. `on_prefill` is called with the
+    seconds that a choice queued, `on_answer` once for each choice that ended by itself; they must
+    not block. is_bounded: the client has set the answer's length. `credit`: the tokens that its
+    tenant has left for it, None where they are not counted. `work` is told what the engine did.
+    `service_tier`: the one named in the response, where the request named one; `arm`: the same of
+    experiments.
 
     Raises ValueError for a cascade without a tier to escalate to.
     """
@@ -106,7 +106,7 @@ class Job:
     work: LocalWork | None = None
 
     def traced(self) -> "Job":
-        """The same, with the engine telling where each token came from."""
+        """Return the same job with the engine telling where each token came from."""
         return replace(self, choices=tuple(map(_traced, self.choices)))
 
     def __post_init__(self) -> None:

@@ -48,7 +48,7 @@ _NO_OPTIONS: Final = OutriderOptions()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Begun:
-    """How a request came, and who else may answer it."""
+    """The context of a request, its form, and the upstream tier that may answer it too."""
 
     incoming: JobContext
     form: Form
@@ -57,7 +57,7 @@ class _Begun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Planned:
-    """A job with how it came about."""
+    """A job with the query and the choice that led to it."""
 
     job: Job
     ask: TierQuery
@@ -66,10 +66,10 @@ class _Planned:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class JobBuilder:
-    """Turns requests into jobs. Holds what the engine said about itself.
+    """Turns requests into jobs. Keeps the description of the engine.
 
-    `prompt_work` says how the prompts of a tenant are built. `start_error`: why the engine could
-    not be loaded at all.
+    `prompt_work` builds the prompts of a tenant. `start_error`: why the engine could not be loaded
+    at all.
     """
 
     engine: EngineClient
@@ -85,7 +85,7 @@ class JobBuilder:
     _info: EngineInfo | None = field(default=None, init=False)
 
     async def engine_info(self) -> EngineInfo:
-        """What is loaded; asked once, for an engine does not change its models.
+        """Return what is loaded; asked once, as an engine does not change its models.
 
         Raises NotReadyError while the engine is loading or being restarted, and EngineError if the
         router was trained for other models.
@@ -105,7 +105,7 @@ class JobBuilder:
         return self._info
 
     async def names(self) -> dict[str, tuple[TierInfo, ...]]:
-        """Every name that `model` accepts, with the checkpoints that may answer to it."""
+        """Return every name that `model` accepts, with the checkpoints that may answer to it."""
         tiers = (await self.engine_info()).tiers
         ordered = [tiers[tier] for tier in TIERS if tier in tiers]
         names = {AUTO: tuple(ordered)} | {info.tier: (info,) for info in ordered}
@@ -116,9 +116,9 @@ class JobBuilder:
     async def job(
         self, request: ApiRequest, incoming: JobContext, elsewhere: Elsewhere | None = None
     ) -> Job:
-        """A conversation, or one or several prompts. `elsewhere` plays the large model's part.
+        """Build the job of a conversation or of prompts. `elsewhere` plays the large model's part.
 
-        Raises GatewayError or EngineError, and HandOffError where the tier elsewhere is to answer.
+        Raises GatewayError or EngineError, and HandOffError where the upstream tier is to answer.
         """
         try:
             begun = self._begun(request, incoming, elsewhere)
@@ -131,7 +131,7 @@ class JobBuilder:
     async def route_report(
         self, request: ApiRequest, incoming: JobContext, elsewhere: Elsewhere | None = None
     ) -> dict[str, Any]:
-        """Where the request would go, as `RouteReport` has it; nothing is counted or remembered.
+        """Return the request's route as `RouteReport`; nothing is counted or remembered.
 
         Raises what the request itself would raise.
         """
@@ -184,7 +184,7 @@ class JobBuilder:
     def _objective(
         self, request: ApiRequest, rendered: Rendered, incoming: JobContext
     ) -> LatencyObjective:
-        """The latency that the request is to have. Raises BadRequestError."""
+        """Return the request's latency objective. Raises BadRequestError."""
         resolved = self.classes.resolve(
             request.outrider,
             has_tools=isinstance(request, ChatRequest) and bool(request.tools),
@@ -214,7 +214,7 @@ class JobBuilder:
         prompts: Prompts,
         begun: _Begun,
     ) -> Job:
-        """One engine request for each choice of each prompt."""
+        """Build one engine request for each choice of each prompt."""
         arrival_s, form = begun.incoming.arrival_s, begun.form
         service_tier = read_service_tier(request.service_tier)
         rendered = await prompts.rendered(target.info)
@@ -287,11 +287,11 @@ class JobBuilder:
         )
 
     def _counted(self, planned: _Planned) -> Job:
-        """The job, which is going to be answered: in the metrics and for the guard."""
+        """Count the job, which will be answered, in the metrics and for the guard."""
         job, route, parts = planned.job, planned.target.route, self.routing
         self.metrics.routed(job.tier, job.reason)
         parts.typical.num_prompt_tokens.add(job.num_prompt_tokens)
-        # What is watched the watch tells of.
+        # A watched answer is reported by its watch.
         if parts.guard and route and route.is_own and not job.cascade and route.quality is not None:
             is_strong = job.tier == "large"
             for _ in job.choices:
@@ -299,7 +299,7 @@ class JobBuilder:
         return job
 
     def _count_hand_off(self, handed: HandOffError) -> None:
-        """The guard of the router is told of what leaves as well."""
+        """Tell the router's guard of requests that leave as well."""
         guard, quality = self.routing.guard, handed.origin.quality
         if guard is not None and handed.is_own and quality is not None:
             guard.saw(GuardOutcome(quality=quality, is_strong=True))
@@ -307,7 +307,7 @@ class JobBuilder:
     def _learner(
         self, dialogue: Dialogue | None, num_prompt_tokens: int
     ) -> Callable[[Answer], None]:
-        """What is learnt from an answer: its length, its conversation, whether to trust watches."""
+        """Return what learns from an answer: its length, its conversation, the watch's worth."""
         parts, clock = self.routing, self.clock
 
         def learn(answer: Answer) -> None:

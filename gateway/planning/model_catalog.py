@@ -1,4 +1,4 @@
-"""Which model or tier a request's `model` means, and what GET /v1/models lists."""
+"""The model or tier that a request's `model` means, and the list of GET /v1/models."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,9 +19,9 @@ _LOCAL_FIELDS: Final = ("tier", "model_id", "max_context", "num_parameters", "dt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierModels:
-    """A tier elsewhere and the models that it is known to have.
+    """An upstream tier and the models that it is known to have.
 
-    `model` is what the settings name, `listed` what the server lists. `max_context` in tokens.
+    `model` is set in the settings, `listed` are the server's. `max_context` in tokens.
     """
 
     tier: str
@@ -32,16 +32,16 @@ class TierModels:
 
     @property
     def usual(self) -> str | None:
-        """The model for requests that name the tier only; None where nobody names any."""
+        """The model for requests that name the tier only; None where none is set or listed."""
         return self.model or next(iter(self.listed), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedModel:
-    """What a name means.
+    """The models that a name means.
 
-    `local`: the checkpoints that may answer; empty for a tier elsewhere. `tier` and `model`: the
-    tier elsewhere, and what its server is to be asked for (None: nobody knows a model's name).
+    `local`: the checkpoints that may answer; empty for an upstream tier. `tier` and `model`: the
+    upstream tier, and the model to request from its server (None: no model's name is known).
     """
 
     name: str
@@ -81,7 +81,7 @@ class ModelCatalog:
             self._add(self._of_model(models, model) for model in _ids(models))
 
     def __contains__(self, name: object) -> bool:
-        """Whether it is listed. A name TIER/ID is understood even if it is not."""
+        """True if it is listed. A name TIER/ID is understood even if it is not."""
         return name in self._meant
 
     def all(self) -> tuple[str, ...]:
@@ -89,15 +89,15 @@ class ModelCatalog:
         return tuple(self._meant)
 
     def tiers(self) -> tuple[str, ...]:
-        """What `outrider.tier` accepts: the loaded local tiers, then those elsewhere."""
+        """The values of `outrider.tier`: the loaded local tiers, then the upstream ones."""
         return (*self._local_tiers, *self._tiers)
 
     def usual_model(self, tier: str) -> str | None:
-        """What a tier elsewhere is asked for where the request names no model of its own."""
+        """The model to request from an upstream tier where the request names none of its own."""
         return self._tiers[tier].usual
 
     def resolve(self, model: str, tier: str | None = None) -> ResolvedModel:
-        """What a request means whose `model` is this, and whose `outrider.tier` is `tier`.
+        """Return the models that a request with this `model` and this `outrider.tier` means.
 
         Raises ModelNotFoundError, and BadRequestError for a tier that does not exist or contradicts
         the model.
@@ -108,11 +108,11 @@ class ModelCatalog:
         return meant if tier is None else self._narrowed(meant, tier)
 
     def card(self, name: str) -> dict[str, Any]:
-        """A name as GET /v1/models/NAME shows it. Raises ModelNotFoundError."""
+        """Return a name as GET /v1/models/NAME shows it. Raises ModelNotFoundError."""
         return self._card(self.resolve(name))
 
     def cards(self) -> list[dict[str, Any]]:
-        """All names, as GET /v1/models lists them."""
+        """Return all names, as GET /v1/models lists them."""
         return [self._card(meant) for meant in self._meant.values()]
 
     def _add(self, found: Iterable[ResolvedModel | None]) -> None:
@@ -130,14 +130,14 @@ class ModelCatalog:
         return own if is_free else self._remote(f"{models.tier}/{model}", models, model)
 
     def _of_path(self, name: str) -> ResolvedModel | None:
-        """TIER/ID. The server need not list the id: it may answer to others too."""
+        """Resolve TIER/ID. The server need not list the id: it may answer to others too."""
         tier, _, model = name.partition("/")
         if tier not in self._tiers or not model:
             return None
         return self._remote(name, self._tiers[tier], model)
 
     def _narrowed(self, meant: ResolvedModel, tier: str) -> ResolvedModel:
-        """The same, restricted to a tier."""
+        """Restrict a resolved name to a tier."""
         if tier not in self.tiers():
             known = ", ".join(self.tiers()) or "none"
             raise _bad_tier(f"unknown tier {tier!r}; available: {known}")
@@ -167,7 +167,7 @@ class ModelCatalog:
 
 
 def _tiers_of(meant: ResolvedModel) -> tuple[str, ...]:
-    """The tiers that a name means; a local tier's name tells it without its checkpoint."""
+    """The tiers that a name means; a local tier's name implies it without a checkpoint."""
     if meant.tier is not None:
         return (meant.tier,)
     return tuple(info.tier for info in meant.local) or (meant.name,)

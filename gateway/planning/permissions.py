@@ -1,4 +1,4 @@
-"""What a key may ask for: models by name, and tiers that may answer."""
+"""The rights of a key: models that it may name, and tiers that may answer it."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -23,7 +23,7 @@ def check_model(principal: Principal, name: str) -> None:
 def permitted(
     principal: Principal, candidates: Sequence[TierInfo], named: str | None
 ) -> Sequence[TierInfo]:
-    """The local models that may answer this key; `named` is the tier that the request asks for.
+    """Return the local models that may answer this key; `named` is the tier that the request names.
 
     Raises PermissionDeniedError where none may.
     """
@@ -39,7 +39,7 @@ def permitted(
 def permitted_terms(
     principal: Principal, terms: PlacementConstraints, local: Sequence[str]
 ) -> PlacementConstraints:
-    """The terms without the places where no tier may answer this key; `local` tiers are here.
+    """Leave out the places where no tier may answer this key; `local` are this machine's tiers.
 
     Raises PermissionDeniedError where none is left.
     """
@@ -67,7 +67,7 @@ def permitted_terms(
 def without_tier(
     principal: Principal, tier: str | None, local: Collection[str]
 ) -> Principal | None:
-    """The same key without one of the `local` tiers; None where no other would be left."""
+    """Return the same key without one of the `local` tiers; None where no other would be left."""
     if tier is None or tier not in local:
         return None
     left = frozenset(name for name in local if name != tier and principal.scopes.allows_tier(name))

@@ -1,4 +1,4 @@
-"""Who may answer a request, in which order, and until when: what it says and what is configured."""
+"""The places that may answer a request, their order and deadline, by options and settings."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ from gateway.schema.kinds import Policy
 from gateway.settings.tiers import HandoffSettings
 
 Place = Literal["local", "cloud"]
-"""Models of this machine, or a tier that is a server elsewhere."""
+"""Models of this machine, or an upstream tier."""
 Named = Literal["auto", "local", "cloud"]
-"""What a request's model means: whoever suits, a local model, or a tier elsewhere."""
+"""The meaning of a request's model: any that suits, a local model, or an upstream tier."""
 
 _PLACES: Final[dict[Policy, tuple[Place, ...]]] = {
     "local_only": ("local",),
@@ -27,13 +27,13 @@ _NO_CLOUD: Final = "this server has no tier elsewhere; its operator sets one in 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementPolicy:
-    """What is configured about hand-offs.
+    """The settings for hand-offs.
 
-    `policy` is for requests that name none. `cloud`: the tier that takes hand-offs; None where
-    there is no tier elsewhere. `strong`: who takes what is too hard for the small model.
-    `max_queue_s`: what would wait longer for the local models is handed over. `deadline_s`: from
-    the arrival of requests that name no deadline. `continue_elsewhere`: another model may go on
-    behind an answer that broke off.
+    `policy` is for requests that name none. `cloud`: the tier that takes hand-offs; None without
+    upstream tiers. `strong`: the place for what is too hard for the small model. `max_queue_s`:
+    requests that would wait longer for the local models are handed over. `deadline_s`: from the
+    arrival of requests that name no deadline. `continue_elsewhere`: another model may continue an
+    answer that broke off.
     """
 
     policy: Policy = "prefer_local"
@@ -48,10 +48,10 @@ class PlacementPolicy:
     def of(
         cls, settings: HandoffSettings, *, tiers: Sequence[str], local: Collection[Tier]
     ) -> "PlacementPolicy":
-        """The settings with their `auto` decided.
+        """Resolve each `auto` of the settings.
 
-        `tiers` are the names of those elsewhere, in the file's order; `local` those that are
-        loaded here. Raises ValueError, in words, for settings that cannot be met.
+        `tiers` are the names of the upstream ones, in the file's order; `local` those that are
+        loaded here. Raises ValueError, with a message, for settings that cannot be met.
         """
         cloud = settings.tier or next(iter(tiers), None)
         if cloud is not None and cloud not in tiers:
@@ -87,10 +87,10 @@ class PlacementPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementConstraints:
-    """Who may answer one request.
+    """The places that may answer one request.
 
-    `places` in the order in which they are tried. `cloud`: the tier elsewhere that is meant where
-    "cloud" is among them; else None. `strong`: who takes what the router finds too hard for the
+    `places` in the order in which they are tried. `cloud`: the upstream tier that is meant where
+    "cloud" is among them; else None. `strong`: the place for what the router finds too hard for the
     small model. `deadline_s` is on the gateway's clock. `reason`: why the first place is the first,
     one line of ASCII.
     """
@@ -105,7 +105,7 @@ class PlacementConstraints:
 
     @property
     def may_hand_over(self) -> bool:
-        """Whether an answer may begin here and end elsewhere, or be handed over before."""
+        """True if an answer may begin here and end upstream, or be handed over before."""
         return self.places == ("local", "cloud")
 
 
@@ -117,7 +117,7 @@ def constraints_of(
     named: Named,
     cloud: str | None = None,
 ) -> PlacementConstraints:
-    """The terms of a request; `cloud` is the tier elsewhere that it names, if it does.
+    """Return the constraints of a request; `cloud` is the upstream tier that it names, if any.
 
     A model that is named answers alone, unless the request itself says prefer_local or
     prefer_cloud. Raises BadRequestError where the request contradicts itself, or asks for a place
@@ -146,7 +146,7 @@ def constraints_of(
 
 
 def _policy(options: OutriderOptions, rules: PlacementPolicy, named: Named) -> Policy:
-    """What holds: the request's own word, else what its model means, else the configured one."""
+    """The policy that holds: the request's own, else its model's, else the configured one."""
     if options.policy is not None:
         return options.policy
     match named:
@@ -178,7 +178,7 @@ def _check_private(
 
 
 def _check_policy(policy: Policy, rules: PlacementPolicy, named: Named, cloud: str | None) -> None:
-    """Raise BadRequestError where the request's policy contradicts its model, or what there is."""
+    """Raise BadRequestError if the request's policy contradicts its model or the tiers."""
     if policy == "local_only" and named == "cloud":
         _contradicts("policy", f"local_only contradicts the model, which means the {cloud} tier")
     if policy == "cloud_only" and named == "local":

@@ -1,4 +1,4 @@
-"""What chat and completions do differently: how prompts are made, and what is known of answers."""
+"""The parts that differ between chat and completions: prompts, and facts known of the answers."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
@@ -22,9 +22,9 @@ from gateway.text.tools import plan_tools
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """What chat and completions do differently.
+    """The parts that differ between chat and completions.
 
-    `render` and `expect` make a tier's prompts and what is known of the answers to them.
+    `render` and `expect` make a tier's prompts and the facts known of the answers to them.
     """
 
     prefix: str
@@ -36,7 +36,7 @@ class Form:
 
 
 def chat_form(request: ChatRequest, dialogue: Dialogue, work: PromptWork) -> Form:
-    """Of a conversation. Raises BadRequestError."""
+    """Build the form of a conversation. Raises BadRequestError."""
     plan = plan_tools(request)
     structured = plan_structured(request.response_format, request.structured_outputs)
     if plan is not None and structured is not None:
@@ -84,7 +84,7 @@ def chat_form(request: ChatRequest, dialogue: Dialogue, work: PromptWork) -> For
 
 
 def completion_form(request: CompletionRequest, work: PromptWork) -> Form:
-    """Of one or several prompts."""
+    """Build the form of one or several prompts."""
 
     def text(tokenizer: ChatTokenizer) -> str:
         first = request.prompts[0]
@@ -121,7 +121,7 @@ def completion_form(request: CompletionRequest, work: PromptWork) -> Form:
 
 
 class Prompts:
-    """A request's prompts by tier; tiers that write alike share them."""
+    """A request's prompts by tier; tiers with the same rendering share them."""
 
     def __init__(self, form: Form, tokenizers: Mapping[Tier, ChatTokenizer]) -> None:
         self._form = form
@@ -129,14 +129,14 @@ class Prompts:
         self._done: dict[str, tuple[Prompt, ...]] = {}
 
     async def of(self, info: TierInfo) -> tuple[Prompt, ...]:
-        """Rendered for a tier. Raises GatewayError or PromptTooLongError."""
+        """Render the prompts for a tier. Raises GatewayError or PromptTooLongError."""
         tokenizer = self._tokenizers[info.tier]
         if tokenizer.rendering not in self._done:
             self._done[tokenizer.rendering] = await self._form.render(info, tokenizer)
         return self._done[tokenizer.rendering]
 
     async def rendered(self, info: TierInfo) -> Rendered:
-        """With what is known of the answers."""
+        """Render the prompts for a tier, with the facts known of the answers."""
         rendered = Rendered(
             info=info,
             tokenizer=self._tokenizers[info.tier],
@@ -151,7 +151,7 @@ def _has_token_ids(request: ApiRequest) -> bool:
 
 
 def _thinking(tokenizer: ChatTokenizer, prompt: Prompt) -> Thinking:
-    """Whether an answer begins with a thinking block."""
+    """Return if an answer's thinking block is open already, possible, or ruled out."""
     if prompt.opens_thinking:
         return "open"
     return "possible" if tokenizer.may_think else "none"

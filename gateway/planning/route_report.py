@@ -17,7 +17,7 @@ def describe_route(
     costs_usd: Mapping[Tier, float],
     parts: RoutingParts,
 ) -> dict[str, Any]:
-    """`RouteReport` as JSON: why the job of a request for `model` is as it is."""
+    """Return `RouteReport` as JSON: why the job of a request for `model` is as it is."""
     route, plan = target.route, job.cascade
     cascade = plan and {
         "hold_back_tokens": parts.cascade.hold_back_tokens,
@@ -53,5 +53,5 @@ def describe_route(
 
 
 def _rounded(cost_usd: float | None) -> float | None:
-    """Six digits: sums of floats have tails that nobody wants to read."""
+    """Round to six digits: sums of floats have long tails."""
     return None if cost_usd is None else float(f"{cost_usd:.6g}")

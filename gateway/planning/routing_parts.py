@@ -12,7 +12,7 @@ from router.policy import CascadeOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingParts:
-    """What choosing a tier needs beside the policy.
+    """The parts that choosing a tier needs beside the policy.
 
     prices: None where the settings name none. is_sticky: a conversation's prefix cache is weighed
     in. cascade: for reports; the policy has its own. pair: fingerprints of the models that the

@@ -1,4 +1,4 @@
-"""OpenAI's `service_tier`: how a request's place in a full queue is asked for, and reported."""
+"""OpenAI's `service_tier`: asks for a request's place in a full queue, and reports it."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -9,7 +9,7 @@ from gateway.errors.tree import BadRequestError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceTier:
-    """`priority` is the queue's, `reported` what the response says."""
+    """`priority` is the queue's, `reported` the response's `service_tier`."""
 
     priority: int
     reported: str
@@ -26,7 +26,7 @@ _TIERS: Final = {
 
 
 def read_service_tier(value: object) -> ServiceTier:
-    """What a request asks for. Raises BadRequestError for a tier that is not known."""
+    """Read the requested tier. Raises BadRequestError for one that is not known."""
     if value is None or isinstance(value, str):
         tier = _TIERS.get(value)
         if tier is not None:

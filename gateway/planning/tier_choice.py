@@ -1,4 +1,4 @@
-"""Which tier a request goes to: what it names, what it may cost, what the router says."""
+"""Chooses a request's tier by its model, the cost that it allows, and the router's decision."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,13 +23,13 @@ Candidates = Sequence[TierInfo]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierQuery:
-    """What choosing a tier needs to know of a request.
+    """The facts of a request that choosing a tier needs.
 
-    `model` resolved to `candidates`; is_auto: none of them is asked for by name. `text` is what the
-    router reads. `prompts` renders for a tier, once however often it is asked, and raises
+    `model` resolved to `candidates`; is_auto: none of them is asked for by name. `text` is the
+    router's input. `prompts` renders for a tier, once however often it is called, and raises
     PromptTooLongError. `num_choices` of each prompt; `token_limit` and `min_tokens` of each choice.
-    has_token_ids: the request speaks in token ids, which mean something in one tokenizer only.
-    `elsewhere`: the tier elsewhere that plays the large model's part for this request.
+    has_token_ids: the request has token ids, which mean something in one tokenizer only.
+    `elsewhere`: the upstream tier that plays the large model's part for this request.
     """
 
     is_auto: bool
@@ -50,9 +50,9 @@ class TierQuery:
 class TierChoice:
     """The tier that a request goes to, and why.
 
-    `route`: the router's word where it was asked. `escalation`: where the route has a cascade, the
-    tier that takes a weak answer over; `hands_over`: it is one elsewhere. `sticky`: the tier that
-    has the conversation in its cache.
+    `route`: the router's decision where it made one. `escalation`: where the route has a cascade,
+    the tier that takes a weak answer over; `hands_over`: an upstream tier does. `sticky`: the tier
+    that has the conversation in its cache.
     """
 
     info: TierInfo
@@ -71,7 +71,7 @@ class TierChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Budget:
-    """What `max_cost_usd` leaves: the tiers that cannot cost more, and whether both may."""
+    """The tiers that cannot cost more than `max_cost_usd`, and whether both may answer."""
 
     affordable: Candidates
     may_escalate: bool = True
@@ -80,7 +80,7 @@ class _Budget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierChooser:
-    """Chooses a tier. Between requests only `routing` remembers anything."""
+    """Chooses a tier. Only `routing` keeps state between requests."""
 
     tokenizers: Mapping[Tier, ChatTokenizer]
     router: RoutePolicy
@@ -89,10 +89,10 @@ class TierChooser:
     clock: Callable[[], float]
 
     async def choose(self, ask: TierQuery, engine: EngineInfo) -> TierChoice:
-        """The target.
+        """Choose the tier.
 
         Raises BadRequestError, TierUnavailableError or PromptTooLongError, and HandOffError where
-        the request is for the tier elsewhere.
+        the request is for the upstream tier.
         """
         candidates = _narrowed(ask, engine)
         if ask.options.quality not in (None, "lossless"):
@@ -116,9 +116,9 @@ class TierChooser:
         return self._target(candidates[0], "requested")
 
     async def costs_usd(self, ask: TierQuery, infos: Candidates) -> dict[Tier, float]:
-        """What the request may cost by tier; empty where nobody named prices.
+        """Return the request's highest cost by tier; empty where no prices are set.
 
-        A tier for which it is too long is left out; where it is for all, PromptTooLongError.
+        Tiers for which it is too long are left out; if it is for all, raises PromptTooLongError.
         """
         prices = self.routing.prices
         if prices is None:
@@ -171,7 +171,7 @@ class TierChooser:
         return replace(await self._fitted(ask, route, budget.affordable), sticky=sticky)
 
     async def _shared(self, ask: TierQuery, small: TierInfo, elsewhere: str) -> TierChoice:
-        """The small model, as far as the router trusts it; else raises HandOffError."""
+        """Choose the small model where the router trusts it; else raise HandOffError."""
         await self._budget(ask, (small,))
         dialogue = ask.dialogue
         if dialogue is not None and dialogue.is_tool_loop:
@@ -195,7 +195,7 @@ class TierChooser:
         return replace(target, hands_over=route.cascade is not None)
 
     def _route(self, text: str, wishes: Wishes) -> Route:
-        """The router's word. Raises BadRequestError for a wish that it cannot judge."""
+        """The router's decision. Raises BadRequestError for a wish that it cannot judge."""
         try:
             return self.router.route(text, wishes)
         except WishError as error:
@@ -233,13 +233,13 @@ class TierChooser:
 
     @property
     def renders_alike(self) -> bool:
-        """Whether all tiers write a request with the same tokens."""
+        """True if all tiers write a request with the same tokens."""
         return len({t.rendering for t in self.tokenizers.values()}) == 1
 
     def _in_tool_loop(
         self, dialogue: Dialogue, ask: TierQuery, candidates: Candidates, budget: _Budget
     ) -> TierChoice:
-        """The tier that made the calls goes on; it alone knows what it wanted with them."""
+        """Continue on the tier that made the calls, which alone knows their purpose."""
         tier = dialogue.tier or "large"
         info = next((info for info in candidates if info.tier == tier), candidates[0])
         if info not in budget.affordable and ask.options.max_cost_usd is not None:
@@ -252,7 +252,7 @@ class TierChooser:
         return replace(self._target(info, f"tool loop: {tier}, {known}"), sticky=dialogue.tier)
 
     def _within(self, ask: TierQuery, route: Route, budget: _Budget) -> Route:
-        """The route among the tiers that the request can pay."""
+        """Restrict the route to the tiers that the request can pay."""
         (info,) = budget.affordable
         if ask.options.min_quality and info.tier == "small":
             raise BadRequestError(
@@ -271,7 +271,7 @@ class TierChooser:
         )
 
     async def _fitted(self, ask: TierQuery, route: Route, affordable: Candidates) -> TierChoice:
-        """The route's tier, unless the request is too long for it and not for the other one."""
+        """Choose the route's tier, unless the request is too long for it and fits the other one."""
         tiers = {info.tier: info for info in affordable}
         info = tiers.get(route.tier)
         if info is None and len(tiers) == 1:
@@ -307,7 +307,7 @@ class TierChooser:
 
 
 def _asked_wishes(options: OutriderOptions) -> Wishes:
-    """What the request itself says of its route. Raises BadRequestError."""
+    """The request's own wishes for its route. Raises BadRequestError."""
     if options.min_quality is not None and options.threshold is not None:
         raise BadRequestError(
             "outrider.threshold: min_quality chooses a threshold; set one of them.",
@@ -352,7 +352,7 @@ def _too_dear(least: float, most: float, where: str = "") -> BadRequestError:
 
 
 async def _fits(ask: TierQuery, info: TierInfo) -> bool:
-    """Whether the prompts and the answers that are asked for lie within a tier's context."""
+    """Return whether the prompts and the requested answers fit in a tier's context."""
     try:
         prompts = await ask.prompts(info)
     except PromptTooLongError:
@@ -363,7 +363,7 @@ async def _fits(ask: TierQuery, info: TierInfo) -> bool:
 
 
 def cascade_tier(candidates: Candidates, engine: EngineInfo) -> TierInfo:
-    """The large tier, as far as the small model can follow it in a speculative cascade.
+    """Return the large tier, bounded by the small model's limits, for a speculative cascade.
 
     Raises BadRequestError where one of the two models has no part in the answer.
     """

@@ -1,4 +1,4 @@
-"""The HTTP application: where its endpoints are, and how they are described."""
+"""The HTTP application: the paths of its endpoints and their descriptions."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -76,7 +76,7 @@ _OTHER_MODELS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routes:
-    """The endpoints of one gateway, by what they are about.
+    """The endpoints of one gateway by subject.
 
     has_open_metrics: /metrics requires no key.
     """
@@ -181,7 +181,7 @@ def _add_routes(app: FastAPI, routes: Routes) -> None:
 
 
 def _add_tenant_routes(app: FastAPI, routes: Routes) -> None:
-    """Add what tenants may ask about themselves, and administrators about tenants."""
+    """Add the endpoints for tenants about themselves, and for administrators about tenants."""
     app.get("/v1/usage", openapi_extra=USAGE_OPERATION)(_with_principal(routes.usage.usage))
     for route in ADMIN_ROUTES:
         app.add_api_route(
@@ -193,7 +193,7 @@ def _add_tenant_routes(app: FastAPI, routes: Routes) -> None:
 
 
 def _add_experiment_routes(app: FastAPI, routes: Routes) -> None:
-    """Add what administrators ask about experiments, and the feedback on answers."""
+    """Add the administrators' endpoints for experiments, and the feedback on answers."""
 
     async def give_feedback(request: Request) -> Response:
         return await routes.intake.counted(

@@ -1,4 +1,4 @@
-"""The way in: a request gets its id and its principal, and goes straight to its endpoint."""
+"""The entrance: a request gets its id and its principal, and goes straight to its endpoint."""
 
 import re
 import secrets
@@ -28,12 +28,12 @@ FREE_PATHS: Final = frozenset({"/health", "/ready"})
 
 
 class Authenticate(Protocol):
-    """Tells who asks."""
+    """Finds the principal of a request."""
 
     def __call__(
         self, authorization: str | None, api_key: str | None, peer: str | None
     ) -> Principal:
-        """Whose key it is. Raises AuthenticationError or RateLimitError."""
+        """Return the key's principal. Raises AuthenticationError or RateLimitError."""
 
 
 class AuthDispatcher:
@@ -57,11 +57,11 @@ class AuthDispatcher:
         sign_in: Mapping[str, ProblemPage] | None = None,
         free_paths: frozenset[str] = FREE_PATHS,
     ) -> None:
-        """`problem_bodies`: how errors are told by paths of other APIs.
+        """`problem_bodies`: the error bodies of the paths of other APIs.
 
-        `free_paths`: what is answered without a key; such requests have no principal.
+        `free_paths`: answered without a key; such requests have no principal.
 
-        `sign_in`: by the pages' paths, what a browser is shown that opens one and has no key.
+        `sign_in`: by page path, the response to a browser that opens the page without a key.
         """
         self.app = app
         self._endpoints = endpoints
@@ -71,10 +71,10 @@ class AuthDispatcher:
         self._free_paths = free_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request, or the application's lifespan.
+        """Handle one request, or the application's lifespan.
 
-        Also the last resort: an exception that nobody handled is answered with an error body and
-        raised on, so that the server logs it.
+        Also the last resort: an exception that was not handled is answered with an error body and
+        raised again, so that the server logs it.
         """
         if scope["type"] != "http":
             await self.app(scope, receive, send)
@@ -131,18 +131,18 @@ class AuthDispatcher:
         await response(scope, receive, send)
 
     def _told(self, path: str, problem: Problem) -> Response:
-        """The error in the words of the API that was asked."""
+        """Write the error as the requested API does."""
         if (body := self._problem_bodies.get(path)) is not None:
             return problem.response(body(problem))
         return problem.response()
 
 
 def _is_browser(scope: Scope, headers: Headers) -> bool:
-    """Whether somebody opens the page by hand: programs do not ask for HTML."""
+    """True if a browser opens the page: programs do not ask for HTML."""
     return scope["method"] == "GET" and "text/html" in headers.get("accept", "")
 
 
 def principal_of(request: Request) -> Principal:
-    """Who asks."""
+    """Return the request's principal."""
     principal: Principal = request.state.principal
     return principal

@@ -1,4 +1,4 @@
-"""The end of a gateway, told before it happens: load balancers must stop asking first."""
+"""Announces the end of a gateway: load balancers must stop sending requests first."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -15,7 +15,7 @@ _READY: Final = "/ready"
 
 @dataclass(slots=True)
 class Draining:
-    """Whether the gateway is about to end; set once, by whoever gets the signal."""
+    """Tells if the gateway is about to end; set once, when the signal arrives."""
 
     has_begun: bool = False
 
@@ -27,11 +27,11 @@ def watch_draining(draining: Draining, registry: CollectorRegistry) -> None:
 
 
 class DrainGate:
-    """Stands in front of the whole application, and does nothing until the draining has begun.
+    """Wraps the whole application, and does nothing until the draining has begun.
 
-    From then on /ready says no, and every answer asks its client to connect anew, which will find
-    another gateway. All else is answered as before: the port is still open because somebody may not
-    have noticed yet.
+    From then on /ready fails, and every answer asks its client to reconnect, which will reach
+    another gateway. All else is answered as before: the port stays open for clients that have not
+    noticed yet.
     """
 
     def __init__(self, app: ASGIApp, draining: Draining) -> None:
@@ -39,7 +39,7 @@ class DrainGate:
         self._draining = draining
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request, or the application's lifespan."""
+        """Handle one request, or the application's lifespan."""
         if not self._draining.has_begun or scope["type"] != "http":
             await self._app(scope, receive, send)
             return

@@ -1,4 +1,4 @@
-"""The endpoints that generate, and those that ask where a request would go or count its tokens."""
+"""The endpoints that generate, report a request's route, or count its tokens."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ from gateway.tenants.principal import Principal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerEndpoints:
-    """Answers requests in the words of each API."""
+    """Answers requests in the format of each API."""
 
     intake: RequestIntake
     planner: Planner
@@ -46,11 +46,11 @@ class AnswerEndpoints:
         return await self._answer("completion", request)
 
     async def responses(self, request: Request) -> Response:
-        """Answer in the words of OpenAI's Responses API."""
+        """Answer in the format of OpenAI's Responses API."""
         return await self._answer("chat", request, self.responses_api)
 
     async def messages(self, request: Request) -> Response:
-        """Answer in the words of Anthropic's Messages API."""
+        """Answer in the format of Anthropic's Messages API."""
         return await self._answer("chat", request, self.messages_api)
 
     async def _answer(
@@ -80,7 +80,7 @@ class AnswerEndpoints:
         meter: RequestMeter,
         record: OutcomeRecord,
     ) -> Response:
-        """The answer to a request that is counted and read."""
+        """Answer a request that is counted and read."""
         watch = self.intake.watch(request, meter.account, body, record)
         meter.span = watch.span
         with watch:
@@ -102,7 +102,7 @@ class AnswerEndpoints:
         )
 
     async def route(self, request: Request) -> Response:
-        """Where a request would go, without answering it."""
+        """Report where a request would go, without answering it."""
 
         async def report(body: bytes, principal: Principal) -> Response:
             del principal
@@ -113,20 +113,20 @@ class AnswerEndpoints:
         return await self.intake.counted(request, report)
 
     async def tokenize(self, request: Request) -> Response:
-        """The tokens of a text or of a conversation."""
+        """Return the tokens of a text or of a conversation."""
         return await self.intake.counted(request, self.tokenizing.tokenize)
 
     async def detokenize(self, request: Request) -> Response:
-        """The text of tokens."""
+        """Return the text of tokens."""
         return await self.intake.counted(request, self.tokenizing.detokenize)
 
     async def count_tokens(self, request: Request) -> Response:
-        """How many tokens a request in the words of the Messages API has."""
+        """Count the tokens of a request in the format of the Messages API."""
         return await self.intake.counted(request, self.tokenizing.count_tokens)
 
 
 def _endpoint_of(body: bytes) -> Endpoint:
-    """Which endpoint's request a body is; what is neither is refused as a chat."""
+    """Return the endpoint that a body is for; what fits neither is refused as a chat."""
     try:
         document = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -1,4 +1,4 @@
-"""What every request meets before and after its endpoint: limits, body, account, trace."""
+"""The steps before and after every endpoint: limits, body, account, trace."""
 
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -27,7 +27,7 @@ from gateway.tenants.principal import ANONYMOUS, Principal
 from gateway.upstream.call import HOPS_HEADER
 
 MAX_SMALL_BODY_BYTES: Final = 2**20
-"""Of a body that holds no prompt."""
+"""The bound on a body that holds no prompt."""
 _HOP: Final = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
 
@@ -35,7 +35,7 @@ _HOP: Final = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 class RequestIntake:
     """Counts requests, reads their bodies, and opens their accounts and traces.
 
-    `sinks` are told what becomes of each request. `clock` is monotonic, `wall_clock` seconds since
+    `sinks` receive the outcome of each request. `clock` is monotonic, `wall_clock` seconds since
     1970.
     """
 
@@ -49,7 +49,7 @@ class RequestIntake:
     wall_clock: Callable[[], float]
 
     def record(self, arrival_s: float) -> OutcomeRecord:
-        """Open what the outcome sinks are told of a request."""
+        """Open the record of a request that the outcome sinks receive."""
         return OutcomeRecord(
             self.sinks, arrival_s=arrival_s, clock=self.clock, wall_clock=self.wall_clock
         )
@@ -138,7 +138,7 @@ class RequestIntake:
     ) -> Response:
         """Do work that writes no answer; it counts as a request in the limits all the same.
 
-        `limit_bytes`: of its body, where that is not the settings'.
+        `limit_bytes`: of its body, where the limit is not the settings'.
         """
         meter = self.meter(request, request.scope["path"], self.clock())
         async with self.entered(request, meter, limit_bytes=limit_bytes) as body:
@@ -148,7 +148,7 @@ class RequestIntake:
         return response
 
     async def read_small_body(self, request: Request) -> bytes:
-        """Read the body of a request that administrators make. Raises GatewayError."""
+        """Read the body of an administrator's request. Raises GatewayError."""
         with self.bodies.hold(_owner_of(request)) as held:
             return await read_json_body(
                 request,
@@ -173,10 +173,10 @@ def request_context(
     span: Span = NULL_SPAN,
     record: OutcomeRecord | None = None,
 ) -> RequestContext:
-    """Read what came with the body."""
+    """Build the context of a body."""
     headers = request.headers
     told = ",".join(headers.getlist(HOPS_HEADER)).split(",")
-    # What is no gateway's id is not sent on: the header goes to servers elsewhere.
+    # A malformed gateway id is not passed on: the header goes to upstream servers.
     hops = tuple(hop for part in told if _HOP.fullmatch(hop := part.strip()))
     return RequestContext(
         arrival_s=arrival_s,

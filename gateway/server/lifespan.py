@@ -1,4 +1,4 @@
-"""The application's lifespan: in which order its parts start and close."""
+"""The application's lifespan: starts and closes its parts in order."""
 
 import asyncio
 import logging
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lifespan:
-    """Starts and closes what lives as long as the application.
+    """Starts and closes the parts that live as long as the application.
 
     checks_pair: once the engine has started, its models are compared with the router's.
     """

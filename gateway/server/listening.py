@@ -1,4 +1,4 @@
-"""The gateway's socket. Apart from the server, so that it can be had before that is imported."""
+"""The gateway's socket, apart from the server, so that it can be opened before that is imported."""
 
 import socket
 
@@ -6,7 +6,7 @@ from gateway.settings.tree import SettingsError
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Take the port before anything slow happens. Raises SettingsError when it is not to be had."""
+    """Take the port before anything slow happens. Raises SettingsError if it cannot be taken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -25,7 +25,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def url_of(listener: socket.socket) -> str:
-    """The address to type into a browser."""
+    """Return the address to type into a browser."""
     host, port = listener.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
     return f"http://{f'[{host}]' if ':' in host and '[' not in host else host}:{port}"

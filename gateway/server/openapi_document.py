@@ -22,7 +22,7 @@ class OpenApiEndpoint:
         models: tuple[type[BaseModel], ...],
         has_tiers_elsewhere: bool,
     ) -> None:
-        """`read_limits` tells what the loaded models allow; None while the engine is not ready."""
+        """`read_limits` returns the loaded models' limits; None while the engine is not ready."""
         self._app = app
         self._read_limits = read_limits
         self._models = models
@@ -31,9 +31,9 @@ class OpenApiEndpoint:
         self._lock = asyncio.Lock()
 
     async def answer(self) -> Response:
-        """The document for what is loaded now."""
+        """Return the document for what is loaded now."""
         limits = await self._read_limits()
-        async with self._lock:  # requests that come meanwhile wait for the same building
+        async with self._lock:  # requests that arrive meanwhile wait for the same building
             if limits not in self._bodies:
                 self._bodies[limits] = await asyncio.to_thread(self._build, limits)
         return Response(self._bodies[limits], media_type="application/json")

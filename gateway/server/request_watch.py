@@ -1,4 +1,4 @@
-"""One API request as operators see it: its trace, and its text where that is captured."""
+"""One API request for operators: its trace, and its text where that is captured."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from gateway.telemetry.tracer import Span
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watched:
-    """Which request it is. `body` is as the client sent it, JSON in his API's words."""
+    """The identity of the request. `body` is as the client sent it, JSON in the API's format."""
 
     request_id: str
     key_id: str
@@ -23,7 +23,7 @@ class Watched:
 
 
 class RequestWatch:
-    """Told what becomes of a request. `with` it, planning that fails is told, too."""
+    """Follows a request. `with` it, a failure of the planning is recorded, too."""
 
     def __init__(
         self,
@@ -33,10 +33,10 @@ class RequestWatch:
         wall_clock: Callable[[], float],
         record: OutcomeRecord,
     ) -> None:
-        """`wall_clock`: seconds since 1970. `record`: for those who count."""
+        """`wall_clock`: seconds since 1970. `record`: the outcome record to fill."""
         self.span = span
         self.recording: Recording | None = None
-        """Wants every part of the answer, as chat or completion; None where nobody does."""
+        """Gets every part of the answer, as chat or completion; None where text is not captured."""
         self._watched = watched
         self._capture = capture
         self._wall_clock = wall_clock
@@ -44,7 +44,7 @@ class RequestWatch:
         self._is_streamed = False
 
     def __enter__(self) -> None:
-        """The planning begins."""
+        """Begin the planning."""
 
     def __exit__(
         self,
@@ -52,12 +52,12 @@ class RequestWatch:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """It has ended; where it failed, so has the request."""
+        """End the planning; if it failed, so has the request."""
         if error is not None:
             self.ended(None, "failed", None, error)
 
     def planned(self, *, is_private: bool, is_streamed: bool) -> None:
-        """It is going to be answered. A private request is not captured."""
+        """Note that it will be answered. A private request is not captured."""
         self._is_streamed = is_streamed
         if self._capture.wants(is_private=is_private):
             self.recording = Recording()
@@ -69,7 +69,7 @@ class RequestWatch:
         status: int | None,
         error: BaseException | None = None,
     ) -> None:
-        """The response is over. `status` is what was sent; `error` is what it ended by."""
+        """Note the response's end. `status` is the one sent; `error` is the one that ended it."""
         self._record.ended(facts, outcome, status, error)
         if self.span.is_recording:
             end_answer(self.span, _marks(facts, outcome, status, error))

@@ -84,11 +84,11 @@ class AnswerResponse(Response):
         writer: AnswerWriter | None = None,
         watch: RequestWatch | None = None,
     ) -> None:
-        """`meter` and `watch` are told how it ended. `writer` says it in another API's words."""
+        """`meter` and `watch` get the ending. `writer` translates to another API's format."""
         super().__init__()
         del self.headers["content-length"]
         self.has_failed = False
-        """Whether a stream has ended by an error."""
+        """True if a stream has ended by an error."""
         self._answering = answering
         self._meter = meter
         self._writer = writer
@@ -217,7 +217,7 @@ class AnswerResponse(Response):
             await self._meter.finish(ending)
 
     async def _send_part(self, send: Send, part: bytes) -> None:
-        """This runs for each token of each client."""
+        """Send a part, recorded and translated. This runs for each token of each client."""
         if part.endswith(sse.DONE) and sse.is_end(part):
             await self._finish("answered")
         if self._recording is not None:
@@ -231,7 +231,7 @@ class AnswerResponse(Response):
     async def _end_badly(
         self, send: Send, error: Exception, ending: MeteredEnding = "failed"
     ) -> None:
-        """An error event instead of [DONE]; what was sent stands, and no more follows."""
+        """Send an error event instead of [DONE]; what was sent stands, and no more follows."""
         await self._finish(ending, error)
         self.has_failed = True
         self._error = error
@@ -253,7 +253,7 @@ class AnswerResponse(Response):
         await send(_last_body(sse.event(body)))
 
     async def _start(self, send: Send) -> None:
-        """The headers know the tier: of a stream, the one that gives the first text."""
+        """Send the headers, which name the tier: of a stream, the one that gives the first text."""
         self._has_started = True
         if facts := self._answering.facts:
             self.headers.update(_headers(facts))
@@ -275,7 +275,7 @@ class AnswerResponse(Response):
             self._watch.ended(self._answering.facts, self._ending, status, self._error)
 
     def _log_end(self, request_id: str | None) -> None:
-        """One line a request; what was said in it is nobody's business."""
+        """Log one line a request, without any of its text."""
         facts = self._answering.facts
         if facts is None:
             return
@@ -295,7 +295,7 @@ class AnswerResponse(Response):
 
 
 def _delivered(facts: AnswerFacts) -> dict[str, Any]:
-    """What an error event says of the answer that it ends."""
+    """Describe the answer that an error event ends."""
     return {
         "tier": facts.tier,
         "reason": facts.reason,
@@ -306,7 +306,7 @@ def _delivered(facts: AnswerFacts) -> dict[str, Any]:
 
 
 def _headers(facts: AnswerFacts) -> dict[str, str]:
-    """Who answers, and why."""
+    """Name the answering tier and the reason in headers."""
     headers = {"x-outrider-tier": facts.tier, "x-outrider-reason": header_text(facts.reason)}
     if facts.hand_off is not None:
         headers["x-outrider-hand-off"] = facts.hand_off
@@ -318,7 +318,7 @@ def _headers(facts: AnswerFacts) -> dict[str, str]:
 
 
 def header_text(text: str) -> str:
-    """One line of ASCII, as a header must be."""
+    """Write a text as one line of ASCII, as a header must be."""
     return " ".join(text.encode("ascii", "replace").decode().split())
 
 

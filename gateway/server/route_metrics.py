@@ -1,4 +1,4 @@
-"""What the guard of the router sees, as gauges in /metrics."""
+"""The statistics of the router's guard, as gauges in /metrics."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -30,7 +30,7 @@ class RouteCollector(Collector):
         self._guard = guard
 
     def collect(self) -> Iterator[Metric]:
-        """One gauge a number; none for what nobody knows yet."""
+        """Yield one gauge a number; none for numbers that are not known yet."""
         numbers: GuardNumbers = self._guard.numbers()
         for name, text in _GAUGES.items():
             value = getattr(numbers, name)

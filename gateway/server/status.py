@@ -42,7 +42,7 @@ class StatusEndpoints:
     metrics: GatewayMetrics
 
     async def models(self, request: Request) -> Response:
-        """The names that `model` accepts, of this key."""
+        """List the names that `model` accepts, of this key."""
         names = await self.catalog.refreshed()
         scopes = principal_of(request).scopes
         prices = self.tenancy.prices
@@ -52,17 +52,17 @@ class StatusEndpoints:
         return json_response({"object": "list", "data": cards})
 
     async def model(self, model_id: str, request: Request) -> Response:
-        """One of the names that `model` accepts."""
+        """Describe one of the names that `model` accepts."""
         check_model(principal_of(request), model_id)
         names = await self.catalog.refreshed()
         return json_response(with_prices(names.card(model_id), self.tenancy.prices))
 
     async def health(self) -> Response:
-        """The process is alive."""
+        """Report that the process is alive."""
         return json_response({"status": "ok"})
 
     async def ready(self) -> Response:
-        """Whether a request would be served now."""
+        """Report whether a request would be served now."""
         cloud = self.cloud
         has_cloud = cloud.rules.policy != "local_only" and any(
             tier.is_available for tier in cloud.tiers.values()
@@ -78,7 +78,7 @@ class StatusEndpoints:
         return json_response({"ready": True})
 
     async def expose_metrics(self, request: Request) -> Response:
-        """Prometheus text, for keys with the metrics scope where keys are required."""
+        """Return Prometheus text, for keys with the metrics scope where keys are required."""
         keys = self.tenancy.keys
         if not keys.has_open_metrics:
             keys.authenticator.require_metrics(principal_of(request))
@@ -91,11 +91,11 @@ class StatusEndpoints:
         return Response(self.metrics.exposition(stats), media_type=CONTENT_TYPE_LATEST)
 
     async def stats(self) -> EngineStats | None:
-        """The engine's snapshot; None while it is not there. Raises EngineError."""
+        """Return the engine's snapshot; None while it is not there. Raises EngineError."""
         return await self.engine.stats() if self.engine.is_ready else None
 
     async def limits(self) -> LoadedLimits | None:
-        """What the loaded models allow; None while the engine is not ready."""
+        """Return the limits of the loaded models; None while the engine is not ready."""
         try:
             names = await self.jobs.names()
         except (GatewayError, EngineError):

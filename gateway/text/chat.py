@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 _PROBE_CHARS_PER_TOKEN: Final = 8
 _MAX_CUT_TOKENS: Final = 256
 _CHARS_PER_MESSAGE: Final = 64
-"""What a template's work on one message or call is counted as, beside its text."""
-# What templates and their filters raise on messages or variables that they did not expect.
+"""The characters that a template's work on one message or call counts as, beside its text."""
+# The errors that templates and their filters raise on unexpected messages or variables.
 _TEMPLATE_ERRORS: Final = (
     jinja2.TemplateError,
     ArithmeticError,
@@ -62,7 +62,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptRoom:
-    """What a prompt must fit into: a tier's context, and the answer that is asked for."""
+    """The room for a prompt: a tier's context, and the requested answer."""
 
     max_context: int
     max_tokens: int = 1
@@ -72,9 +72,9 @@ class ChatTokenizer:
     """Renders, encodes and decodes for one tier. Safe to use from several threads.
 
     `stop_token_ids` end an answer: the tokenizer's end-of-sequence token and those that
-    generation_config.json names. `dialect`: how the model speaks of tools. `may_think`: the
-    template knows thinking blocks. `rendering` is equal for two tiers that write every request with
-    the same tokens and end answers at the same ones.
+    generation_config.json names. `dialect`: the model's format of tools. `may_think`: the template
+    knows thinking blocks. `rendering` is equal for two tiers that write every request with the same
+    tokens and end answers at the same ones.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class ChatTokenizer:
 
     @cached_property
     def _renderer(self) -> "PreTrainedTokenizerBase":
-        """What renders chat templates: transformers."""
+        """The renderer of chat templates: transformers' tokenizer."""
         tokenizer = self._tokenizer
         return tokenizer.complete() if isinstance(tokenizer, PlainTokenizer) else tokenizer
 
@@ -127,7 +127,7 @@ class ChatTokenizer:
 
     @cached_property
     def _can_sanitize(self) -> bool:
-        """Whether this version of transformers keeps control tokens in messages plain text."""
+        """True if this version of transformers keeps control tokens in messages plain text."""
         options = inspect.signature(self._renderer.apply_chat_template).parameters
         return "sanitize_control_tokens" in options
 
@@ -155,7 +155,7 @@ class ChatTokenizer:
         room: PromptRoom | None = None,
         work: PromptWork = UNBOUNDED,
     ) -> Prompt:
-        """The conversation up to the answer's start, through the chat template.
+        """Render the conversation up to the answer's start, through the chat template.
 
         With `end` "final_message" the answer's start is the text of the last message, as
         transformers' `continue_final_message` leaves it open.
@@ -183,7 +183,7 @@ class ChatTokenizer:
     async def encode(
         self, text: str, room: PromptRoom | None = None, work: PromptWork = UNBOUNDED
     ) -> Prompt:
-        """Plain text, with the tokens that the tokenizer puts around it (BOS)."""
+        """Encode plain text, with the tokens that the tokenizer puts around it (BOS)."""
 
         def encoded() -> Prompt:
             self._refuse_overlong(text, room)
@@ -194,32 +194,32 @@ class ChatTokenizer:
     async def encode_answer(
         self, text: str, max_tokens: int, work: PromptWork = UNBOUNDED
     ) -> tuple[int, ...]:
-        """At most `max_tokens` tokens of a text as an answer would have them: without BOS."""
+        """Return at most `max_tokens` tokens of a text, as in an answer: without BOS."""
         text = text[: max_tokens * self.max_token_bytes]  # no token is longer
         return await work.run(len(text), lambda: self._encode(text)[:max_tokens])
 
     def decode(self, token_ids: Sequence[int], *, with_special: bool = False) -> str:
-        """The text of a whole sequence; `with_special` tokens by their names, or without them."""
+        """Decode a whole sequence; `with_special` tokens by their names, or without them."""
         return str(self._backend.decode(list(token_ids), skip_special_tokens=not with_special))
 
     def detokenizer(self) -> Detokenizer:
-        """A fresh one, for one answer."""
+        """Return a new detokenizer for one answer."""
         if self._table is None:
             return WindowDetokenizer(self._backend)
         return TableDetokenizer(self._table)
 
     @property
     def token_texts(self) -> tuple[bytes, ...] | None:
-        """Each token's bytes, none for special ones; None where they depend on the neighbours."""
+        """Each token's bytes, empty for special ones; None where they depend on the neighbours."""
         return self._table.token_bytes if self._table else None
 
     def token_bytes(self, token_id: int) -> bytes:
-        """A single token's bytes, for log-probabilities; a special token's are its name."""
+        """Return a token's bytes, for log-probabilities; a special token's are its name."""
         found = self._table.bytes_of(token_id) if self._table else b""
         return found or self._backend.decode([token_id], skip_special_tokens=False).encode()
 
     def _conversation(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
-        """As templates expect it; a result is told the name of the function that gave it."""
+        """Build messages for templates; a result names the function that gave it."""
         conversation = []
         names: dict[str, str] = {}
         for index, message in enumerate(messages):
@@ -237,7 +237,7 @@ class ChatTokenizer:
         return conversation
 
     def _message(self, message: InputMessage | AssistantMessage | ToolMessage) -> dict[str, Any]:
-        """The fields that every message has; most templates know no developer role."""
+        """Build the fields that every message has; most templates know no developer role."""
         template = self._tokenizer.chat_template
         role: str = message.role
         if role == "developer" and "developer" not in str(template):
@@ -250,7 +250,7 @@ class ChatTokenizer:
         return fields
 
     def _encode(self, text: str, *, with_special: bool = False) -> tuple[int, ...]:
-        """Token ids of a text. A batch, unlike a single text, leaves the interpreter free."""
+        """Encode a text. A batch, unlike a single text, leaves the interpreter free."""
         if len(text) < INLINE_CHARS:
             return tuple(self._backend.encode(text, add_special_tokens=with_special).ids)
         (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=with_special)
@@ -307,7 +307,7 @@ class ChatTokenizer:
         end: PromptEnd,
         **options: Any,
     ) -> Any:
-        """Text, or token ids with `tokenize=True`."""
+        """Render text, or token ids with `tokenize=True`."""
         settings = {
             "tokenize": False,
             "return_dict": False,
@@ -319,7 +319,7 @@ class ChatTokenizer:
         )
 
     def _forges(self, conversation: list[dict[str, Any]], variables: dict[str, Any]) -> bool:
-        """Whether a client's text spells a control token, which must stay plain text.
+        """Return whether a client's text spells a control token, which must stay plain text.
 
         Raises BadRequestError where a field's name does: names cannot be kept plain.
         """
@@ -334,7 +334,7 @@ class ChatTokenizer:
 
 
 def _size_chars(message: Message) -> int:
-    """How much text of a message a template writes, about; cheap to say."""
+    """Estimate cheaply the characters that a template writes for a message."""
     content = message.content
     if isinstance(content, str):
         num_chars = len(content)
@@ -353,7 +353,7 @@ def _tool_chars(tool: Tool) -> int:
 
 
 def _check_thinking(conversation: list[dict[str, Any]]) -> None:
-    """Raises BadRequestError where the last message breaks off in the middle of its thinking."""
+    """Raise BadRequestError where the last message breaks off in the middle of its thinking."""
     if is_amid_thinking(conversation[-1]["content"]):
         param = f"messages.{len(conversation) - 1}.content"
         raise BadRequestError(
@@ -364,7 +364,7 @@ def _check_thinking(conversation: list[dict[str, Any]]) -> None:
 
 
 def _strings(value: Any) -> tuple[list[str], list[str]]:
-    """All strings in a JSON value: the names of fields, and the others."""
+    """Return all strings in a JSON value: the names of fields, and the others."""
     keys: list[str] = []
     texts: list[str] = []
     waiting = [value]
@@ -381,6 +381,6 @@ def _strings(value: Any) -> tuple[list[str], list[str]]:
 
 
 def _special_ids(backend: Any) -> dict[str, int]:
-    """The special tokens by their text."""
+    """Map the special tokens' texts to their ids."""
     tokens = backend.get_added_tokens_decoder().items()
     return {token.content: i for i, token in tokens if token.special and token.content}

@@ -27,29 +27,29 @@ class Detokenizer(Protocol):
     """The text of one token sequence, piece by piece."""
 
     def push(self, token_id: int) -> str:
-        """The text that this token completes; empty while a character is incomplete."""
+        """Return the text that this token completes; empty while a character is incomplete."""
 
     def flush(self) -> str:
-        """What is left at the end: a replacement character for an incomplete one."""
+        """Return the rest at the end: a replacement character for an incomplete one."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenTable:
     """The bytes of each token id; special tokens and ids without a token have none.
 
-    `max_leading_spaces`: how many spaces at the start of the first token were put there by the
-    tokenizer (sentencepiece) and are not text.
+    `max_leading_spaces`: the number of spaces that the tokenizer (sentencepiece) put at the start
+    of the first token; they are not text.
     """
 
     token_bytes: tuple[bytes, ...]
     max_leading_spaces: int = 0
 
     def bytes_of(self, token_id: int) -> bytes:
-        """Empty for ids that the tokenizer does not know (padding of the embedding)."""
+        """Return a token's bytes; empty for unknown ids (padding of the embedding)."""
         return self.token_bytes[token_id] if token_id < len(self.token_bytes) else b""
 
     def decode(self, token_ids: list[int]) -> str:
-        """The text of a whole sequence."""
+        """Decode a whole sequence."""
         detokenizer = TableDetokenizer(self)
         return "".join(map(detokenizer.push, token_ids)) + detokenizer.flush()
 
@@ -64,7 +64,7 @@ class TableDetokenizer:
         self._spaces_to_drop = table.max_leading_spaces
 
     def push(self, token_id: int) -> str:
-        """The text that this token completes; empty while a character is incomplete."""
+        """Return the text that this token completes; empty while a character is incomplete."""
         if token_id >= self._num_tokens:
             return ""
         token_bytes = self._token_bytes[token_id]
@@ -75,7 +75,7 @@ class TableDetokenizer:
         return self._decode(token_bytes)
 
     def flush(self) -> str:
-        """What is left at the end: a replacement character for an incomplete one."""
+        """Return the rest at the end: a replacement character for an incomplete one."""
         return self._decode(b"", True)
 
 
@@ -92,7 +92,7 @@ class WindowDetokenizer:
         self._pending: list[int] = []
 
     def push(self, token_id: int) -> str:
-        """The text that this token completes; empty while a character is incomplete."""
+        """Return the text that this token completes; empty while a character is incomplete."""
         self._pending.append(token_id)
         text = self._pending_text()
         if text.endswith("\ufffd") and len(self._pending) < _WINDOW_TOKENS:
@@ -100,7 +100,7 @@ class WindowDetokenizer:
         return self._release(text)
 
     def flush(self) -> str:
-        """What is left at the end: a replacement character for an incomplete one."""
+        """Return the rest at the end: a replacement character for an incomplete one."""
         return self._release(self._pending_text())
 
     def _pending_text(self) -> str:
@@ -115,7 +115,7 @@ class WindowDetokenizer:
 
 
 def build_table(tokenizer: Tokenizer) -> TokenTable | None:
-    """The table of a byte-level or sentencepiece tokenizer; None for any other scheme.
+    """Build the table of a byte-level or sentencepiece tokenizer; None for any other scheme.
 
     A table that disagrees with the tokenizer on a probe text is not used either.
     """
@@ -131,7 +131,7 @@ def build_table(tokenizer: Tokenizer) -> TokenTable | None:
 
 
 def _max_leading_spaces(steps: list[dict[str, Any]]) -> int:
-    """How many spaces decoding drops from the first token, because encoding had added them."""
+    """Count the spaces that decoding drops from the first token, as encoding had added them."""
     for step in steps:
         if step["type"] == "Strip" and step["content"] == " ":
             return int(step["start"])

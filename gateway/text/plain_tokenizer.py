@@ -20,7 +20,7 @@ _PLAIN_CLASSES: Final = frozenset({"TokenizersBackend", "PreTrainedTokenizerFast
 _KINDS: Final = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 _NAMES: Final = tuple(f"{kind}_token" for kind in _KINDS)
 _LISTS: Final = ("extra_special_tokens", "additional_special_tokens")
-# Fields with which transformers changes what tokenizer.json says.
+# The fields by which transformers changes the meaning of tokenizer.json.
 _CHANGES: Final = frozenset(
     {"add_bos_token", "add_eos_token", "add_prefix_space", "added_tokens_decoder", "auto_map"}
 )
@@ -28,10 +28,10 @@ _OTHER_FILES: Final = ("added_tokens.json", "special_tokens_map.json", "addition
 
 
 class PlainTokenizer:
-    """Has what `ChatTokenizer` needs of a transformers tokenizer. Safe to use from threads."""
+    """Provides the parts of a transformers tokenizer that `ChatTokenizer` uses. Thread-safe."""
 
     def __init__(self, folder: Path, backend: Tokenizer, config: Mapping[str, Any]) -> None:
-        """`config`: what tokenizer_config.json says."""
+        """`config`: the contents of tokenizer_config.json."""
         self._folder = folder
         self._lock = threading.Lock()
         self._full: PreTrainedTokenizerBase | None = None
@@ -74,7 +74,7 @@ def load_tokenizer(path_or_id: str | Path) -> "PlainTokenizer | PreTrainedTokeni
 
 
 def _is_plain(folder: Path, config: Mapping[str, Any], saved: Mapping[str, Any]) -> bool:
-    """Whether all that transformers would add to tokenizer.json is in it already."""
+    """Return whether tokenizer.json has all that transformers would add to it."""
     named = [config[name] for name in _NAMES if config.get(name) is not None]
     for name in _LISTS:
         tokens = config.get(name) or []
@@ -98,6 +98,6 @@ def _token_id(backend: Tokenizer, token: str | None) -> int | None:
 
 
 def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
-    """The template's own file goes before the one in tokenizer_config.json."""
+    """Read the template; its own file goes before the one in tokenizer_config.json."""
     path = folder / "chat_template.jinja"
     return path.read_text(encoding="utf-8") if path.is_file() else config.get("chat_template")

@@ -1,4 +1,4 @@
-"""How the prompt of a chat ends: with the start of a new answer, or in the middle of one.
+"""The end of a chat's prompt: the start of a new answer, or the middle of one.
 
 vLLM's `add_generation_prompt` and `continue_final_message`, with its meaning.
 """
@@ -17,10 +17,10 @@ final_message: the last message is an answer that is left open."""
 
 
 def prompt_end(request: ChatRequest) -> PromptEnd:
-    """What the request asks for.
+    """Return the end that the request asks for.
 
     Raises BadRequestError for a contradiction, for a last message that cannot be continued, and
-    where the answer has to conform to a grammar: a grammar knows no beginning that others wrote.
+    where the answer has to conform to a grammar: a grammar knows no beginning written before it.
     """
     if not request.continue_final_message:
         return "messages" if request.add_generation_prompt is False else "new_answer"
@@ -41,7 +41,7 @@ def prompt_end(request: ChatRequest) -> PromptEnd:
 
 
 def _check_final_message(request: ChatRequest) -> None:
-    """Raises BadRequestError where the last message is no text of an assistant."""
+    """Raise BadRequestError where the last message is no text of an assistant."""
     path, message = f"messages.{len(request.messages) - 1}", request.messages[-1]
     if not isinstance(message, AssistantMessage):
         raise _refusal(
@@ -58,7 +58,7 @@ def _check_final_message(request: ChatRequest) -> None:
 
 
 def is_amid_thinking(text: str) -> bool:
-    """Whether a text of the assistant breaks off in its thinking, behind more than the tag."""
+    """Return whether an assistant's text breaks off in its thinking, behind more than the tag."""
     begun = text.strip()
     return begun.startswith(OPEN_TAG) and begun != OPEN_TAG and CLOSE_TAG not in begun
 
@@ -68,7 +68,7 @@ def _refusal(param: str, reason: str) -> BadRequestError:
 
 
 def continues_text(request: ChatRequest) -> bool:
-    """Whether an answer goes on behind text of its own, so that no thinking can begin it."""
+    """Return whether an answer continues text of its own, so that no thinking can begin it."""
     if not request.continue_final_message:
         return False
     return join_parts(request.messages[-1].content).strip() not in ("", OPEN_TAG)

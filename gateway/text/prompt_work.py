@@ -102,7 +102,7 @@ class PromptSlots:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptWork:
-    """How the prompts of one request are built, and what they may cost.
+    """Builds the prompts of one request within its limits.
 
     `max_chars`: text in all messages and tools of a prompt. `slots`: None where prompts are not a
     client's, as in the tools that plan and collect.

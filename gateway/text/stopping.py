@@ -22,7 +22,7 @@ class _Needle:
             self.failure[index] = length
 
     def feed(self, char: str) -> bool:
-        """Whether the word ends with this character."""
+        """Advance by a character; return whether it completes the stop string."""
         word = self.word
         while self.num_matched and char != word[self.num_matched]:
             self.num_matched = self.failure[self.num_matched - 1]
@@ -32,7 +32,7 @@ class _Needle:
 
 
 class StopMatcher:
-    """Finds the first stop string; says how much text may be released meanwhile.
+    """Finds the first stop string; tells how much text may be released meanwhile.
 
     Linear in the text for each stop string. Once found, it must not be fed again; `found` is the
     stop string then.
@@ -49,16 +49,16 @@ class StopMatcher:
         return max((needle.num_matched for needle in self._needles), default=0)
 
     def skip(self, text: str) -> None:
-        """Text in front of all that is pushed, in which no stop string is looked for."""
+        """Skip text in front of all that is pushed, in which no stop string is looked for."""
         self._num_chars += len(text)
 
     def interrupt(self) -> None:
-        """No stop string goes on from here."""
+        """Forget partial matches: no stop string goes on from here."""
         for needle in self._needles:
             needle.num_matched = 0
 
     def push(self, text: str) -> int | None:
-        """Where in the whole text a stop string begins (the earliest, if several end here)."""
+        """Return the place in the whole text where a stop string begins (the earliest one)."""
         ends = []
         for needle in self._needles:
             for index, char in enumerate(text):

@@ -1,4 +1,4 @@
-"""What an answer must conform to: from `response_format` and `structured_outputs` to a grammar.
+"""Turns `response_format` and `structured_outputs` into the grammar of an answer.
 
 Pure: the grammar itself is compiled by the engine, which may refuse it.
 """
@@ -20,14 +20,14 @@ from gateway.text.thinking import Thinking, behind_thinking
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StructuredPlan:
-    """The whole answer conforms to a grammar. `param`: the field of the request that says so."""
+    """A grammar for the whole answer. `param`: the field of the request that asks for it."""
 
     kind: GrammarKind
     text: str
     param: str
 
     def grammar(self, thinking: Thinking = "none") -> GrammarSpec:
-        """What the engine is to enforce. `thinking`: a block that comes, or may come, before it.
+        """Return the grammar to enforce. `thinking`: a block that comes, or may come, before it.
 
         Raises BadRequestError for a text over the engine's limit.
         """
@@ -41,7 +41,7 @@ class StructuredPlan:
             raise BadRequestError(f"{self.param}: {error}.", param=self.param) from error
 
     def _format(self) -> dict[str, Any]:
-        """The same as a part of a structural tag."""
+        """The grammar as a part of a structural tag."""
         match self.kind:
             case "json":
                 return {"type": "json_schema", "json_schema": {"type": "object"}}
@@ -67,7 +67,7 @@ class StructuredPlan:
 def plan_structured(
     response_format: ResponseFormat | None, structured_outputs: StructuredOutputs | None
 ) -> StructuredPlan | None:
-    """What the two fields ask for; None for free text. Raises BadRequestError for both at once."""
+    """Plan the two fields; None for free text. Raises BadRequestError for both at once."""
     plan = _of_response_format(response_format)
     if structured_outputs is None:
         return plan

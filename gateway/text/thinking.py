@@ -6,7 +6,7 @@ OPEN_TAG: Final = "<think>"
 CLOSE_TAG: Final = "</think>"
 
 TextKind = Literal["reasoning", "content"]
-# Whether a block comes before the answer: the prompt opened it, the model may open it, or neither.
+# The block before the answer: the prompt opened it, the model may open it, or there is none.
 Thinking = Literal["open", "possible", "none"]
 
 # White space that models write between their thinking and the answer; it is dropped.
@@ -46,11 +46,11 @@ class ThinkingSplitter:
 
     @property
     def is_thinking(self) -> bool:
-        """Whether the next text, if it is no tag, is thinking."""
+        """True if the next text, unless it is a tag, is thinking."""
         return self._state == "thinking"
 
     def push(self, text: str) -> list[tuple[TextKind, str]]:
-        """What can be released now, in order; no empty pieces."""
+        """Return the pieces that can be released now, in order; no empty ones."""
         if self._state == "answer" and not self._skips_space:
             return [("content", text)] if text else []
         pieces: list[tuple[TextKind, str]] = []
@@ -60,14 +60,14 @@ class ThinkingSplitter:
         return pieces
 
     def flush(self) -> list[tuple[TextKind, str]]:
-        """What was held back for a tag that never came."""
+        """Return the text held back for a tag that never came."""
         held, self._held = self._with_space(), ""
         if not held:
             return []
         return [("reasoning" if self.is_thinking else "content", held)]
 
     def _advance(self, pieces: list[tuple[TextKind, str]]) -> bool:
-        """One change of state; False when more text is needed."""
+        """Make one change of state; False when more text is needed."""
         if self._skips_space:
             self._held = self._held.lstrip()
             if not self._held:
@@ -98,7 +98,7 @@ class ThinkingSplitter:
         return True
 
     def _with_space(self) -> str:
-        """Take what is held, with the white space in front of it."""
+        """Take the held text, with the white space in front of it."""
         self._space.append(self._held)
         held = "".join(self._space)
         self._space.clear()

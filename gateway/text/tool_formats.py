@@ -1,4 +1,4 @@
-"""How model families write tool calls, and which of these ways a chat template speaks.
+"""The formats in which model families write tool calls, and the one that a chat template speaks.
 
 hermes (Qwen, Hermes): `<tool_call>\\n{"name": "f", "arguments": {…}}\\n</tool_call>`, any number,
 among text. llama3 (Llama 3.1 and 3.2): `{"name": "f", "parameters": {…}}` is the whole answer.
@@ -38,7 +38,7 @@ class ToolFormat:
 
     @property
     def has_parallel_calls(self) -> bool:
-        """Whether an answer may hold more than one call."""
+        """True if an answer may hold more than one call."""
         return self.repeats or self.separator is not None
 
 
@@ -62,7 +62,7 @@ FORMATS: Final[Mapping[ToolFormatName, ToolFormat]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolDialect:
-    """How tools are spoken of with one model.
+    """The form in which one model reads and writes tools.
 
     `is_native`: its chat template renders tools, calls and results itself, in this format.
     `special_ids`: of the format's marker and end, those that are special tokens, whose text a
@@ -77,17 +77,17 @@ class ToolDialect:
 def find_dialect(
     template: Any, special_ids: Mapping[str, int], wanted: ToolFormatName | None = None
 ) -> ToolDialect:
-    """The dialect of a chat template (text, named texts or None); `wanted` overrides the format.
+    """Return the dialect of a chat template (text, named texts or None); `wanted` overrides it.
 
-    `special_ids`: the tokenizer's special tokens by text. A template that knows no tools, or
-    writes them in another way, gets hermes, rendered by us.
+    `special_ids`: the tokenizer's special tokens by text. A template that knows no tools, or writes
+    them in another way, gets hermes, rendered by us.
     """
     texts = template.values() if isinstance(template, Mapping) else [template or ""]
     text = "\n".join(map(str, texts)).replace('\\"', '"')
     found = _native_format(text)
     form, is_native = found or HERMES, found is not None
     if wanted is not None and form.name != wanted:
-        # What we do not recognise may well be the format that we are told it is.
+        # A template that we do not recognise may well write the wanted format.
         form, is_native = FORMATS[wanted], found is None and _shows_tools(text)
     marks = {mark: special_ids[mark] for mark in (form.marker, form.end) if mark in special_ids}
     return ToolDialect(format=form, is_native=is_native, special_ids=marks)

@@ -1,8 +1,7 @@
 """Finds tool calls in an answer while it is written.
 
 The grammar of the request (gateway/text/tools.py) lets the model write calls in the format's way
-only, so the parser reads just that, with any white space between the parts. What does not fit is
-content.
+only, so the parser reads just that, with any white space between the parts. All else is content.
 """
 
 from collections.abc import Mapping
@@ -17,8 +16,8 @@ _NAME_BEGINS: Final = '{"name":"'
 _SLICE_CHARS: Final = 256
 """Text is read in slices, so that what is held, and copied at each change of state, stays short."""
 _MAX_HEAD_CHARS: Final = 256
-"""What stands in front of arguments, or behind them, is refused beyond this: it would be read again
-with each token. The longest name and its marks take about 120 characters."""
+"""Longer text in front of arguments, or behind them, is refused: it would be read again with each
+token. The longest name and its marks take about 120 characters."""
 
 PieceKind = Literal["content", "call", "arguments"]
 
@@ -27,7 +26,7 @@ PieceKind = Literal["content", "call", "arguments"]
 class ToolPiece:
     """A piece of an answer. `call` begins a call; its text is the function's name.
 
-    `end`: the position in the whole text behind what the piece was made of.
+    `end`: the position in the whole text behind the text that the piece was made of.
     """
 
     kind: PieceKind
@@ -37,7 +36,7 @@ class ToolPiece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolReading:
-    """How a job's answers are read.
+    """The rules for reading a job's answers.
 
     `only_calls`: there is no content. `is_named`: the client chose the function, so that the end of
     the call is a plain stop (as OpenAI has it). `special_texts`: the texts of special tokens, by
@@ -63,7 +62,7 @@ class ToolParser:
         self._state: Literal["text", "head", "arguments", "tail", "rest"] = "text"
         self._is_next = False  # behind a separator: the head has no marker
         self._held = ""
-        self._space: list[str] = []  # in front of what is held; dropped if a call follows
+        self._space: list[str] = []  # in front of the held text; dropped if a call follows
         self._num_space = 0
         self._num_seen = 0
         self._pieces: list[ToolPiece] = []
@@ -72,11 +71,11 @@ class ToolParser:
 
     @property
     def num_decided(self) -> int:
-        """Characters of the text that nothing is waiting for."""
+        """Characters of the text that are decided."""
         return self._num_seen - len(self._held) - self._num_space
 
     def push(self, text: str) -> list[ToolPiece]:
-        """What can be released now, in order; no empty pieces."""
+        """Return the pieces that can be released now, in order; no empty ones."""
         for start in range(0, len(text), _SLICE_CHARS):
             piece = text[start : start + _SLICE_CHARS]
             self._held += piece
@@ -86,7 +85,7 @@ class ToolParser:
         return self._take()
 
     def flush(self) -> list[ToolPiece]:
-        """The answer is over: what was held for a call that never came."""
+        """End the answer: return the text held for a call that never came."""
         held_for_text = self._state in ("text", "rest") and not self._only_calls
         if held_for_text and (self._held.strip() or not self.num_calls):
             self._held = "".join(self._space) + self._held
@@ -101,7 +100,7 @@ class ToolParser:
         return pieces
 
     def _advance(self) -> bool:
-        """One change of state; False when more text is needed."""
+        """Make one change of state; False when more text is needed."""
         match self._state:
             case "text":
                 return self._text() if self._format.marker else self._start()
@@ -115,7 +114,7 @@ class ToolParser:
                 return self._release(len(self._held))
 
     def _text(self) -> bool:
-        """Content up to the next marker."""
+        """Read content up to the next marker."""
         marker = self._format.marker
         position = self._held.find(marker)
         if position < 0:
@@ -126,7 +125,7 @@ class ToolParser:
         return True
 
     def _start(self) -> bool:
-        """Without a marker the answer is a call from its first character, or never."""
+        """Begin: without a marker the answer is a call from its first character, or never."""
         trigger = self._format.trigger
         if self._held.startswith(trigger):
             self._drop_space()
@@ -138,14 +137,14 @@ class ToolParser:
         return True
 
     def _head(self) -> bool:
-        """From the marker to the arguments."""
+        """Read from the marker to the arguments."""
         head = self._held[:_MAX_HEAD_CHARS]
         if self._read_head(head):
             return True
         return len(head) == _MAX_HEAD_CHARS and self._refuse_head()
 
     def _read_head(self, head: str) -> bool:
-        """False when more text is needed."""
+        """Read a call's head; False when more text is needed."""
         form = self._format
         begins = _NAME_BEGINS if self._is_next else form.marker + form.lead + _NAME_BEGINS
         name_at = _match(head, 0, begins)
@@ -168,13 +167,13 @@ class ToolParser:
         return True
 
     def _refuse_head(self) -> bool:
-        """What looked like a call is content."""
+        """Turn text that looked like a call into content."""
         self._emit_content(len(self._format.trigger) if not self._is_next else 1)
         self._state = "text" if self._format.repeats else "rest"
         return True
 
     def _arguments(self) -> bool:
-        """Up to the brace that closes the call."""
+        """Read arguments up to the brace that closes the call."""
         if self._json.is_new:
             self._held = self._held.lstrip()
         end = self._json.scan(self._held)
@@ -186,7 +185,7 @@ class ToolParser:
         return True
 
     def _tail(self) -> bool:
-        """Behind a call: the next one of a list, or the end."""
+        """Read on behind a call: the next one of a list, or the end."""
         form = self._format
         tail = self._held[:_MAX_HEAD_CHARS]
         begun = tail.lstrip()
@@ -204,7 +203,7 @@ class ToolParser:
         return True
 
     def _release(self, length: int) -> bool:
-        """Content of this length, but for white space at its end: a call may follow."""
+        """Release content of this length, but for white space at its end: a call may follow."""
         num_shown = 0 if self._only_calls else len(self._held[:length].rstrip())
         self._emit_content(num_shown)
         num_space = length - num_shown
@@ -214,7 +213,7 @@ class ToolParser:
         return False
 
     def _emit_content(self, length: int) -> None:
-        """Content of this length with the space in front of it; nothing where there is none."""
+        """Emit content of this length, if any, with the space in front of it."""
         if length:
             self._held = "".join(self._space) + self._held
             length += self._num_space
@@ -243,7 +242,7 @@ class _JsonScanner:
         self.is_new = True
 
     def scan(self, text: str) -> int | None:
-        """The position of the brace; None when the value goes on behind `text`."""
+        """Return the position of the brace; None when the value goes on behind `text`."""
         for position, char in enumerate(text):
             self.is_new = False
             if self.is_escaped:
@@ -263,9 +262,9 @@ class _JsonScanner:
 
 
 def _match(text: str, start: int, pattern: str) -> int | None:
-    """The position behind `pattern` in `text` from `start` on, white space in either left out.
+    """Match `pattern` in `text` from `start` on, white space in either left out.
 
-    0 where it does not match; None where the text ends too soon to say.
+    Returns the position behind it; 0 where it does not match; None where the text ends too soon.
     """
     position = start
     for char in pattern:

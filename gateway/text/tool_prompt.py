@@ -59,7 +59,7 @@ def template_calls(message: AssistantMessage, path: str, form: ToolFormat) -> li
 
 
 def template_call_id(call_id: str, form: ToolFormat) -> str:
-    """Mistral's templates refuse ids that are not nine letters or digits."""
+    """Return an id for a template; Mistral's refuse ids that are not nine letters or digits."""
     if form.name != "mistral" or _SHORT_ID.fullmatch(call_id):
         return call_id
     return hashlib.sha256(call_id.encode()).hexdigest()[:9]
@@ -84,7 +84,7 @@ def _refuse_constant(name: str) -> None:
 def write_out(
     conversation: Sequence[TemplateMessage], tools: Sequence[dict[str, Any]]
 ) -> list[TemplateMessage]:
-    """Tools, calls and results in the words of ordinary messages (hermes).
+    """Write tools, calls and results as ordinary messages (hermes).
 
     Results that stand together are one message, as roles must alternate for many templates.
     """

@@ -1,4 +1,4 @@
-"""Tools and `tool_choice` of a request: what the answer must look like, and how it is read.
+"""Tools and `tool_choice` of a request: the grammar of the answer, and the rules for reading it.
 
 The grammar is xgrammar's structural tag, written by hand: this process does without xgrammar.
 Arguments conform to the function's schema always. With `auto` the answer is free until it begins a
@@ -27,7 +27,7 @@ _Tag = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolPlan:
-    """Which tools a request offers, and which calls it wants.
+    """The tools that a request offers, and the calls that it wants.
 
     `must_call`: the answer is calls only. `named`: the function that must be called.
     """
@@ -38,7 +38,7 @@ class ToolPlan:
     may_repeat: bool
 
     def grammar(self, dialect: ToolDialect, thinking: Thinking) -> GrammarSpec:
-        """What the answer conforms to. `thinking`: a block that comes, or may come, before it.
+        """Return the answer's grammar. `thinking`: a block that comes, or may come, before it.
 
         Raises BadRequestError when the tools are too large for a grammar.
         """
@@ -54,7 +54,7 @@ class ToolPlan:
             raise BadRequestError(f"tools: {error}.", param="tools") from error
 
     def reading(self, dialect: ToolDialect) -> ToolReading:
-        """How the answer is read."""
+        """Return the rules for reading the answer."""
         return ToolReading(
             format=dialect.format,
             only_calls=self.must_call,
@@ -64,7 +64,7 @@ class ToolPlan:
 
 
 def plan_tools(request: ChatRequest) -> ToolPlan | None:
-    """The request's tools; None where no calls are possible. Raises BadRequestError."""
+    """Plan the request's tools; None where no calls are possible. Raises BadRequestError."""
     tools = request.tools or []
     choice = request.tool_choice
     named = choice.function.name if isinstance(choice, NamedToolChoice) else None
@@ -93,7 +93,7 @@ def plan_tools(request: ChatRequest) -> ToolPlan | None:
 
 
 def _check_functions(functions: Sequence[FunctionDefinition]) -> set[str]:
-    """The names. Raises BadRequestError for two of a name, or arguments that are no object."""
+    """Return the names. Raises BadRequestError for duplicates, or arguments that are no object."""
     names: set[str] = set()
     for index, function in enumerate(functions):
         path = f"tools.{index}.function"
@@ -113,7 +113,7 @@ def _check_functions(functions: Sequence[FunctionDefinition]) -> set[str]:
 
 
 def arguments_schema(function: FunctionDefinition) -> dict[str, Any]:
-    """The JSON schema of a function's arguments; they are always an object."""
+    """Return the JSON schema of a function's arguments; they are always an object."""
     schema = function.parameters
     if schema is None:
         return {"type": "object", "properties": {}, "additionalProperties": False}
@@ -131,7 +131,7 @@ class _Builder:
         self._is_single = not (may_repeat and dialect.format.has_parallel_calls)
 
     def answer(self, functions: Sequence[FunctionDefinition], *, must_call: bool) -> _Tag:
-        """Calls only, or text with calls."""
+        """Build an answer of calls only, or of text with calls."""
         if not self._form.marker:
             calls = self._calls(functions)
             trigger = self._form.trigger
@@ -153,14 +153,14 @@ class _Builder:
                 "tags": [section],
                 "stop_after_first": ends_with_it,
             }
-        # No text spells a special token, so what is text and what is not needs no trigger.
+        # No text spells a special token, so text and calls need no trigger to be told apart.
         text = {"type": "any_text"}
         if ends_with_it:
             return _sequence([text, {"type": "optional", "content": section}])
         return _sequence([{"type": "star", "content": _sequence([text, section])}, text])
 
     def _section(self, calls: _Tag) -> _Tag:
-        """Calls with what stands around them."""
+        """Build a section: calls with the markers around them."""
         form = self._form
         content = [_const(form.lead), calls, _const(form.trail)]
         return {
@@ -171,7 +171,7 @@ class _Builder:
         }
 
     def _calls(self, functions: Sequence[FunctionDefinition]) -> _Tag:
-        """What stands between a marker and its end."""
+        """Build the calls between a marker and its end."""
         calls = [self._call(function) for function in functions]
         if self._form.separator is None:
             return _any_of(calls)
@@ -190,13 +190,13 @@ class _Builder:
         return {"type": "tag", "begin": begin, "content": arguments, "end": "}"}
 
     def _mark(self, text: str) -> str | _Tag:
-        """A special token is no text for a grammar: it goes by its id."""
+        """Return a marker; a special token goes by its id, as it is no text for a grammar."""
         token_id = self._special_ids.get(text)
         return text if token_id is None else {"type": "token", "token": token_id}
 
 
 def _text_not_starting_with(start: str) -> _Tag:
-    """Any text but those."""
+    """Match any text that does not begin with `start`."""
     others = []
     for index, char in enumerate(start):
         before = re.escape(start[:index])
