@@ -53,7 +53,7 @@ class Responder(Protocol):
 
 
 class HandOffError(GatewayError):
-    """Raised by a responder that must not answer: the next place is to. `origin` says why.
+    """Raised by a responder to pass the request on to the next place. `origin` says why.
 
     `is_own`: the server's own setting decided, not one that the request brought.
     """
@@ -113,8 +113,8 @@ EscalateFn = Callable[[DraftAnswer], Awaitable[TakenOver | None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Elsewhere:
-    """An upstream tier in the large model's part for a request: gets what is too hard for the small
-    model.
+    """An upstream tier in the large model's part for a request: it gets what is too hard for the
+    small model.
     """
 
     name: str

@@ -1,1 +1,1 @@
-"""From the engine's events to text, token by token, and to response bodies."""
+"""Turns the engine's events into text, token by token, and into response bodies."""

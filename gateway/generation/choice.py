@@ -337,7 +337,7 @@ class Choice:
         return tuple(done)
 
     def _last_logprobs(self) -> tuple[TokenLogprobs, ...]:
-        """Take those of the tokens that are left; tokens behind a stop string's cut are dropped."""
+        """Return those of the tokens that are left, without tokens behind a stop string's cut."""
         return tuple(
             entry
             for begin, _, entry in self._logprobs

@@ -93,12 +93,12 @@ class ChoiceStream:
         self._metrics = metrics
         self._clock = clock
         self._hold_back = HoldBack(job.cascade, clock) if job.cascade else None
-        # Where the tiers count different tokens, none can go on in the middle of a text.
+        # With different tokenizers, no tier can continue in the middle of a text.
         self._may_continue = bool(
             job.cascade and job.cascade.mid_stream and not plan.escalated and not job.take_over
         )
         self._is_continued = False
-        self._num_continued = 0  # tokens behind which the other tier goes on
+        self._num_continued = 0  # tokens in front of the other tier's continuation
         self._held: list[Delta] = []
         self._held_reason: Literal["stop", "length"] | None = None
         self._small_ids: list[int] = []
@@ -345,7 +345,7 @@ class ChoiceStream:
         return self._receive(event)
 
     async def _watch_on(self, event: TokensEmitted) -> None:
-        """In mid-stream, let the large tier go on where the watch has lost its trust."""
+        """In mid-stream, let the large tier continue where the watch has lost its trust."""
         assert self._hold_back is not None
         judgement = self._hold_back.wants_continuation(event)
         if judgement is not None and self.choice.finish_reason is None:

@@ -150,7 +150,7 @@ class Generation:
         for stream in self._streams:
             usage = stream.choice.usage
             metrics = self._metrics.of_tier(stream.tier)
-            if not is_handed_over:  # else they are in no answer
+            if not is_handed_over:  # else its tokens are in no answer
                 metrics.generation_tokens.inc(usage.num_tokens)
             metrics.finished(stream.choice.finish_reason or self.outcome)
             if usage.queue_s is not None:

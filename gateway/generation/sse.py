@@ -267,7 +267,7 @@ def _text(token_id: int, tokenizer: ChatTokenizer) -> str:
 
 
 def finite(logprob: float) -> float:
-    """Replace minus infinity, which JSON has not, by -9999 as OpenAI does."""
+    """Replace minus infinity, which JSON lacks, by -9999 as OpenAI does."""
     return max(logprob, -9999.0)
 
 

@@ -16,7 +16,7 @@ _OUTCOMES: Final[dict[str, RowOutcome]] = {
 
 
 def usage_summary(generation: Generation, origin: RouteReason) -> LocalAnswer:
-    """Summarise it, with the cost and the tokens that its client is told."""
+    """Summarise it, with the cost and the tokens that are shown to its client."""
     job = generation.job
     used = [choice.usage for choice in generation.choices]
     outcome = _OUTCOMES[generation.outcome]

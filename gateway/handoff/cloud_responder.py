@@ -169,7 +169,7 @@ class CloudResponder:
         if chunk.finish_reason is None or self._has_reported:
             return chunk.raw
         if self._wants_usage:
-            # Some servers report the tier in this way.
+            # Some servers put the usage into this chunk.
             return chunk.raw if chunk.usage is None else self._usage_chunk(chunk.raw)
         self._last = chunk  # the token counts for the report come after it
         return b""

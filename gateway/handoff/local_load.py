@@ -1,4 +1,4 @@
-"""The local models' current times, learnt from the requests that they answer."""
+"""Estimates how long the local models take at present, from the requests that they answer."""
 
 import math
 from collections.abc import Callable

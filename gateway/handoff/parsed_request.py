@@ -30,9 +30,9 @@ class RequestContext:
     """The context of a request's body. `hops`: the gateways that it has passed, without this one.
 
     `with_trace`: the client wants to see where tokens came from. `meter`: the request's account,
-    `outcome`: the record of its end; both None where it is only planned. `headers` by names in
-    lower case. `arm`: its arms of experiments as text. has_arms_slo: an arm set its latency
-    objective, not the request.
+    `outcome`: the record of its end, None where it is only planned. `headers` by names in lower
+    case. `arm`: its arms of experiments as text. has_arms_slo: an arm set its latency objective,
+    not the request.
     """
 
     arrival_s: float

@@ -1,1 +1,1 @@
-"""From a validated request to a job for the engine: tier, prompt, limits."""
+"""Turns a validated request into a job for the engine: tier, prompt, limits."""

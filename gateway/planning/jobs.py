@@ -1,4 +1,4 @@
-"""From a validated request to a `Job`: which tier, which tokens, which limits."""
+"""Turns a validated request into a `Job`: its tier, its tokens, its limits."""
 
 import secrets
 import time
@@ -307,7 +307,7 @@ class JobBuilder:
     def _learner(
         self, dialogue: Dialogue | None, num_prompt_tokens: int
     ) -> Callable[[Answer], None]:
-        """Return what learns from an answer: its length, its conversation, the watch's worth."""
+        """Make a callback that learns an answer's length, its conversation, the watch's worth."""
         parts, clock = self.routing, self.clock
 
         def learn(answer: Answer) -> None:

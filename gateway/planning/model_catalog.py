@@ -12,7 +12,7 @@ from gateway.schema.kinds import ServerKind
 from gateway.settings.tiers import RESERVED_NAMES
 
 AUTO: Final = "auto"
-# Clients sort models by age; ours have none that would mean anything.
+# Clients sort models by age; local and upstream models have no meaningful one.
 _CREATED: Final = 1_762_000_000
 _LOCAL_FIELDS: Final = ("tier", "model_id", "max_context", "num_parameters", "dtype", "device")
 

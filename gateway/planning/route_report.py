@@ -1,4 +1,4 @@
-"""A routing decision in the words of POST /v1/route (gateway/schema/routing.py)."""
+"""A routing decision in the format of POST /v1/route (gateway/schema/routing.py)."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -72,7 +72,7 @@ class Lifespan:
         try:
             await self.engine.start()
             if self.checks_pair:
-                await self.jobs.engine_info()  # whether these are the models of the router
-        except Exception as error:  # noqa: BLE001 - kept: /ready tells it
+                await self.jobs.engine_info()  # raises if the router is for other models
+        except Exception as error:  # noqa: BLE001 - kept: /ready reports it
             self.jobs.start_error = error
             logger.error("engine failed to start error=%s message=%s", type(error).__name__, error)

@@ -27,7 +27,7 @@ class OpenApiEndpoint:
         self._read_limits = read_limits
         self._models = models
         self._has_tiers_elsewhere = has_tiers_elsewhere
-        self._bodies: dict[LoadedLimits | None, bytes] = {}  # an engine keeps its models: two
+        self._bodies: dict[LoadedLimits | None, bytes] = {}  # two at most: models do not change
         self._lock = asyncio.Lock()
 
     async def answer(self) -> Response:

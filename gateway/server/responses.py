@@ -142,7 +142,7 @@ class AnswerResponse(Response):
             )
             if not self._has_started:
                 raise error from None
-            # It ends by the request's own terms, and what it got is paid for.
+            # The request's deadline or its key ends it: the tokens that it got are paid for.
             await self._end_badly(send, error, "cancelled")
         finally:
             self._limit = None
@@ -202,7 +202,7 @@ class AnswerResponse(Response):
     async def _finish(self, ending: MeteredEnding, error: Exception | None = None) -> None:
         """Settle the account before the last byte is sent: the next request may follow at once.
 
-        From here on an answer that is whole is in time: what is paid for is sent.
+        From here on the deadline cannot end a whole answer: it is paid for, so it is sent.
         """
         if self._limit is not None:
             if not self._limit.expired():

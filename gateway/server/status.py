@@ -32,7 +32,7 @@ _STATS_TIMEOUT_S: Final = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusEndpoints:
-    """Answers what clients, load balancers and Prometheus ask about the gateway."""
+    """Describes the gateway to clients, load balancers and Prometheus."""
 
     engine: EngineClient
     jobs: JobBuilder

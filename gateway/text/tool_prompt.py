@@ -1,4 +1,4 @@
-"""Tools, calls and results as chat templates want them; as text for templates that know none."""
+"""Tools, calls and results in the form of chat templates; as text for templates without tools."""
 
 import hashlib
 import json
