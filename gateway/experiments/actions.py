@@ -1,4 +1,4 @@
-"""What can be done with experiments, wherever they are kept."""
+"""The operations on experiments, for any kind of store."""
 
 import json
 from abc import ABC, abstractmethod
@@ -27,7 +27,7 @@ class ExperimentActions(ABC):
     """Makes, finds and changes experiments. Blocks: in an event loop, use a thread.
 
     Every method that names an experiment raises NotFoundError where there is none, and
-    ConflictError as gateway/experiments/lifecycle.py says.
+    ConflictError as in gateway/experiments/lifecycle.py.
     """
 
     def __init__(self, wall_clock: Callable[[], float]) -> None:
@@ -40,7 +40,7 @@ class ExperimentActions(ABC):
 
     @abstractmethod
     def load(self) -> ExperimentTable:
-        """All of them, by name; what cannot be read is left out, and logged."""
+        """Return all experiments, by name; rows that cannot be read are left out, and logged."""
 
     @abstractmethod
     def get(self, name: str) -> ExperimentRecord:
@@ -52,7 +52,7 @@ class ExperimentActions(ABC):
 
     @abstractmethod
     def events(self, name: str, *, limit: int = MAX_EVENTS) -> list[ExperimentEvent]:
-        """What was done to it, the newest first."""
+        """Return the changes of an experiment, the newest first."""
 
     @abstractmethod
     def create(
@@ -82,10 +82,10 @@ class ExperimentActions(ABC):
         state: ExperimentState | None = None,
         detail: str = "",
     ) -> ExperimentRecord:
-        """All of these changes, or none; None leaves things as they are.
+        """Make all of these changes, or none; None leaves a field as it is.
 
-        Another spec makes a new version, where the present one has ever run. `state` "draft" is
-        "stopped" for what was started.
+        Another spec makes a new version, where the present one has ever run. `state` "draft" means
+        "stopped" for an experiment that was started.
         """
         now_s = self.wall_clock()
 
@@ -149,7 +149,7 @@ class ExperimentActions(ABC):
 def _kind(
     spec: ExperimentSpec | None, share: float | None, state: ExperimentState | None
 ) -> EventKind:
-    """What to call a change: by the most that is in it."""
+    """Return the event kind of a change, named after its greatest part."""
     if spec is not None:
         return "edited"
     if state is not None:

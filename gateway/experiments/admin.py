@@ -94,7 +94,7 @@ class ExperimentApi:
         return _json(experiment_report(record))
 
     async def get_experiment(self, request: Request, principal: Principal) -> Response:
-        """One experiment, its versions, and what was done to it."""
+        """Return one experiment, its versions, and its changes."""
         self._authenticator.require_admin(principal)
         name = request.path_params["experiment"]
 
@@ -105,7 +105,7 @@ class ExperimentApi:
         return _json(await asyncio.to_thread(detail))
 
     async def update_experiment(self, request: Request, principal: Principal) -> Response:
-        """Edit, ramp, start or stop: what is asked, together or not at all."""
+        """Edit, ramp, start or stop: all requested changes together or none."""
         self._authenticator.require_admin(principal)
         name = request.path_params["experiment"]
         body = await self._read_body(request)
@@ -161,7 +161,7 @@ class ExperimentApi:
         return _json(experiment_report(record))
 
     async def report_experiment(self, request: Request, principal: Principal) -> Response:
-        """What may be said of it now."""
+        """Return the experiment's present report."""
         self._authenticator.require_admin(principal)
         name = request.path_params["experiment"]
         version = _version(request.query_params.get("version"))
@@ -169,7 +169,7 @@ class ExperimentApi:
         return _json(analysis.document())
 
     async def _change(self, change: Callable[[], ExperimentRecord]) -> ExperimentRecord:
-        """Change it, and know of it at once: the answer tells what holds from now on."""
+        """Change it and refresh the registry at once, so that the answer shows the new state."""
         record = await asyncio.to_thread(change)
         await self._look_again()
         return record

@@ -1,4 +1,4 @@
-"""Where the endpoints of /admin/experiments are, and how the OpenAPI document describes them."""
+"""The endpoints of /admin/experiments and their description in the OpenAPI document."""
 
 from typing import Any, Final
 

@@ -1,4 +1,4 @@
-"""/admin/experiments: what is asked and answered."""
+"""Request and answer bodies of /admin/experiments."""
 
 from collections.abc import Sequence
 from copy import copy
@@ -18,11 +18,11 @@ class ExperimentCreate(ExperimentSpec):
     """A new experiment. It runs as soon as it is started."""
 
     name: ExperimentName
-    """What to call it."""
+    """The experiment's name."""
     share: Share = 1.0
-    """How many of the units take part while it runs."""
+    """Share of the units that take part while it runs."""
     start: bool = False
-    """Whether it runs at once."""
+    """Start it at once."""
 
     def spec(self) -> ExperimentSpec:
         """The experiment itself."""
@@ -31,15 +31,15 @@ class ExperimentCreate(ExperimentSpec):
 
 
 def _without_defaults(schema: dict[str, Any]) -> None:
-    """Absent fields stay as they are, so there is nothing that they default to."""
+    """Remove defaults: absent fields stay as they are, so none applies."""
     for described in schema["properties"].values():
         described.pop("default", None)
 
 
 class _Update(RequestModel):
-    """What of an experiment is to change: the fields that are there, each one as a whole.
+    """Changes of an experiment: the given fields change, each one as a whole.
 
-    `share` and `state` change the running version; other fields, but for `description` and
+    `share` and `state` change the running version; other fields, except `description` and
     `guardrails`, make a new one, whose data are kept apart.
     """
 
@@ -50,7 +50,7 @@ class _Update(RequestModel):
     share: Share = 1.0
     """Share of the units that take part."""
     state: Literal["running", "stopped"] = "stopped"
-    """Whether it runs."""
+    """Run or stop it."""
 
 
 def _absent(info: FieldInfo) -> FieldInfo:
@@ -82,14 +82,14 @@ class _Report(BaseModel):
 
 
 class StoppedReport(_Report):
-    """Why an arm takes no part any more, and since when (seconds since 1970, UTC)."""
+    """The reason and time (seconds since 1970, UTC) of an arm's exclusion."""
 
     reason: str
     at: float
 
 
 class ExperimentArmReport(_Report):
-    """An arm; `share` of the experiment's units are in it, `set` is what it sets."""
+    """An arm; `share` of the experiment's units are in it, `set` holds its settings."""
 
     name: str
     share: float
@@ -164,7 +164,7 @@ class DeletedExperiment(_Report):
 
 
 class ExperimentAnalysis(BaseModel):
-    """What may be said of an experiment now: arms, comparisons with the control, the verdict."""
+    """The present report on an experiment: arms, comparisons with the control, the verdict."""
 
     model_config = ConfigDict(extra="allow", protected_namespaces=())
 

@@ -17,7 +17,7 @@ from gateway.settings.experiment_rules import AllocationRule
 
 _ALPHA: Final = 0.05
 _LEAST_CHANGE: Final = 0.02
-"""Smaller changes would move units to other arms for nothing."""
+"""Smaller changes would move units to other arms without benefit."""
 
 
 def next_weights(
@@ -57,7 +57,7 @@ def next_weights(
 
 
 def _generator(totals: Mapping[str, ArmTotals], arms: list[str]) -> np.random.Generator:
-    """Draws that depend on what was counted, and on nothing else."""
+    """Return a generator whose draws depend on the totals alone."""
     words = [
         f"{t.experiment}:{t.version}/{t.arm}={t.num_requests}" for t in (totals[a] for a in arms)
     ]

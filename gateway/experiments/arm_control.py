@@ -12,7 +12,7 @@ class ArmStore(Protocol):
     """Changes experiments where they are kept; blocks. Raises GatewayErrors."""
 
     def stop_arm(self, name: str, version: int, arm: str, reason: str) -> object:
-        """Take an arm out; nothing where it is out, or where the version is not the newest."""
+        """Take an arm out; do nothing if it is out, or if the version is not the newest."""
 
     def set_weights(self, name: str, version: int, weights: Mapping[str, float]) -> object:
         """Other weights for the arms that are not stopped; the version stays the same."""
@@ -27,7 +27,8 @@ class StoredArmControl:
         store: ArmStore,
         refresh: Callable[[], Awaitable[object]],
     ) -> None:
-        """`records` are the last known ones; `refresh` reads them again after a change."""
+        """Store the arguments. `records` returns the last known ones; `refresh` reads them again
+        after a change."""
         self._records = records
         self._store = store
         self._refresh = refresh

@@ -22,9 +22,10 @@ class Subject:
     """A request, as far as experiments look at it.
 
     `user` and `conversation` (see `conversation_unit`) are empty where they are unknown. `headers`
-    by names in lower case. `own_fields`: what of the request's `outrider` object it sets itself,
-    and "service_tier"; who sets what an experiment is about takes no part in it. `tiers` that may
-    answer this key, None for all. is_admin: it may see, and force, the arms of all experiments.
+    by names in lower case. `own_fields`: the fields of the request's `outrider` object that it sets
+    itself, and "service_tier"; a request that sets a field which an experiment is about takes no
+    part in it. `tiers` that may answer this key, None for all. is_admin: it may see, and force, the
+    arms of all experiments.
     """
 
     key_id: str
@@ -60,11 +61,11 @@ class Assignment:
 
 
 class Assigner(Protocol):
-    """Knows the arms of a request. Called on the event loop for every request."""
+    """Assigns the arms of a request. Called on the event loop for every request."""
 
     @property
     def wants_conversation(self) -> bool:
-        """Whether anybody looks at `Subject.conversation`; else it need not be computed."""
+        """Return whether `Subject.conversation` is needed; else it need not be computed."""
 
     def assign(self, subject: Subject) -> Assignment | None:
         """The arms of a request; None for none.
@@ -86,9 +87,9 @@ class NobodyAssigner:
 
 
 def conversation_unit(key_id: str, first_user_text: str) -> str:
-    """What a conversation is known by in experiments: who asked, and how it began.
+    """Return a conversation's id in experiments: a digest of its key and its first text.
 
-    The same in every process, so that a conversation stays in its arm wherever it is answered.
+    The same in every process, so that a conversation keeps its arm in all of them.
     """
     parts = (key_id, first_user_text.strip())
     digest = blake2b(digest_size=_CONVERSATION_BYTES)
@@ -99,7 +100,7 @@ def conversation_unit(key_id: str, first_user_text: str) -> str:
 
 
 def unknown_arm(wanted: str, known: Sequence[str]) -> BadRequestError:
-    """What to say of a forced arm that there is not. `known`: those there are, EXPERIMENT/ARM."""
+    """Return the error for an unknown forced arm. `known`: the valid ones, EXPERIMENT/ARM."""
     named = ", ".join(known[:_MAX_NAMED]) or "none"
     more = f" and {len(known) - _MAX_NAMED} more" if len(known) > _MAX_NAMED else ""
     return BadRequestError(

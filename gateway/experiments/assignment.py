@@ -32,7 +32,7 @@ class UnitHash:
     __slots__ = ("_hash",)
 
     def __init__(self, secret: bytes, purpose: str, name: str) -> None:
-        """`purpose` and `name` make hashes with nothing in common."""
+        """Derive the key. `purpose` and `name` make independent hashes."""
         self._hash = hashlib.blake2b(digest_size=_DIGEST_BYTES, key=secret[:_KEY_BYTES])
         self._hash.update(f"{purpose}\0{name}\0".encode())
 
@@ -71,7 +71,8 @@ class HashAssigner:
     """Assigns by the experiments as they are at one moment."""
 
     def __init__(self, records: Iterable[ExperimentRecord], secret: bytes) -> None:
-        """`secret`: up to 64 bytes, the same wherever a unit is to get the same arm."""
+        """Build the table. `secret`: up to 64 bytes, the same in all processes that must agree on
+        arms."""
         records = list(records)
         self._forced = {
             f"{record.name}/{arm}": _forced(record, arm)
@@ -85,7 +86,7 @@ class HashAssigner:
 
     @property
     def wants_conversation(self) -> bool:
-        """Whether an experiment assigns by conversation."""
+        """Return whether an experiment assigns by conversation."""
         return self._wants_conversation
 
     def assign(self, subject: Subject) -> Assignment | None:
@@ -110,7 +111,7 @@ class HashAssigner:
         return self._together([first, *more])
 
     def _force(self, wanted: str, subject: Subject) -> Assignment:
-        """The arm that the request wants. It sets nothing that the request could not set itself.
+        """Return the arm that the request forces. It sets nothing beyond the request's permissions.
 
         Experiments of other tenants stay hidden from principals that cannot be in them.
         """

@@ -34,13 +34,13 @@ class WatchedExperiment:
     name: str
     version: int
     weights: Mapping[str, float]
-    """Of the arms that take traffic."""
+    """The weights of the arms that take traffic."""
     stopped_arms: frozenset[str] = frozenset()
     """Arms that were stopped and take no traffic."""
     guardrails: GuardrailLimits = NO_GUARDRAILS
     allocation: AllocationRule = FIXED_ALLOCATION
     is_independent: bool = False
-    """Whether every request is a unit of its own."""
+    """True if every request is a unit of its own."""
 
     @property
     def needs_totals(self) -> bool:
@@ -102,7 +102,7 @@ class ControllerMetrics:
 class ExperimentController:
     """Checks all running experiments every `every_s`. For one event loop.
 
-    Each gateway has one. They read the same totals, and stopping an arm twice changes nothing.
+    Each gateway has one. They read the same totals, and stopping an arm twice has no effect.
     """
 
     def __init__(
@@ -115,7 +115,8 @@ class ExperimentController:
         clock: Callable[[], float],
         every_s: float = _CHECK_S,
     ) -> None:
-        """`flush` stores what this gateway has counted; `clock` is monotonic, in seconds."""
+        """Store the arguments. `flush` stores this gateway's counts; `clock` is monotonic, in
+        seconds."""
         self._control = control
         self._store = store
         self._flush = flush

@@ -1,4 +1,4 @@
-"""Whether a request takes part in an experiment."""
+"""The check of whether a request takes part in an experiment."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,9 +17,9 @@ class Eligibility:
     """The units that take part, as a check of each request. None: all units.
 
     `about`: settings that the request must not set itself, or arms could not be compared. `tiers`
-    that arms name, all of which the key must be allowed: else some arms could not have it, and the
-    others would be compared with what is left. is_about_places: arms say who may answer, so that no
-    key takes part that only some tiers may answer.
+    that arms name, all of which the key must be allowed: else some arms would be closed to it, and
+    the others would be compared with a biased rest. is_about_places: arms restrict the tiers that
+    may answer, so keys restricted to some tiers take no part.
     """
 
     keys: frozenset[str] | None
@@ -33,7 +33,7 @@ class Eligibility:
 
     @classmethod
     def of(cls, spec: ExperimentSpec) -> "Eligibility":
-        """As the experiment wants it."""
+        """Return the check for an experiment's spec."""
         wanted = spec.eligible
         return cls(
             keys=_names(wanted.keys),
@@ -47,7 +47,7 @@ class Eligibility:
         )
 
     def admits(self, subject: Subject) -> bool:
-        """Whether this request takes part."""
+        """Return whether this request takes part."""
         return (
             self.about.isdisjoint(subject.own_fields)
             and self.is_open_to(subject)
@@ -58,7 +58,7 @@ class Eligibility:
         )
 
     def is_open_to(self, subject: Subject) -> bool:
-        """Whether requests of this key and team may take part."""
+        """Return whether requests of this key and team may take part."""
         return (self.keys is None or subject.key_id in self.keys) and (
             self.teams is None or subject.team_id in self.teams
         )
@@ -68,10 +68,10 @@ class Eligibility:
 
 
 def unit_of(kind: UnitKind, subject: Subject) -> str:
-    """What stays in its arm; empty where the request has no such thing, and takes no part.
+    """Return the id that keeps its arm; empty where the request lacks it and takes no part.
 
-    Users are known within their team, or their key where it is in none. Who asks without a key is
-    nobody in particular: all of them together would be a single unit.
+    Users are known within their team, or their key where it is in none. Requests without a key have
+    no user: together they would be a single unit.
     """
     match kind:
         case "user":

@@ -37,7 +37,7 @@ _NO_DATABASE_SECRET: Final = b"experiments without a database"
 
 
 class Experiments:
-    """Everything about experiments. Without arguments: none, and a memory to make some in.
+    """All parts for experiments. Without arguments: no experiments, stored in memory.
 
     For one event loop.
     """
@@ -51,7 +51,8 @@ class Experiments:
         wall_clock: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Nothing is read yet. `clock` is monotonic, `wall_clock` seconds since 1970 (UTC)."""
+        """Store the arguments; read no data. `clock` is monotonic, `wall_clock` seconds since
+        1970."""
         registry = CollectorRegistry() if registry is None else registry
         self.store: ExperimentActions = (
             MemoryExperimentStore(wall_clock=wall_clock)
@@ -66,7 +67,7 @@ class Experiments:
         self.sinks: tuple[OutcomeSink, ...] = (measures, recent)
         """Sinks that count the outcomes of requests."""
         self.feedback = FeedbackDesk(recent, self.totals, database, registry, wall_clock=wall_clock)
-        """Where outcomes are posted back."""
+        """The endpoint's part that takes feedback on answers."""
         self.writer = MeasureWriter(
             measures, self.totals, writer_id=uuid.uuid4().hex, wall_clock=wall_clock
         )
@@ -98,7 +99,7 @@ class Experiments:
         await self.registry.close()
 
     async def report(self, name: str, version: int | None = None) -> Analysis:
-        """All that may be said of an experiment now, with what this gateway has just counted.
+        """Return the report on an experiment, including this gateway's latest counts.
 
         Raises NotFoundError for an experiment or version that does not exist, and StorageError.
         """
@@ -117,10 +118,9 @@ def build_experiments(
     database: Database | None,
     registry: CollectorRegistry,
 ) -> Experiments:
-    """The experiments of a gateway, as its settings want them. Blocks.
+    """Build the experiments of a gateway from its settings. Blocks.
 
-    Raises SettingsError for experiments that exclude each other, and for a database that cannot be
-    asked.
+    Raises SettingsError for experiments that exclude each other, and for an unavailable database.
     """
     try:
         if database is None:

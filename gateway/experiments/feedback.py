@@ -43,7 +43,7 @@ _NO_ARM: Final = ArmRef(experiment="", version=0, arm="")
 
 
 class FeedbackDesk:
-    """Finds the request that feedback is on, and keeps what is said. For one event loop."""
+    """Finds the request that feedback is on, and stores the feedback. For one event loop."""
 
     def __init__(
         self,
@@ -55,8 +55,10 @@ class FeedbackDesk:
         wall_clock: Callable[[], float] = time.time,
         grace_s: float = _GRACE_S,
     ) -> None:
-        """`database`: the ledger's, for requests that are not in memory. `grace_s`: how long an
-        unknown request is waited for, since its answer may just have ended."""
+        """Store the arguments. `database`: the ledger's, for requests that are not in memory.
+
+        `grace_s`: the wait for an unknown request, since its answer may just have ended.
+        """
         self._recent = recent
         self._store = store
         self._database = database
@@ -68,7 +70,7 @@ class FeedbackDesk:
         )
 
     async def give(self, principal: Principal, said: AnyFeedback) -> None:
-        """Keep it, in place of what was said before under the same name.
+        """Store feedback, replacing earlier feedback of the same name.
 
         Raises NotFoundError where this tenant has had no such answer, BadRequestError where a
         request has too many names, StorageError.

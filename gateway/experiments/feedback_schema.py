@@ -1,4 +1,4 @@
-"""/v1/feedback: what is asked and answered."""
+"""Request and answer bodies of /v1/feedback."""
 
 from typing import Annotated, Any, Final, Literal
 
@@ -8,7 +8,7 @@ from gateway.schema.common import RequestModel
 
 _MAX_SCORE: Final = 1e9
 _ONE_LINE: Final = r"^[^\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]*$"
-"""Nothing that moves a terminal's cursor, or turns the text around it."""
+"""Excludes characters that move a terminal's cursor or turn the text around them."""
 
 AnsweredId = Annotated[
     str,
@@ -40,7 +40,7 @@ class ScoreFeedback(RequestModel):
 
 
 class SuccessFeedback(RequestModel):
-    """Whether the answer did what it was for."""
+    """Feedback on whether the answer served its purpose."""
 
     request_id: AnsweredId
     success: bool
@@ -48,7 +48,7 @@ class SuccessFeedback(RequestModel):
 
 
 class LabelFeedback(RequestModel):
-    """A word."""
+    """Feedback as a label."""
 
     request_id: AnsweredId
     label: FeedbackLabel
@@ -56,7 +56,7 @@ class LabelFeedback(RequestModel):
 
 
 def _model_of(body: object) -> str:
-    """Which model a body is meant to be, by what it says; a score where it says nothing."""
+    """Return the model that a body's fields select; a score where there are none."""
     if isinstance(body, dict) and "score" not in body:
         for field, name in (("success", "SuccessFeedback"), ("label", "LabelFeedback")):
             if field in body:
@@ -73,7 +73,7 @@ AnyFeedback = Annotated[
 
 
 class FeedbackReceipt(BaseModel):
-    """The feedback is kept; what was said before under this name holds no more."""
+    """The feedback is stored; it replaces earlier feedback of this name."""
 
     model_config = ConfigDict(extra="forbid")
 

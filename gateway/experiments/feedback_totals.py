@@ -41,7 +41,7 @@ class FeedbackRow:
     given_at: float = 0.0
 
     def columns(self) -> dict[str, Any]:
-        """As the table has it."""
+        """Return the columns of the table."""
         return asdict(self)
 
 

@@ -37,7 +37,7 @@ class Breach:
 def guardrail_intervals(
     totals: ArmTotals, limits: GuardrailLimits, *, num_arms: int, is_independent: bool
 ) -> dict[GuardrailName, Interval]:
-    """What each set guardrail's figure is, in the limit's unit: always valid.
+    """Return the interval of each set guardrail's figure, in the limit's unit: always valid.
 
     The limits' alpha is divided among all guardrails and arms. is_independent: every request is a
     unit of its own.
@@ -54,10 +54,10 @@ def breaches(
     num_arms: int,
     is_independent: bool = False,
 ) -> list[Breach]:
-    """Arms that exceed a limit, with the first such limit of each.
+    """Return the arms that exceed a limit, with the first such limit of each.
 
-    They may be asked for as often as one likes: that an arm within all its limits is ever told
-    here has a probability of `limits.alpha` at most, for all arms together. `num_arms` counts all
+    They may be computed any number of times: that an arm within all its limits is ever listed
+    has a probability of `limits.alpha` at most, for all arms together. `num_arms` counts all
     arms of the experiment, stopped ones too.
     """
     found = []

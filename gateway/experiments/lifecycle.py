@@ -1,7 +1,7 @@
-"""What may be done to an experiment, and what it is then: records in, records out.
+"""The changes of an experiment's state: records in, records out.
 
 Every function raises ConflictError where the experiment is not in a state for it, or where another
-one that runs stands in the way. `others` are all other experiments, `now_s` seconds since 1970.
+running one conflicts with it. `others` are all other experiments, `now_s` seconds since 1970.
 """
 
 from collections.abc import Iterable, Mapping
@@ -102,9 +102,9 @@ def edited(
 def arm_stopped(
     record: ExperimentRecord, version: int, arm: str, reason: str, now_s: float
 ) -> ExperimentRecord:
-    """The experiment without an arm, whose units get the control's settings and are not counted.
+    """Return the experiment without an arm; its units get the control's settings, uncounted.
 
-    Without its control, or with its control alone, it is stopped. The same experiment comes back
+    Without its control, or with its control alone, it is stopped. The same experiment is returned
     where the version is not the newest one any more, or the arm was stopped before.
     """
     current = record.current
@@ -122,10 +122,10 @@ def arm_stopped(
 def reweighted(
     record: ExperimentRecord, version: int, weights: Mapping[str, float]
 ) -> ExperimentRecord:
-    """The same version with other weights for the arms that are not stopped.
+    """Return the same version with other weights for the arms that are not stopped.
 
-    Stopped arms keep their slots, so that nobody of theirs is counted anywhere. The same experiment
-    comes back where the version is not the newest one any more, or does not run.
+    Stopped arms keep their slots, so that their units are counted in no arm. The same experiment is
+    returned where the version is not the newest one any more, or does not run.
     """
     current = record.current
     if version != current.number or not record.is_running:
@@ -146,7 +146,7 @@ def _weights(spec: ExperimentSpec) -> dict[str, float]:
 
 
 def _measured_alike(spec: ExperimentSpec) -> str:
-    """What two specs have in common that need not be counted apart."""
+    """Return the parts of a spec that, if equal in two, let them be counted together."""
     return spec.model_copy(
         update={"description": "", "guardrails": type(spec.guardrails)()}
     ).model_dump_json()

@@ -1,4 +1,4 @@
-"""Where arms' totals and feedback are kept: each gateway adds to rows of its own."""
+"""Stores of arms' totals and feedback: each gateway adds to rows of its own."""
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,7 +24,7 @@ ArmKey = tuple[str, int, str]
 """Experiment, version, arm."""
 
 FOLDED_WRITER: Final = "folded"
-"""Whose rows hold what gateways have counted that are gone."""
+"""The writer of the rows that hold the counts of ended gateways."""
 MAX_NAMES: Final = 16
 """Names under which feedback on one request may be given."""
 
@@ -39,19 +39,16 @@ class TotalsStore(Protocol):
     def add(
         self, writer_id: str, sequence: int, batch: Mapping[ArmKey, ArmTotals], now_s: float
     ) -> None:
-        """Add a writer's batch; nothing where the writer's `sequence` has come so far already."""
+        """Add a writer's batch; do nothing if its `sequence` has come so far already."""
 
     def totals(self, experiment: str, version: int) -> dict[str, ArmTotals]:
         """By arm, all writers together, with feedback. Arms without any request are left out."""
 
     def put_feedback(self, rows: Sequence[FeedbackRow]) -> None:
-        """Rows of one request and name; they replace what was said before.
-
-        Raises TooManyNamesError.
-        """
+        """Store rows of one request and name, replacing earlier ones. Raises TooManyNamesError."""
 
     def fold(self, before_s: float) -> int:
-        """Put rows together that were not added to since then; how many they were."""
+        """Merge rows without additions since then; return their number."""
 
     def delete(self, experiment: str) -> None:
         """Forget all versions, feedback too."""
@@ -83,7 +80,7 @@ class MeasureStore:
         return _with_feedback(_sum_by_arm(_decoded(row) for row in rows), given)
 
     def put_feedback(self, rows: Sequence[FeedbackRow]) -> None:
-        """Replace what was said before under the same name."""
+        """Replace earlier feedback of the same name."""
         if not rows:
             return
         request_id, name = rows[0].request_id, rows[0].name
@@ -105,7 +102,7 @@ class MeasureStore:
             connection.execute(statement, [row.columns() for row in rows])
 
     def fold(self, before_s: float) -> int:
-        """Put rows together that were not added to since then; how many they were."""
+        """Merge rows without additions since then; return their number."""
         with self._database.write() as connection:
             rows = connection.execute(
                 select(measures)
@@ -166,7 +163,7 @@ class MemoryMeasureStore:
         return _with_feedback(found, sums_of_rows(rows))
 
     def put_feedback(self, rows: Sequence[FeedbackRow]) -> None:
-        """Replace what was said before under the same name."""
+        """Replace earlier feedback of the same name."""
         with self._lock:
             for row in rows:
                 names = self._names.setdefault(row.request_id, set())
@@ -178,7 +175,7 @@ class MemoryMeasureStore:
                 self._forget(next(iter(self._feedback)))
 
     def fold(self, before_s: float) -> int:
-        """Nothing: totals are together already."""
+        """Do nothing: totals are together already."""
         return 0
 
     def delete(self, experiment: str) -> None:
@@ -213,7 +210,7 @@ def _add_row(
     totals: ArmTotals,
     now_s: float,
 ) -> None:
-    """Add to the writer's row of the arm. `sequence` None: whatever was added before."""
+    """Add to the writer's row of the arm. `sequence` None: regardless of earlier additions."""
     column = measures.c
     where = (
         column.experiment == totals.experiment,

@@ -45,7 +45,7 @@ class ArmMeasures:
         self._cells: dict[ArmKey, _Cell] = {}
 
     def observe(self, outcome: RequestOutcome) -> None:
-        """Count it for each of its arms; without arms it is not counted. Raises nothing."""
+        """Count an outcome for each of its arms, if any. Never raises."""
         if not outcome.arms:
             return
         values = _values(outcome)
@@ -57,7 +57,7 @@ class ArmMeasures:
             cell.add(values, ref.unit_bucket % NUM_UNIT_BUCKETS, outcome.ended_at)
 
     def take(self) -> dict[ArmKey, ArmTotals]:
-        """What was counted since the last call; it is forgotten here."""
+        """Return the counts since the last call, and forget them."""
         cells, self._cells = self._cells, {}
         return {key: cell.totals(key) for key, cell in cells.items()}
 
@@ -106,10 +106,10 @@ class _Cell:
 
 
 def _values(outcome: RequestOutcome) -> Values:
-    """What the request adds to which metric.
+    """Return the request's values by metric.
 
-    Who gave up says nothing on attainment and errors; how many did is a metric of its own. A
-    refusal's duration would flatter, so durations are of answers only.
+    Requests that the client gave up say nothing on attainment and errors; their number is a metric
+    of its own. A refusal's duration would look too good, so durations are of answers only.
     """
     ending = outcome.ending
     values: Values = [
@@ -136,10 +136,10 @@ def _values(outcome: RequestOutcome) -> Values:
 
 
 class MeasureWriter:
-    """Adds what was counted to the store, every `every_s` and at the end. For one event loop.
+    """Adds counts to the store, every `every_s` and at the end. For one event loop.
 
-    A batch whose storing failed is tried again, unchanged and under the same number, before
-    anything newer: the store passes over what it has, so nothing is counted twice or lost.
+    A batch that failed to be stored is tried again, unchanged and under the same number, before any
+    newer one: the store skips batches that it has, so none is counted twice or lost.
     """
 
     def __init__(
@@ -175,9 +175,9 @@ class MeasureWriter:
         self._refresh.start()
 
     async def flush(self) -> None:
-        """Store what was counted until now. Raises StorageError; what was not stored is kept.
+        """Store the counts so far. Raises StorageError; counts that were not stored are kept.
 
-        It is finished also where the caller is cancelled.
+        It is finished even if the caller is cancelled.
         """
         task = asyncio.create_task(self._refresh.run())
         self._flushes.add(task)
@@ -189,14 +189,14 @@ class MeasureWriter:
             raise
 
     async def close(self) -> None:
-        """Store what is left, and stop."""
+        """Store the remaining counts, and stop."""
         await self._refresh.close()
         await self._refresh.attempt()
         if self._batch:
             logger.error("measures of experiments are lost arms=%d", len(self._batch))
 
     async def _store_batch(self) -> None:
-        """Store a batch that failed before, and what was counted since."""
+        """Store a batch that failed before, and the counts since."""
         if self._batch:
             await self._write()
         self._batch = self._measures.take()

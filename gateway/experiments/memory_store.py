@@ -58,7 +58,7 @@ class MemoryExperimentStore(ExperimentActions):
             return [version for _, version in sorted(self._versions[name].items())]
 
     def events(self, name: str, *, limit: int = MAX_EVENTS) -> list[ExperimentEvent]:
-        """What was done to it, the newest first."""
+        """Return the changes of an experiment, the newest first."""
         with self._lock:
             return self._events.get(name, [])[: -limit - 1 : -1]
 

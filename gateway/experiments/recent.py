@@ -1,4 +1,4 @@
-"""Which requests there were lately, so that feedback finds its arms."""
+"""Recent requests, so that feedback finds its arms."""
 
 import asyncio
 import hashlib
@@ -18,7 +18,7 @@ from gateway.tenants.principal import Principal
 MAX_RECENT: Final = 50_000
 """Requests in memory; about 30 MB."""
 LEDGER_AGE_S: Final = 86_400.0
-"""How far back the ledger is searched: it has no index by request."""
+"""The age up to which the ledger is searched: it has no index by request."""
 _ARM: Final = re.compile(r"([a-z0-9-]+):([0-9]{1,9})/([^,/:]+)")
 
 _Owner = tuple[str, str]
@@ -43,7 +43,7 @@ class RecentRequests:
         self._arrived = asyncio.Event()
 
     def observe(self, outcome: RequestOutcome) -> None:
-        """Remember it. The oldest is forgotten where there are too many."""
+        """Remember the outcome. The oldest is forgotten where there are too many."""
         if not outcome.request_id:
             return
         known = KnownRequest(request_id=outcome.request_id, arms=outcome.arms)
@@ -121,7 +121,7 @@ def _owner(team_id: str, key_id: str) -> _Owner:
 
 
 def _ids(outcome: RequestOutcome) -> tuple[str, ...]:
-    """What the client may call it. Other APIs' answers have ids of their own, made of ours."""
+    """Return the ids that clients may use. Other APIs' answers have ids derived from ours."""
     answer_id = outcome.answer_id
     ids = [outcome.request_id, outcome.client_request_id, answer_id]
     if answer_id and outcome.endpoint == "messages":

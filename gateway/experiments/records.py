@@ -16,7 +16,7 @@ ExperimentSource = Literal["admin", "file"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoppedArm:
-    """Why and when an arm was taken out. `at`: seconds since 1970 (UTC)."""
+    """The reason and time of an arm's exclusion. `at`: seconds since 1970 (UTC)."""
 
     reason: str
     at: float
@@ -24,7 +24,7 @@ class StoppedArm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionRecord:
-    """What an experiment is, from one edit to the next; its data are apart from other versions'.
+    """An experiment between two edits; its data are apart from other versions'.
 
     `arm_slots`: the slots of units by arm. Times are seconds since 1970 (UTC).
     """
@@ -67,7 +67,7 @@ class ExperimentRecord:
 
     @property
     def spec(self) -> ExperimentSpec:
-        """What it is now."""
+        """Return its present spec."""
         return self.current.spec
 
     @property
@@ -77,17 +77,17 @@ class ExperimentRecord:
 
     @property
     def started_at(self) -> float | None:
-        """When the newest version began to run."""
+        """Return the time when the newest version began to run."""
         return self.current.started_at
 
     @property
     def stopped_at(self) -> float | None:
-        """When it stopped; None while it runs, and before."""
+        """Return the time when it stopped; None while it runs, and before."""
         return self.current.stopped_at
 
     @property
     def is_running(self) -> bool:
-        """Whether units are put into its arms."""
+        """Return whether units are assigned to its arms."""
         return self.state == "running"
 
     @property
@@ -97,12 +97,12 @@ class ExperimentRecord:
 
     @property
     def guardrails(self) -> GuardrailLimits:
-        """What stops an arm."""
+        """Return the limits that stop an arm."""
         return GuardrailLimits(**self.spec.guardrails.model_dump())
 
     @property
     def allocation(self) -> AllocationRule:
-        """Whether weights change by themselves."""
+        """Return the rule by which weights change on their own."""
         return AllocationRule(**self.spec.allocation.model_dump())
 
 

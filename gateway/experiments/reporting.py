@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def plan_of(record: ExperimentRecord, version: VersionRecord | None = None) -> SamplePlan:
-    """What the statistics must know of a version; the newest one unless another is given."""
+    """Return a version's plan for the statistics; the newest one's unless another is given."""
     version = version or record.current
     spec = version.spec
     is_newest = version.number == record.version
@@ -44,7 +44,7 @@ class Reporter:
     """Reports on experiments. Blocks: in an event loop, use a thread.
 
     Raises NotFoundError for an experiment or a version that does not exist, StorageError where the
-    database cannot be asked.
+    database is unavailable.
     """
 
     def __init__(self, store: ExperimentActions, totals: TotalsStore) -> None:
@@ -52,7 +52,7 @@ class Reporter:
         self._totals = totals
 
     def plan(self, name: str, version: int | None = None) -> SamplePlan:
-        """What the statistics must know of it; the newest version unless another is named."""
+        """Return a version's plan for the statistics; the newest one's unless another is named."""
         record = self._store.get(name)
         if version is None or version == record.version:
             return plan_of(record)
@@ -66,7 +66,7 @@ class Reporter:
         return plan_of(record, found)
 
     def totals(self, plan: SamplePlan) -> Mapping[str, ArmTotals]:
-        """What was counted of this version, by arm."""
+        """Return the totals of this version, by arm."""
         return self._totals.totals(plan.name, plan.version)
 
     def report(self, name: str, version: int | None = None) -> "Analysis":
@@ -77,7 +77,7 @@ class Reporter:
         return analyse(plan, self.totals(plan))
 
     def check(self, name: str, version: int | None, randomness: np.random.Generator) -> "SelfCheck":
-        """Whether the data of the experiment, split at random, show no difference."""
+        """Check that the data of the experiment, split at random, show no difference."""
         from gateway.experiments.statistics.selfcheck import self_check
 
         plan = self.plan(name, version)

@@ -32,7 +32,7 @@ def version_of(row: RowMapping) -> VersionRecord:
 
 
 def row_of_experiment(record: ExperimentRecord) -> dict[str, Any]:
-    """What holds of an experiment now."""
+    """Return the columns of an experiment's present state."""
     return {
         "name": record.name,
         "version": record.version,
@@ -60,7 +60,7 @@ def row_of_version(name: str, version: VersionRecord) -> dict[str, Any]:
 
 
 def spec_document(spec: ExperimentSpec) -> dict[str, Any]:
-    """A spec as JSON has it, without what it does not say."""
+    """Return a spec as JSON, without its unset fields."""
     document: dict[str, Any] = spec.model_dump(mode="json", exclude_defaults=True, by_alias=True)
     return document
 

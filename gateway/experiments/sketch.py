@@ -14,7 +14,7 @@ MAX_BINS: Final = 2048
 _GAMMA: Final = (1.0 + RELATIVE_ACCURACY) / (1.0 - RELATIVE_ACCURACY)
 _PER_LOG: Final = 1.0 / math.log(_GAMMA)
 _LEAST: Final = 1e-9
-"""What is not greater counts as zero."""
+"""Values up to this count as zero."""
 
 
 class QuantileSketch:
@@ -60,12 +60,12 @@ class QuantileSketch:
 
     @property
     def count(self) -> int:
-        """How many values."""
+        """Return the number of values."""
         return self._num_zeros + sum(self._bins.values())
 
     @property
     def num_zeros(self) -> int:
-        """How many of them were zero."""
+        """Return the number of zeros."""
         return self._num_zeros
 
     @property
@@ -74,7 +74,7 @@ class QuantileSketch:
         return dict(sorted(self._bins.items()))
 
     def quantile(self, q: float) -> float:
-        """The value with a share `q` in [0, 1] at or below it, within RELATIVE_ACCURACY.
+        """Return the value with a share `q` in [0, 1] at or below it, within RELATIVE_ACCURACY.
 
         It is the value of rank ceil(q n), at least 1. NaN where there are no values. Raises
         ValueError for another q.
@@ -82,15 +82,15 @@ class QuantileSketch:
         return self.at_rank(self._rank(q))
 
     def at_rank(self, rank: int) -> float:
-        """The value that is the `rank`-th smallest (from 1), within RELATIVE_ACCURACY.
+        """Return the `rank`-th smallest value (from 1), within RELATIVE_ACCURACY.
 
-        Ranks outside are the smallest and the largest. NaN where there are no values.
+        Ranks outside give the smallest and the largest. NaN where there are no values.
         """
         lower, upper = self.edges_at_rank(rank)
         return (lower + upper) / 2.0 if upper == 0.0 else 2.0 * lower * upper / (lower + upper)
 
     def edges_at_rank(self, rank: int) -> tuple[float, float]:
-        """The edges of the bin that holds the `rank`-th smallest value: surely lower < it <= upper.
+        """Return the edges of the `rank`-th smallest value's bin: surely lower < it <= upper.
 
         (0, 0) for zeros; NaN where there are no values.
         """
@@ -132,7 +132,7 @@ class QuantileSketch:
         return max(1, math.ceil(q * self.count))
 
     def _collapse(self) -> None:
-        """Put the lowest bins together until there are no more than MAX_BINS."""
+        """Merge the lowest bins until there are no more than MAX_BINS."""
         excess = len(self._bins) - MAX_BINS
         if excess <= 0:
             return

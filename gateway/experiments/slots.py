@@ -1,7 +1,8 @@
 """Slots: ten thousandths of all units, and the experiments that own them.
 
-A unit's slot is a hash of it, so a share of the slots is that share of the units. Who gets more
-slots keeps those he has, and who gets fewer gives up the last of them: nobody moves who need not.
+A unit's slot is a hash of it, so a share of the slots is that share of the units. An owner that
+gets more slots keeps those it has, and one that gets fewer gives up the last of them: no unit moves
+without need.
 """
 
 import math
@@ -24,17 +25,17 @@ class NoRoomError(ValueError):
 
 
 def count_of(share: float) -> int:
-    """How many slots a share in [0, 1] is: at least one for any share above 0."""
+    """Return the number of slots of a share in [0, 1]: at least one for any share above 0."""
     return 0 if share <= 0 else max(1, min(NUM_SLOTS, round(share * NUM_SLOTS)))
 
 
 def size_of(ranges: Ranges) -> int:
-    """How many slots."""
+    """Return the number of slots."""
     return sum(end - start for start, end in ranges)
 
 
 def resized(own: Ranges, count: int, taken: Iterable[Ranges]) -> Ranges:
-    """`count` slots, as many of them as possible from `own`, none from `taken`.
+    """Return `count` slots, as many of them as possible from `own`, none from `taken`.
 
     Raises NoRoomError where there are not so many.
     """
@@ -50,7 +51,7 @@ def resized(own: Ranges, count: int, taken: Iterable[Ranges]) -> Ranges:
 
 
 def dealt(weights: Mapping[str, float], before: Mapping[str, Ranges]) -> dict[str, Ranges]:
-    """All slots by arm, in proportion to positive weights; each arm keeps what it can of `before`.
+    """Return all slots by arm, in proportion to positive weights, keeping slots of `before`.
 
     Every arm has one slot at least.
     """

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 class ExperimentStore(ExperimentActions):
-    """Experiments in the database. Every method raises DatabaseError where it cannot be asked."""
+    """Experiments in the database. Every method raises DatabaseError where it is unavailable."""
 
     def __init__(self, database: Database, *, wall_clock: Callable[[], float] = time.time) -> None:
         super().__init__(wall_clock)
@@ -45,7 +45,7 @@ class ExperimentStore(ExperimentActions):
             return _changes(connection)
 
     def load(self) -> ExperimentTable:
-        """All of them, by name; what cannot be read is left out, and logged."""
+        """Return all experiments, by name; rows that cannot be read are left out, and logged."""
         with self._database.read() as connection:
             version = _changes(connection)  # first: rows that are newer are only read once more
             records = _all(connection)
@@ -65,7 +65,7 @@ class ExperimentStore(ExperimentActions):
             return [version_of(row) for row in connection.execute(query).mappings()]
 
     def events(self, name: str, *, limit: int = MAX_EVENTS) -> list[ExperimentEvent]:
-        """What was done to it, the newest first."""
+        """Return the changes of an experiment, the newest first."""
         events = tables.experiment_events
         query = select(events).where(events.c.experiment == name).order_by(events.c.id.desc())
         with self._database.read() as connection:
@@ -83,7 +83,7 @@ class ExperimentStore(ExperimentActions):
     ) -> ExperimentRecord:
         """Make an experiment, which does not run yet. Raises ConflictError for a taken name.
 
-        Versions go on where those of a deleted namesake ended, whose data may still come in.
+        Version numbers continue those of a deleted namesake, whose data may still come in.
         """
         now_s = self.wall_clock()
         with self._writing() as connection:
@@ -179,7 +179,7 @@ def _readable(row: RowMapping) -> ExperimentRecord | None:
     try:
         return experiment_of(row)
     except (ValueError, TypeError, KeyError) as error:
-        # What it says may hold anything.
+        # The error's text may contain anything.
         logger.error(
             "row of an experiment is damaged name=%s error=%s", row["name"], type(error).__name__
         )

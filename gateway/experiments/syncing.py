@@ -11,10 +11,10 @@ _FINGERPRINT_BYTES = 16
 
 
 def apply_settings(store: ExperimentActions, wanted: Mapping[str, ExperimentSettings]) -> list[str]:
-    """Make, edit, start and stop what the settings want; the names that changed.
+    """Make, edit, start and stop experiments as the settings say; return the changed names.
 
-    What the settings said before and say still is left as it is now: an arm that was stopped
-    meanwhile, or an experiment that was, does not come back by a restart. What they say no more is
+    Settings that did not change leave their experiment as it is now: an arm or an experiment that
+    was stopped meanwhile does not come back by a restart. Experiments no longer in the settings are
     stopped. Blocks. Raises ConflictError, which names the experiment, and DatabaseError.
     """
     known = store.load().experiments

@@ -1,4 +1,4 @@
-"""What `outrider experiment` prints of experiments for people."""
+"""The tables that `outrider experiment` prints for people."""
 
 import json
 import time
@@ -40,7 +40,7 @@ def print_experiments(console: Console, records: Sequence[ExperimentRecord]) -> 
 def print_experiment(
     console: Console, record: ExperimentRecord, events: Sequence[ExperimentEvent]
 ) -> None:
-    """One experiment, its arms, and what was done to it."""
+    """Print one experiment, its arms, and its changes."""
     print_experiments(console, [record])
     if record.spec.description:
         console.print(Text(record.spec.description))

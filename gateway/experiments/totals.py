@@ -1,4 +1,4 @@
-"""What was counted of an experiment's arm: what the statistics work on."""
+"""Counts of an experiment's arm: the data of the statistics."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ SketchName = Literal["ttft_s", "inter_token_s", "duration_s"]
 FeedbackKind = Literal["score", "success", "label"]
 
 SHARE_NAMES: Final[tuple[ShareName, ...]] = get_args(ShareName)
-"""Each request counts 0 or 1. `attained` leaves out what the client gave up."""
+"""Each request counts 0 or 1. `attained` leaves out requests that the client gave up."""
 VALUE_NAMES: Final[tuple[ValueName, ...]] = get_args(ValueName)
 """`cost_usd` has every request; latencies those that got so far, `duration_s` and
 `completion_tokens` those that were answered."""
@@ -46,27 +46,27 @@ class MetricTotals:
 
     @property
     def n(self) -> int:
-        """How many requests were counted."""
+        """Return the number of requests counted."""
         return round(float(self.counts.sum()))
 
     @property
     def sum(self) -> float:
-        """Of all values."""
+        """Return the sum of all values."""
         return float(self.sums.sum())
 
     @property
     def sum_squares(self) -> float:
-        """Of all values' squares."""
+        """Return the sum of all values' squares."""
         return float(self.squares.sum())
 
     @property
     def mean(self) -> float:
-        """NaN where nothing was counted."""
+        """Return the mean; NaN where no request was counted."""
         return self.sum / self.n if self.n else float("nan")
 
     @property
     def variance(self) -> float:
-        """Of a single request (not of the mean), with n - 1; NaN below two requests."""
+        """Return the variance of a single request (not of the mean), with n - 1; NaN below two."""
         n = self.n
         if n < 2:
             return float("nan")
@@ -120,7 +120,7 @@ class ArmTotals:
 
     @property
     def num_requests(self) -> int:
-        """All requests of the arm, whatever became of them."""
+        """Return the number of all requests of the arm, whatever their outcome."""
         return self.metrics["cancelled"].n
 
     @property
@@ -129,7 +129,7 @@ class ArmTotals:
         return self.metrics["cancelled"].counts
 
     def count(self, name: ShareName) -> int:
-        """How many requests attained, failed, were refused, ..."""
+        """Return the number of requests that attained, failed, were refused, ..."""
         return round(self.metrics[name].sum)
 
     def __add__(self, other: "ArmTotals") -> "ArmTotals":

@@ -28,7 +28,7 @@ _DECODER: Final[msgspec.json.Decoder[Any]] = msgspec.json.Decoder(_Answer)
 
 
 def answer_of(body: bytes, *, is_streamed: bool) -> list[str]:
-    """The choices' contents, in their order; what is very long is cut. Never raises."""
+    """Return the choices' contents, in their order, cut where very long. Never raises."""
     texts: defaultdict[int, list[str]] = defaultdict(list)
     for part in _events(body) if is_streamed else [body]:
         try:

@@ -1,7 +1,7 @@
 """Capture of prompts and answers on disk. Off unless the settings name a folder.
 
 One JSON object a line, a file a day (UTC), readable by the gateway's user only. A thread redacts
-and writes; what it cannot keep up with is dropped and counted, and no request waits for it.
+and writes; exchanges beyond its pace are dropped and counted, and no request waits for it.
 """
 
 import asyncio
@@ -33,23 +33,23 @@ log = logging.getLogger(__name__)
 _FILE: Final = re.compile(r"capture-(\d{4}-\d{2}-\d{2})\.jsonl")
 _MAX_PENDING: Final = 1000
 _MAX_PENDING_BYTES: Final = 64 << 20
-"""Of requests and answers together that wait for the disk."""
+"""Bytes of requests and answers together that may wait for the disk."""
 _MAX_CHARS: Final = 256 * 1024
-"""Of a request; redaction of more would hold up the gateway."""
+"""Characters of a request; redaction of more would hold up the gateway."""
 _MAX_ANSWER_BYTES: Final = 1 << 20
-"""Of an answer; a stream has some 200 for each token."""
+"""Bytes of an answer; a stream has some 200 for each token."""
 _LOOK_FOR_OLD_S: Final = 600.0
 _JOIN_TIMEOUT_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """One request and what it was answered.
+    """One request and its answer.
 
     `ended_at`: seconds since 1970. `request` is its body, JSON as it came. `answer`: a chat
-    completion or a completion as OpenAI has it, JSON or the events of its stream, as far as it was
-    delivered; `is_cut`: there was more than is kept. `omitted_bytes`: of a request too large to be
-    kept, whose `request` is empty.
+    completion or a completion in OpenAI's form, JSON or the events of its stream, as far as it was
+    delivered; `is_cut`: it was longer than the part kept. `omitted_bytes`: of a request too large
+    to be kept, whose `request` is empty.
     """
 
     request_id: str
@@ -67,7 +67,7 @@ class Exchange:
 
     @property
     def num_bytes(self) -> int:
-        """What it holds in memory, about."""
+        """Return the approximate bytes held in memory."""
         return len(self.request) + len(self.answer)
 
 
@@ -75,17 +75,18 @@ class Capture(Protocol):
     """Keeps exchanges, or not."""
 
     def wants(self, *, is_private: bool) -> bool:
-        """Whether to keep this request's texts. Ask once a request; a private one is never kept."""
+        """Return whether to keep this request's texts. Call once a request; never True if
+        private."""
 
     def offer(self, exchange: Exchange) -> None:
         """Keep an exchange. Never blocks, never raises."""
 
     async def close(self) -> None:
-        """Write what waits, for some seconds at most."""
+        """Write the waiting exchanges, for some seconds at most."""
 
 
 class NullCapture:
-    """Keeps nothing."""
+    """Keeps no texts."""
 
     __slots__ = ()
 
@@ -94,10 +95,10 @@ class NullCapture:
         return False
 
     def offer(self, exchange: Exchange) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     async def close(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 NULL_CAPTURE: Final[Capture] = NullCapture()
@@ -114,7 +115,7 @@ class Recording:
         self._num_bytes = 0
 
     def add(self, part: bytes) -> None:
-        """One part more, as far as there is room."""
+        """Add one part, as far as there is room."""
         self._num_bytes += len(part)
         if self._num_bytes > _MAX_ANSWER_BYTES:
             self.is_cut = True
@@ -123,7 +124,7 @@ class Recording:
 
     @property
     def answer(self) -> bytes:
-        """What was gathered."""
+        """Return the gathered bytes."""
         return b"".join(self._parts)
 
 
@@ -134,7 +135,7 @@ def build_capture(
     rng: random.Random,
     wall_clock: Callable[[], float],
 ) -> Capture:
-    """What the settings want. Raises SettingsError for a folder that cannot be written."""
+    """Build the capture of the settings. Raises SettingsError for a folder that is not writable."""
     if settings.folder is None:
         return NULL_CAPTURE
     folder = settings.folder
@@ -162,7 +163,7 @@ class JsonlCapture:
         rng: random.Random,
         wall_clock: Callable[[], float],
     ) -> None:
-        """`wall_clock`: seconds since 1970, for what is too old."""
+        """Store the arguments. `wall_clock`: seconds since 1970, for the age of files."""
         self._settings = settings
         self._folder = folder
         self._rng = rng
@@ -184,7 +185,7 @@ class JsonlCapture:
         self._thread.start()
 
     def wants(self, *, is_private: bool) -> bool:
-        """The settings' share of what is not private."""
+        """Draw whether to keep a request: the settings' share of those that are not private."""
         return not is_private and not self._is_closed and self._rng.random() < self._settings.share
 
     def offer(self, exchange: Exchange) -> None:
@@ -212,7 +213,7 @@ class JsonlCapture:
         return has_room and not self._is_closed
 
     async def close(self) -> None:
-        """Write what waits."""
+        """Write the waiting exchanges."""
         if self._is_closed:
             return
         self._is_closed = True

@@ -1,4 +1,4 @@
-"""Whose work a log line is about: known to every line that is written on the way of a request."""
+"""The ids of the request that a log line is about, added to every line on its way."""
 
 from contextvars import ContextVar
 from dataclasses import dataclass

@@ -50,8 +50,8 @@ _QUIET: Final[tuple[str, ...]] = (
 )
 """They would write statements with their values, and whole URLs, at lower levels."""
 
-# What ends a line somewhere, or moves a terminal's cursor: ASCII's and Latin-1's control
-# characters, Unicode's line ends, and what turns the direction of the text behind it.
+# Characters that end a line in some reader, or move a terminal's cursor: the control characters of
+# ASCII and Latin-1, Unicode's line ends, and marks that turn the direction of the following text.
 _ESCAPES: Final[dict[int, str]] = {
     code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))
 } | {
@@ -68,7 +68,7 @@ def configure_logging(
     process: str = "gateway",
     stream: TextIO | None = None,
 ) -> None:
-    """Set the root logger up, uvicorn's lines included. Replaces what was set up before.
+    """Set the root logger up, uvicorn's lines included. Replaces any earlier setup.
 
     `process` stands in every line. `stream`: standard error unless another is given.
     """
@@ -87,7 +87,7 @@ def configure_logging(
 
 
 class _Formatter(logging.Formatter):
-    """What both formats have in common."""
+    """The common part of both formats."""
 
     def formatException(self, ei: _ExceptionInfo) -> str:
         """The traceback, without texts that may quote a request."""
@@ -122,7 +122,7 @@ class JsonFormatter(_Formatter):
         self._process = process
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line. What JSON cannot say becomes its text."""
+        """Return the line. Values without a JSON form become text."""
         moment = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
         line: dict[str, Any] = {
             "time": moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
@@ -139,7 +139,7 @@ class JsonFormatter(_Formatter):
 
 
 class AccessFilter(logging.Filter):
-    """Makes uvicorn's access lines like ours, without the query: it may hold what is secret."""
+    """Makes uvicorn's access lines like ours, without the query: it may contain secrets."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Change the record; it is always written."""
@@ -154,7 +154,7 @@ class AccessFilter(logging.Filter):
 
 @dataclass(frozen=True, slots=True)
 class _Template:
-    """`words` of the event, with what conversions are no field's; a part a conversion.
+    """`words` of the event, with conversions that belong to no field; a part a conversion.
 
     A part is the field's name, None where it has none, and the conversion.
     """
@@ -215,7 +215,7 @@ def _value(conversion: str, value: object) -> object:
 
 
 def _traceback_lines(error: BaseException | None) -> list[str]:
-    """Where it was raised, and what raised what it came from; the last word stands last."""
+    """Return where the error and its causes were raised; the last call stands last."""
     blocks: list[list[str]] = []
     while error is not None and len(blocks) < _MAX_CAUSES:
         frames = "".join(traceback.format_tb(error.__traceback__)).rstrip("\n").splitlines()

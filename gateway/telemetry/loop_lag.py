@@ -1,4 +1,4 @@
-"""How late the event loop comes to its work: what every stream in this process waits for."""
+"""The event loop's lag: the delay that every stream in this process waits for."""
 
 import asyncio
 import time
@@ -16,7 +16,7 @@ _INTERVAL_S: Final = 0.05
 class LoopLag:
     """Sleeps a fixed time again and again, and observes by how much longer it took.
 
-    Timers of event loops go by the millisecond, so below that a lag is not told from none.
+    Timers of event loops have a resolution of a millisecond, so a smaller lag does not show.
     """
 
     def __init__(

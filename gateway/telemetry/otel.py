@@ -1,7 +1,7 @@
-"""Traces by OpenTelemetry. Import it only where traces are wanted: the SDK takes a while to load.
+"""Traces by OpenTelemetry. Import it only where traces are enabled: the SDK loads slowly.
 
-Whether a trace is kept is decided once, at its root, and before the SDK is asked: what is not kept
-costs some microseconds.
+The decision to keep a trace is made once, at its root, before the SDK is called: a trace that is
+not kept costs some microseconds.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ _MAX_FOLLOWED_PER_S: Final = 100.0
 
 
 class SpanCounts(Collector):
-    """How many spans have ended, were sent, and could not be. What is missing waits or was lost."""
+    """Counts of spans that ended, were sent, and failed. The rest waits or was lost."""
 
     def __init__(self) -> None:
         self.ended = 0
@@ -88,11 +88,11 @@ class CountingExporter(SpanExporter):
         return result
 
     def shutdown(self) -> None:
-        """Give up what waits."""
+        """Give up the waiting spans."""
         self._exporter.shutdown()
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        """Whether nothing is left."""
+        """Return whether all spans are sent."""
         return self._exporter.force_flush(timeout_millis)
 
 
@@ -114,10 +114,10 @@ class _Ids(IdGenerator):
 def make_provider(
     url: str, service_name: str, rng: random.Random
 ) -> tuple[TracerProvider, SpanCounts]:
-    """The SDK, sending to a collector by OTLP over HTTP from a thread of its own."""
+    """Return the SDK, sending to a collector by OTLP over HTTP from a thread of its own."""
     counts = SpanCounts()
     exporter = CountingExporter(OTLPSpanExporter(endpoint=url, timeout=_EXPORT_TIMEOUT_S), counts)
-    # It repeats what the counter says, once a batch, and with the collector's whole URL.
+    # It repeats the counter's message, once a batch, and with the collector's whole URL.
     logging.getLogger("opentelemetry").setLevel(logging.ERROR)
     processor = BatchSpanProcessor(
         exporter,
@@ -131,7 +131,7 @@ def make_provider(
 
 
 def provider_of(service_name: str, rng: random.Random) -> TracerProvider:
-    """The SDK without a way out of it yet."""
+    """Return the SDK without an exporter yet."""
     return TracerProvider(
         sampler=ALWAYS_ON,
         resource=Resource.create({"service.name": service_name}),
@@ -142,7 +142,7 @@ def provider_of(service_name: str, rng: random.Random) -> TracerProvider:
 
 
 class _Allowance:
-    """How many more traces callers may demand: any client can say that its trace is kept."""
+    """The number of further traces that callers may request: any client can set the flag."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -150,7 +150,7 @@ class _Allowance:
         self._at_s = clock()
 
     def take(self) -> bool:
-        """Whether one more is kept."""
+        """Return whether one more trace is kept."""
         now_s = self._clock()
         gained = max(now_s - self._at_s, 0.0) * _MAX_FOLLOWED_PER_S
         self._num_left, self._at_s = min(self._num_left + gained, _MAX_FOLLOWED_PER_S), now_s
@@ -161,7 +161,7 @@ class _Allowance:
 
 
 class OtelTracer:
-    """Traces a share of the requests, and those whose callers want it, up to a rate."""
+    """Traces a share of the requests, and those whose callers request it, up to a rate."""
 
     def __init__(
         self,
@@ -174,9 +174,10 @@ class OtelTracer:
         rng: random.Random,
         close_timeout_s: float = 5.0,
     ) -> None:
-        """`share` is in [0, 1]. `clock` is the gateway's, `wall_clock` in seconds since 1970.
+        """Store the arguments. `share` is in [0, 1]; `close_timeout_s`: the wait for the collector
+        at the end.
 
-        `close_timeout_s`: how long the end waits for the collector.
+        `clock` is the gateway's, `wall_clock` in seconds since 1970.
         """
         self._provider = provider
         self._tracer = provider.get_tracer("outrider")
@@ -197,9 +198,9 @@ class OtelTracer:
         start_s: float | None = None,
         attributes: Attributes = NO_ATTRIBUTES,
     ) -> Span:
-        """A request's span. A caller's word on whether to trace wins over the share.
+        """Begin a request's span. A caller's decision on whether to trace wins over the share.
 
-        Where callers want more traces than are kept for them, the share decides about the others.
+        Where callers request more traces than are kept for them, the share decides about the rest.
         """
         parent = read_parent(traceparent, tracestate)
         if parent is None and self._rng.random() >= self._share:
@@ -218,13 +219,13 @@ class OtelTracer:
         return begun.span(name, above, "server", start_s, attributes)
 
     def _follows(self, parent: RemoteParent) -> bool:
-        """Whether a trace that a caller began is kept here too."""
+        """Return whether a trace that a caller began is kept here too."""
         if not parent.is_sampled:
             return False
         return self._allowance.take() or self._rng.random() < self._share
 
     async def close(self) -> None:
-        """Send what has ended; what the collector does not take in time is lost."""
+        """Send the ended spans; those that the collector does not take in time are lost."""
         ended = asyncio.Event()
         loop = asyncio.get_running_loop()
 
@@ -246,7 +247,7 @@ class OtelTracer:
 
 
 class UnrecordedSpan(NullSpan):
-    """Work that is not traced, but tells those it asks that it is not."""
+    """Work that is not traced, but reports to its users that it is not."""
 
     __slots__ = ("_parent",)
 
@@ -259,7 +260,8 @@ class UnrecordedSpan(NullSpan):
 
 
 class _Begun:
-    """What the spans of one trace share: above all how the gateway's clock relates to UTC."""
+    """State shared by the spans of one trace: above all the offset of the gateway's clock to
+    UTC."""
 
     __slots__ = ("_clock", "_offset_s", "_tracer", "counts")
 
@@ -312,7 +314,7 @@ class OtelSpan:
 
     @property
     def is_recording(self) -> bool:
-        """Whether its trace is; also once it has ended, for pieces of it that are told late."""
+        """Return whether its trace is recorded; also after its end, for parts that come late."""
         return True
 
     @property
@@ -371,7 +373,7 @@ def _headers(parent: str, state: str) -> Mapping[str, str]:
 
 
 def _remote(parent: RemoteParent) -> trace.Span:
-    """The caller's span, as the SDK knows spans of others."""
+    """Return the caller's span, as the SDK represents remote spans."""
     return trace.NonRecordingSpan(
         SpanContext(
             trace_id=parent.trace_id,

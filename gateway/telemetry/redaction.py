@@ -1,4 +1,4 @@
-"""Takes out of a text what points at a person or opens a door. Best effort: it knows forms only."""
+"""Removes personal data and credentials from a text. Best effort: it matches forms only."""
 
 import re
 from collections.abc import Callable
@@ -30,8 +30,8 @@ def _phone(found: re.Match[str]) -> str:
     return "[phone]" if _MIN_PHONE_DIGITS <= count <= _MAX_PHONE_DIGITS else found[0]
 
 
-# In this order: what a form in front has taken, the ones behind it do not see. No form repeats what
-# holds a repetition of the same, so that none takes more than linear time.
+# In this order: text taken by an earlier form is not seen by the later ones. No form nests
+# repetitions of the same characters, so that none takes more than linear time.
 _FORMS: Final[tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...]] = (
     (
         re.compile(

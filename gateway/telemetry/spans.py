@@ -1,4 +1,4 @@
-"""What the spans of a request are called and what they say, in OpenTelemetry's words.
+"""Names and attributes of a request's spans, in OpenTelemetry's terms.
 
 The tree of one request:
 
@@ -19,7 +19,7 @@ from gateway.telemetry.tracer import NO_ATTRIBUTES, Attributes, AttributeValue, 
 
 _PROVIDER: Final = "outrider"
 _MAX_CHARS: Final = 128
-"""Of what clients have chosen: a model's name, an id."""
+"""The most characters of texts that clients choose: a model's name, an id."""
 _SERVER_ERROR: Final = 500
 
 Operation = Literal["chat", "text_completion"]
@@ -27,7 +27,8 @@ Operation = Literal["chat", "text_completion"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskedMarks:
-    """What a request asks for. `key_id` is the key's public id; `model` is the client's word."""
+    """The contents of a request. `key_id` is the key's public id; `model` as the client named
+    it."""
 
     request_id: str
     model: str
@@ -70,7 +71,7 @@ class EngineMarks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptMarks:
-    """How one request to an upstream server ended, as `Attempt` has it."""
+    """The end of one request to an upstream server, as in `Attempt`."""
 
     outcome: str
     ended_s: float
@@ -84,7 +85,7 @@ class AttemptMarks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerMarks:
-    """How a request was answered. `ttft_s` counts from its arrival.
+    """The result of a request. `ttft_s` counts from its arrival.
 
     `status` is HTTP's; None where the client left before there was one.
     """
@@ -105,7 +106,7 @@ class AnswerMarks:
 
 
 def record_asked(span: Span, marks: AskedMarks) -> None:
-    """Say on a request's span what is asked for, as soon as it is read."""
+    """Record on a request's span what it asks for, as soon as it is read."""
     if not span.is_recording:
         return
     span.set(
@@ -293,7 +294,7 @@ def _part(
 
 
 def _known(attributes: dict[str, AttributeValue | None]) -> dict[str, AttributeValue]:
-    """Return the attributes that are known."""
+    """Return the attributes that are not None."""
     return {name: value for name, value in attributes.items() if value is not None}
 
 

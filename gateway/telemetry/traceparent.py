@@ -17,7 +17,7 @@ _SAMPLED: Final = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteParent:
-    """The caller's span. `state` is what other tracing systems wrote into it, as it came."""
+    """The caller's span. `state` holds the entries of other tracing systems, as they came."""
 
     trace_id: int
     span_id: int

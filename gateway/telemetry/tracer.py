@@ -14,12 +14,12 @@ NO_HEADERS: Final[Mapping[str, str]] = {}
 class Span(Protocol):
     """One piece of work in a trace. Never holds a prompt, an answer or a key.
 
-    All times are seconds on the gateway's clock; None is now. Nothing here blocks or raises.
+    All times are seconds on the gateway's clock; None is now. No method blocks or raises.
     """
 
     @property
     def is_recording(self) -> bool:
-        """Whether its trace is recorded. If not, attributes need not be computed."""
+        """Return whether its trace is recorded. If not, attributes need not be computed."""
 
     @property
     def trace_id(self) -> str:
@@ -36,7 +36,7 @@ class Span(Protocol):
         """Begin a child span. The caller ends it."""
 
     def set(self, attributes: Attributes) -> None:
-        """Say more about the work; nothing once it has ended."""
+        """Add attributes to the work; does nothing once it has ended."""
 
     def event(
         self, name: str, attributes: Attributes = NO_ATTRIBUTES, *, at_s: float | None = None
@@ -47,14 +47,14 @@ class Span(Protocol):
         """The work failed, by this short stable word."""
 
     def end(self, at_s: float | None = None) -> None:
-        """The work is over. A second time does nothing."""
+        """End the work. A second call does nothing."""
 
     def headers(self) -> Mapping[str, str]:
         """W3C `traceparent` and `tracestate`, for a request that is part of this work."""
 
 
 class Tracer(Protocol):
-    """Begins traces, or goes on with those of callers."""
+    """Begins traces, or continues those of callers."""
 
     def begin(
         self,
@@ -68,7 +68,7 @@ class Tracer(Protocol):
         """The span of one API request. The headers are the caller's, unchecked."""
 
     async def close(self) -> None:
-        """Send what has ended, for some seconds at most."""
+        """Send the ended spans, for some seconds at most."""
 
 
 class NullSpan:
@@ -91,18 +91,18 @@ class NullSpan:
         return self
 
     def set(self, attributes: Attributes) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def event(
         self, name: str, attributes: Attributes = NO_ATTRIBUTES, *, at_s: float | None = None
     ) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def fail(self, error_type: str) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def end(self, at_s: float | None = None) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def headers(self) -> Mapping[str, str]:
         """None."""
@@ -113,7 +113,7 @@ NULL_SPAN: Final[Span] = NullSpan()
 
 
 class NullTracer:
-    """Traces nothing, and sends no trace on."""
+    """Records no trace, and passes none on."""
 
     __slots__ = ()
 
@@ -130,7 +130,7 @@ class NullTracer:
         return NULL_SPAN
 
     async def close(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 NULL_TRACER: Final[Tracer] = NullTracer()

@@ -22,9 +22,9 @@ def build_tracer(
     wall_clock: Callable[[], float],
     rng: random.Random,
 ) -> Tracer:
-    """A tracer that sends to the settings' collector; one that does nothing where none is named.
+    """Build a tracer that sends to the settings' collector, or does nothing if none is named.
 
-    `clock` is the gateway's, `wall_clock` tells seconds since 1970. Raises SettingsError for an
+    `clock` is the gateway's, `wall_clock` counts seconds since 1970. Raises SettingsError for an
     endpoint that cannot be used, and where the extra is not installed.
     """
     if settings.endpoint is None:
@@ -45,7 +45,8 @@ def build_tracer(
 
 
 def _url(endpoint: str) -> str:
-    """Where to post traces. Raises SettingsError; never says what may be a password."""
+    """Return the URL to post traces to. Raises SettingsError, without text that may be a
+    password."""
     try:
         parts = urlsplit(endpoint)
         is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0

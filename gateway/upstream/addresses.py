@@ -15,10 +15,10 @@ IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 # Addresses of IPv4 hosts, written in IPv6 for a translator on the way (RFC 6052), or as it was
 # done before (RFC 4291, 2.5.5.1).
 _CARRIES_IPV4: Final = (ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("::/96"))
-# Local by their RFCs (3879, 8215), which not every version of `ipaddress` knows.
+# Local by their RFCs (3879, 8215), which not every version of `ipaddress` lists.
 _LOCAL: Final = (ipaddress.IPv6Network("fec0::/10"), ipaddress.IPv6Network("64:ff9b:1::/48"))
-# A connection that carries nothing while the server thinks is forgotten by some routers after
-# a minute; these keep it alive, and tell when the other side is gone.
+# Some routers drop a connection that is idle for a minute while the server thinks; these keep it
+# alive, and detect when the other side is gone.
 _KEEP_ALIVE_S: Final = 30
 
 
@@ -26,15 +26,15 @@ class PrivateAddressError(OSError):
     """A server's address is not one of the public internet."""
 
     def __init__(self) -> None:
-        # Equal words for every address: the connector sums up what happened with all of them.
+        # The same message for every address: the connector merges the errors of all of them.
         super().__init__(errno.EACCES, "the address is private")
 
 
 def is_private(address: str | IPAddress) -> bool:
-    """Whether an address is of this machine, of a local network, or of no single public host.
+    """Return whether an address is of this machine, of a local network, or not a public host.
 
-    What an IPv6 address carries of IPv4 (mapped, 6to4, Teredo, NAT64) is looked into.
-    Raises ValueError where it is no IP address.
+    IPv4 addresses inside IPv6 ones (mapped, 6to4, Teredo, NAT64) are checked too. Raises ValueError
+    for a text that is no IP address.
     """
     ip = ipaddress.ip_address(address) if isinstance(address, str) else address
     if isinstance(ip, ipaddress.IPv6Address):
@@ -59,8 +59,8 @@ def _embedded(ip: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
 def check_url(url: str, *, allow_private: bool) -> None:
     """Refuse a URL whose host is a private address as it is written.
 
-    Raises ValueError. Names are not looked up here: what they stand for is checked with each
-    connection, as it may change.
+    Raises ValueError. Names are not looked up here: their addresses are checked with each
+    connection, as they may change.
     """
     if allow_private:
         return
@@ -87,7 +87,7 @@ def _literal(host: str) -> IPAddress | None:
 
 
 def socket_maker(*, allow_private: bool) -> Callable[[AddrInfoType], socket.socket]:
-    """What makes the sockets of a connector.
+    """Return the function that makes a connector's sockets.
 
     It sees the address that is about to be connected to, so neither a name that changes its address
     nor an unusual way to write one gets past it. It raises PrivateAddressError.
@@ -107,7 +107,7 @@ def socket_maker(*, allow_private: bool) -> Callable[[AddrInfoType], socket.sock
 def _is_private_peer(address: tuple[Any, ...]) -> bool:
     try:
         return is_private(str(address[0]))
-    except ValueError:  # not an address at all: nothing to trust
+    except ValueError:  # not an address at all, so not trusted
         return True
 
 

@@ -29,10 +29,10 @@ _SEED_BITS: Final = 31
 
 
 class UpstreamAnswer:
-    """One answer, streamed or whole. Use it once, in one task at a time, and `aclose` it always.
+    """One answer, streamed or whole. Use it once, in one task at a time, and always `aclose` it.
 
-    Either `begin` and then `chunks`, or `whole`; what the call says about streaming is overruled.
-    When `begin`, `chunks` or `whole` raises or is cancelled, no request is left behind.
+    Either `begin` and then `chunks`, or `whole`, whichever form the call asked for. When `begin`,
+    `chunks` or `whole` raises or is cancelled, no request is left behind.
     """
 
     def __init__(self, tier: TierState, call: UpstreamCall, *, kind: AttemptKind) -> None:
@@ -47,23 +47,24 @@ class UpstreamAnswer:
         self._plan: ContinuationPlan | None = None
         self._broken: UpstreamError | None = None
         self.num_continuations = 0
-        """How often the answer went on at another server, behind what was delivered."""
+        """The number of times the answer was continued by another server."""
         self.first_token_s: float | None = None
-        """When the first token of a stream came, on the clock."""
+        """The time of a stream's first token, on the clock."""
 
     @property
     def num_attempts(self) -> int:
-        """Requests that were sent for it."""
+        """Return the number of requests sent for it."""
         return sum(len(opening.asked) for opening in self._openings)
 
     @property
     def is_hedged(self) -> bool:
-        """Whether a second server was asked because the first one was late."""
+        """Return whether a second server was asked because the first one was late."""
         return any(opening.is_hedged for opening in self._openings)
 
     @property
     def replica(self) -> str:
-        """host:port of the server that answers, or answered last; empty before there is one."""
+        """Return host:port of the server that answers, or answered last; empty before there is
+        one."""
         return self._request.replica.name if self._request else ""
 
     @property
@@ -79,7 +80,7 @@ class UpstreamAnswer:
         if self._request is None:
             return UpstreamUsage()
         usage = self._request.usage
-        # An estimate knows nothing of the longer prompt that a continuation has.
+        # An estimate does not include the longer prompt of a continuation.
         if self._plan is None or not self._plan.num_before:
             return usage
         if usage.source == "estimated":
@@ -103,7 +104,7 @@ class UpstreamAnswer:
         self.first_token_s = self._request.first_token_s
 
     async def whole(self) -> WholeAnswer:
-        """The answer in one piece. Raises what `begin` raises."""
+        """Return the answer in one piece. Raises the errors of `begin`."""
         self._started_s = self._tier.parts.clock()
         self._call = _with_stream(self._call, is_streamed=False)
         await self._open(self._opening(self._kind, None))
@@ -114,10 +115,10 @@ class UpstreamAnswer:
         return self._whole
 
     async def chunks(self) -> AsyncGenerator[Chunk]:
-        """All chunks from the very first one; the last one is [DONE].
+        """Yield all chunks from the very first one; the last one is [DONE].
 
-        A server that fails in the middle is replaced by another one where the rest can be asked
-        for. Raises UpstreamError where it cannot, and DeadlineExceededError.
+        A server that fails in the middle is replaced by another one where the rest can be
+        requested. Raises UpstreamError where it cannot, and DeadlineExceededError.
         """
         seam: StreamSplicer | None = None
         while True:
@@ -145,7 +146,7 @@ class UpstreamAnswer:
         await self._request.aclose()
 
     async def aclose(self) -> None:
-        """The client left, or the answer is over. Gives up what still runs."""
+        """End the answer, or its client's wait for it. Gives up the running requests."""
         for opening in self._openings:
             await opening.aclose()
 
@@ -168,9 +169,9 @@ class UpstreamAnswer:
         )
 
     async def _go_on(self, error: UpstreamError) -> StreamSplicer | None:
-        """Have the rest answered by another server; None where nothing is missing but the end.
+        """Have another server continue the answer; None where nothing is missing but the end.
 
-        Raises `error` where it cannot be, DeadlineExceededError.
+        Raises `error` where none can, and DeadlineExceededError.
         """
         tier, count_text = self._tier, self._tier.parts.count_text
         strategy = tier.traits.continuation
@@ -201,7 +202,8 @@ class UpstreamAnswer:
         return StreamSplicer(plan, self._delivered.sample)
 
     async def _fitted(self, seam: StreamSplicer, chunk: Chunk) -> Chunk | None:
-        """The chunk as it goes on behind the seam. Raises what broke the answer if it does not."""
+        """Return the chunk as it continues the delivered text; else raise the error that broke
+        it."""
         try:
             return seam.fit(chunk)
         except DivergedError as diverged:

@@ -1,4 +1,4 @@
-"""The record of one request to one replica: what it used, and how it ended."""
+"""The record of one request to one replica: its usage, and its end."""
 
 import logging
 from dataclasses import replace
@@ -74,7 +74,7 @@ class AttemptRecord:
 
     @property
     def usage(self) -> UpstreamUsage:
-        """What is used by now. Counts the text again until the attempt is booked."""
+        """Return the usage so far. Counts the text again until the attempt is booked."""
         return self._usage or self.meter.result()
 
     def add_whole(self, answer: WholeAnswer) -> None:
@@ -131,7 +131,7 @@ class AttemptRecord:
         return deadline_s is not None and now_s >= deadline_s - _TICK_S
 
     def _usage_until(self, now_s: float) -> UpstreamUsage:
-        """Return what it used; of an unstreamed answer that is missing, an upper estimate."""
+        """Return the usage; for an unstreamed answer that is missing, an upper estimate."""
         usage = self.meter.result()
         if self._call.is_streamed or self._has_whole:
             return usage

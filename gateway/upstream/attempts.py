@@ -1,4 +1,4 @@
-"""What was tried to get an answer from upstream servers, for metrics and for the books."""
+"""The attempts at an answer from upstream servers, for metrics and for the ledger."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ AttemptKind = Literal["answer", "retry", "hedge", "continuation", "mirror"]
 AttemptOutcome = Literal["answered", "failed", "refused", "lost", "cancelled", "limited"]
 """answered: its text was delivered. refused: the server says that the request is at fault. lost:
 another attempt of the same request was faster. cancelled: the client left, or the deadline passed
-(`failure` says so). limited: a limit of the tenant ended it; what came before was delivered."""
+(see `failure`). limited: a limit of the tenant ended it; the text before that was delivered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
     """One request to one server, when it has ended. Times are seconds on the gateway's clock.
 
-    `replica` is `host:port`, `model` what it was asked for. `failure` is a `FailureKind` where
+    `replica` is `host:port`, `model` the requested one. `failure` is a `FailureKind` where
     there was one. `cost_usd` is what it costs us; what of it the client pays is not decided here,
     but it never pays for `lost` ones nor for mirrors. `num_repeated_tokens` of its answer were
     written by the attempt before it: a continuation may begin with what was delivered.

@@ -1,8 +1,8 @@
-"""The most tokens that a request can take at a server whose tokenizer is not asked: by its bytes.
+"""An upper bound of a request's tokens for servers with an unknown tokenizer: its bytes.
 
 No tokenizer makes more than one token of a byte of UTF-8, and JSON never writes a text shorter than
-it is. So the size of what is sent bounds the prompt, whatever a client writes, and costs no more
-than writing JSON. Ordinary text has a quarter as many tokens; what is not used is given back.
+it is. So the size of the request bounds the prompt, for any text, and costs no more than writing
+JSON. Ordinary text has a quarter as many tokens; the unused rest is given back.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,9 +20,10 @@ _NO_PROMPT: Final = frozenset(
         *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "cache_salt"),
     }
 )
-"""Fields that no model reads. Every other one counts, also one that is not known here."""
+"""Fields that no model reads. Every other field counts, also an unknown one."""
 _TOOLS_TOKENS: Final = 600
-"""Servers tell a model how tools are called; the longest of these texts that are known."""
+"""Tokens of the text that explains tool calls to a model; the longest such text of known
+servers."""
 _MEDIA: Final = frozenset(
     {"image_url", "input_image", "input_audio", "audio_url", "video_url", "file", "input_file"}
 )
@@ -32,7 +33,7 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 def most_prompt_tokens(document: Mapping[str, Any], media_tokens: int) -> int:
-    """Of all fields that a model may read, tools, schemas and images too.
+    """Bound the tokens of all fields that a model may read, tools, schemas and images too.
 
     An image counts `media_tokens`, whatever its size; sounds and files at least so many, and one
     for each two bytes of their data.
@@ -48,7 +49,7 @@ def most_prompt_tokens(document: Mapping[str, Any], media_tokens: int) -> int:
 
 
 def most_predicted_tokens(document: Mapping[str, Any]) -> int:
-    """Of the client's guess at the answer: servers charge for a wrong one as for an answer."""
+    """Bound the tokens of the client's predicted answer: servers charge for wrong ones in full."""
     prediction = document.get("prediction")
     return 0 if prediction is None else len(_encode(prediction))
 
@@ -65,7 +66,7 @@ def media_parts(document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _beyond_bytes(part: Mapping[str, Any], media_tokens: int) -> int:
-    """What a part takes beside the bytes that are counted; less than none where it takes fewer."""
+    """Return a part's tokens beyond its counted bytes; negative where it takes fewer."""
     num_data = max((len(data) for data in _data(part.get(part["type"]))), default=0)
     if part["type"] in _IMAGES:
         return media_tokens - num_data

@@ -1,4 +1,4 @@
-"""A circuit breaker: a server that fails is not asked until it has shown that it lives."""
+"""A circuit breaker: a failing server gets no requests until a probe has succeeded."""
 
 import logging
 import random
@@ -24,7 +24,7 @@ _CALM_S: Final = 60.0
 """Closed for so long, it starts with the shortest open time again."""
 _HOLD_S: Final = 1.0
 _MAX_HOLD_S: Final = 60.0
-"""A wait that a server asks for is kept up to here; then it is asked again whether it still is."""
+"""The longest wait that a server can ask for; after it the server is asked again."""
 
 
 class Breaker:
@@ -37,7 +37,7 @@ class Breaker:
 
     A busy server (429) is not a broken one: it is only held back until the time that it names.
 
-    `began` returns an era, a number that the outcome gives back: what was asked before the breaker
+    `began` returns an era, a number that the outcome gives back: a request sent before the breaker
     changed its state says nothing about the state it has now. A state has one era.
     """
 
@@ -80,7 +80,7 @@ class Breaker:
         return self._state
 
     def admits(self, now_s: float | None = None) -> bool:
-        """Whether a request may be sent now; `now_s` saves a look at the clock."""
+        """Return whether a request may be sent now; `now_s` saves a look at the clock."""
         if self._state != "closed" and (self._state == "open" or self._has_trial):
             return False
         return self.held_until_s <= (self._clock() if now_s is None else now_s)
@@ -104,7 +104,7 @@ class Breaker:
         return self._era
 
     def answered(self, era: int) -> int:
-        """The first token has come: a trial has succeeded. Returns the era to go on with.
+        """Record the first token: a trial has succeeded. Returns the era to continue with.
 
         The request still has to be ended; it may yet break off.
         """
@@ -121,7 +121,7 @@ class Breaker:
             self._book(failed=False)
 
     def failed(self, era: int, failure: FailureKind, retry_after_s: float | None = None) -> None:
-        """A request failed. `retry_after_s`: the server asked to be left alone for so long."""
+        """Record a failure. `retry_after_s`: the server's requested pause."""
         if retry_after_s is not None or failure == "throttled":
             self._hold(retry_after_s)
         if failure in BLAMELESS_FAILURES:
@@ -137,13 +137,13 @@ class Breaker:
                 self._open(failure)
 
     def cancelled(self, era: int) -> None:
-        """A request was given up on our side: it says nothing about the server."""
+        """Record a request given up on our side: it says nothing about the server."""
         if era == self._era:
             self._has_trial = False
 
     @property
     def wants_probe(self) -> bool:
-        """Whether it is time to see if the server lives."""
+        """Return whether a probe of the server is due."""
         return self._state == "open" and self._clock() >= self.open_until_s
 
     def probe_succeeded(self) -> None:

@@ -1,4 +1,4 @@
-"""What passes between the gateway and its upstream tiers: a call, and the chunks of its answer."""
+"""The interface between the gateway and its upstream tiers: a call, and its answer's chunks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,12 +20,12 @@ class UpstreamCall:
     """One request for an upstream tier.
 
     `document` is the client's request as JSON, without its `outrider` object; its `model` is still
-    the gateway's name, `model` what the server is to be asked for. `hops`: the gateways that the
+    the gateway's name, `model` the name to request from the server. `hops`: the gateways that the
     request has come through, this one last. `deadline_s` and `arrival_s` are on the gateway's
-    clock. `affinity` is equal for requests that begin alike; empty: unknown. `prediction`: the
-    text of an answer that was given up, a guess at this one's. `on_attempt` is told of each request
-    that is made for this call, beside the tier's own books. `span`: the request's, in whose trace
-    these requests stand.
+    clock. `affinity` is equal for requests that begin alike; empty: unknown. `prediction`: the text
+    of an answer that was given up, a guess at this one's. `on_attempt` is called with each request
+    made for this call, beside the tier's own books. `span`: the request's, in whose trace these
+    requests stand.
     """
 
     endpoint: Endpoint
@@ -42,12 +42,12 @@ class UpstreamCall:
 
     @property
     def is_streamed(self) -> bool:
-        """Whether the client wants a stream."""
+        """Return whether the client wants a stream."""
         return bool(self.document.get("stream"))
 
     @property
     def wants_usage_chunk(self) -> bool:
-        """Whether the client asked for the chunk that carries `usage`."""
+        """Return whether the client asked for the chunk that carries `usage`."""
         options = self.document.get("stream_options")
         return isinstance(options, Mapping) and bool(options.get("include_usage"))
 
@@ -65,7 +65,7 @@ class UpstreamCall:
 
 
 def num_answers(call: UpstreamCall) -> int:
-    """How many choices the whole answer has: n for each of the prompts."""
+    """Return the number of choices in the whole answer: n for each of the prompts."""
     prompt = call.document.get("prompt")
     num_prompts = 1
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
@@ -74,13 +74,13 @@ def num_answers(call: UpstreamCall) -> int:
 
 
 class Chunk(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One event of a streamed answer, in OpenAI's words.
+    """One event of a streamed answer, in OpenAI's form.
 
     `raw` is the whole event with its blank line, as it may be sent on: the server's own bytes where
-    nothing had to be translated. A comment has nothing but `raw`. `content` and `reasoning` are the
-    text that it adds to choice `index`; `num_other_bytes` is what else the model wrote (names and
+    nothing had to be translated. A comment has only `raw`. `content` and `reasoning` are the
+    text that it adds to choice `index`; `num_other_bytes` counts the model's other text (names and
     arguments of calls, refusals, other choices in the same event). `has_calls`, `has_logprobs`: it
-    carries a part of a tool call, log-probabilities. `usage`: what the server reports in it;
+    carries a part of a tool call, log-probabilities. `usage`: the server's report in it;
     `is_usage_only`: it has no choice and is there because usage was asked for. `is_done`: the
     stream's [DONE].
 
@@ -102,16 +102,16 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def has_text(self) -> bool:
-        """Whether it carries something of an answer: what the first token is measured by."""
+        """Return whether it carries a part of the answer, by which the first token is timed."""
         return bool(self.content or self.reasoning or self.has_calls)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeAnswer:
-    """An answer that was not streamed, in OpenAI's words.
+    """An answer that was not streamed, in OpenAI's form.
 
     `body` is its JSON: the server's own bytes where nothing had to be translated. `texts` are the
-    contents of its choices, `reasoning` what they thought. `has_calls`: some choice calls a tool;
+    contents of its choices, `reasoning` their reasoning. `has_calls`: some choice calls a tool;
     `num_other_bytes` is the size of calls and refusals.
     """
 

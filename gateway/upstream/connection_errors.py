@@ -1,4 +1,4 @@
-"""What can go wrong on the way to a server, in words."""
+"""Messages for errors of connections to servers."""
 
 import socket
 import ssl
@@ -12,7 +12,7 @@ from gateway.errors.tree import UpstreamError
 from gateway.upstream.addresses import PrivateAddressError
 from gateway.upstream.waits import ExchangeLimits
 
-# OpenSSL's codes of what is wrong with a certificate (X509_V_ERR_*).
+# OpenSSL's codes of certificate errors (X509_V_ERR_*).
 _CERTIFICATE_WORDS: Final[Mapping[int, str]] = {
     2: "its certificate is from an authority that is not trusted here; name it in ca_file",
     9: "its certificate is not valid yet; check the clocks of both machines",
@@ -25,7 +25,7 @@ _CERTIFICATE_WORDS: Final[Mapping[int, str]] = {
     64: "its certificate is for another address",
 }
 _NO_TLS: Final = "the server does not speak TLS; is the URL https by mistake?"
-# What OpenSSL makes of an answer that is not TLS: a status line, or any other words.
+# OpenSSL's errors for an answer that is not TLS: a status line, or any other text.
 _NO_TLS_REASONS: Final = frozenset(
     {
         "WRONG_VERSION_NUMBER",
@@ -57,8 +57,8 @@ def error_of(error: Exception, exchange: ExchangeLimits) -> UpstreamError:
 
 
 def _tls_words(error: Exception) -> str | None:
-    """What is wrong with TLS; None where it is not about TLS."""
-    # What comes behind the handshake is only told as the cause of a lost connection.
+    """Return the TLS problem; None where it is not about TLS."""
+    # Errors after the handshake appear only as the cause of a lost connection.
     cause = error if isinstance(error, ssl.SSLError) else error.__cause__
     if isinstance(error, aiohttp.ClientConnectorError):
         cause = error.os_error

@@ -1,4 +1,4 @@
-"""How an answer that broke off in its middle goes on, without a word lost or said twice."""
+"""Continues an answer that broke off in its middle, without lost or repeated text."""
 
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -32,7 +32,7 @@ class DivergedError(Exception):
 
 
 class Delivered:
-    """What the client has got of an answer. Its text is that of the first choice."""
+    """The part of an answer that the client has received. Its text is that of the first choice."""
 
     __slots__ = ("_content", "_num_parts", "_reasoning", "has_calls", "num_logprobs", "sample")
 
@@ -42,7 +42,7 @@ class Delivered:
         self._num_parts = 0
         self.has_calls = False
         self.num_logprobs = 0
-        """Tokens whose log-probabilities were told."""
+        """Tokens whose log-probabilities were delivered."""
         self.sample = b""
         """The first event with text: it has the answer's id, and the form of its chunks."""
 
@@ -68,7 +68,7 @@ class Delivered:
 
     @property
     def reasoning(self) -> str:
-        """What was thought before it."""
+        """Return the reasoning delivered before it."""
         return "".join(self._reasoning)
 
     def num_tokens(self, count_text: CountText | None) -> int:
@@ -80,11 +80,11 @@ class Delivered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContinuationPlan:
-    """How the rest is asked for.
+    """The request for the rest of an answer.
 
-    resume: what the server is told; None: just the request again. known_reasoning, known_content:
-    what the new stream must begin with. known_logprobs: of so many tokens it tells them again.
-    num_before: tokens that it does not count as its own.
+    resume: the fields to add for the server; None: repeat the request. known_reasoning,
+    known_content: the text that the new stream must begin with. known_logprobs: number of tokens
+    whose log-probabilities are repeated. num_before: tokens that it does not count as its own.
     """
 
     resume: Resume | None
@@ -100,7 +100,7 @@ def plan_of(
     strategy: ContinuationStrategy,
     count_text: CountText | None,
 ) -> ContinuationPlan | None:
-    """How this answer can go on at another replica of the same model; None where it cannot."""
+    """Plan the continuation at another replica of the same model; None where none is possible."""
     if delivered.has_calls or not is_resumable(call, strategy):
         return None
     content, reasoning = delivered.content, delivered.reasoning
@@ -153,7 +153,7 @@ class StreamSplicer:
         self._has_joined = False
 
     def fit(self, chunk: Chunk) -> Chunk | None:
-        """The chunk without what is known, with the first stream's id; None for nothing new.
+        """Return the chunk without known text, under the first stream's id; None if nothing is new.
 
         Raises DivergedError where it is not the same answer.
         """
@@ -193,7 +193,7 @@ class StreamSplicer:
         )
 
     def _skip(self, chunk: Chunk) -> int:
-        """The number of characters of this chunk that are known."""
+        """Return the number of characters of this chunk that are known."""
         plan = self._plan
         reasoning = plan.known_reasoning[self._num_reasoning :][: len(chunk.reasoning)]
         content = plan.known_content[self._num_content :][: len(chunk.content)]
@@ -223,7 +223,7 @@ class StreamSplicer:
 
 
 def as_one_answer(usage: UpstreamUsage, num_before: int) -> UpstreamUsage:
-    """A continuation's usage as if it had been one answer: what it was given is no prompt."""
+    """Return a continuation's usage as one answer's: the text it resumed is no prompt."""
     prompt = max(usage.num_prompt_tokens - num_before, 0)
     return replace(
         usage,
@@ -234,7 +234,7 @@ def as_one_answer(usage: UpstreamUsage, num_before: int) -> UpstreamUsage:
 
 
 def has_reached_limit(call: UpstreamCall, delivered: Delivered, count: CountText | None) -> bool:
-    """Whether the answer broke off when it was as long as it may be."""
+    """Return whether the answer broke off exactly at its maximum length."""
     limit = call.token_limit
     return limit is not None and delivered.num_tokens(count) >= limit
 

@@ -1,4 +1,4 @@
-"""Server-sent events as bytes: where each one ends, and what it says.
+"""Server-sent events as bytes: their ends and their data.
 
 https://html.spec.whatwg.org/multipage/server-sent-events.html. An event is passed on as the bytes
 that came, with its comments and its blank line; nothing is decoded without need.
@@ -25,7 +25,7 @@ class EventSplitter:
 
     @property
     def rest(self) -> bytes:
-        """What has come of the event that is not whole yet."""
+        """Return the received part of an event that is not complete yet."""
         return bytes(self._held)
 
     @property
@@ -52,7 +52,7 @@ class EventSplitter:
         held = self._held
         events = []
         start = 0
-        # What was searched before is not searched again: a long event stays linear in its length.
+        # Bytes searched before are not searched again: a long event stays linear in its length.
         search_at = max(0, self._num_searched - _LONGEST_BLANK_LINE + 1)
         while blank_line := _BLANK_LINE.search(held, search_at):
             events.append(bytes(held[start : blank_line.end()]))
@@ -76,11 +76,11 @@ class EventSplitter:
 
 
 def event_data(event: bytes) -> bytes | None:
-    """The data of a whole event, its lines joined by line feeds; None where it has none.
+    """Return the data of a whole event, its lines joined by line feeds; None where it has none.
 
-    None is for comments, and for events that are nothing but a name or a blank line.
+    None is for comments, and for events with only a name or a blank line.
     """
-    # What nearly every server sends: one line.
+    # The form of nearly every server: one line.
     if (
         event.startswith(b"data: ")
         and event.find(b"\n") == len(event) - 2

@@ -1,6 +1,6 @@
-"""Which fields of a request an upstream server is sent: an allow-list for each kind of server.
+"""The request fields sent to an upstream server: an allow-list for each kind of server.
 
-Fields of other people's APIs may change a price (`service_tier`), keep what was said (`store`),
+Fields of other people's APIs may change a price (`service_tier`), store the conversation (`store`),
 reach another tenant's cache (`cache_salt`) or steer the server (`kv_transfer_params`, `lora_path`).
 So a field that is not known to be harmless is refused, unless the operator allows it. Labels and
 hints, which change neither price nor answer, are left out, as the local models ignore them.
@@ -49,7 +49,7 @@ _ALLOWED: Final[Mapping[ServerKind, frozenset[str]]] = {
     "tensorrt_llm": _COMMON | _SAMPLING | {"chat_template_kwargs"},
     "llama_cpp": _COMMON
     | {"top_k", "min_p", "repeat_penalty", "grammar", "json_schema", "chat_template_kwargs"},
-    # The dialect refuses what the Messages API cannot say.
+    # The dialect refuses fields that the Messages API lacks.
     "anthropic": _COMMON
     | _SAMPLING
     | _TEMPLATE
@@ -67,7 +67,7 @@ _USUAL: Final[Mapping[str, tuple[object, ...]]] = {
     "store": (False,),
     "web_search_options": (),
 }
-"""Values that say what holds anyway. Another one changes price or privacy."""
+"""Values that equal the default. Any other one changes price or privacy."""
 _SALTED: Final[frozenset[ServerKind]] = frozenset({"vllm", "sglang"})
 _MAX_VARIABLES: Final = 16
 _MAX_VARIABLE_CHARS: Final = 64
@@ -82,7 +82,7 @@ _RESERVED_VARIABLES: Final = frozenset(
 
 
 class FieldFilter:
-    """What of a request the server of one tier is sent."""
+    """Selects the fields of a request for the server of one tier."""
 
     def __init__(self, tier: str, settings: UpstreamSettings) -> None:
         self._tier = tier
@@ -92,9 +92,9 @@ class FieldFilter:
         self._forced = settings.force_fields
 
     def outgoing(self, document: Mapping[str, Any], *, cache_salt: str = "") -> dict[str, Any]:
-        """The fields that are sent, with what the operator wants to be sent.
+        """Return the fields to send, with those that the operator adds.
 
-        `cache_salt` is the tenant's secret; what the server gets is derived from it for this tier.
+        `cache_salt` is the tenant's secret; the server gets a value derived from it for this tier.
         Raises BadRequestError for a field that is refused.
         """
         sent = {name: value for name, value in document.items() if self._is_sent(name, value)}
@@ -148,5 +148,5 @@ def _check_variables(variables: object) -> None:
 
 
 def _derived(salt: str, tier: str) -> str:
-    """256 bits that say nothing of the salt, and are others for each tier."""
+    """Derive 256 bits that reveal nothing of the salt and differ for each tier."""
     return blake2b(tier.encode(), key=salt.encode()[:64], digest_size=32).hexdigest()

@@ -1,4 +1,4 @@
-"""How much may be spent on second requests for late answers."""
+"""The budget of second requests for late answers."""
 
 from typing import Final
 
@@ -20,7 +20,7 @@ class HedgeBudget:
 
     @property
     def is_on(self) -> bool:
-        """Whether there is hedging at all."""
+        """Return whether hedging is enabled."""
         return self._share > 0
 
     def earn(self) -> None:

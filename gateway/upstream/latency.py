@@ -1,4 +1,4 @@
-"""How long a server takes to its first token: a figure that shows peaks, and quantiles."""
+"""A server's time to its first token: an average that shows peaks, and quantiles."""
 
 import math
 from bisect import bisect_left, insort
@@ -42,9 +42,9 @@ class LatencyEstimate:
         self._keep(seconds, now)
 
     def add_at_least(self, seconds: float) -> bool:
-        """Learns from a wait that was given up after `seconds`. Returns whether it was counted.
+        """Learn from a wait that was given up after `seconds`; return whether it was counted.
 
-        It counts only where it says something, that is from the median on, and never lowers the
+        It counts only where it is informative, that is from the median on, and never lowers the
         average. Without it a server that always loses against its hedges would look as fast as its
         few answers.
         """

@@ -1,4 +1,4 @@
-"""What /metrics says of upstream tiers: attempts, failures, times, tokens, cost, health.
+"""Metrics of upstream tiers: attempts, failures, times, tokens, cost, health.
 
 Attempts are counted as they end. Gauges are read from the tiers at each scrape.
 """
@@ -29,11 +29,11 @@ _WHOLE_S: Final = (
 
 
 class WatchedTier(Protocol):
-    """What gauges are read from."""
+    """The source of the gauges."""
 
     @property
     def is_available(self) -> bool:
-        """Whether a request would be sent now."""
+        """Return whether a request would be sent now."""
 
     @property
     def replicas(self) -> ReplicaSet:
@@ -41,10 +41,10 @@ class WatchedTier(Protocol):
 
 
 class UpstreamMetrics:
-    """Instruments of all upstream tiers. Not thread-safe beyond what prometheus_client is."""
+    """Instruments of all upstream tiers. Only as thread-safe as prometheus_client."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
-        """Without a registry nothing is exported until `register`."""
+        """Make the instruments. Without a registry they are not exported until `register`."""
         self._attempts = _counter(
             "upstream_attempts", "Requests to servers that ended.", "tier", "kind", "outcome"
         )
@@ -81,7 +81,7 @@ class UpstreamMetrics:
             self.register(registry)
 
     def register(self, registry: CollectorRegistry) -> None:
-        """Export everything there; once."""
+        """Export all instruments there; once."""
         for instrument in vars(self).values():
             registry.register(instrument)
 
@@ -133,7 +133,7 @@ class UpstreamMetrics:
 
 
 class _HealthCollector(Collector):
-    """The tiers' health when it is asked for."""
+    """Collects the tiers' health at each scrape."""
 
     def __init__(self) -> None:
         self.tiers: Mapping[str, WatchedTier] = {}

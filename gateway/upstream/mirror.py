@@ -43,11 +43,11 @@ class MirroredAnswer:
 
 
 class Mirror:
-    """Sends a share of what was answered to one tier, in the background.
+    """Sends a share of the answered requests to one tier, in the background.
 
     A copy begins when the client has its answer, is not streamed, and has neither the request's
-    deadline nor its retries. There are at most `max_in_flight` of them; what comes beyond that is
-    dropped, not queued. With a file, a line of JSON for each copy is appended to it.
+    deadline nor its retries. There are at most `max_in_flight` of them; further ones are dropped,
+    not queued. With a file, a line of JSON for each copy is appended to it.
     """
 
     def __init__(
@@ -77,9 +77,9 @@ class Mirror:
         return self._tier.name
 
     def offer(self, call: UpstreamCall, answer: MirroredAnswer) -> bool:
-        """Copy this request, or not; returns whether a copy was begun. Never raises or waits.
+        """Copy this request, or not; return whether a copy was begun. Never raises or waits.
 
-        Of `call` the tier's model, the stream, the deadline and the prediction do not matter.
+        The tier's model, the stream, the deadline and the prediction of `call` do not matter.
         """
         if answer.is_private:
             logger.error("private request was offered request_id=%s", call.request_id)
@@ -113,7 +113,7 @@ class Mirror:
             logger.exception("copy failed request_id=%s tier=%s", call.request_id, self._tier.name)
 
     async def _ask(self, call: UpstreamCall) -> dict[str, Any]:
-        """The copy's answer, or how it failed, as the file has it."""
+        """Return the copy's answer, or its failure, in the file's form."""
         started_s = self._clock()
         try:
             told = await self._answer(call)
@@ -129,7 +129,7 @@ class Mirror:
         return {"tier": self._tier.name, "duration_s": self._clock() - started_s, **told}
 
     async def _answer(self, call: UpstreamCall) -> dict[str, Any]:
-        """What the tier says. Raises GatewayError."""
+        """Return the tier's answer. Raises GatewayError."""
         copy = await self._copied(call)
         async with aclosing(self._tier.answer(copy, kind="mirror")) as answer:
             whole = await answer.whole()
@@ -142,7 +142,7 @@ class Mirror:
         }
 
     async def _copied(self, call: UpstreamCall) -> UpstreamCall:
-        """The call as the mirror's tier is to be asked. Raises UnavailableError."""
+        """Return the call for the mirror's tier. Raises UnavailableError."""
         model = self._tier.settings.model or next(iter(await self._tier.models()), None)
         if model is None:
             raise UnavailableError(
@@ -175,7 +175,7 @@ class Mirror:
 def _append(file: Path, line: bytes) -> None:
     """Add a line in one piece, so that those of several processes do not mix.
 
-    The file holds what people asked: a new one is for its owner's eyes only.
+    The file holds people's prompts: a new one is readable by its owner only.
     """
     descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     with open(descriptor, "ab", buffering=0) as opened:

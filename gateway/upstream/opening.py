@@ -29,7 +29,7 @@ from gateway.upstream.request import UpstreamRequest
 _FIRST_WAIT_S: Final = 0.1
 _MAX_WAIT_S: Final = 5.0
 _MAX_ASKED_WAIT_S: Final = 10.0
-"""A server that asks for more than this is not waited for."""
+"""A server that asks for a longer wait than this is not waited for."""
 _LATE_QUANTILE: Final = 0.95
 _TICK_S: Final = 0.005
 """Timers may fire a little early, and a replica that is held back is held to its time."""
@@ -40,11 +40,11 @@ _backoff = wait_exponential(multiplier=_FIRST_WAIT_S, max=_MAX_WAIT_S)
 class Opening:
     """The attempts at one answer, or at its continuation, until one of them has begun.
 
-    A replica that was not asked yet is asked at once. When all were asked, there is a wait: full
-    jitter below 0.1 s, 0.2 s, 0.4 s ... 5 s, behind what the servers asked for by retry-after.
+    Replicas not yet asked are asked at once. When all were asked, there is a wait: full
+    jitter below 0.1 s, 0.2 s, 0.4 s ... 5 s, after the waits that servers asked for by retry-after.
 
-    With hedging on, an attempt that is later than the tier's usual 95 % gets a rival; who begins
-    first goes on, the other one is cut off and booked as lost. There is one rival at most.
+    With hedging on, an attempt that is later than the tier's usual 95 % gets a rival; the one that
+    begins first continues, the other is cut off and booked as lost. There is one rival at most.
 
     `asked` keeps every request that was made. When `run` raises, all of them are over.
     """
@@ -84,7 +84,7 @@ class Opening:
         self._retry_kind: AttemptKind = "retry" if kind == "answer" else kind
 
     async def run(self) -> UpstreamRequest:
-        """The request that has begun to be answered.
+        """Return the request whose answer has begun.
 
         Raises UpstreamRefusalError and LoopError at once. When all attempts failed: ThrottledError
         if there were too many requests, UnavailableError if no replica could be asked or only the
@@ -108,7 +108,7 @@ class Opening:
             raise
 
     async def aclose(self) -> None:
-        """Give up whatever has not come to its end."""
+        """Give up all unfinished requests."""
         for request in self.asked:
             await request.aclose()
 
@@ -148,18 +148,18 @@ class Opening:
         return wait_s + backoff_s + _TICK_S
 
     def _gives_up(self, state: RetryCallState) -> bool:
-        """Whether what failed last is the end of it."""
+        """Return whether the last failure is final."""
         assert state.outcome is not None
         error = state.outcome.exception()
         assert isinstance(error, UpstreamError)
-        # If all replicas are throttled there is no wait: other tiers may answer meanwhile.
+        # If all replicas are throttled, do not wait: other tiers may answer meanwhile.
         is_final = error.failure == "ejected" or not error.is_retryable
         if is_final or state.attempt_number >= self._max_attempts:
             return True
         return self._tier.parts.clock() + state.upcoming_sleep >= self._end_s
 
     def _verdict(self) -> GatewayError:
-        """The error that tells most about why there is no answer."""
+        """Return the error that best explains the missing answer."""
         name, replicas = self._tier.name, self._tier.parts.replicas
         asked_s = [error.asked_wait_s for error in self._errors if error.asked_wait_s is not None]
         wait_s = replicas.retry_after_s or min(asked_s, default=1.0)
@@ -185,7 +185,7 @@ class Opening:
         return self._errors[-1]
 
     async def _attempt(self) -> UpstreamRequest:
-        """One replica asked, or two if the first is late."""
+        """Ask one replica, or two if the first is late."""
         self._require_time()
         request = self._ask(self._pick(), self._kind if not self.asked else self._retry_kind)
         late_s = self._late_s()
@@ -227,7 +227,7 @@ class Opening:
         return replica
 
     def _ask(self, replica: Replica, kind: AttemptKind) -> UpstreamRequest:
-        """A request to it, not sent yet. No await may lie between this and its being picked."""
+        """Return an unsent request to it. No await may lie between this and its being picked."""
         request = UpstreamRequest(
             self._tier,
             self._call,
@@ -272,7 +272,7 @@ class Opening:
                 await request.aclose()
 
     def _rival(self, first: UpstreamRequest) -> UpstreamRequest | None:
-        """A second request, at another replica if there is one; None where it may not be."""
+        """Return a second request, at another replica if possible; None where it is not allowed."""
         pick, affinity = self._tier.parts.replicas.pick, self._call.affinity
         replica = pick(affinity=affinity, exclude=(first.replica,)) or pick(affinity=affinity)
         if replica is None or not self._tier.hedges.spend():
@@ -284,9 +284,10 @@ class Opening:
 async def _first_to_begin(
     runs: Mapping[asyncio.Task[None], UpstreamRequest],
 ) -> UpstreamRequest:
-    """The first that has begun, of equals the first that was asked.
+    """Return the first that has begun, of equals the first that was asked.
 
-    Raises the error of the last one when all have failed; at once what is not the server's fault.
+    Raises the error of the last one when all have failed; at once an error that is not the server's
+    fault.
     """
     pending = set(runs)
     while True:

@@ -12,7 +12,7 @@ _MIN_EXCESS_S: Final = 0.1
 
 
 class RecentTimes:
-    """The last 20 first-token times of one server, and how much it had to do when they began.
+    """The last 20 first-token times of one server, and its load when they began.
 
     Both medians are None before there are 20: a few peaks do not move them. `per_load_s` divides
     each time by the requests in flight, its own included.
@@ -36,7 +36,7 @@ class RecentTimes:
 
     @property
     def is_full(self) -> bool:
-        """Whether there are enough times to judge by."""
+        """Return whether there are enough times to judge by."""
         return len(self._seconds) == NUM_RECENT
 
     @property

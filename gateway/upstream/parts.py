@@ -1,4 +1,4 @@
-"""What the pieces of one upstream tier share."""
+"""The shared dependencies of one upstream tier's parts."""
 
 import random
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ from gateway.upstream.transport import Transport
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierParts:
-    """What a tier is built of. `clock` gives seconds, the same that calls are stamped with.
+    """The dependencies of a tier. `clock` gives seconds, as do the times in calls.
 
     `count_text` counts the tokens of a text, `count_prompt` those of a call's prompt; None where
     the server's tokenizer is not known.

@@ -1,4 +1,4 @@
-"""Watches servers whose breaker is open, so that they are asked again as soon as they live."""
+"""Watches servers whose breaker is open, so that they are used again as soon as they are up."""
 
 import asyncio
 import logging
@@ -15,12 +15,12 @@ logger = logging.getLogger(__name__)
 _MAX_PROBE_S: Final = 5.0
 _MIN_WAIT_S: Final = 0.005
 _DOWN: Final = frozenset({502, 503, 504})
-"""What a proxy says about a dead server, or a server that is still loading. Anything else, also a
-complaint about the key or a broken model list, comes from one that lives."""
+"""A proxy's statuses for a dead server, or for one that is still loading. Any other status, also
+for an invalid key or a broken model list, comes from a server that is up."""
 
 
 class Prober:
-    """Asks for `path` behind the URL of every replica that wants a probe; sleeps otherwise."""
+    """Requests `path` behind the URL of every replica that wants a probe; sleeps otherwise."""
 
     def __init__(
         self,

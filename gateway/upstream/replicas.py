@@ -1,4 +1,4 @@
-"""The replicas of one tier: which one is asked next, and what requests tell about its health."""
+"""The replicas of one tier: the choice of the next one, and their health."""
 
 import logging
 import random
@@ -24,8 +24,7 @@ _SOON_S: Final = 0.1
 _STALL: Final = 10.0
 _MIN_STALL_S: Final = 1.0
 """A stream without a first token for longer than this, and for this multiple of the usual time, is
-a failure also when it was we who gave up: deadlines and hedges must not hide a server that hangs.
-"""
+a failure even when given up on our side: deadlines and hedges must not hide a server that hangs."""
 _MASK: Final = 2**64 - 1
 
 
@@ -33,7 +32,7 @@ class Lease:
     """One request to one replica, made by `Replica.begin`.
 
     It is ended exactly once, by `succeeded`, `failed` or `cancelled`; later calls do nothing, so a
-    `finally` may always call `cancelled`. As a context manager it ends by what leaves the block.
+    `finally` may always call `cancelled`. As a context manager it ends by how the block is left.
     """
 
     __slots__ = (
@@ -55,7 +54,7 @@ class Lease:
         self.replica = replica
         self.started_s = clock()
         self.first_token_s: float | None = None
-        """When the first token came, on the clock; None before that."""
+        """The time of the first token, on the clock; None before that."""
         self.is_ended = False
         self._era = replica.breaker.began()
         replica.in_flight += 1
@@ -87,7 +86,7 @@ class Lease:
             self.replica.breaker.failed(self._era, failure, retry_after_s)
 
     def cancelled(self) -> None:
-        """Given up on our side: the client left, its deadline passed, or another was faster.
+        """Record that the request was given up: client gone, deadline passed, another was faster.
 
         Says nothing against the server, except when it has let a stream wait for far too long.
         """
@@ -122,7 +121,7 @@ class Lease:
         return True
 
     def _vain_wait_s(self) -> float | None:
-        """How long it has waited for a first token that has not come; None if it has come."""
+        """Return its wait for a first token that has not come; None if it has come."""
         if self._is_streamed and self.first_token_s is None:
             return self._clock() - self.started_s
         return None
@@ -212,7 +211,7 @@ class ReplicaSet:
         self.replicas: tuple[Replica, ...] = tuple(
             Replica(url, clock=clock, rng=rng) for url in dict.fromkeys(urls)
         )
-        self._typical_s = 1.0  # what is not known counts the same for all
+        self._typical_s = 1.0  # an unknown time counts the same for all
         self._next_review_s = clock()
 
     def pick(self, *, affinity: str = "", exclude: Collection[Replica] = ()) -> Replica | None:
@@ -249,7 +248,7 @@ class ReplicaSet:
 
     @property
     def is_available(self) -> bool:
-        """Whether any replica admits requests."""
+        """Return whether any replica admits requests."""
         now = self._clock()
         return any(replica.breaker.admits(now) for replica in self.replicas)
 
@@ -261,7 +260,7 @@ class ReplicaSet:
         return max(_SOON_S, min(replica.breaker.wait_s for replica in self.replicas))
 
     def to_probe(self) -> list[Replica]:
-        """Those whose breaker wants a probe now. Tell each `breaker` before asking again."""
+        """Return replicas whose breaker wants a probe. Tell each `breaker` before calling again."""
         return [replica for replica in self.replicas if replica.breaker.wants_probe]
 
     @property
@@ -303,9 +302,9 @@ class ReplicaSet:
         self._eject_outliers(now)
 
     def _readmit(self, now: float) -> None:
-        """Take outliers back whose time is over, or that are no slower than the others are now.
+        """Take back outliers whose time is over, or that are no slower than the others are now.
 
-        Without the latter the others, if they cannot carry the load, would only get slower.
+        Without the latter the others, if overloaded, would only get slower.
         """
         staying = [
             replica.latency.ewma_s

@@ -27,9 +27,9 @@ DONE_CHUNK: Final = Chunk(raw=b"data: [DONE]\n\n", is_done=True)
 
 _MAX_REFUSAL_BYTES: Final = 65_536
 _MAX_HEAD_BYTES: Final = 4 << 20
-"""Of what comes before the first token: it is kept until then."""
+"""Bytes kept of the events before the first token."""
 _CHUNK_BYTES: Final = 256
-"""What keeping an event takes beside its own bytes."""
+"""Bytes to keep an event beside its own."""
 _LAST_BYTES_S: Final = 1.0
 """For the end of a response behind its answer: the usage, and the connection for the pool."""
 _BAD_REQUEST: Final = 400
@@ -87,12 +87,12 @@ class UpstreamRequest:
 
     @property
     def replica(self) -> Replica:
-        """The replica that is asked."""
+        """Return the replica of the request."""
         return self._lease.replica
 
     @property
     def first_token_s(self) -> float | None:
-        """When the first token of a stream came, on the clock."""
+        """Return the time of a stream's first token, on the clock."""
         return self._lease.first_token_s
 
     @property
@@ -102,11 +102,11 @@ class UpstreamRequest:
 
     @property
     def usage(self) -> UpstreamUsage:
-        """What it used, as far as is known by now. Counts the text again until it is booked."""
+        """Return the usage so far. Counts the text again until it is booked."""
         return self._record.usage
 
     async def start(self) -> None:
-        """Send it; wait for the first chunk with text, or for all of what is not streamed.
+        """Send it; wait for the first chunk with text, or for all of an unstreamed answer.
 
         Raises UpstreamError, UpstreamRefusalError, LoopError or DeadlineExceededError; then it is
         over and booked.
@@ -175,16 +175,16 @@ class UpstreamRequest:
         self._record.book("answered")
 
     async def aclose(self, failure: str | None = None) -> None:
-        """Let go of it, at any time and also more than once.
+        """Release it, at any time and also more than once.
 
-        What has not come to its end is booked as `given_up_as`, or as failed by `failure`.
+        An unfinished request is booked as `given_up_as`, or as failed by `failure`.
         """
         is_lost = self.given_up_as == "lost"
         is_whole = self._reader.is_complete and not is_lost and failure is None
         try:
             if is_whole:
                 await self._read_usage()
-        finally:  # also where this is cancelled in turn: nothing may go unbooked
+        finally:  # also where this is cancelled in turn: every request must be booked
             if is_whole:
                 self.finish()
             self._give_up("failed" if failure is not None else self.given_up_as, failure)
@@ -194,18 +194,20 @@ class UpstreamRequest:
         """Book it, unless it has come to its end."""
         is_lost = self.given_up_as == "lost"
         if is_lost and self.first_token_s is None and not self._lease.is_ended:
-            # Or only the winners' times would be known, and less and less would count as late.
+            # Otherwise only the winners' times would be known, and ever shorter ones would count as
+            # late.
             learned = self._tier.first_token if self._call.is_streamed else self._tier.whole
             learned.add_at_least(self._tier.parts.clock() - self._lease.started_s)
         self._lease.cancelled()
         self._record.book(outcome, failure)
 
     def without(self, chunk: Chunk) -> None:
-        """The last chunk was read and not delivered: the client does not pay for it."""
+        """Take back the last chunk: it was read and not delivered, so the client does not pay for
+        it."""
         self._record.meter.take_back(chunk)
 
     async def _read_usage(self) -> None:
-        """Of an answer that is complete, what its server says behind it of its tokens."""
+        """Read the usage that the server reports after a complete answer."""
         if self._record.is_booked or self._events is None:
             return
         # A cancelled task that has not left the events yet still reads them.
@@ -234,7 +236,7 @@ class UpstreamRequest:
         return response
 
     async def _complaint(self, response: UpstreamResponse) -> GatewayError:
-        """What a status means that is no success."""
+        """Return the error for a status that is no success."""
         status = response.status
         if status == _LOOP_DETECTED:
             return LoopError(f"The {self._tier.name} tier leads back to this gateway.")
@@ -257,7 +259,7 @@ class UpstreamRequest:
         return self._error("status", f"answered with status {status}")
 
     def _error(self, failure: FailureKind, what: str) -> UpstreamError:
-        """A failure of this request; `what` goes on behind "The cloud tier"."""
+        """Return a failure of this request; `what` continues the sentence "The cloud tier"."""
         return UpstreamError(
             f"The {self._tier.name} tier {what}.",
             failure=failure,
@@ -293,7 +295,7 @@ class UpstreamRequest:
         raise self._error("ended_early", "ended its answer before it had begun")
 
     async def _end_by(self, error: BaseException) -> None:
-        """Book what ended it, and let the connection go."""
+        """Book the error that ended it, and release the connection."""
         failure: str | None = None
         outcome: AttemptOutcome = "failed"
         match error:
@@ -346,7 +348,7 @@ class UpstreamRequest:
 
 
 async def _drain(events: AsyncGenerator[bytes]) -> None:
-    """Read what little is left of a response, so that its connection can be used again."""
+    """Read the short rest of a response, so that its connection can be used again."""
     with suppress(TimeoutError, UpstreamError, DeadlineExceededError):
         async with asyncio.timeout(_LAST_BYTES_S):
             async for _ in events:

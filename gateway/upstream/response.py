@@ -42,7 +42,7 @@ class UpstreamResponse:
         self.replica: str = exchange.replica
 
     async def read(self, *, limit_bytes: int = MAX_BODY_BYTES) -> bytes:
-        """The whole body.
+        """Return the whole body.
 
         Raises UpstreamError (first_token_timeout until it begins, then between_tokens_timeout, for
         what has begun comes at once; total_timeout, too_large, reset, garbage) and
@@ -150,5 +150,5 @@ class UpstreamResponse:
 
     def _close(self) -> None:
         self._watch.close()
-        # Nothing happens to a connection that is back in the pool already.
+        # A connection that is back in the pool already is left alone.
         self._answer.close()

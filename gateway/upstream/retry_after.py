@@ -1,4 +1,4 @@
-"""What a server says about when to ask again."""
+"""The wait that a server's headers ask for."""
 
 import time
 from collections.abc import Mapping
@@ -9,11 +9,11 @@ MAX_WAIT_S: Final = 86_400.0
 
 
 def asked_wait_s(headers: Mapping[str, str]) -> float | None:
-    """Seconds to wait by `retry-after-ms` or `retry-after` (RFC 9110, section 10.2.3).
+    """Return the seconds to wait by `retry-after-ms` or `retry-after` (RFC 9110, section 10.2.3).
 
-    None where there is neither, or nothing that can be read; a day for all that is longer.
-    `headers` have lower-case names. A date is held against the server's own `date`, so that its
-    clock need not be right.
+    None where there is neither, or neither can be read; a day for all longer waits. `headers` have
+    lower-case names. A date is compared with the server's own `date`, so that its clock need not be
+    right.
     """
     for name, unit_s in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         value = headers.get(name, "").strip()
@@ -27,7 +27,7 @@ def asked_wait_s(headers: Mapping[str, str]) -> float | None:
 
 
 def _seconds(date: str) -> float | None:
-    """An HTTP date as seconds since 1970; None for what is none."""
+    """Return an HTTP date as seconds since 1970; None for an invalid one."""
     try:
         return parsedate_to_datetime(date).timestamp()
     except (ValueError, OverflowError):

@@ -1,11 +1,11 @@
-"""Tokens of an answer as far as its text shows them, where the server's own count is not known."""
+"""Counts an answer's tokens from its text, where the server's own count is not known."""
 
 from typing import Final
 
 from gateway.upstream.call import Chunk, WholeAnswer
 
 _BYTES_PER_TOKEN: Final = 4
-"""Of UTF-8: about as many in English, and in scripts with two or three bytes a character."""
+"""Bytes of UTF-8: about as many in English, and in scripts with two or three bytes a character."""
 _LONG_TOKEN_BYTES: Final = 16
 """More than the tokens of any text have on average."""
 
@@ -46,7 +46,7 @@ class Tally:
 
     @property
     def least_tokens(self) -> int:
-        """Fewer than these it cannot be; at least one where there is any text."""
+        """Return the least number of tokens it can have; at least one where there is any text."""
         return max(self._num_bytes // _LONG_TOKEN_BYTES, min(self._num_parts, 1))
 
 

@@ -27,7 +27,7 @@ _MODELS_PATH: Final = "/models"
 _MODELS_TIMEOUT_S: Final = 5.0
 _MODELS_KEPT_S: Final = 300.0
 _MODELS_RETRY_S: Final = 10.0
-"""A server that did not tell its models is asked again after this."""
+"""Seconds after which a server that did not list its models is asked again."""
 
 
 class UpstreamTier:
@@ -43,7 +43,7 @@ class UpstreamTier:
         self.settings = settings
         self.traits: ServerTraits = traits_of(settings.server, settings.url)
         self.fields = FieldFilter(name, settings)
-        """What of a request its servers are sent."""
+        """Selects the fields of a request for the tier's servers."""
         self.replicas: ReplicaSet = parts.replicas
         self.first_token = LatencyEstimate(clock=parts.clock)
         """Seconds to the first token of streamed answers."""
@@ -93,7 +93,7 @@ class UpstreamTier:
         ]
 
     async def close(self) -> None:
-        """Leave nothing running; what is under way fails."""
+        """Stop all tasks; requests under way fail."""
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()
@@ -102,7 +102,7 @@ class UpstreamTier:
 
     @property
     def is_available(self) -> bool:
-        """Whether some replica takes requests."""
+        """Return whether some replica takes requests."""
         return self.replicas.is_available
 
     @property
@@ -129,7 +129,7 @@ class UpstreamTier:
             return self._models
 
     async def _ask_for_models(self) -> tuple[str, ...]:
-        """By the first replica that tells; those that are out of order are not asked."""
+        """Ask the replicas in turn for their models; skip those that are out of order."""
         for replica in self.replicas.replicas:
             if not replica.breaker.admits():
                 continue

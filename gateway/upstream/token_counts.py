@@ -1,4 +1,4 @@
-"""Tokens as an upstream server's own tokenizer counts them, to check what the server says."""
+"""Token counts by an upstream server's own tokenizer, to check the server's reports."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +18,7 @@ _TEXT_FIELDS: Final = frozenset({"role", "content", "name", "reasoning_content",
 
 
 class TokenCounter:
-    """Counts with one tokenizer. What it cannot count as the server does, it does not count."""
+    """Counts with one tokenizer; None where it cannot count as the server does."""
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         """Take over a loaded tokenizer. Raises ValueError for a slow one."""
@@ -40,13 +40,13 @@ class TokenCounter:
         return cls(AutoTokenizer.from_pretrained(str(folder) if folder.is_dir() else path))
 
     def count_text(self, text: str) -> int:
-        """Of a piece of an answer: nothing is put around it."""
+        """Count the tokens of a piece of an answer, without special tokens."""
         return len(self._backend.encode(text, add_special_tokens=False))
 
     def count_prompt(self, call: UpstreamCall) -> int | None:
-        """Of a call's prompt as the model is given it.
+        """Count a call's prompt as the model is given it.
 
-        None where it is long, where there is more than text in it (tools, images), and where the
+        None where it is long, where it holds more than text (tools, images), and where the
         tokenizer has no chat template or its template refuses the messages.
         """
         if call.endpoint == "completion":
@@ -59,7 +59,7 @@ class TokenCounter:
         return self._count_chat(messages, call.document)
 
     def _count_completion(self, prompt: object) -> int | None:
-        """Of one prompt or several, as text or as token ids."""
+        """Count the tokens of one prompt or several, as text or as token ids."""
         prompts = prompt if isinstance(prompt, list) else [prompt]
         if prompts and all(type(token_id) is int for token_id in prompts):
             return len(prompts)
@@ -84,7 +84,7 @@ class TokenCounter:
             counted = self._count_rendered(messages, document, variables) if variables else plain
         except Exception:  # noqa: BLE001 - templates raise what they like; the report stands then
             return None
-        # A client's variables never lower a count: a template may leave out what they name.
+        # A client's variables never lower a count: a template may leave out the parts they name.
         return counted if counted >= plain else None
 
     def _count_rendered(
@@ -106,7 +106,7 @@ class TokenCounter:
 
 
 def _plain_messages(messages: object) -> list[dict[str, Any]] | None:
-    """Messages whose contents are texts; None where there is anything else, or too much."""
+    """Return messages whose contents are texts; None for any other content, or too much."""
     if not isinstance(messages, list) or len(messages) > _MAX_MESSAGES:
         return None
     plain: list[dict[str, Any]] = []

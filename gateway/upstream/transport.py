@@ -1,4 +1,4 @@
-"""HTTP to the servers of one tier: a pool of open connections, and time limits on everything."""
+"""HTTP to the servers of one tier: a pool of open connections, and time limits on all waits."""
 
 import asyncio
 import io
@@ -42,7 +42,7 @@ _LARGE_BODY_BYTES: Final = 1 << 18
 
 
 class _Trip:
-    """What happens to one request on its way out."""
+    """Events of one request on its way out."""
 
     __slots__ = ("has_new_socket", "started_s")
 
@@ -51,8 +51,8 @@ class _Trip:
         self.has_new_socket = False
 
 
-# The socket maker is called deep inside the connector, and only there it is known that a request
-# got a new connection.
+# The socket maker is called deep inside the connector, the only place that sees that a request got
+# a new connection.
 _TRIP: Final[ContextVar[_Trip | None]] = ContextVar("trip", default=None)
 
 
@@ -81,8 +81,8 @@ class Transport:
         self._ca_file = ca_file
         self._clock = clock
         self._session: aiohttp.ClientSession | None = None
-        # What waits for headers, and what is being read: the client library forgets about both
-        # when it is closed, and they would wait until they time out.
+        # Tasks that wait for headers, and responses being read: the client library forgets about
+        # both when it is closed, and they would wait until they time out.
         self._sending: set[asyncio.Timeout] = set()
         self._responses: WeakSet[UpstreamResponse] = WeakSet()
 
@@ -132,7 +132,7 @@ class Transport:
         *,
         deadline_s: float | None = None,
     ) -> UpstreamResponse:
-        """Send a JSON body; the response as soon as its headers are there, whatever its status.
+        """Send a JSON body; return the response once its headers are there, whatever its status.
 
         A pooled connection that the server had closed meanwhile is replaced by another one. Raises
         UpstreamError (refused, tls, connect_timeout, first_token_timeout, total_timeout, reset,
@@ -189,7 +189,8 @@ class Transport:
         exchange: ExchangeLimits,
         trip: _Trip,
     ) -> UpstreamResponse:
-        """One request until its headers. Raises what the client library raises, but no timeouts."""
+        """Send one request and wait for its headers. Raises the library's errors, but no
+        timeouts."""
         session = self._session
         if session is None:
             raise RuntimeError("start the transport before it is used")
@@ -235,7 +236,7 @@ class Transport:
         )
 
     def _socket(self, info: AddrInfoType) -> socket.socket:
-        """The connector needs a new connection for the request whose context this runs in."""
+        """Make the socket of a new connection for the request whose context this runs in."""
         trip = _TRIP.get()
         if trip is not None:
             trip.has_new_socket = True
@@ -243,9 +244,9 @@ class Transport:
 
 
 def _is_stale(error: Exception, trip: _Trip) -> bool:
-    """Whether a connection of the pool was found closed before any byte of an answer came.
+    """Return whether a pooled connection was found closed before any byte of an answer came.
 
-    A server that took the request and thought about it before it broke has failed: no second try.
+    A server that took the request and worked on it before it broke has failed: no second try.
     """
     if trip.has_new_socket or isinstance(error, aiohttp.ClientConnectorError):
         return False

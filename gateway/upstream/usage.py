@@ -1,4 +1,4 @@
-"""How many tokens an answer took, and what they cost: reported, counted again, or estimated."""
+"""Tokens and cost of an answer: reported, counted again, or estimated."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -23,19 +23,19 @@ _HOT: Final = 1.0
 _FREE_SHARE_ABOVE_IF_HOT: Final = 0.3
 _TOKENS_PER_MILLION: Final = 1e6
 _LEAST_PROMPT_SHARE: Final = 1 / 16
-"""Of the estimate by its length: templates leave out much, but not more than that."""
+"""Share of the estimate by its length: templates leave out much, but not more than that."""
 _READ_FIELDS: Final = ("prompt", "messages", "tools", "functions", "response_format")
 _MAX_DEPTH: Final = 32
 """Depth of JSON that estimates look into; deeper nesting is an attack."""
 
 
 class UsageMeter:
-    """Collects one attempt's answer, and says how many tokens it took.
+    """Collects one attempt's answer and determines its tokens.
 
     `count_text` counts the tokens of a text, `count_prompt` those of a call's prompt; None where
-    the server's tokenizer is not known. Only an answer's plain text is held against the report:
-    tool calls and reasoning may have hidden tokens. A report of fewer tokens than
-    the text can have, without a tokenizer, is replaced by the estimate.
+    the server's tokenizer is not known. Only an answer's plain text is compared with the report:
+    tool calls and reasoning may have hidden tokens. A report of fewer tokens than the text can
+    have, without a tokenizer, is replaced by the estimate.
     """
 
     __slots__ = (
@@ -84,7 +84,7 @@ class UsageMeter:
             self._reported = chunk.usage  # of several, the last one is about all of the answer
 
     def take_back(self, chunk: Chunk) -> None:
-        """The last chunk does not count after all. What a report says of it is not known."""
+        """Take back the last chunk. Its share of a report is not known."""
         if chunk.content:
             self._texts[chunk.index].pop()
         if chunk.reasoning:
@@ -107,7 +107,7 @@ class UsageMeter:
         self._reported = answer.usage or self._reported
 
     def result(self) -> UpstreamUsage:
-        """What it took, of all that was added."""
+        """Return the usage of all that was added."""
         if self._reported is None:
             return self._without_report()
         if self._count_text is None:
@@ -142,7 +142,7 @@ class UsageMeter:
         return usage
 
     def _may_be_more(self, reported: int, counted: int) -> bool:
-        """Whether chance may have cut the text into so many tokens."""
+        """Return whether chance may have cut the text into so many tokens."""
         temperature = self._call.document.get("temperature")
         is_hot = isinstance(temperature, int | float) and temperature > _HOT
         return is_hot and counted <= reported <= (1 + _FREE_SHARE_ABOVE_IF_HOT) * counted + 1
@@ -170,7 +170,7 @@ class UsageMeter:
 
 
 def cost_usd(usage: UpstreamUsage, price: TierPriceSettings) -> float | None:
-    """What it costs at these prices; None where no price is named."""
+    """Return the cost at these prices; None where no price is named."""
     if not (price.prompt or price.completion or price.cached_prompt):
         return None
     cached_price = price.prompt if price.cached_prompt is None else price.cached_prompt
@@ -206,7 +206,7 @@ def _is_near(reported: int, counted: int) -> bool:
 
 
 def _count(texts: Iterable[list[str]], count: CountText) -> int:
-    """Tokens of several choices; each is a text of its own."""
+    """Count the tokens of several choices; each is a text of its own."""
     return sum(count("".join(parts)) for parts in texts if parts)
 
 
@@ -223,13 +223,13 @@ def _estimate_prompt(document: Mapping[str, Any]) -> int:
 
 
 def _estimate_media(document: Mapping[str, Any], media_tokens: int) -> int:
-    """Beyond the text of each image, sound and file: what was reserved for it."""
+    """Return the tokens reserved for each image, sound and file beyond the text."""
     parts = media_parts(document)
     return sum(max(media_tokens - _estimate_part(part), 0) for part in parts)
 
 
 def _estimate_part(value: object, depth: int = 0) -> int:
-    """Of JSON: its texts, and a token for each number (prompts may be token ids)."""
+    """Estimate JSON: its texts, and a token for each number (prompts may be token ids)."""
     if depth > _MAX_DEPTH:
         return 0
     match value:

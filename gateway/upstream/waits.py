@@ -1,4 +1,4 @@
-"""How long one exchange with a server may take, and the one timer that watches over it."""
+"""Time limits of one exchange with a server, and the one timer that enforces them."""
 
 import asyncio
 import math
@@ -22,7 +22,7 @@ _LATE: Final[dict[FailureKind, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeLimits:
-    """One request to one server, and until when it may do what.
+    """One request to one server, and the time limits of its phases.
 
     Points in time are on the event loop's clock. `deadline_s` is the request's own one, infinite
     where it has none. `replica` is host:port.
@@ -36,22 +36,23 @@ class ExchangeLimits:
 
     @property
     def end_s(self) -> float:
-        """When all of it must be over."""
+        """Return the time at which all of it must be over."""
         return min(self.started_s + self.timeouts.total_s, self.deadline_s)
 
     @property
     def first_token_s(self) -> float:
-        """When the first token must be there."""
+        """Return the time at which the first token must be there."""
         return min(self.started_s + self.timeouts.first_token_s, self.end_s)
 
     def error(self, failure: FailureKind, what: str, *, status: int | None = None) -> UpstreamError:
-        """A failure of this exchange; `what` goes on behind "The cloud tier"."""
+        """Return a failure of this exchange; `what` continues the sentence "The cloud tier"."""
         end = "" if what.endswith("?") else "."
         message = f"The {self.tier} tier {what}{end}"
         return UpstreamError(message, failure=failure, replica=self.replica, status=status)
 
     def late(self, due_s: float, failure: FailureKind) -> UpstreamError | DeadlineExceededError:
-        """The error for what was not there at `due_s`: the deadline's, the total's or `failure`."""
+        """Return the error for a phase late at `due_s`: the deadline's, the total's or
+        `failure`."""
         if due_s >= self.deadline_s:
             return DeadlineExceededError(
                 f"The request's deadline passed before the {self.tier} tier had answered it."

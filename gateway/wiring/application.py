@@ -36,7 +36,7 @@ from gateway.wiring.parts import GatewayParts
 
 
 def build_app(parts: GatewayParts) -> AuthDispatcher:
-    """Build the application; nothing is started yet."""
+    """Build the application without starting it."""
     if parts.routing.guard is not None:
         parts.metrics.registry.register(RouteCollector(parts.routing.guard))
     jobs = build_jobs(parts)
@@ -79,7 +79,7 @@ def build_app(parts: GatewayParts) -> AuthDispatcher:
 
 
 def build_jobs(parts: GatewayParts) -> JobBuilder:
-    """Build what turns requests into jobs for the engine."""
+    """Build the builder of the engine's jobs."""
     return JobBuilder(
         engine=parts.engine,
         tokenizers=parts.tokenizers,

@@ -1,4 +1,4 @@
-"""The only place that knows all parts: settings in, a wired engine or gateway out.
+"""The only module that knows all parts: settings in, a wired engine or gateway out.
 
 Everything heavy is imported inside functions: the gateway's process builds no engine and so loads
 no torch of its own.
@@ -63,10 +63,10 @@ def build_client(
 
 
 def _import_lazy_parts() -> None:
-    """Have transformers load what the engine's thread and the tokenizers' both ask it for.
+    """Have transformers load the modules that the engine's and the tokenizers' threads both need.
 
-    Its modules load when they are first named; named by two threads at once, one of them may find
-    half of one.
+    Its modules load when they are first named; if two threads name one at once, one of them may
+    find it half loaded.
     """
     import transformers
 
@@ -75,7 +75,7 @@ def _import_lazy_parts() -> None:
 
 
 def build_parts(settings: Settings, engine: AnyEngineClient) -> "GatewayParts":
-    """Build what the HTTP application needs besides the engine: tokenizers, router, upstreams.
+    """Build the HTTP application's parts except the engine: tokenizers, router, upstreams.
 
     Raises EngineError for a tokenizer or a router that cannot be used, and for a drafter whose
     tokenizer is another than the large model's; SettingsError for tiers that cannot work.

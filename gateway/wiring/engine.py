@@ -1,7 +1,7 @@
 """The engine's part of the wiring: settings in; models, their caches and drafters out.
 
-Everything heavy is imported inside functions: the gateway's process asks here for a few words about
-models, and loads no torch for that.
+Everything heavy is imported inside functions: the gateway's process asks this module about models,
+and loads no torch for that.
 """
 
 import logging
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 _GIB = 2**30
 _BYTES_PER_THREAD = 16 * 2**20  # about a millisecond of memory traffic
 _CPU_KV_SHARE = 0.25  # of the memory that is free: others live on the machine too
-_GPU_KV_SHARE = 0.85  # of what the weights left: the rest is for activations
+_GPU_KV_SHARE = 0.85  # of the memory left beside the weights: the rest is for activations
 
 MISMATCH_ADVICE = (
     "To serve both without drafting: --no-speculation (speculation.enabled = false). To draft "
@@ -166,9 +166,9 @@ def measure_budget(
     on_progress: LoadingCallback,
     saved: "CurveStore | None" = None,
 ) -> "TreeBudget | None":
-    """How long passes take on this machine, from which the trees' sizes follow.
+    """Return the times of passes on this machine, which set the trees' sizes.
 
-    None where nothing is drafted, or where the trees' sizes are fixed. `saved`: measurements of
+    None where no tokens are drafted, or where the trees' sizes are fixed. `saved`: measurements of
     earlier starts, which are taken where there are any.
     """
     from draft.budget import TreeBudget
@@ -222,7 +222,7 @@ def allowed_difference(settings: Settings) -> str | None:
 
 
 def vocabulary_difference(settings: Settings) -> str | None:
-    """In a sentence, how the two tiers' tokenizers differ; None when they do not.
+    """Return a sentence on how the two tiers' tokenizers differ; None when they do not.
 
     Raises EngineError for a tokenizer that cannot be loaded.
     """
@@ -238,9 +238,9 @@ def vocabulary_difference(settings: Settings) -> str | None:
 def _build_grammars(
     settings: Settings, runners: "Mapping[Tier, ModelRunner]"
 ) -> "dict[Tier, GrammarCompiler]":
-    """A grammar compiler for each tier; one for both where they share the tokenizer.
+    """Return a grammar compiler for each tier; one for both where they share the tokenizer.
 
-    A tier whose tokens have no fixed text, or no end, goes without: structured output is refused.
+    A tier whose tokens have no fixed text, or no end, gets none: structured output is refused.
     """
     from engine.grammar.process import CompileBounds
     from engine.grammar.xgrammar_backend import XGrammarCompiler
@@ -299,7 +299,7 @@ def _check_modes(settings: Settings, device: "torch.device") -> None:
 
 
 def _kv_dtype(settings: Settings, model: "DecoderModel") -> "torch.dtype":
-    """Of a model's KV cache."""
+    """Return the data type of a model's KV cache."""
     import torch
 
     return torch.float8_e4m3fn if settings.engine.kv_cache_dtype == "fp8" else model.dtype

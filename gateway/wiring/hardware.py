@@ -1,4 +1,4 @@
-"""What this machine lends us: cores and memory, as far as this process may use them."""
+"""Cores and memory of this machine, as far as this process may use them."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ _CGROUP_DIR = Path("/sys/fs/cgroup")
 
 
 def usable_physical_cores(cpu_dir: Path = _CPU_DIR, cgroup_dir: Path = _CGROUP_DIR) -> int:
-    """Physical cores that this process may run on; at least 1.
+    """Return the number of physical cores that this process may run on; at least 1.
 
     Two hyperthreads share one core's multipliers, so a thread for each gains nothing in a matrix
     product. A container's CPU quota counts too: threads over it are only put to sleep. On Apple

@@ -1,4 +1,4 @@
-"""The parts that a gateway is wired from: what the settings configure, before it is joined."""
+"""The parts that a gateway is wired from, as the settings configure them."""
 
 import time
 from collections.abc import Callable, Mapping

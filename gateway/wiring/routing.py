@@ -21,11 +21,11 @@ log = logging.getLogger(__name__)
 def build_routing(
     settings: Settings, models: Mapping[Tier, str], *, has_strong_elsewhere: bool = False
 ) -> tuple[RoutePolicy, RoutingParts]:
-    """The policy for the models that are to be loaded (tier to path or hub id), and what it needs.
+    """Return the policy for the models to load (tier to path or hub id), and its needs.
 
-    has_strong_elsewhere: a server elsewhere plays the large model's part, so that there is a choice
+    has_strong_elsewhere: an upstream tier plays the large model's part, so that there is a choice
     for a small model alone too. Raises EngineError for a router that cannot be read, cannot be set
-    as wanted, or belongs to other models.
+    as configured, or belongs to other models.
     """
     options = settings.routing
     cascade = CascadeOptions(
@@ -49,7 +49,7 @@ def build_routing(
         prices=prices,
     )
     path = settings.models.resolved_router()
-    # Without a router nobody knows what is too hard: what can be answered here is.
+    # Without a router there is no estimate of difficulty: local models answer all they can.
     has_choice = has_strong_elsewhere and path is not None and "small" in models
     tiers: tuple[Tier, ...] = TIERS if has_choice else tuple(models) or ("large",)
     try:
@@ -70,7 +70,7 @@ def build_routing(
 
 
 def _prices(settings: PriceSettings) -> dict[Tier, TokenPrices] | None:
-    """None where nobody named any."""
+    """Return the settings' token prices; None where they name none."""
 
     def of(tier: TierPriceSettings) -> TokenPrices:
         cached = tier.prompt if tier.cached_prompt is None else tier.cached_prompt
@@ -84,7 +84,7 @@ def _prices(settings: PriceSettings) -> dict[Tier, TokenPrices] | None:
 def _pair_to_check(
     loaded: LoadedRouter, models: Mapping[Tier, str], *, is_forced: bool
 ) -> str | None:
-    """The pair that the engine's models are to be compared with, once they are known.
+    """Return the pair that the engine's models are compared with once they are loaded.
 
     Folders are compared here and now, before any weight is loaded. Raises EngineError.
     """

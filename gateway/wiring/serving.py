@@ -89,7 +89,7 @@ class GatewayRun:
                 starting.cancel()
                 await asyncio.gather(starting, return_exceptions=True)
                 await engine.close()
-                gc.unfreeze()  # so that what the process leaves behind is cleared away
+                gc.unfreeze()  # so that the process's remains are cleared away
 
     async def _serve(self, engine: AnyEngineClient, starting: asyncio.Task[None]) -> None:
         """Open the port while the engine starts; returns when the server has ended."""
@@ -115,13 +115,13 @@ class GatewayRun:
             await serving
             if self._closing is not None:
                 self._closing.cancel()
-            if self._server.force_exit:  # uvicorn would leave the application without a word
+            if self._server.force_exit:  # uvicorn would leave the application without notice
                 await self._server.lifespan.shutdown()
         if starting.done():
             starting.result()
 
     def stop(self) -> None:
-        """Finish what is running and end; called again, end at once."""
+        """Finish the running requests and end; called again, end at once."""
         if self._server is None or not self._server.started:
             if self._task is not None:
                 self._task.cancel()
@@ -160,13 +160,13 @@ class GatewayRun:
             log_config=None,
             access_log=server.access_log,
             server_header=False,
-            proxy_headers=False,  # who is asked by a proxy sees the proxy
+            proxy_headers=False,  # behind a proxy the peer is the proxy
             timeout_graceful_shutdown=max(1, round(server.drain_timeout_s)),
         )
 
 
 def _prepare_rendering(parts: GatewayParts) -> None:
-    """Import what chats need while the engine loads, so that the first need not wait for it."""
+    """Import the chat modules while the engine loads, so that the first chat need not wait."""
     try:
         for tokenizer in parts.tokenizers.values():
             tokenizer.prepare_rendering()
@@ -175,10 +175,10 @@ def _prepare_rendering(parts: GatewayParts) -> None:
 
 
 def _settle_memory() -> None:
-    """Take what start-up made out of garbage collection: it stays, and there are 100,000 objects.
+    """Exempt start-up's objects (100,000 that stay) from garbage collection.
 
-    Looking through them takes tens of milliseconds, in which no token is passed on; and every few
-    requests make enough garbage of their own to begin it.
+    Scanning them takes tens of milliseconds, in which no token is passed on; and every few requests
+    make enough garbage of their own to start a scan.
     """
     gc.collect()
     gc.freeze()
@@ -186,7 +186,7 @@ def _settle_memory() -> None:
 
 
 async def _unless_failed(starting: asyncio.Task[None], work: Coroutine[Any, Any, Any]) -> Any:
-    """The result of `work`; when both fail, the engine's error, which knows more."""
+    """Return the result of `work`; when both fail, raise the engine's error, which says more."""
     try:
         return await work
     except EngineError:

@@ -1,4 +1,4 @@
-"""What is done about an engine before anything heavy is imported: checks, and its process."""
+"""Steps of an engine's start before anything heavy is imported: checks, and its process."""
 
 import os
 import sys
@@ -33,10 +33,10 @@ def openmp_environment(settings: Settings) -> dict[str, str]:
 
 
 def engine_environment(settings: Settings, environ: Mapping[str, str]) -> dict[str, str | None]:
-    """The OpenMP variables of the engine's process, and None for each secret that it must not get.
+    """Return the OpenMP variables of the engine's process, and None for each secret to remove.
 
-    The engine reads what clients wrote, so it knows neither keys nor databases:
-    `_engine_settings` leaves them out, and None removes their variables.
+    The engine reads text from clients, so it gets neither keys nor databases: `_engine_settings`
+    leaves them out, and None removes their variables.
     """
     secrets = {tier.api_key_env for tier in settings.tiers.values()} - {None}
     secrets |= {name for name in environ if name.upper().startswith(ENV_PREFIX)} - _READ_BY_ENGINE
@@ -44,7 +44,7 @@ def engine_environment(settings: Settings, environ: Mapping[str, str]) -> dict[s
 
 
 def engine_recipe(settings: Settings) -> EngineRecipe:
-    """Return how the engine's process is made."""
+    """Return the recipe for the engine's process."""
     return EngineRecipe(
         builder="gateway.wiring.build:build_engine_from_json",
         arguments=_engine_settings(settings).model_dump_json(),
@@ -65,7 +65,7 @@ def start_engine(settings: Settings) -> EngineProcess | None:
 
 
 def _engine_settings(settings: Settings) -> Settings:
-    """What the engine's process needs to know: nothing of servers elsewhere, keys and databases."""
+    """Return the settings for the engine's process, without upstream tiers, keys and databases."""
     not_its_business = {
         "tiers": {},
         "handoff": HandoffSettings(),
@@ -82,8 +82,8 @@ def keep_torch_out() -> None:
     """Make importing torch fail in this process from now on.
 
     transformers' tokenizers work without torch but import it when they find it, which costs the
-    gateway seconds at start-up and some 250 MB for nothing. Python's own way to say that a module
-    is not to be had is None in its place.
+    gateway seconds at start-up and some 250 MB. None in its place is Python's own mark of a module
+    that cannot be imported.
     """
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that torch is missing
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]

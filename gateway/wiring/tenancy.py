@@ -41,7 +41,7 @@ def build_tenancy(settings: Settings, registry: CollectorRegistry) -> Tenancy:
 
 
 def serving_host(settings: Settings) -> tuple[str, str | None]:
-    """The address to listen on, and what to warn of: without keys it is this machine's own.
+    """Return the address to listen on, this machine's own without keys, and a warning or None.
 
     Opens the database where that matters. Raises SettingsError.
     """

@@ -1,4 +1,4 @@
-"""The part of the wiring for tiers elsewhere: `[tiers.NAME]` and `[mirror]` in, tiers out."""
+"""The part of the wiring for upstream tiers: `[tiers.NAME]` and `[mirror]` in, tiers out."""
 
 import random
 import ssl
@@ -27,9 +27,9 @@ _MIN_SECRET_CHARS: Final = 8
 
 
 def check_upstreams(settings: Settings, environ: Mapping[str, str]) -> None:
-    """Raise SettingsError for what would keep tiers elsewhere from working, all of it at once.
+    """Raise SettingsError for all mistakes that keep upstream tiers from working, together.
 
-    Keys, certificates, private addresses, folders. No server is asked and no name looked up.
+    Keys, certificates, private addresses, folders. No server is contacted and no name looked up.
     """
     lines = [
         line
@@ -51,7 +51,7 @@ def build_upstreams(
     clock: Callable[[], float] = time.monotonic,
     rng: random.Random | None = None,
 ) -> dict[str, UpstreamTier]:
-    """The tiers elsewhere by name, in the settings' order. Nothing is started.
+    """Return the upstream tiers by name, in the settings' order, without starting them.
 
     Keys are read from `environ`. Blocks while tokenizers are read, or fetched from the hub. Raises
     SettingsError.
@@ -86,7 +86,7 @@ def build_cloud(
     local: Collection[Tier],
     metrics: UpstreamMetrics,
 ) -> CloudParts:
-    """Everything about tiers elsewhere, beside the `local` ones that are loaded.
+    """Build all parts for upstream tiers, beside the `local` tiers that are loaded.
 
     Raises SettingsError, as `build_upstreams` does.
     """
@@ -124,7 +124,7 @@ def build_mirror(
     clock: Callable[[], float] = time.monotonic,
     rng: random.Random | None = None,
 ) -> Mirror | None:
-    """Who copies requests; None where nothing is to be copied."""
+    """Return the mirror of requests; None where none are to be copied."""
     options = settings.mirror
     if options.tier is None or options.share == 0:
         return None
@@ -163,7 +163,7 @@ def api_key_of(options: UpstreamSettings, environ: Mapping[str, str]) -> str | N
 def tier_complaints(
     name: str, options: UpstreamSettings, environ: Mapping[str, str], *, allow_private: bool
 ) -> Iterator[str]:
-    """What keeps a tier from being asked, a line for each setting. No server is asked."""
+    """Return the settings that keep a tier unusable, a line for each. No server is contacted."""
     where = f"tiers.{name}"
     if complaint := _key_complaint(options, environ):
         yield f"{where}.api_key_env = {options.api_key_env!r}: {complaint}"
@@ -179,7 +179,7 @@ def tier_complaints(
 
 
 def _key_complaint(options: UpstreamSettings, environ: Mapping[str, str]) -> str | None:
-    """What is wrong with a tier's key, without the key; None where it can be sent."""
+    """Return the problem with a tier's key, without the key; None where it can be sent."""
     variable = options.api_key_env
     if variable is None:
         return None
@@ -192,7 +192,7 @@ def _key_complaint(options: UpstreamSettings, environ: Mapping[str, str]) -> str
 
 
 def _certificate_complaint(options: UpstreamSettings) -> str | None:
-    """What is wrong with a tier's file of certificates; None where it is well or not named."""
+    """Return the problem with a tier's certificate file; None where it is valid or not named."""
     if options.ca_file is None:
         return None
     try:
@@ -213,7 +213,7 @@ def _mirror_complaints(options: MirrorSettings) -> Iterator[str]:
 
 
 def _token_counter(name: str, tokenizer: str | None) -> TokenCounter | None:
-    """What counts tokens as the tier's server does; None where nobody knows how."""
+    """Return a counter with the tier's own tokenizer; None where that is unknown."""
     if tokenizer is None:
         return None
     try:

@@ -1,8 +1,8 @@
-"""Adaptive allocation on attainment: how traffic should be shared out, given what was seen.
+"""Adaptive allocation on attainment: shares of the traffic that follow the results so far.
 
-Shares (attainment, errors) stay valid under any of this: their martingales do not mind who is
-asked next (binomial.py); means then use the product of arms (means.py, `is_adaptive`). What is no
-longer valid is the sample ratio test, and plain averages are slightly biased at any stopping time.
+Shares (attainment, errors) stay valid under any of this: their martingales hold in any order of
+arms (binomial.py); means then use the product of arms (means.py, `is_adaptive`). No longer valid
+are the sample ratio test and plain averages, which are slightly biased at any stopping time.
 """
 
 import math
@@ -65,7 +65,7 @@ def track_and_stop_shares(successes: Sequence[float], trials: Sequence[float]) -
 
 
 def bounded_shares(shares: Sequence[float], min_share: float) -> list[float]:
-    """Shares that sum to 1, each `min_share` at least, with what is above it in proportion.
+    """Return shares that sum to 1, each at least `min_share`, the rest in proportion.
 
     Raises ValueError where so many arms cannot each have that much.
     """

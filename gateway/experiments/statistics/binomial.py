@@ -53,9 +53,10 @@ class _Counts:
 
 
 def share_interval(metric: MetricTotals, alpha: float, *, is_independent: bool = False) -> Interval:
-    """The share of ones in a metric of zeros and ones. Raises ValueError for alpha not in (0, 1).
+    """Return the share of ones in a metric of zeros and ones.
 
-    `is_independent`: each request is a unit of its own, and the interval is exact.
+    Raises ValueError for alpha not in (0, 1). `is_independent`: each request is a unit of its own,
+    and the interval is exact.
     """
     check_alpha(alpha)
     if metric.n == 0:
@@ -135,10 +136,10 @@ def log_evidence(
 
 
 def are_different(counts: FloatArray, prior: float, alpha: float) -> NDArray[np.bool_]:
-    """Whether equal shares are refused at level alpha; for many pairs of arms at once.
+    """Return whether equal shares are rejected at level alpha; for many pairs of arms at once.
 
-    `counts`: shape (4, n), successes and failures of one arm, then of the other. The product at
-    the common share is above its least value: most pairs need no closer look.
+    `counts`: shape (4, n), successes and failures of one arm, then of the other. The product at the
+    common share is above its least value: most pairs need no closer look.
     """
     bound = -math.log(alpha)
     common = (counts[0] + counts[2]) / np.maximum(counts.sum(axis=0), _EDGE)
@@ -158,7 +159,7 @@ _UNBOUNDED: Final = 1e6
 
 
 def _settled(share: float) -> float:
-    """0 and 1 where the bound is the end of what was looked at."""
+    """Return 0 or 1 where the bound is the end of the range searched."""
     return 0.0 if share <= 2 * _EDGE else 1.0 if share >= 1.0 - 2 * _EDGE else share
 
 
@@ -184,7 +185,7 @@ def _extent(
     prior: float,
     contrast: Callable[[FloatArray, FloatArray], FloatArray],
 ) -> tuple[float, float]:
-    """Least and greatest contrast of the pairs of shares whose product is within `budget`.
+    """Return the least and greatest contrast of pairs of shares with product within `budget`.
 
     It walks the first arm's shares, takes the second's furthest at each, and looks again more
     closely around the extreme ones.
@@ -194,7 +195,7 @@ def _extent(
     found = []
     for end, sign in ((_EDGE, 1.0), (1.0 - _EDGE, -1.0)):
         low, high = ends
-        # where it is extreme is found roughly, how much at last exactly
+        # the place of the extreme is found roughly, its value exactly in the last round
         for num_halvings in (14, 20, _NUM_HALVINGS):
             # dense near the ends, where the boundary is steep
             angles = np.linspace(0.0, np.pi, _NUM_POINTS)

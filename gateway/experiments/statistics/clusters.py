@@ -1,8 +1,8 @@
-"""How many requests a request is worth, where requests of one unit are alike.
+"""Design effects: the variance of units relative to independent requests.
 
-Users differ, so requests of one user are no independent observations. Totals are kept by 64
-buckets of the unit's hash; buckets are independent of each other, and how their totals scatter
-tells the true variance of the whole.
+Users differ, so requests of one user are no independent observations. Totals are kept by 64 buckets
+of the unit's hash; buckets are independent of each other, and their variance is the true variance
+of the whole.
 """
 
 import numpy as np
@@ -55,7 +55,7 @@ def design_effects(
         noise = np.square(deviations).sum(axis=-1) / np.square(scatter) - 1.0 / occupied
         freedom = np.minimum(buckets - 1.0, np.where(noise > 0.0, 2.0 / noise, np.inf))
         effect = scatter * occupied / (occupied - 1.0) / independent * _widening(freedom, alpha)
-    # without any variance nothing is known of clusters; with some, buckets all alike have none
+    # without any variance clusters cannot be estimated; with some, buckets all alike have none
     worst = np.where(buckets > 0.0, most, 1.0)
     effect = np.where(scatter > 0.0, effect, 1.0)
     known = (occupied > 1) & (independent > 0.0)
@@ -63,7 +63,7 @@ def design_effects(
 
 
 def design_effect(metric: MetricTotals, alpha: float, *, is_independent: bool = False) -> float:
-    """Of one metric; 1 where each request is a unit of its own."""
+    """Return the design effect of one metric; 1 where each request is a unit of its own."""
     if is_independent:
         return 1.0
     return float(design_effects(metric.counts, metric.sums, metric.squares, alpha))
@@ -72,7 +72,7 @@ def design_effect(metric: MetricTotals, alpha: float, *, is_independent: bool = 
 def pair_effects(
     control: MetricTotals, arm: MetricTotals, alpha: float, *, is_independent: bool = False
 ) -> tuple[float, float]:
-    """Of two arms. Where one's values are all equal, they do not tell: it has the other's.
+    """Return the effects of two arms. An arm without variance gets the other's effect.
 
     Never more than as if all requests of a bucket were one.
     """
@@ -91,10 +91,10 @@ def _is_constant(metric: MetricTotals) -> bool:
 def latency_design_effect(
     totals: ArmTotals, name: SketchName, alpha: float, *, is_independent: bool = False
 ) -> float:
-    """For a latency's quantiles: the greater of that of its mean and that of attainment.
+    """Return the effect for a latency's quantiles: the greater of its mean's and attainment's.
 
-    An approximation: the quantile's own indicator is not kept by bucket. Attainment is an
-    indicator of latency, and the mean feels how units differ.
+    An approximation: the quantile's own indicator is not kept by bucket. Attainment is an indicator
+    of latency, and the mean reflects the difference between units.
     """
     metrics = (totals.metrics[name], totals.metrics["attained"])
     return max(design_effect(each, alpha, is_independent=is_independent) for each in metrics)

@@ -1,4 +1,4 @@
-"""What may be said of an arm against the control."""
+"""The comparison of an arm with the control."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +18,7 @@ class Comparison:
     p_value: float
 
     def document(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the comparison as JSON."""
         return {
             "difference": self.difference.document(),
             "lift": self.lift.document(),

@@ -1,4 +1,4 @@
-"""When an experiment is decided, and for which arm: the verdict, in words."""
+"""The decision of an experiment: its verdict, in words."""
 
 import math
 from collections.abc import Mapping
@@ -28,13 +28,13 @@ _WRITTEN: Final[Mapping[PlanMetric, tuple[float, str, str]]] = {
     "cost": (1.0, " USD", ".3g"),
     "feedback": (1.0, "", ".3g"),
 }
-"""By what a value is multiplied, in what unit and how it is written."""
+"""The factor of a value, its unit and its format."""
 _HIGHER_IS_BETTER: Final = frozenset({"attainment", "feedback"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conclusion:
-    """What may be concluded.
+    """The conclusion of an experiment.
 
     better: an arm surely beats the control (`winner`); worse: the control beats every arm; mixed:
     it beats some; equivalent: no difference that matters; invalid: the arms' sizes are wrong.
@@ -46,7 +46,7 @@ class Conclusion:
 
     @property
     def is_decided(self) -> bool:
-        """Whether the experiment may end with this."""
+        """Return whether the experiment may end with this."""
         return self.state in ("better", "worse", "equivalent")
 
 
@@ -137,7 +137,7 @@ def _is_small(comparison: Comparison, min_effect: float | None) -> bool:
 
 
 def _outlook(comparison: Comparison) -> str:
-    """How many times the data it takes, should the estimate be the truth."""
+    """Return how many times the data it takes, should the estimate be the truth."""
     difference = comparison.difference
     reach = (difference.high - difference.low) / 2.0
     if not math.isfinite(reach) or difference.estimate == 0.0:

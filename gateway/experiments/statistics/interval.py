@@ -9,7 +9,7 @@ from typing import Final
 class Interval:
     """An estimate and bounds, all in one unit.
 
-    `estimate` is NaN where there is nothing to estimate from; bounds are infinite, or the ends of
+    `estimate` is NaN where there are no data; bounds are infinite, or the ends of
     what is possible, where nothing can be said yet.
     """
 
@@ -18,15 +18,15 @@ class Interval:
     high: float
 
     def excludes(self, value: float) -> bool:
-        """Whether the value surely is not the truth."""
+        """Return whether the value is surely not the truth."""
         return self.is_above(value) or self.is_below(value)
 
     def is_above(self, value: float) -> bool:
-        """Whether the truth surely is greater than the value."""
+        """Return whether the truth is surely greater than the value."""
         return self.low > value
 
     def is_below(self, value: float) -> bool:
-        """Whether the truth surely is less than the value."""
+        """Return whether the truth is surely less than the value."""
         return self.high < value
 
     def scaled(self, factor: float) -> "Interval":
@@ -36,7 +36,7 @@ class Interval:
         )
 
     def document(self) -> dict[str, float | None]:
-        """As JSON: None stands for what is not finite."""
+        """Return the interval as JSON, with None for values that are not finite."""
         return {
             "estimate": finite(self.estimate),
             "low": finite(self.low),
@@ -45,11 +45,11 @@ class Interval:
 
 
 UNKNOWN: Final = Interval(estimate=math.nan, low=-math.inf, high=math.inf)
-"""Nothing is known."""
+"""An interval without any data."""
 
 
 def finite(value: float) -> float | None:
-    """The value, or None where JSON has no number for it."""
+    """Return the value, or None where JSON has no number for it."""
     return value if math.isfinite(value) else None
 
 

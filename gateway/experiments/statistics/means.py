@@ -1,9 +1,9 @@
 """Means (latency, cost, scores): normal mixture confidence sequences with the running variance.
 
-Robbins (1970); as a sequential test the mixture SPRT of Johari et al. (2017); that the variance
-may be estimated and values need not be normal: the asymptotic confidence sequences of
-Waudby-Smith et al. (2024), theorem 2.2. Requests of a unit are alike: the variance is that of
-bucket totals (clusters.py). Valid for many requests of many units; what is too few says nothing.
+Robbins (1970); as a sequential test the mixture SPRT of Johari et al. (2017); that the variance may
+be estimated and values need not be normal: the asymptotic confidence sequences of Waudby-Smith et
+al. (2024), theorem 2.2. Requests of a unit are alike: the variance is that of bucket totals
+(clusters.py). Valid for many requests of many units; with too few there is no interval.
 """
 
 import math
@@ -66,10 +66,10 @@ def compare_means(
     is_independent: bool = False,
     is_adaptive: bool = False,
 ) -> Comparison:
-    """The arm's mean against the control's. Raises ValueError for alpha not in (0, 1).
+    """Compare the arm's mean with the control's. Raises ValueError for alpha not in (0, 1).
 
-    With fixed weights the difference of means has one mixture. `is_adaptive`: weights follow what
-    was seen; then each arm has its own, and their product is used, which is somewhat wider.
+    With fixed weights the difference of means has one mixture. `is_adaptive`: weights follow the
+    results so far; then each arm has its own, and their product is used, which is somewhat wider.
     The lift's interval is Fieller's (1954), with the same mixtures.
     """
     check_alpha(alpha)
@@ -92,7 +92,7 @@ def compare_means(
 class _Spread:
     """Differences d with d^2 <= threshold (variance_1 + variance_2) are within the interval.
 
-    `cost`: log of what the mixture costs; the log martingale against no difference is
+    `cost`: log of the mixture's cost; the log martingale against no difference is
     d^2 / (2 (variance_1 + variance_2)) - cost.
     """
 

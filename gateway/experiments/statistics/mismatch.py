@@ -25,7 +25,7 @@ MISMATCH_ALPHA: Final = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mismatch:
-    """Observed requests and expected shares of the arms, with what the tests say.
+    """Observed requests and expected shares of the arms, with the results of the tests.
 
     `p_value` is always valid; `chi_square_p` is not, and NaN where requests are not independent.
     """
@@ -37,11 +37,11 @@ class Mismatch:
 
     @property
     def is_mismatch(self) -> bool:
-        """Whether assignment, or counting, is surely not as it should be."""
+        """Return whether assignment or counting is surely wrong."""
         return self.p_value <= MISMATCH_ALPHA
 
     def document(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the result as JSON."""
         return {
             "observed": list(self.observed),
             "expected_shares": list(self.expected_shares),
@@ -113,7 +113,7 @@ def sample_ratio_mismatch(
         distance = float((np.square(observed - expected) / expected).sum())
         chi_square_p = float(chdtrc(len(shares) - 1, distance))
     else:
-        # two arms are one question; of more, each asks its own
+        # two arms are one question; each of more is one of its own
         num_tests = 1 if len(shares) == 2 else len(shares)
         p_value = min(1.0, num_tests * _p_value(float(log_bucket_evidence(counts, shares).max())))
     return Mismatch(

@@ -1,4 +1,4 @@
-"""Mixture martingales: what all the intervals here are made of, and how they are tuned.
+"""Mixture martingales: the base of all the intervals here, and their tuning.
 
 A mixture of likelihood ratios against one value of the parameter is a martingale that starts at 1
 if that value is the truth; by Ville's inequality it ever reaches 1 / alpha with probability alpha
@@ -23,7 +23,7 @@ are 7 % wider for ten times as many, 26 % for a tenth."""
 
 @lru_cache(maxsize=256)
 def prior_requests(alpha: float, num_arms: int = 1, tuned_for: float = TUNED_FOR) -> float:
-    """How many requests the mixture's prior is worth, so that it is narrowest at `tuned_for`.
+    """Return the prior's weight in requests that makes the mixture narrowest at `tuned_for`.
 
     With eta = n / prior, an interval's half-width in standard errors is the root of
     (1 + 1/eta) (2 log(1/alpha) + num_arms log(1 + eta)); its minimum is where
@@ -37,7 +37,7 @@ def prior_requests(alpha: float, num_arms: int = 1, tuned_for: float = TUNED_FOR
 
 
 def half_width(alpha: float, eta: float, num_arms: int = 1) -> float:
-    """Of a normal mixture's interval, in standard errors, at `eta` = n / prior requests."""
+    """Return a normal mixture's half-width in standard errors, at `eta` = n / prior requests."""
     return math.sqrt((1.0 + 1.0 / eta) * (2.0 * math.log(1.0 / alpha) + num_arms * math.log1p(eta)))
 
 

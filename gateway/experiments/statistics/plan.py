@@ -1,4 +1,4 @@
-"""What the statistics must know of an experiment: its arms, its question, how it runs."""
+"""The statistics' description of an experiment: its arms, its question, its way to run."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ UnitName = Literal["user", "key", "conversation", "request"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Guardrails: what no arm may surely exceed; None where there is none. As rules.py has them."""
+    """Guardrails: the limits of every arm; None where there is none. As in rules.py."""
 
     p95_ttft_ms: float | None = None
     error_share: float | None = None
@@ -25,12 +25,12 @@ NO_LIMITS: Final = Limits()
 class SamplePlan:
     """One version of an experiment.
 
-    `weights` of its arms, positive, in any scale. `metric`: what decides; times and cost by their
-    mean. `alpha`: probability that any arm is wrongly said to differ from the control, ever.
+    `weights` of its arms, positive, in any scale. `metric`: the deciding one; times and cost by
+    their mean. `alpha`: probability that any arm is wrongly said to differ from the control, ever.
     `is_adaptive`: weights follow attainment. `stopped`: arms that were, with the reason.
     `min_effect`: a smaller difference of the metric (in its unit: shares, seconds, dollars) does
-    not matter. `feedback_name`: which feedback, where that is the metric.
-    Raises ValueError for a control that is no arm, or a single arm.
+    not matter. `feedback_name`: which feedback, where that is the metric. Raises ValueError for a
+    control that is no arm, or a single arm.
     """
 
     name: str
@@ -57,7 +57,7 @@ class SamplePlan:
 
     @property
     def is_independent(self) -> bool:
-        """Whether each request is a unit of its own."""
+        """Return whether each request is a unit of its own."""
         return self.unit == "request"
 
     @property

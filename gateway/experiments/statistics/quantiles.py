@@ -1,8 +1,8 @@
 """Quantiles of latencies: confidence sequences of Howard and Ramdas (2022), from a sketch.
 
-How many values are at or below the true q-quantile is a sum of Bernoulli variables with share q:
-its beta-binomial mixture martingale (their theorem 1) says which ranks the quantile may have, at
-all times together. The bounds are the outer edges of the sketch's bins that hold these ranks, so
+The number of values at or below the true q-quantile is a sum of Bernoulli variables with share q:
+its beta-binomial mixture martingale (their theorem 1) gives the ranks that the quantile may have,
+at all times together. The bounds are the outer edges of the sketch's bins that hold these ranks, so
 the sketch's error is within the interval. Two arms: the product of both martingales, as for shares.
 """
 
@@ -89,10 +89,10 @@ def compare_quantiles(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Places:
-    """Where an arm's quantile may be: places (lower, upper] with the log martingale against each.
+    """The range of an arm's quantile: places (lower, upper], each with its log martingale.
 
-    The first place is below all values, the last above them. Within a bin it is not known how
-    many values are at or below a point, so the martingale's least value counts.
+    The first place is below all values, the last above them. Within a bin the number of values at
+    or below a point is not known, so the martingale's least value counts.
     """
 
     lower: FloatArray

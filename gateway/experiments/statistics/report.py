@@ -61,7 +61,7 @@ class GuardrailReport:
 
     @property
     def state(self) -> GuardrailState:
-        """What the interval says."""
+        """Return the state that the interval shows."""
         if self.interval.is_above(self.limit):
             return "exceeded"
         return "kept" if self.interval.high <= self.limit else "open"
@@ -109,7 +109,7 @@ class Analysis:
     verdict: Conclusion
 
     def document(self) -> dict[str, Any]:
-        """As JSON. Quantiles are keyed p50, p95 and p99."""
+        """Return the report as JSON. Quantiles are keyed p50, p95 and p99."""
         plan = self.plan
         return {
             "experiment": plan.name,

@@ -76,7 +76,7 @@ def _draw(
     *,
     is_difference: bool = False,
 ) -> None:
-    """One row an arm: a dot with its interval; an arrow's end where a bound is not known."""
+    """Draw one row an arm: a dot with its interval; an arrow's end for an unknown bound."""
     axes.set_title(title, loc="left", fontsize=10, color=_INK)
     low, high = _extent(intervals, is_difference)
     for row, interval in enumerate(intervals):
@@ -108,7 +108,7 @@ def _draw(
 
 
 def _extent(intervals: Sequence[Interval], is_difference: bool) -> tuple[float, float]:
-    """What the axis shows: all finite bounds, no further from the estimates than is useful."""
+    """Return the axis' range: all finite bounds, no further from the estimates than is useful."""
     centres = [each.estimate for each in intervals if math.isfinite(each.estimate)]
     if not centres:
         return -1.0, 1.0

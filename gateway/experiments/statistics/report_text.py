@@ -94,7 +94,7 @@ def print_check(check: SelfCheck, console: Console) -> None:
 
 
 def interval_text(interval: Interval, show: Callable[[float], str]) -> str:
-    """Estimate and bounds; a dash for what is not known."""
+    """Return estimate and bounds; a dash for unknown ones."""
     if math.isnan(interval.estimate):
         return "-"
     if math.isinf(interval.low) and math.isinf(interval.high):
@@ -115,7 +115,7 @@ def dollars(value: float) -> str:
 
 
 def share(value: float) -> str:
-    """As per cent."""
+    """Return the share in per cent."""
     return f"{value:.2%}"
 
 
@@ -125,12 +125,12 @@ def points(value: float) -> str:
 
 
 def signed(show: Callable[[float], str]) -> Callable[[float], str]:
-    """The same with a plus before what is positive."""
+    """Return the same format with a plus before positive values."""
     return lambda value: f"+{show(value)}" if value > 0.0 else show(value)
 
 
 def value_format(name: ValueName) -> Callable[[float], str]:
-    """How a mean of this name is written."""
+    """Return the format of means of this name."""
     if name == "cost_usd":
         return dollars
     return _plain if name == "completion_tokens" else milliseconds
@@ -187,7 +187,7 @@ def _feedback_text(arm: ArmReport, name: str) -> str:
 
 def _comparison_table(comparison: ArmComparison, analysis: Analysis) -> Table:
     plan = analysis.plan
-    # what no arm has ever had is not worth a line
+    # a line without any requests is left out
     seen = {
         name
         for name in SHARE_TITLES

@@ -31,7 +31,7 @@ class ArmSelfCheck:
     """One arm against itself: shares of the splits in which a difference was declared.
 
     `false_alarms`: by the intervals here, at any look; `ordinary`: by the usual z test at 5 %, at
-    any look, for comparison. None where there is too little data.
+    any look, for comparison. None where there are too few data.
     """
 
     arm: str
@@ -44,7 +44,7 @@ class ArmSelfCheck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelfCheck:
-    """What the check found; `is_sound` where nothing speaks against the statistics."""
+    """The result of the check; `is_sound` if it found nothing against the statistics."""
 
     plan: SamplePlan
     num_splits: int
@@ -78,7 +78,7 @@ class SelfCheck:
         return f"{'Sound' if self.is_sound else 'Not sound'}: {told}."
 
     def document(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the result as JSON."""
         return {
             "experiment": self.plan.name,
             "version": self.plan.version,
@@ -168,7 +168,7 @@ def _split_often(
     even = np.full(_NUM_LOOKS, 1.0 / _NUM_LOOKS)
     num_alarms = num_ordinary = 0
     for _ in range(num_splits):
-        # [looks, 64]: what each bucket has had by each look
+        # [looks, 64]: the counts of each bucket by each look
         successes = np.cumsum(rng.multinomial(won, even), axis=1).T.astype(np.float64)
         failures = np.cumsum(rng.multinomial(lost, even), axis=1).T.astype(np.float64)
         half = rng.permutation(won.size) < won.size // 2
@@ -192,7 +192,7 @@ def _halves(values: FloatArray, half: np.ndarray) -> FloatArray:
 
 
 def _ordinary(n: FloatArray, attained: FloatArray) -> np.ndarray:
-    """Whether the z test of two shares declares a difference; shape (looks,)."""
+    """Return whether the z test of two shares declares a difference; shape (looks,)."""
     common = attained.sum(axis=-1) / np.maximum(n.sum(axis=-1), 1.0)
     error = np.sqrt(common * (1.0 - common) * (1.0 / np.maximum(n, 1.0)).sum(axis=-1))
     shares = attained / np.maximum(n, 1.0)

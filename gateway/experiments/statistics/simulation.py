@@ -1,7 +1,7 @@
-"""Experiments that never were: how often the statistics err, and how soon they see a difference.
+"""Simulated experiments: the statistics' error rate, and the time to detect a difference.
 
-All experiments of a setting run side by side as arrays, and are looked at again and again; what
-counts is the first look at which the difference is declared.
+All experiments of a setting run side by side as arrays, and are looked at again and again; the
+first look at which the difference is declared counts.
 """
 
 import math
@@ -56,7 +56,7 @@ class ClusteredSetup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationResult:
-    """At which request each experiment was decided (0: never), and what an ordinary test did.
+    """The request at which each experiment was decided (0: never), and an ordinary test's result.
 
     `decided_at`: shape (experiments,). `ordinary_share`: experiments in which the usual z test of
     the same level, made at each look, declared a difference at some time.
@@ -68,11 +68,11 @@ class SimulationResult:
 
     @property
     def share_decided(self) -> float:
-        """Of experiments; where both shares are equal, these are the false alarms."""
+        """Return the share of experiments decided; for equal shares, these are false alarms."""
         return float((self.decided_at > 0).mean())
 
     def share_decided_by(self, num_requests: int) -> float:
-        """Of experiments, within so many requests of both arms together."""
+        """Return the share of experiments decided within so many requests of both arms together."""
         return float(((self.decided_at > 0) & (self.decided_at <= num_requests)).mean())
 
     def requests_for(self, power: float) -> int | None:
@@ -193,7 +193,7 @@ def _look(
 
 
 def _ordinary(counts: FloatArray) -> NDArray[np.bool_]:
-    """Whether the usual z test of two shares at 5 % declares a difference. Shape (n,)."""
+    """Return whether the usual z test of two shares at 5 % declares a difference. Shape (n,)."""
     with np.errstate(divide="ignore", invalid="ignore"):
         first, second = counts[0] + counts[1], counts[2] + counts[3]
         common = (counts[0] + counts[2]) / (first + second)

@@ -1,4 +1,4 @@
-"""How requests and answers are written on the wire of a kind of server."""
+"""Wire formats of requests and answers, for each kind of server."""
 
 from gateway.settings.server_traits import DialectName
 from gateway.upstream.dialects.anthropic import AnthropicDialect

@@ -1,4 +1,4 @@
-"""Anthropic's Messages API: asked with what OpenAI's clients ask, answered in OpenAI's words.
+"""Anthropic's Messages API, translated from OpenAI's requests and to OpenAI's answers.
 
 https://platform.claude.com/docs/en/build-with-claude/streaming. Requests are written in
 gateway/upstream/dialects/anthropic_request.py, streams are read in anthropic_stream.py.
@@ -40,7 +40,7 @@ _NULL: Final = msgspec.Raw(b"null")
 
 
 class _Message(msgspec.Struct):
-    """A whole answer, or what tells of an error."""
+    """A whole answer, or an error."""
 
     id: str | None = None
     type: str | None = None
@@ -63,7 +63,7 @@ class AnthropicDialect:
         self._clock = clock
 
     def path(self, endpoint: Endpoint) -> str:
-        """There are messages only."""
+        """Return the path: there is only one for messages."""
         if endpoint != "chat":
             raise BadRequestError(
                 f"The {self._tier} tier answers chats only; ask /v1/chat/completions.",
@@ -72,7 +72,7 @@ class AnthropicDialect:
         return "/messages"
 
     def headers(self, api_key: str | None) -> dict[str, str]:
-        """The key in a header of its own, and the version of the API."""
+        """Return the headers: the key in one of its own, and the version of the API."""
         headers = {"content-type": "application/json", "anthropic-version": API_VERSION}
         if api_key:
             headers["x-api-key"] = api_key

@@ -45,7 +45,8 @@ class TranslatedConversation:
 
 
 def translate_messages(messages: object) -> TranslatedConversation:
-    """Raises BadRequestError with the path of what cannot be said."""
+    """Translate messages. Raises BadRequestError with the path of those that have no
+    translation."""
     translated = TranslatedConversation()
     if not isinstance(messages, list) or not messages:
         _refuse("messages", "a list of messages is required")
@@ -249,7 +250,7 @@ _FROM_USER: Final = {**_FROM_TOOL, "file": _file_block}
 
 
 def _cache_control(fields: Mapping[str, Any]) -> BlockDict:
-    """Anthropic's mark of what to cache, from clients that know it."""
+    """Return Anthropic's mark of what to cache, from clients that send it."""
     mark = fields.get("cache_control")
     return {"cache_control": mark} if isinstance(mark, dict) else {}
 

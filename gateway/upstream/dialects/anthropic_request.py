@@ -31,11 +31,11 @@ _HINTS: Final = frozenset(
         "prompt_cache_retention",
         "safety_identifier",
         "add_generation_prompt",
-        "continue_final_message",  # what it always does with an assistant's message at the end
+        "continue_final_message",  # the API's behaviour for an assistant's message at the end
         "parallel_tool_calls",
     }
 )
-# The values that change nothing: with another one, the answer would not be what was asked for.
+# The values that change nothing: with any other one, the answer would differ from the request.
 _HARMLESS: Final[Mapping[str, tuple[object, ...]]] = {
     "n": (1,),
     "logprobs": (False,),
@@ -106,7 +106,7 @@ def request_body(call: UpstreamCall) -> bytes:
 
 
 def wants_thinking(call: UpstreamCall) -> bool:
-    """Whether the client asks for thinking in Anthropic's own words.
+    """Return whether the client asks for thinking with Anthropic's own fields.
 
     It gets the signed blocks then, and gives them back with the results of tools.
     """
@@ -127,7 +127,7 @@ def template_variables(*, budget_tokens: int | None = None, is_on: bool = True) 
 
 
 def thinking_of(variables: object) -> dict[str, Any] | None:
-    """`thinking` as those variables of a chat template ask for it; None where they say nothing.
+    """Return `thinking` as a chat template's variables request it; None where they do not.
 
     Raises BadRequestError for other variables: there is no template here.
     """
@@ -146,7 +146,7 @@ def thinking_of(variables: object) -> dict[str, Any] | None:
 
 
 def _refuse_what_is_missing(document: Mapping[str, Any]) -> None:
-    """Fields that the Messages API does not have, unless they change nothing."""
+    """Refuse fields that the Messages API does not have, unless they change nothing."""
     for name, value in document.items():
         if name in _HINTS or name in _TRANSLATED:
             continue

@@ -58,11 +58,11 @@ class StreamBlock(msgspec.Struct):
 
     @property
     def is_thought(self) -> bool:
-        """Whether it has to be given back as it is."""
+        """Return whether it has to be given back as it is."""
         return self.type in ("thinking", "redacted_thinking")
 
     def thought(self) -> dict[str, Any]:
-        """As Anthropic wants it back."""
+        """Return the block in the form that Anthropic takes back."""
         if self.type == "redacted_thinking":
             return {"type": self.type, "data": self.data or ""}
         return {
@@ -110,7 +110,7 @@ _read_event: Final = msgspec.json.Decoder(_Event).decode
 
 
 class AnthropicChunkReader:
-    """Writes a chunk for each event. Those that OpenAI has no chunk for become comments.
+    """Writes a chunk for each event. Events without an OpenAI chunk become comments.
 
     The end of the message becomes the usage chunk, which the client gets if it asked for it; no
     chunk `is_done`. `tells_thoughts`: signed thoughts are passed on as `thinking_blocks`.
@@ -194,7 +194,7 @@ class AnthropicChunkReader:
         return Chunk(raw=_NOTHING)
 
     def _read_stop(self) -> Chunk:
-        """What was not said piece by piece."""
+        """Return the text that no delta carried."""
         block, self._block = self._block, StreamBlock()
         if block.type == "tool_use" and not self._has_arguments:
             return self._arguments(bytes(block.input).decode())
@@ -230,7 +230,7 @@ class AnthropicChunkReader:
             self._usage = self._usage.updated(usage)
 
     def _begin(self, message: _Start) -> bytes:
-        """What all chunks begin with."""
+        """Return the beginning of all chunks."""
         head = {
             "id": message.id or "",
             "object": "chat.completion.chunk",

@@ -24,9 +24,9 @@ _NO_REFUSALS: Final = frozenset({401, 402, 403, 407, 408, 409, 425, 429})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resume:
-    """What of an answer was delivered before it broke off, and how the rest is asked for.
+    """The delivered part of an answer that broke off, and the way to ask for its rest.
 
-    `text` is its content without reasoning, `num_tokens` what all of it counts against max_tokens.
+    `text` is its content without reasoning, `num_tokens` the count of all of it against max_tokens.
     """
 
     text: str
@@ -72,7 +72,7 @@ class ChunkReader(Protocol):
 
     @property
     def is_complete(self) -> bool:
-        """Whether the answer is complete, so that the rest of the stream does not matter."""
+        """Return whether the answer is complete, so that the rest of the stream does not matter."""
 
     def read(self, event: bytes) -> Chunk:
         """One whole server-sent event, with its blank line.
@@ -105,7 +105,7 @@ class Dialect(Protocol):
 
 
 def is_refusal(status: int | None) -> bool:
-    """Whether an HTTP status says that the request itself is at fault."""
+    """Return whether an HTTP status means that the request itself is at fault."""
     return status is not None and 400 <= status < 500 and status not in _NO_REFUSALS
 
 
@@ -121,12 +121,12 @@ def error_body(message: str, *, kind: str = INVALID_REQUEST, code: str | None = 
 
 
 def garbage(tier: str, what: str) -> UpstreamError:
-    """The error for an answer that cannot be read; `what` ends the sentence."""
+    """Return the error for an unreadable answer; `what` ends the sentence."""
     return UpstreamError(f"The {tier} tier sent {what}.", failure="garbage")
 
 
 def message_of(detail: object) -> str | None:
-    """The words in an error, however it is wrapped; None where there are none."""
+    """Return the message of an error, however it is wrapped; None where there is none."""
     if isinstance(detail, Mapping):
         for key in ("message", "error", "detail"):
             if words := message_of(detail.get(key)):
@@ -180,5 +180,6 @@ def read_refusal(tier: str, status: int, body: bytes) -> ServerRefusal:
 
 
 def whole_number(value: float | None) -> int:
-    """A count; 0 for what is none. More than can be is read as the most that every reader takes."""
+    """Return a count; 0 for invalid values. Too large ones become the most that every reader
+    takes."""
     return 0 if value is None else min(max(int(value), 0), _MOST)

@@ -1,9 +1,9 @@
 """OpenAI's chat and completions, as OpenAI and the servers that are compatible speak them.
 
-Answers are passed on byte by byte; here only what must be known of them is read. Read are also the
-habits of vLLM, SGLang, TGI, TensorRT-LLM, llama.cpp and others: data without a space, comments and
-empty data as a sign of life, usage in the last chunk that has choices or in one whose choices are
-null, reasoning under either of two names, content in parts, errors as a word or an object.
+Answers are passed on byte by byte; only the necessary fields of them are read. Supported are also
+the habits of vLLM, SGLang, TGI, TensorRT-LLM, llama.cpp and others: data without a space, comments
+and empty data as a sign of life, usage in the last chunk that has choices or in one whose choices
+are null, reasoning under either of two names, content in parts, errors as a word or an object.
 """
 
 import re
@@ -34,7 +34,7 @@ from gateway.upstream.upstream_usage import UpstreamUsage
 _NULL: Final = msgspec.Raw(b"null")
 # An event may tell by its name alone that it is an error.
 _ERROR_NAME: Final = re.compile(rb"event: ?error\r?[\n\r]")
-# What vLLM and SGLang call the end of an answer that they gave up.
+# The finish reasons of vLLM and SGLang for an answer that they gave up.
 _FAILED: Final = frozenset({"error", "abort"})
 
 _Number = int | float | None
@@ -68,7 +68,7 @@ class _Text(msgspec.Struct):
 
 
 class _Choice(msgspec.Struct):
-    """Of a chunk or of a whole answer, chat or completion."""
+    """A choice of a chunk or of a whole answer, chat or completion."""
 
     index: int | None = None
     delta: _Text | None = None
@@ -79,7 +79,7 @@ class _Choice(msgspec.Struct):
 
 
 class _Answer(msgspec.Struct):
-    """A chunk or a whole answer, or what tells of an error."""
+    """A chunk or a whole answer, or an error."""
 
     choices: list[_Choice] | None = None
     usage: _Usage | None = None
@@ -111,14 +111,14 @@ class OpenAIDialect:
         return "/chat/completions" if endpoint == "chat" else "/completions"
 
     def headers(self, api_key: str | None) -> dict[str, str]:
-        """A bearer token where there is a key."""
+        """Return a bearer token where there is a key."""
         headers = {"content-type": "application/json"}
         if api_key:
             headers["authorization"] = f"Bearer {api_key}"
         return headers
 
     def body(self, call: UpstreamCall, traits: ServerTraits, resume: Resume | None = None) -> bytes:
-        """The client's own request with the model's name there, and usage asked for."""
+        """Return the client's request with the server's name of the model, asking for usage."""
         return request_body(call, traits, resume)
 
     def chunk_reader(self, call: UpstreamCall) -> ChunkReader:
@@ -153,7 +153,7 @@ class OpenAIDialect:
 
 
 class OpenAIChunkReader:
-    """Reads what must be known of each event; `raw` is always the event itself."""
+    """Reads the necessary fields of each event; `raw` is always the event itself."""
 
     def __init__(self, tier: str, *, num_choices: int) -> None:
         self._tier = tier
@@ -181,7 +181,7 @@ class OpenAIChunkReader:
                 raise reported(self._tier, _decoded(data))
             return Chunk(raw=event, usage=usage, is_usage_only=usage is not None)
         for choice in answer.choices:
-            if choice.finish_reason:  # some servers say "" as long as it goes on
+            if choice.finish_reason:  # some servers send "" until the end
                 self._finish(choice)
         if len(answer.choices) > 1:
             return self._read_several(event, answer.choices, usage)
@@ -208,7 +208,7 @@ class OpenAIChunkReader:
     def _read_several(
         self, event: bytes, choices: Sequence[_Choice], usage: UpstreamUsage | None
     ) -> Chunk:
-        """Several choices in one event: all of its text where only one answer was asked for."""
+        """Read several choices in one event: all text counts as one if one answer was requested."""
         read = choices if self._num_choices == 1 else choices[:1]
         deltas = [choice.delta or _Text(content=choice.text) for choice in read]
         reasons = [choice.finish_reason for choice in choices if choice.finish_reason]
@@ -242,19 +242,19 @@ def content_of(text: _Text) -> str:
 
 
 def reasoning_of(text: _Text) -> str:
-    """What it thought, under whichever name."""
+    """Return the reasoning, from either of its two fields."""
     if text.reasoning_content or text.reasoning:
         return text.reasoning_content or text.reasoning or ""
     return _joined(text.content, "thinking") if isinstance(text.content, list) else ""
 
 
 def has_calls(text: _Text) -> bool:
-    """Whether a tool is called, or a function as it was called before there were tools."""
+    """Return whether a tool is called, or a function in the older form."""
     return bool(text.tool_calls) or text.function_call != _NULL
 
 
 def num_other_bytes(text: _Text) -> int:
-    """What the model wrote beside content and reasoning: names and arguments of calls, refusals."""
+    """Return the bytes beside content and reasoning: names and arguments of calls, refusals."""
     if not text.tool_calls and text.function_call == _NULL and text.refusal == _NULL:
         return 0
     num_bytes = sum(map(_num_call_bytes, text.tool_calls or ()))
@@ -318,7 +318,7 @@ def _unreadable(tier: str, data: bytes) -> UpstreamError:
 
 
 def _decoded(data: bytes) -> Any:
-    """JSON as it is; None for what is none."""
+    """Decode JSON; None for invalid JSON."""
     try:
         return msgspec.json.decode(data)
     except (ValueError, RecursionError):
@@ -326,7 +326,7 @@ def _decoded(data: bytes) -> Any:
 
 
 def _usage_of(usage: _Usage | None) -> UpstreamUsage | None:
-    """Numbers that cannot be are read as 0; None where it says nothing."""
+    """Return the reported usage, with impossible numbers as 0; None where there is none."""
     if usage is None or (usage.prompt_tokens is None and usage.completion_tokens is None):
         return None
     prompt_details = usage.prompt_tokens_details

@@ -59,7 +59,7 @@ def request_body(call: UpstreamCall, traits: ServerTraits, resume: Resume | None
 
 
 def encode_request(document: Mapping[str, Any]) -> bytes:
-    """JSON. Raises BadRequestError for what is nested too deeply to be written."""
+    """Encode as JSON. Raises BadRequestError for a document nested too deeply."""
     try:
         return _encode(document)
     except RecursionError:
@@ -67,9 +67,9 @@ def encode_request(document: Mapping[str, Any]) -> bytes:
 
 
 def is_resumable(call: UpstreamCall, strategy: ContinuationStrategy) -> bool:
-    """Whether the rest of this call's answer can be asked for that way, once it has begun.
+    """Return whether this call's answer can be continued that way, once it has begun.
 
-    What the answer itself says (calls, reasoning, log-probabilities) is not looked at here.
+    The answer's own content (calls, reasoning, log-probabilities) is not considered here.
     """
     if strategy == "none" or call.num_choices != 1 or (call.document.get("best_of") or 1) != 1:
         return False
@@ -89,7 +89,7 @@ def _is_token_list(prompt: object) -> bool:
 
 
 def _says_something(value: object) -> bool:
-    """Whether a field changes anything; text is what an answer is anyway."""
+    """Return whether a field changes anything; text is the format of an answer anyway."""
     return bool(value) and value != {"type": "text"}
 
 
@@ -101,10 +101,10 @@ def _ask_for_usage(document: dict[str, Any]) -> None:
 
 
 def _name_limit(document: dict[str, Any], call: UpstreamCall, traits: ServerTraits) -> None:
-    """One limit of an answer's length, under the name that the server knows.
+    """Set one limit of an answer's length, under the name that the server takes.
 
-    It is the one that this gateway has read: what counts must not depend on the reader. Of two
-    names servers take either.
+    It is the one that this gateway has read: the effective limit must not depend on the reader. Of
+    two names servers take either.
     """
     newer, older = document.get(_NEWER_LIMIT), document.get(_OLDER_LIMIT)
     limit = newer or older
@@ -131,7 +131,7 @@ def _begins_with(prediction: object, text: str) -> bool:
 
 
 def _continue(document: dict[str, Any], call: UpstreamCall, resume: Resume) -> None:
-    """What was delivered is the beginning of the answer that is asked for."""
+    """Pass the delivered text as the beginning of the requested answer."""
     if call.endpoint == "chat":
         messages = list(document["messages"])
         if document.get("continue_final_message"):

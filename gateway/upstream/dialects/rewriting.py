@@ -9,7 +9,7 @@ from gateway.upstream.call import Chunk
 from gateway.upstream.dialects.base import to_event
 from gateway.upstream.event_stream import event_data
 
-# An object whose values stay the bytes that they were.
+# An object whose values keep their original bytes.
 _read_fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _read_items: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _encode: Final = msgspec.json.Encoder().encode
@@ -20,10 +20,10 @@ _REASONING_FIELDS: Final = ("reasoning_content", "reasoning")
 
 
 def splice(raw: bytes, name: str, value_json: bytes) -> bytes:
-    """An event, or a whole body, with one more field in its outermost object.
+    """Return an event, or a whole body, with one more field in its outermost object.
 
     A field of that name is replaced: an upstream gateway has a report of its own. `value_json` is
-    JSON in one line. Raises ValueError for what holds no object.
+    JSON in one line. Raises ValueError for a text without an object.
     """
     key = _encode(name)
     is_body = raw.lstrip()[:1] == b"{"
@@ -46,7 +46,7 @@ def _insert(raw: bytes, field: bytes) -> bytes:
 
 
 def with_id(raw: bytes, answer_id: str) -> bytes:
-    """The event with another `id`; what is no JSON object is returned as it is."""
+    """Return the event with another `id`; a text that is no JSON object stays as it is."""
     data = event_data(raw)
     try:
         fields = _read_fields(data or b"")
@@ -84,7 +84,7 @@ def id_of(raw: bytes) -> str | None:
 
 
 def cut_content(chunk: Chunk, num_chars: int) -> Chunk | None:
-    """The chunk without the first characters of its text; None where nothing would be left.
+    """Return the chunk without the first characters of its text; None if no text is left.
 
     Text is its reasoning, then its content. For a chunk with one choice; log-probabilities stay.
     """
@@ -101,14 +101,14 @@ def cut_content(chunk: Chunk, num_chars: int) -> Chunk | None:
 
 
 def says_something(chunk: Chunk) -> bool:
-    """Whether the event has content; a role or a keep-alive has none."""
+    """Return whether the event has content; a role or a keep-alive has none."""
     return bool(
         chunk.has_text or chunk.has_logprobs or chunk.finish_reason or chunk.usage or chunk.is_done
     )
 
 
 def num_logprobs(raw: bytes) -> int:
-    """How many tokens' log-probabilities an event with one choice carries."""
+    """Return the number of tokens with log-probabilities in an event of one choice."""
     try:
         choice = _read_fields(_read_items(_read_fields(event_data(raw) or b"")["choices"])[0])
         logprobs = _read_fields(choice["logprobs"])
@@ -135,7 +135,7 @@ def cut_logprobs(chunk: Chunk, num_tokens: int) -> Chunk:
 
 
 def _entries_field(logprobs: dict[str, msgspec.Raw]) -> str:
-    """Where chats and completions have an entry for each token."""
+    """Return the field in which chats or completions have an entry for each token."""
     return "content" if "content" in logprobs else "tokens"
 
 
@@ -156,6 +156,6 @@ def _with_text(raw: bytes, *, reasoning: str, content: str) -> bytes:
 
 
 def _set_text(delta: dict[str, msgspec.Raw], name: str, text: str) -> None:
-    """Another text where there was one. Null stays null: it means that nothing is said."""
+    """Replace a text where there was one. Null stays null: it means no text."""
     if delta.get(name, _NULL) != _NULL:
         delta[name] = msgspec.Raw(_encode(text))
