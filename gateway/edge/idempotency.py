@@ -277,7 +277,7 @@ class _Recorder:
 
 
 class _RepeatableResponse(Response):
-    """The answer to a request with an idempotency-key: made, waited for, or said again."""
+    """The answer to a request with an idempotency-key: made, waited for, or repeated."""
 
     def __init__(
         self,

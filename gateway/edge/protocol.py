@@ -88,7 +88,7 @@ class EdgeProtocol(HttpToolsProtocol):
             if timer is not None:
                 timer.cancel()
         if self._running is not None and not self._running.response_complete:
-            # uvicorn tells the newest request only, and with pipelining that is another one.
+            # uvicorn notifies the newest request only, and with pipelining that is another one.
             self._running.disconnected = True
             self._running.message_event.set()
         self.pipeline.clear()
@@ -287,7 +287,7 @@ class EdgeProtocol(HttpToolsProtocol):
         self._is_deaf = True
         self._shared.refused(refusals.TOO_MANY_CONNECTIONS.code, self.client)
         if len(self.connections) > self._bounds.max_connections * 9 // 8 + 8:
-            self.transport.abort()  # too many even to be told
+            self.transport.abort()  # too many even for an answer
             return
         self._say(refusals.TOO_MANY_CONNECTIONS)
 

@@ -101,7 +101,7 @@ class ExperimentArmReport(_Report):
 class ExperimentReport(_Report):
     """An experiment as it is now. Times are seconds since 1970 (UTC).
 
-    `definition`: all that was said of it and is not the default. `source`: file, for one of the
+    `definition`: all its fields that differ from the default. `source`: file, for one of the
     gateway's settings.
     """
 

@@ -1,7 +1,7 @@
 """Putting units into arms by keyed hashes, fast enough for every request.
 
-A unit has one slot in each layer, which says which experiment it is in, if any, and another in each
-experiment, which says in which arm: two hashes that have nothing to do with each other. Both are
+A unit has one slot in each layer, which gives its experiment, if any, and another in each
+experiment, which gives its arm: two independent hashes. Both are
 BLAKE2 (Aumasson et al., 2013) keyed with a secret, so that names cannot be chosen for an arm.
 """
 

@@ -16,7 +16,7 @@ from gateway.experiments.totals import (
 from gateway.storage.tables import feedback
 
 _MAX_LABELS: Final = 100
-"""Labels of one name that are told; the rarest are left out of the list, not of the count."""
+"""Labels of one name that are listed; the rarest are left out of the list, not of the count."""
 
 FeedbackByArm = dict[str, tuple[FeedbackTotals, ...]]
 

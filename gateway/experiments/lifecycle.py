@@ -73,9 +73,9 @@ def ramped(record: ExperimentRecord, share: float, others: Others) -> Experiment
 def edited(
     record: ExperimentRecord, spec: ExperimentSpec, others: Others, now_s: float
 ) -> ExperimentRecord:
-    """The experiment as another one: a new version, as soon as this one has ever run.
+    """Return the experiment with another spec: a new version, if this one has ever run.
 
-    As few units as possible change their arm. Words for people and guardrails change in place: the
+    As few units as possible change their arm. Descriptions and guardrails change in place: the
     data of before and after may be counted together.
     """
     old = record.current
@@ -178,7 +178,7 @@ def _room(record: ExperimentRecord, share: float, others: Others) -> Ranges:
 
 
 def _check_crossing(record: ExperimentRecord, running: Others) -> None:
-    """Raise ConflictError where a request could be told two things by two layers."""
+    """Raise ConflictError where two layers could set the same field of a request."""
     for other in running:
         if other.spec.layer == record.spec.layer:
             continue

@@ -63,7 +63,7 @@ class ExperimentRegistry:
         await self._refresh.close()
 
     async def refresh(self) -> None:
-        """Read what changed until now. Raises DatabaseError; then the last known state stays."""
+        """Read the changes so far. Raises DatabaseError; then the last known state stays."""
         await self._refresh.run()
 
     async def _read_changes(self) -> None:

@@ -70,7 +70,7 @@ class Reporter:
         return self._totals.totals(plan.name, plan.version)
 
     def report(self, name: str, version: int | None = None) -> "Analysis":
-        """All that may be said of it now."""
+        """Return its present report."""
         from gateway.experiments.statistics.report import analyse  # SciPy is slow to load
 
         plan = self.plan(name, version)

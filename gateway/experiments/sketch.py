@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 RELATIVE_ACCURACY: Final = 0.01
-"""A quantile is told within this share of its value."""
+"""Quantiles are exact to within this share of their value."""
 MAX_BINS: Final = 2048
 """Bins at most: with the accuracy above they span 17 powers of ten before any is given up."""
 _GAMMA: Final = (1.0 + RELATIVE_ACCURACY) / (1.0 - RELATIVE_ACCURACY)
@@ -28,7 +28,8 @@ class QuantileSketch:
     __slots__ = ("_bins", "_num_zeros")
 
     def __init__(self, bins: Mapping[int, int] | None = None, num_zeros: int = 0) -> None:
-        """`bins`: counts by index, as `bins` tells them. Raises ValueError for negative counts."""
+        """`bins`: counts by index, as `bins` returns them. Raises ValueError for negative
+        counts."""
         self._bins: dict[int, int] = dict(bins or {})
         self._num_zeros = num_zeros
         if num_zeros < 0 or any(count < 1 for count in self._bins.values()):

@@ -12,7 +12,7 @@ from gateway.experiments.sketch import QuantileSketch
 _Floats = NDArray[np.float64]
 
 NUM_UNIT_BUCKETS: Final = 64
-"""Units are put into so many buckets by their hash; all requests of a unit are in one bucket."""
+"""Number of buckets that units are hashed into; all requests of a unit are in one bucket."""
 
 ShareName = Literal["attained", "failed", "refused", "cancelled", "escalated", "degraded"]
 ValueName = Literal["ttft_s", "inter_token_s", "duration_s", "cost_usd", "completion_tokens"]

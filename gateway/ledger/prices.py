@@ -21,7 +21,7 @@ _VERSION_LENGTH: Final = 12
 
 
 class Money(msgspec.Struct, frozen=True, kw_only=True):
-    """An attempt's price in nano-dollars: what it costs us, and what the client pays."""
+    """An attempt's price in nano-dollars: our cost and the client's charge."""
 
     cost_nanos: int
     charge_nanos: int
@@ -71,7 +71,7 @@ class PriceBook:
 
     Amounts are sums of tokens times prices, rounded down to whole nano-dollars once for each
     attempt. So they never fall when tokens are added, and what the parts of a request are charged
-    never exceeds what was reserved for the whole of it.
+    never exceed the reservation for the whole of it.
     """
 
     def __init__(self, rates: Mapping[str, _TierRates], strong_tier: str = STRONG) -> None:
@@ -140,7 +140,7 @@ class PriceBook:
         )
 
     def most(self, tier: str, *, num_prompt_tokens: int, num_completion_tokens: int) -> Money:
-        """The most that so many tokens can cost, however many of the prompt's are cached."""
+        """Return the most that these tokens can cost, for any number of cached ones."""
         fresh, cached = (
             self.money(
                 tier,

@@ -52,8 +52,8 @@ class LedgerRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     `row_id` is unique; `request_id` is ours and shared by all attempts at one API request,
     `client_request_id` is the header x-request-id. Times: `ended_at` is seconds since 1970 (UTC),
-    durations are seconds. Money is in nano-dollars: `cost_nanos` is what it costs us,
-    `charge_nanos` what the client pays. Prompt tokens include cached ones. `num_discarded_tokens`
+    durations are seconds. Money is in nano-dollars: `cost_nanos` is our cost,
+    `charge_nanos` the client's charge. Prompt tokens include cached ones. `num_discarded_tokens`
     of the completion were not delivered; `num_held_tokens` waited for a decision. `num_drafted`
     and `num_accepted` are nodes of token trees. `num_charged_tokens`, of prompt and completion, are
     what the client pays for and what limits count.

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 class RowIds:
-    """Counts up behind a prefix that no other process has.
+    """Counts up after a prefix that no other process has.
 
     Ids that begin alike and grow keep a database's index dense: a new row goes to its end.
     """

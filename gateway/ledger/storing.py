@@ -27,7 +27,7 @@ _DATA_ERRORS: Final = (DataError, IntegrityError, OverflowError, ValueError)
 """Errors of values that no column can hold. Any other error may pass with time."""
 
 OnRejected = Callable[[LedgerRow, str], None]
-"""Told of a row that the database will never take, and why."""
+"""Called with a row that the database will never take, and the reason."""
 
 
 class RowStore:

@@ -18,7 +18,7 @@ def ratelimit_headers(states: Iterable[LimitState]) -> dict[str, str]:
     """x-ratelimit-{limit,remaining,reset}-{requests,tokens}.
 
     Where several limits count requests (or tokens), of key and team, minute and day, the one with
-    the least left is told. Empty where none does.
+    the least left is shown. Empty where none does.
     """
     tightest: dict[str, LimitState] = {}
     for state in states:

@@ -19,9 +19,9 @@ logger = logging.getLogger(__name__)
 
 BEAT_S: Final = 5.0
 _SILENT_BEATS: Final = 3
-"""A gateway that has not beaten for so many looks is dead, or away."""
+"""A gateway without a beat for this many looks is dead or unreachable."""
 _FORGOTTEN_BEATS: Final = 720
-"""The row of one that has not beaten for so many looks, an hour, is removed."""
+"""The row of a gateway without a beat for this many looks, an hour, is removed."""
 
 
 class GatewayPresence:
@@ -57,7 +57,7 @@ class GatewayPresence:
         self._task = asyncio.create_task(self._keep_beating())
 
     async def close(self) -> None:
-        """Stop beating, and leave no row behind."""
+        """Stop beating, and delete the gateway's row."""
         if self._task is None:
             return
         async with self._one_at_a_time:  # a thread that looks would outlive its task

@@ -44,7 +44,7 @@ def priced(entry: Entry, prices: PriceBook) -> LedgerRow:
 
 @dataclass(slots=True)
 class Reserved:
-    """The amounts that a request has reserved: of each tier's limits, and of all tiers together."""
+    """The amounts reserved by a request: of each tier's limits, and of all tiers together."""
 
     by_tier: dict[str, Amounts]
     most: Amounts

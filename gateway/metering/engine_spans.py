@@ -11,7 +11,7 @@ from gateway.telemetry.tracer import Span
 
 
 def record_local(span: Span, work: LocalWork, answer: LocalAnswer) -> None:
-    """A span for each tier that worked on each choice, once the engine has told of it."""
+    """Record a span for each tier that worked on each choice, once the engine has reported it."""
     if not span.is_recording:
         return
     for ended in work.ended:
@@ -32,7 +32,7 @@ def _marks(ended: Ended, stats: RequestStats, answer: LocalAnswer) -> Iterator[E
             started_s = ended.switched_s
         if not is_last and ended.switched_s is not None:
             ended_s = ended.switched_s
-        # An engine that died has not told; the gateway saw the same, a little later.
+        # An engine that died has not reported; the gateway measured the same, a little later.
         queue_s = answer.queue_s if stats.queue_s is None else stats.queue_s
         ttft_s = answer.ttft_s if stats.ttft_s is None else stats.ttft_s
         yield EngineMarks(

@@ -1,4 +1,4 @@
-"""Tells failures that a request caused from those that the gateway or a server caused."""
+"""Distinguishes failures caused by a request from those of the gateway or a server."""
 
 from http import HTTPStatus
 from typing import Final

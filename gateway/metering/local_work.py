@@ -33,7 +33,7 @@ class Ended:
 
 @dataclass(slots=True)
 class _Open:
-    """A request of which the engine has not said its last word."""
+    """A request that has not ended in the engine."""
 
     arrival_s: float
     over: asyncio.Event = field(default_factory=asyncio.Event)
@@ -41,7 +41,7 @@ class _Open:
 
 
 class LocalWork:
-    """Collects the engine's last words on the requests of one answer."""
+    """Collects the engine's final statistics of the requests of one answer."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

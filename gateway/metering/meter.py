@@ -264,7 +264,7 @@ class RequestMeter:
     # ---- after --------------------------------------------------------------------------------
 
     def failed_by(self, error: Exception) -> None:
-        """Learn why the request fails: one that is at fault itself stays counted."""
+        """Note the error of the request: one that is at fault itself stays counted."""
         self._is_requests_fault = is_requests_fault(error)
 
     def end(self, ending: MeteredEnding) -> None:

@@ -35,8 +35,8 @@ class LocalAnswer:
     """The description of one finished local answer, given by its generation.
 
     `tier` answered in the end, `first_tier` began; was_probed: the router read its hidden state.
-    The client is told of `num_prompt` tokens and of `written` ones, by the tier that wrote them: of
-    several choices each may have some. `num_held` tokens waited for a decision. was_given_up: an
+    The client's usage shows `num_prompt` tokens and of `written` ones, by the tier that wrote them:
+    of several choices each may have some. `num_held` tokens waited for a decision. was_given_up: an
     upstream tier answered instead. is_delivered_in_part: it broke off, and another responder
     continued it. is_bounded: the client had set `max_tokens`.
     """

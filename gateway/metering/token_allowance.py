@@ -9,9 +9,9 @@ from engine.events import EngineEvent, Finished, RequestStats, TierSwitched, Tok
 from engine.request import Tier
 
 Grow = Callable[[int], Awaitable[bool]]
-"""Reserves so many tokens more; False where a limit has no room for them."""
+"""Reserves more tokens; False where a limit has no room for them."""
 
-# More is reserved than is needed at once, so that not every step has to ask.
+# More is reserved than is needed at once, so that not every step has to reserve.
 _STEP_TOKENS: Final = 64
 
 
@@ -41,7 +41,7 @@ class TokenAllowance:
         return taken
 
     async def stock_up(self, num_tokens: int) -> int:
-        """Reserve up to so many in all, for callers that cannot await; return the number held."""
+        """Reserve up to this total, for callers that cannot await; return the number held."""
         missing = num_tokens - self._num_left
         while missing > 0 and not await self._any_of((missing,)):
             missing //= 2

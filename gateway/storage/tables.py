@@ -50,7 +50,7 @@ teams: Final = Table(
     Column("name", String(128), nullable=False, unique=True),
     Column("limits", Text, nullable=False),  # JSON of a LimitSpec
     Column("weight", Double, nullable=False),
-    Column("labels", Text, nullable=False),  # JSON of names to words
+    Column("labels", Text, nullable=False),  # JSON of names to texts
     Column("created_at", Double, nullable=False),
 )
 
@@ -71,7 +71,7 @@ keys: Final = Table(
     Column("reads_metrics", Boolean, nullable=False, server_default=false()),
     Column("limits", Text, nullable=False),  # JSON of a LimitSpec
     Column("weight", Double, nullable=False),
-    Column("labels", Text, nullable=False),  # JSON of names to words
+    Column("labels", Text, nullable=False),  # JSON of names to texts
     Column("created_at", Double, nullable=False),
     Column("expires_at", Double, nullable=True),
     Column("revoked_at", Double, nullable=True),

@@ -70,7 +70,7 @@ def configure_logging(
 ) -> None:
     """Set the root logger up, uvicorn's lines included. Replaces any earlier setup.
 
-    `process` stands in every line. `stream`: standard error unless another is given.
+    `process` is part of every line. `stream`: standard error unless another is given.
     """
     handler = logging.StreamHandler(sys.stderr if stream is None else stream)
     handler.setFormatter(JsonFormatter(process) if log_format == "json" else TextFormatter(process))
@@ -97,13 +97,13 @@ class _Formatter(logging.Formatter):
 
 
 class TextFormatter(_Formatter):
-    """One line of key=value; a traceback goes on below it."""
+    """One line of key=value; a traceback follows below it."""
 
     def __init__(self, process: str) -> None:
         super().__init__(f"%(asctime)s %(levelname)s {process} %(name)s %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """The line, with the request's ids behind it where it does not name them itself."""
+        """Return the line, with the request's ids at its end where it does not name them."""
         message = record.message.translate(_ESCAPES)
         more = [
             f" {name}={value}"
@@ -215,7 +215,7 @@ def _value(conversion: str, value: object) -> object:
 
 
 def _traceback_lines(error: BaseException | None) -> list[str]:
-    """Return where the error and its causes were raised; the last call stands last."""
+    """Return where the error and its causes were raised; the last call comes last."""
     blocks: list[list[str]] = []
     while error is not None and len(blocks) < _MAX_CAUSES:
         frames = "".join(traceback.format_tb(error.__traceback__)).rstrip("\n").splitlines()

@@ -174,10 +174,9 @@ class OtelTracer:
         rng: random.Random,
         close_timeout_s: float = 5.0,
     ) -> None:
-        """Store the arguments. `share` is in [0, 1]; `close_timeout_s`: the wait for the collector
-        at the end.
+        """Store the arguments. `share` is in [0, 1]; `wall_clock` is in seconds since 1970.
 
-        `clock` is the gateway's, `wall_clock` in seconds since 1970.
+        `clock` is the gateway's. `close_timeout_s`: the longest wait for the collector at the end.
         """
         self._provider = provider
         self._tracer = provider.get_tracer("outrider")

@@ -8,8 +8,8 @@ The tree of one request:
         queue, prefill, decode                its parts, decode with the counts of its steps
       chat NAME                     client    one request to an upstream server
 
-Names that start with gen_ai, http, server or error are OpenTelemetry's semantic conventions; what
-they have no word for starts with `outrider`. No text of a prompt or of an answer is among them.
+Names that start with gen_ai, http, server or error are OpenTelemetry's semantic conventions; all
+others start with `outrider`. No text of a prompt or of an answer is among them.
 """
 
 from dataclasses import dataclass

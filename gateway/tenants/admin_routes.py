@@ -74,7 +74,8 @@ _WITH_BODY: Final = _BOTH | {400, 413, 415}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdminRoute:
-    """One endpoint. `handler` is the name of AdminApi's method, `operation` OpenAPI's words."""
+    """One endpoint. `handler` is the name of AdminApi's method, `operation` its OpenAPI
+    description."""
 
     method: Method
     path: str

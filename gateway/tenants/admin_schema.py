@@ -237,7 +237,7 @@ class NewKeyReport(KeyReport):
 
 
 class KeyList(_Report):
-    """A page of keys, by their ids; where `has_more`, go on with `after` = the last one's id."""
+    """A page of keys, by their ids; where `has_more`, continue with `after` = the last one's id."""
 
     object: Literal["list"] = "list"
     data: list[KeyReport]

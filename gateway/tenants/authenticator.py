@@ -88,7 +88,7 @@ class Authenticator:
         return self._mode == "off" or (self._mode == "auto" and not self.has_keys)
 
     async def start(self) -> None:
-        """Read the keys, and go on looking for changes. Raises DatabaseError."""
+        """Read the keys, and watch for changes. Raises DatabaseError."""
         if self._registry is not None:
             await self._registry.start()
 
@@ -157,9 +157,9 @@ class Authenticator:
     def _counted(
         self, reason: FailureReason, key_id: str | None, digest: bytes, peer: str | None
     ) -> FailureReason:
-        """Count a failure; returns the reason to tell. One line is logged for a new failure.
+        """Count a failure; return the reason to report. One line is logged for a new failure.
 
-        The holder of a revoked or expired key knows its secret and guesses nothing, so the reason
+        The holder of a revoked or expired key has its secret and does not guess, so the reason
         stays the same for it however often it asks.
         """
         counted = self._throttle.count(peer, digest)

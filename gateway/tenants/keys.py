@@ -62,7 +62,7 @@ class KeyHasher:
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
         self.name = self.digest("outrider key secret").hex()[:16]
-        """Tells this secret from others without telling it."""
+        """Identifies this secret without revealing it."""
 
     def digest(self, text: str) -> bytes:
         """32 bytes, the same for the same text. Costs about a microsecond."""

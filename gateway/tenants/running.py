@@ -11,7 +11,7 @@ EndRequest = Callable[[AuthenticationError], None]
 
 
 class KeyState(Protocol):
-    """Tells whether a key is still valid."""
+    """Checks that a key is still valid."""
 
     def gone(self, key_id: str) -> AuthenticationError | None:
         """Return why the key of a running request is not valid any more; None: it is valid."""

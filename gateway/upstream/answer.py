@@ -91,9 +91,9 @@ class UpstreamAnswer:
         return as_one_answer(usage, self._plan.num_before)
 
     async def begin(self) -> None:
-        """Until the first chunk with text: retries, waits and hedging happen here.
+        """Wait for the first chunk with text: retries, waits and hedging happen here.
 
-        Raises BadRequestError where the call cannot be said to this server, UpstreamRefusalError
+        Raises BadRequestError where this server cannot take the call, UpstreamRefusalError
         and LoopError where it refuses, ThrottledError, UnavailableError, UpstreamError and
         DeadlineExceededError where no server answers.
         """

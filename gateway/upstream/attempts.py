@@ -18,9 +18,9 @@ class Attempt:
     """One request to one server, when it has ended. Times are seconds on the gateway's clock.
 
     `replica` is `host:port`, `model` the requested one. `failure` is a `FailureKind` where
-    there was one. `cost_usd` is what it costs us; what of it the client pays is not decided here,
+    there was one. `cost_usd` is our cost; the client's charge is not decided here,
     but it never pays for `lost` ones nor for mirrors. `num_repeated_tokens` of its answer were
-    written by the attempt before it: a continuation may begin with what was delivered.
+    written by the attempt before it: a continuation may begin with the delivered text.
     """
 
     request_id: str
@@ -40,4 +40,4 @@ class Attempt:
 
 
 OnAttempt = Callable[[Attempt], None]
-"""Told once for each attempt; must not block."""
+"""Called once for each attempt; must not block."""

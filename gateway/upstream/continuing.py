@@ -133,7 +133,7 @@ def plan_of(
 
 
 class StreamSplicer:
-    """Fits the stream of a continuation to what was delivered before it."""
+    """Fits the stream of a continuation to the text delivered before it."""
 
     __slots__ = (
         "_answer_id",

@@ -15,7 +15,7 @@ _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
 
 class EventSplitter:
-    """Cuts a stream of bytes behind every blank line, however the bytes arrive."""
+    """Cuts a stream of bytes after every blank line, however the bytes arrive."""
 
     __slots__ = ("_held", "_num_searched")
 

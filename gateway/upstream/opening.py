@@ -113,7 +113,7 @@ class Opening:
             await request.aclose()
 
     async def _retry(self, first: UpstreamError) -> UpstreamRequest:
-        """Go on behind a first failure. An answer that comes at once never gets here."""
+        """Retry after a first failure. An answer that begins at once never gets here."""
         failures = [first]
 
         async def attempt() -> UpstreamRequest:

@@ -35,10 +35,10 @@ class TierParts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierState:
-    """One tier at work, for the objects that live as long as one answer.
+    """The state of one tier, for objects that live as long as one answer.
 
     `headers` go with every request. `first_token` learns from streamed answers, `total` from all
-    that came to their end, `whole` from those that were not streamed.
+    complete ones, `whole` from those that were not streamed.
     """
 
     name: str

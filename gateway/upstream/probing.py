@@ -20,7 +20,7 @@ for an invalid key or a broken model list, comes from a server that is up."""
 
 
 class Prober:
-    """Requests `path` behind the URL of every replica that wants a probe; sleeps otherwise."""
+    """Requests `path` at the URL of every replica that wants a probe; sleeps otherwise."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Prober:
                 await asyncio.gather(*map(self._probe, self._replicas.to_probe()))
 
     async def _probe(self, replica: Replica) -> None:
-        """One look at one server; its breaker is told."""
+        """Probe one server, and tell its breaker the result."""
         try:
             status, _ = await self._transport.get(
                 replica.url + self._path, self._headers, timeout_s=_MAX_PROBE_S

@@ -172,7 +172,7 @@ class Replica:
         return f"Replica({self.name}, {self.breaker.state}, in_flight={self.in_flight})"
 
     def begin(self, *, is_streamed: bool = True) -> Lease:
-        """Books a request as sent. To be called right behind `pick`, without an await between."""
+        """Count a request as sent. Call it right after `pick`, without an await between."""
         return Lease(self, self._clock, is_streamed=is_streamed)
 
     def rank(self, affinity: int) -> int:

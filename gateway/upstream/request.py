@@ -31,7 +31,7 @@ _MAX_HEAD_BYTES: Final = 4 << 20
 _CHUNK_BYTES: Final = 256
 """Bytes to keep an event beside its own."""
 _LAST_BYTES_S: Final = 1.0
-"""For the end of a response behind its answer: the usage, and the connection for the pool."""
+"""Seconds for the end of a response after its answer: its usage, and its connection's reuse."""
 _BAD_REQUEST: Final = 400
 _LOOP_DETECTED: Final = 508
 
@@ -39,7 +39,7 @@ _LOOP_DETECTED: Final = 508
 class UpstreamRequest:
     """One request to one replica. It is booked exactly once, however it ends.
 
-    To be made right behind `ReplicaSet.pick`, without an await between: it counts as in flight from
+    To be made right after `ReplicaSet.pick`, without an await between: it counts as in flight from
     here. Then `start`, and for a stream `chunks`, else `finish`. Its creator calls `aclose`
     in the end.
     """
@@ -319,7 +319,7 @@ class UpstreamRequest:
         await self._release()
 
     def _told(self, error: BaseException) -> BaseException:
-        """The error as it is told to others."""
+        """Return the error as callers see it."""
         if isinstance(error, ReportedError) and error.refusal is not None:
             return UpstreamRefusalError(
                 error.refusal.message,

@@ -115,9 +115,9 @@ class UpstreamTier:
         return UpstreamAnswer(self._state, call, kind=kind)
 
     async def models(self) -> tuple[str, ...]:
-        """The ids of the models that the server lists; none where it does not tell. Never raises.
+        """Return the ids of the models that the server lists; none if it fails. Never raises.
 
-        Kept for five minutes. A list that was once told is kept for as long as the server is away.
+        Kept for five minutes. A list once read is kept for as long as the server is down.
         """
         async with self._models_lock:
             now_s = self._clock()
@@ -156,7 +156,7 @@ class UpstreamTier:
         await self.models()
 
     def _book(self, attempt: Attempt) -> None:
-        """Told of every attempt: passes it on, and draws conclusions."""
+        """Pass an attempt on; wake the prober and log an untrusted key where needed."""
         if attempt.outcome != "answered":
             self._prober.wake()  # a breaker may have opened, also by one that waited in vain
         if attempt.failure == "not_trusted" and not self._complained:

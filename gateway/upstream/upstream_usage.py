@@ -7,7 +7,7 @@ from gateway.schema.kinds import UsageSource
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpstreamUsage:
-    """Tokens of one answer. `is_corrected`: the server said something else than was counted."""
+    """Tokens of one answer. `is_corrected`: the server's report differed from the count."""
 
     num_prompt_tokens: int = 0
     num_completion_tokens: int = 0

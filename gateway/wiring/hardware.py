@@ -38,7 +38,7 @@ def available_memory_bytes(cgroup_dir: Path = _CGROUP_DIR) -> int:
 
 
 def _siblings(cpu_dir: Path, cpu: int) -> str:
-    """The logical CPUs that share a core with `cpu`; itself where the kernel does not tell."""
+    """Return the logical CPUs that share a core with `cpu`; itself where the kernel hides them."""
     try:
         return (cpu_dir / f"cpu{cpu}" / "topology" / "thread_siblings_list").read_text().strip()
     except OSError:

@@ -24,7 +24,7 @@ from router.policy import RoutePolicy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayParts:
-    """All parts of one gateway. Only the wiring knows them all; each class gets what it needs.
+    """All parts of one gateway. Only the wiring has them all; each class gets the parts it needs.
 
     `clock` is the machine's monotonic clock, `wall_clock` the seconds since 1970.
     """

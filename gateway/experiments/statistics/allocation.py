@@ -34,7 +34,7 @@ def thompson_shares(
 
 
 def track_and_stop_shares(successes: Sequence[float], trials: Sequence[float]) -> list[float]:
-    """Shares that tell the best arm from the others soonest: Garivier and Kaufmann (2016).
+    """Return the shares that identify the best arm soonest: Garivier and Kaufmann (2016).
 
     Their theorem 5 and lemma 4 for Bernoulli arms: with the best arm's share 1 (before
     normalising), arm a has x_a(y), at which its distance from the best is y; y solves

@@ -100,7 +100,7 @@ def decide(
 
 
 def phrase(metric: PlanMetric, interval: Interval) -> str:
-    """A difference in words: estimate and bounds with their unit."""
+    """Describe a difference: estimate and bounds with their unit."""
     if not math.isfinite(interval.low) or not math.isfinite(interval.high):
         return "not enough data"
     scale, unit, figures = _WRITTEN[metric]

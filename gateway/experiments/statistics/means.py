@@ -17,14 +17,14 @@ from gateway.experiments.statistics.mixture import TUNED_FOR, half_width, prior_
 from gateway.experiments.totals import MetricTotals
 
 MIN_REQUESTS: Final = 50
-"""Below so many no interval of a mean is given: the approximation would be poor."""
+"""Below this number no interval of a mean is given: the approximation would be poor."""
 MIN_BUCKETS: Final = 8.0
-"""Nor below so many buckets of units: their scatter would be a guess."""
+"""Nor below this number of buckets of units: their variance would be a guess."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Mean:
-    """A mean, its squared standard error, and the effective number of requests behind it."""
+    """A mean, its squared standard error, and its effective number of requests."""
 
     mean: float
     squared_error: float

@@ -1,10 +1,10 @@
-"""Sample ratio mismatch: are the arms as large as their weights say? If not, nothing is valid.
+"""Sample ratio mismatch: are the arms as large as their weights say? If not, no result is valid.
 
 While it runs: an always valid test of multinomial counts, a Dirichlet mixture against the weights
 (Lindon and Malek 2022). Requests of a unit go to one arm together, so where a unit has several
 requests, it is tested by buckets of units instead: a normal mixture of how far the arm's requests
 are from its weight, with the variance that the buckets show. The chi-square test, valid at the end
-of an experiment only, is told beside it where requests are independent.
+of an experiment only, is reported beside it where requests are independent.
 """
 
 import math
@@ -20,7 +20,7 @@ from gateway.experiments.statistics.interval import finite
 from gateway.experiments.statistics.mixture import TUNED_FOR, FloatArray, prior_requests
 
 MISMATCH_ALPHA: Final = 0.01
-"""At or below this p-value the shares are said to be wrong."""
+"""At or below this p-value the shares are reported as wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,7 @@ def log_bucket_evidence(counts: FloatArray, shares: FloatArray) -> FloatArray:
     n = everything.sum(axis=-1)  # [..., 1]
     weights = np.broadcast_to(everything, counts.shape)
     # under equality d = count - share x all has mean zero in each bucket; the design effect of
-    # "is of this arm" tells its variance in units of n share (1 - share)
+    # "is of this arm" gives its variance in units of n share (1 - share)
     effects = design_effects(weights, counts, counts, MISMATCH_ALPHA)  # [..., k]
     independent = n * (expected * (1.0 - expected))[..., 0]  # [..., k]
     distance = (counts - expected * everything).sum(axis=-1)

@@ -26,8 +26,8 @@ class SamplePlan:
     """One version of an experiment.
 
     `weights` of its arms, positive, in any scale. `metric`: the deciding one; times and cost by
-    their mean. `alpha`: probability that any arm is wrongly said to differ from the control, ever.
-    `is_adaptive`: weights follow attainment. `stopped`: arms that were, with the reason.
+    their mean. `alpha`: probability that any arm is ever wrongly reported to differ from the
+    control. `is_adaptive`: weights follow attainment. `stopped`: arms that were, with the reason.
     `min_effect`: a smaller difference of the metric (in its unit: shares, seconds, dollars) does
     not matter. `feedback_name`: which feedback, where that is the metric. Raises ValueError for a
     control that is no arm, or a single arm.

@@ -100,7 +100,7 @@ class ArmComparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Analysis:
-    """All that may be said of one version of an experiment now. `mismatch`: None if adaptive."""
+    """The present report on one version of an experiment. `mismatch`: None if adaptive."""
 
     plan: SamplePlan
     arms: tuple[ArmReport, ...]

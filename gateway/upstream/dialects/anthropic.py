@@ -79,7 +79,7 @@ class AnthropicDialect:
         return headers
 
     def body(self, call: UpstreamCall, traits: ServerTraits, resume: Resume | None = None) -> bytes:
-        """The chat as messages. ValueError for `resume`: answers cannot go on here."""
+        """The chat as messages. ValueError for `resume`: answers cannot be continued here."""
         if resume is not None and resume.text:
             raise ValueError("the Messages API does not continue answers token by token")
         self.path(call.endpoint)
@@ -151,7 +151,7 @@ class AnthropicDialect:
         )
 
     def refusal(self, status: int, body: bytes) -> ServerRefusal:
-        """Anthropic's words in OpenAI's form."""
+        """Return Anthropic's answer in OpenAI's form."""
         words = read_refusal(self._tier, status, body).message
         code = "context_length_exceeded" if "prompt is too long" in words else None
         return ServerRefusal(message=words, body=error_body(words, code=code))

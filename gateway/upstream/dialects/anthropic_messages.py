@@ -1,7 +1,7 @@
 """OpenAI's messages and tools as Anthropic's: turns of content blocks.
 
 System messages go in front of all others, wherever they stood, as Anthropic's own compatible API
-does it. Results of tools are said by the user there; turns of the same role become one.
+does it. Results of tools are the user's messages there; turns of the same role become one.
 """
 
 import re

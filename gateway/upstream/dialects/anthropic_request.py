@@ -1,7 +1,7 @@
 """OpenAI's chat requests as requests for Anthropic's Messages API.
 
-https://platform.claude.com/docs/en/api/messages. What cannot be said there is refused by the
-field's name; what is only a hint (seed, prediction, user metadata of OpenAI's own) is left out.
+https://platform.claude.com/docs/en/api/messages. Fields without an equivalent are refused by
+name; mere hints (seed, prediction, user metadata of OpenAI's own) are left out.
 """
 
 from collections.abc import Mapping
@@ -119,7 +119,7 @@ def wants_thinking(call: UpstreamCall) -> bool:
 
 
 def template_variables(*, budget_tokens: int | None = None, is_on: bool = True) -> dict[str, Any]:
-    """`thinking` in the words of chat templates; the budget matters to servers only."""
+    """Return `thinking` as variables of chat templates; only servers use the budget."""
     variables: dict[str, Any] = {"enable_thinking": is_on}
     if budget_tokens is not None:
         variables["thinking_budget"] = budget_tokens
@@ -179,7 +179,7 @@ def _add_sampling(body: dict[str, Any], document: Mapping[str, Any]) -> None:
 
 
 def _add_thinking(body: dict[str, Any], variables: object) -> None:
-    """Unless it was said in Anthropic's own words."""
+    """Add thinking from the variables, unless Anthropic's own field is set."""
     thinking = thinking_of(variables)
     if thinking is not None:
         body.setdefault("thinking", thinking)

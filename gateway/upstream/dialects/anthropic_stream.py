@@ -30,7 +30,7 @@ class _OutputDetails(msgspec.Struct):
 
 
 class AnthropicUsage(msgspec.Struct):
-    """Tokens, as they are told at the beginning and at the end."""
+    """Tokens, as reported at the beginning and at the end."""
 
     input_tokens: _Number = None
     output_tokens: _Number = None
@@ -72,7 +72,7 @@ class StreamBlock(msgspec.Struct):
         }
 
     def call(self) -> dict[str, Any]:
-        """A whole call in OpenAI's words."""
+        """Return a whole call in OpenAI's form."""
         return {
             "id": self.id or "",
             "type": "function",
@@ -130,7 +130,7 @@ class AnthropicChunkReader:
 
     @property
     def is_complete(self) -> bool:
-        """It said why it stopped, or that it has."""
+        """Return whether it sent its stop reason or its end."""
         return self._is_complete
 
     def read(self, event: bytes) -> Chunk:
@@ -161,7 +161,7 @@ class AnthropicChunkReader:
                 return self._read_end()
             case "error":
                 raise reported_error(self._tier, told.error)
-        return Chunk(raw=_NOTHING)  # pings, and what is yet to be invented
+        return Chunk(raw=_NOTHING)  # pings, and future kinds of events
 
     def _read_delta(self, delta: _Delta) -> Chunk:
         match delta.type:
@@ -211,7 +211,7 @@ class AnthropicChunkReader:
         )
 
     def _read_end(self) -> Chunk:
-        """The usage, of which the last event told."""
+        """Return the usage from the last event."""
         self._is_complete = True
         if not self._has_usage:
             return Chunk(raw=_NOTHING)
@@ -292,7 +292,7 @@ def usage_of(usage: AnthropicUsage) -> UpstreamUsage:
 
 
 def reported_error(tier: str, raw: msgspec.Raw) -> ReportedError:
-    """The error that an event or a body tells of; its type says the status."""
+    """Return the error that an event or a body reports; its type gives the status."""
     try:
         detail = msgspec.json.decode(raw)
     except (ValueError, RecursionError):

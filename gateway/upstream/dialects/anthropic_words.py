@@ -1,4 +1,4 @@
-"""Words of Anthropic's Messages API beside OpenAI's, for both ways between them."""
+"""Terms of Anthropic's Messages API beside OpenAI's, for both ways between them."""
 
 from typing import Final
 

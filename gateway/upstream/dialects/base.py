@@ -18,7 +18,7 @@ DONE: Final = b"[DONE]"
 _MAX_MESSAGE_CHARS: Final = 500
 _MAX_REFUSAL_BYTES: Final = 65_536
 _MOST: Final = 2**53 - 1
-# 4xx that tell nothing about the request itself: our key, our credit, our pace, bad luck.
+# 4xx that do not concern the request itself: our key, our credit, our rate, a transient fault.
 _NO_REFUSALS: Final = frozenset({401, 402, 403, 407, 408, 409, 425, 429})
 
 
@@ -36,16 +36,16 @@ class Resume:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerRefusal:
-    """A server's complaint about the request: its words, and an OpenAI error body with them."""
+    """A server's refusal of the request: its message, and an OpenAI error body with it."""
 
     message: str
     body: bytes
 
 
 class ReportedError(UpstreamError):
-    """The server tells of an error in the middle of its answer.
+    """The server reports an error in the middle of its answer.
 
-    `refusal` is there where it says that the request is at fault: another attempt would not help,
+    `refusal` is set where it blames the request: another attempt would not help,
     and the server is not to blame.
     """
 
@@ -63,7 +63,7 @@ class ReportedError(UpstreamError):
 
     @property
     def blames_server(self) -> bool:
-        """Not where the request is at fault, nor where there are too many."""
+        """False where the request is at fault, and where there are too many."""
         return self.refusal is None and super().blames_server
 
 
@@ -78,7 +78,7 @@ class ChunkReader(Protocol):
         """One whole server-sent event, with its blank line.
 
         Raises UpstreamError: `garbage` where it cannot be read, `reported` (ReportedError) where it
-        tells of an error.
+        reports an error.
         """
 
 
@@ -138,7 +138,7 @@ def message_of(detail: object) -> str | None:
 
 
 def status_of(detail: object) -> int | None:
-    """The HTTP status that an error object tells of as its `code` or `status`."""
+    """Return the HTTP status in an error object's `code` or `status`."""
     if isinstance(detail, Mapping):
         for key in ("code", "status", "status_code", "http_status_code"):
             value = detail.get(key)
@@ -150,7 +150,7 @@ def status_of(detail: object) -> int | None:
 
 
 def reported(tier: str, detail: object, status: int | None = None) -> ReportedError:
-    """The error for an event or a body that tells of one; `detail` is its error object."""
+    """Return the error that an event or a body reports; `detail` is its error object."""
     status = status_of(detail) if status is None else status
     words = message_of(detail)
     message = f"The {tier} tier reported an error" + (f": {words}" if words else ".")
@@ -163,7 +163,7 @@ def reported(tier: str, detail: object, status: int | None = None) -> ReportedEr
 
 
 def read_refusal(tier: str, status: int, body: bytes) -> ServerRefusal:
-    """A 4xx answer's words; its body as it is where it is an OpenAI error already."""
+    """Read a 4xx answer's message; keep its body if it is an OpenAI error already."""
     document: Any = None
     if len(body) <= _MAX_REFUSAL_BYTES:
         try:

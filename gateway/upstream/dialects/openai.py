@@ -32,7 +32,7 @@ from gateway.upstream.tally import size_bytes
 from gateway.upstream.upstream_usage import UpstreamUsage
 
 _NULL: Final = msgspec.Raw(b"null")
-# An event may tell by its name alone that it is an error.
+# An event may be marked as an error by its name alone.
 _ERROR_NAME: Final = re.compile(rb"event: ?error\r?[\n\r]")
 # The finish reasons of vLLM and SGLang for an answer that they gave up.
 _FAILED: Final = frozenset({"error", "abort"})
@@ -148,7 +148,7 @@ class OpenAIDialect:
         )
 
     def refusal(self, status: int, body: bytes) -> ServerRefusal:
-        """The server's own words, as OpenAI writes them."""
+        """Return the server's own fields in OpenAI's form."""
         return read_refusal(self._tier, status, body)
 
 
@@ -293,7 +293,7 @@ def _joined(parts: list[Any], kind: str) -> str:
 
 
 def _parse(tier: str, data: bytes) -> _Answer:
-    """Raises UpstreamError: garbage, or the error that it tells of."""
+    """Raise UpstreamError: garbage, or the error that it reports."""
     try:
         answer = _read_answer(data)
     except (ValueError, RecursionError):
@@ -308,7 +308,7 @@ def _parse(tier: str, data: bytes) -> _Answer:
 
 
 def _unreadable(tier: str, data: bytes) -> UpstreamError:
-    """The error for data that is no answer; it may still tell of an error."""
+    """Return the error for data that is no answer; the data may still report one."""
     document = _decoded(data)
     if isinstance(document, dict) and document.get("error"):
         return reported(tier, document["error"])
