@@ -138,7 +138,7 @@ class DashboardApi:
         return self._moments.figures(now_s)
 
     def _refresh_experiments(self) -> None:
-        """Computing intervals takes long: the first caller gets those of the last time."""
+        """Compute intervals in the background: the first caller gets the previous ones."""
         if self._sources.read_experiments is None or self._experiments_task is not None:
             return
         if self._sources.clock() - self._experiments_made_s < _EXPERIMENTS_FRESH_S:

@@ -84,7 +84,7 @@ class EngineMoments:
 
 
 def _tier(name: str, now: TierStats, before: TierStats | None, over_s: float | None) -> EngineTier:
-    """Rates are since `before`; where that is the same moment, shares are since the start."""
+    """Return a tier's rates since `before`; for the same time, shares since the start."""
     tokens_per_s = None
     base = TierStats()
     if before is not None and over_s is not None:
@@ -135,7 +135,7 @@ def _acceptance(now: EngineStats, before: EngineStats) -> Acceptance:
 
 
 def _differences(now: Sequence[int], before: Sequence[int]) -> list[int]:
-    """By depth; depths may have come since."""
+    """Return the differences by depth; new depths may have come since."""
     return [n - (before[i] if i < len(before) else 0) for i, n in enumerate(now)]
 
 

@@ -10,7 +10,7 @@ _MAX_STOPPED: Final = 3
 
 
 async def experiment_documents(experiments: Experiments) -> list[dict[str, Any]]:
-    """The reports of those that run, the youngest first, then of the last three that were stopped.
+    """Return the reports of running experiments, youngest first, and of the last three stopped.
 
     Raises StorageError.
     """

@@ -59,7 +59,7 @@ def figures(
 
 
 def _values(rows: RecentRows, name: str) -> NDArray[np.float64]:
-    """A latency in milliseconds; NaN where a request has none. Only answers have an end to end."""
+    """Return a latency in ms; NaN where a request has none. Only answers have an end to end."""
     values = rows[_LATENCIES[name]] * 1000.0
     if name == "e2e_ms":
         values = np.where(rows["ending"] == _ANSWERED, values, np.nan)
@@ -94,7 +94,7 @@ def _rank(quantile: float, num: int) -> int:
 
 
 def _tiers(rows: RecentRows) -> list[TierFigures]:
-    """Those that answered, most often first."""
+    """Return the tiers that answered, most often first."""
     answered = rows["tier"][rows["ending"] == _ANSWERED]
     counts = np.bincount(answered, minlength=len(rows.tiers))
     shares = [

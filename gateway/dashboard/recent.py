@@ -49,7 +49,7 @@ class RecentRows:
     columns: dict[str, Column]
 
     def __getitem__(self, name: str) -> Column:
-        """One column."""
+        """Return one column."""
         return self.columns[name]
 
     def __len__(self) -> int:
@@ -124,7 +124,7 @@ class _Names:
         self._codes: dict[str, int] = {UNKNOWN: 0}
 
     def code(self, name: str) -> int:
-        """The name's number."""
+        """Return the name's number."""
         code = self._codes.get(name or UNKNOWN)
         if code is None:
             code = len(self._codes) if len(self._codes) < _MAX_NAMES else 0
@@ -134,7 +134,7 @@ class _Names:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """By number."""
+        """Return the names by number."""
         return tuple(self._codes)
 
 

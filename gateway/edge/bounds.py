@@ -30,7 +30,7 @@ class ConnectionBounds:
 
     @classmethod
     def of(cls, http: HttpSettings) -> "ConnectionBounds":
-        """The settings' bounds, with as many connections as the process may have files open.
+        """Return the settings' bounds, with at most as many connections as files may be open.
 
         Raises the process's soft limit of open files as far as is needed.
         """

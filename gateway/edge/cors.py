@@ -36,7 +36,7 @@ class CorsPolicy:
     """Origins that may call the API. Cookies play no part: a page sends its key like any client."""
 
     def __init__(self, origins: tuple[str, ...]) -> None:
-        """`origins` as browsers write them, such as https://app.example; "*" for all."""
+        """Store origins as browsers write them, such as https://app.example; "*" for all."""
         self._origins = frozenset(origin.encode() for origin in origins)
         self._allows_all = _ANY in origins
         # Without it a cache would give one page's answer, with one page's name on it, to another.
@@ -47,7 +47,7 @@ class CorsPolicy:
 
     @classmethod
     def of(cls, settings: CorsSettings) -> "CorsPolicy | None":
-        """The settings' policy; None where no origin is named."""
+        """Return the settings' policy; None where no origin is named."""
         return cls(settings.origins) if settings.origins else None
 
     def judge(self, scope: Scope) -> CorsAnswer:
@@ -93,7 +93,7 @@ class CorsPolicy:
 
 
 def _header(scope: Scope, wanted: bytes) -> bytes | None:
-    """The first header of this name, in lower case as ASGI gives them."""
+    """Return the first header of this name, in lower case as ASGI gives them."""
     for name, value in scope["headers"]:
         if name == wanted:
             found: bytes = value

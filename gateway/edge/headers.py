@@ -59,7 +59,7 @@ class EdgeHeaders:
         self._only_local_hosts = only_local_hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request, or the application's lifespan."""
+        """Serve one request, or the application's lifespan."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -74,7 +74,7 @@ class EdgeHeaders:
         await app(scope, receive, send_with_headers)
 
     def _refused(self, scope: Scope, cors: CorsAnswer) -> ASGIApp | None:
-        """The answer to requests that reach no endpoint."""
+        """Return the answer to requests that reach no endpoint."""
         if self._only_local_hosts is not None and self._only_local_hosts():
             host = Headers(scope=scope).get("host", "")
             if not _LOCAL_HOST.fullmatch(host):

@@ -68,7 +68,7 @@ class IdempotentAnswers:
         clock: Callable[[], float],
         metrics: EdgeMetrics | None = None,
     ) -> None:
-        """`max_bytes` is for all answers together; with 0 the header is refused."""
+        """Store the arguments. `max_bytes` is for all answers; with 0 the header is refused."""
         self._ttl_s = ttl_s
         self._max_bytes = max_bytes
         self._clock = clock
@@ -92,7 +92,7 @@ class IdempotentAnswers:
 
     @property
     def num_bytes(self) -> int:
-        """Memory for answers, those included that are being recorded."""
+        """Return the memory for answers, those included that are being recorded."""
         return self._num_bytes
 
     async def answer(
@@ -186,7 +186,7 @@ class IdempotentAnswers:
         self.stop_recording(recorder)
 
     def stop_recording(self, recorder: "_Recorder") -> None:
-        """The answer is kept, or it is not going to be."""
+        """Stop recording: the answer is kept, or never will be."""
         if (holding := self._tenants.get(recorder.tenant)) is not None:
             holding.recorders.pop(recorder, None)
             self._forget_empty(recorder.tenant)
@@ -348,7 +348,7 @@ async def _disconnected(receive: Receive) -> None:
 
 
 def _digest(*parts: bytes) -> bytes:
-    """A hash of the parts and where they end."""
+    """Return a hash of the parts and their ends."""
     digest = hashlib.sha256()
     for part in parts:
         digest.update(len(part).to_bytes(8, "big"))

@@ -35,7 +35,7 @@ class MessageSize:
 
     @property
     def num_bytes_of_body(self) -> int:
-        """Bytes of the body so far."""
+        """Return the bytes of the body so far."""
         return max(self._num_body_bytes, self.num_content_bytes)
 
     def add_headers(self, num_bytes: int, *, url: bytes) -> EdgeRefusal | None:

@@ -183,7 +183,7 @@ class EdgeProtocol(HttpToolsProtocol):
     # The parser's callbacks
 
     def on_message_begin(self) -> None:
-        """A request's first bytes."""
+        """Handle a request's first bytes."""
         if len(self.pipeline) >= _MAX_PIPELINED:
             self._leave(refusals.TOO_MANY_AT_ONCE)
         super().on_message_begin()
@@ -192,7 +192,7 @@ class EdgeProtocol(HttpToolsProtocol):
         self._size = MessageSize(self._bounds.max_header_bytes)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header, or a trailer, which is dropped: trailers come after all checks of headers."""
+        """Check a header; drop a trailer: trailers come after all checks of headers."""
         if self._in_headers:
             super().on_header(name, value)
 
@@ -215,12 +215,12 @@ class EdgeProtocol(HttpToolsProtocol):
         self._in_headers = False
 
     def on_body(self, body: bytes) -> None:
-        """A part of the content."""
+        """Handle a part of the content."""
         self._size.num_content_bytes += len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """The request is whole."""
+        """Handle the end of a request."""
         if self._is_upgrading:
             return
         self._num_complete += 1
@@ -361,14 +361,14 @@ class EdgeProtocol(HttpToolsProtocol):
         self._abort_later()
 
     def resume_writing(self) -> None:
-        """It does again."""
+        """Write again: the client reads its answer."""
         super().resume_writing()
         if self._write_timer is not None and not self.transport.is_closing():
             self._write_timer.cancel()
             self._write_timer = None
 
     def _abort_unless_taken(self) -> None:
-        """A closing transport waits for its client to take the rest: not for ever."""
+        """Abort if the client does not read the rest: a closing transport must not wait forever."""
         if self.transport.is_closing() and self.transport.get_write_buffer_size():
             self._abort_later()
 
@@ -382,7 +382,7 @@ class EdgeProtocol(HttpToolsProtocol):
 def edge_protocol(
     bounds: ConnectionBounds, metrics: EdgeMetrics | None = None
 ) -> type[asyncio.Protocol]:
-    """The class for uvicorn's argument `http`, for one server."""
+    """Return the class for uvicorn's argument `http`, for one server."""
     shared = Connections(bounds=bounds, metrics=metrics)
 
     class BoundedProtocol(EdgeProtocol):

@@ -20,7 +20,7 @@ class EdgeRefusal:
     message: str
 
     def answer(self, more_headers: Iterable[Header] = ()) -> bytes:
-        """The bytes of an HTTP/1.1 answer that ends the connection."""
+        """Return the bytes of an HTTP/1.1 answer that ends the connection."""
         is_ours = self.status >= HTTPStatus.INTERNAL_SERVER_ERROR
         problem = Problem(
             status=self.status,

@@ -227,7 +227,7 @@ def _keep(path: Path, record: bytes, reason: str) -> None:
 
 
 def _segments(folder: Path, name: str) -> list[Path]:
-    """In the order of writing."""
+    """Return the segments in the order of writing."""
     return sorted(folder.glob(f"{name}.*{_SEGMENT}"))
 
 
@@ -238,7 +238,7 @@ def _write_all(file: int, data: bytes) -> None:
 
 
 def _open_lock(path: Path) -> int | None:
-    """The file, locked; None where another process lives that has it."""
+    """Open and lock the file; None where a living process holds the lock."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

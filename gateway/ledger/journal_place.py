@@ -13,7 +13,7 @@ _HASH_LENGTH: Final = 12
 
 
 def journal_folder(settings: Settings, database: Database) -> Path:
-    """The folder that is set; else one beside the database's file, or in the state folder.
+    """Return the configured folder, or one beside the database or in the state folder.
 
     Each database has its own: rows never reach another one than they were written for.
     """

@@ -35,7 +35,7 @@ class _Rate(msgspec.Struct, frozen=True):
     completion: int = 0
 
     def nanos(self, num_fresh_tokens: int, num_cached_tokens: int, num_completion: int) -> int:
-        """Rounded down, once: parts that are priced apart never exceed the whole."""
+        """Return whole nano-dollars, rounded down once: priced parts never exceed the whole."""
         units = (
             num_fresh_tokens * self.prompt
             + num_cached_tokens * self.cached_prompt
@@ -75,7 +75,7 @@ class PriceBook:
     """
 
     def __init__(self, rates: Mapping[str, _TierRates], strong_tier: str = STRONG) -> None:
-        """Rather use `from_settings`, `from_document` or `free`."""
+        """Store the arguments. Prefer `from_settings`, `from_document` or `free`."""
         document = _Document(tiers=dict(sorted(rates.items())), strong_tier=strong_tier)
         self._rates = document.tiers
         self.strong_tier = strong_tier
@@ -108,7 +108,7 @@ class PriceBook:
 
     @classmethod
     def from_document(cls, document: bytes) -> "PriceBook":
-        """The prices that an earlier process has stored. Raises ValueError for something else."""
+        """Return prices stored by an earlier process. Raises ValueError for invalid ones."""
         found = msgspec.json.decode(document, type=_Document)
         return cls(found.tiers, found.strong_tier)
 
@@ -175,7 +175,7 @@ def _rate(price: TierPriceSettings) -> _Rate:
 
 
 def _units(usd_per_million: float) -> int:
-    """Femto-dollars per token. The decimal that was written counts, not its nearest binary."""
+    """Return femto-dollars per token, exact for the decimal as written."""
     if not math.isfinite(usd_per_million):
         raise SettingsError(f"a price cannot be {usd_per_million}")
     return round(Decimal(repr(usd_per_million)) * _UNITS_PER_MILLION_USD)

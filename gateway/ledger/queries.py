@@ -52,7 +52,7 @@ class UsageFilter:
 
     @property
     def condition(self) -> ColumnElement[bool]:
-        """The same for SQL."""
+        """Return the same condition for SQL."""
         parts: list[ColumnElement[bool]] = []
         if self.since_s is not None:
             parts.append(ledger.c.ended_at >= self.since_s)
@@ -85,7 +85,7 @@ class UsageTotals:
 
     @property
     def cost_per_million(self) -> float | None:
-        """USD that a million tokens, of prompts and answers, have cost us; None without tokens."""
+        """Return our cost of a million tokens in USD, prompts and answers; None without tokens."""
         return _per_million(self.cost_nanos, self.tokens["prompt"] + self.tokens["completion"])
 
     @property
@@ -108,7 +108,7 @@ class Savings:
 
     @property
     def saved_nanos(self) -> int:
-        """Below 0 where it would have been cheaper."""
+        """Return the saved amount; below 0 where the one tier would have been cheaper."""
         return self.always_nanos - self.cost_nanos
 
     @property
@@ -120,7 +120,7 @@ class Savings:
 def usage_by(
     connection: Connection, by: Dimension, wanted: UsageFilter, *, limit: int
 ) -> list[UsageTotals]:
-    """At most `limit` groups: days in their order, others by charge, cost and requests."""
+    """Return at most `limit` groups: days in order, others by charge, cost and requests."""
     column = _COLUMNS[by]
     sums = _sums()
     order = [column] if by == "day" else [sums[-1].desc(), sums[-2].desc(), sums[0].desc(), column]
@@ -131,7 +131,7 @@ def usage_by(
 
 
 def total_usage(connection: Connection, wanted: UsageFilter) -> UsageTotals:
-    """All rows together."""
+    """Return the sums over all rows."""
     return _usage(None, connection.execute(select(*_sums()).where(wanted.condition)).one())
 
 
@@ -165,14 +165,14 @@ def names_of(connection: Connection, by: Dimension, ids: Iterable[str]) -> dict[
 
 
 def ids_of(connection: Connection, by: Literal["key", "team"], word: str) -> list[str]:
-    """The ids of keys or teams that are called so, or have this id; else the word itself."""
+    """Return the ids of keys or teams with this name or id; else the given text."""
     table = keys if by == "key" else teams
     found = select(table.c.id).where(or_(table.c.id == word, table.c.name == word))
     return list(connection.execute(found).scalars()) or [word]
 
 
 def _sums() -> list[ColumnElement[Any]]:
-    """Requests, attempts, tokens by kind, cost, charge."""
+    """Select requests, attempts, tokens by kind, cost, charge."""
     tokens = (func.sum(ledger.c[f"num_{kind}_tokens"]) for kind in TOKENS)
     return [
         func.count(distinct(ledger.c.request_id)),

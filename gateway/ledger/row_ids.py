@@ -12,10 +12,10 @@ class RowIds:
     """
 
     def __init__(self, rng: random.Random, wall_clock: Callable[[], float]) -> None:
-        """`rng` must differ between processes; seconds of `wall_clock` are since 1970."""
+        """Store the arguments. `rng` must differ between processes; `wall_clock` is since 1970."""
         self._prefix = f"{int(wall_clock() * 1000):012x}-{rng.getrandbits(64):016x}"
         self._counter = itertools.count()
 
     def next(self) -> str:
-        """An id of 38 characters."""
+        """Return an id of 38 characters."""
         return f"{self._prefix}-{next(self._counter):08x}"

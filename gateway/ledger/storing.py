@@ -111,14 +111,14 @@ class RowStore:
 
 
 def in_batches(rows: Iterable[LedgerRow]) -> Iterator[list[LedgerRow]]:
-    """The rows, as many at a time as go into one transaction."""
+    """Yield the rows in batches of one transaction."""
     rest = iter(rows)
     while batch := list(islice(rest, _ROWS_AT_ONCE)):
         yield batch
 
 
 def _values(row: LedgerRow) -> dict[str, Any]:
-    """A row's columns."""
+    """Return a row's columns."""
     values = msgspec.structs.asdict(row)
     values["day"] = int(row.ended_at // DAY_S)
     return values

@@ -17,7 +17,7 @@ _UNITS: Final = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
 def parse_time(text: str, now_s: float) -> float:
-    """Seconds since 1970 (UTC). `7d` is seven days ago; a time without a zone is UTC's.
+    """Return seconds since 1970 (UTC). `7d` is seven days ago; without a zone, UTC.
 
     Raises ValueError, with a sentence, for anything else.
     """

@@ -96,7 +96,7 @@ class UsageQuestion:
 
 
 def usage_report(database: Database, question: UsageQuestion) -> UsageReport:
-    """The answer, of one moment. Blocks. Raises StorageError."""
+    """Return the report, of one moment. Blocks. Raises StorageError."""
     wanted = question.wanted
     with database.read() as connection:
         groups = usage_by(connection, question.by, wanted, limit=question.limit + 1)

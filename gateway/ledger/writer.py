@@ -165,7 +165,7 @@ class JournaledLedger:
             self._complain(error)
 
     def _keep_journal(self) -> None:
-        """Every flush interval, until closed."""
+        """Drain and sync every flush interval, until closed."""
         flush_s = self._settings.flush_ms / 1000
         while not self._is_journal_ended:
             if not self._is_closing:
@@ -216,7 +216,7 @@ class JournaledLedger:
             self._metrics.pending(self._num_pending)
 
     def _complain(self, error: Exception) -> None:
-        """Loud, but not every tenth of a second."""
+        """Log an error, but not every tenth of a second."""
         if self._metrics is not None:
             self._metrics.failed("journal")
         now_s = self._clock()
@@ -236,7 +236,7 @@ class JournaledLedger:
     # ---- the database's thread
 
     def _fill_database(self) -> None:
-        """Every batch interval, more seldom while the database is away, until closed."""
+        """Store every batch interval, less often while the database is down, until closed."""
         batch_s = self._settings.batch_ms / 1000
         wait_s = batch_s
         is_last = False
@@ -290,7 +290,7 @@ class JournaledLedger:
         return num_rows
 
     def _store_segment(self, path: Path) -> int:
-        """The number of its rows, when all are stored; then it is gone."""
+        """Store a segment and delete it; return the number of its rows."""
         num_rows = 0
         for rows in in_batches(read_segment(path)):
             self._store.store(rows)

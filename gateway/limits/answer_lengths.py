@@ -25,7 +25,7 @@ class AnswerLengths:
         self._kinds: dict[tuple[str, str], _Lengths] = {}
 
     def expected(self, tier: str, endpoint: str, *, at_most: int) -> int:
-        """Tokens to reserve for an answer that can have `at_most`; at least 1."""
+        """Return the tokens to reserve for an answer of `at_most` tokens; at least 1."""
         with self._lock:
             lengths = self._kinds.get((tier, endpoint))
             quantile = lengths.quantile() if lengths is not None else None
@@ -69,7 +69,7 @@ class _Lengths:
             del self._sorted[bisect_left(self._sorted, self._arrived.popleft())]
 
     def quantile(self) -> int | None:
-        """The length that 95 of 100 do not pass; None below 20 samples."""
+        """Return the length that 95 of 100 do not exceed; None below 20 samples."""
         count = len(self._sorted)
         if count < _MIN_SAMPLES:
             return None

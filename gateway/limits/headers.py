@@ -15,7 +15,7 @@ _UNITS: Final = {
 
 
 def ratelimit_headers(states: Iterable[LimitState]) -> dict[str, str]:
-    """x-ratelimit-{limit,remaining,reset}-{requests,tokens}.
+    """Return the headers x-ratelimit-{limit,remaining,reset}-{requests,tokens}.
 
     Where several limits count requests (or tokens), of key and team, minute and day, the one with
     the least left is shown. Empty where none does.
@@ -46,7 +46,7 @@ def duration(seconds: float) -> str:
 
 
 def _is_tighter(state: LimitState, other: LimitState) -> bool:
-    """Less is left, or the same for longer."""
+    """Return whether less is left, or the same for longer."""
     if state.remaining != other.remaining:
         return state.remaining < other.remaining
     return state.reset_s > other.reset_s

@@ -35,11 +35,11 @@ class Reservation(Protocol):
 
     @property
     def states(self) -> tuple[LimitState, ...]:
-        """The limits that count this request, the tightest of each name first."""
+        """Return the limits that count this request, the tightest of each name first."""
 
     @property
     def reserved(self) -> Want:
-        """The amounts that are reserved now."""
+        """Return the amounts that are reserved now."""
 
     async def grow(self, more: Want) -> bool:
         """Reserve more, all or nothing; False where a limit has no room for it. Never raises."""

@@ -69,13 +69,13 @@ class MemoryReservation:
 
     @property
     def states(self) -> tuple[LimitState, ...]:
-        """The limits that count this request as they are now, the tightest of each name first."""
+        """Return this request's limits as they are now, the tightest of each name first."""
         demands = [(i, 0) for i in self._entries]
         return self.plan.states(demands, self._limiter.moment())
 
     @property
     def reserved(self) -> Want:
-        """The amounts that are reserved now."""
+        """Return the amounts that are reserved now."""
         return Want(by_tier=self._holding.by_tier)
 
     async def grow(self, more: Want) -> bool:
@@ -197,7 +197,7 @@ class MemoryLimiter:
         return True
 
     def forget(self, reservation: MemoryReservation) -> None:
-        """It is settled."""
+        """Forget a settled reservation."""
         self._open.discard(reservation)
 
     @property
@@ -206,11 +206,11 @@ class MemoryLimiter:
         return len(self._counters)
 
     def moment(self) -> ClockTimes:
-        """Now."""
+        """Return the present time of both clocks."""
         return ClockTimes(self._clock(), self._wall_clock())
 
     def _plan(self, principal: Principal) -> _Plan:
-        """Lines and counters; kept for as long as the principal is the same object."""
+        """Return rules and counters; cached while the principal is the same object."""
         plan = self._plans.get(principal.key_id)
         if plan is None or plan.limits.principal is not principal:
             if len(self._counters) >= self._sweep_at or len(self._plans) >= _MAX_PLANS:

@@ -52,7 +52,7 @@ class LimitMetrics:
         self._refusals.labels(rule.name, rule.scope).inc()
 
     def growth_refused(self, rule: LimitRule) -> None:
-        """An answer was cut."""
+        """Count an answer that was cut for lack of room."""
         self._growths_refused.labels(rule.name, rule.scope).inc()
 
     def watch(self, num_open: Callable[[], int]) -> None:
@@ -60,5 +60,5 @@ class LimitMetrics:
         self._reservations.set_function(num_open)
 
     def store_failed(self) -> None:
-        """The store did not answer."""
+        """Count a failure of the store."""
         self._store_errors.inc()

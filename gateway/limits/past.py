@@ -27,7 +27,7 @@ class PastAmounts:
             self._keep("month", use, ClockTimes(now.clock_s, use.at_s))
 
     def enter(self, rule: LimitRule, counter: Counter) -> None:
-        """Into a counter that was just made."""
+        """Enter the past usage into a new counter."""
         name = (rule.scope, rule.owner, rule.model, rule.period, rule.unit)
         for amount, moment in self._amounts.pop(name, ()):
             counter.add(amount, moment)

@@ -74,7 +74,7 @@ class RedisReservation:
 
     @property
     def reserved(self) -> Want:
-        """The amounts that are reserved now."""
+        """Return the amounts that are reserved now."""
         return Want(by_tier=self._holding.by_tier)
 
     async def grow(self, more: Want) -> bool:
@@ -356,7 +356,7 @@ class RedisLimiter:
             logger.warning("limits lease was lost; use entered late reservation=%s", reservation_id)
 
     def _leave_unsettled(self, reservation_id: str, key: str, args: _Args) -> None:
-        """For the keeper."""
+        """Leave the settlement to the background task."""
         if len(self._unsettled) >= _MAX_UNSETTLED:
             oldest = next(iter(self._unsettled))
             del self._unsettled[oldest]
@@ -374,7 +374,7 @@ class RedisLimiter:
         return await self._store.run(self._scripts.reserve, key, args)
 
     def _plan(self, principal: Principal) -> LimitPlan:
-        """The principal's rules; kept for as long as it is the same object."""
+        """Return the principal's rules; cached while it is the same object."""
         plan = self._plans.get(principal.key_id)
         if plan is None or plan.principal is not principal:
             if len(self._plans) >= _MAX_PLANS:
@@ -415,7 +415,7 @@ def _name(rule: LimitRule) -> str:
 def _states(
     plan: LimitPlan, demands: Sequence[Demand], reply: Sequence[int]
 ) -> dict[int, LimitState]:
-    """By rule."""
+    """Return the limits' states by rule."""
     states = {}
     for n, (i, _) in enumerate(demands):
         used, reset_ms = reply[1 + 3 * n], reply[3 + 3 * n]

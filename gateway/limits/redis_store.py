@@ -54,7 +54,7 @@ class RedisStore:
     def from_url(
         cls, url: str, *, timeout_s: float = 1.0, metrics: LimitMetrics | None = None
     ) -> "RedisStore":
-        """Connects at the first call. Raises SettingsError for a URL that cannot be used."""
+        """Make a store that connects at the first call. Raises SettingsError for a bad URL."""
         scheme = urlsplit(url).scheme
         if scheme.removesuffix(_CLUSTER) not in _SCHEMES:
             raise SettingsError(
@@ -110,7 +110,7 @@ class RedisStore:
             await self._client.connection_pool.disconnect(inuse_connections=False)
 
     def _report(self, error: Exception) -> None:
-        """Once in a while: every request of a busy minute fails alike."""
+        """Log a failure, once in a while: every request of a busy minute fails alike."""
         self._metrics.store_failed()
         now = self._clock()
         if self._logged_s is None or now - self._logged_s >= _LOG_EVERY_S:
@@ -120,5 +120,5 @@ class RedisStore:
 
 @lru_cache(maxsize=16)
 def _sha(script: str) -> str:
-    """Redis' name of a script."""
+    """Return Redis' name of a script."""
     return hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest()

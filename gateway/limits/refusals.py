@@ -26,7 +26,7 @@ class LimitRefusal:
 
 
 def decisive(refusals: Sequence[LimitRefusal]) -> LimitRefusal:
-    """The one that keeps the request out for longest."""
+    """Return the refusal that lasts longest."""
     return max(refusals, key=lambda r: (r.is_final, r.wait_s, r.rule.unit == "usd_nanos"))
 
 

@@ -19,16 +19,16 @@ class UnlimitedReservation:
 
     @property
     def states(self) -> tuple[LimitState, ...]:
-        """None."""
+        """Return no limits."""
         return ()
 
     @property
     def reserved(self) -> Want:
-        """The amounts that are reserved now."""
+        """Return the amounts that are reserved now."""
         return self._want
 
     async def grow(self, more: Want) -> bool:
-        """Always; not once it is settled."""
+        """Reserve more; False once it is settled."""
         if self._is_settled:
             return False
         await self.extend(more)
@@ -55,7 +55,7 @@ class Unlimited:
     """A limiter that counts nothing."""
 
     async def reserve(self, principal: Principal, want: Want) -> UnlimitedReservation:
-        """Always given."""
+        """Reserve without any check."""
         return UnlimitedReservation(want)
 
     async def start(self) -> None:

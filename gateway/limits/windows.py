@@ -77,7 +77,7 @@ class MinuteWindow:
             self._total -= amount
 
     def wait_s(self, amount: int, limit: int, moment: ClockTimes) -> float:
-        """Until enough of the oldest seconds are past."""
+        """Return the seconds until enough of the oldest amounts have expired."""
         over = self.used(moment) + amount - limit
         for second, entered in self._seconds():
             if over <= 0:
@@ -88,7 +88,7 @@ class MinuteWindow:
         return 0.0
 
     def reset_s(self, moment: ClockTimes) -> float:
-        """Until the newest second is past."""
+        """Return the seconds until the newest amount has expired."""
         if not self.used(moment):
             return 0.0
         newest = self._last
@@ -122,7 +122,7 @@ class Days:
 
     @staticmethod
     def number(wall_s: float) -> int:
-        """The day's number."""
+        """Return the day's number."""
         return math.floor(wall_s) // _DAY_S
 
     @staticmethod
@@ -141,7 +141,7 @@ class Months:
         self._number = 0
 
     def number(self, wall_s: float) -> int:
-        """The month's number."""
+        """Return the month's number."""
         if not self._start_s <= wall_s < self._end_s:
             date = datetime.fromtimestamp(wall_s, UTC)
             self._number = date.year * 12 + date.month - 1
@@ -187,11 +187,11 @@ class CalendarCounter:
             self._totals[slot] -= amount
 
     def wait_s(self, amount: int, limit: int, moment: ClockTimes) -> float:
-        """Until the period ends, unless it fits now."""
+        """Return the seconds until the period ends; 0 if it fits now."""
         return self._left_s(moment) if amount > limit - self.used(moment) else 0.0
 
     def reset_s(self, moment: ClockTimes) -> float:
-        """Until the period ends."""
+        """Return the seconds until the period ends."""
         return self._left_s(moment) if self.used(moment) else 0.0
 
     def _left_s(self, moment: ClockTimes) -> float:
@@ -212,20 +212,20 @@ class OpenCount:
         return self._total
 
     def add(self, amount: int, moment: ClockTimes) -> int:
-        """Some begin."""
+        """Add requests that begin."""
         self._total += amount
         return 0
 
     def give_back(self, slot: int, amount: int) -> None:
-        """Some have ended."""
+        """Remove requests that have ended."""
         self._total -= amount
 
     def wait_s(self, amount: int, limit: int, moment: ClockTimes) -> float:
-        """A guess."""
+        """Return a guess in seconds."""
         return OPEN_WAIT_S if amount > limit - self._total else 0.0
 
     def reset_s(self, moment: ClockTimes) -> float:
-        """A guess."""
+        """Return a guess in seconds."""
         return OPEN_WAIT_S if self._total else 0.0
 
 
@@ -237,7 +237,7 @@ class Counters:
         self._days = Days()
 
     def make(self, period: Period) -> Counter:
-        """An empty counter."""
+        """Make an empty counter."""
         match period:
             case "minute":
                 return MinuteWindow()

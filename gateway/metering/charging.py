@@ -50,14 +50,14 @@ class Reserved:
     most: Amounts
 
     def add(self, more: Mapping[str, Amounts]) -> None:
-        """It has grown, by the largest of these and by each tier's own."""
+        """Return it grown by the largest of these amounts and by each tier's own."""
         for tier, amounts in more.items():
             self.by_tier[tier] = plus(self.by_tier.get(tier, NONE), amounts)
         self.most = plus(self.most, largest(more.values()))
 
 
 def plus(one: Amounts, other: Amounts) -> Amounts:
-    """Both together."""
+    """Return the sum of both."""
     return Amounts(
         requests=one.requests + other.requests,
         tokens=one.tokens + other.tokens,
@@ -75,7 +75,7 @@ def beyond(one: Amounts, other: Amounts) -> Amounts:
 
 
 def largest(amounts: Iterable[Amounts]) -> Amounts:
-    """The largest of each amount."""
+    """Return the larger of each amount."""
     amounts = tuple(amounts)
     return Amounts(
         requests=max((a.requests for a in amounts), default=0),
@@ -117,7 +117,7 @@ def missing(rows: Sequence[LedgerRow], reserved: Reserved) -> dict[str, Amounts]
 
 
 def capped(rows: Sequence[LedgerRow], reserved: Reserved) -> list[LedgerRow]:
-    """The rows, charged with no more than is reserved; the rest is ours to pay."""
+    """Return the rows, charged with no more than is reserved; the rest is ours to pay."""
     left, most, kept = dict(reserved.by_tier), reserved.most, []
     for row in rows:
         if row.num_charged_tokens:

@@ -71,5 +71,5 @@ def _moment(ended: Ended, after_s: float | None) -> float | None:
 
 
 def _draft_rows(stats: RequestStats, *, but: Tier) -> int:
-    """Rows that the other tier computed to guess for this one."""
+    """Return the rows that the other tier computed to draft for this one."""
     return sum(work.num_draft_rows for work in stats.work if work.tier != but)

@@ -51,7 +51,7 @@ class LocalWork:
     def follow(
         self, request_id: str, arrival_s: float | None = None
     ) -> Callable[[Finished | Failed | None], None]:
-        """Expect a request's last word; give the result to `EngineClient.submit`."""
+        """Follow a request until it ends; pass the result to `EngineClient.submit`."""
         awaited = _Open(self._clock() if arrival_s is None else arrival_s)
         self._open[request_id] = awaited
 
@@ -81,7 +81,7 @@ class LocalWork:
             awaited.switched_s = self._clock()
 
     def forget(self, request_id: str) -> None:
-        """The request was never sent."""
+        """Drop a request that was never sent."""
         if (awaited := self._open.pop(request_id, None)) is not None:
             awaited.over.set()
 
@@ -91,7 +91,7 @@ class LocalWork:
         return not self._open
 
     async def wait(self) -> None:
-        """Until it is; for a bounded time, should the engine never speak again."""
+        """Wait until it is complete; for a bounded time, should the engine not respond."""
         try:
             async with asyncio.timeout(_LAST_WORD_S):
                 for awaited in list(self._open.values()):
@@ -100,7 +100,7 @@ class LocalWork:
             self._open.clear()
 
     def by_tier(self) -> dict[Tier, TierWork]:
-        """The work of all requests, added up."""
+        """Return the sum of all requests' work, by tier."""
         done: dict[Tier, TierWork] = {}
         for ended in self.ended:
             for work in () if ended.stats is None else ended.stats.work:
@@ -113,7 +113,7 @@ _COUNTS: Final = tuple(count.name for count in fields(TierWork) if count.name !=
 
 
 def total(works: Iterable[TierWork]) -> TierWork:
-    """Works of one tier, added up."""
+    """Return the sum of one tier's works."""
     works = tuple(works)
     counts = {name: sum(getattr(work, name) for work in works) for name in _COUNTS}
     return TierWork(tier=works[0].tier, **counts)

@@ -106,7 +106,7 @@ class RequestMeter:
         wall_clock: Callable[[], float],
         on_booked: Callable[[list[LedgerRow]], None] | None = None,
     ) -> None:
-        """`wall_clock` gives the seconds since 1970, for the ledger.
+        """Store the arguments. `wall_clock` gives the seconds since 1970, for the ledger.
 
         `on_booked` is called once, with the rows of all attempts that ended before the answer did.
         """

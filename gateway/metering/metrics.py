@@ -91,7 +91,7 @@ class GatewayMetrics:
         self._tiers = {tier: TierMetrics(self, tier) for tier in TIERS}
 
     def of_tier(self, tier: Tier) -> TierMetrics:
-        """The instruments of one tier."""
+        """Return the instruments of one tier."""
         return self._tiers[tier]
 
     def routed(self, tier: str, reason: str) -> None:
@@ -122,7 +122,7 @@ class GatewayMetrics:
         self._cascade_discarded.inc(num_discarded_tokens)
 
     def exposition(self, stats: EngineStats | None) -> bytes:
-        """The text that Prometheus scrapes; without the engine's part while it is not there."""
+        """Return the text that Prometheus scrapes; without the engine's part while it is down."""
         self._engine.stats = stats
         return generate_latest(self.registry)
 
@@ -142,7 +142,7 @@ class _EngineCollector(Collector):
         self.stats: EngineStats | None = None
 
     def collect(self) -> Iterator[Metric]:
-        """One family a number, one sample a tier."""
+        """Yield one family for each number, with one sample for each tier."""
         if self.stats is None:
             return
         yield from _tier_metrics(self.stats)
@@ -178,7 +178,7 @@ def _number(stats: TierStats, attribute: str) -> float:
 
 
 def _speculation_metrics(stats: EngineStats) -> Iterator[Metric]:
-    """Drafts are made for the large tier only."""
+    """Make the counters of drafts, which are made for the large tier only."""
     totals = {
         "spec_decode_num_drafts": ("Trees verified.", stats.num_drafts),
         "spec_decode_num_draft_tokens": ("Nodes verified.", stats.num_draft_tokens),

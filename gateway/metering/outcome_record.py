@@ -42,7 +42,7 @@ class OutcomeRecord:
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
     ) -> None:
-        """`arrival_s` and `clock` are the gateway's, `wall_clock` counts since 1970."""
+        """Store the arguments. `clock` is the gateway's, `wall_clock` counts since 1970."""
         self.arms: tuple[ArmRef, ...] = ()
         self.model = ""
         self.is_streamed = False
@@ -64,7 +64,7 @@ class OutcomeRecord:
         self._objective = objective
 
     def booked(self, rows: Iterable[LedgerRow]) -> None:
-        """All attempts are in the books. Only the first time counts."""
+        """Record that all attempts are in the ledger. Only the first call counts."""
         if self._rows is None:
             self._rows = tuple(rows)
             self._tell()
@@ -76,7 +76,7 @@ class OutcomeRecord:
         status: int | None,
         error: BaseException | None = None,
     ) -> None:
-        """The response is over. `outcome` is "answered", "cancelled" or "failed"."""
+        """Record the end: `outcome` is "answered", "cancelled" or "failed"."""
         code, ending = None, _ending(outcome, error)
         if isinstance(error, Exception):
             problem = problem_of(error)

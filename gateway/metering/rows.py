@@ -109,7 +109,7 @@ def local_entries(
 
 
 def _writers(answer: LocalAnswer, works: Mapping[Tier, TierWork]) -> Iterator[Tier]:
-    """The tiers that read the prompt, the one that answered last.
+    """Return the tiers that read the prompt, the one that answered last.
 
     A client may have left before the gateway knew that another tier went on.
     """
@@ -122,7 +122,7 @@ def _writers(answer: LocalAnswer, works: Mapping[Tier, TierWork]) -> Iterator[Ti
 
 
 def _charged(answer: LocalAnswer, num_written: int, num_output: int, *, is_last: bool) -> Tokens:
-    """A tier's part of the answer that the client received before the end or its disconnect."""
+    """Return a tier's part of the answer that the client received before the end."""
     if answer.was_given_up:
         return Tokens()
     match answer.outcome:
@@ -144,7 +144,7 @@ def _charged(answer: LocalAnswer, num_written: int, num_output: int, *, is_last:
 
 
 def _drafted(answer: LocalAnswer, works: Mapping[Tier, TierWork]) -> dict[str, object] | None:
-    """The row of the guesses for an answer; None where there were none."""
+    """Return the row of an answer's drafts; None where there were none."""
     num_drafted = sum(work.num_drafted_tokens for work in works.values())
     num_rows = sum(work.num_draft_rows for work in works.values())
     if not num_drafted and not num_rows:

@@ -72,7 +72,7 @@ class Tenancy:
     use."""
 
     async def start(self) -> None:
-        """Ready to serve. Raises StorageError where the database cannot be used."""
+        """Open all parts. Raises StorageError where the database cannot be used."""
         await self.keys.authenticator.start()
         await self.ledger.start()
         await self.limiter.start()
@@ -80,7 +80,7 @@ class Tenancy:
             await self.presence.start()
 
     async def close(self) -> None:
-        """All is settled and written."""
+        """Settle and write all that is open."""
         if self.presence is not None:
             await self.presence.close()
         await self.settlements.close()

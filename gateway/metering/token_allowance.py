@@ -96,7 +96,7 @@ async def within_allowance(
 
 
 def _cut(event: TokensEmitted, num_tokens: int) -> TokensEmitted:
-    """The first tokens of a step."""
+    """Return the first tokens of a step."""
     return replace(
         event,
         token_ids=event.token_ids[:num_tokens],

@@ -39,7 +39,7 @@ class ResolvedObjective:
 
     @property
     def objective(self) -> LatencyObjective:
-        """The same for the engine."""
+        """Return the objective for the engine."""
         if self.ttft_s is None and self.inter_token_s is None and not self.is_batch:
             return NO_OBJECTIVE
         return LatencyObjective(
@@ -66,7 +66,7 @@ class SloClasses:
 
     @property
     def settings(self) -> Mapping[str, SloClassSettings]:
-        """The classes' own objectives, by name."""
+        """Return the classes' own objectives, by name."""
         return self._classes
 
     def check(self, options: OutriderOptions | None) -> None:

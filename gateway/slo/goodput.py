@@ -32,7 +32,7 @@ class ClassGoodput:
 
     @property
     def attainment(self) -> float | None:
-        """Share of requests, in [0, 1]."""
+        """Return the share of requests that met their objectives, in [0, 1]."""
         return self.num_attained / self.num_requests if self.num_requests else None
 
 
@@ -96,7 +96,7 @@ class GoodputSink:
         self._windows[name].add(int(self._clock()), is_attained=is_attained)
 
     def goodputs(self) -> tuple[ClassGoodput, ...]:
-        """All classes over the window, or over the time since the start where that is less."""
+        """Return all classes over the window, or since the start where that is shorter."""
         now_s = self._clock()
         # The window ends with the second that has begun.
         over_s = min(self._num_cells - 1 + now_s % 1.0, now_s - self._started_s)
@@ -131,7 +131,7 @@ class _Window:
         cell[2] += is_attained
 
     def totals(self, second: int) -> tuple[int, int]:
-        """Requests, and those attained, of the cells up to this second."""
+        """Return requests, and those attained, of the cells up to this second."""
         oldest = second - len(self._cells)
         live = [cell for cell in self._cells if oldest < cell[0] <= second]
         return sum(cell[1] for cell in live), sum(cell[2] for cell in live)
@@ -144,7 +144,7 @@ class _GoodputCollector(Collector):
         self._sink = sink
 
     def collect(self) -> Iterator[Metric]:
-        """Goodput of every class; attainment of those that had requests."""
+        """Yield goodput of every class; attainment of those that had requests."""
         goodput = GaugeMetricFamily(
             "outrider_goodput_requests_per_second",
             "Requests per second that met all their objectives, over the last seconds.",

@@ -29,7 +29,7 @@ def build_slo(
     *,
     clock: Callable[[], float] = time.monotonic,
 ) -> SloParts:
-    """The parts as the settings have them; figures go to `registry`."""
+    """Build the parts of the settings; metrics go to `registry`."""
     classes = SloClasses(settings)
     goodput = GoodputSink(classes.names, clock=clock, window_s=settings.window_s, registry=registry)
     return SloParts(classes=classes, goodput=goodput)

@@ -75,13 +75,13 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
-        """A transaction that only reads. Raises DatabaseError where the database fails."""
+        """Open a transaction that only reads. Raises DatabaseError where the database fails."""
         with self._translated(), self.engine.begin() as connection:
             yield connection
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
-        """A transaction: committed at the end, rolled back after an exception.
+        """Open a transaction: committed at the end, rolled back after an exception.
 
         SQLite has one writer at a time, the others wait for it here. Raises DatabaseError where
         the database fails; IntegrityError (SQLAlchemy's) is passed on.
@@ -183,7 +183,7 @@ def _make_private(path: Path) -> None:
 
 
 def _set_up_sqlite(connection: sqlite3.Connection, _: object) -> None:
-    """Settings that SQLite keeps per connection."""
+    """Set the options that SQLite keeps per connection."""
     connection.isolation_level = None  # Python's module begins transactions late, and unasked
     cursor = connection.cursor()
     try:
@@ -216,6 +216,6 @@ def _use_wal(cursor: sqlite3.Cursor) -> None:
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    """Writers take the lock at once: two that began by reading would block each other."""
+    """Take the writer's lock at once: two that began by reading would block each other."""
     writes = connection.get_execution_options().get(_WRITES, False)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

@@ -43,7 +43,7 @@ def migrate(connection: Connection, name: str) -> None:
 
 
 def _version_of(connection: Connection) -> str | None:
-    """The last migration that this database has seen; None for a new one."""
+    """Return the last migration applied to this database; None for a new one."""
     if not inspect(connection).has_table(_VERSION_TABLE):
         return None
     return connection.execute(text(f"SELECT version_num FROM {_VERSION_TABLE}")).scalar()

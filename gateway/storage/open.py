@@ -6,7 +6,7 @@ from gateway.storage.urls import NO_DATABASE, default_database_url
 
 
 def open_database(settings: Settings, *, database_url: str | None = None) -> Database | None:
-    """The database with all its tables; None where the settings want none.
+    """Return the database with all its tables; None where the settings name none.
 
     `database_url` goes before the settings'. Blocks. Raises SettingsError for one that cannot be
     used, and for one that cannot be reached now.

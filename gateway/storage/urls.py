@@ -19,7 +19,7 @@ _FORMS: Final = 'sqlite:///FILE, postgresql://USER:PASSWORD@HOST/NAME, or "none"
 
 
 def state_folder(environ: Mapping[str, str] | None = None) -> Path:
-    """The folder of this program's files that outlive it, by the XDG rules. It need not exist."""
+    """Return the folder for this program's state, by the XDG rules. It need not exist."""
     environ = os.environ if environ is None else environ
     home = environ.get("XDG_STATE_HOME", "")
     # A relative one is to be passed over, the rules say.
@@ -64,7 +64,7 @@ def read_url(text: str) -> URL:
 
 
 def describe(url: URL) -> str:
-    """The address for logs and messages: no user, no password, no options."""
+    """Return the address for logs and messages: no user, no password, no options."""
     if url.drivername == "sqlite":
         return f"sqlite:///{url.database}"
     host = url.host or url.query.get("host") or "localhost"

@@ -53,13 +53,13 @@ class AdminApi:
         read_body: Callable[[Request], Awaitable[bytes]],
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """`read_body` reads a JSON request's body, within the limits of all bodies."""
+        """Store the arguments. `read_body` reads a JSON body, within the limits of all bodies."""
         self._parts = parts
         self._read_body = read_body
         self._wall_clock = wall_clock
 
     async def list_keys(self, request: Request, principal: Principal) -> Response:
-        """A page of the keys."""
+        """Return a page of the keys."""
         store = self._store(principal)
         after = request.query_params.get("after")
         limit = _limit(request.query_params.get("limit"))
@@ -80,7 +80,7 @@ class AdminApi:
         return self._shown(shown)
 
     async def get_key(self, request: Request, principal: Principal) -> Response:
-        """One key."""
+        """Return one key."""
         store = self._store(principal)
         return self._key(await asyncio.to_thread(store.get, _key_id(request)))
 
@@ -126,7 +126,7 @@ class AdminApi:
         return self._shown(shown)
 
     async def list_teams(self, request: Request, principal: Principal) -> Response:
-        """All teams."""
+        """Return all teams."""
         store = self._store(principal)
         teams = await asyncio.to_thread(store.teams)
         return _json({"object": "list", "data": [team_report(team) for team in teams]})
@@ -140,7 +140,7 @@ class AdminApi:
         return _json(team_report(record))
 
     async def get_team(self, request: Request, principal: Principal) -> Response:
-        """One team, by its id or name."""
+        """Return one team, by its id or name."""
         store = self._store(principal)
         words = request.path_params["team"]
         return _json(team_report(await asyncio.to_thread(store.find_team, words)))
@@ -159,7 +159,7 @@ class AdminApi:
         return _json(team_report(record))
 
     def _store(self, principal: Principal) -> KeyStore:
-        """The keys, for an administrator."""
+        """Return the key store, for an administrator."""
         self._parts.authenticator.require_admin(principal)
         if self._parts.store is None:
             raise NotFoundError(
@@ -193,7 +193,7 @@ class AdminApi:
 
 
 def _json(content: dict[str, Any]) -> Response:
-    """Never kept by anything on the way: it may hold a key."""
+    """Return a response that no cache may keep: it may hold a key."""
     headers = {"cache-control": "no-store"}
     return Response(msgspec.json.encode(content), headers=headers, media_type="application/json")
 
@@ -224,7 +224,7 @@ def _plain_changes(wanted: KeyUpdate | TeamUpdate, given: set[str]) -> dict[str,
 
 
 def _changed_scopes(wanted: KeyUpdate, given: set[str]) -> Mapping[str, Any]:
-    """The fields of Scopes that are to change."""
+    """Return the fields of Scopes to change."""
     changes: dict[str, Any] = {}
     if "models" in given:
         changes["models"] = name_set(wanted.models)

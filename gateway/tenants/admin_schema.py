@@ -75,7 +75,7 @@ class KeyLimits(TierLimits):
     ] = Field(default_factory=dict)
 
     def spec(self) -> LimitSpec:
-        """The same, for limiters."""
+        """Return the limits for limiters."""
         return LimitSpec.model_validate(self.model_dump(exclude_none=True))
 
 
@@ -119,7 +119,7 @@ class KeyCreate(RequestModel):
     expires_at: UnixSeconds | None = None
 
     def order(self, team_id: str | None) -> KeyOrder:
-        """The same, for the store. `team_id` is the id of `team`."""
+        """Return the order for the store. `team_id` is the id of `team`."""
         return KeyOrder(
             name=self.name,
             team_id=team_id,
@@ -178,7 +178,7 @@ class TeamCreate(RequestModel):
     labels: LabelMap = Field(default_factory=dict)
 
     def order(self) -> TeamOrder:
-        """The same, for the store."""
+        """Return the order for the store."""
         return TeamOrder(
             name=self.name, limits=self.limits.spec(), weight=self.weight, labels=self.labels
         )
@@ -278,12 +278,12 @@ ADMIN_MODELS: tuple[type[BaseModel], ...] = (
 
 
 def name_set(names: list[str] | None) -> frozenset[str] | None:
-    """Names of a scope."""
+    """Return the names of a scope as a set."""
     return None if names is None else frozenset(names)
 
 
 def key_report(record: KeyRecord, now_s: float) -> dict[str, Any]:
-    """A KeyReport as JSON has it."""
+    """Return a KeyReport as JSON."""
     scopes = record.scopes
     has_old = record.old_hash_until is not None and record.old_hash_until > now_s
     return {
@@ -308,7 +308,7 @@ def key_report(record: KeyRecord, now_s: float) -> dict[str, Any]:
 
 
 def team_report(record: TeamRecord) -> dict[str, Any]:
-    """A TeamReport as JSON has it."""
+    """Return a TeamReport as JSON."""
     return {
         "object": "team",
         "id": record.team_id,

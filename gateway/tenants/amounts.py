@@ -76,7 +76,7 @@ class Want:
 
     @property
     def most(self) -> Amounts:
-        """The dearest tier's, each amount by itself."""
+        """Return the largest of all tiers, each amount by itself."""
         amounts = self.by_tier.values()
         if len(amounts) == 1:  # by far the most requests
             return next(iter(amounts))

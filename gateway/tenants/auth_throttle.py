@@ -55,7 +55,7 @@ class AuthThrottle:
         overall_per_minute: float = 1000.0,
         max_addresses: int = 4096,
     ) -> None:
-        """`burst` wrong ones at once, then `per_minute`; `clock` in seconds, monotonic."""
+        """Allow `burst` failures at once, then `per_minute`; `clock` in seconds, monotonic."""
         self._clock = clock
         self._burst = burst
         self._per_s = per_minute / 60
@@ -96,7 +96,7 @@ class AuthThrottle:
 
     @property
     def overall_wait_s(self) -> float:
-        """The seconds until a failure is within the allowance of all addresses together."""
+        """Return the seconds until a failure is within the common allowance of all addresses."""
         return max(0.0, (1 - self._overall.left) / self._overall_per_s)
 
 

@@ -123,7 +123,7 @@ class Authenticator:
         raise self._failure(self._counted(reason, key_id, digest, peer), peer)
 
     def require_admin(self, principal: Principal) -> None:
-        """Raises AuthenticationError for ANONYMOUS, PermissionDeniedError for other principals."""
+        """Raise AuthenticationError for ANONYMOUS, PermissionDeniedError for non-administrators."""
         if principal.scopes.is_admin:
             return
         if principal is ANONYMOUS:
@@ -133,7 +133,7 @@ class Authenticator:
         raise PermissionDeniedError("This needs a key with the admin scope.", code="admin_only")
 
     def require_metrics(self, principal: Principal) -> None:
-        """Raises PermissionDeniedError for keys that may not read /metrics."""
+        """Raise PermissionDeniedError for keys that may not read /metrics."""
         scopes = principal.scopes
         if not (self.is_open or scopes.reads_metrics or scopes.is_admin):
             raise PermissionDeniedError(
@@ -176,7 +176,7 @@ class Authenticator:
         return ADMIN_TOKEN
 
     def _key(self, key_id: str, digest: bytes) -> tuple[Principal | None, FailureReason]:
-        """The key's principal if the digest is its own. Takes as long for ids that do not exist."""
+        """Return the key's principal if the digest matches. Takes as long for unknown ids."""
         entry = (None if self._registry is None else self._registry.find(key_id)) or self._nobody
         now_s = self._wall_clock()
         is_old = hmac.compare_digest(digest, entry.old_hash or self._nobody.key_hash)

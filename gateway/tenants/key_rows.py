@@ -20,12 +20,12 @@ Record = TypeVar("Record")
 def fields_of(
     order: KeyOrder | TeamOrder, kind: type[KeyOrder] | type[TeamOrder]
 ) -> dict[str, Any]:
-    """The fields that `kind` has, by name."""
+    """Return the fields that `kind` has, by name."""
     return {field.name: getattr(order, field.name) for field in fields(kind)}
 
 
 def key_of(row: RowMapping) -> KeyRecord:
-    """A key. Raises ValueError for a row that no key can have."""
+    """Return a key. Raises ValueError for a row that no key can have."""
     old_hash = row["old_hash"]
     return KeyRecord(
         key_id=row["id"],
@@ -51,7 +51,7 @@ def key_of(row: RowMapping) -> KeyRecord:
 
 
 def team_of(row: RowMapping) -> TeamRecord:
-    """A team. Raises ValueError for a row that no team can have."""
+    """Return a team. Raises ValueError for a row that no team can have."""
     return TeamRecord(
         team_id=row["id"],
         name=row["name"],

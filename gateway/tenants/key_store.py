@@ -68,7 +68,7 @@ class KeyStore:
         self._wall_clock = wall_clock
 
     def version(self) -> int:
-        """A number that changes with every change of a key or a team."""
+        """Return a number that changes with every change of a key or a team."""
         with self._database.read() as connection:
             return _version(connection)
 
@@ -115,12 +115,12 @@ class KeyStore:
         return list(readable(rows[:limit], key_of)), len(rows) > limit
 
     def get(self, key_id: str) -> KeyRecord:
-        """One key. Raises NotFoundError."""
+        """Return one key. Raises NotFoundError."""
         with self._database.read() as connection:
             return _get_key(connection, key_id)
 
     def find(self, words: str) -> KeyRecord:
-        """The key with this id, prefix, or name; revoked ones by their id only.
+        """Return the key with this id, prefix, or name; revoked ones by their id only.
 
         Raises NotFoundError, and ConflictError where several have the name.
         """
@@ -191,7 +191,7 @@ class KeyStore:
             return _get_key(connection, key_id)
 
     def teams(self) -> list[TeamRecord]:
-        """All teams, by name."""
+        """Return all teams, by name."""
         with self._database.read() as connection:
             query = select(tables.teams).order_by(tables.teams.c.name)
             return list(readable(connection.execute(query).mappings().all(), team_of))
@@ -208,7 +208,7 @@ class KeyStore:
         return record
 
     def find_team(self, words: str) -> TeamRecord:
-        """The team with this id or name. Raises NotFoundError."""
+        """Return the team with this id or name. Raises NotFoundError."""
         with self._database.read() as connection:
             return _find_team(connection, words)
 
@@ -266,7 +266,7 @@ def _check_team(connection: Connection, team_id: str | None) -> None:
 
 
 def _new_row(record: KeyRecord) -> dict[str, Any]:
-    """A key's first row."""
+    """Return a key's first row."""
     return row_of_key(record) | {
         "id": record.key_id,
         "hash": record.key_hash.hex(),

@@ -41,7 +41,7 @@ def mint_key(randomness: random.Random, key_id: str | None = None) -> MintedKey:
 
 
 def random_id(randomness: random.Random) -> str:
-    """A public id: 8 digits and small letters."""
+    """Return a public id: 8 digits and small letters."""
     return "".join(randomness.choice(_ID_LETTERS) for _ in range(_ID_CHARS))
 
 
@@ -65,7 +65,7 @@ class KeyHasher:
         """Identifies this secret without revealing it."""
 
     def digest(self, text: str) -> bytes:
-        """32 bytes, the same for the same text. Costs about a microsecond."""
+        """Return 32 bytes, the same for the same text. Costs about a microsecond."""
         return hmac.digest(self._secret, text.encode("utf-8", "surrogatepass"), "sha256")
 
     def cache_salt(self, tenant: str) -> str:

@@ -61,7 +61,7 @@ class KeyRecord(KeyOrder):
 
     @property
     def prefix(self) -> str:
-        """The start of the key."""
+        """Return the start of the key."""
         return prefix_of(self.key_id)
 
     def status(self, now_s: float) -> KeyStatus:

@@ -11,7 +11,7 @@ _UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 
 
 def duration_s(text: str, flag: str) -> float:
-    """Seconds in `90s`, `15m`, `12h`, `30d`, `2w`. Raises SettingsError, naming the flag."""
+    """Return seconds of `90s`, `15m`, `12h`, `30d`, `2w`. Raises SettingsError with the flag."""
     match = _DURATION.fullmatch(text.strip().lower())
     if match is None:
         raise SettingsError(f"{flag} {text}: write it as 90s, 15m, 12h, 30d or 2w")
@@ -19,7 +19,7 @@ def duration_s(text: str, flag: str) -> float:
 
 
 def expiry_s(text: str, flag: str, now_s: float) -> float:
-    """Seconds since 1970 of a duration from now on, or of a date: `30d`, `2027-01-01`.
+    """Return seconds since 1970 of a duration from now, or of a date: `30d`, `2027-01-01`.
 
     Dates are UTC's unless they say otherwise (`2027-01-01T12:00+02:00`). Raises SettingsError,
     naming the flag, also for past times.
@@ -37,7 +37,7 @@ def expiry_s(text: str, flag: str, now_s: float) -> float:
 
 
 def date_text(expiry_s: float | None) -> str:
-    """A moment as a date, with its time of day where it is not midnight; UTC."""
+    """Return a time as a date, with its time of day where it is not midnight; UTC."""
     if expiry_s is None:
         return "-"
     date = datetime.fromtimestamp(expiry_s, UTC)

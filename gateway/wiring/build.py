@@ -42,7 +42,7 @@ def build_client(
     on_progress: LoadingCallback = no_progress,
     first: EngineProcess | None = None,
 ) -> AnyEngineClient:
-    """The engine as the settings want it: in its own process, in a thread of this one, or none.
+    """Build the engine as configured: in its own process, in a thread of this one, or none.
 
     `first`: the engine's process, where it was started before (`start_engine`).
     """
@@ -153,7 +153,7 @@ def build_parts(settings: Settings, engine: AnyEngineClient) -> "GatewayParts":
 
 
 def build_engine_from_json(settings_json: str, on_progress: LoadingCallback) -> "Engine":
-    """`build_engine` as the engine's process calls it."""
+    """Call `build_engine` with settings as JSON, in the engine's process."""
     settings = Settings.model_validate_json(settings_json)
     engine = build_engine(settings, on_progress, saved_times(settings))
     engine.warm_up_grammars()

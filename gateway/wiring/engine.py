@@ -45,7 +45,7 @@ MISMATCH_ADVICE = (
 
 
 def default_num_threads(weight_bytes: int) -> int:
-    """Threads for a model of this size: all physical cores, fewer where they would only wait.
+    """Return the threads for a model of this size: all physical cores, fewer if they would wait.
 
     A pass of a few MiB takes as long as the barriers between its operations. One thread does it
     faster then, and on a small machine leaves a core to HTTP.
@@ -137,7 +137,7 @@ def compile_kernels(
 def join(
     settings: Settings, runners: "Mapping[Tier, ModelRunner]", budget: "TreeBudget | None"
 ) -> "Engine":
-    """An engine on loaded models. Several may share them if only one has work at a time.
+    """Build an engine on loaded models. Several may share them if only one works at a time.
 
     Raises EngineError when the small model cannot draft for the large one.
     """
@@ -201,13 +201,13 @@ def saved_times(settings: Settings) -> "CurveStore | None":
 
 
 def named_models(settings: Settings) -> dict[Tier, str]:
-    """Path or hub id of each tier that is to be loaded."""
+    """Return path or hub id of each tier to load."""
     resolved = settings.models.resolved()
     return {tier: path for tier in TIERS if (path := resolved[tier]) is not None}
 
 
 def allowed_difference(settings: Settings) -> str | None:
-    """`vocabulary_difference`, unless it makes a drafter useless that the settings ask for.
+    """Return `vocabulary_difference`, unless it makes a configured drafter useless.
 
     Raises EngineError in that case.
     """
@@ -274,7 +274,7 @@ def _build_grammars(
 
 
 def _pick_device(name: str) -> "torch.device":
-    """The device that `engine.device` means on this machine."""
+    """Return the device that `engine.device` means on this machine."""
     import torch
 
     if name == "auto":
@@ -308,7 +308,7 @@ def _kv_dtype(settings: Settings, model: "DecoderModel") -> "torch.dtype":
 def _num_blocks(
     settings: Settings, models: "Mapping[Tier, DecoderModel]", device: "torch.device"
 ) -> int:
-    """Blocks for each tier's KV cache. Both tiers hold the same tokens, so they get equal counts.
+    """Return the blocks of each tier's KV cache: equal counts, for both hold the same tokens.
 
     Raises EngineError when the memory does not hold one answer of full length.
     """
@@ -353,7 +353,7 @@ def _num_blocks(
 
 
 def _graph_bytes(settings: Settings, models: "Mapping[Tier, DecoderModel]") -> int:
-    """Device memory to leave to CUDA graphs, which are recorded after the cache is there."""
+    """Return the device memory to leave to CUDA graphs, recorded after the cache exists."""
     from engine.passes.pass_graphs import estimate_bytes
 
     if not settings.engine.cuda_graphs:
@@ -364,7 +364,7 @@ def _graph_bytes(settings: Settings, models: "Mapping[Tier, DecoderModel]") -> i
 def _build_drafter(
     settings: Settings, runners: "Mapping[Tier, ModelRunner]", budget: "TreeBudget | None"
 ) -> "TreeDrafter | None":
-    """The small model as the large one's drafter, if both are there."""
+    """Build the small model as the large one's drafter, if both are loaded."""
     from draft.config import DraftConfig
     from draft.tree_drafter import TreeDrafter
 
@@ -409,13 +409,13 @@ def _build_token_map(settings: Settings, runners: "Mapping[Tier, ModelRunner]") 
 
 
 def _both_models(settings: Settings) -> tuple[str, str]:
-    """Paths or hub ids of the large and the small model, where both are named."""
+    """Return paths or hub ids of the large and the small model, where both are named."""
     named = named_models(settings)
     return named["large"], named["small"]
 
 
 def _load_tokenizer(path: str) -> Any:
-    """The fast tokenizer of a folder or hub id. Raises EngineError."""
+    """Load the fast tokenizer of a folder or hub id. Raises EngineError."""
     from gateway.text.plain_tokenizer import load_tokenizer
 
     try:

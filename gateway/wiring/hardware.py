@@ -27,7 +27,7 @@ def usable_physical_cores(cpu_dir: Path = _CPU_DIR, cgroup_dir: Path = _CGROUP_D
 
 
 def available_memory_bytes(cgroup_dir: Path = _CGROUP_DIR) -> int:
-    """Memory that can be taken without swapping: the machine's, or less in a container."""
+    """Return the memory usable without swapping: the machine's, or less in a container."""
     available = int(psutil.virtual_memory().available)
     try:
         limit = int((cgroup_dir / "memory.max").read_text())
@@ -46,7 +46,7 @@ def _siblings(cpu_dir: Path, cpu: int) -> str:
 
 
 def _cpu_quota(cgroup_dir: Path) -> float | None:
-    """CPUs' worth of time that the container may use, None without a limit."""
+    """Return the CPUs' worth of time that the container may use, None without a limit."""
     try:
         quota, period = (cgroup_dir / "cpu.max").read_text().split()
         return int(quota) / int(period)

@@ -61,7 +61,7 @@ class GatewayRun:
         on_ready: Callable[[EngineInfo], None] = lambda info: None,
         engine_process: EngineProcess | None = None,
     ) -> None:
-        """`listener` is closed at the end. The callbacks are called in the event loop.
+        """Store the arguments. `listener` is closed at the end; callbacks run in the event loop.
 
         `engine_process`: one that was started for these settings already.
         """
@@ -131,7 +131,7 @@ class GatewayRun:
             self._server.should_exit = self._server.force_exit = True
 
     def _drain(self, server: _Server) -> None:
-        """Say on /ready that this is the end; close the port when that can have been heard."""
+        """Report the end on /ready; close the port once that can have been noticed."""
         grace_s = self._settings.server.drain_grace_s
         log.info("draining grace_s=%g timeout_s=%g", grace_s, self._settings.server.drain_timeout_s)
         self._draining.has_begun = True
@@ -212,7 +212,7 @@ def serve_until_signalled(run: GatewayRun) -> None:
 
 @contextlib.contextmanager
 def background_gateway(settings: Settings, on_progress: LoadingCallback) -> Iterator[str]:
-    """A gateway in a thread of this process, on a free loopback port; yields its URL when ready.
+    """Run a gateway in a thread on a free loopback port; yield its URL when ready.
 
     It is this process's own: it wants no keys and keeps no ledger.
 

@@ -16,7 +16,7 @@ _READ_BY_ENGINE: Final = {"OUTRIDER_KERNELS"}
 
 
 def openmp_environment(settings: Settings) -> dict[str, str]:
-    """Variables that a process which computes needs before it loads torch.
+    """Return the variables that a computing process needs before it loads torch.
 
     OpenMP's threads spin for milliseconds at the end of every parallel piece of work by default.
     Beside another busy process (the gateway itself on a small machine) that takes the core from

@@ -26,7 +26,7 @@ from gateway.tenants.parts import build_key_parts, key_store
 
 
 def build_tenancy(settings: Settings, registry: CollectorRegistry) -> Tenancy:
-    """Opens the database and brings it up to date; blocks meanwhile. Raises SettingsError."""
+    """Open the database and bring it up to date; blocks meanwhile. Raises SettingsError."""
     prices = PriceBook.from_settings(settings)
     database = open_database(settings)
     limit_metrics = LimitMetrics(registry)

@@ -106,7 +106,7 @@ def build_cloud(
 
 
 def _secrets(settings: Settings, environ: Mapping[str, str]) -> frozenset[str]:
-    """Keys, and extra headers' values; not those that are too short to be one."""
+    """Return keys and extra headers' values; not those that are too short to be secret."""
     told = [
         value
         for options in settings.tiers.values()
@@ -144,7 +144,7 @@ def build_transport(
     allow_private: bool,
     clock: Callable[[], float] = time.monotonic,
 ) -> Transport:
-    """HTTP to a tier's servers, as its settings want it."""
+    """Build the HTTP transport to a tier's servers from its settings."""
     return Transport(
         tier=name,
         timeouts=options.timeouts,
@@ -156,7 +156,7 @@ def build_transport(
 
 
 def api_key_of(options: UpstreamSettings, environ: Mapping[str, str]) -> str | None:
-    """The key in the variable that the settings name; None where they name none."""
+    """Return the key in the variable that the settings name; None where they name none."""
     return None if options.api_key_env is None else environ[options.api_key_env].strip()
 
 
