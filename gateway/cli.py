@@ -30,19 +30,19 @@ COMMANDS: Final[Mapping[str, _Entry]] = {
     ),
     "config": _Entry(
         "gateway.tools.console.config_command",
-        "See and write settings.",
+        "Show and write settings.",
     ),
     "keys": _Entry(
         "gateway.tools.admin.keys_cli",
-        "API keys and teams: make them, list them, take them back.",
+        "API keys and teams: create, list, change and revoke them.",
     ),
     "usage": _Entry(
         "gateway.tools.admin.usage_cli",
-        "Show what was used, by whom, what it cost us and what clients pay.",
+        "Show usage, its cost and the clients' charges.",
     ),
     "experiment": _Entry(
         "gateway.tools.admin.experiments_cli",
-        "A/B experiments: make them, run them, see what may be concluded.",
+        "A/B experiments: create, run and evaluate them.",
     ),
     "bench": _Entry(
         "gateway.tools.bench.options",
@@ -55,7 +55,7 @@ COMMANDS: Final[Mapping[str, _Entry]] = {
     ),
     "router": _Entry(
         "gateway.tools.routers.commands",
-        "Train and judge the router: which model answers what.",
+        "Train and evaluate the router, which picks the model for a request.",
     ),
     "draft": _Entry(
         "gateway.tools.drafters.commands",

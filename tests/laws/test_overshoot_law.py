@@ -65,7 +65,7 @@ class Gateways:
 
     def new_key(self, name: str, limits: LimitSpec) -> str:
         """A key that all of them know already."""
-        store = self.worlds[0].parts.tenancy.keys.store
+        store = self.worlds[0].context.tenancy.keys.store
         assert store is not None
         key: str = store.create(KeyOrder(name=name, limits=limits)).text
         for url in self.urls:
@@ -81,7 +81,7 @@ class Gateways:
             until(lambda t=tenancy: not t.settlements.is_busy)  # type: ignore[misc]
             until(lambda w=world: w.count("outrider_limit_reservations") == 0)  # type: ignore[misc]
             flush(tenancy.ledger)
-        database = self.worlds[0].parts.tenancy.database
+        database = self.worlds[0].context.tenancy.database
         assert database is not None
         with database.read() as connection:
             of_key = tables.ledger.c.key_id == key[3:11]

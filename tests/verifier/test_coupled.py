@@ -165,6 +165,7 @@ def test_equals_sampling_one_position_after_the_other(
 
 
 @needs_triton
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # padding rows compute with any garbage
 @settings(max_examples=repeats(6, 2))
 @given(cases=FEW_CASES, seed=st.integers(0, 2**32))
 def test_the_kernels_are_that_rule(cases: list[Case], seed: int) -> None:
@@ -231,6 +232,7 @@ def test_a_forest_is_judged_by_the_same_rule(
 
 
 @needs_triton
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # padding rows compute with any garbage
 @settings(max_examples=repeats(6, 2))
 @given(cases=FEW_CASES, seed=st.integers(0, 2**32), padding=st.integers(0, 3))
 def test_the_kernels_judge_a_forest_so(cases: list[Case], seed: int, padding: int) -> None:

@@ -107,10 +107,10 @@ def test_changes_are_made_together_or_not_at_all(store: ExperimentActions) -> No
 
 def test_names_are_taken_once_and_running_ones_stay(store: ExperimentActions) -> None:
     store.create("drafts", spec())
-    with pytest.raises(ConflictError, match="There is an experiment 'drafts' already"):
+    with pytest.raises(ConflictError, match="The experiment 'drafts' already exists"):
         store.create("drafts", spec())
     store.start("drafts")
-    with pytest.raises(ConflictError, match=r"runs\. Stop it first"):
+    with pytest.raises(ConflictError, match=r"is running\. Stop it first"):
         store.delete("drafts")
     store.stop("drafts")
     store.delete("drafts")

@@ -204,7 +204,7 @@ def test_too_many_names_are_refused() -> None:
         desk.answered(outcome(1))
         for number in range(MAX_NAMES):
             await desk.give({"request_id": "req-1", "score": 1, "name": f"n{number}"})
-        with pytest.raises(BadRequestError, match="names already"):
+        with pytest.raises(BadRequestError, match="16 names, the maximum"):
             await desk.give({"request_id": "req-1", "score": 1, "name": "more"})
 
     asyncio.run(live())

@@ -151,7 +151,8 @@ def rendered(tokenizer: ChatTokenizer, *messages: Any, tools: Any = TOOLS) -> st
 
 
 def tokenizer_path(tokenizer: ChatTokenizer) -> str:
-    return str(tokenizer._tokenizer.name_or_path)
+    loaded = tokenizer._tokenizer
+    return str(getattr(loaded, "name_or_path", None) or loaded._folder)
 
 
 def test_a_template_that_knows_tools_gets_them(tokenizer_folder: Path) -> None:

@@ -30,6 +30,7 @@ from gateway.telemetry.loop_lag import LoopLag
 from gateway.telemetry.otel import SpanCounts
 from gateway.tenants.loopback import listen_host
 from gateway.tenants.metrics import TenantMetrics
+from gateway.upstream.metrics import UpstreamMetrics
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
@@ -62,6 +63,7 @@ def exported() -> dict[str, set[str]]:
     LedgerMetrics(registry)
     LimitMetrics(registry)
     TenantMetrics(registry)
+    UpstreamMetrics(registry)
     LoopLag(registry)
     GoodputSink(("short-chat",), clock=lambda: 0.0, registry=registry)
     ControllerMetrics(registry)
