@@ -93,7 +93,7 @@ class RecentOutcomes:
         self._num_seen += 1
 
     def rows(self, tenant: str | None = None) -> RecentRows:
-        """The requests of the window; of one tenant (a team, or a key in no team), where given."""
+        """Return the window's requests; where given, of one tenant (a team, or a key in none)."""
         now_s = self._clock()
         num_rows = min(self._num_seen, self._capacity)
         first = self._num_seen % self._capacity if num_rows == self._capacity else 0

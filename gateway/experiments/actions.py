@@ -31,12 +31,12 @@ class ExperimentActions(ABC):
     """
 
     def __init__(self, wall_clock: Callable[[], float]) -> None:
-        """`wall_clock` is seconds since 1970 (UTC)."""
+        """Store the arguments. `wall_clock` is seconds since 1970 (UTC)."""
         self.wall_clock = wall_clock
 
     @abstractmethod
     def version(self) -> int:
-        """A number that changes with every change of an experiment."""
+        """Return a number that changes with every change of an experiment."""
 
     @abstractmethod
     def load(self) -> ExperimentTable:
@@ -44,11 +44,11 @@ class ExperimentActions(ABC):
 
     @abstractmethod
     def get(self, name: str) -> ExperimentRecord:
-        """One experiment."""
+        """Return one experiment."""
 
     @abstractmethod
     def versions(self, name: str) -> list[VersionRecord]:
-        """All its versions, the oldest first."""
+        """Return all its versions, the oldest first."""
 
     @abstractmethod
     def events(self, name: str, *, limit: int = MAX_EVENTS) -> list[ExperimentEvent]:

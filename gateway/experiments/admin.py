@@ -35,7 +35,7 @@ _NOT_SPEC: Final = frozenset({"share", "state"})
 
 
 async def _anything(spec: ExperimentSpec) -> None:
-    """Every arm can be served."""
+    """Accept every arm."""
     del spec
 
 
@@ -53,7 +53,7 @@ class ExperimentApi:
         read_body: Callable[[Request], Awaitable[bytes]],
         check: Callable[[ExperimentSpec], Awaitable[None]] = _anything,
     ) -> None:
-        """`read_body` reads a JSON request's body, within the limits of all bodies.
+        """Store the arguments. `read_body` reads a JSON body, within the limits of all bodies.
 
         `check` raises ConflictError for arms that this gateway cannot serve, before they run.
         """
@@ -64,7 +64,7 @@ class ExperimentApi:
         self._read_body = read_body
 
     async def list_experiments(self, _: Request, principal: Principal) -> Response:
-        """All experiments."""
+        """Return all experiments."""
         self._authenticator.require_admin(principal)
         table = await asyncio.to_thread(self._store.load)
         data = [experiment_report(record) for record in table.experiments.values()]
@@ -191,7 +191,7 @@ def _parsed(model: type[Parsed], body: bytes) -> Parsed:
 def _edited(
     record: ExperimentRecord, wanted: BaseModel, given: frozenset[str] | set[str]
 ) -> ExperimentSpec | None:
-    """The experiment with the fields that are given; None for none. Raises BadRequestError."""
+    """Return the experiment with the given fields; None for none. Raises BadRequestError."""
     if not given:
         return None
     changes = wanted.model_dump(mode="json", include=set(given), by_alias=True)

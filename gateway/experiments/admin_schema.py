@@ -25,7 +25,7 @@ class ExperimentCreate(ExperimentSpec):
     """Start it at once."""
 
     def spec(self) -> ExperimentSpec:
-        """The experiment itself."""
+        """Return the experiment itself."""
         fields = ExperimentSpec.model_fields
         return ExperimentSpec.model_construct(**{name: getattr(self, name) for name in fields})
 
@@ -54,7 +54,7 @@ class _Update(RequestModel):
 
 
 def _absent(info: FieldInfo) -> FieldInfo:
-    """The field, where it may be left out."""
+    """Return the field, made optional."""
     twin = copy(info)
     if twin.is_required():
         twin.default = None
@@ -191,7 +191,7 @@ EXPERIMENT_MODELS: Final[tuple[type[BaseModel], ...]] = (
 
 
 def experiment_report(record: ExperimentRecord) -> dict[str, Any]:
-    """An ExperimentReport as JSON has it."""
+    """Return an ExperimentReport as JSON."""
     spec, version = record.spec, record.current
     return {
         "object": "experiment",
@@ -215,7 +215,7 @@ def experiment_report(record: ExperimentRecord) -> dict[str, Any]:
 def experiment_detail(
     record: ExperimentRecord, versions: Sequence[VersionRecord], events: Sequence[ExperimentEvent]
 ) -> dict[str, Any]:
-    """An ExperimentDetail as JSON has it."""
+    """Return an ExperimentDetail as JSON."""
     return experiment_report(record) | {
         "versions": [_version_report(version) for version in versions],
         "events": [

@@ -27,7 +27,7 @@ def next_weights(
     *,
     is_independent: bool = False,
 ) -> dict[str, float] | None:
-    """The weights that the arms should have now; sum 1. None where they stay as they are.
+    """Return the arms' new weights, with sum 1. None where they stay as they are.
 
     `weights` are those in force, of the arms that take traffic. None as well while an arm has
     fewer requests than the rule wants. Where requests of a unit are alike, they count as fewer.

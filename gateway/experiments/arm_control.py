@@ -15,7 +15,7 @@ class ArmStore(Protocol):
         """Take an arm out; do nothing if it is out, or if the version is not the newest."""
 
     def set_weights(self, name: str, version: int, weights: Mapping[str, float]) -> object:
-        """Other weights for the arms that are not stopped; the version stays the same."""
+        """Set other weights for the arms that are not stopped; the version stays the same."""
 
 
 class StoredArmControl:
@@ -34,7 +34,7 @@ class StoredArmControl:
         self._refresh = refresh
 
     def watched(self) -> list[WatchedExperiment]:
-        """Those that run now."""
+        """Return the experiments that run now."""
         return [_watched(record) for record in self._records() if record.is_running]
 
     async def stop_arm(self, name: str, version: int, arm: str, reason: str) -> None:
@@ -43,7 +43,7 @@ class StoredArmControl:
         await self._refresh()
 
     async def set_weights(self, name: str, version: int, weights: Mapping[str, float]) -> None:
-        """Share the traffic out anew."""
+        """Change the arms' shares of the traffic."""
         await asyncio.to_thread(self._store.set_weights, name, version, weights)
         await self._refresh()
 

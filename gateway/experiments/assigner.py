@@ -56,7 +56,7 @@ class Assignment:
 
     @property
     def measured(self) -> tuple[ArmRef, ...]:
-        """The arms for the request's outcome."""
+        """Return the arms for the request's outcome."""
         return () if self.is_forced else self.arms
 
 
@@ -68,7 +68,7 @@ class Assigner(Protocol):
         """Return whether `Subject.conversation` is needed; else it need not be computed."""
 
     def assign(self, subject: Subject) -> Assignment | None:
-        """The arms of a request; None for none.
+        """Return the arms of a request; None for none.
 
         Raises BadRequestError where the header forces an arm that does not exist.
         """
@@ -80,7 +80,7 @@ class NobodyAssigner:
     wants_conversation: Final = False
 
     def assign(self, subject: Subject) -> Assignment | None:
-        """None. Raises BadRequestError for a request that forces an arm."""
+        """Return None. Raises BadRequestError for a request that forces an arm."""
         if ARM_HEADER in subject.headers:
             raise unknown_arm(subject.headers[ARM_HEADER], ())
         return None

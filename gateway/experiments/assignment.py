@@ -37,7 +37,7 @@ class UnitHash:
         self._hash.update(f"{purpose}\0{name}\0".encode())
 
     def of(self, unit: bytes) -> tuple[int, int]:
-        """Slot in [0, NUM_SLOTS) and bucket in [0, 64), independent of each other."""
+        """Return a slot in [0, NUM_SLOTS) and a bucket in [0, 64), independent of each other."""
         copy = self._hash.copy()
         copy.update(unit)
         digest = copy.digest()
@@ -90,7 +90,7 @@ class HashAssigner:
         return self._wants_conversation
 
     def assign(self, subject: Subject) -> Assignment | None:
-        """The arms of a request; None for none.
+        """Return the arms of a request; None for none.
 
         Raises BadRequestError where the header forces an arm that does not exist.
         """
@@ -126,7 +126,7 @@ class HashAssigner:
         return subject.is_admin or self._eligibility[ref.experiment].is_open_to(subject)
 
     def _together(self, parts: list[Assignment]) -> Assignment:
-        """The assignments of several layers, which set different things."""
+        """Join the assignments of several layers, which set different fields."""
         # Overlays live as long as this object, one for each arm.
         key = tuple([id(part.overlay) for part in parts])
         found = self._combined.get(key)
@@ -143,7 +143,7 @@ class HashAssigner:
 
 
 def _assigned(layer: _Layer, subject: Subject) -> Assignment | None:
-    """The layer's assignment of a request."""
+    """Return the layer's assignment of a request."""
     unit = unit_of(layer.unit, subject)
     if not unit:
         return None
@@ -217,7 +217,7 @@ def _ready_arm(record: ExperimentRecord, arm: str) -> _ReadyArm:
 
 
 def _uncounted(record: ExperimentRecord) -> Assignment | None:
-    """The assignment of a stopped arm's units: the control's settings, not counted."""
+    """Return the assignment of a stopped arm's units: the control's settings, not counted."""
     overlay = record.spec.overlay(record.control)
     return Assignment(arms=(), overlay=overlay) if overlay.fields else None
 

@@ -87,13 +87,13 @@ class Experiments:
         return self.registry
 
     async def start(self) -> None:
-        """Ready to assign. Raises StorageError where the database cannot be used."""
+        """Load all experiments. Raises StorageError where the database cannot be used."""
         await self.registry.start()
         await self.writer.start()
         await self._controller.start()
 
     async def close(self) -> None:
-        """All that was measured is written."""
+        """Write all measurements, and stop."""
         await self._controller.close()
         await self.writer.close()
         await self.registry.close()

@@ -81,7 +81,7 @@ class _ByArm:
 
 
 def sums_of_rows(rows: Iterable[FeedbackRow]) -> FeedbackByArm:
-    """By arm, of one experiment's version."""
+    """Return the sums by arm, of one experiment's version."""
     found = _ByArm()
     for row in rows:
         sums = found.of(row.arm, row.name, row.kind)
@@ -90,7 +90,7 @@ def sums_of_rows(rows: Iterable[FeedbackRow]) -> FeedbackByArm:
 
 
 def sums_in_database(connection: Connection, experiment: str, version: int) -> FeedbackByArm:
-    """The same of the table's rows, which the database adds up."""
+    """Return the same sums, computed by the database."""
     column = feedback.c
     groups = (column.arm, column.name, column.kind, column.unit_bucket, column.label)
     rows = connection.execute(

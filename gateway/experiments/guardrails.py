@@ -27,7 +27,7 @@ class Breach:
 
     @property
     def reason(self) -> str:
-        """For people."""
+        """Return the reason in words."""
         return (
             f"{self.guardrail} is above {self.limit:g}: "
             f"{self.interval.estimate:.4g}, surely at least {self.interval.low:.4g}"

@@ -18,7 +18,7 @@ class LeftOut:
     """Counts them by experiment, and says each reason once a minute. For one event loop."""
 
     def __init__(self, registry: CollectorRegistry, *, clock: Callable[[], float]) -> None:
-        """`clock` is monotonic, in seconds."""
+        """Store the arguments. `clock` is monotonic, in seconds."""
         self._clock = clock
         self._told_s: dict[tuple[str, str], float] = {}
         self._requests = Counter(
@@ -29,7 +29,7 @@ class LeftOut:
         )
 
     def note(self, assignment: Assignment, error: Exception) -> None:
-        """A request took no part in these arms, which led to this error."""
+        """Count a request that took no part in these arms, which led to this error."""
         for ref in assignment.arms:
             self._requests.labels(ref.experiment, ref.arm).inc()
         reason = str(getattr(error, "code", None) or getattr(error, "param", None) or "")

@@ -33,7 +33,7 @@ def created(
     first_version: int = 1,
     source: ExperimentSource = "admin",
 ) -> ExperimentRecord:
-    """A new experiment, which does not run yet."""
+    """Return a new experiment, which does not run yet."""
     version = VersionRecord(
         number=first_version,
         spec=spec,
@@ -46,7 +46,7 @@ def created(
 
 
 def started(record: ExperimentRecord, others: Others, now_s: float) -> ExperimentRecord:
-    """The experiment, running; again, where it was stopped. Its arms that were stopped stay so."""
+    """Return the experiment, running, for the first time or again. Stopped arms stay stopped."""
     if record.is_running:
         return record
     slots = _room(record, record.share, others)
@@ -57,7 +57,7 @@ def started(record: ExperimentRecord, others: Others, now_s: float) -> Experimen
 
 
 def stopped(record: ExperimentRecord, now_s: float) -> ExperimentRecord:
-    """The experiment without units; its slots are free for others of its layer."""
+    """Return the experiment without units; its slots are free for others of its layer."""
     if not record.is_running:
         return record
     current = replace(record.current, stopped_at=now_s)
@@ -153,7 +153,7 @@ def _measured_alike(spec: ExperimentSpec) -> str:
 
 
 def _room(record: ExperimentRecord, share: float, others: Others) -> Ranges:
-    """The slots of its layer for this share. Raises ConflictError."""
+    """Return the slots of its layer for this share. Raises ConflictError."""
     running = [other for other in others if other.is_running and other.name != record.name]
     beside = [other for other in running if other.spec.layer == record.spec.layer]
     for other in beside:

@@ -34,7 +34,7 @@ class _Document(msgspec.Struct):
 
 
 def encode_totals(totals: ArmTotals) -> str:
-    """JSON, from which the same numbers are read again, to the last bit."""
+    """Encode totals as JSON, from which the same numbers are read again, to the last bit."""
     metrics = {}
     for name, metric in totals.metrics.items():
         rows = zip(
@@ -59,7 +59,7 @@ def encode_totals(totals: ArmTotals) -> str:
 
 
 def decode_totals(experiment: str, version: int, arm: str, text: str) -> ArmTotals:
-    """The totals again; metrics that the text does not have are empty.
+    """Decode totals; metrics that the text lacks are empty.
 
     Raises DatabaseError for a text that another program has written.
     """

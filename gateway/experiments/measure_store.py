@@ -69,7 +69,7 @@ class MeasureStore:
                 _add_row(connection, writer_id, sequence, batch[key], now_s)
 
     def totals(self, experiment: str, version: int) -> dict[str, ArmTotals]:
-        """By arm, all writers together, with feedback."""
+        """Return totals by arm, of all writers, with feedback."""
         with self._database.read() as connection:
             rows = connection.execute(
                 select(measures).where(
@@ -127,7 +127,7 @@ class MemoryMeasureStore:
     """In memory, for a gateway without a database: gone when it ends."""
 
     def __init__(self, max_feedback: int = 100_000) -> None:
-        """`max_feedback` rows at most; the oldest are dropped."""
+        """Keep at most `max_feedback` rows; the oldest are dropped."""
         self._lock = threading.Lock()
         self._totals: dict[ArmKey, ArmTotals] = {}
         self._sequences: dict[str, int] = {}
@@ -148,7 +148,7 @@ class MemoryMeasureStore:
                 self._totals[key] = totals if before is None else before + totals
 
     def totals(self, experiment: str, version: int) -> dict[str, ArmTotals]:
-        """By arm, with feedback."""
+        """Return totals by arm, with feedback."""
         with self._lock:
             found = {
                 key[2]: totals

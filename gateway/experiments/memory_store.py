@@ -32,18 +32,18 @@ class MemoryExperimentStore(ExperimentActions):
         self._last_numbers: dict[str, int] = {}
 
     def version(self) -> int:
-        """A number that changes with every change of an experiment."""
+        """Return a number that changes with every change of an experiment."""
         return self._version
 
     def load(self) -> ExperimentTable:
-        """All of them, by name."""
+        """Return all experiments, by name."""
         with self._lock:
             return ExperimentTable(
                 version=self._version, experiments=dict(sorted(self._records.items()))
             )
 
     def get(self, name: str) -> ExperimentRecord:
-        """One experiment."""
+        """Return one experiment."""
         record = self._records.get(name)
         if record is None:
             raise NotFoundError(
@@ -52,7 +52,7 @@ class MemoryExperimentStore(ExperimentActions):
         return record
 
     def versions(self, name: str) -> list[VersionRecord]:
-        """All its versions, the oldest first."""
+        """Return all its versions, the oldest first."""
         with self._lock:
             self.get(name)
             return [version for _, version in sorted(self._versions[name].items())]

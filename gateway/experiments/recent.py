@@ -58,13 +58,13 @@ class RecentRequests:
         self._arrived.clear()
 
     def find(self, principal: Principal, known_as: str) -> KnownRequest | None:
-        """This tenant's request by the id of its answer, its x-request-id or our own id."""
+        """Find this tenant's request by the id of its answer, its x-request-id or our own id."""
         return self._by_id.get((_owner(principal.team_id or "", principal.key_id), known_as))
 
     async def wait_for(
         self, principal: Principal, known_as: str, timeout_s: float
     ) -> KnownRequest | None:
-        """The same; a client may be faster than our bookkeeping at the end of its answer."""
+        """Find it, with a wait: a client may be faster than our bookkeeping at the answer's end."""
         try:
             async with asyncio.timeout(timeout_s):
                 while (known := self.find(principal, known_as)) is None:
@@ -83,7 +83,7 @@ class RecentRequests:
 def find_in_ledger(
     database: Database, principal: Principal, known_as: str, since_s: float
 ) -> KnownRequest | None:
-    """This tenant's request by its x-request-id or our own id; blocks. Raises StorageError.
+    """Find this tenant's request by its x-request-id or our id; blocks. Raises StorageError.
 
     The ledger does not know the unit, so all of a key's requests are in one bucket.
     """

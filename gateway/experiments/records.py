@@ -39,7 +39,7 @@ class VersionRecord:
 
     @property
     def weights(self) -> dict[str, float]:
-        """The arms' shares of the units, which add up to 1; stopped arms have theirs still."""
+        """Return the arms' shares of the units, stopped arms included; they add up to 1."""
         return shares_of(self.arm_slots)
 
 
@@ -62,7 +62,7 @@ class ExperimentRecord:
 
     @property
     def version(self) -> int:
-        """The newest version's number."""
+        """Return the newest version's number."""
         return self.current.number
 
     @property
@@ -72,7 +72,7 @@ class ExperimentRecord:
 
     @property
     def control(self) -> str:
-        """The arm that the others are compared with."""
+        """Return the arm that the others are compared with."""
         return self.current.spec.control_arm
 
     @property
@@ -92,7 +92,7 @@ class ExperimentRecord:
 
     @property
     def live_arms(self) -> tuple[str, ...]:
-        """Arms that are not stopped."""
+        """Return the arms that are not stopped."""
         return tuple(arm for arm in self.spec.arms if arm not in self.current.stopped_arms)
 
     @property

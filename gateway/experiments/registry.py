@@ -26,7 +26,7 @@ class ExperimentRegistry:
     def __init__(
         self, store: ExperimentActions, secret: bytes, *, refresh_s: float = _REFRESH_S
     ) -> None:
-        """`secret` keys the hash that assigns units to arms."""
+        """Store the arguments. `secret` keys the hash that assigns units to arms."""
         self._store = store
         self._secret = secret
         self._version = _NEVER_READ

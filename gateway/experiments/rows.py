@@ -13,7 +13,7 @@ from gateway.settings.experiments import ExperimentSpec
 
 
 def experiment_of(row: RowMapping) -> ExperimentRecord:
-    """An experiment and its newest version. Raises ValueError for a row that none can have."""
+    """Return an experiment and its newest version. Raises ValueError for an invalid row."""
     return ExperimentRecord(
         name=row["name"],
         state=row["state"],
@@ -27,7 +27,7 @@ def experiment_of(row: RowMapping) -> ExperimentRecord:
 
 
 def version_of(row: RowMapping) -> VersionRecord:
-    """One of its versions. Raises ValueError for a row that none can have."""
+    """Return one of its versions. Raises ValueError for an invalid row."""
     return _version(row, number=row["version"], created_at=row["created_at"])
 
 
@@ -46,7 +46,7 @@ def row_of_experiment(record: ExperimentRecord) -> dict[str, Any]:
 
 
 def row_of_version(name: str, version: VersionRecord) -> dict[str, Any]:
-    """A version of an experiment."""
+    """Return the columns of a version."""
     return {
         "experiment": name,
         "version": version.number,

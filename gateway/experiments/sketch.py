@@ -71,7 +71,7 @@ class QuantileSketch:
 
     @property
     def bins(self) -> dict[int, int]:
-        """Counts by index, in the indices' order."""
+        """Return the counts by index, in the indices' order."""
         return dict(sorted(self._bins.items()))
 
     def quantile(self, q: float) -> float:
@@ -107,7 +107,7 @@ class QuantileSketch:
         return _GAMMA ** (index - 1), _GAMMA**index
 
     def cdf(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]:
-        """Lower edges, upper edges and cumulative counts of the bins that are not empty, ascending.
+        """Return lower edges, upper edges and cumulative counts of non-empty bins, ascending.
 
         Shapes (b,). A value counted in bin k is in (lower[k], upper[k]], zeros are (0, 0]; so
         `cumulative[k]` values are surely <= upper[k], and all others are surely greater.
@@ -121,7 +121,7 @@ class QuantileSketch:
         return lower, upper, np.cumsum(counts)
 
     def merged(self, other: "QuantileSketch") -> "QuantileSketch":
-        """The values of both, as a new sketch."""
+        """Return a new sketch with the values of both."""
         bins = dict(self._bins)
         for index, count in other._bins.items():
             bins[index] = bins.get(index, 0) + count

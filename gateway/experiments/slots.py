@@ -65,12 +65,12 @@ def dealt(weights: Mapping[str, float], before: Mapping[str, Ranges]) -> dict[st
 
 
 def shares_of(arm_slots: Mapping[str, Ranges]) -> dict[str, float]:
-    """Each arm's share of the slots."""
+    """Return each arm's share of the slots."""
     return {name: size_of(ranges) / NUM_SLOTS for name, ranges in arm_slots.items()}
 
 
 def _counts(weights: Mapping[str, float]) -> dict[str, int]:
-    """Slots by weight, by largest remainders (Hamilton's method), one at least."""
+    """Return slots by weight, by largest remainders (Hamilton's method), one at least."""
     total = math.fsum(weights.values())
     exact = {name: weight / total * NUM_SLOTS for name, weight in weights.items()}
     counts = {name: math.floor(value) for name, value in exact.items()}
@@ -89,7 +89,7 @@ def _slots_in(ranges: Ranges) -> Iterable[int]:
 
 
 def _ranges_of(slots: Sequence[int]) -> Ranges:
-    """Ascending slots as ranges."""
+    """Return ascending slots as ranges."""
     ranges: list[tuple[int, int]] = []
     for slot in slots:
         if ranges and ranges[-1][1] == slot:

@@ -40,7 +40,7 @@ class ExperimentStore(ExperimentActions):
         self._database = database
 
     def version(self) -> int:
-        """A number that changes with every change of an experiment."""
+        """Return a number that changes with every change of an experiment."""
         with self._database.read() as connection:
             return _changes(connection)
 
@@ -52,12 +52,12 @@ class ExperimentStore(ExperimentActions):
         return ExperimentTable(version=version, experiments={one.name: one for one in records})
 
     def get(self, name: str) -> ExperimentRecord:
-        """One experiment."""
+        """Return one experiment."""
         with self._database.read() as connection:
             return _get(connection, name)
 
     def versions(self, name: str) -> list[VersionRecord]:
-        """All its versions, the oldest first."""
+        """Return all its versions, the oldest first."""
         versions = tables.experiment_versions
         query = select(versions).where(versions.c.experiment == name).order_by(versions.c.version)
         with self._database.read() as connection:
@@ -136,7 +136,7 @@ class ExperimentStore(ExperimentActions):
 
     @contextmanager
     def _writing(self) -> Iterator[Connection]:
-        """A transaction that changes experiments; one at a time, on PostgreSQL by that row."""
+        """Open a transaction that changes experiments; one at a time, on PostgreSQL by that row."""
         changes = tables.experiment_changes
         with self._database.write() as connection:
             insert_new(connection, changes, [{"id": 1, "version": 0}])
@@ -230,7 +230,7 @@ def _note(
 
 
 def _last_counted(connection: Connection, name: str) -> int:
-    """The newest version of a deleted namesake that anything was counted of."""
+    """Return the newest version of a deleted namesake that has counts."""
     newest = 0
     for table in (tables.experiment_measures, tables.feedback):
         query = select(func.max(table.c.version)).where(table.c.experiment == name)

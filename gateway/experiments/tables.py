@@ -15,7 +15,7 @@ _STYLES = {"running": "green", "draft": "yellow", "stopped": "red"}
 
 
 def print_experiments(console: Console, records: Sequence[ExperimentRecord]) -> None:
-    """A row an experiment."""
+    """Print a row for each experiment."""
     if not records:
         console.print(
             "There are no experiments yet. Make one: outrider experiment create NAME --arm ..."

@@ -125,7 +125,7 @@ class ArmTotals:
 
     @property
     def requests_by_bucket(self) -> _Floats:
-        """The same by the units' bucket: shape (64,)."""
+        """Return requests by the units' bucket: shape (64,)."""
         return self.metrics["cancelled"].counts
 
     def count(self, name: ShareName) -> int:
@@ -133,7 +133,7 @@ class ArmTotals:
         return round(self.metrics[name].sum)
 
     def __add__(self, other: "ArmTotals") -> "ArmTotals":
-        """Both together. Raises ValueError for another arm's."""
+        """Return the sum of both. Raises ValueError for another arm's."""
         if (self.experiment, self.version, self.arm) != (
             other.experiment, other.version, other.arm,
         ):  # fmt: skip

@@ -165,7 +165,7 @@ class JournaledLedger:
             self._complain(error)
 
     def _keep_journal(self) -> None:
-        """Drain and sync every flush interval, until closed."""
+        """Drain the added rows every flush interval, until closed."""
         flush_s = self._settings.flush_ms / 1000
         while not self._is_journal_ended:
             if not self._is_closing:

@@ -174,7 +174,7 @@ class RedisLimiter:
         lease_s: float = 30.0,
         timeout_s: float = 1.0,
     ) -> "RedisLimiter":
-        """On the Redis at `url`. Raises SettingsError for a bad URL, and without the extra."""
+        """Use the Redis at `url`. Raises SettingsError for a bad URL, or without the extra."""
         try:
             from gateway.limits.redis_store import RedisStore
         except ModuleNotFoundError as error:

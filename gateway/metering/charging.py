@@ -50,7 +50,7 @@ class Reserved:
     most: Amounts
 
     def add(self, more: Mapping[str, Amounts]) -> None:
-        """Return it grown by the largest of these amounts and by each tier's own."""
+        """Grow by the largest of these amounts and by each tier's own."""
         for tier, amounts in more.items():
             self.by_tier[tier] = plus(self.by_tier.get(tier, NONE), amounts)
         self.most = plus(self.most, largest(more.values()))

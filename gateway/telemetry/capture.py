@@ -91,7 +91,7 @@ class NullCapture:
     __slots__ = ()
 
     def wants(self, *, is_private: bool) -> bool:
-        """Never."""
+        """Return False."""
         return False
 
     def offer(self, exchange: Exchange) -> None:
@@ -225,7 +225,7 @@ class JsonlCapture:
             self._thread.join(_JOIN_TIMEOUT_S)
 
     def _run(self) -> None:
-        """The thread: until None comes."""
+        """Run the thread until None comes."""
         while True:
             exchange: Exchange | None = None
             try:
@@ -251,7 +251,7 @@ class JsonlCapture:
         self._has_failed = True
 
     def _write(self, exchange: Exchange) -> None:
-        """One line, at once: another process may write to the same file."""
+        """Write one line, at once: another process may write to the same file."""
         line = json.dumps(self._document(exchange)).encode("ascii") + b"\n"
         day = datetime.datetime.fromtimestamp(exchange.ended_at, datetime.UTC).date()
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -268,7 +268,7 @@ class JsonlCapture:
             os.close(file)
 
     def _document(self, exchange: Exchange) -> dict[str, Any]:
-        """The line's object."""
+        """Return the line's object."""
         moment = datetime.datetime.fromtimestamp(exchange.ended_at, datetime.UTC)
         request: Any
         if exchange.omitted_bytes:
@@ -305,7 +305,7 @@ class JsonlCapture:
 
 
 def _dated(folder: Path) -> Iterator[tuple[Path, datetime.date]]:
-    """Our files there, and their days."""
+    """Return our files there, and their days."""
     for path in sorted(folder.iterdir()):
         found = _FILE.fullmatch(path.name)
         if found is not None:

@@ -22,12 +22,12 @@ _CURRENT: Final[ContextVar[LogContext | None]] = ContextVar("outrider_log_contex
 
 
 def begin_log_context(request_id: str) -> LogContext:
-    """From here on this task, and those that it starts, work on this request."""
+    """Attach this request to the task, and to those that it starts."""
     context = LogContext(request_id)
     _CURRENT.set(context)
     return context
 
 
 def log_context() -> LogContext | None:
-    """The request that is worked on; None between requests."""
+    """Return the task's request; None between requests."""
     return _CURRENT.get()

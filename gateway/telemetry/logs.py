@@ -90,7 +90,7 @@ class _Formatter(logging.Formatter):
     """The common part of both formats."""
 
     def formatException(self, ei: _ExceptionInfo) -> str:
-        """The traceback, without texts that may quote a request."""
+        """Return the traceback, without texts that may quote a request."""
         if log_context() is None:
             return super().formatException(ei)
         return "\n".join(_traceback_lines(ei[1]))
@@ -165,7 +165,7 @@ class _Template:
 
 @lru_cache(maxsize=1024)
 def _template_of(template: str) -> _Template | None:
-    """None where it is no call of ours: values, but no names."""
+    """Return the template; None where it is no call of ours: values, but no names."""
     found = [part for part in _PART.finditer(template) if part["conversion"] != "%%"]
     names = [part["name"] for part in found]
     words = _PART.sub(_without_field, template)
@@ -189,7 +189,7 @@ def _without_field(part: re.Match[str]) -> str:
 
 
 def _event_of(record: logging.LogRecord) -> dict[str, Any]:
-    """The event and its fields; all in one text where the call is not one of ours."""
+    """Return the event and its fields; all in one text where the call is not one of ours."""
     template = _template_of(record.msg) if isinstance(record.msg, str) else None
     values = record.args or ()
     if template is None or not isinstance(values, tuple) or len(values) != len(template.parts):
@@ -204,7 +204,7 @@ def _event_of(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def _value(conversion: str, value: object) -> object:
-    """A number as the template rounds it; anything else as text."""
+    """Return a number as the template rounds it; any other value as text."""
     if value is None or isinstance(value, bool):
         return value
     if conversion[-1] in _NUMBERS and isinstance(value, int | float):
@@ -229,7 +229,7 @@ def _traceback_lines(error: BaseException | None) -> list[str]:
 
 
 def _finite(number: float) -> float | str:
-    """JSON has no infinities."""
+    """Replace infinities, which JSON lacks."""
     return number if abs(number) < float("inf") else str(number)
 
 

@@ -60,7 +60,7 @@ class SpanCounts(Collector):
         self.failed = 0
 
     def collect(self) -> Iterator[Metric]:
-        """One family."""
+        """Yield one family."""
         spans = CounterMetricFamily("outrider_trace_spans", "Spans of traces.", labels=["state"])
         for state, count in (("ended", self.ended), ("sent", self.sent), ("failed", self.failed)):
             spans.add_metric([state], count)
@@ -103,11 +103,11 @@ class _Ids(IdGenerator):
         self._rng = rng
 
     def generate_trace_id(self) -> int:
-        """128 bits, not all zero."""
+        """Return 128 bits, not all zero."""
         return self._rng.getrandbits(128) or 1
 
     def generate_span_id(self) -> int:
-        """64 bits, not all zero."""
+        """Return 64 bits, not all zero."""
         return self._rng.getrandbits(64) or 1
 
 
@@ -254,7 +254,7 @@ class UnrecordedSpan(NullSpan):
         self._parent = parent
 
     def headers(self) -> Mapping[str, str]:
-        """The caller's, or ones that say: not this one."""
+        """Return the caller's headers, or ones that disable tracing."""
         return _headers(self._parent.header(), self._parent.state)
 
 
@@ -284,7 +284,7 @@ class _Begun:
         start_s: float | None,
         attributes: Attributes,
     ) -> "OtelSpan":
-        """A span below another one, or the root."""
+        """Begin a span below another one, or the root."""
         # An empty context, not the current one: other libraries' spans are none of ours.
         context = trace.set_span_in_context(above or trace.INVALID_SPAN, Context())
         span = self._tracer.start_span(
@@ -297,7 +297,7 @@ class _Begun:
         return OtelSpan(self, span)
 
     def nanos(self, at_s: float | None) -> int:
-        """A moment on the gateway's clock as nanoseconds since 1970; None is now."""
+        """Return a time on the gateway's clock as nanoseconds since 1970; None is now."""
         moment_s = self._clock() if at_s is None else at_s
         return round((moment_s + self._offset_s) * _NANOS)
 
@@ -318,7 +318,7 @@ class OtelSpan:
 
     @property
     def trace_id(self) -> str:
-        """32 hexadecimal digits."""
+        """Return 32 hexadecimal digits."""
         return f"{self._span.get_span_context().trace_id:032x}"
 
     def child(
@@ -329,35 +329,35 @@ class OtelSpan:
         start_s: float | None = None,
         attributes: Attributes = NO_ATTRIBUTES,
     ) -> Span:
-        """A piece of this work."""
+        """Begin a part of this work."""
         return self._begun.span(name, self._span, kind, start_s, attributes)
 
     def set(self, attributes: Attributes) -> None:
-        """Say more about the work."""
+        """Add attributes to the work."""
         if self._span.is_recording():
             self._span.set_attributes(attributes)
 
     def event(
         self, name: str, attributes: Attributes = NO_ATTRIBUTES, *, at_s: float | None = None
     ) -> None:
-        """Something happened at one moment of it."""
+        """Record an event at one moment of it."""
         if self._span.is_recording():
             self._span.add_event(name, attributes, self._begun.nanos(at_s))
 
     def fail(self, error_type: str) -> None:
-        """The work failed."""
+        """Mark the work as failed."""
         if self._span.is_recording():
             self._span.set_attribute("error.type", error_type)
             self._span.set_status(StatusCode.ERROR)
 
     def end(self, at_s: float | None = None) -> None:
-        """The work is over."""
+        """End the work."""
         if self._span.is_recording():
             self._span.end(self._begun.nanos(at_s))
             self._begun.counts.ended += 1
 
     def headers(self) -> Mapping[str, str]:
-        """For a request that is part of this work."""
+        """Return the headers for a request that is part of this work."""
         context = self._span.get_span_context()
         header = traceparent(
             context.trace_id, context.span_id, is_sampled=bool(context.trace_flags.sampled)

@@ -11,7 +11,7 @@ _MAX_DEPTH: Final = 200
 
 
 def _card(found: re.Match[str]) -> str:
-    """Payment cards have a check digit; without it, it is some other number."""
+    """Redact a payment card, recognised by its check digit; keep any other number."""
     digits = [int(char) for char in found[0] if char.isdigit()]
     doubled = [sum(divmod(2 * digit, 10)) for digit in digits[-2::-2]]
     is_card = (sum(digits[-1::-2]) + sum(doubled)) % 10 == 0
@@ -19,7 +19,7 @@ def _card(found: re.Match[str]) -> str:
 
 
 def _account(found: re.Match[str]) -> str:
-    """IBANs have two check digits (ISO 7064, MOD 97-10)."""
+    """Redact an IBAN, recognised by its two check digits (ISO 7064, MOD 97-10)."""
     compact = re.sub(r"\s", "", found[0]).upper()
     number = "".join(str(int(char, 36)) for char in compact[4:] + compact[:4])
     return "[account]" if int(number) % 97 == 1 else found[0]
@@ -88,14 +88,14 @@ _FORMS: Final[tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]
 
 
 def redact_text(text: str) -> str:
-    """The text with mail addresses, telephone, card and account numbers and secrets replaced."""
+    """Replace mail addresses, telephone, card and account numbers and secrets in a text."""
     for form, replacement in _FORMS:
         text = form.sub(replacement, text)
     return text
 
 
 def redact_json(value: Any, _depth: int = 0) -> Any:
-    """The same for every string in a JSON value, the names in objects included."""
+    """Redact every string in a JSON value, the names in objects included."""
     if isinstance(value, str):
         return redact_text(value)
     if _depth >= _MAX_DEPTH:

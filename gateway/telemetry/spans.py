@@ -137,7 +137,7 @@ def record_route(
     reason: str,
     quality: float | None = None,
 ) -> None:
-    """The span of a router's decision, which has been made already."""
+    """Record the span of a router's decision, which has been made already."""
     if not span.is_recording:
         return
     route = span.child("route", start_s=start_s)
@@ -154,7 +154,7 @@ def record_route(
 
 
 def record_engine(span: Span, marks: EngineMarks) -> None:
-    """The spans of one tier's work in the engine, which has ended already."""
+    """Record the spans of one tier's work in the engine, which has ended already."""
     if not span.is_recording:
         return
     end_s = max(marks.ended_s, marks.started_s)
@@ -184,7 +184,7 @@ def record_engine(span: Span, marks: EngineMarks) -> None:
 
 
 def _record_parts(work: Span, marks: EngineMarks, end_s: float) -> None:
-    """Queue, prefill and decode, as far as it got."""
+    """Record queue, prefill and decode, as far as it got."""
     moment_s = marks.started_s
     if marks.scheduled_s is not None or not marks.num_computed_tokens:
         scheduled_s = end_s if marks.scheduled_s is None else marks.scheduled_s
@@ -210,7 +210,7 @@ def _record_parts(work: Span, marks: EngineMarks, end_s: float) -> None:
 def begin_attempt(
     span: Span, *, tier: str, replica: str, kind: str, model: str, start_s: float
 ) -> Span:
-    """The span of one request to an upstream server; its `headers` go with that request.
+    """Begin the span of one request to an upstream server; send its `headers` with it.
 
     `replica` is `host:port`.
     """
@@ -236,7 +236,7 @@ def begin_attempt(
 
 
 def end_attempt(span: Span, marks: AttemptMarks) -> None:
-    """The request to the upstream server is over."""
+    """End the span of a request to an upstream server."""
     if span.is_recording:
         span.set(
             _known(
@@ -287,7 +287,7 @@ def end_answer(span: Span, marks: AnswerMarks, *, at_s: float | None = None) -> 
 def _part(
     span: Span, name: str, start_s: float, end_s: float, attributes: Attributes = NO_ATTRIBUTES
 ) -> float:
-    """A part of the work. Returns its end, which is never before its start."""
+    """Record a part of the work. Returns its end, which is never before its start."""
     end_s = max(start_s, end_s)
     span.child(name, start_s=start_s, attributes=attributes).end(end_s)
     return end_s

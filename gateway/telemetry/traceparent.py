@@ -25,17 +25,17 @@ class RemoteParent:
     state: str = ""
 
     def header(self) -> str:
-        """The caller's `traceparent`, in the version that we speak."""
+        """Return the caller's `traceparent`, in the version that we support."""
         return traceparent(self.trace_id, self.span_id, is_sampled=self.is_sampled)
 
 
 def traceparent(trace_id: int, span_id: int, *, is_sampled: bool) -> str:
-    """The header's value."""
+    """Return the header's value."""
     return f"00-{trace_id:032x}-{span_id:016x}-{'01' if is_sampled else '00'}"
 
 
 def read_parent(header: str | None, state: str | None) -> RemoteParent | None:
-    """The caller's span; None where it names none, or not as the standard has it."""
+    """Return the caller's span; None where it names none, or not in the standard's form."""
     if header is None:
         return None
     found = _TRACEPARENT.fullmatch(header.strip(" \t"))

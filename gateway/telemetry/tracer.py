@@ -23,7 +23,7 @@ class Span(Protocol):
 
     @property
     def trace_id(self) -> str:
-        """32 hexadecimal digits; empty where there is no trace."""
+        """Return 32 hexadecimal digits; empty where there is no trace."""
 
     def child(
         self,
@@ -41,16 +41,16 @@ class Span(Protocol):
     def event(
         self, name: str, attributes: Attributes = NO_ATTRIBUTES, *, at_s: float | None = None
     ) -> None:
-        """Something happened at one moment of it."""
+        """Record an event at one moment of it."""
 
     def fail(self, error_type: str) -> None:
-        """The work failed, by this short stable word."""
+        """Mark the work as failed, with a short stable word."""
 
     def end(self, at_s: float | None = None) -> None:
         """End the work. A second call does nothing."""
 
     def headers(self) -> Mapping[str, str]:
-        """W3C `traceparent` and `tracestate`, for a request that is part of this work."""
+        """Return W3C `traceparent` and `tracestate`, for a request that is part of this work."""
 
 
 class Tracer(Protocol):
@@ -65,7 +65,7 @@ class Tracer(Protocol):
         start_s: float | None = None,
         attributes: Attributes = NO_ATTRIBUTES,
     ) -> Span:
-        """The span of one API request. The headers are the caller's, unchecked."""
+        """Begin the span of one API request. The headers are the caller's, unchecked."""
 
     async def close(self) -> None:
         """Send the ended spans, for some seconds at most."""
@@ -105,7 +105,7 @@ class NullSpan:
         """Do nothing."""
 
     def headers(self) -> Mapping[str, str]:
-        """None."""
+        """Return no headers."""
         return NO_HEADERS
 
 

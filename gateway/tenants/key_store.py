@@ -229,7 +229,7 @@ class KeyStore:
 
     @contextmanager
     def _writing(self) -> Iterator[Connection]:
-        """A transaction that changes keys; one at a time, on PostgreSQL by the version's row."""
+        """Open a transaction that changes keys; one at a time, on PostgreSQL by that row."""
         versions = tables.key_version
         with self._database.write() as connection:
             insert_new(connection, versions, [{"id": 1, "version": 0}])

@@ -75,7 +75,7 @@ def check_url(url: str, *, allow_private: bool) -> None:
 
 
 def _literal(host: str) -> IPAddress | None:
-    """The address that a host is, also in the old ways of writing: 127.1, 0x7f000001."""
+    """Return the address that a host is, also in the old forms: 127.1, 0x7f000001."""
     try:
         return ipaddress.ip_address(host)
     except ValueError:

@@ -69,14 +69,14 @@ class UpstreamAnswer:
 
     @property
     def delivered_text(self) -> str:
-        """The content of the first choice, as far as it was handed out."""
+        """Return the content of the first choice, as far as it was handed out."""
         if self._whole is not None:
             return self._whole.texts[0] if self._whole.texts else ""
         return self._delivered.content
 
     @property
     def usage(self) -> UpstreamUsage:
-        """Tokens as if one server had answered; final when the last chunk was handed out."""
+        """Return tokens as if one server had answered; final once the last chunk was handed out."""
         if self._request is None:
             return UpstreamUsage()
         usage = self._request.usage
@@ -139,7 +139,7 @@ class UpstreamAnswer:
                 return
 
     async def cut_off(self, undelivered: Chunk) -> None:
-        """A limit of the tenant ends the stream before this chunk: book it, and let it go."""
+        """Book and release a stream that a limit of the tenant ends before this chunk."""
         assert self._request is not None, "begin comes first"
         self._request.without(undelivered)
         self._request.given_up_as = "limited"
@@ -213,7 +213,7 @@ class UpstreamAnswer:
             raise self._broken from diverged
 
     def _with_seed(self, call: UpstreamCall) -> UpstreamCall:
-        """A seed where the answer may have to be given a second time, word for word."""
+        """Return the call with a seed if its answer may have to be repeated word for word."""
         document = call.document
         if (
             self._tier.traits.continuation != "replay"

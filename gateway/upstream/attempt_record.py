@@ -48,7 +48,7 @@ class AttemptRecord:
         kind: AttemptKind,
         num_repeated_tokens: int,
     ) -> None:
-        """`num_repeated_tokens` at the answer's beginning were written by the attempt before."""
+        """Store the arguments. `num_repeated_tokens` at the start are of the attempt before."""
         self._tier = tier
         self._call = call
         self._lease = lease

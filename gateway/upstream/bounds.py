@@ -55,7 +55,7 @@ def most_predicted_tokens(document: Mapping[str, Any]) -> int:
 
 
 def media_parts(document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The parts of messages that are no text."""
+    """Yield the parts of messages that are no text."""
     messages = document.get("messages")
     for message in messages if isinstance(messages, list) else ():
         content = message.get("content") if isinstance(message, dict) else None
@@ -74,7 +74,7 @@ def _beyond_bytes(part: Mapping[str, Any], media_tokens: int) -> int:
 
 
 def _data(value: object) -> Iterator[str]:
-    """Inline data in a part: a data URL, or base64 in the field `data` or `file_data`."""
+    """Return inline data of a part: a data URL, or base64 in the field `data` or `file_data`."""
     if isinstance(value, str) and value.startswith("data:"):
         yield value
     elif isinstance(value, dict):

@@ -76,7 +76,7 @@ class Breaker:
 
     @property
     def state(self) -> BreakerState:
-        """closed, open or half_open."""
+        """Return closed, open or half_open."""
         return self._state
 
     def admits(self, now_s: float | None = None) -> bool:
@@ -87,14 +87,14 @@ class Breaker:
 
     @property
     def wait_s(self) -> float:
-        """Seconds before which it surely does not admit; 0 when that hangs on no clock."""
+        """Return the seconds before which it will not admit; 0 where no time can be named."""
         until_s = self.held_until_s
         if self._state == "open":
             until_s = max(until_s, self.open_until_s)
         return max(until_s - self._clock(), 0.0)
 
     def began(self) -> int:
-        """A request is sent. Returns the era; in half_open it is the trial.
+        """Record a request as sent. Returns the era; in half_open it is the trial.
 
         Must be ended once by `succeeded`, `failed` or `cancelled` with that era.
         """
@@ -114,7 +114,7 @@ class Breaker:
         return era
 
     def succeeded(self, era: int) -> None:
-        """A request was answered to its end, or refused for its own fault."""
+        """Record a request that was answered to its end, or refused for its own fault."""
         era = self.answered(era)
         if era == self._era and self._state == "closed":
             self._num_in_a_row = 0
@@ -147,12 +147,12 @@ class Breaker:
         return self._state == "open" and self._clock() >= self.open_until_s
 
     def probe_succeeded(self) -> None:
-        """The server lives: one request may try it. Ignored unless open."""
+        """Record that the server is up: one request may try it. Ignored unless open."""
         if self._state == "open":
             self._enter("half_open")
 
     def probe_failed(self) -> None:
-        """It does not; the next probe is due after twice the time. Ignored unless open."""
+        """Record that it is down; the next probe is due after twice the time, if open."""
         if self._state == "open":
             self._extend()
 

@@ -53,13 +53,13 @@ class UpstreamCall:
 
     @property
     def token_limit(self) -> int | None:
-        """The most tokens that each answer may have; None where the request names none."""
+        """Return the most tokens that each answer may have; None where the request names none."""
         limit = self.document.get("max_completion_tokens") or self.document.get("max_tokens")
         return int(limit) if isinstance(limit, int | float) else None
 
     @property
     def num_choices(self) -> int:
-        """The n of the request."""
+        """Return the request's n."""
         count = self.document.get("n")
         return count if isinstance(count, int) else 1
 

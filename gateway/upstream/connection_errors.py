@@ -41,7 +41,7 @@ _NO_TLS_REASONS: Final = frozenset(
 
 
 def error_of(error: Exception, exchange: ExchangeLimits) -> UpstreamError:
-    """A connection's failure as an UpstreamError that names the tier, not the host."""
+    """Return a connection's failure as an UpstreamError that names the tier, not the host."""
     tls = _tls_words(error)
     if tls is not None:
         return exchange.error("tls", f"cannot be asked over TLS: {tls}")
@@ -93,7 +93,7 @@ def _connect_words(error: aiohttp.ClientConnectorError) -> str:
 
 
 def _unreadable(error: aiohttp.ClientResponseError, exchange: ExchangeLimits) -> UpstreamError:
-    """The answer's head is not HTTP."""
+    """Return the error for an answer whose head is not HTTP."""
     # A TLS server answers a plain request with an alert: record type 21, version 3.
     if "\\x15\\x03" in error.message:
         return exchange.error("tls", "speaks TLS; begin its URL with https")

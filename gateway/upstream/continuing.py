@@ -47,7 +47,7 @@ class Delivered:
         """The first event with text: it has the answer's id, and the form of its chunks."""
 
     def add(self, chunk: Chunk) -> None:
-        """One chunk more. This runs for each token of each client."""
+        """Add one more chunk. This runs for each token of each client."""
         if (chunk.content or chunk.reasoning) and not chunk.index:
             if chunk.content:
                 self._content.append(chunk.content)
@@ -63,7 +63,7 @@ class Delivered:
 
     @property
     def content(self) -> str:
-        """The answer so far."""
+        """Return the answer so far."""
         return "".join(self._content)
 
     @property
@@ -72,7 +72,7 @@ class Delivered:
         return "".join(self._reasoning)
 
     def num_tokens(self, count_text: CountText | None) -> int:
-        """Tokens of all of it; without a tokenizer, servers are taken to send them one by one."""
+        """Return all its tokens; without a tokenizer, one for each chunk is assumed."""
         if count_text is None:
             return self._num_parts
         return sum(count_text(text) for text in (self.content, self.reasoning) if text)
@@ -177,7 +177,7 @@ class StreamSplicer:
         return self._renamed(rest)
 
     def _without_known_logprobs(self, chunk: Chunk) -> Chunk | None:
-        """They are counted on their own: a text may come later than its tokens."""
+        """Cut known log-probabilities, counted apart: a text may come later than its tokens."""
         if not chunk.has_logprobs or not self._num_logprobs_left:
             return chunk
         num_known = min(num_logprobs(chunk.raw), self._num_logprobs_left)

@@ -30,7 +30,7 @@ class EventSplitter:
 
     @property
     def num_held_bytes(self) -> int:
-        """The length of `rest`, without a copy of it."""
+        """Return the length of `rest`, without a copy of it."""
         return len(self._held)
 
     def push(self, data: bytes) -> list[bytes]:
@@ -62,7 +62,7 @@ class EventSplitter:
         return events
 
     def finish(self) -> list[bytes]:
-        """The stream has ended: its last event, if only the blank line is missing.
+        """End the stream: return its last event, if only the blank line is missing.
 
         An event that was cut within a line is left in `rest`: its content is unknown.
         """

@@ -24,7 +24,7 @@ class HedgeBudget:
         return self._share > 0
 
     def earn(self) -> None:
-        """A request has come."""
+        """Add a request's share of a hedge."""
         self._saved = min(self._saved + self._share, _MAX_SAVED)
 
     def spend(self) -> bool:

@@ -34,7 +34,7 @@ class LatencyEstimate:
         self.num_samples = 0
 
     def add(self, seconds: float) -> None:
-        """Learns a time that was measured."""
+        """Add a measured time."""
         seconds = max(seconds, _MIN_S)
         now = self._clock()
         self._ewma_s = self._blend(seconds, now)
@@ -60,11 +60,11 @@ class LatencyEstimate:
 
     @property
     def ewma_s(self) -> float | None:
-        """The average that follows peaks; None before the first sample."""
+        """Return the average that follows peaks; None before the first sample."""
         return self._ewma_s
 
     def quantile(self, share: float) -> float | None:
-        """The time that this share of the samples does not pass; None below 20 samples."""
+        """Return the time that this share of samples does not exceed; None below 20 samples."""
         self._expire(self._clock())
         count = len(self._sorted)
         if count < _MIN_SAMPLES:
@@ -72,7 +72,7 @@ class LatencyEstimate:
         return self._sorted[min(count - 1, max(0, math.ceil(share * count) - 1))]
 
     def expected_s(self, typical_s: float, now_s: float) -> float:
-        """The time to expect at `now_s`: the average, the older, the nearer to `typical_s`.
+        """Return the time to expect at `now_s`: an average that ages towards `typical_s`.
 
         So a server that was slow once is tried again, and an old figure is not held against it.
         """
@@ -82,7 +82,7 @@ class LatencyEstimate:
         return typical_s + trust * (self._ewma_s - typical_s)
 
     def _blend(self, seconds: float, now: float) -> float:
-        """Up at once, within a limit; down by the time since the last sample."""
+        """Move the average: up at once, within a limit; down by the time since the last sample."""
         before = self._ewma_s
         if before is None:
             return seconds
@@ -92,7 +92,7 @@ class LatencyEstimate:
         return seconds + keep * (before - seconds)
 
     def _keep(self, seconds: float, now: float) -> None:
-        """Takes it into the window of the quantiles."""
+        """Add it to the window of the quantiles."""
         self._samples.append((now, seconds))
         insort(self._sorted, seconds)
         self.num_samples += 1

@@ -37,7 +37,7 @@ class WatchedTier(Protocol):
 
     @property
     def replicas(self) -> ReplicaSet:
-        """The tier's servers."""
+        """Return the tier's servers."""
 
 
 class UpstreamMetrics:
@@ -139,7 +139,7 @@ class _HealthCollector(Collector):
         self.tiers: Mapping[str, WatchedTier] = {}
 
     def collect(self) -> Iterator[Metric]:
-        """A sample for each tier, replica, and state of its breaker (1: the present one)."""
+        """Yield a sample for each tier, replica, and state of its breaker (1: the present one)."""
         available = _gauge("upstream_available", "Whether a request would be sent now.", "tier")
         breakers = _gauge(
             "upstream_breaker_state", "1: the breaker's state.", "tier", "replica", "state"

@@ -60,7 +60,7 @@ class Mirror:
         rng: random.Random,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """`clock` is the calls' own; `wall_clock` gives the seconds since 1970 for the file."""
+        """Store the arguments. `clock` is the calls'; `wall_clock` is since 1970, for the file."""
         self._tier = tier
         self._settings = settings
         self._metrics = metrics
@@ -73,7 +73,7 @@ class Mirror:
 
     @property
     def tier(self) -> str:
-        """The tier that gets the copies."""
+        """Return the tier that gets the copies."""
         return self._tier.name
 
     def offer(self, call: UpstreamCall, answer: MirroredAnswer) -> bool:
@@ -155,7 +155,7 @@ class Mirror:
     def _record(
         self, call: UpstreamCall, answer: MirroredAnswer, copied: dict[str, Any]
     ) -> dict[str, Any]:
-        """A line of the file."""
+        """Return a line of the file."""
         return {
             "time": datetime.fromtimestamp(self._wall_clock(), UTC).isoformat(),
             "request_id": call.request_id,

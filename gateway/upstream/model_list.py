@@ -25,7 +25,7 @@ def _is_name(model: str) -> bool:
 
 
 def model_ids(body: bytes) -> tuple[str, ...]:
-    """The ids in the body of GET /models, in its order; none where it cannot be read.
+    """Return the ids in the body of GET /models, in order; none if it cannot be read.
 
     At most as many as any server lists: each is a name that our own list shows, and must be one
     that a request can carry.

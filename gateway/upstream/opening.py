@@ -60,7 +60,7 @@ class Opening:
         avoid: Collection[Replica] = (),
         num_repeated_tokens: int = 0,
     ) -> None:
-        """`started_s`: when the whole answer was begun. Raises BadRequestError by its dialect.
+        """Store `started_s`, the start of the whole answer. Raises the dialect's BadRequestError.
 
         `avoid`: replicas that are asked only when there is no other.
         """
@@ -131,7 +131,7 @@ class Opening:
         return await retries(attempt)
 
     def _wait_s(self, state: RetryCallState) -> float:
-        """Seconds until the next attempt; infinite where waiting would be of no use."""
+        """Return the seconds until the next attempt; infinite where waiting would not help."""
         replicas = self._tier.parts.replicas
         if replicas.pick(exclude=self._round) is not None:
             return 0.0
@@ -241,7 +241,7 @@ class Opening:
         return request
 
     def _late_s(self) -> float | None:
-        """Seconds after which a rival is sent; None for no rival."""
+        """Return the seconds after which a rival is sent; None for no rival."""
         if not self._tier.hedges.is_on or self.is_hedged or self._kind != "answer":
             return None
         learned = self._tier.first_token if self._call.is_streamed else self._tier.whole

@@ -25,12 +25,12 @@ class RecentTimes:
         self._per_load: deque[float] = deque(maxlen=NUM_RECENT)
 
     def add(self, seconds: float, load: int) -> None:
-        """Learns a time; `load` is at least 1."""
+        """Add a time; `load` is at least 1."""
         self._seconds.append(seconds)
         self._per_load.append(seconds / load)
 
     def clear(self) -> None:
-        """Starts anew."""
+        """Drop all times."""
         self._seconds.clear()
         self._per_load.clear()
 
@@ -41,17 +41,17 @@ class RecentTimes:
 
     @property
     def seconds(self) -> float | None:
-        """The median time."""
+        """Return the median time."""
         return median(self._seconds) if self.is_full else None
 
     @property
     def per_load_s(self) -> float | None:
-        """The median time for each request that was in flight."""
+        """Return the median time for each request that was in flight."""
         return median(self._per_load) if self.is_full else None
 
 
 def outliers(times: Sequence[RecentTimes]) -> list[int]:
-    """Indices of the servers that are more than three times as slow as the others' median.
+    """Return indices of servers over three times as slow as the others' median.
 
     The slowest is first. A server must be slow by its times and by its times per load: one with a
     queue that we made ourselves is slow by the first alone, one that is idle among servers that
@@ -80,5 +80,5 @@ def outliers(times: Sequence[RecentTimes]) -> list[int]:
 
 
 def low_median(values: Sequence[float]) -> float:
-    """The median; of an even number the lower of the two in the middle."""
+    """Return the median; of an even number the lower of the two in the middle."""
     return sorted(values)[(len(values) - 1) // 2]

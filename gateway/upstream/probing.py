@@ -37,7 +37,7 @@ class Prober:
         self._has_news = asyncio.Event()
 
     def wake(self) -> None:
-        """A breaker may have opened."""
+        """Wake the prober: a breaker may have opened."""
         self._has_news.set()
 
     async def run(self) -> None:

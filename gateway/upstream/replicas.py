@@ -61,7 +61,7 @@ class Lease:
         self._load = replica.in_flight
 
     def got_first_token(self) -> None:
-        """The first token of a stream is here. Only the first call counts.
+        """Record the first token of a stream. Only the first call counts.
 
         Not for answers that are not streamed: their time is another thing.
         """
@@ -74,12 +74,12 @@ class Lease:
             self._era = self.replica.breaker.answered(self._era)
 
     def succeeded(self) -> None:
-        """The answer is whole, or the server refused the request for the request's own fault."""
+        """Record a whole answer, or a refusal for the request's own fault."""
         if self._end():
             self.replica.breaker.succeeded(self._era)
 
     def failed(self, failure: FailureKind, retry_after_s: float | None = None) -> None:
-        """It failed, before or after the first token."""
+        """Record a failure, before or after the first token."""
         if self._end():
             if failure == "first_token_timeout":
                 self._learn_wait()
@@ -176,7 +176,7 @@ class Replica:
         return Lease(self, self._clock, is_streamed=is_streamed)
 
     def rank(self, affinity: int) -> int:
-        """Its place for requests of this hash: the highest is their home (rendezvous hashing)."""
+        """Return its rank for requests of this hash: the highest is home (rendezvous hashing)."""
         # splitmix64's finalizer: every bit of both numbers reaches every bit of the rank
         mixed = affinity ^ self._seed
         mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
@@ -184,12 +184,12 @@ class Replica:
         return mixed ^ (mixed >> 31)
 
     def eject(self, now_s: float) -> None:
-        """Leaves it out for 10 s times the number of ejections in a row."""
+        """Leave it out for 10 s times the number of ejections in a row."""
         self.num_ejections = min(self.num_ejections + 1, _MAX_EJECTIONS)
         self.ejected_until_s = now_s + _EJECTION_S * self.num_ejections
 
     def readmit(self) -> None:
-        """Its time is over. It is judged anew, by answers from now on."""
+        """Take it back. It is judged anew, by answers from now on."""
         self.ejected_until_s = None
         self.recent.clear()
 
@@ -254,7 +254,7 @@ class ReplicaSet:
 
     @property
     def retry_after_s(self) -> float:
-        """Seconds until a replica may admit requests at the soonest; 0 when one does now."""
+        """Return the least seconds until a replica may admit requests; 0 when one does now."""
         if self.is_available:
             return 0.0
         return max(_SOON_S, min(replica.breaker.wait_s for replica in self.replicas))
@@ -265,7 +265,7 @@ class ReplicaSet:
 
     @property
     def probe_wait_s(self) -> float | None:
-        """Seconds until the next probe is due; None while no breaker is open."""
+        """Return the seconds until the next probe is due; None while no breaker is open."""
         due = [
             replica.breaker.open_until_s
             for replica in self.replicas
@@ -324,7 +324,7 @@ class ReplicaSet:
                 logger.info("replica readmitted replica=%s", replica.name)
 
     def _eject_outliers(self, now: float) -> None:
-        """Leaves outliers out, the slowest first, and never more than half of all."""
+        """Leave outliers out, the slowest first, and never more than half of all."""
         slow = [self.replicas[i] for i in outliers([replica.recent for replica in self.replicas])]
         for replica in self.replicas:
             if replica.ejected_until_s is None and replica.recent.is_full and replica not in slow:
@@ -343,7 +343,7 @@ class ReplicaSet:
 
 
 def _hash(text: str) -> int:
-    """64 bits that are the same in every process."""
+    """Return 64 bits that are the same in every process."""
     return int.from_bytes(
         blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little"
     )

@@ -68,7 +68,7 @@ class UpstreamRequest:
         body: bytes,
         num_repeated_tokens: int = 0,
     ) -> None:
-        """`num_repeated_tokens` at the answer's beginning were written by the attempt before."""
+        """Store the arguments. `num_repeated_tokens` at the start are of the attempt before."""
         self._tier = tier
         self._call = call
         self._body = body
@@ -97,7 +97,7 @@ class UpstreamRequest:
 
     @property
     def num_written_tokens(self) -> int:
-        """Tokens of the whole answer so far, by this attempt or by the one that it repeats."""
+        """Return the whole answer's tokens so far, by this attempt or by the one it repeats."""
         return max(self.usage.num_completion_tokens, self._record.num_repeated_tokens)
 
     @property
@@ -127,7 +127,7 @@ class UpstreamRequest:
             raise told from error
 
     async def chunks(self) -> AsyncGenerator[Chunk]:
-        """The answer from its first chunk to [DONE], which is made up where the server forgets it.
+        """Yield the chunks from the first to [DONE], which is added where the server omits it.
 
         Raises UpstreamError or DeadlineExceededError; then, and when it is closed early, it is over
         and booked.
@@ -164,7 +164,7 @@ class UpstreamRequest:
             await self.aclose()
 
     def finish(self) -> None:
-        """The answer has come to its end, and is the one that is delivered."""
+        """End a complete answer, the one that is delivered."""
         if self._record.is_booked:
             return
         total_s = self._tier.parts.clock() - self._lease.started_s
@@ -217,7 +217,7 @@ class UpstreamRequest:
                     self._record.meter.add(self._reader.read(event))
 
     async def _post(self) -> UpstreamResponse:
-        """Until the headers of an answer that is none of a failure."""
+        """Send it, and wait for the headers of a successful answer."""
         tier, call = self._tier, self._call
         url = self.replica.url + tier.parts.dialect.path(call.endpoint)
         headers = dict(tier.headers)
@@ -269,7 +269,7 @@ class UpstreamRequest:
         )
 
     async def _read_head(self, response: UpstreamResponse) -> None:
-        """Until the first chunk with text, or the end of an answer without any."""
+        """Read until the first chunk with text, or the end of an answer without any."""
         clock = self._tier.parts.clock
         allowed_s = self._tier.settings.timeouts.first_token_s
         self._events = response.events()

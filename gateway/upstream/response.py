@@ -66,7 +66,7 @@ class UpstreamResponse:
         return b"".join(pieces)
 
     async def events(self) -> AsyncGenerator[bytes]:
-        """Whole server-sent events as they came, each with its blank line; comments too.
+        """Yield whole server-sent events as they came, each with its blank line; comments too.
 
         Raises UpstreamError (content_type; first_token_timeout until the first event that is no
         comment, then between_tokens_timeout; total_timeout, too_large, reset, garbage) and
@@ -114,7 +114,7 @@ class UpstreamResponse:
         self._close()
 
     async def _next(self, due_s: float, failure: FailureKind) -> bytes:
-        """The bytes that have come meanwhile, at least one; none at the end of the body."""
+        """Return the bytes that have come, at least one; none at the end of the body."""
         end_s = self._end_s
         if self._loop.time() >= end_s:
             raise self._exchange.late(end_s, failure)
@@ -133,7 +133,7 @@ class UpstreamResponse:
             self._watch.rest()
 
     def _stop_waiting(self) -> None:
-        """The server is too late: end the wait of `_next` by an exception."""
+        """End the wait of `_next` by an exception: the server is too late."""
         self._answer.content.set_exception(self._exchange.late(self._due_s, self._failure))
 
     def _check_content_type(self) -> None:

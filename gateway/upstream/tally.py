@@ -20,19 +20,19 @@ class Tally:
         self._num_parts = 0
 
     def add(self, chunk: Chunk) -> None:
-        """One chunk more. This runs for each token of each client."""
+        """Add one more chunk. This runs for each token of each client."""
         if num_bytes := _num_bytes(chunk):
             self._num_bytes += num_bytes
             self._num_parts += 1
 
     def take_back(self, chunk: Chunk) -> None:
-        """A chunk that was added and does not count after all."""
+        """Take back a chunk that was added and does not count after all."""
         if num_bytes := _num_bytes(chunk):
             self._num_bytes -= num_bytes
             self._num_parts -= 1
 
     def add_whole(self, answer: WholeAnswer) -> None:
-        """An answer that is not streamed."""
+        """Add an answer that is not streamed."""
         for text in (*answer.texts, *answer.reasoning):
             self._num_bytes += size_bytes(text)
             self._num_parts += bool(text)
@@ -41,7 +41,7 @@ class Tally:
 
     @property
     def num_tokens(self) -> int:
-        """The likely number: a part of a stream has at least one."""
+        """Return the likely number: a part of a stream has at least one."""
         return max(self._num_parts, tokens_of(self._num_bytes))
 
     @property
@@ -51,12 +51,12 @@ class Tally:
 
 
 def tokens_of(num_bytes: int) -> int:
-    """The likely number of tokens of a text of this size."""
+    """Return the likely number of tokens of a text of this size."""
     return -(-num_bytes // _BYTES_PER_TOKEN)
 
 
 def size_bytes(text: str) -> int:
-    """In UTF-8."""
+    """Return the size in UTF-8."""
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 

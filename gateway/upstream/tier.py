@@ -107,11 +107,11 @@ class UpstreamTier:
 
     @property
     def retry_after_s(self) -> float:
-        """Seconds until some replica may take requests; 0 when one does now."""
+        """Return the seconds until some replica may take requests; 0 when one does now."""
         return self.replicas.retry_after_s
 
     def answer(self, call: UpstreamCall, *, kind: AttemptKind = "answer") -> UpstreamAnswer:
-        """The answer to a call, not begun. A `mirror` is neither tried again nor hedged."""
+        """Return the answer to a call, not begun. A `mirror` is neither retried nor hedged."""
         return UpstreamAnswer(self._state, call, kind=kind)
 
     async def models(self) -> tuple[str, ...]:

@@ -33,7 +33,7 @@ class TokenCounter:
 
     @classmethod
     def load(cls, path: str) -> Self:
-        """The tokenizer of a folder or hub id. Raises OSError or ValueError."""
+        """Load the tokenizer of a folder or hub id. Raises OSError or ValueError."""
         from transformers import AutoTokenizer
 
         folder = Path(path).expanduser()

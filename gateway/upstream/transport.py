@@ -155,7 +155,7 @@ class Transport:
     async def get(
         self, url: str, headers: Mapping[str, str], *, timeout_s: float
     ) -> tuple[int, bytes]:
-        """Status and body, within `timeout_s` for all of it. Raises UpstreamError."""
+        """Return status and body, within `timeout_s` for all of it. Raises UpstreamError."""
         timeouts = self._timeouts.model_copy(
             update={"first_token_s": timeout_s, "total_s": timeout_s}
         )
@@ -259,7 +259,7 @@ def _is_stale(error: Exception, trip: _Trip) -> bool:
 
 @lru_cache(maxsize=256)
 def _replica(url: str) -> str:
-    """host:port"""
+    """Return host:port."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -267,7 +267,7 @@ def _replica(url: str) -> str:
 
 
 def _tls_context(ca_file: Path) -> ssl.SSLContext:
-    """Trust in the system's authorities and in those of a file. Raises ValueError."""
+    """Return a context trusting the system's authorities and a file's. Raises ValueError."""
     context = ssl.create_default_context()
     context.set_alpn_protocols(["http/1.1"])
     try:

@@ -58,7 +58,7 @@ class UsageMeter:
         count_prompt: CountPrompt | None = None,
         media_tokens: int = 0,
     ) -> None:
-        """`media_tokens` is the estimate for an image, a sound or a file of the prompt."""
+        """Store the arguments. `media_tokens` estimates an image, a sound or a file."""
         self._call = call
         self._count_text = count_text
         self._count_prompt = count_prompt
@@ -71,7 +71,7 @@ class UsageMeter:
         self._reported: UpstreamUsage | None = None
 
     def add(self, chunk: Chunk) -> None:
-        """One chunk more. This runs for each token of each client."""
+        """Add one more chunk. This runs for each token of each client."""
         if chunk.content:
             self._texts[chunk.index].append(chunk.content)
         if chunk.reasoning:
@@ -95,7 +95,7 @@ class UsageMeter:
         self._tally.take_back(chunk)
 
     def add_whole(self, answer: WholeAnswer) -> None:
-        """An answer that is not streamed."""
+        """Add an answer that is not streamed."""
         for index, text in enumerate(answer.texts):
             self._texts[index].append(text)
         for index, text in enumerate(answer.reasoning):
@@ -115,7 +115,7 @@ class UsageMeter:
         return self._checked(self._reported, self._count_text)
 
     def _believed(self, reported: UpstreamUsage) -> UpstreamUsage:
-        """The report, but for numbers that are too small for the text that was seen."""
+        """Return the report, without numbers that are too small for the text received."""
         usage = reported
         if reported.num_completion_tokens < self._tally.least_tokens:
             usage = _estimated(usage, num_completion_tokens=self._tally.num_tokens)
@@ -125,7 +125,7 @@ class UsageMeter:
         return usage
 
     def _checked(self, reported: UpstreamUsage, count: CountText) -> UpstreamUsage:
-        """The report, or our own count where it is too far from it."""
+        """Return the report, or our own count where it is too far from it."""
         usage = reported
         if not (self._num_other_parts or any(self._reasoning.values())):
             counted = _count(self._texts.values(), count)
@@ -148,7 +148,7 @@ class UsageMeter:
         return is_hot and counted <= reported <= (1 + _FREE_SHARE_ABOVE_IF_HOT) * counted + 1
 
     def _without_report(self) -> UpstreamUsage:
-        """Counted where all of it can be, else estimated."""
+        """Count the answer where all of it can be counted, else estimate it."""
         prompt = self._count_prompt(self._call) if self._count_prompt else None
         is_counted = self._count_text is not None and not self._num_other_parts
         count = self._count_text or _estimate
@@ -183,7 +183,7 @@ def cost_usd(usage: UpstreamUsage, price: TierPriceSettings) -> float | None:
 
 
 def usage_object(usage: UpstreamUsage) -> dict[str, Any]:
-    """OpenAI's `usage`."""
+    """Return OpenAI's `usage`."""
     return {
         "prompt_tokens": usage.num_prompt_tokens,
         "completion_tokens": usage.num_completion_tokens,
@@ -215,7 +215,7 @@ def _estimate(text: str) -> int:
 
 
 def _estimate_prompt(document: Mapping[str, Any]) -> int:
-    """From the length of all the text that the model is given."""
+    """Estimate from the length of all the text that the model is given."""
     prompt = document.get("prompt")
     if isinstance(prompt, list):
         return sum(_estimate_part(part) for part in prompt)

@@ -60,11 +60,11 @@ class ExchangeLimits:
         return self.too_slow("total_timeout" if due_s >= self.end_s else failure)
 
     def given_up(self) -> UpstreamError:
-        """It was ended from here."""
+        """Return the error for an exchange ended from here."""
         return self.error("reset", "is not asked any more, as the gateway shuts down")
 
     def too_slow(self, failure: FailureKind) -> UpstreamError:
-        """One of the four time limits was passed."""
+        """Return the error for one of the four time limits."""
         timeouts = self.timeouts
         allowed_s = {
             "connect_timeout": timeouts.connect_s,

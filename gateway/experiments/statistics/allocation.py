@@ -21,7 +21,7 @@ def thompson_shares(
     rng: np.random.Generator,
     num_draws: int = 10_000,
 ) -> list[float]:
-    """The probability of each arm to be the best: Thompson (1933), with uniform priors.
+    """Return each arm's probability to be the best: Thompson (1933), with uniform priors.
 
     Raises ValueError for no arms, or counts that are none.
     """
@@ -84,7 +84,7 @@ def _check(successes: Sequence[float], trials: Sequence[float]) -> None:
 
 
 def _divergence(p: float, q: float) -> float:
-    """Kullback-Leibler divergence of Bernoulli distributions; both inside (0, 1)."""
+    """Return the Kullback-Leibler divergence of Bernoulli distributions; both inside (0, 1)."""
     return p * math.log(p / q) + (1.0 - p) * math.log((1.0 - p) / (1.0 - q))
 
 
@@ -94,7 +94,7 @@ def _distance(top: float, mean: float, part: float) -> float:
 
 
 def _part(top: float, mean: float, level: float) -> float:
-    """The x at which the distance is `level`, below its limit d(top, mean)."""
+    """Return the x at which the distance is `level`, below its limit d(top, mean)."""
     low, high = 0.0, 1.0
     while _distance(top, mean, high) < level and high < 1e12:
         high *= 2.0

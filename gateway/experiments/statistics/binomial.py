@@ -40,7 +40,7 @@ class _Counts:
 
     @property
     def share(self) -> float:
-        """Inside (0, 1) also where there were only successes, or only failures."""
+        """Return the share, inside (0, 1) even with only successes or only failures."""
         share = self.successes / (self.successes + self.failures)
         return min(1.0 - _EDGE, max(_EDGE, share))
 
@@ -75,7 +75,7 @@ def share_interval(metric: MetricTotals, alpha: float, *, is_independent: bool =
 def compare_shares(
     control: MetricTotals, arm: MetricTotals, alpha: float, *, is_independent: bool = False
 ) -> Comparison:
-    """The arm's share against the control's. Raises ValueError for alpha not in (0, 1)."""
+    """Compare the arm's share with the control's. Raises ValueError for alpha not in (0, 1)."""
     check_alpha(alpha)
     if control.n == 0 or arm.n == 0:
         nothing = Interval(estimate=math.nan, low=-1.0, high=1.0)
@@ -166,7 +166,7 @@ def _settled(share: float) -> float:
 def _bound(
     counts: _Counts, budget: FloatArray, prior: float, end: float, num_halvings: int = _NUM_HALVINGS
 ) -> FloatArray:
-    """Furthest share towards `end` at which the arm's log martingale is within `budget`."""
+    """Return the share furthest towards `end` with the arm's log martingale within `budget`."""
     inside = np.full(budget.shape, counts.share)
     outside = np.full(budget.shape, end)
     is_free = counts.log(outside, prior) < budget

@@ -18,7 +18,7 @@ from gateway.experiments.totals import ArmTotals, MetricTotals, SketchName
 
 
 def effective_buckets(counts: FloatArray) -> FloatArray:
-    """Buckets of equal size that would be worth as much (Kish 1965); 0 for no requests.
+    """Return the equivalent number of buckets of equal size (Kish 1965); 0 for no requests.
 
     `counts`: shape (..., 64), requests by bucket; the result has shape (...).
     """
@@ -32,7 +32,7 @@ def effective_buckets(counts: FloatArray) -> FloatArray:
 def design_effects(
     counts: FloatArray, sums: FloatArray, squares: FloatArray, alpha: float
 ) -> FloatArray:
-    """Variance of the mean over that of independent requests: 1 or more, a safe estimate.
+    """Return the mean's variance over that of independent requests: 1 or more, a safe estimate.
 
     The ratio estimator's cluster variance, B / (B - 1) sum d^2 with d = sum - mean count of a
     bucket, over the variance of n independent requests (Kish 1965). That estimate is itself
@@ -101,7 +101,7 @@ def latency_design_effect(
 
 
 def _widening(freedom: FloatArray, alpha: float) -> FloatArray:
-    """Square of Student's quantile over the normal's, where the normal's is the half-width."""
+    """Return the square of Student's quantile over the normal's, the normal's as half-width."""
     z = half_width(alpha, TUNED_FOR / prior_requests(alpha))
     widening: FloatArray = np.square(stdtrit(np.maximum(freedom, 1.0), ndtr(-z)) / z)
     return widening

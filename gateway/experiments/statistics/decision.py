@@ -53,7 +53,7 @@ class Conclusion:
 def decide(
     plan: SamplePlan, comparisons: Mapping[str, Comparison | None], mismatch: Mismatch | None
 ) -> Conclusion:
-    """The verdict, from each arm's comparison with the control on the metric that decides.
+    """Decide by each arm's comparison with the control on the deciding metric.
 
     `comparisons`: None where it could not be made. `mismatch`: None where it is not tested.
     """

@@ -30,7 +30,7 @@ class Interval:
         return self.high < value
 
     def scaled(self, factor: float) -> "Interval":
-        """The same in another unit; `factor` is positive."""
+        """Return the interval in another unit; `factor` is positive."""
         return Interval(
             estimate=self.estimate * factor, low=self.low * factor, high=self.high * factor
         )
@@ -54,6 +54,6 @@ def finite(value: float) -> float | None:
 
 
 def check_alpha(alpha: float) -> None:
-    """Raises ValueError where alpha is no probability of error."""
+    """Raise ValueError where alpha is no probability of error."""
     if not 0.0 < alpha < 1.0:
         raise ValueError(f"alpha is a probability between 0 and 1, not {alpha}")

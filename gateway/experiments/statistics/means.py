@@ -45,7 +45,7 @@ class _Mean:
 
 
 def mean_interval(metric: MetricTotals, alpha: float, *, is_independent: bool = False) -> Interval:
-    """The mean of a request. Raises ValueError for alpha not in (0, 1).
+    """Return the mean of a request. Raises ValueError for alpha not in (0, 1).
 
     Unbounded below MIN_REQUESTS requests or MIN_BUCKETS effective buckets.
     """
@@ -133,7 +133,7 @@ def _spread_adaptive(one: _Mean, two: _Mean, alpha: float) -> _Spread:
 
 
 def _lift(mean_1: float, mean_2: float, spread: _Spread) -> Interval:
-    """Ratios r with (mean_2 - r mean_1)^2 <= threshold (variance_2 + r^2 variance_1), minus 1."""
+    """Return r with (mean_2 - r mean_1)^2 <= threshold (variance_2 + r^2 variance_1), minus 1."""
     if mean_1 == 0.0:
         return UNKNOWN
     square = mean_1 * mean_1 - spread.threshold * spread.variance_1

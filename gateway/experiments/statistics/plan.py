@@ -62,10 +62,10 @@ class SamplePlan:
 
     @property
     def others(self) -> tuple[str, ...]:
-        """All arms but the control."""
+        """Return all arms but the control."""
         return tuple(name for name in self.weights if name != self.control)
 
     @property
     def comparison_alpha(self) -> float:
-        """Alpha of each comparison that decides: shared out among the arms (Bonferroni)."""
+        """Return alpha of each deciding comparison: divided among the arms (Bonferroni)."""
         return self.alpha / len(self.others)

@@ -23,7 +23,7 @@ _NUM_HALVINGS: Final = 60
 def quantile_interval(
     sketch: QuantileSketch, q: float, alpha: float, *, design_effect: float = 1.0
 ) -> Interval:
-    """The q-quantile, in the sketch's unit. Raises ValueError for q or alpha not in (0, 1).
+    """Return the q-quantile in the sketch's unit. Raises ValueError for q, alpha not in (0, 1).
 
     `design_effect`: of clusters.py; ranks are counted in effective values. The lower bound is 0
     and the upper one infinite as long as the data allow any.
@@ -51,7 +51,7 @@ def compare_quantiles(
     *,
     design_effects: tuple[float, float] = (1.0, 1.0),
 ) -> Comparison:
-    """The arm's q-quantile against the control's. Raises ValueError for q or alpha not in (0, 1).
+    """Compare an arm's q-quantile with the control's. Raises ValueError for q, alpha not in (0, 1).
 
     `design_effects`: the control's and the arm's.
     """
@@ -114,7 +114,7 @@ class _Places:
 
 
 def _least(values: FloatArray, is_within: np.ndarray, otherwise: float) -> float:
-    """The least of the values within; `otherwise` where none is a number (0 / 0)."""
+    """Return the least of the values within; `otherwise` if none is a number (0 / 0)."""
     chosen = values[is_within]
     if chosen.size == 0 or bool(np.isnan(chosen).any()):
         return otherwise
@@ -122,7 +122,7 @@ def _least(values: FloatArray, is_within: np.ndarray, otherwise: float) -> float
 
 
 def _ranks(n: float, q: float, alpha: float) -> tuple[float, float]:
-    """Least and greatest number of values, of n, that may be at or below the q-quantile."""
+    """Return the least and greatest number of n values at or below the q-quantile."""
     prior = prior_requests(alpha)
     budget = -math.log(alpha)
 

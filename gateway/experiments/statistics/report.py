@@ -133,7 +133,7 @@ class Analysis:
 
 
 def analyse(plan: SamplePlan, totals: Mapping[str, ArmTotals]) -> Analysis:
-    """The report. Arms without totals are empty. Raises ValueError for alpha not in (0, 1)."""
+    """Analyse. Arms without totals are empty. Raises ValueError for alpha not in (0, 1)."""
     check_alpha(plan.alpha)
     by_arm = {
         name: totals.get(name) or ArmTotals(experiment=plan.name, version=plan.version, arm=name)
@@ -288,7 +288,7 @@ def _primary(plan: SamplePlan, control: ArmTotals, arm: ArmTotals) -> Comparison
 def _compare_feedback(
     plan: SamplePlan, control: ArmTotals, arm: ArmTotals, name: str, alpha: float
 ) -> Comparison | None:
-    """None for labels, and where an arm has no feedback of the name and the control's kind."""
+    """Compare feedback; None for labels, and unless both arms have the name and the same kind."""
     one = next((f for f in control.feedback if f.name == name and f.kind != "label"), None)
     if one is None:
         return None
@@ -304,7 +304,7 @@ def _compare_feedback(
 
 
 def _mismatch(plan: SamplePlan, totals: Mapping[str, ArmTotals]) -> Mismatch | None:
-    """None with adaptive weights. Arms that were stopped are left out: they no longer grow."""
+    """Test the ratio; None if adaptive. Stopped arms are left out: they no longer grow."""
     if plan.is_adaptive:
         return None
     live = [name for name in plan.weights if name not in plan.stopped]
@@ -317,7 +317,7 @@ def _mismatch(plan: SamplePlan, totals: Mapping[str, ArmTotals]) -> Mismatch | N
 
 
 def quantile_name(q: float) -> str:
-    """p50, p95, p99."""
+    """Return p50, p95 or p99."""
     return f"p{q * 100.0:g}"
 
 

@@ -52,7 +52,7 @@ _STATE_STYLES: Final = {
 
 
 def print_report(analysis: Analysis, console: Console) -> None:
-    """Verdict, arms, differences, guardrails and sample ratio, in that order."""
+    """Print verdict, arms, differences, guardrails and sample ratio, in that order."""
     plan = analysis.plan
     console.print(
         f"Experiment {plan.name}, version {plan.version} ({plan.state}); unit {plan.unit}, "
@@ -77,7 +77,7 @@ def print_report(analysis: Analysis, console: Console) -> None:
 
 
 def print_check(check: SelfCheck, console: Console) -> None:
-    """The self-check's table and its sentence."""
+    """Print the self-check's table and its sentence."""
     table = Table(title=f"A/A check of {check.plan.name}, version {check.plan.version}")
     for title in ("arm", "requests", "design effect", "false alarms", "ordinary test"):
         table.add_column(title, justify="left" if title == "arm" else "right")
@@ -105,12 +105,12 @@ def interval_text(interval: Interval, show: Callable[[float], str]) -> str:
 
 
 def milliseconds(seconds: float) -> str:
-    """Three figures and the unit."""
+    """Return three figures and the unit."""
     return f"{seconds * 1000.0:.3g} ms" if abs(seconds) < _ONE_SECOND else f"{seconds:.3g} s"
 
 
 def dollars(value: float) -> str:
-    """Three figures and the unit."""
+    """Return three figures and the unit."""
     return f"${value:.3g}"
 
 
@@ -120,7 +120,7 @@ def share(value: float) -> str:
 
 
 def points(value: float) -> str:
-    """A difference of shares, in percentage points."""
+    """Return a difference of shares, in percentage points."""
     return f"{value * 100.0:.2f} pp"
 
 

@@ -60,7 +60,7 @@ class SelfCheck:
 
     @property
     def text(self) -> str:
-        """The outcome in a sentence or two."""
+        """Return the result in a sentence or two."""
         if self.mismatch is not None and self.mismatch.is_mismatch:
             return (
                 f"Not sound: the arms are not as large as their weights say "
@@ -162,7 +162,7 @@ def _check_arm(
 def _split_often(
     plan: SamplePlan, metric: MetricTotals, rng: np.random.Generator, num_splits: int
 ) -> tuple[float, float]:
-    """Shares of the splits declared different by ours and by the ordinary test."""
+    """Return the shares of splits declared different by our test and by the ordinary one."""
     prior = prior_requests(plan.alpha, num_arms=2)
     won, lost = np.rint(metric.sums).astype(int), np.rint(metric.counts - metric.sums).astype(int)
     even = np.full(_NUM_LOOKS, 1.0 / _NUM_LOOKS)

@@ -76,14 +76,14 @@ class SimulationResult:
         return float(((self.decided_at > 0) & (self.decided_at <= num_requests)).mean())
 
     def requests_for(self, power: float) -> int | None:
-        """Requests of both arms within which this share of experiments is decided; None: never."""
+        """Return the requests of both arms until this share is decided; None: never."""
         decided = np.sort(self.decided_at[self.decided_at > 0])
         needed = math.ceil(power * len(self.decided_at))
         return int(decided[needed - 1]) if 0 < needed <= len(decided) else None
 
 
 def simulate_attainment(setup: AttainmentSetup, rng: np.random.Generator) -> SimulationResult:
-    """Independent requests, looked at continuously."""
+    """Simulate independent requests, looked at continuously."""
     size = setup.num_experiments
     prior = prior_requests(setup.alpha, num_arms=2)
     counts = np.zeros((4, size))  # successes and failures of the control, then of the arm
@@ -106,7 +106,7 @@ def simulate_attainment(setup: AttainmentSetup, rng: np.random.Generator) -> Sim
 
 
 def simulate_clustered(setup: ClusteredSetup, rng: np.random.Generator) -> SimulationResult:
-    """Units with several requests each; counts are corrected by the buckets' design effect."""
+    """Simulate units of several requests; counts are corrected by the buckets' design effect."""
     size, units = setup.num_experiments, setup.num_units
     strength = (1.0 - setup.correlation) / setup.correlation
     in_arm = rng.random((size, units)) < 0.5
@@ -158,7 +158,7 @@ class MeanSetup:
 
 
 def simulate_means(setup: MeanSetup, rng: np.random.Generator) -> SimulationResult:
-    """Independent values, means compared with the running variance as in means.py."""
+    """Simulate independent values; means are compared as in means.py."""
     size = setup.num_experiments
     sums, squares = np.zeros((2, size)), np.zeros((2, size))
     decided = np.zeros(size, dtype=np.int64)

@@ -7,5 +7,5 @@ from gateway.upstream.dialects.openai import OpenAIDialect
 
 
 def dialect_for(name: DialectName, tier: str) -> Dialect:
-    """The dialect of that name, for the tier that errors are to name."""
+    """Return the dialect of that name, for the tier that errors name."""
     return AnthropicDialect(tier) if name == "anthropic" else OpenAIDialect(tier)

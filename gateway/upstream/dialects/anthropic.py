@@ -79,20 +79,20 @@ class AnthropicDialect:
         return headers
 
     def body(self, call: UpstreamCall, traits: ServerTraits, resume: Resume | None = None) -> bytes:
-        """The chat as messages. ValueError for `resume`: answers cannot be continued here."""
+        """Return the chat as messages. ValueError for `resume`: answers cannot be continued."""
         if resume is not None and resume.text:
             raise ValueError("the Messages API does not continue answers token by token")
         self.path(call.endpoint)
         return request_body(call)
 
     def chunk_reader(self, call: UpstreamCall) -> ChunkReader:
-        """A reader that writes OpenAI's chunks."""
+        """Return a reader that writes OpenAI's chunks."""
         return AnthropicChunkReader(
             self._tier, created=int(self._clock()), tells_thoughts=wants_thinking(call)
         )
 
     def whole(self, call: UpstreamCall, body: bytes) -> WholeAnswer:
-        """The message as a chat completion."""
+        """Return the message as a chat completion."""
         try:
             message = _read_message(body)
         except (ValueError, RecursionError):

@@ -35,7 +35,7 @@ class TranslatedConversation:
     turns: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, role: str, blocks: list[BlockDict]) -> None:
-        """Blocks for that role's turn: the last one, if it is the same role's."""
+        """Add blocks to the last turn if it has that role, else to a new one."""
         if not blocks:
             return  # the Messages API refuses an empty turn
         if self.turns and self.turns[-1]["role"] == role:
@@ -68,7 +68,7 @@ def translate_messages(messages: object) -> TranslatedConversation:
 
 
 def translate_tools(document: Mapping[str, Any]) -> dict[str, Any]:
-    """`tools` and `tool_choice`."""
+    """Translate `tools` and `tool_choice`."""
     tools = document["tools"]
     if not isinstance(tools, list):
         _refuse("tools", "a list of tools is required")
@@ -118,7 +118,7 @@ def _tool_choice(choice: object) -> BlockDict | None:
 
 
 def _answer(path: str, message: Mapping[str, Any]) -> list[BlockDict]:
-    """An earlier answer: signed thoughts where the client gives them back, text, calls."""
+    """Translate an earlier answer: signed thoughts if the client returns them, text, calls."""
     blocks: list[BlockDict] = []
     thoughts = message.get("thinking_blocks")
     if isinstance(thoughts, list):
@@ -158,7 +158,7 @@ def _tool_result(path: str, message: Mapping[str, Any]) -> BlockDict:
 
 
 def _call_id(path: str, value: object) -> str:
-    """The same id always becomes the same one, so calls and results stay together."""
+    """Translate an id, always to the same one, so that calls and results stay together."""
     return _FOREIGN_CHARS.sub("_", _text(path, value))
 
 
@@ -167,7 +167,7 @@ def _blocks(
     message: Mapping[str, Any],
     kinds: Mapping[str, Callable[[str, Any], BlockDict | None]],
 ) -> list[BlockDict]:
-    """A message's content, part by part."""
+    """Translate a message's content, part by part."""
     content = message.get("content")
     if content is None or isinstance(content, str):
         return [{"type": "text", "text": content}] if content else []
@@ -191,7 +191,7 @@ def _parts(
 
 
 def _text_block(path: str, part: Mapping[str, Any]) -> BlockDict | None:
-    """None for an empty text, which the Messages API refuses."""
+    """Return a block; None for an empty text, which the Messages API refuses."""
     text = _text(f"{path}.text", part.get("text"))
     return {"type": "text", "text": text} if text else None
 
@@ -234,7 +234,7 @@ def _with_source(kind: str, media_type: str, data: str) -> BlockDict:
 
 
 def _data_url(path: str, url: str) -> tuple[str, str]:
-    """Media type and base64 text."""
+    """Return media type and base64 text."""
     head, comma, data = url.partition(",")
     if not head.startswith("data:") or not head.endswith(";base64") or not comma:
         _refuse(path, "an http(s) URL or a base64 data URL is required")

@@ -79,7 +79,7 @@ _TRANSLATED: Final = frozenset(
 
 
 def request_body(call: UpstreamCall) -> bytes:
-    """The request as JSON. Raises BadRequestError."""
+    """Return the request as JSON. Raises BadRequestError."""
     document = {name: value for name, value in call.document.items() if value is not None}
     _refuse_what_is_missing(document)
     messages = translate_messages(document.get("messages"))
@@ -186,7 +186,7 @@ def _add_thinking(body: dict[str, Any], variables: object) -> None:
 
 
 def _add_effort(body: dict[str, Any], document: Mapping[str, Any]) -> None:
-    """`response_format` and `reasoning_effort`, which both go to `output_config`."""
+    """Translate `response_format` and `reasoning_effort`, both to `output_config`."""
     given = document.get("output_config")
     config: dict[str, Any] = dict(given) if isinstance(given, dict) else {}
     shape = document.get("response_format")
@@ -204,7 +204,7 @@ def _add_effort(body: dict[str, Any], document: Mapping[str, Any]) -> None:
 
 
 def _output_format(shape: object) -> dict[str, Any]:
-    """Only a schema has a counterpart."""
+    """Translate the format; only a schema has a counterpart."""
     definition = shape.get("json_schema") if isinstance(shape, dict) else None
     schema = definition.get("schema") if isinstance(definition, dict) else None
     if not isinstance(shape, dict) or shape.get("type") != "json_schema" or schema is None:

@@ -39,7 +39,7 @@ class AnthropicUsage(msgspec.Struct):
     output_tokens_details: _OutputDetails | None = None
 
     def updated(self, later: "AnthropicUsage") -> "AnthropicUsage":
-        """With the figures of a later event, which are about all of the answer."""
+        """Return it with the figures of a later event, which cover all of the answer."""
         told = {name: value for name in self.__struct_fields__ if (value := getattr(later, name))}
         return msgspec.structs.replace(self, **told)
 
@@ -134,7 +134,7 @@ class AnthropicChunkReader:
         return self._is_complete
 
     def read(self, event: bytes) -> Chunk:
-        """This runs for each token of each client."""
+        """Read one event. This runs for each token of each client."""
         data = event_data(event)
         if not data:
             return Chunk(raw=_NOTHING)
@@ -273,12 +273,12 @@ class AnthropicChunkReader:
 
 
 def finish_reason_of(stop_reason: str) -> str:
-    """OpenAI's word; a reason that is new is a stop."""
+    """Return OpenAI's finish reason; "stop" for an unknown one."""
     return FINISH_REASONS.get(stop_reason, "stop")
 
 
 def usage_of(usage: AnthropicUsage) -> UpstreamUsage:
-    """All tokens of the prompt, also those that were read from the cache or written to it."""
+    """Return all tokens of the prompt, including those read from or written to the cache."""
     details = usage.output_tokens_details
     cached = whole_number(usage.cache_read_input_tokens)
     return UpstreamUsage(

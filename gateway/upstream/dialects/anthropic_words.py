@@ -37,6 +37,6 @@ ERROR_STATUS: Final = {
 
 
 def error_type(status: int) -> str:
-    """The type of an error with this HTTP status."""
+    """Return the type of an error with this HTTP status."""
     types = {known: kind for kind, known in ERROR_STATUS.items()} | {503: "overloaded_error"}
     return types.get(status, "invalid_request_error" if status < 500 else "api_error")

@@ -58,7 +58,7 @@ class ReportedError(UpstreamError):
 
     @property
     def is_retryable(self) -> bool:
-        """Not where the request is at fault."""
+        """False where the request is at fault."""
         return self.refusal is None
 
     @property
@@ -75,7 +75,7 @@ class ChunkReader(Protocol):
         """Return whether the answer is complete, so that the rest of the stream does not matter."""
 
     def read(self, event: bytes) -> Chunk:
-        """One whole server-sent event, with its blank line.
+        """Read one whole server-sent event, with its blank line.
 
         Raises UpstreamError: `garbage` where it cannot be read, `reported` (ReportedError) where it
         reports an error.
@@ -115,7 +115,7 @@ def to_event(body: bytes) -> bytes:
 
 
 def error_body(message: str, *, kind: str = INVALID_REQUEST, code: str | None = None) -> bytes:
-    """OpenAI's error object."""
+    """Return OpenAI's error object."""
     detail = {"message": message, "type": kind, "param": None, "code": code}
     return msgspec.json.encode({"error": detail})
 

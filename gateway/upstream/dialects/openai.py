@@ -107,7 +107,7 @@ class OpenAIDialect:
         self._tier = tier
 
     def path(self, endpoint: Endpoint) -> str:
-        """Both endpoints are there."""
+        """Return the endpoint's path: servers have both."""
         return "/chat/completions" if endpoint == "chat" else "/completions"
 
     def headers(self, api_key: str | None) -> dict[str, str]:
@@ -122,11 +122,11 @@ class OpenAIDialect:
         return request_body(call, traits, resume)
 
     def chunk_reader(self, call: UpstreamCall) -> ChunkReader:
-        """A reader that passes on the events as they are."""
+        """Return a reader that passes on the events as they are."""
         return OpenAIChunkReader(self._tier, num_choices=num_answers(call))
 
     def whole(self, call: UpstreamCall, body: bytes) -> WholeAnswer:
-        """The server's own body, read."""
+        """Read the server's own body."""
         answer = _parse(self._tier, body)
         if not answer.choices:
             raise garbage(self._tier, "an answer without choices")
@@ -163,11 +163,11 @@ class OpenAIChunkReader:
 
     @property
     def is_complete(self) -> bool:
-        """[DONE] was there, or every choice has a reason to end."""
+        """Return whether [DONE] came, or every choice has a finish reason."""
         return self._is_done or len(self._finished) >= self._num_choices
 
     def read(self, event: bytes) -> Chunk:
-        """This runs for each token of each client."""
+        """Read one event. This runs for each token of each client."""
         data = event_data(event)
         if not data:
             return self._read_other(event)
@@ -200,7 +200,7 @@ class OpenAIChunkReader:
         )
 
     def _finish(self, choice: _Choice) -> None:
-        """Books the end of a choice, unless it is none."""
+        """Record the end of a choice, if it has one."""
         if choice.finish_reason in _FAILED:
             raise reported(self._tier, "the answer was given up")
         self._finished.add(choice.index or 0)
@@ -226,7 +226,7 @@ class OpenAIChunkReader:
         )
 
     def _read_other(self, event: bytes) -> Chunk:
-        """An event without data: a sign of life, or an error as llama.cpp wrote it until 2025."""
+        """Read an event without data: a keep-alive, or an error from llama.cpp until 2025."""
         for line in event.splitlines():
             if line.startswith(b"error:"):
                 raise reported(self._tier, _decoded(line[6:]) or line[6:].decode(errors="replace"))
@@ -234,7 +234,7 @@ class OpenAIChunkReader:
 
 
 def content_of(text: _Text) -> str:
-    """The answer's text; of content in parts (Mistral) the text parts."""
+    """Return the answer's text; of content in parts (Mistral) the text parts."""
     content = text.content
     if isinstance(content, str):
         return content
@@ -266,7 +266,7 @@ def num_other_bytes(text: _Text) -> int:
 
 
 def _num_call_bytes(raw: msgspec.Raw) -> int:
-    """A call's name and arguments; of one in another form all of it."""
+    """Return the bytes of a call's name and arguments; all of one in another form."""
     try:
         function = _read_call(raw).function
     except (ValueError, RecursionError):
@@ -281,7 +281,7 @@ def _num_bytes(text: _Text) -> int:
 
 
 def _joined(parts: list[Any], kind: str) -> str:
-    """The texts of the parts of that kind; a thinking part holds text parts."""
+    """Join the texts of the parts of that kind; a thinking part holds text parts."""
     found = []
     for part in parts:
         value = part.get(kind) if isinstance(part, dict) and part.get("type") == kind else None

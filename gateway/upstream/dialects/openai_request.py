@@ -39,7 +39,7 @@ _UNCONTINUABLE: Final = (
 
 
 def request_body(call: UpstreamCall, traits: ServerTraits, resume: Resume | None) -> bytes:
-    """The request as JSON."""
+    """Return the request as JSON."""
     document = dict(call.document)
     document.pop("outrider", None)
     document["model"] = call.model
@@ -94,7 +94,7 @@ def _says_something(value: object) -> bool:
 
 
 def _ask_for_usage(document: dict[str, Any]) -> None:
-    """Asks for the usage chunk; odd options are the server's to refuse."""
+    """Ask for the usage chunk; servers may refuse odd options themselves."""
     options = document.get("stream_options")
     if options is None or isinstance(options, Mapping):
         document["stream_options"] = {**(options or {}), "include_usage": True}
@@ -119,7 +119,7 @@ def _name_limit(document: dict[str, Any], call: UpstreamCall, traits: ServerTrai
 
 
 def _predict(document: dict[str, Any], guess: str, *, is_known: bool) -> None:
-    """The client's own prediction stays, unless it is known to be wrong."""
+    """Set a prediction; the client's own stays, unless it is known to be wrong."""
     given = document.get("prediction")
     if given is None or (is_known and not _begins_with(given, guess)):
         document["prediction"] = {"type": "content", "content": guess}
@@ -151,7 +151,7 @@ def _continue(document: dict[str, Any], call: UpstreamCall, resume: Resume) -> N
 
 
 def _lengthened(message: Mapping[str, Any], text: str) -> dict[str, Any]:
-    """The message that the client itself had begun, with more of it."""
+    """Return the message that the client itself had begun, with more of it."""
     content = message.get("content") or ""
     if isinstance(content, str):
         return {**message, "content": content + text}

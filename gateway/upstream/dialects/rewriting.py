@@ -39,7 +39,7 @@ def splice(raw: bytes, name: str, value_json: bytes) -> bytes:
 
 
 def _insert(raw: bytes, field: bytes) -> bytes:
-    """A field before the last brace."""
+    """Insert a field before the last brace."""
     end = raw.rindex(b"}")
     comma = b"" if raw[:end].rstrip().endswith(b"{") else b","
     return raw[:end] + comma + field + raw[end:]
@@ -74,7 +74,7 @@ def without_role(raw: bytes) -> bytes:
 
 
 def id_of(raw: bytes) -> str | None:
-    """The `id` that an event or a body carries; None for none."""
+    """Return the `id` that an event or a body carries; None for none."""
     data = raw if raw.lstrip()[:1] == b"{" else event_data(raw)
     try:
         value = msgspec.json.decode(_read_fields(data or b"").get("id", b"null"))
@@ -118,7 +118,7 @@ def num_logprobs(raw: bytes) -> int:
 
 
 def cut_logprobs(chunk: Chunk, num_tokens: int) -> Chunk:
-    """The chunk without the log-probabilities of its first tokens; its text stays.
+    """Return the chunk without its first tokens' log-probabilities; its text stays.
 
     For a chunk with one choice that has as many.
     """
@@ -140,7 +140,7 @@ def _entries_field(logprobs: dict[str, msgspec.Raw]) -> str:
 
 
 def _with_text(raw: bytes, *, reasoning: str, content: str) -> bytes:
-    """The event with another text in its only choice, in the fields where it had some."""
+    """Return the event with another text in its only choice, in the fields that had some."""
     fields = _read_fields(event_data(raw) or b"")
     choice = _read_fields(_read_items(fields["choices"])[0])
     if "text" in choice:
