@@ -1,4 +1,4 @@
-"""From the engine's snapshots to the figures of the live page."""
+"""Computes the live page's figures from the engine's snapshots."""
 
 from collections import deque
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""From the latest requests to the figures of the live page: exact quantiles, rates, shares."""
+"""Computes the live page's figures from the latest requests: exact quantiles, rates, shares."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -177,4 +177,4 @@ class Dashboard(_Model):
 
 
 DASHBOARD_MODELS: tuple[type[BaseModel], ...] = (Dashboard,)
-"""For the components of the OpenAPI document."""
+"""Models for the components of the OpenAPI document."""

@@ -18,7 +18,7 @@ SECURITY_HEADERS: Final[tuple[Header, ...]] = (
     (b"x-frame-options", b"DENY"),
     (b"cross-origin-resource-policy", b"same-origin"),
 )
-"""On every answer. Pages of other sites that CORS lets in ask by fetch, which the last allows."""
+"""Headers of every answer. Pages that CORS admits use fetch, which the last one allows."""
 _NO_STORE: Final[Header] = (b"cache-control", b"no-store")
 _NO_CONTENT: Final[Header] = (
     b"content-security-policy",

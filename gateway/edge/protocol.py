@@ -24,7 +24,7 @@ from gateway.edge.refusals import EdgeRefusal
 
 _MAX_PIPELINED: Final = 16
 _MIN_BODY_BYTES_PER_S: Final = 500
-"""In the mean over a body, once it takes longer than its time-out."""
+"""The least mean rate of a body, once it takes longer than its time-out."""
 _LINGER_S: Final = 2.0
 """Seconds that a refused client has to read the refusal."""
 _HOP_HEADERS: Final = frozenset({b"upgrade", b"connection", b"http2-settings"})

@@ -156,7 +156,7 @@ class ExperimentList(_Report):
 
 
 class DeletedExperiment(_Report):
-    """It is forgotten, with its data."""
+    """The experiment and its data are deleted."""
 
     object: Literal["experiment"] = "experiment"
     name: str

@@ -56,7 +56,7 @@ class _ReadyExperiment:
     eligibility: Eligibility
     hash: UnitHash
     arms: tuple[_ReadyArm, ...]
-    """By slot."""
+    """The arm of each slot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ class _Layer:
     unit: UnitKind
     hash: UnitHash
     experiments: tuple[_ReadyExperiment | None, ...]
-    """By slot."""
+    """The experiment of each slot."""
 
 
 class HashAssigner:

@@ -88,7 +88,7 @@ FEEDBACK_MODELS: Final[tuple[type[BaseModel], ...]] = (
     LabelFeedback,
     FeedbackReceipt,
 )
-"""For the components of the OpenAPI document."""
+"""Models for the components of the OpenAPI document."""
 
 _FAILURES: Final = {
     "400": "The body is malformed; `param` names the field.",
@@ -131,4 +131,4 @@ FEEDBACK_OPERATION: Final[dict[str, Any]] = {
         },
     },
 }
-"""For the OpenAPI document."""
+"""The operation for the OpenAPI document."""

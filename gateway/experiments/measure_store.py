@@ -42,7 +42,7 @@ class TotalsStore(Protocol):
         """Add a writer's batch; do nothing if its `sequence` has come so far already."""
 
     def totals(self, experiment: str, version: int) -> dict[str, ArmTotals]:
-        """By arm, all writers together, with feedback. Arms without any request are left out."""
+        """Return totals by arm, with feedback. Arms without any request are left out."""
 
     def put_feedback(self, rows: Sequence[FeedbackRow]) -> None:
         """Store rows of one request and name, replacing earlier ones. Raises TooManyNamesError."""
@@ -55,7 +55,7 @@ class TotalsStore(Protocol):
 
 
 class MeasureStore:
-    """In the gateway's database. Several gateways may use it at once."""
+    """Stores measures in the gateway's database. Several gateways may use it at once."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -124,7 +124,7 @@ class MeasureStore:
 
 
 class MemoryMeasureStore:
-    """In memory, for a gateway without a database: gone when it ends."""
+    """Stores measures in memory, for a gateway without a database: gone when it ends."""
 
     def __init__(self, max_feedback: int = 100_000) -> None:
         """Keep at most `max_feedback` rows; the oldest are dropped."""

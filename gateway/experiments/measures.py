@@ -151,7 +151,7 @@ class MeasureWriter:
         wall_clock: Callable[[], float],
         every_s: float = _FLUSH_S,
     ) -> None:
-        """`writer_id` is of this process's run alone, at most 32 characters."""
+        """Store the arguments. `writer_id` is of this process alone, at most 32 characters."""
         self._measures = measures
         self._store = store
         self._writer_id = writer_id

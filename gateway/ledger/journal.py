@@ -136,7 +136,7 @@ class Orphan:
         self._lock = lock
         self._lock_path = lock_path
         self.segments = segments
-        """In the order of writing."""
+        """The segments, in the order of writing."""
 
     def release(self) -> None:
         """Give it back: gone for good if all its segments are, else for a later try."""

@@ -18,7 +18,7 @@ from gateway.storage.database import Database
 from gateway.tenants.principal import Principal
 
 USAGE_MODELS: Final[tuple[type[BaseModel], ...]] = (UsageReport,)
-"""For the components of the OpenAPI document."""
+"""Models for the components of the OpenAPI document."""
 
 _MAX_GROUPS: Final = 1000
 _MAX_WORD_CHARS: Final = 256
@@ -87,7 +87,7 @@ USAGE_OPERATION: Final[dict[str, Any]] = {
         },
     },
 }
-"""For the OpenAPI document."""
+"""The operation for the OpenAPI document."""
 
 
 class UsageApi:

@@ -45,11 +45,11 @@ class PastUses(Protocol):
 
     @property
     def day(self) -> Sequence[PastUse]:
-        """Since the last midnight."""
+        """Usage since the last midnight."""
 
     @property
     def month(self) -> Sequence[PastUse]:
-        """Since the first of the month."""
+        """Usage since the first of the month."""
 
 
 History = Callable[[], Awaitable[PastUses]]

@@ -38,7 +38,7 @@ class LimitRule:
     """The tier that it limits; None: all tiers together."""
     name: LimitName
     limit: int
-    """In `unit`s a `period`."""
+    """The limit's amount, in `unit`s a `period`."""
     unit: Unit
     period: Period
 

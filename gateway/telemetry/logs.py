@@ -48,7 +48,7 @@ _QUIET: Final[tuple[str, ...]] = (
     "sqlalchemy",
     "urllib3",
 )
-"""They would write statements with their values, and whole URLs, at lower levels."""
+"""Loggers that would write statements with their values, and whole URLs, at lower levels."""
 
 # Characters that end a line in some reader, or move a terminal's cursor: the control characters of
 # ASCII and Latin-1, Unicode's line ends, and marks that turn the direction of the following text.

@@ -165,7 +165,7 @@ class Replica:
         self.recent = RecentTimes()
         self.in_flight = 0
         self.num_ejections = 0
-        """In a row, as an outlier."""
+        """Number of ejections in a row, as an outlier."""
         self.ejected_until_s: float | None = None
 
     def __repr__(self) -> str:

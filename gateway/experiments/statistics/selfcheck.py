@@ -53,7 +53,7 @@ class SelfCheck:
 
     @property
     def is_sound(self) -> bool:
-        """No more false alarms than alpha, by the noise of the splits, and arms of right size."""
+        """Return whether arm sizes are right and false alarms within alpha and their noise."""
         if self.mismatch is not None and self.mismatch.is_mismatch:
             return False
         return all(alarms <= self._most for alarms, _ in self._rates)
