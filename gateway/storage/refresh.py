@@ -80,7 +80,7 @@ class PeriodicRefresh:
             self._on_failure()
         else:
             if self._is_failing:
-                logger.info("%s can be refreshed again", self._name)
+                logger.info("refreshing works again source=%s", self._name)
             self._is_failing = False
 
     async def _watched(self) -> None:

@@ -109,7 +109,7 @@ def test_a_key_counts_in_its_two_headers_only(opened: Open) -> None:
                 response = stranger.get("/v1/models", params={name: key})
                 assert response.status_code == 401, name
             for number, headers in enumerate(refused):
-                made.world.context.tenancy.keys.authenticator._guard._buckets.clear()
+                made.world.context.tenancy.keys.authenticator._throttle._buckets.clear()
                 response = stranger.get("/v1/models", headers=headers)
                 assert response.status_code == 401, (number, headers)
                 assert key not in response.text

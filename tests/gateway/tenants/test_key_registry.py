@@ -111,7 +111,7 @@ def test_without_its_database_the_last_state_is_served(
         world.store.version = there  # type: ignore[method-assign]
         other = await asyncio.to_thread(world.store.create, KeyOrder(name="b"))
         await until(lambda: world.keys.find(other.record.key_id) is not None)
-        await until(lambda: "keys can be refreshed again" in caplog.text)
+        await until(lambda: "refreshing works again source=keys" in caplog.text)
 
     with caplog.at_level(logging.INFO):
         world.run(work)
@@ -136,7 +136,7 @@ def test_a_database_that_says_nothing_is_told_of(
         finally:
             answered.set()
         assert caplog.text.count("the database does not answer waited_s=0.02") == 1
-        await until(lambda: "keys can be refreshed again" in caplog.text)
+        await until(lambda: "refreshing works again source=keys" in caplog.text)
 
     with caplog.at_level(logging.INFO):
         world.run(work)
