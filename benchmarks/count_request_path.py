@@ -53,7 +53,7 @@ _BODY: Final = json.dumps(
 
 @dataclass(kw_only=True)
 class RequestPath:
-    """What one request met, in the order of the first meeting.
+    """The modules and carriers that one request met, in the order of the first meeting.
 
     Attributes:
         modules: of the gateway.

@@ -30,7 +30,7 @@ class _Section:
     name: str
     """As in the file, or the empty string for settings in front of every section."""
     text: list[str] = field(default_factory=list)
-    """What the section is for."""
+    """Return the description of a section."""
     rows: list[str] = field(default_factory=list)
     """A table row for each setting."""
 

@@ -119,7 +119,7 @@ def _raw_config(model_id: str) -> dict[str, Any]:
 
 
 def _is_complete(raw: Mapping[str, Any]) -> bool:
-    """Whether transformers would add nothing to a config that `_from_config` reads.
+    """Return whether transformers would add nothing to a config that `_from_config` reads.
 
     It takes transformers 2 seconds to be imported, and its configurations fill in the defaults of
     an architecture, convert what older versions wrote, and refuse values that make no sense.

@@ -69,7 +69,7 @@ class SavedTimes:
 
 
 def _machine() -> dict[str, str | int | None]:
-    """What tells machines and libraries apart that compute at different speeds."""
+    """Describe the machine and libraries, by all that changes how fast they compute."""
     model = ""
     with contextlib.suppress(OSError):
         lines = _CPU_INFO.read_text().splitlines()

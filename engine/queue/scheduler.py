@@ -166,7 +166,7 @@ class Scheduler:
         return self.plan("large", now_s) if "large" in self.running else PassPlan()
 
     def preempt_for_waiting(self, now_s: float) -> None:
-        """Where every place is taken, free one for each tier whose waiting sequences may claim it.
+        """Free a place for each tier whose waiting sequences may claim one, if all are taken.
 
         To be called once a step, before its first plan: what is planned already cannot give way.
         It also asks the policy for the step's throttle.

@@ -112,7 +112,7 @@ EscalateFn = Callable[[DraftAnswer], Awaitable[TakenOver | None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Elsewhere:
+class UpstreamEscalation:
     """An upstream tier in the large model's part for a request: it gets what is too hard for the
     small model.
     """

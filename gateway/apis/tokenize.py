@@ -113,7 +113,7 @@ class Tokenizing:
         return permitted(principal, names[name], None)[-1]
 
     def _refuse_elsewhere(self, name: str) -> None:
-        """Raises BadRequestError for what only a server elsewhere can tokenise."""
+        """Raise BadRequestError for text that only an upstream server can tokenise."""
         cloud = self.cloud
         if name.partition("/")[0] in cloud.tiers or not cloud.rules.has_local:
             raise BadRequestError(

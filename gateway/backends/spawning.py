@@ -28,7 +28,7 @@ _FIRST = "engine-1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRecipe:
-    """How an engine's process is made, as often as it has to be made again.
+    """The command, arguments and environment of an engine's process, for every start of it.
 
     builder: `module:function`, which makes the engine in the new process from `arguments`.
     environment: added to this process's own variables; None takes one away.

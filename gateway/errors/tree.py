@@ -204,7 +204,7 @@ class UpstreamError(GatewayError):
 
     @property
     def is_retryable(self) -> bool:
-        """Whether the same request may succeed later, or at another replica."""
+        """Return whether the same request may succeed later, or at another replica."""
         return self.failure != "not_trusted"
 
     @property

@@ -43,7 +43,7 @@ from router.cascade import Judgement
 
 _ENGINE_DIED = frozenset({EngineDiedError.code, CrashSuspectError.code})
 _REFUSED = "cascade: the large tier could not take it, small answer kept"
-_REFUSED_ELSEWHERE = "cascade: the tier elsewhere could not take it, local answer kept"
+_REFUSED_ELSEWHERE = "cascade: the upstream tier could not take it, local answer kept"
 
 
 @dataclass(slots=True)

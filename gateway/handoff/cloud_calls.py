@@ -319,7 +319,7 @@ class CloudCalls:
         }
 
     def _tier(self, asked: ParsedRequest) -> UpstreamTier:
-        assert asked.terms.cloud is not None, "the tier elsewhere is among the places"
+        assert asked.terms.cloud is not None, "the upstream tier is among the places"
         return self.cloud.tiers[asked.terms.cloud]
 
     def _affinity(self, asked: ParsedRequest, tier: UpstreamTier) -> str:

@@ -175,7 +175,7 @@ class FallbackChain:
         place = next((p for p in self._lineup.candidates if p.name not in self._failures), None)
         if place is None:
             return None
-        log.warning("going on elsewhere place=%s error=%s", place.name, _name_of(error))
+        log.warning("trying the next place failed_place=%s error=%s", place.name, _name_of(error))
         origin = replace(
             _after_failure(self._lineup.origin, self._current, error), continues=unfinished
         )
@@ -238,11 +238,11 @@ def _after_failure(origin: RouteReason, place: PlaceName, error: Exception) -> R
         case InfeasibleObjectiveError():
             kind, why = "load", "the local models are too busy for its first token"
         case BadRequestError():
-            kind, why = "capability", "the tier elsewhere does not take such a request"
+            kind, why = "capability", "the upstream tier does not take such a request"
         case RateLimitError() | BudgetError():
-            kind, why = "load", "the key's limit for the tier elsewhere is used up"
+            kind, why = "load", "the key's limit for the upstream tier is used up"
         case _:
-            name = "local models" if place == "local" else "tier elsewhere"
+            name = "local models" if place == "local" else "upstream tier"
             why = f"the {name} failed: {_name_of(error)}"
     return replace(
         origin,

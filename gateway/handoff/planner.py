@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, Final
 
 from engine.errors import EngineError, PromptTooLongError
-from gateway.answers.responder import Elsewhere, HandOffError, PlaceName, Responder
+from gateway.answers.responder import HandOffError, PlaceName, Responder, UpstreamEscalation
 from gateway.answers.route_reason import DIRECT, RouteReason
 from gateway.backends.client import EngineClient
 from gateway.errors.tree import BudgetError, GatewayError, RateLimitError
@@ -120,9 +120,9 @@ class Planner:
         origin = order.origin
         if order.places[0] == "local":
             assert asked.request is not None
-            elsewhere = self._elsewhere(asked, order)
+            upstream = self._upstream(asked, order)
             try:
-                return await self.jobs.route_report(asked.request, asked.incoming, elsewhere)
+                return await self.jobs.route_report(asked.request, asked.incoming, upstream)
             except HandOffError as handed:
                 origin = handed.origin
             except PromptTooLongError:
@@ -167,8 +167,8 @@ class Planner:
         if order.places[index] == "cloud":
             opener: Callable[[RouteReason], Any] = partial(self._open_cloud, asked)
             return AnswerCandidate(name="cloud", open=opener, patience_s=patience)
-        elsewhere = self._elsewhere(asked, order) if index == 0 else None
-        opener = partial(self._open_local, asked, elsewhere)
+        upstream = self._upstream(asked, order) if index == 0 else None
+        opener = partial(self._open_local, asked, upstream)
         return AnswerCandidate(name="local", open=opener, patience_s=patience)
 
     def _patience(
@@ -192,25 +192,25 @@ class Planner:
 
         return until_s
 
-    def _elsewhere(self, asked: ParsedRequest, order: _Order) -> Elsewhere | None:
+    def _upstream(self, asked: ParsedRequest, order: _Order) -> UpstreamEscalation | None:
         """Return the upstream tier if it plays the large model's part for this request."""
         terms = asked.terms
         if "cloud" not in order.places or terms.strong != "cloud" or terms.cloud is None:
             return None
-        return Elsewhere(name=terms.cloud, take_over=partial(self.calls.take_over, asked))
+        return UpstreamEscalation(name=terms.cloud, take_over=partial(self.calls.take_over, asked))
 
     async def _open_cloud(self, asked: ParsedRequest, origin: RouteReason) -> Responder:
         return await self.calls.leg(asked, origin)
 
     async def _open_local(
-        self, asked: ParsedRequest, elsewhere: Elsewhere | None, origin: RouteReason
+        self, asked: ParsedRequest, upstream: UpstreamEscalation | None, origin: RouteReason
     ) -> Responder:
         """Open the local models. Raises HandOffError where the upstream tier is to answer."""
         if origin.continues is not None:
-            asked, elsewhere = asked.continued(origin.continues), None
+            asked, upstream = asked.continued(origin.continues), None
         request, incoming = asked.request, asked.incoming
         assert request is not None, "a request for the local models was read as one"
-        job = await self._admitted_job(asked, elsewhere)
+        job = await self._admitted_job(asked, upstream)
         if incoming.meter is not None and origin.continues is not None:
             incoming.meter.continued()
         if incoming.with_trace and asked.is_streamed:
@@ -242,7 +242,7 @@ class Planner:
             is_continuable=self._continues_elsewhere(asked),
         )
 
-    async def _admitted_job(self, asked: ParsedRequest, elsewhere: Elsewhere | None) -> Job:
+    async def _admitted_job(self, asked: ParsedRequest, upstream: UpstreamEscalation | None) -> Job:
         """Reserve a job; with `auto`, a tier whose own limit is used up is passed over.
 
         Raises RateLimitError or BudgetError.
@@ -251,7 +251,7 @@ class Planner:
         assert request is not None
         principal, cloud = incoming.principal, asked.terms.cloud
         while True:
-            job = await self.jobs.job(request, replace(incoming, principal=principal), elsewhere)
+            job = await self.jobs.job(request, replace(incoming, principal=principal), upstream)
             if incoming.meter is None:
                 return job
             try:
@@ -264,7 +264,7 @@ class Planner:
                 if left is None and error.tier != cloud:
                     raise
                 if error.tier == cloud:
-                    cloud = elsewhere = None
+                    cloud = upstream = None
                 else:
                     principal = left or principal
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 from engine.errors import EngineError
 from engine.events import EngineInfo, TierInfo
 from engine.request import TIERS, LatencyObjective, Tier
-from gateway.answers.responder import Elsewhere, HandOffError
+from gateway.answers.responder import HandOffError, UpstreamEscalation
 from gateway.backends.client import EngineClient
 from gateway.errors.tree import BadRequestError, ModelNotFoundError, NotReadyError
 from gateway.metering.metrics import GatewayMetrics
@@ -52,7 +52,7 @@ class _Begun:
 
     incoming: JobContext
     form: Form
-    elsewhere: Elsewhere | None = None
+    upstream: UpstreamEscalation | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,14 +114,14 @@ class JobBuilder:
         return names | aliases
 
     async def job(
-        self, request: ApiRequest, incoming: JobContext, elsewhere: Elsewhere | None = None
+        self, request: ApiRequest, incoming: JobContext, upstream: UpstreamEscalation | None = None
     ) -> Job:
-        """Build the job of a conversation or of prompts. `elsewhere` plays the large model's part.
+        """Build the job of a conversation or of prompts. `upstream` plays the large model's part.
 
         Raises GatewayError or EngineError, and HandOffError where the upstream tier is to answer.
         """
         try:
-            begun = self._begun(request, incoming, elsewhere)
+            begun = self._begun(request, incoming, upstream)
             planned = await self._plan(request, begun)
         except HandOffError as handed:
             self._count_hand_off(handed)
@@ -129,19 +129,19 @@ class JobBuilder:
         return self._counted(planned)
 
     async def route_report(
-        self, request: ApiRequest, incoming: JobContext, elsewhere: Elsewhere | None = None
+        self, request: ApiRequest, incoming: JobContext, upstream: UpstreamEscalation | None = None
     ) -> dict[str, Any]:
         """Return the request's route as `RouteReport`; nothing is counted or remembered.
 
         Raises what the request itself would raise.
         """
-        planned = await self._plan(request, self._begun(request, incoming, elsewhere))
+        planned = await self._plan(request, self._begun(request, incoming, upstream))
         costs = await self.chooser.costs_usd(planned.ask, planned.ask.candidates)
         parts = self.routing
         return describe_route(request.model, planned.ask, planned.target, planned.job, costs, parts)
 
     def _begun(
-        self, request: ApiRequest, incoming: JobContext, elsewhere: Elsewhere | None
+        self, request: ApiRequest, incoming: JobContext, upstream: UpstreamEscalation | None
     ) -> _Begun:
         work = self.prompt_work(incoming.principal.tenant)
         if isinstance(request, ChatRequest):
@@ -150,11 +150,11 @@ class JobBuilder:
             form = chat_form(request, dialogue, work)
         else:
             form = completion_form(request, work)
-        return _Begun(incoming=incoming, form=form, elsewhere=elsewhere)
+        return _Begun(incoming=incoming, form=form, upstream=upstream)
 
     async def _plan(self, request: ApiRequest, begun: _Begun) -> _Planned:
         """Choose a tier and make its job."""
-        form, elsewhere = begun.form, begun.elsewhere
+        form, upstream = begun.form, begun.upstream
         names = await self.names()
         if request.model not in names:
             raise ModelNotFoundError(request.model, list(names))
@@ -173,7 +173,7 @@ class JobBuilder:
             is_streamed=bool(request.stream),
             has_token_ids=form.has_token_ids,
             dialogue=form.dialogue,
-            elsewhere=None if elsewhere is None else elsewhere.name,
+            upstream=None if upstream is None else upstream.name,
         )
         chosen_from_s = self.clock()
         target = await self.chooser.choose(ask, await self.engine_info())
@@ -279,7 +279,7 @@ class JobBuilder:
             quality=None if target.route is None else target.route.quality,
             cascade=plan,
             escalation=escalation,
-            take_over=begun.elsewhere.take_over if begun.elsewhere and target.hands_over else None,
+            take_over=begun.upstream.take_over if begun.upstream and target.hands_over else None,
             on_answer=self._learner(form.dialogue, num_prompt_tokens),
             is_bounded=request.token_limit is not None,
             service_tier=None if request.service_tier is None else service_tier.reported,

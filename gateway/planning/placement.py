@@ -22,7 +22,7 @@ _PLACES: Final[dict[Policy, tuple[Place, ...]]] = {
     "cloud_only": ("cloud",),
 }
 _NO_LOCAL: Final = "no model is loaded on this machine"
-_NO_CLOUD: Final = "this server has no tier elsewhere; its operator sets one in tiers"
+_NO_CLOUD: Final = "this server has no upstream tier; its operator sets one in tiers"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,9 +64,9 @@ class PlacementPolicy:
         if _PLACES[policy][0] == "local" and not local:
             raise ValueError(f"handoff.policy: {policy}, but {_NO_LOCAL}")
         if _PLACES[policy][0] == "cloud" and cloud is None:
-            raise ValueError(f"handoff.policy: {policy}, but there is no tier elsewhere")
+            raise ValueError(f"handoff.policy: {policy}, but there is no upstream tier")
         if settings.strong == "cloud" and cloud is None:
-            raise ValueError("handoff.strong: cloud, but there is no tier elsewhere")
+            raise ValueError("handoff.strong: cloud, but there is no upstream tier")
         if settings.strong == "local" and not local:
             raise ValueError(f"handoff.strong: local, but {_NO_LOCAL}")
         strong: Place
@@ -171,7 +171,7 @@ def _check_private(
     if named == "cloud":
         _contradicts(
             "privacy",
-            f"a private request stays on this machine, and the {cloud} tier is a server elsewhere",
+            f"a private request stays on this machine, and the {cloud} tier is an upstream server",
         )
     if not rules.has_local:
         _contradicts("privacy", f"a private request stays on this machine, but {_NO_LOCAL}")

@@ -29,7 +29,7 @@ class TierQuery:
     router's input. `prompts` renders for a tier, once however often it is called, and raises
     PromptTooLongError. `num_choices` of each prompt; `token_limit` and `min_tokens` of each choice.
     has_token_ids: the request has token ids, which mean something in one tokenizer only.
-    `elsewhere`: the upstream tier that plays the large model's part for this request.
+    `upstream`: the upstream tier that plays the large model's part for this request.
     """
 
     is_auto: bool
@@ -43,7 +43,7 @@ class TierQuery:
     is_streamed: bool
     has_token_ids: bool
     dialogue: Dialogue | None = None
-    elsewhere: str | None = None
+    upstream: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,8 +102,8 @@ class TierChooser:
             return self._target(info, "requested" if is_named else "cascade")
         if ask.is_auto and ask.options.tier is None:
             small = next((info for info in candidates if info.tier == "small"), None)
-            if ask.elsewhere is not None and small is not None:
-                return await self._shared(ask, small, ask.elsewhere)
+            if ask.upstream is not None and small is not None:
+                return await self._shared(ask, small, ask.upstream)
             return await self._routed(ask, candidates)
         for name in ("min_quality", "threshold"):
             if getattr(ask.options, name) is not None:
@@ -170,14 +170,14 @@ class TierChooser:
             route = self._within(ask, route, budget)
         return replace(await self._fitted(ask, route, budget.affordable), sticky=sticky)
 
-    async def _shared(self, ask: TierQuery, small: TierInfo, elsewhere: str) -> TierChoice:
+    async def _shared(self, ask: TierQuery, small: TierInfo, upstream: str) -> TierChoice:
         """Choose the small model where the router trusts it; else raise HandOffError."""
         await self._budget(ask, (small,))
         dialogue = ask.dialogue
         if dialogue is not None and dialogue.is_tool_loop:
             if dialogue.tier is not None:
                 return self._in_tool_loop(dialogue, ask, (small,), _Budget(affordable=(small,)))
-            reason = f"tool loop: {elsewhere}, nobody knows who made the calls"
+            reason = f"tool loop: {upstream}, nobody knows who made the calls"
             raise HandOffError(RouteReason(hand_off="quality", reason=reason, route_tier="small"))
         tokenizer = self.tokenizers[small.tier]
         wishes = replace(

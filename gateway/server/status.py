@@ -70,7 +70,7 @@ class StatusEndpoints:
         if not has_cloud and not cloud.rules.has_local:
             waits_s = [tier.retry_after_s for tier in cloud.tiers.values()]
             raise UnavailableError(
-                "No tier elsewhere takes requests now, and no model is loaded on this machine.",
+                "No upstream tier takes requests now, and no model is loaded on this machine.",
                 retry_after_s=min(waits_s),
             )
         if not has_cloud:

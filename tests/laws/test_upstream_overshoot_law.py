@@ -32,6 +32,12 @@ LIMITS: Final = {
 PRICE: Final = {"prompt": 20.0, "completion": 100.0}
 TOKENS_PER_PIECE: Final = 3
 """At least as many as the shipped tokenizer makes of one piece of the mock's text."""
+MANY_PIECES: Final = 2500
+"""More tokens than the limit has room for."""
+MANY_LINES: Final = 10_000
+NUM_ENDLESS: Final = 3
+ENDLESS: Final = ["never written"]
+"""Marks streams without a bound, whose answers only a limit can end."""
 REPORTS: Final = (("never", None), ("as_asked", None), ("always", (0, 0)))
 
 
@@ -51,7 +57,9 @@ def gateway(
 
     def answer(request: MockRequest) -> MockScript:
         usage, claimed = rng.choice(REPORTS)
-        num_pieces = rng.choice((5, 2500))
+        num_pieces = rng.choice((5, MANY_PIECES))
+        if request.document.get("stop") == ENDLESS:
+            num_pieces = MANY_PIECES
         if is_obedient:
             num_pieces = min(num_pieces, most_pieces(request.document))
         return MockScript(num_pieces=num_pieces, usage=usage, reported_usage=claimed)  # type: ignore[arg-type]
@@ -71,13 +79,20 @@ def most_pieces(document: Mapping[str, Any]) -> int:
 
 def ask(made: Books, number: int) -> tuple[int, int]:
     """One request; its status, and the words that its client got."""
+    if number % 1000 < NUM_ENDLESS:
+        return read(made, {"model": "cloud", "stream": True, "stop": ENDLESS}, MANY_LINES)
     rng = random.Random(number)
     fields: dict[str, Any] = {"model": "cloud", "stream": rng.random() < 0.7}
     if rng.random() < 0.4:
         fields["max_tokens"] = rng.choice((1, 20, 200))
     if rng.random() < 0.3:
         fields["n"] = 2
-    num_lines = rng.choice((9, 10_000, 10_000)) if fields["stream"] else 10_000
+    num_lines = rng.choice((9, MANY_LINES, MANY_LINES)) if fields["stream"] else MANY_LINES
+    return read(made, fields, num_lines)
+
+
+def read(made: Books, fields: dict[str, Any], num_lines: int) -> tuple[int, int]:
+    """Ask and read up to so many lines; the status, and the words that the client got."""
     url, headers = f"{made.world.url}/v1/chat/completions", made.world.http.headers
     words = 0
     with httpx.stream("POST", url, json={**CHAT, **fields}, headers=headers, timeout=20) as told:
@@ -127,3 +142,4 @@ def check(folder: Path, limit: str, *, seed: int, num_requests: int, is_obedient
     else:
         assert 0.5 * USD * NANOS_PER_USD < nanos <= USD * NANOS_PER_USD
         assert not is_obedient or cost_nanos <= USD * NANOS_PER_USD
+    assert any(row["outcome"] == "limited" for row in rows)

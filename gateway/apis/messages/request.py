@@ -66,7 +66,7 @@ def chat_fields(request: MessagesRequest, *, has_tiers_elsewhere: bool) -> dict[
 
 
 def tells_thoughts(request: MessagesRequest) -> bool:
-    """Whether thoughts are shown: only if the request asks for them.
+    """Return whether thoughts are shown: only if the request asks for them.
 
     Clients that have not expect the answer in the first block.
     """

@@ -1,4 +1,4 @@
-"""Who answers: local models and a tier elsewhere behind one gateway, over real sockets."""
+"""Who answers: local models and an upstream tier behind one gateway, over real sockets."""
 
 import json
 import threading
@@ -47,7 +47,7 @@ def make(tokenizer: ChatTokenizer, encode: Encode) -> Make:
 
 @contextmanager
 def down(world: World) -> Iterator[None]:
-    """The tier elsewhere takes no connections."""
+    """The upstream tier takes no connections."""
     for cloud in world.clouds:
         cloud.refuse()
     try:
@@ -69,7 +69,7 @@ def report(response: httpx.Response) -> dict[str, Any]:
     return told
 
 
-# ---- a tier elsewhere by its name ---------------------------------------------------------------
+# ---- an upstream tier by its name ---------------------------------------------------------------
 
 
 def test_a_named_tier_answers_and_its_bytes_are_passed_on(make: Make) -> None:
@@ -289,7 +289,7 @@ def test_a_bad_request_goes_nowhere(make: Make) -> None:
 
 
 def on_device(make: Make, policy: TestPolicy, **options: Any) -> Any:
-    """A small model here, a tier elsewhere that plays the large one's part."""
+    """A small model here, an upstream tier that plays the large one's part."""
     return make(local=("small",), policy=policy, **options)
 
 

@@ -103,8 +103,8 @@ def test_private_requests_never_name_the_cloud(
     ("rules", "named", "policy", "words"),
     [
         (BOTH, "auto", "cloud_only", "cloud_only does not allow"),
-        (BOTH, "cloud", None, "the other tier is a server elsewhere"),
-        (BOTH, "cloud", "prefer_local", "the other tier is a server elsewhere"),
+        (BOTH, "cloud", None, "the other tier is an upstream server"),
+        (BOTH, "cloud", "prefer_local", "the other tier is an upstream server"),
         (CLOUD_ONLY, "auto", None, "no model is loaded"),
     ],
 )
@@ -130,7 +130,7 @@ def test_without_a_tier_elsewhere(policy: Policy) -> None:
             continue
         error = refusal(LOCAL_ONLY, named, policy=policy)  # type: ignore[arg-type]
         assert error.param == "outrider.policy"
-        assert "no tier elsewhere" in str(error)
+        assert "no upstream tier" in str(error)
     for policy in ("local_only", "prefer_local"):
         assert terms(LOCAL_ONLY, policy=policy).places == ("local",)
     assert terms(LOCAL_ONLY, privacy="private").places == ("local",)
@@ -224,7 +224,7 @@ def test_rules_of_the_settings() -> None:
         ({"policy": "prefer_local"}, ["cloud"], [], "no model is loaded"),
         ({"strong": "cloud"}, [], ["small"], "handoff.strong: cloud"),
         ({"strong": "local"}, ["cloud"], [], "handoff.strong: local"),
-        ({}, [], [], "no tier elsewhere"),
+        ({}, [], [], "no upstream tier"),
     ],
 )
 def test_settings_that_cannot_be_met(
