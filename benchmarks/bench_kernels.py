@@ -131,7 +131,7 @@ def groups(cases: Cases) -> dict[str, Callable[[], list[Case]]]:
     return {
         "rms_norm": cases.norms,
         "rope_write_kv": cases.rotations,
-        "silu_mul": cases.gates,
+        "gated_mul": cases.gates,
         "embedding": cases.embedding,
         "compact_kv": cases.moves,
         "sample": partial(tokens, cases),

@@ -32,8 +32,8 @@ from benchmarks.harness import (
 )
 from benchmarks.prompts import load_prompts, load_tokenizer
 from engine.events import TokensEmitted
-from engine.model.config import ModelConfig
 from engine.model.kv_cache import KVCache
+from engine.model.read_config import read_model_config
 from engine.request import EngineRequest
 from gateway.backends.process_client import ProcessEngineClient
 from gateway.settings.tree import Settings
@@ -94,7 +94,7 @@ def bounds(
         dtype: torch.dtype = getattr(torch, measured["dtypes"][tier])
         weights += measured["num_parameters"][tier] * dtype.itemsize
         pool += measured["num_blocks"][tier] * KVCache.bytes_per_block(
-            ModelConfig.from_hf(folder), block_size=block_size, dtype=dtype
+            read_model_config(folder), block_size=block_size, dtype=dtype
         )
     allowed = int(_FACTOR * weights) + _ALLOWANCE_BYTES
     return {

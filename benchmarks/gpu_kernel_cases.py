@@ -13,10 +13,10 @@ from kernels.kv.compact_kv import compact_kv
 from kernels.kv.rope_write_kv import rope_write_kv
 from kernels.kv.write_kv import write_kv
 from kernels.layers.embedding import embed_tokens
+from kernels.layers.gated_mul import gated_mul
 from kernels.layers.rms_norm import RmsNorm, add_rms_norm
 from kernels.layers.rope import RopeConfig, RotaryTable
 from kernels.layers.row_invariant_linear import row_invariant_linear
-from kernels.layers.silu_mul import silu_mul
 
 BLOCK_SIZE = 16
 
@@ -139,11 +139,11 @@ class Cases:
         width = self.shape.intermediate_size
 
         def make(rows: int) -> Callable[[], object]:
-            return partial(silu_mul, self.random(rows, 2 * width))
+            return partial(gated_mul, self.random(rows, 2 * width))
 
         return [
             Case(
-                name=f"silu_mul, {rows} rows",
+                name=f"gated_mul, {rows} rows",
                 make=partial(make, rows),
                 num_bytes=3 * rows * width * self.shape.dtype.itemsize,
             )

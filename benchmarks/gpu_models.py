@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from engine.model.config import ModelConfig
+from engine.model.config import LayerConfig, ModelConfig
 from engine.model.decoder import DecoderModel
 from kernels.layers.rope import RopeConfig
 
@@ -107,18 +107,16 @@ def qwen3(  # noqa: PLR0913 - what the family's members differ in
         model_id=name,
         architecture="Qwen3ForCausalLM",
         hidden_size=hidden_size,
-        num_layers=num_layers,
         num_query_heads=num_query_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         intermediate_size=intermediate_size,
         vocab_size=vocab_size,
-        rms_norm_eps=1e-6,
-        rope=RopeConfig(head_dim=head_dim, theta=1e6),
+        norm_eps=1e-6,
         max_position_embeddings=max_positions,
-        qk_norm=True,
+        layers=(LayerConfig(rope=RopeConfig(head_dim=head_dim, theta=1e6)),) * num_layers,
+        qk_norm="head",
         tie_word_embeddings=is_tied,
-        sliding_windows=(None,) * num_layers,
         dtype="bfloat16",
     )
 

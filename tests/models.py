@@ -3,15 +3,26 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Cohere2Config,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GemmaConfig,
+    Glm4Config,
+    GlmConfig,
+    GraniteConfig,
     LlamaConfig,
     MistralConfig,
+    Olmo2Config,
+    Phi3Config,
     PretrainedConfig,
     PreTrainedModel,
     Qwen2Config,
     Qwen3Config,
+    SmolLM3Config,
 )
 
 _SHAPE: dict[str, Any] = {
@@ -37,6 +48,21 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "beta_fast": 8.0,
+    "original_max_position_embeddings": 64,
+}
+_LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.25, 1.5, 2.0],
+    "long_factor": [1.5, 3.0, 5.0, 8.0],
+    "original_max_position_embeddings": 4,
+    "partial_rotary_factor": 0.5,
+}
 _LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
 
 HF_CONFIGS: dict[str, tuple[type[PretrainedConfig], dict[str, Any]]] = {
@@ -58,7 +84,70 @@ HF_CONFIGS: dict[str, tuple[type[PretrainedConfig], dict[str, Any]]] = {
         Qwen3Config,
         {"head_dim": 16, "num_key_value_heads": 1, "tie_word_embeddings": True},
     ),
+    "llama-yarn": (LlamaConfig, {"rope_parameters": _YARN}),
+    "phi3": (Phi3Config, {"sliding_window": 9}),
+    "phi3-long": (
+        Phi3Config,
+        {
+            "rope_parameters": _LONGROPE,
+            "original_max_position_embeddings": 4,
+            "partial_rotary_factor": 0.5,
+        },
+    ),
+    "olmo2": (Olmo2Config, {"attention_bias": True}),
+    "gemma": (GemmaConfig, {"head_dim": 24, "hidden_act": "gelu_pytorch_tanh"}),
+    "gemma2": (
+        Gemma2Config,
+        {
+            "head_dim": 16,
+            "sliding_window": 7,
+            "query_pre_attn_scalar": 24,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 3.0,
+        },
+    ),
+    "gemma3": (
+        Gemma3TextConfig,
+        {
+            "head_dim": 16,
+            "sliding_window": 7,
+            "query_pre_attn_scalar": 24,
+            "sliding_window_pattern": 2,
+        },
+    ),
+    "glm": (GlmConfig, {"head_dim": 16, "attention_bias": True}),
+    "glm4": (Glm4Config, {"head_dim": 16, "attention_bias": True}),
+    "granite": (
+        GraniteConfig,
+        {
+            "embedding_multiplier": 3.0,
+            "logits_scaling": 2.5,
+            "residual_multiplier": 0.4,
+            "attention_multiplier": 0.2,
+        },
+    ),
+    "cohere2": (
+        Cohere2Config,
+        {
+            "sliding_window": 7,
+            "logit_scale": 0.3,
+            "sliding_window_pattern": 2,
+        },
+    ),
+    "smollm3": (
+        SmolLM3Config,
+        {"no_rope_layers": [1, 0, 1], "use_sliding_window": True, "sliding_window": 7},
+    ),
 }
+
+# For tests of whole answers. Transformers changes longrope's frequencies as a sequence grows, the
+# engine does not, so their answers differ. Those that are slow have what others have as well.
+_LAW_QUICK = {"cohere2", "gemma2", "llama3", "olmo2", "qwen2-mixed-windows", "qwen3"}
+LAW_ARCHITECTURES = [
+    pytest.param(name, marks=[] if name in _LAW_QUICK else [pytest.mark.slow])
+    for name in sorted(HF_CONFIGS)
+    if name != "phi3-long"
+]
 
 
 def make_hf_model(name: str, *, seed: int = 0, **overrides: Any) -> PreTrainedModel:

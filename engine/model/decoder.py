@@ -1,5 +1,6 @@
-"""A Llama-family decoder over a paged KV cache: all rows of a step in one pass."""
+"""A decoder over a paged KV cache: all rows of a step in one pass."""
 
+import sys
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,17 +10,21 @@ from torch import Tensor
 from engine.errors import UnsupportedModelError
 from engine.model.config import ModelConfig
 from engine.model.kv_cache import KVCache
+from engine.model.layers import LayerReader, Norm
+from engine.model.read_config import read_model_config
 from engine.model.weights import CheckpointReader, ProgressCallback, resolve_checkpoint
 from kernels.attention.paged_attention import AttentionBatch, Plan, paged_attention, plan_attention
 from kernels.kv.rope_write_kv import rope_write_kv
 from kernels.kv.write_kv import write_kv_reference
 from kernels.layers.embedding import embed_tokens
-from kernels.layers.linear import Linear
 from kernels.layers.rms_norm import RmsNorm, add_rms_norm, rms_norm
 from kernels.layers.rope import RotaryTable, rotate
-from kernels.layers.row_invariant_linear import RowInvariantLinear, make_linear, make_norm
-from kernels.layers.row_invariant_ops import row_invariant_rotate, row_invariant_silu_mul
-from kernels.layers.silu_mul import silu_mul, silu_mul_reference
+from kernels.layers.row_invariant_linear import make_linear
+from kernels.layers.row_invariant_ops import (
+    row_invariant_rotate,
+    row_invariant_softcap,
+    softcap,
+)
 from kernels.triton_support import uses_triton
 
 DtypeName = Literal["auto", "bfloat16", "float16", "float32"]
@@ -47,23 +52,11 @@ class ForwardOutput:
     hidden: Tensor
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Layer:
-    input_norm: RmsNorm
-    qkv: Linear | RowInvariantLinear
-    qk_norm: RmsNorm | None  # over each head
-    output: Linear | RowInvariantLinear
-    post_attention_norm: RmsNorm
-    gate_up: Linear | RowInvariantLinear
-    down: Linear | RowInvariantLinear
-    has_window: bool
-
-
 @dataclass(slots=True, kw_only=True)
 class _Pass:
     """The inputs that a pass's layers share. `is_fused`: Triton's kernels turn heads by position.
 
-    cos, sin: [n, 1, head_dim], gathered for the others.
+    turns: (cos, sin) of each rotary table, [n, 1, head_dim] each, gathered for the others.
     """
 
     positions: Tensor
@@ -71,8 +64,7 @@ class _Pass:
     attention: Plan
     kv_cache: KVCache
     is_fused: bool
-    cos: Tensor | None = None
-    sin: Tensor | None = None
+    turns: tuple[tuple[Tensor, Tensor], ...] = ()
 
 
 class DecoderModel:
@@ -90,6 +82,7 @@ class DecoderModel:
         dtype: torch.dtype,
         device: torch.device,
         deterministic: bool = False,
+        max_context: int | None = None,
     ) -> None:
         """Read and pack all weights; use `load`."""
         self.config = config
@@ -98,15 +91,10 @@ class DecoderModel:
         self.deterministic = deterministic
         width, vocab_size = config.hidden_size, config.vocab_size
         self._embedding = reader.read("model.embed_tokens.weight", (vocab_size, width))
-        self._layers = tuple(
-            _read_layer(reader, config, index, deterministic=deterministic)
-            for index in range(config.num_layers)
-        )
-        self._final_norm = make_norm(
-            reader.read("model.norm.weight", (width,)),
-            config.rms_norm_eps,
-            deterministic=deterministic,
-        )
+        ropes = tuple(dict.fromkeys(layer.rope for layer in config.layers))
+        layers = LayerReader(reader=reader, config=config, ropes=ropes, deterministic=deterministic)
+        self._layers = tuple(layers.read(index) for index in range(config.num_layers))
+        self._final_norm = layers.norm("model.norm.weight")
         head, can_pack = self._embedding, True
         if config.tie_word_embeddings:
             spare_bytes = _TIED_HEAD_COPY_BYTES + _TIED_HEAD_COPY_SHARE * reader.total_bytes
@@ -114,14 +102,17 @@ class DecoderModel:
         else:
             head = reader.read("lm_head.weight", (vocab_size, width))
         self._head = make_linear(head, pack=can_pack, deterministic=deterministic)
-        # Not of the kernels' launchers: on the CPU, choosing is not free.
         self._rotate = row_invariant_rotate if deterministic else rotate
-        self._silu_mul = row_invariant_silu_mul if deterministic else silu_mul_reference
+        self._softcap = row_invariant_softcap if deterministic else softcap
         reader.finish(ignorable=("rotary_emb.inv_freq", "lm_head.weight"))
-        self._rotary = RotaryTable(
-            config.rope, max_positions=config.max_position_embeddings, dtype=dtype, device=device
+        max_positions = min(max_context or sys.maxsize, config.max_position_embeddings)
+        self._rotary = tuple(
+            RotaryTable(rope, max_positions=max_positions, dtype=dtype, device=device)
+            for rope in ropes
         )
-        self._scale = config.head_dim**-0.5
+        self._scale = config.attention_scale or config.head_dim**-0.5
+        # Rounded as transformers rounds it, to the weights' type.
+        self._embedding_scale = float(torch.tensor(config.embedding_scale, dtype=dtype))
         self.fingerprint = reader.fingerprint
         self.num_parameters = reader.num_parameters
         self.weight_bytes = reader.num_parameters * dtype.itemsize
@@ -134,16 +125,19 @@ class DecoderModel:
         dtype: DtypeName = "auto",
         device: str | torch.device = "cpu",
         deterministic: bool = False,
+        max_context: int | None = None,
         on_progress: ProgressCallback | None = None,
     ) -> "DecoderModel":
         """Load a checkpoint from a local folder or, if there is none, from the hub.
 
-        `dtype` "auto" is the checkpoint's own; `deterministic`: see the class. Raises
+        `dtype` "auto" is the checkpoint's own; `deterministic`: see the class; `max_context`: the
+        positions to be served, where they are fewer than the model's: longrope's frequencies
+        depend on it. Raises
         UnsupportedModelError for what the engine cannot run and for missing, misshapen or
         unexpected tensors.
         """
         folder = resolve_checkpoint(path_or_id)
-        config = ModelConfig.from_hf(folder)
+        config = read_model_config(folder)
         name = config.dtype if dtype == "auto" else dtype
         if name not in _DTYPES:
             raise UnsupportedModelError(
@@ -162,6 +156,7 @@ class DecoderModel:
                 dtype=_DTYPES[name],
                 device=target,
                 deterministic=deterministic,
+                max_context=max_context,
             )
 
     def plan_attention(self, batch: AttentionBatch, *, block_size: int) -> Plan:
@@ -206,41 +201,65 @@ class DecoderModel:
             is_fused=uses_triton(self.device),
         )
         if not here.is_fused:
-            here.cos, here.sin = self._rotary.gather(positions)
+            here.turns = tuple(table.gather(positions) for table in self._rotary)
         residual = self._embed(token_ids, here)  # [n, hidden_size]
         some_rows = logit_rows
         if logit_rows is not None and logit_rows.shape[0] >= residual.shape[0]:
             some_rows = None  # all of them, perhaps in another order
         update: Tensor | None = None
         last = len(self._layers) - 1
-        silu = silu_mul if here.is_fused else self._silu_mul
         for index, layer in enumerate(self._layers):
-            normed = _normalise(layer.input_norm, update, residual, here)
+            normed = _normalise(layer.before_attention, update, residual, here)
             attended = self._attend(index, normed, here)
             if index == last and some_rows is not None:
                 # Past the last cache write only the wanted rows matter.
                 attended = attended.index_select(0, some_rows)
                 residual = residual.index_select(0, some_rows)
-            normed = _normalise(layer.post_attention_norm, layer.output(attended), residual, here)
-            update = layer.down(silu(layer.gate_up(normed)))
+                if self.config.is_parallel:
+                    normed = normed.index_select(0, some_rows)
+            update = self._added(layer.after_attention, layer.output(attended))
+            if self.config.is_parallel:
+                update.add_(self._added(layer.after_mlp, layer.mlp(normed, is_fused=here.is_fused)))
+                continue
+            normed = _normalise(layer.before_mlp, update, residual, here)
+            update = self._added(layer.after_mlp, layer.mlp(normed, is_fused=here.is_fused))
         assert update is not None
         hidden = _normalise(self._final_norm, update, residual, here)
         if logit_rows is not None and some_rows is None:
             hidden = hidden.index_select(0, logit_rows)
-        logits = self._head(hidden)  # [m, vocab_size]
-        logits = logits.float() if logits_out is None else logits_out.copy_(logits)
-        return ForwardOutput(logits=logits, hidden=hidden)
+        return ForwardOutput(logits=self._logits(hidden, logits_out), hidden=hidden)
+
+    def _logits(self, hidden: Tensor, logits_out: Tensor | None) -> Tensor:
+        """Return the head's product, [m, vocab_size] float32, scaled and capped."""
+        product = self._head(hidden)
+        logits = product.float() if logits_out is None else logits_out.copy_(product)
+        if self.config.logit_scale != 1.0:
+            logits.mul_(self.config.logit_scale)
+        if self.config.logit_softcap is not None:
+            self._softcap(logits, self.config.logit_softcap)
+        return logits
+
+    def _added(self, norm: Norm | None, rows: Tensor) -> Tensor:
+        """Return what attention or MLP adds to the residual stream. [n, width]."""
+        if norm is not None:
+            rows = norm(rows)
+        return rows if self.config.residual_scale == 1.0 else rows.mul_(self.config.residual_scale)
 
     def _embed(self, token_ids: Tensor, here: _Pass) -> Tensor:
         if here.is_fused:
-            return embed_tokens(self._embedding, token_ids)
-        return self._embedding.index_select(0, token_ids)
+            rows = embed_tokens(self._embedding, token_ids)
+        else:
+            rows = self._embedding.index_select(0, token_ids)
+        return rows if self._embedding_scale == 1.0 else rows.mul_(self._embedding_scale)
 
     def _attend(self, index: int, normed: Tensor, here: _Pass) -> Tensor:
         """Attention of one layer up to the output projection: [n, heads * head_dim]."""
         config, layer = self.config, self._layers[index]
         num_rows, num_query_heads = len(normed), config.num_query_heads
-        heads = layer.qkv(normed).view(num_rows, -1, config.head_dim)  # queries, keys, values
+        projected = layer.qkv(normed)
+        if layer.row_norms is not None:
+            self._normalise_rows(projected, layer.row_norms)
+        heads = projected.view(num_rows, -1, config.head_dim)  # queries, keys, values
         k_cache, v_cache = here.kv_cache.layers[index]
         k_scale, v_scale = here.kv_cache.layer_scales[index]
         if here.is_fused:
@@ -248,84 +267,56 @@ class DecoderModel:
                 heads,
                 here.positions,
                 here.slot_mapping,
-                self._rotary,
+                self._rotary[layer.rotation],
                 k_cache,
                 v_cache,
                 num_query_heads=num_query_heads,
-                qk_norm=layer.qk_norm,
+                qk_norm=layer.head_norm,
                 k_scale=k_scale,
                 v_scale=v_scale,
             )
         else:
-            assert here.cos is not None
-            assert here.sin is not None
             num_rotated = num_query_heads + config.num_kv_heads
             query_key, value = heads[:, :num_rotated], heads[:, num_rotated:]
-            if layer.qk_norm is not None:
-                query_key = layer.qk_norm(query_key)
-            query_key = self._rotate(query_key, here.cos, here.sin)
+            if layer.head_norm is not None:
+                query_key = layer.head_norm(query_key)
+            if self._rotary[layer.rotation].turns:
+                query_key = self._rotate(query_key, *here.turns[layer.rotation])
             query, key = query_key[:, :num_query_heads], query_key[:, num_query_heads:]
             write_kv_reference(key, value, k_cache, v_cache, here.slot_mapping, k_scale, v_scale)
         plan = here.attention
         if plan.full is not None and not layer.has_window:
             plan = plan.full
         attended = paged_attention(
-            query, k_cache, v_cache, plan, scale=self._scale, k_scale=k_scale, v_scale=v_scale
+            query,
+            k_cache,
+            v_cache,
+            plan,
+            scale=self._scale,
+            k_scale=k_scale,
+            v_scale=v_scale,
+            softcap=config.attention_softcap,
         )
         return attended.view(num_rows, -1)
 
+    def _normalise_rows(self, projected: Tensor, norms: tuple[RmsNorm, RmsNorm]) -> None:
+        """Normalise all query heads of a row together, and all its key heads. In place."""
+        query_size = self.config.num_query_heads * self.config.head_dim
+        kv_size = self.config.num_kv_heads * self.config.head_dim
+        query, key = projected[:, :query_size], projected[:, query_size : query_size + kv_size]
+        query.copy_(norms[0](query))
+        key.copy_(norms[1](key))
 
-def _normalise(norm: RmsNorm, update: Tensor | None, residual: Tensor, here: _Pass) -> Tensor:
-    """The norm of the residual stream, to which the update is added first. All: [n, width]."""
-    if update is None:
-        return rms_norm(residual, norm.weight, norm.eps) if here.is_fused else norm(residual)
-    if here.is_fused:
+
+def _normalise(norm: Norm | None, update: Tensor | None, residual: Tensor, here: _Pass) -> Tensor:
+    """The norm of the residual stream, to which the update is added first. All: [n, width].
+
+    Without a norm: the stream itself.
+    """
+    if norm is None:
+        return residual if update is None else residual.add_(update)
+    if here.is_fused and isinstance(norm, RmsNorm):
+        if update is None:
+            return rms_norm(residual, norm.weight, norm.eps)
         return add_rms_norm(update, residual, norm.weight, norm.eps)
-    return norm.add(update, residual)
-
-
-def _read_layer(
-    reader: CheckpointReader, config: ModelConfig, index: int, *, deterministic: bool
-) -> _Layer:
-    """One decoder layer; query, key and value projections are fused, gate and up as well."""
-    prefix = f"model.layers.{index}."
-    width, head_dim = config.hidden_size, config.head_dim
-    query_size, kv_size = config.num_query_heads * head_dim, config.num_kv_heads * head_dim
-
-    def read(name: str, *shape: int) -> Tensor:
-        return reader.read(prefix + name, shape)
-
-    def norm(name: str) -> RmsNorm:
-        return make_norm(read(name, width), config.rms_norm_eps, deterministic=deterministic)
-
-    def linear(
-        names: tuple[str, ...], out_features: tuple[int, ...], in_features: int, bias: bool
-    ) -> Linear | RowInvariantLinear:
-        parts = list(zip(names, out_features, strict=True))
-        weights = [read(f"{name}.weight", size, in_features) for name, size in parts]
-        biases = [read(f"{name}.bias", size) for name, size in parts] if bias else []
-        weight = torch.cat(weights) if len(weights) > 1 else weights[0]
-        return make_linear(
-            weight, torch.cat(biases) if biases else None, deterministic=deterministic
-        )
-
-    qk_norm = None
-    if config.qk_norm:
-        q_norm = read("self_attn.q_norm.weight", head_dim).expand(config.num_query_heads, -1)
-        k_norm = read("self_attn.k_norm.weight", head_dim).expand(config.num_kv_heads, -1)
-        # a row of weights for each query and key head
-        qk_norm = make_norm(
-            torch.cat((q_norm, k_norm)), config.rms_norm_eps, deterministic=deterministic
-        )
-    projections = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-    inner = config.intermediate_size
-    return _Layer(
-        input_norm=norm("input_layernorm.weight"),
-        qkv=linear(projections, (query_size, kv_size, kv_size), width, config.attention_bias),
-        qk_norm=qk_norm,
-        output=linear(("self_attn.o_proj",), (width,), query_size, config.output_bias),
-        post_attention_norm=norm("post_attention_layernorm.weight"),
-        gate_up=linear(("mlp.gate_proj", "mlp.up_proj"), (inner, inner), width, config.mlp_bias),
-        down=linear(("mlp.down_proj",), (width,), inner, config.mlp_bias),
-        has_window=config.sliding_windows[index] is not None,
-    )
+    return norm(residual) if update is None else norm.add(update, residual)

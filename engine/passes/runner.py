@@ -104,7 +104,7 @@ class ModelRunner:
         """An empty view whose prefix cache is shared only under the same salt."""
         return KVView(
             self.pool,
-            root=root_hash(str(self.kv_cache.tensor.dtype), cache_salt),
+            root=root_hash(self.model.fingerprint, str(self.kv_cache.tensor.dtype), cache_salt),
             prefix_caching=self.prefix_caching,
         )
 

@@ -72,6 +72,7 @@ def load_runners(settings: Settings, on_progress: LoadingCallback) -> "dict[Tier
             dtype=options.dtype,
             device=device,
             deterministic=options.deterministic,
+            max_context=options.max_context,
             on_progress=partial(_report, on_progress, f"loading the {tier} model"),
         )
     weight_bytes = max(model.weight_bytes for model in models.values())

@@ -12,16 +12,19 @@ from kernels.triton_support import jit, launch, next_power_of_2, rounded, tl, tr
 # Elements of the heads that a program rotates.
 _TILE = 1024
 
-ROPE_TYPES = ("default", "linear", "llama3")
+ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeConfig:
     """Rotation frequencies as Hugging Face's `rope_parameters` describe them.
 
-    `rope_type` is one of `ROPE_TYPES`. "linear" divides all frequencies by `factor`; "llama3"
+    rope_type: one of `ROPE_TYPES`. "linear" divides all frequencies by `factor`; "llama3"
     divides those whose wavelength exceeds `original_max_positions / low_freq_factor`, keeps
-    those below `original_max_positions / high_freq_factor`, and blends in between.
+    those below `original_max_positions / high_freq_factor`, and blends in between; "yarn" does
+    so between `beta_slow` and `beta_fast` turns within `original_max_positions` (Peng et al.,
+    2023); "longrope" divides each by a factor of its own, `long_factors` where more than
+    `original_max_positions` are to be served, else `short_factors` (Ding et al., 2024).
     """
 
     head_dim: int
@@ -31,6 +34,14 @@ class RopeConfig:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_positions: int = 8192
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True  # yarn's bounds are whole dimensions
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
+    attention_factor: float = 1.0  # what sines and cosines are multiplied by
+    rotary_dim: int | None = None  # leading dimensions of a head that turn: None all, 0 none
+    is_interleaved: bool = False  # dimension 2i turns with 2i + 1, not i with i + rotary_dim / 2
 
     def __post_init__(self) -> None:
         """Raise ValueError for a rope type or a head size that cannot be rotated."""
@@ -38,26 +49,87 @@ class RopeConfig:
             raise ValueError(f"rope_type={self.rope_type!r} must be one of {ROPE_TYPES}")
         if self.head_dim % 2:
             raise ValueError(f"head_dim={self.head_dim} must be even")
+        if self.num_rotated % 2 or not 0 <= self.num_rotated <= self.head_dim:
+            raise ValueError(
+                f"rotary_dim={self.rotary_dim} must be even and at most head_dim={self.head_dim}"
+            )
+        for factors in (self.short_factors, self.long_factors):
+            if self.rope_type == "longrope" and len(factors) != self.num_rotated // 2:
+                raise ValueError(
+                    f"{len(factors)} longrope factors do not fit {self.num_rotated} rotary "
+                    f"dimensions: {self.num_rotated // 2} are needed"
+                )
+
+    @property
+    def num_rotated(self) -> int:
+        """Dimensions of a head that turn."""
+        return self.head_dim if self.rotary_dim is None else self.rotary_dim
+
+    def dimension_order(self) -> list[int] | None:
+        """Return the order of a head's dimensions in which i turns with i + head_dim / 2.
+
+        Queries and keys in that order have the same products, so one layout of tables and kernels
+        serves interleaved and partial rotation. None: the order that they have.
+        """
+        turned, rest = self.num_rotated, list(range(self.num_rotated, self.head_dim))
+        if self.is_interleaved:
+            first, second = list(range(0, turned, 2)), list(range(1, turned, 2))
+        else:
+            first, second = list(range(turned // 2)), list(range(turned // 2, turned))
+        middle = len(rest) // 2
+        order = [*first, *rest[:middle], *second, *rest[middle:]]
+        return None if order == sorted(order) else order
 
 
-def rope_frequencies(config: RopeConfig) -> Tensor:
-    """Angle per position for each pair of dimensions: [head_dim / 2] float32, radians."""
-    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
-    frequencies = 1.0 / (config.theta**exponents)  # [head_dim / 2]
+def rope_frequencies(config: RopeConfig, *, max_positions: int = 0) -> Tensor:
+    """Angle per position for each pair of dimensions: [head_dim / 2] float32, radians.
+
+    max_positions: how many are to be served, which longrope depends on. Dimensions that do not
+    turn come last, with 0.
+    """
+    size = config.num_rotated
+    exponents = torch.arange(0, size, 2, dtype=torch.float32) / max(size, 1)
+    frequencies = 1.0 / (config.theta**exponents)  # [num_rotated / 2]
     if config.rope_type == "linear":
-        return frequencies / config.factor
-    if config.rope_type == "llama3":
+        frequencies = frequencies / config.factor
+    elif config.rope_type == "llama3":
         wavelengths = 2 * math.pi / frequencies
         blend = (config.original_max_positions / wavelengths - config.low_freq_factor) / (
             config.high_freq_factor - config.low_freq_factor
         )
         blend = blend.clamp(0.0, 1.0)  # 0: long waves, scaled; 1: short waves, kept
-        return (1 - blend) * frequencies / config.factor + blend * frequencies
-    return frequencies
+        frequencies = (1 - blend) * frequencies / config.factor + blend * frequencies
+    elif config.rope_type == "yarn":
+        kept = 1 - _yarn_ramp(config)
+        frequencies = frequencies / config.factor * (1 - kept) + frequencies * kept
+    elif config.rope_type == "longrope":
+        is_long = max_positions > config.original_max_positions
+        factors = config.long_factors if is_long else config.short_factors
+        frequencies = 1.0 / (torch.tensor(factors) * config.theta**exponents)
+    return torch.cat((frequencies, torch.zeros((config.head_dim - size) // 2)))
+
+
+def _yarn_ramp(config: RopeConfig) -> Tensor:
+    """Return how far each pair's frequency is scaled: 0 kept, 1 divided. [num_rotated / 2]."""
+    size = config.num_rotated
+
+    def dimension(turns: float) -> float:
+        """Return the dimension that turns so often within the original positions."""
+        ratio = config.original_max_positions / (turns * 2 * math.pi)
+        return size * math.log(ratio) / (2 * math.log(config.theta))
+
+    low, high = dimension(config.beta_fast), dimension(config.beta_slow)
+    if config.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, size - 1)
+    steps = torch.arange(size // 2, dtype=torch.float32)
+    return ((steps - low) / max(high - low, 0.001)).clamp(0, 1)
 
 
 class RotaryTable:
     """Cosines and signed sines for every position, gathered once for all layers of a pass.
+
+    Heads have the dimensions in `RopeConfig.dimension_order`.
 
     The sines of a row's first half are negated, so rotating is `x * cos + swap_halves(x) * sin`.
     """
@@ -72,11 +144,15 @@ class RotaryTable:
     ) -> None:
         """Compute the table in float32 and round it to dtype, as Hugging Face's models do."""
         positions = torch.arange(max_positions, dtype=torch.float32)
-        angles = torch.outer(positions, rope_frequencies(config))  # [positions, head_dim / 2]
-        cos, sin = angles.cos(), angles.sin()
+        frequencies = rope_frequencies(config, max_positions=max_positions)
+        angles = torch.outer(positions, frequencies)  # [positions, head_dim / 2]
+        length = torch.ones(config.head_dim // 2)
+        length[: config.num_rotated // 2] = config.attention_factor
+        cos, sin = angles.cos() * length, angles.sin() * length
         table = torch.cat((cos, cos, -sin, sin), -1)  # [positions, 2 * head_dim]
         self._table = table.to(dtype).to(device)
         self._head_dim = config.head_dim
+        self.turns = config.num_rotated > 0  # else every head stays as it is
 
     @property
     def table(self) -> Tensor:

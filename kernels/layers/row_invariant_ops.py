@@ -12,12 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.layers.gated_mul import Activation, gated_mul
 from kernels.layers.rms_norm import RmsNorm
 from kernels.layers.rope import rotate
-from kernels.layers.silu_mul import silu_mul
 
 # Torch shares element-wise work between threads from this many elements on, also inside rows.
 SERIAL_ELEMENTS = 32768
+# A multiple of what any CPU's vector loop takes at once, in float32 elements.
+_VECTOR = 64
 
 
 class RowInvariantNorm(RmsNorm):
@@ -43,18 +45,31 @@ class RowInvariantNorm(RmsNorm):
         return torch.div(values, length).mul_(self._scaled_weight).to(x.dtype)
 
 
-def row_invariant_silu_mul(gate_up: Tensor) -> Tensor:
-    """`silu_mul` in pieces that one thread computes row by row. [n, 2 * d] -> [n, d]."""
+def row_invariant_gated_mul(gate_up: Tensor, activation: Activation = "silu") -> Tensor:
+    """`gated_mul` in pieces that one thread computes row by row. [n, 2 * d] -> [n, d]."""
     if gate_up.device.type != "cpu":
-        return silu_mul(gate_up)
+        return gated_mul(gate_up, activation)
     rows = max(1, math.ceil(SERIAL_ELEMENTS / max(gate_up.shape[1] // 2, 1)) - 1)
     pieces = []
     for start in range(0, max(len(gate_up), 1), rows):
         gate, up = gate_up[start : start + rows].chunk(
             2, -1
         )  # [rows, d] each, with a stride that keeps rows apart
-        pieces.append(F.silu(gate).mul_(up))
+        active = F.silu(gate) if activation == "silu" else _gelu(gate, activation)
+        pieces.append(active.mul_(up))
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+
+def _gelu(gate: Tensor, activation: Activation) -> Tensor:
+    """GELU of [rows, d]: rows are padded, so that the vector loops leave nothing over."""
+    width = gate.shape[1]
+    x = torch.zeros((gate.shape[0], -(-width // _VECTOR) * _VECTOR))
+    x[:, :width] = gate
+    if activation == "gelu_tanh":
+        share = torch.sigmoid((x * x * x).mul_(0.044715).add_(x).mul_(2 * math.sqrt(2 / math.pi)))
+    else:
+        share = torch.erf(x * math.sqrt(0.5)).add_(1.0).mul_(0.5)
+    return x.mul_(share)[:, :width].to(gate.dtype)
 
 
 def row_invariant_rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -67,3 +82,17 @@ def row_invariant_rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     values = x.float()
     swapped = values.roll(x.shape[-1] // 2, -1)
     return (values * cos).add_(swapped.mul_(sin)).to(x.dtype)
+
+
+def row_invariant_softcap(logits: Tensor, cap: float) -> Tensor:
+    """`softcap` row by row, for what the vector loop leaves over. In place. [m, d]."""
+    if logits.device.type != "cpu":
+        return softcap(logits, cap)
+    for row in logits:
+        softcap(row, cap)
+    return logits
+
+
+def softcap(logits: Tensor, cap: float) -> Tensor:
+    """Bound values to (-cap, cap): cap * tanh(logits / cap), in place. Any shape, float32."""
+    return logits.div_(cap).tanh_().mul_(cap)

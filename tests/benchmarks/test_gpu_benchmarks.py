@@ -108,8 +108,8 @@ def test_small_kernels_bytes_are_those_of_their_tensors() -> None:
     update, residual, weight, _ = of("rms_norm").args
     read = tensor_bytes(update, residual, weight)
     assert made["rms_norm"].num_bytes == read + tensor_bytes(residual, update)
-    (gate_up,) = of("silu_mul").args
-    assert made["silu_mul"].num_bytes == 1.5 * gate_up.nbytes
+    (gate_up,) = of("gated_mul").args
+    assert made["gated_mul"].num_bytes == 1.5 * gate_up.nbytes
     _, ids = of("embedding").args
     width = TINY.hidden_size * TINY.dtype.itemsize
     assert made["embedding"].num_bytes == ids.nbytes + 2 * 3 * width

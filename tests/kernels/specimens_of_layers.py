@@ -8,10 +8,10 @@ from kernels.kv.compact_kv import compact_kv
 from kernels.kv.rope_write_kv import rope_write_kv
 from kernels.kv.write_kv import write_kv
 from kernels.layers.embedding import embed_tokens
+from kernels.layers.gated_mul import Activation, gated_mul
 from kernels.layers.rms_norm import RmsNorm, add_rms_norm, rms_norm
 from kernels.layers.rope import RopeConfig, RotaryTable, norm_and_rotate
 from kernels.layers.row_invariant_linear import row_invariant_linear
-from kernels.layers.silu_mul import silu_mul
 from tests.kernels.specimen import (
     BF16,
     BLOCK_SIZE,
@@ -77,8 +77,8 @@ def _norms(width: int, dtype: torch.dtype) -> None:
     add_rms_norm(rows, torch.empty_like(rows), weight, 1e-6)
 
 
-def _silu_mul(width: int, dtype: torch.dtype) -> None:
-    silu_mul(torch.empty(NUM_ROWS, 2 * width, dtype=dtype))
+def _gated_mul(width: int, dtype: torch.dtype, activation: Activation) -> None:
+    gated_mul(torch.empty(NUM_ROWS, 2 * width, dtype=dtype), activation)
 
 
 def _linear(
@@ -109,8 +109,19 @@ LAYERS = (
         for width, dtype in ((4096, BF16), (1024, BF16), (896, FP16), (192, FP32))
     ),
     *(
-        Specimen(stem="silu_mul", name=f"{width}, {dtype}", run=partial(_silu_mul, width, dtype))
-        for width, dtype in ((12288, BF16), (3072, BF16), (8960, FP16), (512, FP32))
+        Specimen(
+            stem="gated_mul",
+            name=f"{activation}, {width}, {dtype}",
+            run=partial(_gated_mul, width, dtype, activation),
+        )
+        for activation, width, dtype in (
+            ("silu", 12288, BF16),
+            ("silu", 3072, BF16),
+            ("silu", 8960, FP16),
+            ("silu", 512, FP32),
+            ("gelu_tanh", 9216, BF16),
+            ("gelu", 3072, BF16),
+        )
     ),
     Specimen(
         stem="embedding",

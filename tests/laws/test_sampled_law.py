@@ -27,7 +27,7 @@ from tests.engines import (
     tiny_pair,
 )
 from tests.laws.mixed import LENGTHS, SAMPLINGS, mixed_requests, plainly, total
-from tests.models import HF_CONFIGS
+from tests.models import LAW_ARCHITECTURES
 from verifier.coupled import CoupledVerifier
 
 # ---- trees ----------------------------------------------------------------------------------
@@ -210,7 +210,7 @@ def test_small_answers_alongside_do_not_matter(right: dict[str, list[int]]) -> N
 # ---- other models ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("architecture", sorted(HF_CONFIGS))
+@pytest.mark.parametrize("architecture", LAW_ARCHITECTURES)
 def test_every_architecture_keeps_the_law(architecture: str) -> None:
     """Also those with sliding windows, where a tree node's window follows its depth."""
     pair = tiny_pair(architecture, max_positions=256)

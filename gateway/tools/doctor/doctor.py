@@ -166,7 +166,7 @@ def _threads(settings: Settings) -> Finding:
 def _model(tier: str, path: str) -> Finding:
     """Configuration, weights and tokenizer are there and of a supported kind."""
     from engine.errors import UnsupportedModelError
-    from engine.model.config import ModelConfig
+    from engine.model.read_config import read_model_config
     from gateway.text.chat import ChatTokenizer
 
     name = f"{tier} model"
@@ -182,14 +182,14 @@ def _model(tier: str, path: str) -> Finding:
         detail = f"{path} is fetched from the Hugging Face hub at the first start"
         return Finding(name=name, status="ok", detail=detail)
     try:
-        config = ModelConfig.from_hf(folder)
+        config = read_model_config(folder)
         ChatTokenizer.load(folder)
     except (UnsupportedModelError, OSError, ValueError) as error:
         return Finding(
             name=name,
             status="failed",
             detail=f"{path}: {error}",
-            advice="Use a Llama, Mistral, Qwen2 or Qwen3 checkpoint, not quantised.",
+            advice="Use an unquantised checkpoint of an architecture that docs/models.md lists.",
         )
     weights = _weight_bytes(folder)
     if not weights:

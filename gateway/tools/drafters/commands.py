@@ -124,7 +124,7 @@ def train(  # noqa: PLR0913 - a flag each
         from draft.training.distill import DistillPlan
         from draft.training.drafter_job import DrafterJob, train_drafter
         from draft.training.own_answers import AnswerPlan
-        from engine.model.config import ModelConfig
+        from engine.model.read_config import read_model_config
         from gateway.wiring import engine as engine_wiring
         from gateway.wiring import start as wiring
 
@@ -154,7 +154,7 @@ def train(  # noqa: PLR0913 - a flag each
                 max_tokens=max_tokens,
                 max_length=max_length,
                 seed=seed,
-                stop_token_ids=ModelConfig.from_hf(large).eos_token_ids,
+                stop_token_ids=read_model_config(large).eos_token_ids,
             ),
             distill=DistillPlan(
                 steps=_DEFAULT_STEPS if steps is None and minutes is None else steps,
@@ -221,7 +221,7 @@ def tune(  # noqa: PLR0913 - a flag each
 
         from draft.training.prompt_file import read_prompts
         from draft.training.tune import DEFAULT_GRID, sample_traffic, speculation_toml
-        from engine.model.config import ModelConfig
+        from engine.model.read_config import read_model_config
         from engine.request import SamplingParams
         from gateway.wiring import start as wiring
 
@@ -247,7 +247,7 @@ def tune(  # noqa: PLR0913 - a flag each
         )
         wiring.check_models(settings)
         _quiet_transformers()
-        model = ModelConfig.from_hf(large)
+        model = read_model_config(large)
         traffic = sample_traffic(
             read_prompts(_found(data))[:prompts],
             AutoTokenizer.from_pretrained(large),

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from engine.model.config import ModelConfig
+from engine.model.read_config import read_model_config
 from engine.request import TIERS, Tier
 from gateway.backends.step_loop import LoadingCallback
 from gateway.settings.tree import Settings
@@ -89,7 +89,7 @@ def _by_data_sheet(name: str, settings: Settings, acceptance: float | None) -> G
     device, options = DEVICES[name], settings.engine
     shapes: dict[Tier, ModelSizes] = {
         tier: ModelSizes.of(
-            ModelConfig.from_hf(path), dtype=options.dtype, kv_dtype=options.kv_cache_dtype
+            read_model_config(path), dtype=options.dtype, kv_dtype=options.kv_cache_dtype
         )
         for tier, path in named_models(settings).items()
     }

@@ -38,7 +38,17 @@ def assert_equal_logits(ours: Tensor, theirs: Tensor) -> None:
     assert (ours - theirs).abs().max().item() < 1e-4
 
 
-@pytest.fixture(scope="module", params=sorted(HF_CONFIGS))
+# What they have, others of the quick set have as well.
+_SLOW = {"gemma", "glm", "llama-yarn", "mistral-full", "phi3", "qwen2", "smollm3"}
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=[pytest.mark.slow] if name in _SLOW else [])
+        for name in sorted(HF_CONFIGS)
+    ],
+)
 def pair(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[PreTrainedModel, DecoderModel]:
@@ -223,3 +233,30 @@ def test_cache_size(tmp_path: Path) -> None:
     assert cache.size_bytes == NUM_BLOCKS * per_block == 3 * 2 * 64 * 4 * 2 * 16 * 4
     with pytest.raises(ValueError, match="num_blocks=0"):
         KVCache(model.config, num_blocks=0, block_size=4, dtype=torch.float32)
+
+
+def test_longrope_has_short_factors_where_no_more_is_served(tmp_path: Path) -> None:
+    hf = save_hf_model("phi3-long", tmp_path, original_max_position_embeddings=NUM_TOKENS)
+    token_ids = make_tokens(NUM_TOKENS)
+    rows = Rows(token_ids=token_ids, num_computed=0, block_table=make_table(0))
+    short = DecoderModel.load(str(tmp_path), max_context=NUM_TOKENS)
+    assert_equal_logits(run(short, new_cache(short), rows).logits, hf_logits(hf, token_ids))
+    long = DecoderModel.load(str(tmp_path))
+    assert not torch.allclose(run(long, new_cache(long), rows).logits, hf_logits(hf, token_ids))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["gemma2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("cohere2", "olmo2"))],
+)
+def test_deterministic_rows_keep_their_bits_in_any_company(name: str, tmp_path: Path) -> None:
+    save_hf_model(name, tmp_path)
+    model = DecoderModel.load(str(tmp_path), deterministic=True)
+    one = Rows(token_ids=make_tokens(7), num_computed=0, block_table=make_table(0))
+    others = [
+        Rows(token_ids=make_tokens(count, seed=count), num_computed=0, block_table=make_table(seed))
+        for seed, count in ((1, 19), (2, 1), (3, 30))
+    ]
+    alone = run(model, new_cache(model), one)
+    together = run(model, new_cache(model), *others[:2], one, others[2])
+    assert torch.equal(together.logits[20:27], alone.logits)

@@ -139,13 +139,26 @@ def test_an_fp8_cache_costs_little(small_bfloat16: Twins, halves: Logits) -> Non
 @pytest.mark.parametrize(
     "name",
     [
-        "qwen2-mixed-windows",
-        pytest.param("llama-biases", marks=pytest.mark.slow),
-        pytest.param("qwen3-tied-mqa", marks=pytest.mark.slow),
+        "gemma2",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in (
+                "cohere2",
+                "gemma3",
+                "glm4",
+                "granite",
+                "llama-biases",
+                "olmo2",
+                "phi3-long",
+                "qwen2-mixed-windows",
+                "qwen3-tied-mqa",
+                "smollm3",
+            )
+        ),
     ],
 )
 def test_other_architectures_compute_the_same(name: str, tmp_path: Path) -> None:
-    """Heads of 24, biases, windows in some layers, QK-norm, one key-value head."""
+    """Heads of 24, biases, windows and rotation in some layers, norms of every kind and place."""
     save_hf_model(name, tmp_path)
     twins = Twins(tmp_path, "float32")
     for fused, plain in play(twins, twins.caches()).values():
@@ -166,12 +179,12 @@ def test_launches_of_a_layer(small: Twins) -> None:
     rows = Rows(token_ids=make_tokens(1), num_computed=19, block_table=make_table(0))
     _, names = with_launches(small, rows)
     num_layers = small.plain.config.num_layers
-    ours = ["_rms_norm_kernel", "_rope_write_kv_kernel", "_silu_mul_kernel", "_embed_kernel"]
+    ours = ["_rms_norm_kernel", "_rope_write_kv_kernel", "_gated_mul_kernel", "_embed_kernel"]
     counts = {name: names.count(name) for name in ours}
     assert counts == {
         "_rms_norm_kernel": 2 * num_layers + 1,
         "_rope_write_kv_kernel": num_layers,
-        "_silu_mul_kernel": num_layers,
+        "_gated_mul_kernel": num_layers,
         "_embed_kernel": 1,
     }
     others = [name for name in names if name not in ours]

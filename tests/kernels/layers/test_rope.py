@@ -68,8 +68,8 @@ def test_a_position_outside_the_table_is_an_error() -> None:
 
 
 def test_wrong_settings_name_themselves() -> None:
-    with pytest.raises(ValueError, match="rope_type='yarn'"):
-        RopeConfig(head_dim=4, rope_type="yarn")
+    with pytest.raises(ValueError, match="rope_type='dynamic'"):
+        RopeConfig(head_dim=4, rope_type="dynamic")
     with pytest.raises(ValueError, match="head_dim=5"):
         RopeConfig(head_dim=5)
 

@@ -1,6 +1,7 @@
 """The products and row-wise operations whose rows keep their bits in any company."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels.layers import row_invariant_linear as module
+from kernels.layers.gated_mul import Activation, gated_mul
 from kernels.layers.linear import Linear
 from kernels.layers.rms_norm import RmsNorm
 from kernels.layers.rope import rotate
@@ -23,10 +25,11 @@ from kernels.layers.row_invariant_linear import (
 )
 from kernels.layers.row_invariant_ops import (
     RowInvariantNorm,
+    row_invariant_gated_mul,
     row_invariant_rotate,
-    row_invariant_silu_mul,
+    row_invariant_softcap,
+    softcap,
 )
-from kernels.layers.silu_mul import silu_mul
 from kernels.triton_support import use_kernels
 from tests.kernels.layers.bits import same_bits, torch_threads
 
@@ -269,14 +272,25 @@ def test_the_norm_over_heads_of_a_fused_projection(threads: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh"])
 @pytest.mark.parametrize("width", [5, 64, 1000])
 def test_the_gate_keeps_bits_and_equals_the_plain_one(
-    threads: int, dtype: torch.dtype, width: int
+    threads: int, dtype: torch.dtype, width: int, activation: Activation
 ) -> None:
+    gate = partial(row_invariant_gated_mul, activation=activation)
     gate_up = random(120, 2 * width, dtype=dtype)
-    assert rows_that_depend_on_company(row_invariant_silu_mul, gate_up) == []
-    torch.testing.assert_close(row_invariant_silu_mul(gate_up), silu_mul(gate_up))
-    assert row_invariant_silu_mul(gate_up[:0]).shape == (0, width)
+    assert rows_that_depend_on_company(gate, gate_up) == []
+    tolerance = TOLERANCE[dtype]
+    plain = gated_mul(gate_up, activation)
+    torch.testing.assert_close(gate(gate_up), plain, rtol=tolerance, atol=tolerance)
+    assert gate(gate_up[:0]).shape == (0, width)
+
+
+def test_a_softcap_keeps_bits(threads: int) -> None:
+    logits = random(120, 131)
+    cap = partial(row_invariant_softcap, cap=3.0)
+    assert rows_that_depend_on_company(lambda rows: cap(rows.clone()), logits) == []
+    torch.testing.assert_close(cap(logits.clone()), softcap(logits.clone(), 3.0))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from engine.model.config import ModelConfig
 from engine.model.decoder import DecoderModel
+from engine.model.read_config import read_model_config
 from gateway.cli import app
 from gateway.settings.tree import bundled_pair
 from gateway.tools.bench.results import (
@@ -57,16 +57,16 @@ def run(
 def test_a_models_sizes_are_those_of_the_loaded_model(tier: str) -> None:
     folder = bundled_pair() / tier
     model = DecoderModel.load(folder, dtype="float32")
-    shape = ModelSizes.of(ModelConfig.from_hf(folder), dtype="float32")
+    shape = ModelSizes.of(read_model_config(folder), dtype="float32")
     # The shape leaves out biases and the norms of queries and keys.
     assert shape.num_parameters == pytest.approx(model.num_parameters, rel=2e-3)
     assert shape.weight_bytes == 4 * shape.num_parameters
     config = model.config
     by_hand = 2 * config.num_layers * config.num_kv_heads * config.head_dim
     assert shape.kv_bytes_per_token == 4 * by_hand
-    halved = ModelSizes.of(ModelConfig.from_hf(folder), dtype="bfloat16")
+    halved = ModelSizes.of(read_model_config(folder), dtype="bfloat16")
     assert 2 * halved.kv_bytes_per_token == shape.kv_bytes_per_token
-    fp8 = ModelSizes.of(ModelConfig.from_hf(folder), dtype="bfloat16", kv_dtype="fp8")
+    fp8 = ModelSizes.of(read_model_config(folder), dtype="bfloat16", kv_dtype="fp8")
     scales = 2 * config.num_layers * config.num_kv_heads * 4
     assert fp8.kv_bytes_per_token == by_hand + scales
 

@@ -1,9 +1,10 @@
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels.layers.silu_mul import silu_mul
+from kernels.layers.gated_mul import Activation, gated_mul
 from kernels.triton_support import use_kernels
 
 
@@ -15,7 +16,7 @@ def test_gate_is_the_first_half(device: torch.device, kind: str, rows: int, widt
     gate, up = x[:, :width].double(), x[:, width:].double()
     expected = gate / (1 + torch.exp(-gate)) * up
     with use_kernels(kind):  # type: ignore[arg-type]
-        result = silu_mul(x)
+        result = gated_mul(x)
     torch.testing.assert_close(result.double(), expected, atol=1e-5, rtol=1e-5)
     assert torch.equal(x, before)
 
@@ -26,7 +27,7 @@ def test_kernel_rounds_once(device: torch.device, dtype: torch.dtype) -> None:
     gate, up = x.double().chunk(2, -1)
     expected = gate / (1 + torch.exp(-gate)) * up
     with use_kernels("triton"):
-        result = silu_mul(x)
+        result = gated_mul(x)
     assert result.dtype == dtype
     half_a_place = torch.finfo(dtype).eps / 2
     torch.testing.assert_close(result.double(), expected, atol=1e-7, rtol=1.01 * half_a_place)
@@ -36,5 +37,18 @@ def test_kernel_rounds_once(device: torch.device, dtype: torch.dtype) -> None:
 def test_gates_at_the_ends_of_the_range(device: torch.device, kind: str) -> None:
     gates = torch.tensor([-3e4, -100.0, -88.0, 0.0, 88.0, 100.0, 3e4], device=device)
     with use_kernels(kind):  # type: ignore[arg-type]
-        result = silu_mul(torch.cat((gates, torch.full_like(gates, 2.0)))[None])[0]
+        result = gated_mul(torch.cat((gates, torch.full_like(gates, 2.0)))[None])[0]
     torch.testing.assert_close(result, 2 * gates.clamp(min=0), atol=1e-30, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["reference", "triton"])
+@pytest.mark.parametrize(("activation", "approximate"), [("gelu", "none"), ("gelu_tanh", "tanh")])
+def test_gelu_is_torchs(
+    device: torch.device, kind: str, activation: Activation, approximate: str
+) -> None:
+    gate = torch.cat((torch.randn(300) * 3, torch.tensor([-3e4, -9.0, 0.0, 9.0, 3e4])))
+    up = torch.randn(len(gate))
+    expected = F.gelu(gate.double(), approximate=approximate) * up.double()
+    with use_kernels(kind):  # type: ignore[arg-type]
+        result = gated_mul(torch.cat((gate, up))[None].to(device), activation)[0]
+    torch.testing.assert_close(result.cpu().double(), expected, atol=1e-5, rtol=1e-5)

@@ -1,0 +1,1 @@
+"""Descriptions of model families: config.json in, `ModelConfig` out, a file per family."""

@@ -1,0 +1,37 @@
+"""The architectures that the engine runs itself, by the name that config.json gives them."""
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from engine.model.config import ModelConfig
+from engine.model.families.cohere import describe_cohere2
+from engine.model.families.gemma import describe_gemma, describe_gemma2, describe_gemma3
+from engine.model.families.glm import describe_glm, describe_glm4
+from engine.model.families.llama import (
+    describe_granite,
+    describe_llama,
+    describe_mistral,
+    describe_qwen2,
+    describe_qwen3,
+    describe_smollm3,
+)
+from engine.model.families.olmo import describe_olmo2
+from engine.model.families.phi import describe_phi3
+from engine.model.families.source import ConfigSource
+
+FAMILIES: Final[Mapping[str, Callable[[ConfigSource], ModelConfig]]] = {
+    "Cohere2ForCausalLM": describe_cohere2,
+    "Gemma2ForCausalLM": describe_gemma2,
+    "Gemma3ForCausalLM": describe_gemma3,
+    "GemmaForCausalLM": describe_gemma,
+    "Glm4ForCausalLM": describe_glm4,
+    "GlmForCausalLM": describe_glm,
+    "GraniteForCausalLM": describe_granite,
+    "LlamaForCausalLM": describe_llama,
+    "MistralForCausalLM": describe_mistral,
+    "Olmo2ForCausalLM": describe_olmo2,
+    "Phi3ForCausalLM": describe_phi3,
+    "Qwen2ForCausalLM": describe_qwen2,
+    "Qwen3ForCausalLM": describe_qwen3,
+    "SmolLM3ForCausalLM": describe_smollm3,
+}

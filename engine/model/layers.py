@@ -1,0 +1,176 @@
+"""A decoder layer's weights, read by the names that its family gives them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.model.config import ModelConfig
+from engine.model.weights import CheckpointReader
+from kernels.layers.gated_mul import Activation, gated_mul, gated_mul_reference
+from kernels.layers.layer_norm import LayerNorm
+from kernels.layers.linear import Linear
+from kernels.layers.rms_norm import RmsNorm
+from kernels.layers.rope import RopeConfig
+from kernels.layers.row_invariant_linear import RowInvariantLinear, make_linear, make_norm
+from kernels.layers.row_invariant_ops import row_invariant_gated_mul
+
+Norm = RmsNorm | LayerNorm
+Product = Linear | RowInvariantLinear
+
+
+class GatedMlp:
+    """A feed-forward layer: down(activation(gate(x)) * up(x)). [n, width] -> [n, width]."""
+
+    __slots__ = ("_activation", "_down", "_gate_up", "_reference")
+
+    def __init__(
+        self, gate_up: Product, down: Product, activation: Activation, *, deterministic: bool
+    ) -> None:
+        """gate_up: both projections, the gate's rows first."""
+        self._gate_up = gate_up
+        self._down = down
+        self._activation: Activation = activation
+        # Not the kernel's launcher: on the CPU, choosing is not free.
+        self._reference: Callable[[Tensor, Activation], Tensor] = (
+            row_invariant_gated_mul if deterministic else gated_mul_reference
+        )
+
+    def __call__(self, rows: Tensor, *, is_fused: bool) -> Tensor:
+        """is_fused: Triton's kernel gates."""
+        gate = gated_mul if is_fused else self._reference
+        return self._down(gate(self._gate_up(rows), self._activation))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """The weights of a decoder layer. A norm that is None does not exist."""
+
+    before_attention: Norm | None
+    qkv: Product
+    head_norm: RmsNorm | None  # over each query and key head
+    row_norms: tuple[RmsNorm, RmsNorm] | None  # over all query heads and all key heads of a row
+    rotation: int  # which of the model's rotary tables turns its heads
+    output: Product
+    after_attention: Norm | None
+    before_mlp: Norm | None
+    mlp: GatedMlp
+    after_mlp: Norm | None
+    has_window: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerReader:
+    """Reads layers of one checkpoint. `ropes`: the model's rotations, each once."""
+
+    reader: CheckpointReader
+    config: ModelConfig
+    ropes: tuple[RopeConfig, ...]
+    deterministic: bool
+
+    def read(self, index: int) -> Layer:
+        """Return layer `index`; projections that read the same rows are fused."""
+        config, names = self.config, self.config.names
+        prefix = f"model.layers.{index}."
+        rope = config.layers[index].rope
+        query_size = config.num_query_heads * config.head_dim
+        kv_size = config.num_kv_heads * config.head_dim
+        inner, width = config.intermediate_size, config.hidden_size
+        gate_up = self._product(prefix, names.gate_up, (inner, inner), width, config.mlp_bias)
+        return Layer(
+            before_attention=self._norm(prefix, names.before_attention),
+            qkv=self._qkv(prefix, rope, (query_size, kv_size, kv_size)),
+            head_norm=self._head_norm(prefix, rope) if config.qk_norm == "head" else None,
+            row_norms=self._row_norms(prefix, rope) if config.qk_norm == "row" else None,
+            rotation=self.ropes.index(rope),
+            output=self._product(
+                prefix, ("self_attn.o_proj",), (width,), query_size, config.output_bias
+            ),
+            after_attention=self._norm(prefix, names.after_attention),
+            before_mlp=self._norm(prefix, names.before_mlp),
+            mlp=GatedMlp(
+                gate_up,
+                self._product(prefix, ("mlp.down_proj",), (width,), inner, config.mlp_bias),
+                config.activation,
+                deterministic=self.deterministic,
+            ),
+            after_mlp=self._norm(prefix, names.after_mlp),
+            has_window=config.layers[index].window is not None,
+        )
+
+    def norm(self, name: str) -> Norm:
+        """Return the norm over the model's width that is stored under a whole name."""
+        weight = self.reader.read(name, (self.config.hidden_size,))
+        if self.config.norm_kind == "layer":
+            return LayerNorm(weight, self.config.norm_eps)
+        return self._rms_norm(weight)
+
+    # ---- parts ----------------------------------------------------------------------------
+
+    def _norm(self, prefix: str, name: str | None) -> Norm | None:
+        return None if name is None else self.norm(f"{prefix}{name}.weight")
+
+    def _rms_norm(self, weight: Tensor) -> RmsNorm:
+        if self.config.norm_offset:
+            # In float32: near 1 a half-precision weight has few digits left.
+            weight = weight.float() + self.config.norm_offset
+        return make_norm(weight, self.config.norm_eps, deterministic=self.deterministic)
+
+    def _qkv(self, prefix: str, rope: RopeConfig, sizes: tuple[int, int, int]) -> Product:
+        names, width = self.config.names.qkv, self.config.hidden_size
+        weight = self._joined(prefix, names, sizes, "weight", width)
+        bias = None
+        if self.config.attention_bias:
+            bias = self._joined(prefix, names, sizes, "bias")
+        order = rope.dimension_order()
+        if order is not None:
+            num_turned = self.config.num_query_heads + self.config.num_kv_heads
+            heads = torch.arange(num_turned).unsqueeze(1) * self.config.head_dim
+            rows = torch.arange(sum(sizes))
+            rows[: num_turned * self.config.head_dim] = (heads + torch.tensor(order)).view(-1)
+            rows = rows.to(weight.device)
+            weight = weight.index_select(0, rows)
+            bias = None if bias is None else bias.index_select(0, rows)
+        return make_linear(weight, bias, deterministic=self.deterministic)
+
+    def _head_norm(self, prefix: str, rope: RopeConfig) -> RmsNorm:
+        """Return the norm with a row of weights for each query and key head."""
+        config, order = self.config, rope.dimension_order()
+        rows = []
+        for name, count in (("q_norm", config.num_query_heads), ("k_norm", config.num_kv_heads)):
+            weight = self.reader.read(f"{prefix}self_attn.{name}.weight", (config.head_dim,))
+            rows.append((weight if order is None else weight[order]).expand(count, -1))
+        return self._rms_norm(torch.cat(rows))
+
+    def _row_norms(self, prefix: str, rope: RopeConfig) -> tuple[RmsNorm, RmsNorm]:
+        config, order = self.config, rope.dimension_order()
+        norms = []
+        for name, count in (("q_norm", config.num_query_heads), ("k_norm", config.num_kv_heads)):
+            size = count * config.head_dim
+            weight = self.reader.read(f"{prefix}self_attn.{name}.weight", (size,))
+            if order is not None:
+                weight = weight.view(count, -1)[:, order].reshape(-1)
+            norms.append(self._rms_norm(weight))
+        return norms[0], norms[1]
+
+    def _product(
+        self, prefix: str, names: tuple[str, ...], sizes: tuple[int, ...], width: int, bias: bool
+    ) -> Product:
+        """Return the product with the weights of `names`, of `sizes` rows together."""
+        return make_linear(
+            self._joined(prefix, names, sizes, "weight", width),
+            self._joined(prefix, names, sizes, "bias") if bias else None,
+            deterministic=self.deterministic,
+        )
+
+    def _joined(
+        self, prefix: str, names: tuple[str, ...], sizes: tuple[int, ...], kind: str, *width: int
+    ) -> Tensor:
+        """Return tensors one below the other; a single name holds them all."""
+        if len(names) == 1:
+            return self.reader.read(f"{prefix}{names[0]}.{kind}", (sum(sizes), *width))
+        parts = zip(names, sizes, strict=True)
+        return torch.cat(
+            [self.reader.read(f"{prefix}{name}.{kind}", (size, *width)) for name, size in parts]
+        )

@@ -1,0 +1,127 @@
+"""Read a checkpoint's config.json into the description of its model."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final
+
+from engine.errors import UnsupportedModelError
+from engine.model.checkpoint_files import read_object
+from engine.model.config import ModelConfig
+from engine.model.families.source import ConfigSource
+from engine.model.families.table import FAMILIES
+
+# With all of these, a config.json leaves nothing to a default of its architecture.
+_NAMED: Final[Mapping[str, tuple[type, ...]]] = {
+    "hidden_size": (int,),
+    "num_hidden_layers": (int,),
+    "num_attention_heads": (int,),
+    "num_key_value_heads": (int,),
+    "head_dim": (int,),
+    "intermediate_size": (int,),
+    "vocab_size": (int,),
+    "rms_norm_eps": (float,),
+    "max_position_embeddings": (int,),
+    "tie_word_embeddings": (bool,),
+    "rope_parameters": (dict,),
+    "bos_token_id": (int, type(None)),
+    "eos_token_id": (int, list, type(None)),
+}
+_SUPPORTED: Final = (
+    f"Supported are {', '.join(FAMILIES)} with unquantised safetensors weights "
+    "(bfloat16, float16 or float32)."
+)
+_MODEL_TYPES: Final = {
+    "LlamaForCausalLM": "llama",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+}
+
+
+def read_model_config(path_or_id: str | Path) -> ModelConfig:
+    """Read config.json (and generation_config.json) of a local folder or a hub id.
+
+    Raises UnsupportedModelError if there is no checkpoint, or none that the engine runs.
+    """
+    model_id = str(path_or_id)
+    raw = _raw_config(model_id)
+    _refuse_unsupported(model_id, raw)
+    config = SimpleNamespace(**raw) if _is_complete(raw) else _transformers_config(model_id)
+    return describe(model_id, raw["architectures"][0], config)
+
+
+def describe(model_id: str, architecture: str, config: Any) -> ModelConfig:
+    """Return the description of a config whose defaults are filled in. Raises as above."""
+    source = ConfigSource(model_id=model_id, architecture=architecture, config=config)
+    try:
+        return FAMILIES[architecture](source)
+    except ValueError as error:
+        raise UnsupportedModelError(f"{model_id}: {error}") from error
+
+
+def _raw_config(model_id: str) -> dict[str, Any]:
+    """Read config.json as it stands."""
+    folder = Path(model_id).expanduser()
+    if folder.exists() and not (folder / "config.json").is_file():
+        raise UnsupportedModelError(
+            f"{model_id} is not a checkpoint: it has no config.json. Give a folder with "
+            "config.json, *.safetensors and a tokenizer, or a Hugging Face id."
+        )
+    found = read_object(folder / "config.json")
+    return _raw_transformers_config(model_id) if found is None else found
+
+
+def _is_complete(raw: Mapping[str, Any]) -> bool:
+    """Return whether transformers would add nothing to a config that `describe` reads.
+
+    It takes transformers 2 seconds to be imported, and its configurations fill in the defaults of
+    an architecture, convert what older versions wrote, and refuse values that make no sense.
+    """
+    return (
+        raw.get("model_type") == _MODEL_TYPES.get(raw["architectures"][0], "")
+        and not raw.get("use_sliding_window")
+        and all(type(raw.get(name, ...)) in types for name, types in _NAMED.items())
+        and not raw["hidden_size"] % raw["num_attention_heads"]
+        and not {"rope_theta", "rope_scaling"} & raw.keys()
+        and {"rope_type", "rope_theta"} <= raw["rope_parameters"].keys()
+        and raw["rope_parameters"]["rope_type"] == "default"
+    )
+
+
+def _transformers_config(model_id: str) -> Any:
+    """Read config.json with the defaults of its architecture."""
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(model_id)
+    except (OSError, ValueError, KeyError) as error:
+        raise UnsupportedModelError(f"{model_id}: config.json is broken: {error}") from error
+
+
+def _raw_transformers_config(model_id: str) -> dict[str, Any]:
+    """Fetch config.json from the hub, or say what is wrong with it."""
+    from transformers import PretrainedConfig
+
+    try:
+        raw, _ = PretrainedConfig.get_config_dict(model_id)
+    except (OSError, ValueError) as error:
+        raise UnsupportedModelError(
+            f"{model_id} is neither a local folder nor a checkpoint that could be fetched from "
+            f"the Hugging Face hub: {error}"
+        ) from error
+    return dict(raw)
+
+
+def _refuse_unsupported(model_id: str, raw: dict[str, Any]) -> None:
+    architectures = raw.get("architectures") or []
+    if not architectures or architectures[0] not in FAMILIES:
+        name = ", ".join(architectures) or f"of type {raw.get('model_type', 'unknown')}"
+        raise UnsupportedModelError(
+            f"{model_id} is {name}, which the engine cannot run. {_SUPPORTED}"
+        )
+    quantization = raw.get("quantization_config") or raw.get("compression_config")
+    if quantization:
+        method = quantization.get("quant_method") or quantization.get("format") or "unknown"
+        raise UnsupportedModelError(
+            f"{model_id} is quantised ({method}), which the engine cannot run. {_SUPPORTED}"
+        )
