@@ -81,9 +81,9 @@ class DraftAnswer:
 class TakenOver:
     """A responder that has begun to answer in another one's place."""
 
-    def __init__(self, leg: Responder, rest: AsyncGenerator[bytes], first: bytes) -> None:
+    def __init__(self, responder: Responder, rest: AsyncGenerator[bytes], first: bytes) -> None:
         """`first` is the first part of the body, `rest` the parts after it."""
-        self.leg = leg
+        self.responder = responder
         self._rest = rest
         self._first = first
 

@@ -43,16 +43,16 @@ class Choosing:
         return frozenset(own)
 
 
-def choosing_of(asked: ApiRequest | ReadRequest) -> Choosing:
+def choosing_of(parsed: ApiRequest | ReadRequest) -> Choosing:
     """Read it from a request parsed for the local models, or from one parsed for upstream tiers."""
-    if not isinstance(asked, ReadRequest):
+    if not isinstance(parsed, ReadRequest):
         return Choosing(
-            model=asked.model,
-            options=asked.outrider,
-            user=asked.safety_identifier or asked.user,
-            service_tier=asked.service_tier,
+            model=parsed.model,
+            options=parsed.outrider,
+            user=parsed.safety_identifier or parsed.user,
+            service_tier=parsed.service_tier,
         )
-    document, envelope = asked.document, asked.envelope
+    document, envelope = parsed.document, parsed.envelope
     known, service_tier = document.get("safety_identifier"), document.get("service_tier")
     return Choosing(
         model=envelope.model,
@@ -67,10 +67,10 @@ def assignment_of(
     choosing: Choosing,
     body: bytes,
     endpoint: Endpoint,
-    incoming: RequestContext,
+    context: RequestContext,
 ) -> Assignment | None:
     """Return the arms of a request. Raises BadRequestError for a forced arm that does not exist."""
-    principal, meter = incoming.principal, incoming.meter
+    principal, meter = context.principal, context.meter
     conversation = ""
     if assigner.wants_conversation:
         conversation = conversation_unit(principal.key_id, _first_words(body))
@@ -80,10 +80,10 @@ def assignment_of(
             team_id=principal.team_id or "",
             user=choosing.user or "",
             conversation=conversation,
-            request_id=incoming.request_id,
+            request_id=context.request_id,
             model=choosing.model,
             endpoint=endpoint if meter is None else meter.account.endpoint,
-            headers=incoming.headers,
+            headers=context.headers,
             own_fields=choosing.own_fields,
             tiers=principal.scopes.tiers,
             is_admin=principal.scopes.is_admin or principal is ANONYMOUS,
@@ -92,22 +92,22 @@ def assignment_of(
 
 
 def with_arms(
-    incoming: RequestContext, assignment: Assignment | None, own: OutriderOptions | None
+    context: RequestContext, assignment: Assignment | None, own: OutriderOptions | None
 ) -> RequestContext:
     """Return the context with these arms, and note them in its account and its outcome record.
 
     `own`: the request's own options.
     """
     label = "" if assignment is None else assignment.label
-    if incoming.meter is not None:
-        incoming.meter.arm = _kept(label)
-    if incoming.outcome is not None:
-        incoming.outcome.arms = () if assignment is None else assignment.measured
+    if context.meter is not None:
+        context.meter.arm = _kept(label)
+    if context.outcome is not None:
+        context.outcome.arms = () if assignment is None else assignment.measured
     if assignment is None:
-        return incoming
+        return context
     has_own_slo = own is not None and own.slo is not None
     has_arms_slo = "slo" in assignment.overlay.fields and not has_own_slo
-    return replace(incoming, arm=label, has_arms_slo=has_arms_slo)
+    return replace(context, arm=label, has_arms_slo=has_arms_slo)
 
 
 def overlaid(request: ApiRequest, assignment: Assignment | None) -> ApiRequest:

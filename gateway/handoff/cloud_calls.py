@@ -53,29 +53,29 @@ class CloudCalls:
     local_tiers: Collection[str]
     clock: Callable[[], float]
 
-    def complaint(self, asked: ParsedRequest) -> GatewayError | None:
+    def complaint(self, parsed: ParsedRequest) -> GatewayError | None:
         """Return why the upstream tier cannot be sent this request; None where it can."""
-        named = asked.meant is not None and asked.meant.named == "cloud"
-        if not named and _speaks_in_ids(asked.document, asked.endpoint):
+        named = parsed.meant is not None and parsed.meant.named == "cloud"
+        if not named and _speaks_in_ids(parsed.document, parsed.endpoint):
             return BadRequestError(
                 "Token ids mean something for the models of this machine only; name a model."
             )
-        tier = self._tier(asked)
-        missing = uses_of(asked.document, asked.endpoint) - set(tier.settings.supports)
+        tier = self._tier(parsed)
+        missing = uses_of(parsed.document, parsed.endpoint) - set(tier.settings.supports)
         if missing:
             return BadRequestError(
                 f"The {tier.name} tier does not take {min(missing)} (tiers.{tier.name}.supports)."
             )
         try:
-            tier.fields.outgoing(asked.document)
+            tier.fields.outgoing(parsed.document)
         except BadRequestError as refused:
             return refused
-        most = asked.max_cost_usd
-        return None if most is None else self._too_dear(asked, most)
+        most = parsed.max_cost_usd
+        return None if most is None else self._too_dear(parsed, most)
 
-    def _too_dear(self, asked: ParsedRequest, most: float) -> BadRequestError | None:
-        tier, param = self._tier(asked), "outrider.max_cost_usd"
-        cost_usd = self._cost_usd(asked)
+    def _too_dear(self, parsed: ParsedRequest, most: float) -> BadRequestError | None:
+        tier, param = self._tier(parsed), "outrider.max_cost_usd"
+        cost_usd = self._cost_usd(parsed)
         if cost_usd is None:
             return BadRequestError(
                 f"{param}: nobody knows what the {tier.name} tier costs; its operator sets "
@@ -90,112 +90,112 @@ class CloudCalls:
             param=param,
         )
 
-    def _cost_usd(self, asked: ParsedRequest) -> float | None:
+    def _cost_usd(self, parsed: ParsedRequest) -> float | None:
         """The most that the request may cost at its upstream tier; None where no price is set.
 
         The prompt is bounded by its size. Without `max_tokens` an answer of usual length counts.
         """
         return self._cost_of(
-            asked,
-            asked.token_limit
+            parsed,
+            parsed.token_limit
             or self.limits.default_max_tokens
             or round(self.routing.typical.num_completion_tokens.value),
         )
 
-    def _cost_of(self, asked: ParsedRequest, per_answer: int) -> float | None:
+    def _cost_of(self, parsed: ParsedRequest, per_answer: int) -> float | None:
         """The most that the request costs if each answer has this many tokens."""
         most = UpstreamUsage(
-            num_prompt_tokens=self._num_prompt_tokens(asked),
-            num_completion_tokens=_num_answers(asked)
-            * (per_answer + most_predicted_tokens(asked.document)),
+            num_prompt_tokens=self._num_prompt_tokens(parsed),
+            num_completion_tokens=_num_answers(parsed)
+            * (per_answer + most_predicted_tokens(parsed.document)),
         )
-        return cost_usd(most, self._tier(asked).settings.price)
+        return cost_usd(most, self._tier(parsed).settings.price)
 
-    def _num_prompt_tokens(self, asked: ParsedRequest) -> int:
+    def _num_prompt_tokens(self, parsed: ParsedRequest) -> int:
         """The most tokens that the prompt can have, by the size of all that is sent."""
-        return most_prompt_tokens(asked.document, self._tier(asked).settings.media_tokens)
+        return most_prompt_tokens(parsed.document, self._tier(parsed).settings.media_tokens)
 
-    def _affordable(self, asked: ParsedRequest) -> int | None:
+    def _affordable(self, parsed: ParsedRequest) -> int | None:
         """The tokens that `max_cost_usd` leaves each answer; None where it sets no bound."""
-        most, price = asked.max_cost_usd, self._tier(asked).settings.price
-        if most is None or asked.token_limit is not None or not price.completion:
+        most, price = parsed.max_cost_usd, self._tier(parsed).settings.price
+        if most is None or parsed.token_limit is not None or not price.completion:
             return None
-        left_usd = most - (self._cost_of(asked, 0) or 0.0)
-        return max(int(left_usd * 1e6 / (price.completion * _num_answers(asked))), 1)
+        left_usd = most - (self._cost_of(parsed, 0) or 0.0)
+        return max(int(left_usd * 1e6 / (price.completion * _num_answers(parsed))), 1)
 
-    def model(self, asked: ParsedRequest, names: ModelCatalog) -> str | None:
+    def model(self, parsed: ParsedRequest, names: ModelCatalog) -> str | None:
         """The model to request: the one that the request means, else the tier's usual one."""
-        meant, tier = asked.meant, asked.terms.cloud
+        meant, tier = parsed.meant, parsed.constraints.cloud
         assert meant is not None
         assert tier is not None
         return meant.model if meant.named == "cloud" else names.usual_model(tier)
 
-    def expected_s(self, asked: ParsedRequest) -> float | None:
+    def expected_s(self, parsed: ParsedRequest) -> float | None:
         """Seconds that the upstream tier takes for an answer; None while nothing was measured."""
-        total = self._tier(asked).total
+        total = self._tier(parsed).total
         return total.quantile(0.95) or total.ewma_s
 
-    async def leg(
-        self, asked: ParsedRequest, origin: RouteReason, prediction: str = ""
+    async def responder(
+        self, parsed: ParsedRequest, origin: RouteReason, prediction: str = ""
     ) -> CloudResponder:
         """Make a responder, not yet begun. Raises UnavailableError if no model is known."""
-        tier = self._tier(asked)
+        tier = self._tier(parsed)
         if origin.continues is not None:
             if tier.traits.continuation == "none":
                 raise UnavailableError(f"The {tier.name} tier cannot go on behind others' text.")
-            asked = asked.continued(origin.continues)
-        model = asked.model or await self.names.usual_model(tier.name)
+            parsed = parsed.continued(origin.continues)
+        model = parsed.model or await self.names.usual_model(tier.name)
         if model is None:
             raise UnavailableError(
                 f"The {tier.name} tier has not told which models it has (it may be down), and "
                 f"none is set; its operator sets tiers.{tier.name}.model."
             )
-        meter = asked.incoming.meter
-        document, credit = asked.document, None
-        affordable = self._affordable(asked)
+        meter = parsed.context.meter
+        document, credit = parsed.document, None
+        affordable = self._affordable(parsed)
         if affordable is not None:
             document = {**document, "max_completion_tokens": affordable}
         if meter is not None:
-            credit = await self._admitted(meter, asked, tier)
-            if credit is not None and not asked.is_streamed and asked.token_limit is None:
-                document = await _bounded(asked, credit, affordable)
+            credit = await self._admitted(meter, parsed, tier)
+            if credit is not None and not parsed.is_streamed and parsed.token_limit is None:
+                document = await _bounded(parsed, credit, affordable)
             if origin.continues is not None:
                 meter.continued()
         call = UpstreamCall(
-            endpoint=asked.endpoint,
-            document=self._outgoing(tier, document, asked),
+            endpoint=parsed.endpoint,
+            document=self._outgoing(tier, document, parsed),
             model=model,
-            request_id=asked.incoming.request_id,
-            arrival_s=asked.incoming.arrival_s,
-            hops=(*asked.incoming.hops, self.cloud.gateway_id),
-            deadline_s=asked.terms.deadline_s,
-            affinity=self._affinity(asked, tier),
+            request_id=parsed.context.request_id,
+            arrival_s=parsed.context.arrival_s,
+            hops=(*parsed.context.hops, self.cloud.gateway_id),
+            deadline_s=parsed.constraints.deadline_s,
+            affinity=self._affinity(parsed, tier),
             prediction=prediction,
             on_attempt=None if meter is None else meter.on_attempt,
-            span=asked.incoming.span,
+            span=parsed.context.span,
         )
         made = CloudResponder(
             tier,
             call,
             origin,
             secrets=self.cloud.secrets,
-            on_answered=lambda leg: self._answered(asked, leg),
-            is_continuable=self.cloud.rules.continue_elsewhere and asked.is_continuable,
+            on_answered=lambda responder: self._answered(parsed, responder),
+            is_continuable=self.cloud.rules.continue_elsewhere and parsed.is_continuable,
             credit=credit,
-            is_bounded=asked.token_limit is not None,
+            is_bounded=parsed.token_limit is not None,
         )
-        made.arm = asked.incoming.arm
+        made.arm = parsed.context.arm
         return made
 
     @staticmethod
     def _outgoing(
-        tier: UpstreamTier, document: Mapping[str, Any], asked: ParsedRequest
+        tier: UpstreamTier, document: Mapping[str, Any], parsed: ParsedRequest
     ) -> dict[str, Any]:
         """The body that is sent to the tier. Raises BadRequestError."""
-        return tier.fields.outgoing(document, cache_salt=asked.incoming.principal.cache_salt)
+        return tier.fields.outgoing(document, cache_salt=parsed.context.principal.cache_salt)
 
     async def _admitted(
-        self, meter: RequestMeter, asked: ParsedRequest, tier: UpstreamTier
+        self, meter: RequestMeter, parsed: ParsedRequest, tier: UpstreamTier
     ) -> TokenAllowance | None:
         """Reserve tokens for the answer; return those left to the tenant, None without limits.
 
@@ -203,22 +203,22 @@ class CloudCalls:
         """
         if not meter.is_limited:
             return None
-        local = self.local_tiers if "local" in asked.terms.places else ()
+        local = self.local_tiers if "local" in parsed.constraints.places else ()
         allowed = [name for name in local if meter.principal.scopes.allows_tier(name)]
         return await meter.admit(
             UsageEstimate(
                 tiers=(tier.name, *allowed),
-                num_prompt_tokens=self._num_prompt_tokens(asked),
-                num_choices=_num_answers(asked),
-                num_predicted_tokens=most_predicted_tokens(asked.document),
+                num_prompt_tokens=self._num_prompt_tokens(parsed),
+                num_choices=_num_answers(parsed),
+                num_predicted_tokens=most_predicted_tokens(parsed.document),
                 # The default for the local models is not sent, and binds no other server.
-                max_tokens=asked.token_limit or tier.settings.max_context or _LONGEST_ANSWER,
-                is_bounded=asked.token_limit is not None,
+                max_tokens=parsed.token_limit or tier.settings.max_context or _LONGEST_ANSWER,
+                is_bounded=parsed.token_limit is not None,
                 is_kept_elsewhere=True,
             )
         )
 
-    async def take_over(self, asked: ParsedRequest, weak: DraftAnswer) -> TakenOver | None:
+    async def take_over(self, parsed: ParsedRequest, weak: DraftAnswer) -> TakenOver | None:
         """Have the upstream tier answer in the place of a weak local answer.
 
         None if it failed, or did not begin in the time that a deadline leaves.
@@ -232,7 +232,7 @@ class CloudCalls:
             num_held_tokens=weak.num_tokens,
             num_discarded_tokens=weak.num_tokens,
         )
-        deadline_s = asked.terms.deadline_s
+        deadline_s = parsed.constraints.deadline_s
         patience_s = None
         if deadline_s is not None:
             left_s = max(deadline_s - self.clock(), 0.0)
@@ -240,8 +240,8 @@ class CloudCalls:
         parts = None
         try:
             async with asyncio.timeout(patience_s):
-                leg = await self.leg(asked, origin, weak.text)
-                parts = leg.parts()
+                responder = await self.responder(parsed, origin, weak.text)
+                parts = responder.parts()
                 first = await anext(parts)
         except (GatewayError, TimeoutError):
             if parts is not None:
@@ -252,8 +252,8 @@ class CloudCalls:
             if parts is not None:
                 await parts.aclose()
             raise
-        self.count_origin(origin, leg.facts.tier)
-        return TakenOver(leg, parts, first)
+        self.count_origin(origin, responder.facts.tier)
+        return TakenOver(responder, parts, first)
 
     def count_origin(self, origin: RouteReason, tier: str) -> None:
         """Count why an answer has begun on this tier."""
@@ -262,49 +262,49 @@ class CloudCalls:
         if origin.is_degraded:
             self.cloud.metrics.degraded()
 
-    def mirror(self, asked: ParsedRequest, answer: MirroredAnswer) -> None:
+    def mirror(self, parsed: ParsedRequest, answer: MirroredAnswer) -> None:
         """Offer a request and its answer for a second opinion."""
         mirror = self.cloud.mirror
-        if mirror is None or asked.terms.is_private or not asked.document:
+        if mirror is None or parsed.constraints.is_private or not parsed.document:
             return
-        if not asked.incoming.principal.scopes.allows_tier(mirror.tier):
+        if not parsed.context.principal.scopes.allows_tier(mirror.tier):
             return  # requests that may not be answered there are not mirrored there either
         try:
-            document = self._outgoing(self.cloud.tiers[mirror.tier], asked.document, asked)
+            document = self._outgoing(self.cloud.tiers[mirror.tier], parsed.document, parsed)
         except BadRequestError:
             return  # the copy would differ from the request
         call = UpstreamCall(
-            endpoint=asked.endpoint,
+            endpoint=parsed.endpoint,
             document=document,
-            model=asked.model or "",
-            request_id=asked.incoming.request_id,
+            model=parsed.model or "",
+            request_id=parsed.context.request_id,
             arrival_s=self.clock(),
-            hops=(*asked.incoming.hops, self.cloud.gateway_id),
-            on_attempt=None if asked.incoming.meter is None else asked.incoming.meter.on_attempt,
+            hops=(*parsed.context.hops, self.cloud.gateway_id),
+            on_attempt=None if parsed.context.meter is None else parsed.context.meter.on_attempt,
         )
         mirror.offer(call, answer)
 
-    def _answered(self, asked: ParsedRequest, leg: CloudResponder) -> None:
-        facts = leg.facts
+    def _answered(self, parsed: ParsedRequest, responder: CloudResponder) -> None:
+        facts = responder.facts
         self.metrics.routed(facts.tier, facts.reason)
         answer = MirroredAnswer(
             tier=facts.tier,
-            texts=leg.texts,
-            duration_s=self.clock() - asked.incoming.arrival_s,
+            texts=responder.texts,
+            duration_s=self.clock() - parsed.context.arrival_s,
             num_completion_tokens=facts.num_tokens,
-            is_private=asked.terms.is_private,
+            is_private=parsed.constraints.is_private,
         )
-        self.mirror(asked, answer)
+        self.mirror(parsed, answer)
 
-    def route_report(self, asked: ParsedRequest, origin: RouteReason) -> dict[str, Any]:
+    def route_report(self, parsed: ParsedRequest, origin: RouteReason) -> dict[str, Any]:
         """`RouteReport` of a request that an upstream tier answers."""
-        tier = self._tier(asked)
-        meant = asked.meant
+        tier = self._tier(parsed)
+        meant = parsed.meant
         return {
             "object": "route",
             "model": "" if meant is None else meant.name,
             "tier": tier.name,
-            "model_id": asked.model,
+            "model_id": parsed.model,
             "reason": origin.explain("") or "requested",
             "quality": origin.quality,
             "threshold": None,
@@ -312,21 +312,21 @@ class CloudCalls:
             "stage": None if origin.quality is None else "text",
             "cascade": None,
             "prompt_tokens": None,
-            "cost_usd": self._cost_usd(asked),
+            "cost_usd": self._cost_usd(parsed),
             "sticky": None,
             "pair": self.routing.pair,
             "alternatives": [],
         }
 
-    def _tier(self, asked: ParsedRequest) -> UpstreamTier:
-        assert asked.terms.cloud is not None, "the upstream tier is among the places"
-        return self.cloud.tiers[asked.terms.cloud]
+    def _tier(self, parsed: ParsedRequest) -> UpstreamTier:
+        assert parsed.constraints.cloud is not None, "the upstream tier is among the places"
+        return self.cloud.tiers[parsed.constraints.cloud]
 
-    def _affinity(self, asked: ParsedRequest, tier: UpstreamTier) -> str:
+    def _affinity(self, parsed: ParsedRequest, tier: UpstreamTier) -> str:
         """A key, equal for requests that begin alike: a conversation's turns, one system prompt."""
         if not tier.traits.has_prefix_cache or len(tier.settings.url) < 2:
             return ""
-        beginning = _beginning(asked.document)
+        beginning = _beginning(parsed.document)
         return blake2b(beginning, digest_size=16).hexdigest()
 
 
@@ -338,25 +338,25 @@ def _beginning(document: Mapping[str, Any]) -> bytes:
 
 
 async def _bounded(
-    asked: ParsedRequest, credit: TokenAllowance, at_most: int | None
+    parsed: ParsedRequest, credit: TokenAllowance, at_most: int | None
 ) -> Mapping[str, Any]:
     """Bound a whole answer by the tenant's limits, as it cannot be ended part of the way."""
-    num_answers = _num_answers(asked)
+    num_answers = _num_answers(parsed)
     num_tokens = await credit.stock_up(_LONG_ANSWER * num_answers) // num_answers
     if at_most is not None:
         num_tokens = min(num_tokens, at_most)
     # The dialect renames the field to the one that the server knows.
-    return {**asked.document, "max_completion_tokens": max(num_tokens, 1)}
+    return {**parsed.document, "max_completion_tokens": max(num_tokens, 1)}
 
 
-def _num_answers(asked: ParsedRequest) -> int:
+def _num_answers(parsed: ParsedRequest) -> int:
     """The number of answers that are written and paid for, sent or not."""
-    prompt, best_of = asked.document.get("prompt"), asked.document.get("best_of")
+    prompt, best_of = parsed.document.get("prompt"), parsed.document.get("best_of")
     num_prompts = 1
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
         num_prompts = len(prompt)
     num_tries = int(best_of) if isinstance(best_of, int | float) else 1
-    return num_prompts * max(asked.num_choices, num_tries)
+    return num_prompts * max(parsed.num_choices, num_tries)
 
 
 def _speaks_in_ids(document: Mapping[str, Any], endpoint: Endpoint) -> bool:

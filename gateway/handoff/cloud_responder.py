@@ -32,7 +32,7 @@ class CloudResponder:
         tier: UpstreamTier,
         call: UpstreamCall,
         origin: RouteReason,
-        on_answered: Callable[["CloudResponder"], None] = lambda leg: None,
+        on_answered: Callable[["CloudResponder"], None] = lambda responder: None,
         is_continuable: bool = False,
         secrets: Collection[str] = (),
         credit: TokenAllowance | None = None,

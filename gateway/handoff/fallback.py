@@ -92,7 +92,7 @@ class FallbackChain:
         get another lineup in place of this one.
         """
         self.deadline_s = deadline_s
-        self.leg: Responder | None = None
+        self.responder: Responder | None = None
         self._lineup = lineup
         self._instead = instead
         self._failures: dict[PlaceName, Exception] = {}
@@ -125,7 +125,7 @@ class FallbackChain:
     @property
     def facts(self) -> AnswerFacts | None:
         """The facts known of the answer; None where no responder began to work on one."""
-        return None if self.leg is None else self.leg.facts
+        return None if self.responder is None else self.responder.facts
 
     async def _begin(self) -> _Begun:
         """Begin with the lineup; if it fails, once more with the lineup that replaces it."""
@@ -137,7 +137,7 @@ class FallbackChain:
                 other = None if ask is None else await ask(error)
                 if other is None:
                     raise
-            self._lineup, self.leg = other, None
+            self._lineup, self.responder = other, None
             self._failures, self._current = {}, None
 
     async def _begin_with(self, lineup: Lineup) -> _Begun:
@@ -150,8 +150,8 @@ class FallbackChain:
             self._current = place.name
             try:
                 begun = await self._first_part(place, origin)
-                if self.leg is not None:
-                    lineup.on_begin(origin, self.leg.facts.tier)
+                if self.responder is not None:
+                    lineup.on_begin(origin, self.responder.facts.tier)
                 return begun
             except HandOffError as handed:
                 origin = handed.origin
@@ -165,7 +165,7 @@ class FallbackChain:
 
     async def _continued(self, error: GatewayError | EngineError) -> _Begun | None:
         """Continue an answer that this error broke off, with a candidate that is left."""
-        unfinished = None if self.leg is None else self.leg.unfinished
+        unfinished = None if self.responder is None else self.responder.unfinished
         if not self._lineup.continues_elsewhere or unfinished is None:
             return None
         assert self._current is not None
@@ -180,19 +180,19 @@ class FallbackChain:
             _after_failure(self._lineup.origin, self._current, error), continues=unfinished
         )
         self._current = place.name
-        before = self.leg
+        before = self.responder
         try:
             return await self._first_part(place, origin)
         except (GatewayError, EngineError) as another:
             log.warning("could not go on place=%s error=%s", place.name, _name_of(another))
-            self.leg = before
+            self.responder = before
             return None
 
     async def _first_part(self, place: AnswerCandidate, origin: RouteReason) -> _Begun:
         try:
             async with asyncio.timeout(place.patience_s()):
-                self.leg = leg = await place.open(origin)
-                parts = leg.parts()
+                self.responder = responder = await place.open(origin)
+                parts = responder.parts()
                 try:
                     return parts, await anext(parts)
                 except BaseException:

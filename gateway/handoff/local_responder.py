@@ -74,7 +74,7 @@ class LocalResponder:
                         collected.append(delta)
         except HandedOverError as handed:
             self._end_ticket()
-            self._taken_over_by = handed.taken.leg
+            self._taken_over_by = handed.taken.responder
             async with aclosing(handed.taken.parts()) as others:
                 async for part in others:
                     yield part

@@ -59,8 +59,8 @@ class ParsedRequest:
     """
 
     endpoint: Endpoint
-    incoming: RequestContext
-    terms: PlacementConstraints
+    context: RequestContext
+    constraints: PlacementConstraints
     is_streamed: bool
     num_choices: int
     token_limit: int | None = None
@@ -96,28 +96,28 @@ class ParsedRequest:
             endpoint=self.endpoint,
             document=self.document,
             model=str(self.document.get("model")),
-            request_id=self.incoming.request_id,
-            arrival_s=self.incoming.arrival_s,
+            request_id=self.context.request_id,
+            arrival_s=self.context.arrival_s,
         )
 
 
-def trace_request(asked: ParsedRequest) -> None:
+def trace_request(parsed: ParsedRequest) -> None:
     """Note on the request's span what it asks for, without any of its text."""
-    incoming = asked.incoming
-    if not incoming.span.is_recording:
+    context = parsed.context
+    if not context.span.is_recording:
         return
-    request, document = asked.request, asked.document
+    request, document = parsed.request, parsed.document
     record_asked(
-        incoming.span,
+        context.span,
         AskedMarks(
-            request_id=incoming.request_id,
+            request_id=context.request_id,
             model=str(document.get("model", "")) if request is None else request.model,
-            operation="chat" if asked.endpoint == "chat" else "text_completion",
-            key_id=incoming.principal.key_id,
-            team_id=incoming.principal.team_id,
-            is_streamed=asked.is_streamed,
-            num_choices=asked.num_choices,
-            max_tokens=asked.token_limit,
+            operation="chat" if parsed.endpoint == "chat" else "text_completion",
+            key_id=context.principal.key_id,
+            team_id=context.principal.team_id,
+            is_streamed=parsed.is_streamed,
+            num_choices=parsed.num_choices,
+            max_tokens=parsed.token_limit,
             temperature=None if request is None else request.temperature,
             top_p=None if request is None else request.top_p,
         ),

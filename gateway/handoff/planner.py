@@ -68,152 +68,160 @@ class Planner:
     local_tiers: Collection[str]
     clock: Callable[[], float]
 
-    async def plan(self, endpoint: Endpoint, body: bytes, incoming: RequestContext) -> Plan:
+    async def plan(self, endpoint: Endpoint, body: bytes, context: RequestContext) -> Plan:
         """Plan the answer. Raises GatewayError or EngineError."""
-        asked = await self.reader.read(endpoint, body, incoming)
-        trace_request(asked)
+        parsed = await self.reader.read(endpoint, body, context)
+        trace_request(parsed)
 
         async def without_arms(error: Exception) -> Lineup | None:
-            plain = await self.reader.without_arms(asked, body, incoming, error)
+            plain = await self.reader.without_arms(parsed, body, context, error)
             return None if plain is None else self._lineup(plain)
 
         return Plan(
             answering=FallbackChain(
-                self._lineup(asked), deadline_s=asked.terms.deadline_s, instead=without_arms
+                self._lineup(parsed), deadline_s=parsed.constraints.deadline_s, instead=without_arms
             ),
-            is_streamed=asked.is_streamed,
-            is_private=asked.terms.is_private,
+            is_streamed=parsed.is_streamed,
+            is_private=parsed.constraints.is_private,
         )
 
-    def _lineup(self, asked: ParsedRequest) -> Lineup:
+    def _lineup(self, parsed: ParsedRequest) -> Lineup:
         """Line up the candidates that may answer."""
-        order = self._order(asked)
-        places = [self._place(asked, order, index) for index in range(len(order.places))]
+        order = self._order(parsed)
+        places = [self._place(parsed, order, index) for index in range(len(order.places))]
         if len(places) > 1 and order.places[0] == "local":
             # If the answer that they hand over is refused, the local models give it.
             places.append(
-                AnswerCandidate(name="local", open=partial(self._open_local, asked, None))
+                AnswerCandidate(name="local", open=partial(self._open_local, parsed, None))
             )
         return Lineup(
             candidates=places,
             origin=order.origin,
-            continues_elsewhere=self._continues_elsewhere(asked),
+            continues_elsewhere=self._continues_elsewhere(parsed),
             on_begin=self.calls.count_origin,
-            arm=asked.incoming.arm,
+            arm=parsed.context.arm,
         )
 
     async def route_report(
-        self, endpoint: Endpoint, body: bytes, incoming: RequestContext
+        self, endpoint: Endpoint, body: bytes, context: RequestContext
     ) -> dict[str, Any]:
         """Return the request's route as a `RouteReport`. Raises what the request would."""
-        asked = await self.reader.read(endpoint, body, incoming)
+        parsed = await self.reader.read(endpoint, body, context)
         try:
-            return await self._route_of(asked)
+            return await self._route_of(parsed)
         except (GatewayError, EngineError) as error:
-            plain = await self.reader.without_arms(asked, body, incoming, error)
+            plain = await self.reader.without_arms(parsed, body, context, error)
             if plain is None:
                 raise
             return await self._route_of(plain)
 
-    async def _route_of(self, asked: ParsedRequest) -> dict[str, Any]:
-        order = self._order(asked)
+    async def _route_of(self, parsed: ParsedRequest) -> dict[str, Any]:
+        order = self._order(parsed)
         origin = order.origin
         if order.places[0] == "local":
-            assert asked.request is not None
-            upstream = self._upstream(asked, order)
+            assert parsed.request is not None
+            upstream = self._upstream(parsed, order)
             try:
-                return await self.jobs.route_report(asked.request, asked.incoming, upstream)
+                return await self.jobs.route_report(parsed.request, parsed.context, upstream)
             except HandOffError as handed:
                 origin = handed.origin
             except PromptTooLongError:
                 if "cloud" not in order.places:
                     raise
                 origin = RouteReason(hand_off="capability", reason="too long for the local models")
-        return self.calls.route_report(asked, origin)
+        return self.calls.route_report(parsed, origin)
 
-    def _order(self, asked: ParsedRequest) -> _Order:
+    def _order(self, parsed: ParsedRequest) -> _Order:
         """Order the places by the request's terms, unless the local models are too busy."""
-        terms = asked.terms
-        if asked.origin is not DIRECT:
-            return _Order(places=terms.places, origin=asked.origin)
-        if terms.may_hand_over:
-            busy = self._is_busy(asked)
+        constraints = parsed.constraints
+        if parsed.origin is not DIRECT:
+            return _Order(places=constraints.places, origin=parsed.origin)
+        if constraints.may_hand_over:
+            busy = self._is_busy(parsed)
             if busy is not None:
                 origin = RouteReason(hand_off="load", reason=busy)
                 return _Order(places=("cloud", "local"), origin=origin)
         origin = DIRECT
-        if terms.places[0] == "cloud" and terms.reason != "requested":
+        if constraints.places[0] == "cloud" and constraints.reason != "requested":
             has_local = self.cloud.rules.has_local  # else there was no local model to hand it off
-            origin = RouteReason(hand_off="policy" if has_local else None, reason=terms.reason)
-        return _Order(places=terms.places, origin=origin)
+            origin = RouteReason(
+                hand_off="policy" if has_local else None, reason=constraints.reason
+            )
+        return _Order(places=constraints.places, origin=origin)
 
-    def _is_busy(self, asked: ParsedRequest) -> str | None:
+    def _is_busy(self, parsed: ParsedRequest) -> str | None:
         """Return why the local models would answer too late; None where they would not."""
         max_queue_s = self.cloud.rules.max_queue_s
         busy = None if max_queue_s is None else self.load.queues_longer_than(max_queue_s)
-        if busy is None and asked.terms.deadline_s is not None:
-            busy = self.load.would_miss(asked.terms.deadline_s, self._num_tokens(asked))
+        if busy is None and parsed.constraints.deadline_s is not None:
+            busy = self.load.would_miss(parsed.constraints.deadline_s, self._num_tokens(parsed))
         return busy
 
-    def _num_tokens(self, asked: ParsedRequest) -> int:
+    def _num_tokens(self, parsed: ParsedRequest) -> int:
         """The likely number of tokens of the answer."""
         typical = round(self.routing.typical.num_completion_tokens.value)
-        return min(asked.token_limit or typical, typical)
+        return min(parsed.token_limit or typical, typical)
 
     # ---- places -------------------------------------------------------------------------------
 
-    def _place(self, asked: ParsedRequest, order: _Order, index: int) -> AnswerCandidate:
-        patience = self._patience(asked, order, index)
+    def _place(self, parsed: ParsedRequest, order: _Order, index: int) -> AnswerCandidate:
+        patience = self._patience(parsed, order, index)
         if order.places[index] == "cloud":
-            opener: Callable[[RouteReason], Any] = partial(self._open_cloud, asked)
+            opener: Callable[[RouteReason], Any] = partial(self._open_cloud, parsed)
             return AnswerCandidate(name="cloud", open=opener, patience_s=patience)
-        upstream = self._upstream(asked, order) if index == 0 else None
-        opener = partial(self._open_local, asked, upstream)
+        upstream = self._upstream(parsed, order) if index == 0 else None
+        opener = partial(self._open_local, parsed, upstream)
         return AnswerCandidate(name="local", open=opener, patience_s=patience)
 
     def _patience(
-        self, asked: ParsedRequest, order: _Order, index: int
+        self, parsed: ParsedRequest, order: _Order, index: int
     ) -> Callable[[], float | None]:
         """Return the seconds left before the next place could no longer meet the deadline."""
-        deadline_s = asked.terms.deadline_s
+        deadline_s = parsed.constraints.deadline_s
         if deadline_s is None or index + 1 >= len(order.places):
             return lambda: None
 
         def until_s() -> float | None:
             if order.places[index + 1] == "local":
-                needed_s: float | None = self.load.expected(self._num_tokens(asked)).total_s
+                needed_s: float | None = self.load.expected(self._num_tokens(parsed)).total_s
             else:
-                needed_s = self.calls.expected_s(asked)
+                needed_s = self.calls.expected_s(parsed)
             if not needed_s:  # not measured yet
                 return None
-            needed_s += _RESERVE * (deadline_s - asked.incoming.arrival_s)
+            needed_s += _RESERVE * (deadline_s - parsed.context.arrival_s)
             left_s = deadline_s - self.clock() - needed_s
             return left_s if left_s > 0 else None  # the next one would be late anyway
 
         return until_s
 
-    def _upstream(self, asked: ParsedRequest, order: _Order) -> UpstreamEscalation | None:
+    def _upstream(self, parsed: ParsedRequest, order: _Order) -> UpstreamEscalation | None:
         """Return the upstream tier if it plays the large model's part for this request."""
-        terms = asked.terms
-        if "cloud" not in order.places or terms.strong != "cloud" or terms.cloud is None:
+        constraints = parsed.constraints
+        if (
+            "cloud" not in order.places
+            or constraints.strong != "cloud"
+            or constraints.cloud is None
+        ):
             return None
-        return UpstreamEscalation(name=terms.cloud, take_over=partial(self.calls.take_over, asked))
+        return UpstreamEscalation(
+            name=constraints.cloud, take_over=partial(self.calls.take_over, parsed)
+        )
 
-    async def _open_cloud(self, asked: ParsedRequest, origin: RouteReason) -> Responder:
-        return await self.calls.leg(asked, origin)
+    async def _open_cloud(self, parsed: ParsedRequest, origin: RouteReason) -> Responder:
+        return await self.calls.responder(parsed, origin)
 
     async def _open_local(
-        self, asked: ParsedRequest, upstream: UpstreamEscalation | None, origin: RouteReason
+        self, parsed: ParsedRequest, upstream: UpstreamEscalation | None, origin: RouteReason
     ) -> Responder:
         """Open the local models. Raises HandOffError where the upstream tier is to answer."""
         if origin.continues is not None:
-            asked, upstream = asked.continued(origin.continues), None
-        request, incoming = asked.request, asked.incoming
+            parsed, upstream = parsed.continued(origin.continues), None
+        request, context = parsed.request, parsed.context
         assert request is not None, "a request for the local models was read as one"
-        job = await self._admitted_job(asked, upstream)
-        if incoming.meter is not None and origin.continues is not None:
-            incoming.meter.continued()
-        if incoming.with_trace and asked.is_streamed:
+        job = await self._admitted_job(parsed, upstream)
+        if context.meter is not None and origin.continues is not None:
+            context.meter.continued()
+        if context.with_trace and parsed.is_streamed:
             job = job.traced()
         ticket = self.load.admit()
         generation = Generation(
@@ -222,40 +230,42 @@ class Planner:
             self.metrics,
             self.clock,
         )
-        if incoming.meter is not None and job.work is not None:
-            incoming.meter.follow_local(job.work, partial(usage_summary, generation, origin))
+        if context.meter is not None and job.work is not None:
+            context.meter.follow_local(job.work, partial(usage_summary, generation, origin))
         form = ChatFormat if isinstance(request, ChatRequest) else CompletionFormat
         return LocalResponder(
             generation,
             form(job.tokenizer, request.top_count),
             Writing(
-                is_streamed=asked.is_streamed,
+                is_streamed=parsed.is_streamed,
                 with_usage=request.wants_usage_chunk,
                 with_running_usage=request.wants_running_usage,
-                with_trace=incoming.with_trace,
+                with_trace=context.with_trace,
             ),
             origin,
             ticket,
             on_answered=(
-                partial(self._mirror, asked, generation) if self._is_mirrored(asked) else None
+                partial(self._mirror, parsed, generation) if self._is_mirrored(parsed) else None
             ),
-            is_continuable=self._continues_elsewhere(asked),
+            is_continuable=self._continues_elsewhere(parsed),
         )
 
-    async def _admitted_job(self, asked: ParsedRequest, upstream: UpstreamEscalation | None) -> Job:
+    async def _admitted_job(
+        self, parsed: ParsedRequest, upstream: UpstreamEscalation | None
+    ) -> Job:
         """Reserve a job; with `auto`, a tier whose own limit is used up is passed over.
 
         Raises RateLimitError or BudgetError.
         """
-        request, incoming = asked.request, asked.incoming
+        request, context = parsed.request, parsed.context
         assert request is not None
-        principal, cloud = incoming.principal, asked.terms.cloud
+        principal, cloud = context.principal, parsed.constraints.cloud
         while True:
-            job = await self.jobs.job(request, replace(incoming, principal=principal), upstream)
-            if incoming.meter is None:
+            job = await self.jobs.job(request, replace(context, principal=principal), upstream)
+            if context.meter is None:
                 return job
             try:
-                return await self._metered(incoming.meter, job, cloud)
+                return await self._metered(context.meter, job, cloud)
             except (RateLimitError, BudgetError) as error:
                 is_named = request.outrider is not None and request.outrider.tier is not None
                 if error.tier is None or request.model != AUTO or is_named:
@@ -289,28 +299,30 @@ class Planner:
         )
         return replace(job, credit=credit, work=LocalWork(self.clock))
 
-    def _continues_elsewhere(self, asked: ParsedRequest) -> bool:
+    def _continues_elsewhere(self, parsed: ParsedRequest) -> bool:
         """Return whether another model may continue this answer if it breaks off."""
         return (
             self.cloud.rules.continue_elsewhere
-            and len(asked.terms.places) > 1
-            and asked.is_continuable
+            and len(parsed.constraints.places) > 1
+            and parsed.is_continuable
         )
 
-    def _is_mirrored(self, asked: ParsedRequest) -> bool:
+    def _is_mirrored(self, parsed: ParsedRequest) -> bool:
         """Return whether it may be copied: requests for this machine only never leave it."""
-        options = None if asked.request is None else asked.request.outrider
+        options = None if parsed.request is None else parsed.request.outrider
         wants_local = options is not None and options.policy == "local_only"
-        return self.cloud.mirror is not None and not (asked.terms.is_private or wants_local)
+        return self.cloud.mirror is not None and not (parsed.constraints.is_private or wants_local)
 
-    def _mirror(self, asked: ParsedRequest, generation: Generation, texts: tuple[str, ...]) -> None:
+    def _mirror(
+        self, parsed: ParsedRequest, generation: Generation, texts: tuple[str, ...]
+    ) -> None:
         """Offer a local answer's request for a second opinion."""
         answer = MirroredAnswer(
             tier=generation.tier,
             texts=texts,
             duration_s=generation.duration_s(),
             num_completion_tokens=sum(c.usage.num_tokens for c in generation.choices),
-            is_private=asked.terms.is_private,
+            is_private=parsed.constraints.is_private,
             finish_reason=generation.choices[0].finish_reason,
         )
-        self.calls.mirror(asked, answer)
+        self.calls.mirror(parsed, answer)

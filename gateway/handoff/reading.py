@@ -24,7 +24,7 @@ from gateway.handoff.parsed_request import ParsedRequest, RequestContext
 from gateway.handoff.required_capabilities import describe, lacking, required_capabilities
 from gateway.planning.engine_requests import ApiRequest
 from gateway.planning.model_catalog import AUTO, ResolvedModel
-from gateway.planning.permissions import check_model, permitted_terms
+from gateway.planning.permissions import check_model, permitted_places
 from gateway.planning.placement import PlacementConstraints, constraints_of
 from gateway.schema.chat import ChatRequest
 from gateway.schema.common import OutriderOptions
@@ -55,53 +55,53 @@ class RequestReader:
     classes: SloClasses
     local_tiers: tuple[str, ...]
 
-    async def read(
-        self, endpoint: Endpoint, body: bytes, incoming: RequestContext
-    ) -> ParsedRequest:
+    async def read(self, endpoint: Endpoint, body: bytes, context: RequestContext) -> ParsedRequest:
         """Parse a request. Raises GatewayError.
 
         A request that cannot be served as its arm wants it is put in no arm.
         """
-        if self.cloud.gateway_id in incoming.hops or len(incoming.hops) >= _MAX_HOPS:
+        if self.cloud.gateway_id in context.hops or len(context.hops) >= _MAX_HOPS:
             raise LoopError(
                 "The request has come through this gateway before: its tiers point at each other."
-                if self.cloud.gateway_id in incoming.hops
-                else f"The request has come through {len(incoming.hops)} gateways."
+                if self.cloud.gateway_id in context.hops
+                else f"The request has come through {len(context.hops)} gateways."
             )
         if not self.cloud.tiers:
-            return self._read_for_local(endpoint, body, incoming)
-        return await self._read_for_tiers(endpoint, body, incoming)
+            return self._read_for_local(endpoint, body, context)
+        return await self._read_for_tiers(endpoint, body, context)
 
     def _read_for_local(
-        self, endpoint: Endpoint, body: bytes, incoming: RequestContext
+        self, endpoint: Endpoint, body: bytes, context: RequestContext
     ) -> ParsedRequest:
         """Parse a request where there are no upstream tiers."""
         request = parse(_REQUESTS[endpoint], body)
         refuse_doubled_names(body)
-        check_model(incoming.principal, request.model)
-        assignment = self._assigned(request, body, endpoint, incoming)
+        check_model(context.principal, request.model)
+        assignment = self._assigned(request, body, endpoint, context)
         try:
-            return self._asked_here(endpoint, request, incoming, assignment)
+            return self._parsed_for_local(endpoint, request, context, assignment)
         except (GatewayError, EngineError) as error:
             if assignment is None or not may_be_arms_fault(assignment, error):
                 raise
-            asked = self._asked_here(endpoint, request, incoming, None)
-            self._note(assignment, error, incoming)
-            return asked
+            parsed = self._parsed_for_local(endpoint, request, context, None)
+            self._note(assignment, error, context)
+            return parsed
 
-    def _asked_here(
+    def _parsed_for_local(
         self,
         endpoint: Endpoint,
         request: ApiRequest,
-        incoming: RequestContext,
+        context: RequestContext,
         assignment: Assignment | None,
     ) -> ParsedRequest:
-        incoming = with_arms(incoming, assignment, request.outrider)
+        context = with_arms(context, assignment, request.outrider)
         request = overlaid(request, assignment)
         return ParsedRequest(
             endpoint=endpoint,
-            incoming=incoming,
-            terms=self._terms(request.outrider or _NO_OPTIONS, request.model, None, incoming),
+            context=context,
+            constraints=self._constraints(
+                request.outrider or _NO_OPTIONS, request.model, None, context
+            ),
             request=request,
             is_streamed=bool(request.stream),
             num_choices=request.n or 1,
@@ -110,64 +110,64 @@ class RequestReader:
         )
 
     async def _read_for_tiers(
-        self, endpoint: Endpoint, body: bytes, incoming: RequestContext
+        self, endpoint: Endpoint, body: bytes, context: RequestContext
     ) -> ParsedRequest:
         read = read_request(body, endpoint)
         envelope = read.envelope
         refuse_doubled_names(body)
         if envelope.options.privacy is None:
-            refuse_privacy_header(incoming.headers)
+            refuse_privacy_header(context.headers)
         refuse_misplaced_options(read.document)
         read_variables(read.document.get(FIELD))
-        check_model(incoming.principal, envelope.model)
-        assignment = self._assigned(read, body, endpoint, incoming)
+        check_model(context.principal, envelope.model)
+        assignment = self._assigned(read, body, endpoint, context)
         try:
-            return await self._asked_anywhere(endpoint, body, read, incoming, assignment)
+            return await self._parsed_for_tiers(endpoint, body, read, context, assignment)
         except (GatewayError, EngineError) as error:
             if assignment is None or not may_be_arms_fault(assignment, error):
                 raise
-            asked = await self._asked_anywhere(endpoint, body, read, incoming, None)
-            self._note(assignment, error, incoming)
-            return asked
+            parsed = await self._parsed_for_tiers(endpoint, body, read, context, None)
+            self._note(assignment, error, context)
+            return parsed
 
     async def without_arms(
-        self, asked: ParsedRequest, body: bytes, incoming: RequestContext, error: Exception
+        self, parsed: ParsedRequest, body: bytes, context: RequestContext, error: Exception
     ) -> ParsedRequest | None:
         """Return the request without experiments if its arm may have led to this error.
 
         None where the arm is not at fault. Raises GatewayError.
         """
-        assignment = asked.assignment
+        assignment = parsed.assignment
         if assignment is None or not may_be_arms_fault(assignment, error):
             return None
         if not self.cloud.tiers:
-            plain = self._asked_here(
-                asked.endpoint, parse(_REQUESTS[asked.endpoint], body), incoming, None
+            plain = self._parsed_for_local(
+                parsed.endpoint, parse(_REQUESTS[parsed.endpoint], body), context, None
             )
         else:
-            read = read_request(body, asked.endpoint)
-            plain = await self._asked_anywhere(asked.endpoint, body, read, incoming, None)
-        self._note(assignment, error, incoming)
+            read = read_request(body, parsed.endpoint)
+            plain = await self._parsed_for_tiers(parsed.endpoint, body, read, context, None)
+        self._note(assignment, error, context)
         return plain
 
-    async def _asked_anywhere(
+    async def _parsed_for_tiers(
         self,
         endpoint: Endpoint,
         body: bytes,
         read: ReadRequest,
-        incoming: RequestContext,
+        context: RequestContext,
         assignment: Assignment | None,
     ) -> ParsedRequest:
         envelope = read.envelope
         options = envelope.options
         if assignment is not None:
             options = assignment.overlay.merge(envelope.outrider) or options
-        self._serve_under(options, read.document, incoming)
+        self._serve_under(options, read.document, context)
         meant = await self.names.resolve(envelope.model, options.tier)
-        asked = ParsedRequest(
+        parsed = ParsedRequest(
             endpoint=endpoint,
-            incoming=with_arms(incoming, assignment, envelope.outrider),
-            terms=self._terms(options, envelope.model, meant, incoming),
+            context=with_arms(context, assignment, envelope.outrider),
+            constraints=self._constraints(options, envelope.model, meant, context),
             is_streamed=envelope.is_streamed,
             num_choices=envelope.num_choices,
             token_limit=envelope.token_limit,
@@ -176,34 +176,34 @@ class RequestReader:
             max_cost_usd=options.max_cost_usd,
             assignment=assignment,
         )
-        asked = self._without_impossible(asked)
-        if "local" in asked.terms.places:
+        parsed = self._without_impossible(parsed)
+        if "local" in parsed.constraints.places:
             request = overlaid(parse(_REQUESTS[endpoint], body), assignment)
             if meant.named == "cloud":  # a name that no local model has
                 request = _for_any(request)
-            asked = replace(asked, request=request)
-        if "cloud" in asked.terms.places:
+            parsed = replace(parsed, request=request)
+        if "cloud" in parsed.constraints.places:
             names = await self.names.current()
-            asked = replace(asked, model=self.calls.model(asked, names))
-        return asked
+            parsed = replace(parsed, model=self.calls.model(parsed, names))
+        return parsed
 
-    def _note(self, assignment: Assignment, error: Exception, incoming: RequestContext) -> None:
-        if incoming.outcome is not None:  # None: the request is only planned
+    def _note(self, assignment: Assignment, error: Exception, context: RequestContext) -> None:
+        if context.outcome is not None:  # None: the request is only planned
             self.experiments.left_out.note(assignment, error)
 
     def _assigned(
         self,
-        asked: ApiRequest | ReadRequest,
+        parsed: ApiRequest | ReadRequest,
         body: bytes,
         endpoint: Endpoint,
-        incoming: RequestContext,
+        context: RequestContext,
     ) -> Assignment | None:
         """The request's arms of experiments. Raises BadRequestError."""
         assigner = self.experiments.assigner
-        return assignment_of(assigner, choosing_of(asked), body, endpoint, incoming)
+        return assignment_of(assigner, choosing_of(parsed), body, endpoint, context)
 
     def _serve_under(
-        self, options: OutriderOptions, document: Mapping[str, Any], incoming: RequestContext
+        self, options: OutriderOptions, document: Mapping[str, Any], context: RequestContext
     ) -> None:
         """Note the request's latency objective for any tier. Raises BadRequestError.
 
@@ -215,42 +215,44 @@ class RequestReader:
             has_tools=bool(document.get("tools")),
             service_tier=service_tier if isinstance(service_tier, str) else None,
         )
-        if incoming.outcome is not None:
-            incoming.outcome.serve_under(resolved)
+        if context.outcome is not None:
+            context.outcome.serve_under(resolved)
 
-    def _terms(
+    def _constraints(
         self,
         options: OutriderOptions,
         model: str,
         meant: ResolvedModel | None,
-        incoming: RequestContext,
+        context: RequestContext,
     ) -> PlacementConstraints:
         named = meant.named if meant else ("auto" if model == AUTO else "local")
         cloud = meant.tier if meant else None
-        terms = constraints_of(
-            options, self.cloud.rules, arrival_s=incoming.arrival_s, named=named, cloud=cloud
+        constraints = constraints_of(
+            options, self.cloud.rules, arrival_s=context.arrival_s, named=named, cloud=cloud
         )
-        return permitted_terms(incoming.principal, terms, self.local_tiers)
+        return permitted_places(context.principal, constraints, self.local_tiers)
 
-    def _without_impossible(self, asked: ParsedRequest) -> ParsedRequest:
+    def _without_impossible(self, parsed: ParsedRequest) -> ParsedRequest:
         """Leave out the places that cannot answer this request, as long as one is left."""
-        terms = asked.terms
-        if "cloud" in terms.places:
-            complaint = self.calls.complaint(asked)
-            if complaint is not None and "local" not in terms.places:
+        constraints = parsed.constraints
+        if "cloud" in constraints.places:
+            complaint = self.calls.complaint(parsed)
+            if complaint is not None and "local" not in constraints.places:
                 raise complaint
             if complaint is not None:
-                return replace(asked, terms=replace(terms, places=("local",), cloud=None))
-        if terms.places and "local" in terms.places and terms.cloud is not None:
-            needs = required_capabilities(asked.document, asked.endpoint)
-            supports = self.cloud.tiers[terms.cloud].settings.supports
+                return replace(
+                    parsed, constraints=replace(constraints, places=("local",), cloud=None)
+                )
+        if constraints.places and "local" in constraints.places and constraints.cloud is not None:
+            needs = required_capabilities(parsed.document, parsed.endpoint)
+            supports = self.cloud.tiers[constraints.cloud].settings.supports
             if needs and not lacking(needs, supports):
                 return replace(
-                    asked,
-                    terms=replace(terms, places=("cloud",)),
+                    parsed,
+                    constraints=replace(constraints, places=("cloud",)),
                     origin=RouteReason(hand_off="capability", reason=describe(needs)),
                 )
-        return asked
+        return parsed
 
 
 def _for_any(request: ApiRequest) -> ApiRequest:

@@ -76,7 +76,7 @@ class UsageEstimate:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Leg:
+class _FollowedAnswer:
     """One local answer. `tell` describes it once it is over."""
 
     work: LocalWork
@@ -122,7 +122,7 @@ class RequestMeter:
         self._on_booked = on_booked
         self._reservation: Reservation | None = None
         self._reserved = Reserved({}, NONE)
-        self._legs: list[_Leg] = []
+        self._local_answers: list[_FollowedAnswer] = []
         self._attempts: list[Attempt] = []
         self._credit: TokenAllowance | None = None
         self._ending: MeteredEnding | None = None
@@ -245,7 +245,7 @@ class RequestMeter:
 
     def follow_local(self, work: LocalWork, tell: Callable[[], LocalAnswer]) -> None:
         """Follow a local answer; `tell` describes it once all of its work is over."""
-        self._legs.append(_Leg(work=work, tell=tell))
+        self._local_answers.append(_FollowedAnswer(work=work, tell=tell))
 
     def continued(self) -> None:
         """Record that another responder continues the answer: its beginning was delivered too."""
@@ -295,7 +295,7 @@ class RequestMeter:
 
     @property
     def _is_work_complete(self) -> bool:
-        return all(leg.work.is_complete for leg in self._legs)
+        return all(followed.work.is_complete for followed in self._local_answers)
 
     async def _settle(self, ending: MeteredEnding) -> None:
         """Charge, give back, and book once the engine has reported the end of its work.
@@ -316,8 +316,8 @@ class RequestMeter:
         self._book(rows)
 
     async def _last_words(self) -> None:
-        for leg in self._legs:
-            await leg.work.wait()
+        for followed in self._local_answers:
+            await followed.work.wait()
 
     async def _charge(self, reservation: Reservation, rows: list[LedgerRow]) -> list[LedgerRow]:
         """Return the rows as they can be charged, and give back the rest of the reservation."""
@@ -344,23 +344,23 @@ class RequestMeter:
             self._tenancy.ledger.add(row)
         if self._on_booked is not None:
             self._on_booked(rows)
-        for leg in self._legs:
-            record_local(self.span, leg.work, leg.answer)
-            self._learn(leg.answer)
+        for followed in self._local_answers:
+            record_local(self.span, followed.work, followed.answer)
+            self._learn(followed.answer)
 
     def _rows(self) -> list[LedgerRow]:
         return [priced(entry, self._tenancy.prices) for entry in self._entries()]
 
     def _entries(self) -> Iterator[Entry]:
         was_handed_over = False
-        for leg in self._legs:
-            answer = leg.answer
+        for followed in self._local_answers:
+            answer = followed.answer
             was_handed_over = was_handed_over or answer.was_given_up
             if answer.outcome == "failed" and self._was_delivered_in_part:
                 answer = replace(answer, is_delivered_in_part=True)
             elif answer.outcome == "cancelled" and self._ending != "cancelled":
                 answer = replace(answer, outcome="lost")
-            yield from local_entries(answer, leg.work.by_tier(), self._template)
+            yield from local_entries(answer, followed.work.by_tier(), self._template)
         for attempt in self._attempts:
             yield self._of_attempt(attempt, was_handed_over=was_handed_over)
 

@@ -50,7 +50,7 @@ _NO_OPTIONS: Final = OutriderOptions()
 class _Begun:
     """The context of a request, its form, and the upstream tier that may answer it too."""
 
-    incoming: JobContext
+    context: JobContext
     form: Form
     upstream: UpstreamEscalation | None = None
 
@@ -60,8 +60,8 @@ class _Planned:
     """A job with the query and the choice that led to it."""
 
     job: Job
-    ask: TierQuery
-    target: TierChoice
+    query: TierQuery
+    choice: TierChoice
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -114,14 +114,14 @@ class JobBuilder:
         return names | aliases
 
     async def job(
-        self, request: ApiRequest, incoming: JobContext, upstream: UpstreamEscalation | None = None
+        self, request: ApiRequest, context: JobContext, upstream: UpstreamEscalation | None = None
     ) -> Job:
         """Build the job of a conversation or of prompts. `upstream` plays the large model's part.
 
         Raises GatewayError or EngineError, and HandOffError where the upstream tier is to answer.
         """
         try:
-            begun = self._begun(request, incoming, upstream)
+            begun = self._begun(request, context, upstream)
             planned = await self._plan(request, begun)
         except HandOffError as handed:
             self._count_hand_off(handed)
@@ -129,28 +129,30 @@ class JobBuilder:
         return self._counted(planned)
 
     async def route_report(
-        self, request: ApiRequest, incoming: JobContext, upstream: UpstreamEscalation | None = None
+        self, request: ApiRequest, context: JobContext, upstream: UpstreamEscalation | None = None
     ) -> dict[str, Any]:
         """Return the request's route as `RouteReport`; nothing is counted or remembered.
 
         Raises what the request itself would raise.
         """
-        planned = await self._plan(request, self._begun(request, incoming, upstream))
-        costs = await self.chooser.costs_usd(planned.ask, planned.ask.candidates)
+        planned = await self._plan(request, self._begun(request, context, upstream))
+        costs = await self.chooser.costs_usd(planned.query, planned.query.candidates)
         parts = self.routing
-        return describe_route(request.model, planned.ask, planned.target, planned.job, costs, parts)
+        return describe_route(
+            request.model, planned.query, planned.choice, planned.job, costs, parts
+        )
 
     def _begun(
-        self, request: ApiRequest, incoming: JobContext, upstream: UpstreamEscalation | None
+        self, request: ApiRequest, context: JobContext, upstream: UpstreamEscalation | None
     ) -> _Begun:
-        work = self.prompt_work(incoming.principal.tenant)
+        work = self.prompt_work(context.principal.tenant)
         if isinstance(request, ChatRequest):
-            salt = incoming.principal.cache_salt
+            salt = context.principal.cache_salt
             dialogue = Dialogue(request.messages, self.routing, salt)
             form = chat_form(request, dialogue, work)
         else:
             form = completion_form(request, work)
-        return _Begun(incoming=incoming, form=form, upstream=upstream)
+        return _Begun(context=context, form=form, upstream=upstream)
 
     async def _plan(self, request: ApiRequest, begun: _Begun) -> _Planned:
         """Choose a tier and make its job."""
@@ -159,9 +161,9 @@ class JobBuilder:
         if request.model not in names:
             raise ModelNotFoundError(request.model, list(names))
         options = request.outrider or _NO_OPTIONS
-        candidates = permitted(begun.incoming.principal, names[request.model], options.tier)
+        candidates = permitted(begun.context.principal, names[request.model], options.tier)
         prompts = Prompts(form, self.tokenizers)
-        ask = TierQuery(
+        query = TierQuery(
             is_auto=request.model == AUTO,
             candidates=candidates,
             options=options,
@@ -176,13 +178,13 @@ class JobBuilder:
             upstream=None if upstream is None else upstream.name,
         )
         chosen_from_s = self.clock()
-        target = await self.chooser.choose(ask, await self.engine_info())
-        self._trace_route(begun.incoming, target, chosen_from_s)
-        job = await self._job(request, target, prompts, begun)
-        return _Planned(job=job, ask=ask, target=target)
+        choice = await self.chooser.choose(query, await self.engine_info())
+        self._trace_route(begun.context, choice, chosen_from_s)
+        job = await self._job(request, choice, prompts, begun)
+        return _Planned(job=job, query=query, choice=choice)
 
     def _objective(
-        self, request: ApiRequest, rendered: Rendered, incoming: JobContext
+        self, request: ApiRequest, rendered: Rendered, context: JobContext
     ) -> LatencyObjective:
         """Return the request's latency objective. Raises BadRequestError."""
         resolved = self.classes.resolve(
@@ -190,34 +192,34 @@ class JobBuilder:
             has_tools=isinstance(request, ChatRequest) and bool(request.tools),
             service_tier=request.service_tier,
             num_prompt_tokens=max(len(prompt.token_ids) for prompt in rendered.prompts),
-            is_arms=incoming.has_arms_slo,
+            is_arms=context.has_arms_slo,
         )
-        if incoming.outcome is not None:
-            incoming.outcome.serve_under(resolved)
+        if context.outcome is not None:
+            context.outcome.serve_under(resolved)
         return resolved.objective
 
-    def _trace_route(self, incoming: JobContext, target: TierChoice, start_s: float) -> None:
-        if incoming.span.is_recording:
+    def _trace_route(self, context: JobContext, choice: TierChoice, start_s: float) -> None:
+        if context.span.is_recording:
             record_route(
-                incoming.span,
+                context.span,
                 start_s=start_s,
                 end_s=self.clock(),
-                tier=target.tier,
-                reason=target.reason,
-                quality=None if target.route is None else target.route.quality,
+                tier=choice.tier,
+                reason=choice.reason,
+                quality=None if choice.route is None else choice.route.quality,
             )
 
     async def _job(
         self,
         request: ApiRequest,
-        target: TierChoice,
+        choice: TierChoice,
         prompts: Prompts,
         begun: _Begun,
     ) -> Job:
         """Build one engine request for each choice of each prompt."""
-        arrival_s, form = begun.incoming.arrival_s, begun.form
+        arrival_s, form = begun.context.arrival_s, begun.form
         service_tier = read_service_tier(request.service_tier)
-        rendered = await prompts.rendered(target.info)
+        rendered = await prompts.rendered(choice.info)
         if not all(prompt.token_ids for prompt in rendered.prompts):
             raise BadRequestError("The prompt is empty.")
         temperature = 1.0 if request.temperature is None else request.temperature
@@ -225,18 +227,18 @@ class JobBuilder:
         if seed is None and temperature > 0:
             seed = secrets.randbits(_SEED_BITS)
         plan = None
-        watches = target.escalation is not None or target.hands_over
-        if target.route is not None and watches:
-            plan = target.route.cascade
+        watches = choice.escalation is not None or choice.hands_over
+        if choice.route is not None and watches:
+            plan = choice.route.cascade
         frame = EngineRequestDefaults(
             job_id=f"{form.prefix}-{secrets.token_hex(12)}",
             seed=seed or 0,
             temperature=temperature,
             arrival_s=arrival_s,
             default_max_tokens=self.limits.default_max_tokens,
-            principal=begun.incoming.principal,
+            principal=begun.context.principal,
             priority=service_tier.priority,
-            objective=self._objective(request, rendered, begun.incoming),
+            objective=self._objective(request, rendered, begun.context),
             watch=None if plan is None else plan.wants_hidden_state,
         )
         requests = engine_requests(request, rendered, frame)
@@ -245,15 +247,15 @@ class JobBuilder:
         ]
         escalated: Sequence[Any] = [None] * len(requests)
         escalation = None
-        if plan is not None and target.escalation is not None:
+        if plan is not None and choice.escalation is not None:
             other = rendered
             if not self.chooser.renders_alike:
-                other = await prompts.rendered(target.escalation)
+                other = await prompts.rendered(choice.escalation)
                 escalated = escalated_requests(request, other, frame)
             escalation = EscalationTarget(
-                model_id=target.escalation.model_id,
+                model_id=choice.escalation.model_id,
                 tokenizer=other.tokenizer,
-                tier=target.escalation.tier,
+                tier=choice.escalation.tier,
                 tools=other.expected.tools,
                 opens_thinking=other.prompts[0].opens_thinking,
             )
@@ -261,9 +263,9 @@ class JobBuilder:
         return Job(
             job_id=frame.job_id,
             created=int(time.time()),
-            model_id=target.info.model_id,
-            tier=target.tier,
-            reason=target.reason,
+            model_id=choice.info.model_id,
+            tier=choice.tier,
+            reason=choice.reason,
             seed=seed,
             arrival_s=arrival_s,
             num_prompt_tokens=num_prompt_tokens,
@@ -271,24 +273,24 @@ class JobBuilder:
                 ChoicePlan(request=small, opens_thinking=opens, escalated=large)
                 for small, opens, large in zip(requests, opens_thinking, escalated, strict=True)
             ),
-            tokenizer=target.tokenizer,
+            tokenizer=choice.tokenizer,
             stops=request.stop_strings,
             splits_thinking=isinstance(request, ChatRequest) and not continues_text(request),
             tools=rendered.expected.tools,
             grammar_param=rendered.expected.grammar_param,
-            quality=None if target.route is None else target.route.quality,
+            quality=None if choice.route is None else choice.route.quality,
             cascade=plan,
             escalation=escalation,
-            take_over=begun.upstream.take_over if begun.upstream and target.hands_over else None,
+            take_over=begun.upstream.take_over if begun.upstream and choice.hands_over else None,
             on_answer=self._learner(form.dialogue, num_prompt_tokens),
             is_bounded=request.token_limit is not None,
             service_tier=None if request.service_tier is None else service_tier.reported,
-            arm=begun.incoming.arm,
+            arm=begun.context.arm,
         )
 
     def _counted(self, planned: _Planned) -> Job:
         """Count the job, which will be answered, in the metrics and for the guard."""
-        job, route, parts = planned.job, planned.target.route, self.routing
+        job, route, parts = planned.job, planned.choice.route, self.routing
         self.metrics.routed(job.tier, job.reason)
         parts.typical.num_prompt_tokens.add(job.num_prompt_tokens)
         # A watched answer is reported by its watch.

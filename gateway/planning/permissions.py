@@ -36,8 +36,8 @@ def permitted(
     return allowed
 
 
-def permitted_terms(
-    principal: Principal, terms: PlacementConstraints, local: Sequence[str]
+def permitted_places(
+    principal: Principal, constraints: PlacementConstraints, local: Sequence[str]
 ) -> PlacementConstraints:
     """Leave out the places where no tier may answer this key; `local` are this machine's tiers.
 
@@ -45,23 +45,23 @@ def permitted_terms(
     """
     scopes = principal.scopes
     if scopes.tiers is None:
-        return terms
+        return constraints
     places = tuple(
         place
-        for place in terms.places
+        for place in constraints.places
         if (
             any(scopes.allows_tier(tier) for tier in local)
             if place == "local"
-            else terms.cloud is not None and scopes.allows_tier(terms.cloud)
+            else constraints.cloud is not None and scopes.allows_tier(constraints.cloud)
         )
     )
     if not places:
-        raise _denied(terms.cloud or " or ".join(local))
-    if places == terms.places:
-        return terms
-    strong = terms.strong if terms.strong in places else places[0]
-    cloud = terms.cloud if "cloud" in places else None
-    return replace(terms, places=places, strong=strong, cloud=cloud)
+        raise _denied(constraints.cloud or " or ".join(local))
+    if places == constraints.places:
+        return constraints
+    strong = constraints.strong if constraints.strong in places else places[0]
+    cloud = constraints.cloud if "cloud" in places else None
+    return replace(constraints, places=places, strong=strong, cloud=cloud)
 
 
 def without_tier(

@@ -11,14 +11,14 @@ from gateway.planning.tier_choice import TierChoice, TierQuery
 
 def describe_route(
     model: str,
-    ask: TierQuery,
-    target: TierChoice,
+    query: TierQuery,
+    choice: TierChoice,
     job: Job,
     costs_usd: Mapping[Tier, float],
     parts: RoutingParts,
 ) -> dict[str, Any]:
     """Return `RouteReport` as JSON: why the job of a request for `model` is as it is."""
-    route, plan = target.route, job.cascade
+    route, plan = choice.route, job.cascade
     cascade = plan and {
         "hold_back_tokens": parts.cascade.hold_back_tokens,
         "hold_back_ms": plan.hold_back_s and 1000 * plan.hold_back_s,
@@ -28,17 +28,17 @@ def describe_route(
     return {
         "object": "route",
         "model": model,
-        "tier": target.tier,
-        "model_id": target.info.model_id,
-        "reason": target.reason,
+        "tier": choice.tier,
+        "model_id": choice.info.model_id,
+        "reason": choice.reason,
         "quality": route and route.quality,
         "threshold": route and route.threshold,
         "band": route and route.band,
         "stage": route and route.stage,
         "cascade": cascade,
         "prompt_tokens": job.num_prompt_tokens,
-        "cost_usd": _rounded(costs_usd.get(target.tier)),
-        "sticky": target.sticky,
+        "cost_usd": _rounded(costs_usd.get(choice.tier)),
+        "sticky": choice.sticky,
         "pair": parts.pair,
         "alternatives": [
             {
@@ -46,8 +46,8 @@ def describe_route(
                 "model_id": info.model_id,
                 "cost_usd": _rounded(costs_usd.get(info.tier)),
             }
-            for info in ask.candidates
-            if info.tier != target.tier
+            for info in query.candidates
+            if info.tier != choice.tier
         ],
     }
 

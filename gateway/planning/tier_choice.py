@@ -88,34 +88,34 @@ class TierChooser:
     limits: GatewayLimits
     clock: Callable[[], float]
 
-    async def choose(self, ask: TierQuery, engine: EngineInfo) -> TierChoice:
+    async def choose(self, query: TierQuery, engine: EngineInfo) -> TierChoice:
         """Choose the tier.
 
         Raises BadRequestError, TierUnavailableError or PromptTooLongError, and HandOffError where
         the request is for the upstream tier.
         """
-        candidates = _narrowed(ask, engine)
-        if ask.options.quality not in (None, "lossless"):
+        candidates = _narrowed(query, engine)
+        if query.options.quality not in (None, "lossless"):
             info = cascade_tier(candidates, engine)
-            await self._budget(ask, (info,))
-            is_named = ask.options.tier is not None or not ask.is_auto
-            return self._target(info, "requested" if is_named else "cascade")
-        if ask.is_auto and ask.options.tier is None:
+            await self._budget(query, (info,))
+            is_named = query.options.tier is not None or not query.is_auto
+            return self._choice(info, "requested" if is_named else "cascade")
+        if query.is_auto and query.options.tier is None:
             small = next((info for info in candidates if info.tier == "small"), None)
-            if ask.upstream is not None and small is not None:
-                return await self._shared(ask, small, ask.upstream)
-            return await self._routed(ask, candidates)
+            if query.upstream is not None and small is not None:
+                return await self._shared(query, small, query.upstream)
+            return await self._routed(query, candidates)
         for name in ("min_quality", "threshold"):
-            if getattr(ask.options, name) is not None:
+            if getattr(query.options, name) is not None:
                 raise BadRequestError(
                     f"outrider.{name}: the request names its model; the router chooses by quality "
                     "where the model is auto and no tier is set.",
                     param=f"outrider.{name}",
                 )
-        await self._budget(ask, candidates)
-        return self._target(candidates[0], "requested")
+        await self._budget(query, candidates)
+        return self._choice(candidates[0], "requested")
 
-    async def costs_usd(self, ask: TierQuery, infos: Candidates) -> dict[Tier, float]:
+    async def costs_usd(self, query: TierQuery, infos: Candidates) -> dict[Tier, float]:
         """Return the request's highest cost by tier; empty where no prices are set.
 
         Tiers for which it is too long are left out; if it is for all, raises PromptTooLongError.
@@ -124,26 +124,26 @@ class TierChooser:
         if prices is None:
             return {}
         num_completion_tokens = (
-            ask.token_limit
+            query.token_limit
             or self.limits.default_max_tokens
             or self.routing.typical.num_completion_tokens.value
         )
         costs: dict[Tier, float] = {}
         for info in infos:
             try:
-                prompts = await ask.prompts(info)
+                prompts = await query.prompts(info)
             except PromptTooLongError:
                 if info is infos[-1] and not costs:
                     raise
                 continue
             costs[info.tier] = prices[info.tier].cost_usd(
                 num_prompt_tokens=sum(len(prompt.token_ids) for prompt in prompts),
-                num_completion_tokens=num_completion_tokens * ask.num_choices * len(prompts),
+                num_completion_tokens=num_completion_tokens * query.num_choices * len(prompts),
             )
         return costs
 
-    async def _budget(self, ask: TierQuery, candidates: Candidates) -> _Budget:
-        most = ask.options.max_cost_usd
+    async def _budget(self, query: TierQuery, candidates: Candidates) -> _Budget:
+        most = query.options.max_cost_usd
         if most is None:
             return _Budget(affordable=candidates)
         if self.routing.prices is None:
@@ -152,47 +152,47 @@ class TierChooser:
                 "routing.prices.small and routing.prices.large.",
                 param="outrider.max_cost_usd",
             )
-        costs = await self.costs_usd(ask, candidates)
+        costs = await self.costs_usd(query, candidates)
         affordable = [info for info in candidates if costs.get(info.tier, most) <= most]
         if not affordable:
             raise _too_dear(min(costs.values()), most)
         return _Budget(affordable=affordable, may_escalate=sum(costs.values()) <= most, costs=costs)
 
-    async def _routed(self, ask: TierQuery, candidates: Candidates) -> TierChoice:
-        budget = await self._budget(ask, candidates)
-        sticky = None if ask.dialogue is None else ask.dialogue.tier
-        if ask.dialogue is not None and ask.dialogue.is_tool_loop and len(candidates) > 1:
-            return self._in_tool_loop(ask.dialogue, ask, candidates, budget)
-        wishes = self._wishes(ask, candidates, budget)
+    async def _routed(self, query: TierQuery, candidates: Candidates) -> TierChoice:
+        budget = await self._budget(query, candidates)
+        sticky = None if query.dialogue is None else query.dialogue.tier
+        if query.dialogue is not None and query.dialogue.is_tool_loop and len(candidates) > 1:
+            return self._in_tool_loop(query.dialogue, query, candidates, budget)
+        wishes = self._wishes(query, candidates, budget)
         tokenizer = self.tokenizers[candidates[0].tier]
-        route = self._route(ask.text(tokenizer), wishes)
+        route = self._route(query.text(tokenizer), wishes)
         if len(budget.affordable) < len(candidates):
-            route = self._within(ask, route, budget)
-        return replace(await self._fitted(ask, route, budget.affordable), sticky=sticky)
+            route = self._within(query, route, budget)
+        return replace(await self._fitted(query, route, budget.affordable), sticky=sticky)
 
-    async def _shared(self, ask: TierQuery, small: TierInfo, upstream: str) -> TierChoice:
+    async def _shared(self, query: TierQuery, small: TierInfo, upstream: str) -> TierChoice:
         """Choose the small model where the router trusts it; else raise HandOffError."""
-        await self._budget(ask, (small,))
-        dialogue = ask.dialogue
+        await self._budget(query, (small,))
+        dialogue = query.dialogue
         if dialogue is not None and dialogue.is_tool_loop:
             if dialogue.tier is not None:
-                return self._in_tool_loop(dialogue, ask, (small,), _Budget(affordable=(small,)))
+                return self._in_tool_loop(dialogue, query, (small,), _Budget(affordable=(small,)))
             reason = f"tool loop: {upstream}, nobody knows who made the calls"
             raise HandOffError(RouteReason(hand_off="quality", reason=reason, route_tier="small"))
         tokenizer = self.tokenizers[small.tier]
         wishes = replace(
-            _asked_wishes(ask.options),
-            is_whole=not ask.is_streamed,
-            may_watch=ask.num_choices == 1 and len(await ask.prompts(small)) == 1,
+            _requested_wishes(query.options),
+            is_whole=not query.is_streamed,
+            may_watch=query.num_choices == 1 and len(await query.prompts(small)) == 1,
         )
-        route = self._route(ask.text(tokenizer), wishes)
+        route = self._route(query.text(tokenizer), wishes)
         if route.tier != "small":
             origin = RouteReason(
                 hand_off="quality", reason=route.reason, route_tier="small", quality=route.quality
             )
             raise HandOffError(origin, is_own=route.is_own)
-        target = self._target(small, route.reason, route)
-        return replace(target, hands_over=route.cascade is not None)
+        choice = self._choice(small, route.reason, route)
+        return replace(choice, hands_over=route.cascade is not None)
 
     def _route(self, text: str, wishes: Wishes) -> Route:
         """The router's decision. Raises BadRequestError for a wish that it cannot judge."""
@@ -203,17 +203,17 @@ class TierChooser:
                 f"outrider.min_quality: {error}.", param="outrider.min_quality"
             ) from None
 
-    def _wishes(self, ask: TierQuery, candidates: Candidates, budget: _Budget) -> Wishes:
+    def _wishes(self, query: TierQuery, candidates: Candidates, budget: _Budget) -> Wishes:
         tiers = {info.tier: info for info in candidates}
         if set(tiers) != {"small", "large"}:
-            return _asked_wishes(ask.options)
+            return _requested_wishes(query.options)
         is_alike = self.renders_alike
         wishes = replace(
-            _asked_wishes(ask.options),
-            is_whole=not ask.is_streamed,
-            may_watch=budget.may_escalate and (is_alike or not ask.has_token_ids),
+            _requested_wishes(query.options),
+            is_whole=not query.is_streamed,
+            may_watch=budget.may_escalate and (is_alike or not query.has_token_ids),
         )
-        dialogue = ask.dialogue
+        dialogue = query.dialogue
         turn = None if dialogue is None else dialogue.cached_turn(self.clock())
         if dialogue is None or turn is None or not self.routing.is_sticky:
             return wishes
@@ -222,7 +222,7 @@ class TierChooser:
             num_prompt_tokens=turn.num_tokens + dialogue.num_new_chars / _CHARS_PER_TOKEN,
             num_cached_tokens=turn.num_tokens,
             num_completion_tokens=min(
-                ask.token_limit or num_completion_tokens, num_completion_tokens
+                query.token_limit or num_completion_tokens, num_completion_tokens
             ),
         )
         prices = self.routing.prices or prices_by_size(
@@ -237,24 +237,24 @@ class TierChooser:
         return len({t.rendering for t in self.tokenizers.values()}) == 1
 
     def _in_tool_loop(
-        self, dialogue: Dialogue, ask: TierQuery, candidates: Candidates, budget: _Budget
+        self, dialogue: Dialogue, query: TierQuery, candidates: Candidates, budget: _Budget
     ) -> TierChoice:
         """Continue on the tier that made the calls, which alone knows their purpose."""
         tier = dialogue.tier or "large"
         info = next((info for info in candidates if info.tier == tier), candidates[0])
-        if info not in budget.affordable and ask.options.max_cost_usd is not None:
+        if info not in budget.affordable and query.options.max_cost_usd is not None:
             raise _too_dear(
                 budget.costs[info.tier],
-                ask.options.max_cost_usd,
+                query.options.max_cost_usd,
                 f"on the {tier} tier, whose tool calls it answers,",
             )
         known = "made the calls" if dialogue.tier else "nobody knows who made the calls"
-        return replace(self._target(info, f"tool loop: {tier}, {known}"), sticky=dialogue.tier)
+        return replace(self._choice(info, f"tool loop: {tier}, {known}"), sticky=dialogue.tier)
 
-    def _within(self, ask: TierQuery, route: Route, budget: _Budget) -> Route:
+    def _within(self, query: TierQuery, route: Route, budget: _Budget) -> Route:
         """Restrict the route to the tiers that the request can pay."""
         (info,) = budget.affordable
-        if ask.options.min_quality and info.tier == "small":
+        if query.options.min_quality and info.tier == "small":
             raise BadRequestError(
                 "outrider.min_quality: outrider.max_cost_usd leaves the small model only, and "
                 "nobody can promise its quality.",
@@ -266,18 +266,18 @@ class TierChooser:
         reason = f"max_cost_usd: {route.tier} could cost too much ({other:.3g} > "
         return Route(
             tier=info.tier,
-            reason=f"{reason}{ask.options.max_cost_usd:.3g} USD)",
+            reason=f"{reason}{query.options.max_cost_usd:.3g} USD)",
             quality=route.quality,
         )
 
-    async def _fitted(self, ask: TierQuery, route: Route, affordable: Candidates) -> TierChoice:
+    async def _fitted(self, query: TierQuery, route: Route, affordable: Candidates) -> TierChoice:
         """Choose the route's tier, unless the request is too long for it and fits the other one."""
         tiers = {info.tier: info for info in affordable}
         info = tiers.get(route.tier)
         if info is None and len(tiers) == 1:
             (info,) = affordable
             reason = f"only the {info.tier} model is here; {route.reason}"
-            return self._target(info, reason, replace(route, cascade=None, is_own=False))
+            return self._choice(info, reason, replace(route, cascade=None, is_own=False))
         if info is None:
             raise TierUnavailableError(
                 f"The router chose the {route.tier} tier, which is not loaded."
@@ -285,28 +285,28 @@ class TierChooser:
         other = next((info for info in affordable if info.tier != route.tier), None)
         if other is None:
             alone = "" if route.cascade is None else ", unwatched as nobody else may answer"
-            return self._target(info, route.reason + alone, replace(route, cascade=None))
-        if not await _fits(ask, info) and await _fits(ask, other):
+            return self._choice(info, route.reason + alone, replace(route, cascade=None))
+        if not await _fits(query, info) and await _fits(query, other):
             reason = f"router: too long for the {info.tier} model's context"
             moved = Route(tier=other.tier, reason=reason, quality=route.quality)
-            return self._target(other, reason, moved)
+            return self._choice(other, reason, moved)
         if route.cascade is None:
-            return self._target(info, route.reason, route)
-        if not await _fits(ask, other):
+            return self._choice(info, route.reason, route)
+        if not await _fits(query, other):
             reason = f"{route.reason}, unwatched as it is too long for the {other.tier} model"
-            return self._target(info, reason, replace(route, cascade=None, is_own=False))
+            return self._choice(info, reason, replace(route, cascade=None, is_own=False))
         if self.renders_alike:
             info = _bounded(info, (info, other))
-        return replace(self._target(info, route.reason, route), escalation=other)
+        return replace(self._choice(info, route.reason, route), escalation=other)
 
-    def _target(self, info: TierInfo, reason: str, route: Route | None = None) -> TierChoice:
+    def _choice(self, info: TierInfo, reason: str, route: Route | None = None) -> TierChoice:
         tokenizer = self.tokenizers.get(info.tier)
         if tokenizer is None:
             raise TierUnavailableError(f"The {info.tier} tier has no tokenizer.")
         return TierChoice(info=info, reason=reason, tokenizer=tokenizer, route=route)
 
 
-def _asked_wishes(options: OutriderOptions) -> Wishes:
+def _requested_wishes(options: OutriderOptions) -> Wishes:
     """The request's own wishes for its route. Raises BadRequestError."""
     if options.min_quality is not None and options.threshold is not None:
         raise BadRequestError(
@@ -322,20 +322,20 @@ def _asked_wishes(options: OutriderOptions) -> Wishes:
     )
 
 
-def _narrowed(ask: TierQuery, engine: EngineInfo) -> Candidates:
+def _narrowed(query: TierQuery, engine: EngineInfo) -> Candidates:
     """The candidates of the tier that the options name. Raises BadRequestError for none."""
-    wanted = ask.options.tier
+    wanted = query.options.tier
     if wanted is None:
-        return ask.candidates
+        return query.candidates
     if wanted not in engine.tiers:
         available = ", ".join(tier for tier in TIERS if tier in engine.tiers)
         raise BadRequestError(
             f"outrider.tier: unknown tier {wanted!r}; available: {available}.",
             param="outrider.tier",
         )
-    found = [info for info in ask.candidates if info.tier == wanted]
+    found = [info for info in query.candidates if info.tier == wanted]
     if not found:
-        has = " or ".join(info.tier for info in ask.candidates)
+        has = " or ".join(info.tier for info in query.candidates)
         raise BadRequestError(
             f"outrider.tier: {wanted} contradicts the model, which means the {has} tier.",
             param="outrider.tier",
@@ -351,15 +351,15 @@ def _too_dear(least: float, most: float, where: str = "") -> BadRequestError:
     )
 
 
-async def _fits(ask: TierQuery, info: TierInfo) -> bool:
+async def _fits(query: TierQuery, info: TierInfo) -> bool:
     """Return whether the prompts and the requested answers fit in a tier's context."""
     try:
-        prompts = await ask.prompts(info)
+        prompts = await query.prompts(info)
     except PromptTooLongError:
         return False
     longest = max((len(prompt.token_ids) for prompt in prompts), default=0)
-    limit = None if ask.options.fit_context else ask.token_limit
-    return longest + (limit or max(ask.min_tokens, 1)) <= info.max_context
+    limit = None if query.options.fit_context else query.token_limit
+    return longest + (limit or max(query.min_tokens, 1)) <= info.max_context
 
 
 def cascade_tier(candidates: Candidates, engine: EngineInfo) -> TierInfo:

@@ -106,8 +106,8 @@ class AnswerEndpoints:
 
         async def report(body: bytes, principal: Principal) -> Response:
             del principal
-            incoming = request_context(request, self.clock())
-            told = await self.planner.route_report(_endpoint_of(body), body, incoming)
+            context = request_context(request, self.clock())
+            told = await self.planner.route_report(_endpoint_of(body), body, context)
             return json_response(told)
 
         return await self.intake.counted(request, report)

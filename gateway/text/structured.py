@@ -91,15 +91,15 @@ def _of_response_format(response_format: ResponseFormat | None) -> StructuredPla
     return None
 
 
-def _of_structured_outputs(asked: StructuredOutputs) -> StructuredPlan:
+def _of_structured_outputs(outputs: StructuredOutputs) -> StructuredPlan:
     param = "structured_outputs"
-    if asked.regex is not None:
-        return StructuredPlan(kind="regex", text=asked.regex, param=param)
-    if asked.choice is not None:
-        return StructuredPlan(kind="choice", text=_dumps(asked.choice), param=param)
-    if asked.grammar is not None:
-        return StructuredPlan(kind="ebnf", text=asked.grammar, param=param)
-    schema = asked.json_
+    if outputs.regex is not None:
+        return StructuredPlan(kind="regex", text=outputs.regex, param=param)
+    if outputs.choice is not None:
+        return StructuredPlan(kind="choice", text=_dumps(outputs.choice), param=param)
+    if outputs.grammar is not None:
+        return StructuredPlan(kind="ebnf", text=outputs.grammar, param=param)
+    schema = outputs.json_
     text = schema if isinstance(schema, str) else _dumps(schema)
     return StructuredPlan(kind="json_schema", text=text, param=param)
 

@@ -54,7 +54,7 @@ class UpstreamAnswer:
     @property
     def num_attempts(self) -> int:
         """Return the number of requests sent for it."""
-        return sum(len(opening.asked) for opening in self._openings)
+        return sum(len(opening.requests) for opening in self._openings)
 
     @property
     def is_hedged(self) -> bool:

@@ -46,7 +46,7 @@ class Opening:
     With hedging on, an attempt that is later than the tier's usual 95 % gets a rival; the one that
     begins first continues, the other is cut off and booked as lost. There is one rival at most.
 
-    `asked` keeps every request that was made. When `run` raises, all of them are over.
+    `requests` keeps every request that was made. When `run` raises, all of them are over.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Opening:
 
         `avoid`: replicas that are asked only when there is no other.
         """
-        self.asked: list[UpstreamRequest] = []
+        self.requests: list[UpstreamRequest] = []
         self.is_hedged = False
         self._tier = tier
         self._call = call
@@ -109,7 +109,7 @@ class Opening:
 
     async def aclose(self) -> None:
         """Give up all unfinished requests."""
-        for request in self.asked:
+        for request in self.requests:
             await request.aclose()
 
     async def _retry(self, first: UpstreamError) -> UpstreamRequest:
@@ -187,7 +187,7 @@ class Opening:
     async def _attempt(self) -> UpstreamRequest:
         """Ask one replica, or two if the first is late."""
         self._require_time()
-        request = self._ask(self._pick(), self._kind if not self.asked else self._retry_kind)
+        request = self._ask(self._pick(), self._kind if not self.requests else self._retry_kind)
         late_s = self._late_s()
         if late_s is None:
             await self._start(request)
@@ -236,7 +236,7 @@ class Opening:
             body=self._body,
             num_repeated_tokens=self._num_repeated_tokens,
         )
-        self.asked.append(request)
+        self.requests.append(request)
         self._round.append(replica)
         return request
 

@@ -144,18 +144,18 @@ class Collector:
         """The rows of those questions that fit both contexts."""
         fitting: list[tuple[CollectQuestion, dict[Tier, TokenizedQuestion]]] = []
         for question in questions:
-            asked: dict[Tier, TokenizedQuestion] = {}
+            tokenized: dict[Tier, TokenizedQuestion] = {}
             for tier in TIERS:
                 one = await self.prepare(question, tier)
                 if one is not None:
-                    asked[tier] = one
-            if len(asked) == len(TIERS):
-                fitting.append((question, asked))
+                    tokenized[tier] = one
+            if len(tokenized) == len(TIERS):
+                fitting.append((question, tokenized))
         answers: dict[Tier, list[TierAnswer]] = {}
         verdicts: dict[Tier, list[bool]] = {}
         for tier in TIERS:
             answers[tier] = await asyncio.gather(
-                *(self.answer(asked[tier]) for _, asked in fitting)
+                *(self.answer(tokenized[tier]) for _, tokenized in fitting)
             )
             verdicts[tier] = await asyncio.gather(
                 *(
@@ -166,11 +166,11 @@ class Collector:
         return [
             self._row(
                 question,
-                asked["small"],
+                tokenized["small"],
                 {tier: answers[tier][index] for tier in TIERS},
                 {tier: verdicts[tier][index] for tier in TIERS},
             )
-            for index, (question, asked) in enumerate(fitting)
+            for index, (question, tokenized) in enumerate(fitting)
         ]
 
     async def prepare(self, question: CollectQuestion, tier: Tier) -> TokenizedQuestion | None:
@@ -214,21 +214,21 @@ class Collector:
             request=request, special_texts=special_texts, opens_thinking=prompt.opens_thinking
         )
 
-    async def answer(self, asked: TokenizedQuestion) -> TierAnswer:
+    async def answer(self, tokenized: TokenizedQuestion) -> TierAnswer:
         """What the request's tier writes. Raises CollectError or EngineError."""
-        answer, tier = TierAnswer(), asked.request.tier
+        answer, tier = TierAnswer(), tokenized.request.tier
         started_s = time.perf_counter()
         # The protocol promises that its iterator can be closed; only generators have a type for it.
-        stream = cast(AsyncGenerator[EngineEvent], self._engine.submit(asked.request))
+        stream = cast(AsyncGenerator[EngineEvent], self._engine.submit(tokenized.request))
         async with aclosing(stream) as events:
             async for event in events:
                 if isinstance(event, Failed):
-                    name = asked.request.request_id
+                    name = tokenized.request.request_id
                     raise CollectError(f"the {tier} model failed on {name}: {event.message}")
                 _take(event, answer)
                 if isinstance(event, Finished):
                     answer.seconds = time.perf_counter() - started_s
-        answer.text = _text(self._tokenizers[tier], asked, answer.token_ids)
+        answer.text = _text(self._tokenizers[tier], tokenized, answer.token_ids)
         return answer
 
     async def _verdict(self, question: CollectQuestion, answer: TierAnswer) -> bool:
@@ -241,7 +241,7 @@ class Collector:
     def _row(
         self,
         question: CollectQuestion,
-        asked: TokenizedQuestion,
+        tokenized: TokenizedQuestion,
         answers: Mapping[Tier, TierAnswer],
         verdicts: Mapping[Tier, bool],
     ) -> LabelledRow:
@@ -260,7 +260,7 @@ class Collector:
             # Adding 0 makes -0.0 a plain 0.
             weak_logprobs=[round(value, 5) + 0.0 for value in small.logprobs],
             hidden_state=_base64(small.hidden_state),
-            prompt_tokens=len(asked.request.prompt_token_ids),
+            prompt_tokens=len(tokenized.request.prompt_token_ids),
             weak_tokens=len(small.token_ids),
             strong_tokens=len(large.token_ids),
             weak_s=round(small.seconds, 4),
@@ -287,15 +287,15 @@ def _thinking(tokenizer: ChatTokenizer, prompt: Prompt) -> Thinking:
     return "possible" if tokenizer.may_think else "none"
 
 
-def _text(tokenizer: ChatTokenizer, asked: TokenizedQuestion, token_ids: Sequence[int]) -> str:
+def _text(tokenizer: ChatTokenizer, tokenized: TokenizedQuestion, token_ids: Sequence[int]) -> str:
     """The answer as a client would read it, calls included, thinking left out."""
     detokenizer = tokenizer.detokenizer()
-    splitter = ThinkingSplitter(opens_thinking=asked.opens_thinking)
+    splitter = ThinkingSplitter(opens_thinking=tokenized.opens_thinking)
     pieces: list[str] = []
     for token_id in token_ids:
         if token_id in tokenizer.stop_token_ids:
             continue
-        special_text = asked.special_texts.get(token_id)
+        special_text = tokenized.special_texts.get(token_id)
         text = (
             detokenizer.push(token_id)
             if special_text is None

@@ -65,8 +65,8 @@ async def _examine(
     headers = {**dialect.headers(api_key), **options.headers}
     await transport.start()
     try:
-        asked = (_ask(name, options, url, transport, headers) for url in options.url)
-        return list(await asyncio.gather(*asked))
+        checks = (_ask(name, options, url, transport, headers) for url in options.url)
+        return list(await asyncio.gather(*checks))
     finally:
         await transport.close()
 

@@ -39,7 +39,9 @@ PLACES = {
 }
 
 
-def terms(rules: PlacementPolicy, named: Named = "auto", **options: object) -> PlacementConstraints:
+def constraints(
+    rules: PlacementPolicy, named: Named = "auto", **options: object
+) -> PlacementConstraints:
     cloud = "other" if named == "cloud" else None
     parsed = OutriderOptions.model_validate(options)
     return constraints_of(parsed, rules, arrival_s=100.0, named=named, cloud=cloud)
@@ -47,7 +49,7 @@ def terms(rules: PlacementPolicy, named: Named = "auto", **options: object) -> P
 
 def refusal(rules: PlacementPolicy, named: Named = "auto", **options: object) -> BadRequestError:
     with pytest.raises(BadRequestError) as caught:
-        terms(rules, named, **options)
+        constraints(rules, named, **options)
     assert problem_of(caught.value).status == 400
     assert str(caught.value).startswith(f"{caught.value.param}: ")
     return caught.value
@@ -61,7 +63,7 @@ def test_places(named: Named, policy: Policy | None) -> None:
         assert error.param == "outrider.policy"
         assert "contradicts the model" in str(error)
         return
-    made = terms(BOTH, named, policy=policy)
+    made = constraints(BOTH, named, policy=policy)
     assert made.places == places
     assert not made.is_private
     tier = "other" if named == "cloud" else "cloud"
@@ -90,7 +92,7 @@ def test_private_requests_never_name_the_cloud(
     if policy == "prefer_cloud" and cloud is None:
         assert refusal(rules, named, policy=policy, privacy="private").param == "outrider.policy"
         return
-    made = terms(rules, named, policy=policy, privacy="private")
+    made = constraints(rules, named, policy=policy, privacy="private")
     assert made.is_private
     assert made.places == ("local",)
     assert made.cloud is None
@@ -118,9 +120,9 @@ def test_private_contradictions(
 
 def test_private_overrules_the_configured_policy_only() -> None:
     rules = PlacementPolicy(policy="cloud_only", cloud="cloud", strong="cloud")
-    assert terms(rules).places == ("cloud",)
-    assert terms(rules, privacy="private").places == ("local",)
-    assert terms(BOTH, policy="prefer_cloud", privacy="private").places == ("local",)
+    assert constraints(rules).places == ("cloud",)
+    assert constraints(rules, privacy="private").places == ("local",)
+    assert constraints(BOTH, policy="prefer_cloud", privacy="private").places == ("local",)
 
 
 @pytest.mark.parametrize("policy", ["prefer_cloud", "cloud_only"])
@@ -132,8 +134,8 @@ def test_without_a_tier_elsewhere(policy: Policy) -> None:
         assert error.param == "outrider.policy"
         assert "no upstream tier" in str(error)
     for policy in ("local_only", "prefer_local"):
-        assert terms(LOCAL_ONLY, policy=policy).places == ("local",)
-    assert terms(LOCAL_ONLY, privacy="private").places == ("local",)
+        assert constraints(LOCAL_ONLY, policy=policy).places == ("local",)
+    assert constraints(LOCAL_ONLY, privacy="private").places == ("local",)
 
 
 @pytest.mark.parametrize("policy", ["prefer_local", "local_only"])
@@ -141,18 +143,18 @@ def test_without_a_local_model(policy: Policy) -> None:
     error = refusal(CLOUD_ONLY, policy=policy)
     assert error.param == "outrider.policy"
     assert "no model is loaded" in str(error)
-    assert terms(CLOUD_ONLY).places == ("cloud",)
+    assert constraints(CLOUD_ONLY).places == ("cloud",)
     for named in ("auto", "cloud"):
-        assert terms(CLOUD_ONLY, named, policy="prefer_cloud").places == ("cloud",)  # type: ignore[arg-type]
+        assert constraints(CLOUD_ONLY, named, policy="prefer_cloud").places == ("cloud",)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("default", get_args(Policy))
 def test_the_configured_policy_is_for_auto(default: Policy) -> None:
     rules = PlacementPolicy(policy=default, cloud="cloud")
-    assert terms(rules).places == PLACES["auto", default]
-    assert terms(rules).policy == default
-    assert terms(rules, "local").places == ("local",)
-    assert terms(rules, "cloud").places == ("cloud",)
+    assert constraints(rules).places == PLACES["auto", default]
+    assert constraints(rules).policy == default
+    assert constraints(rules, "local").places == ("local",)
+    assert constraints(rules, "cloud").places == ("cloud",)
 
 
 @pytest.mark.parametrize(
@@ -167,25 +169,25 @@ def test_the_configured_policy_is_for_auto(default: Policy) -> None:
     ],
 )
 def test_reasons(named: Named, options: dict[str, str], reason: str) -> None:
-    assert terms(BOTH, named, **options).reason == reason
+    assert constraints(BOTH, named, **options).reason == reason
 
 
 def test_the_deadline_is_the_requests_own_else_the_configured_one() -> None:
-    assert terms(BOTH).deadline_s is None
-    assert terms(BOTH, deadline_ms=250).deadline_s == 100.25
+    assert constraints(BOTH).deadline_s is None
+    assert constraints(BOTH, deadline_ms=250).deadline_s == 100.25
     rules = PlacementPolicy(deadline_s=2.0)
-    assert terms(rules).deadline_s == 102.0
-    assert terms(rules, deadline_ms=60_000).deadline_s == 160.0
+    assert constraints(rules).deadline_s == 102.0
+    assert constraints(rules, deadline_ms=60_000).deadline_s == 160.0
 
 
 def test_the_strong_place_is_one_of_the_places() -> None:
     rules = PlacementPolicy(cloud="cloud", strong="cloud")
-    assert terms(rules).strong == "cloud"
-    assert terms(rules, policy="prefer_cloud").strong == "cloud"
-    assert terms(rules, policy="local_only").strong == "local"
-    assert terms(rules, "local", policy="prefer_local").strong == "local"  # it is named
-    assert terms(BOTH, policy="cloud_only").strong == "cloud"
-    assert terms(BOTH, policy="prefer_cloud").strong == "local"
+    assert constraints(rules).strong == "cloud"
+    assert constraints(rules, policy="prefer_cloud").strong == "cloud"
+    assert constraints(rules, policy="local_only").strong == "local"
+    assert constraints(rules, "local", policy="prefer_local").strong == "local"  # it is named
+    assert constraints(BOTH, policy="cloud_only").strong == "cloud"
+    assert constraints(BOTH, policy="prefer_cloud").strong == "local"
 
 
 # ---- from the settings -------------------------------------------------------------------------
