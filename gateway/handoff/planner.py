@@ -132,7 +132,7 @@ class Planner:
         return self.calls.route_report(parsed, origin)
 
     def _order(self, parsed: ParsedRequest) -> _Order:
-        """Order the places by the request's terms, unless the local models are too busy."""
+        """Order the places by the request's constraints, unless the local models are too busy."""
         constraints = parsed.constraints
         if parsed.origin is not DIRECT:
             return _Order(places=constraints.places, origin=parsed.origin)

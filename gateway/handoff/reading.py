@@ -1,4 +1,4 @@
-"""Parses a request's bytes: its terms, its arms, and its latency objective."""
+"""Parses a request's bytes: its constraints, its arms, and its latency objective."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
