@@ -7,8 +7,7 @@ import msgspec
 from pydantic import BaseModel
 
 from gateway.errors.tree import BadRequestError
-from gateway.schema.doubled_names import refuse_doubled_names
-from gateway.schema.parsing import parse
+from gateway.schema.parsing import parse, refuse_doubled_names
 
 Request = TypeVar("Request", bound=BaseModel)
 

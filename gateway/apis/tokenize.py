@@ -19,7 +19,7 @@ from gateway.handoff.cloud_parts import CloudParts
 from gateway.planning.engine_requests import check_token_ids
 from gateway.planning.jobs import JobBuilder
 from gateway.planning.model_catalog import AUTO
-from gateway.planning.permissions import check_model, permitted
+from gateway.planning.placement import check_model, permitted
 from gateway.schema.chat import ChatRequest
 from gateway.schema.parsing import parse
 from gateway.tenants.principal import Principal
@@ -54,7 +54,6 @@ class Tokenizing:
     jobs: JobBuilder
     cloud: CloudParts
     tokenizers: Mapping[Tier, ChatTokenizer]
-    prompt_work: Callable[[str], PromptWork]
 
     async def tokenize(self, body: bytes, principal: Principal) -> Response:
         """A prompt's tokens. Raises GatewayError or EngineError."""
@@ -62,7 +61,7 @@ class Tokenizing:
         request = read_body(form, body).request
         info = await self._info(request.model, principal)
         tokenizer = self._tokenizer(info)
-        work = self.prompt_work(principal.tenant)
+        work = self.jobs.prompt_work(principal.tenant)
         if isinstance(request, TokenizePrompt):
             token_ids = await _encoded(request, tokenizer, work)
         else:
@@ -98,7 +97,7 @@ class Tokenizing:
         """The tokens of a prompt of the Messages API. Raises GatewayError or EngineError."""
         chat = parse(ChatRequest, _MESSAGES.read_prompt(body))
         info = await self._info(chat.model, principal)
-        work = self.prompt_work(principal.tenant)
+        work = self.jobs.prompt_work(principal.tenant)
         prompt = await chat_prompt(chat, self._tokenizer(info), work=work)
         return _json({"input_tokens": len(prompt.token_ids)})
 

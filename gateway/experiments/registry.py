@@ -15,6 +15,7 @@ logger = logging.getLogger(__name__)
 
 _NEVER_READ: Final = -1
 _REFRESH_S: Final = 1.0
+_NOBODY: Final = NobodyAssigner()
 
 
 class ExperimentRegistry:
@@ -31,7 +32,8 @@ class ExperimentRegistry:
         self._secret = secret
         self._version = _NEVER_READ
         self._experiments: Mapping[str, ExperimentRecord] = {}
-        self._assigner: Assigner = NobodyAssigner()
+        self.assigner: Assigner | None = None
+        """Assigns the arms of requests; None while there are no experiments."""
         self._refresh = PeriodicRefresh(
             self._read_changes,
             name="experiments",
@@ -47,11 +49,11 @@ class ExperimentRegistry:
     @property
     def wants_conversation(self) -> bool:
         """Return whether an experiment assigns by conversation."""
-        return self._assigner.wants_conversation
+        return self.assigner is not None and self.assigner.wants_conversation
 
     def assign(self, subject: Subject) -> Assignment | None:
         """Return the arms of a request. Raises BadRequestError for an unknown forced arm."""
-        return self._assigner.assign(subject)
+        return (self.assigner or _NOBODY).assign(subject)
 
     async def start(self) -> None:
         """Read all experiments, and begin to look for changes. Raises DatabaseError."""
@@ -70,15 +72,15 @@ class ExperimentRegistry:
         version = await asyncio.to_thread(self._store.version)
         if version != self._version:
             table, assigner = await asyncio.to_thread(self._read)
-            self._assigner = assigner
+            self.assigner = assigner
             self._experiments = table.experiments
             self._version = table.version
             running = [one.name for one in table.experiments.values() if one.is_running]
             logger.info("experiments running=%s", ",".join(running) or "none")
 
-    def _read(self) -> tuple[ExperimentTable, Assigner]:
+    def _read(self) -> tuple[ExperimentTable, Assigner | None]:
         """Return all experiments, ready for use. Takes milliseconds: for a worker thread."""
         table = self._store.load()
         if not table.experiments:
-            return table, NobodyAssigner()
+            return table, None
         return table, HashAssigner(table.experiments.values(), self._secret)

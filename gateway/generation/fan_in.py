@@ -15,11 +15,6 @@ async def merge(streams: Sequence[AsyncGenerator[Item]]) -> AsyncGenerator[Item]
     streams instead of filling memory. The first stream that raises ends all. Every stream is closed
     before this one ends, however it ends.
     """
-    if len(streams) == 1:
-        async with aclosing(streams[0]) as only:
-            async for item in only:
-                yield item
-        return
     queue: asyncio.Queue[_Pump[Item]] = asyncio.Queue()
     pumps = [_Pump(stream, queue) for stream in streams]
     tasks = [asyncio.create_task(pump.run()) for pump in pumps]

@@ -41,8 +41,9 @@ class Generation:
         Raises the engine's refusal, EngineLostError or GenerationError, and HandedOverError where
         an upstream tier answers in its place.
         """
+        streams = [stream.deltas() for stream in self._streams]
         try:
-            async with aclosing(merge([stream.deltas() for stream in self._streams])) as merged:
+            async with aclosing(streams[0] if len(streams) == 1 else merge(streams)) as merged:
                 async for delta in merged:
                     yield delta
             self.outcome = "stop"

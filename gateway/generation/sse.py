@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from engine.events import TokenLogprobs
-from gateway.answers.route_reason import RouteReason
+from gateway.answers.responder import RouteReason
 from gateway.generation.choice import Delta
 from gateway.generation.generation import Generation
 from gateway.generation.trace import DeltaTrace

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from gateway.answers.route_reason import RouteReason
+from gateway.answers.responder import RouteReason
 from gateway.generation.generation import Generation
 from gateway.ledger.row import RowOutcome
 from gateway.metering.rows import LocalAnswer

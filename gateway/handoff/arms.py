@@ -92,28 +92,31 @@ def assignment_of(
 
 
 def with_arms(
-    context: RequestContext, assignment: Assignment | None, own: OutriderOptions | None
+    context: RequestContext, assignment: Assignment, own: OutriderOptions | None
 ) -> RequestContext:
     """Return the context with these arms, and note them in its account and its outcome record.
 
     `own`: the request's own options.
     """
-    label = "" if assignment is None else assignment.label
     if context.meter is not None:
-        context.meter.arm = _kept(label)
+        context.meter.arm = _kept(assignment.label)
     if context.outcome is not None:
-        context.outcome.arms = () if assignment is None else assignment.measured
-    if assignment is None:
-        return context
+        context.outcome.arms = assignment.measured
     has_own_slo = own is not None and own.slo is not None
     has_arms_slo = "slo" in assignment.overlay.fields and not has_own_slo
-    return replace(context, arm=label, has_arms_slo=has_arms_slo)
+    return replace(context, arm=assignment.label, has_arms_slo=has_arms_slo)
 
 
-def overlaid(request: ApiRequest, assignment: Assignment | None) -> ApiRequest:
+def forget_arms(context: RequestContext) -> None:
+    """Note in the account and the outcome record that the request is in no arm after all."""
+    if context.meter is not None:
+        context.meter.arm = ""
+    if context.outcome is not None:
+        context.outcome.arms = ()
+
+
+def overlaid(request: ApiRequest, assignment: Assignment) -> ApiRequest:
     """Return the request with the values that its arms set."""
-    if assignment is None:
-        return request
     overlay = assignment.overlay
     changes: dict[str, Any] = {
         "outrider": overlay.merge(request.outrider),

@@ -8,8 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.answers.responder import DraftAnswer, TakenOver
-from gateway.answers.route_reason import RouteReason
+from gateway.answers.responder import DraftAnswer, RouteReason, TakenOver
 from gateway.errors.tree import BadRequestError, GatewayError, UnavailableError
 from gateway.handoff.cloud_parts import CloudParts
 from gateway.handoff.cloud_responder import CloudResponder

@@ -6,8 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.answers.responder import AnswerFacts
-from gateway.answers.route_reason import PartialAnswer, RouteReason
+from gateway.answers.responder import AnswerFacts, PartialAnswer, RouteReason
 from gateway.errors.tree import UpstreamRefusalError
 from gateway.generation.sse import DONE, event, rounded
 from gateway.metering.token_allowance import TokenAllowance

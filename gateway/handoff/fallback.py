@@ -15,8 +15,15 @@ from engine.errors import (
     PromptTooLongError,
     QueueFullError,
 )
-from gateway.answers.responder import AnswerFacts, HandOffError, PlaceName, Responder
-from gateway.answers.route_reason import DIRECT, HandOffKind, RouteReason
+from gateway.answers.responder import (
+    DIRECT,
+    AnswerFacts,
+    HandOffError,
+    HandOffKind,
+    PlaceName,
+    Responder,
+    RouteReason,
+)
 from gateway.errors.tree import (
     BadRequestError,
     BudgetError,
@@ -61,8 +68,8 @@ class Lineup:
     `candidates` are tried as long as nothing was sent. One that is listed twice is tried again only
     if it handed over before, and the one that took over failed. `origin`: why the first is tried.
     continues_elsewhere: if an answer breaks off, another candidate may continue it. `on_begin` gets
-    the reason of the responder that has begun to answer, and its tier. `arm`: the request's arms of
-    experiments.
+    the reason of a responder that begins in place of the first choice, and its tier. `arm`: the
+    request's arms of experiments.
     """
 
     candidates: Sequence[AnswerCandidate]
@@ -150,7 +157,7 @@ class FallbackChain:
             self._current = place.name
             try:
                 begun = await self._first_part(place, origin)
-                if self.responder is not None:
+                if self.responder is not None and origin is not DIRECT:
                     lineup.on_begin(origin, self.responder.facts.tier)
                 return begun
             except HandOffError as handed:

@@ -5,8 +5,13 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from gateway.answers.responder import AnswerFacts, HandedOverError, Responder
-from gateway.answers.route_reason import PartialAnswer, RouteReason
+from gateway.answers.responder import (
+    AnswerFacts,
+    HandedOverError,
+    PartialAnswer,
+    Responder,
+    RouteReason,
+)
 from gateway.generation import sse
 from gateway.generation.choice import Delta
 from gateway.generation.generation import Generation

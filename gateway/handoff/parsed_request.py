@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.answers.route_reason import DIRECT, PartialAnswer, RouteReason
+from gateway.answers.responder import DIRECT, PartialAnswer, RouteReason
 from gateway.experiments.assigner import Assignment
 from gateway.metering.meter import RequestMeter
 from gateway.metering.outcome_record import OutcomeRecord

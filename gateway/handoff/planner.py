@@ -6,8 +6,14 @@ from functools import partial
 from typing import Any, Final
 
 from engine.errors import EngineError, PromptTooLongError
-from gateway.answers.responder import HandOffError, PlaceName, Responder, UpstreamEscalation
-from gateway.answers.route_reason import DIRECT, RouteReason
+from gateway.answers.responder import (
+    DIRECT,
+    HandOffError,
+    PlaceName,
+    Responder,
+    RouteReason,
+    UpstreamEscalation,
+)
 from gateway.backends.client import EngineClient
 from gateway.errors.tree import BudgetError, GatewayError, RateLimitError
 from gateway.generation.generation import Generation
@@ -26,7 +32,7 @@ from gateway.metering.metrics import GatewayMetrics
 from gateway.planning.job import Job
 from gateway.planning.jobs import JobBuilder
 from gateway.planning.model_catalog import AUTO
-from gateway.planning.permissions import without_tier
+from gateway.planning.placement import without_tier
 from gateway.planning.routing_parts import RoutingParts
 from gateway.schema.chat import ChatRequest
 from gateway.schema.kinds import Endpoint

@@ -5,13 +5,14 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from engine.errors import EngineError
-from gateway.answers.route_reason import RouteReason
+from gateway.answers.responder import RouteReason
 from gateway.errors.tree import GatewayError, LoopError
-from gateway.experiments.assigner import Assignment
+from gateway.experiments.assigner import ARM_HEADER, Assignment
 from gateway.experiments.experiments import Experiments
 from gateway.handoff.arms import (
     assignment_of,
     choosing_of,
+    forget_arms,
     may_be_arms_fault,
     overlaid,
     with_arms,
@@ -24,15 +25,18 @@ from gateway.handoff.parsed_request import ParsedRequest, RequestContext
 from gateway.handoff.required_capabilities import describe, lacking, required_capabilities
 from gateway.planning.engine_requests import ApiRequest
 from gateway.planning.model_catalog import AUTO, ResolvedModel
-from gateway.planning.permissions import check_model, permitted_places
-from gateway.planning.placement import PlacementConstraints, constraints_of
+from gateway.planning.placement import (
+    PlacementConstraints,
+    check_model,
+    constraints_of,
+    permitted_places,
+)
 from gateway.schema.chat import ChatRequest
 from gateway.schema.common import OutriderOptions
 from gateway.schema.completions import CompletionRequest
-from gateway.schema.doubled_names import refuse_doubled_names
 from gateway.schema.envelope import ReadRequest, read_request
 from gateway.schema.kinds import Endpoint
-from gateway.schema.parsing import parse
+from gateway.schema.parsing import parse, refuse_doubled_names
 from gateway.schema.template_variables import FIELD, read_variables
 from gateway.slo.classes import SloClasses
 
@@ -83,6 +87,7 @@ class RequestReader:
         except (GatewayError, EngineError) as error:
             if assignment is None or not may_be_arms_fault(assignment, error):
                 raise
+            forget_arms(context)
             parsed = self._parsed_for_local(endpoint, request, context, None)
             self._note(assignment, error, context)
             return parsed
@@ -94,8 +99,9 @@ class RequestReader:
         context: RequestContext,
         assignment: Assignment | None,
     ) -> ParsedRequest:
-        context = with_arms(context, assignment, request.outrider)
-        request = overlaid(request, assignment)
+        if assignment is not None:
+            context = with_arms(context, assignment, request.outrider)
+            request = overlaid(request, assignment)
         return ParsedRequest(
             endpoint=endpoint,
             context=context,
@@ -126,6 +132,7 @@ class RequestReader:
         except (GatewayError, EngineError) as error:
             if assignment is None or not may_be_arms_fault(assignment, error):
                 raise
+            forget_arms(context)
             parsed = await self._parsed_for_tiers(endpoint, body, read, context, None)
             self._note(assignment, error, context)
             return parsed
@@ -140,6 +147,7 @@ class RequestReader:
         assignment = parsed.assignment
         if assignment is None or not may_be_arms_fault(assignment, error):
             return None
+        forget_arms(context)
         if not self.cloud.tiers:
             plain = self._parsed_for_local(
                 parsed.endpoint, parse(_REQUESTS[parsed.endpoint], body), context, None
@@ -162,11 +170,12 @@ class RequestReader:
         options = envelope.options
         if assignment is not None:
             options = assignment.overlay.merge(envelope.outrider) or options
+            context = with_arms(context, assignment, envelope.outrider)
         self._serve_under(options, read.document, context)
         meant = await self.names.resolve(envelope.model, options.tier)
         parsed = ParsedRequest(
             endpoint=endpoint,
-            context=with_arms(context, assignment, envelope.outrider),
+            context=context,
             constraints=self._constraints(options, envelope.model, meant, context),
             is_streamed=envelope.is_streamed,
             num_choices=envelope.num_choices,
@@ -178,7 +187,9 @@ class RequestReader:
         )
         parsed = self._without_impossible(parsed)
         if "local" in parsed.constraints.places:
-            request = overlaid(parse(_REQUESTS[endpoint], body), assignment)
+            request = parse(_REQUESTS[endpoint], body)
+            if assignment is not None:
+                request = overlaid(request, assignment)
             if meant.named == "cloud":  # a name that no local model has
                 request = _for_any(request)
             parsed = replace(parsed, request=request)
@@ -199,8 +210,10 @@ class RequestReader:
         context: RequestContext,
     ) -> Assignment | None:
         """The request's arms of experiments. Raises BadRequestError."""
-        assigner = self.experiments.assigner
-        return assignment_of(assigner, choosing_of(parsed), body, endpoint, context)
+        registry = self.experiments.registry
+        if registry.assigner is None and ARM_HEADER not in context.headers:
+            return None
+        return assignment_of(registry, choosing_of(parsed), body, endpoint, context)
 
     def _serve_under(
         self, options: OutriderOptions, document: Mapping[str, Any], context: RequestContext

@@ -2,20 +2,14 @@
 
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 
-class RowIds:
-    """Counts up after a prefix that no other process has.
+def row_ids(rng: random.Random, wall_clock: Callable[[], float]) -> Iterator[str]:
+    """Return ids of 38 characters that count up after a prefix that no other process has.
 
-    Ids that begin alike and grow keep a database's index dense: a new row goes to its end.
+    Ids that begin alike and grow keep a database's index dense: a new row goes to its end. `rng`
+    must differ between processes; `wall_clock` is since 1970.
     """
-
-    def __init__(self, rng: random.Random, wall_clock: Callable[[], float]) -> None:
-        """Store the arguments. `rng` must differ between processes; `wall_clock` is since 1970."""
-        self._prefix = f"{int(wall_clock() * 1000):012x}-{rng.getrandbits(64):016x}"
-        self._counter = itertools.count()
-
-    def next(self) -> str:
-        """Return an id of 38 characters."""
-        return f"{self._prefix}-{next(self._counter):08x}"
+    prefix = f"{int(wall_clock() * 1000):012x}-{rng.getrandbits(64):016x}"
+    return map(f"{prefix}-{{:08x}}".format, itertools.count())

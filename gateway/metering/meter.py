@@ -29,8 +29,8 @@ from gateway.metering.token_allowance import TokenAllowance
 from gateway.metering.upstream_rows import upstream_entry
 from gateway.telemetry.tracer import NULL_SPAN, Span
 from gateway.tenants.amounts import Amounts, Want
+from gateway.tenants.authenticator import EndRequest
 from gateway.tenants.principal import Principal
-from gateway.tenants.running import EndRequest
 from gateway.upstream.attempts import Attempt
 
 MeteredEnding = Literal["answered", "cancelled", "failed"]
@@ -411,7 +411,7 @@ class RequestMeter:
     def _template(self, **fields: Any) -> LedgerRow:
         account = self.account
         return LedgerRow(
-            row_id=self._tenancy.row_ids.next(),
+            row_id=next(self._tenancy.row_ids),
             request_id=account.request_id,
             client_request_id=account.client_request_id,
             ended_at=self._wall_clock(),

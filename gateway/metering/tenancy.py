@@ -4,14 +4,14 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from gateway.ledger.book import Ledger
 from gateway.ledger.null import NullLedger
 from gateway.ledger.prices import PriceBook
-from gateway.ledger.row_ids import RowIds
+from gateway.ledger.row_ids import row_ids
 from gateway.limits.answer_lengths import AnswerLengths
 from gateway.limits.limiter import Limiter
 from gateway.limits.presence import GatewayPresence
@@ -64,7 +64,7 @@ class Tenancy:
     ledger: Ledger = field(default_factory=NullLedger)
     prices: PriceBook = field(default_factory=PriceBook.free)
     lengths: AnswerLengths = field(default_factory=AnswerLengths)
-    row_ids: RowIds = field(default_factory=lambda: RowIds(random.Random(), time.time))
+    row_ids: Iterator[str] = field(default_factory=lambda: row_ids(random.Random(), time.time))
     settlements: Settlements = field(default_factory=Settlements)
     database: Database | None = None
     presence: GatewayPresence | None = None

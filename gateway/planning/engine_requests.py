@@ -2,11 +2,15 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import Final
 
 from engine.errors import PromptTooLongError
 from engine.events import TierInfo
 from engine.request import (
+    HIGH,
+    LOW,
     NO_OBJECTIVE,
+    NORMAL,
     CascadeParams,
     EngineRequest,
     GrammarSpec,
@@ -21,6 +25,35 @@ from gateway.schema.completions import CompletionRequest
 from gateway.tenants.principal import Principal
 from gateway.text.chat import ChatTokenizer, Prompt
 from gateway.text.tool_parser import ToolReading
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceTier:
+    """`priority` is the queue's, `reported` the response's `service_tier`."""
+
+    priority: int
+    reported: str
+
+
+_DEFAULT: Final = ServiceTier(priority=NORMAL, reported="default")
+_TIERS: Final = {
+    None: _DEFAULT,
+    "auto": _DEFAULT,
+    "default": _DEFAULT,
+    "priority": ServiceTier(priority=HIGH, reported="priority"),
+    "flex": ServiceTier(priority=LOW, reported="flex"),
+}
+
+
+def read_service_tier(value: object) -> ServiceTier:
+    """Read the requested tier. Raises BadRequestError for one that is not known."""
+    if value is None or isinstance(value, str):
+        tier = _TIERS.get(value)
+        if tier is not None:
+            return tier
+    known = ", ".join(repr(name) for name in _TIERS if name)
+    raise BadRequestError(f"service_tier: must be null or one of {known}.", param="service_tier")
+
 
 ApiRequest = ChatRequest | CompletionRequest
 
@@ -50,8 +83,7 @@ class EngineRequestDefaults:
     """The settings that the engine requests of one job share, for any tier.
 
     `watch`: None where the answers are not watched; else whether hidden states are wanted.
-    `priority` is the queue's (gateway/planning/service_tier.py), `objective` the one that the queue
-    keeps to.
+    `priority` is the queue's (`read_service_tier`), `objective` the one that the queue keeps to.
     """
 
     job_id: str

@@ -20,24 +20,24 @@ from gateway.planning.engine_requests import (
     Rendered,
     engine_requests,
     escalated_requests,
+    read_service_tier,
 )
 from gateway.planning.gateway_limits import GatewayLimits
 from gateway.planning.job import Answer, ChoicePlan, EscalationTarget, Job
 from gateway.planning.job_context import JobContext
 from gateway.planning.model_catalog import AUTO
-from gateway.planning.permissions import permitted
+from gateway.planning.placement import permitted
 from gateway.planning.prompt_builders import Form, Prompts, chat_form, completion_form
 from gateway.planning.route_report import describe_route
 from gateway.planning.routing_parts import RoutingParts
-from gateway.planning.service_tier import read_service_tier
 from gateway.planning.tier_choice import TierChoice, TierChooser, TierQuery
 from gateway.schema.chat import ChatRequest
 from gateway.schema.common import OutriderOptions
 from gateway.slo.classes import SloClasses
 from gateway.telemetry.spans import record_route
 from gateway.text.chat import ChatTokenizer
-from gateway.text.prompt_end import continues_text
-from gateway.text.prompt_work import PromptWork
+from gateway.text.chat_prompt import continues_text
+from gateway.text.prompt_work import PromptSlots, PromptWork
 from router.guard import GuardOutcome
 from router.policy import pair_complaint
 
@@ -68,7 +68,7 @@ class _Planned:
 class JobBuilder:
     """Turns requests into jobs. Keeps the description of the engine.
 
-    `prompt_work` builds the prompts of a tenant. `start_error`: why the engine could not be loaded
+    `prompt_slots`: threads for long prompts. `start_error`: why the engine could not be loaded
     at all.
     """
 
@@ -80,9 +80,15 @@ class JobBuilder:
     classes: SloClasses
     metrics: GatewayMetrics
     clock: Callable[[], float]
-    prompt_work: Callable[[str], PromptWork]
+    prompt_slots: PromptSlots
     start_error: Exception | None = None
     _info: EngineInfo | None = field(default=None, init=False)
+
+    def prompt_work(self, tenant: str) -> PromptWork:
+        """Return the way to build a tenant's prompts."""
+        return PromptWork(
+            slots=self.prompt_slots, tenant=tenant, max_chars=self.limits.max_prompt_chars
+        )
 
     async def engine_info(self) -> EngineInfo:
         """Return what is loaded; asked once, as an engine does not change its models.

@@ -1,14 +1,16 @@
-"""The places that may answer a request, their order and deadline, by options and settings."""
+"""The places that may answer a request, their order and deadline, by options, settings and key."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal, NoReturn
 
+from engine.events import TierInfo
 from engine.request import Tier
-from gateway.errors.tree import BadRequestError
+from gateway.errors.tree import BadRequestError, PermissionDeniedError
 from gateway.schema.common import OutriderOptions
 from gateway.schema.kinds import Policy
 from gateway.settings.tiers import HandoffSettings
+from gateway.tenants.principal import Principal
 
 Place = Literal["local", "cloud"]
 """Models of this machine, or an upstream tier."""
@@ -211,3 +213,76 @@ def _reason(options: OutriderOptions, policy: Policy, named: Named, is_private: 
 
 def _seconds(milliseconds: float | None) -> float | None:
     return None if milliseconds is None else milliseconds / 1000
+
+
+def check_model(principal: Principal, name: str) -> None:
+    """Raise PermissionDeniedError for a model that the key may not name."""
+    if not principal.scopes.allows_model(name):
+        allowed = ", ".join(sorted(principal.scopes.models or ())) or "no model"
+        raise PermissionDeniedError(
+            f"This key may not ask for the model {name!r}; it may ask for {allowed}.",
+            param="model",
+            code="model_not_allowed",
+        )
+
+
+def permitted(
+    principal: Principal, candidates: Sequence[TierInfo], named: str | None
+) -> Sequence[TierInfo]:
+    """Return the local models that may answer this key; `named` is the tier that the request names.
+
+    Raises PermissionDeniedError where none may.
+    """
+    scopes = principal.scopes
+    if named is not None and not scopes.allows_tier(named):
+        raise _denied(named)
+    allowed = [info for info in candidates if scopes.allows_tier(info.tier)]
+    if candidates and not allowed:
+        raise _denied(" or ".join(info.tier for info in candidates))
+    return allowed
+
+
+def permitted_places(
+    principal: Principal, constraints: PlacementConstraints, local: Sequence[str]
+) -> PlacementConstraints:
+    """Leave out the places where no tier may answer this key; `local` are this machine's tiers.
+
+    Raises PermissionDeniedError where none is left.
+    """
+    scopes = principal.scopes
+    if scopes.tiers is None:
+        return constraints
+    places = tuple(
+        place
+        for place in constraints.places
+        if (
+            any(scopes.allows_tier(tier) for tier in local)
+            if place == "local"
+            else constraints.cloud is not None and scopes.allows_tier(constraints.cloud)
+        )
+    )
+    if not places:
+        raise _denied(constraints.cloud or " or ".join(local))
+    if places == constraints.places:
+        return constraints
+    strong = constraints.strong if constraints.strong in places else places[0]
+    cloud = constraints.cloud if "cloud" in places else None
+    return replace(constraints, places=places, strong=strong, cloud=cloud)
+
+
+def without_tier(
+    principal: Principal, tier: str | None, local: Collection[str]
+) -> Principal | None:
+    """Return the same key without one of the `local` tiers; None where no other would be left."""
+    if tier is None or tier not in local:
+        return None
+    left = frozenset(name for name in local if name != tier and principal.scopes.allows_tier(name))
+    if not left:
+        return None
+    return replace(principal, scopes=replace(principal.scopes, tiers=left))
+
+
+def _denied(tier: str) -> PermissionDeniedError:
+    return PermissionDeniedError(
+        f"This key may not be answered by the {tier} tier.", code="tier_not_allowed"
+    )

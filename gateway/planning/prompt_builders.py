@@ -15,7 +15,7 @@ from gateway.schema.completions import CompletionRequest
 from gateway.text.chat import ChatTokenizer, Prompt, PromptRoom
 from gateway.text.chat_prompt import chat_prompt
 from gateway.text.prompt_work import PromptWork
-from gateway.text.structured import plan_structured
+from gateway.text.structured import StructuredPlan, plan_structured
 from gateway.text.thinking import Thinking
 from gateway.text.tools import plan_tools
 
@@ -37,8 +37,8 @@ class Form:
 
 def chat_form(request: ChatRequest, dialogue: Dialogue, work: PromptWork) -> Form:
     """Build the form of a conversation. Raises BadRequestError."""
-    plan = plan_tools(request)
-    structured = plan_structured(request.response_format, request.structured_outputs)
+    plan = plan_tools(request) if request.names_tools else None
+    structured = _structured(request)
     if plan is not None and structured is not None:
         raise BadRequestError(
             f"{structured.param}: not supported together with tools; set tool_choice to none.",
@@ -144,6 +144,13 @@ class Prompts:
             expected=Expected(),
         )
         return replace(rendered, expected=await self._form.expect(rendered))
+
+
+def _structured(request: ChatRequest) -> StructuredPlan | None:
+    """Plan the fields that give the answer a form. Raises BadRequestError."""
+    if request.response_format is None and request.structured_outputs is None:
+        return None
+    return plan_structured(request.response_format, request.structured_outputs)
 
 
 def _has_token_ids(request: ApiRequest) -> bool:

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field, replace
 from engine.errors import PromptTooLongError, TierUnavailableError
 from engine.events import EngineInfo, TierInfo
 from engine.request import TIERS, Tier
-from gateway.answers.responder import HandOffError
-from gateway.answers.route_reason import RouteReason
+from gateway.answers.responder import HandOffError, RouteReason
 from gateway.errors.tree import BadRequestError
 from gateway.planning.dialogue import Dialogue
 from gateway.planning.gateway_limits import GatewayLimits

@@ -153,6 +153,11 @@ class ChatRequest(GenerationFields):
         return self.max_completion_tokens or self.max_tokens
 
     @property
+    def names_tools(self) -> bool:
+        """Whether there is a field about tools that has to be looked at."""
+        return bool(self.tools) or self.tool_choice is not None
+
+    @property
     def last_user_text(self) -> str:
         """What is asked: the last user message, or the last message where there is none."""
         for message in reversed(self.messages):

@@ -2,7 +2,7 @@
 
 from pydantic import BaseModel, ConfigDict
 
-from gateway.answers.route_reason import HandOffKind
+from gateway.answers.responder import HandOffKind
 
 
 class ErrorDetail(BaseModel):

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from engine.request import Tier
 from engine.trace import NodeSource, TokenOrigin
-from gateway.answers.route_reason import HandOffKind
+from gateway.answers.responder import HandOffKind
 from gateway.schema.kinds import ServerKind, UsageSource
 
 

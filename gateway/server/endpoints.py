@@ -13,6 +13,7 @@ from gateway.apis.api import Api
 from gateway.apis.messages.api import MessagesApi
 from gateway.apis.responses.api import ResponsesApi
 from gateway.apis.tokenize import Tokenizing
+from gateway.edge.idempotency import HEADER as IDEMPOTENCY_KEY
 from gateway.edge.idempotency import IdempotentAnswers
 from gateway.handoff.planner import Planner
 from gateway.metering.meter import RequestMeter
@@ -22,6 +23,7 @@ from gateway.server.auth_dispatcher import principal_of
 from gateway.server.intake import RequestIntake, request_context
 from gateway.server.json_response import json_response
 from gateway.server.responses import AnswerResponse, WorkResponse
+from gateway.telemetry.tracer import NULL_SPAN
 from gateway.tenants.principal import Principal
 
 
@@ -61,12 +63,16 @@ class AnswerEndpoints:
         meter = self.intake.meter(request, surface.name if surface else endpoint, arrival_s, record)
         record.identify(meter.account)
         principal = principal_of(request)
-        keep = partial(self.idempotent.answer, owner=principal.key_id, tenant=principal.tenant)
 
         async def work(scope: Scope, receive: Receive, send: Send) -> None:
             async with self.intake.entered(request, meter, record) as body:
                 make = partial(self._planned, endpoint, request, body, surface, meter, record)
-                response = await keep(request, body, make)
+                if IDEMPOTENCY_KEY in request.headers:
+                    response = await self.idempotent.answer(
+                        request, body, make, owner=principal.key_id, tenant=principal.tenant
+                    )
+                else:
+                    response = await make()
                 await response(scope, receive, send)
 
         return WorkResponse(work)
@@ -82,23 +88,29 @@ class AnswerEndpoints:
     ) -> Response:
         """Answer a request that is counted and read."""
         watch = self.intake.watch(request, meter.account, body, record)
-        meter.span = watch.span
-        with watch:
+        outcome = record if watch is None else watch
+        span = meter.span = NULL_SPAN if watch is None else watch.span
+        try:
             translated = None if surface is None else surface.read(body)
             plan = await self.planner.plan(
                 endpoint,
                 body if translated is None else translated.chat_body,
-                request_context(request, meter.account.arrival_s, meter, watch.span, record),
+                request_context(request, meter.account.arrival_s, meter, span, record),
             )
+        except BaseException as error:
+            outcome.ended(None, "failed", None, error)
+            raise
         meter.is_streamed = record.is_streamed = plan.is_streamed
-        watch.planned(is_private=plan.is_private, is_streamed=plan.is_streamed)
+        if watch is not None:
+            watch.planned(is_private=plan.is_private, is_streamed=plan.is_streamed)
         return AnswerResponse(
             plan.answering,
             is_streamed=plan.is_streamed,
             clock=self.clock,
             meter=meter,
             writer=None if translated is None else translated.writer,
-            watch=watch,
+            outcome=outcome,
+            recording=None if watch is None else watch.recording,
         )
 
     async def route(self, request: Request) -> Response:

@@ -10,8 +10,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from gateway.answers.outcomes import OutcomeSink
-from gateway.edge.bodies import BodyBudget
-from gateway.edge.json_body import read_json_body
+from gateway.edge.bodies import BodyBudget, read_json_body
 from gateway.errors.tree import GatewayError
 from gateway.handoff.parsed_request import RequestContext
 from gateway.metering.meter import Account, RequestMeter
@@ -20,9 +19,9 @@ from gateway.metering.tenancy import Tenancy
 from gateway.planning.gateway_limits import GatewayLimits
 from gateway.server.auth_dispatcher import principal_of
 from gateway.server.request_watch import RequestWatch, Watched
-from gateway.telemetry.capture import Capture
+from gateway.telemetry.capture import NULL_CAPTURE, Capture
 from gateway.telemetry.log_context import log_context
-from gateway.telemetry.tracer import NULL_SPAN, Span, Tracer
+from gateway.telemetry.tracer import NULL_SPAN, NULL_TRACER, Span, Tracer
 from gateway.tenants.principal import ANONYMOUS, Principal
 from gateway.upstream.call import HOPS_HEADER
 
@@ -56,8 +55,13 @@ class RequestIntake:
 
     def watch(
         self, request: Request, account: Account, body: bytes, record: OutcomeRecord
-    ) -> RequestWatch:
-        """Begin to follow a request for operators; its trace begins or goes on here."""
+    ) -> RequestWatch | None:
+        """Begin to follow a request for operators; its trace begins or goes on here.
+
+        None where neither traces nor texts are recorded.
+        """
+        if self.tracer is NULL_TRACER and self.capture is NULL_CAPTURE:
+            return None
         headers = request.headers
         span = self.tracer.begin(
             f"POST {request.scope['path']}",
@@ -84,7 +88,7 @@ class RequestIntake:
     ) -> RequestMeter:
         account = Account(
             principal=principal_of(request),
-            request_id=self.tenancy.row_ids.next(),
+            request_id=next(self.tenancy.row_ids),
             client_request_id=request.state.request_id,
             endpoint=endpoint,
             arrival_s=arrival_s,
@@ -114,7 +118,8 @@ class RequestIntake:
             await meter.enter()
         except GatewayError as error:
             if record is not None:
-                self.watch(request, meter.account, b"", record).ended(None, "failed", None, error)
+                watch = self.watch(request, meter.account, b"", record)
+                (record if watch is None else watch).ended(None, "failed", None, error)
             raise
         try:
             with self.bodies.hold(_owner_of(request)) as held:

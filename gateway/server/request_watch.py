@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
 
 from gateway.answers.responder import AnswerFacts
 from gateway.errors.http import problem_of
@@ -23,7 +22,7 @@ class Watched:
 
 
 class RequestWatch:
-    """Follows a request. `with` it, a failure of the planning is recorded, too."""
+    """Follows a request, whose outcome it passes on to the request's record."""
 
     def __init__(
         self,
@@ -42,19 +41,6 @@ class RequestWatch:
         self._wall_clock = wall_clock
         self._record = record
         self._is_streamed = False
-
-    def __enter__(self) -> None:
-        """Begin the planning."""
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """End the planning; if it failed, so has the request."""
-        if error is not None:
-            self.ended(None, "failed", None, error)
 
     def planned(self, *, is_private: bool, is_streamed: bool) -> None:
         """Note that it will be answered. A private request is not captured."""

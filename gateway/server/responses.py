@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractContextManager, aclosing, nullcontext
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from starlette.requests import ClientDisconnect
@@ -19,7 +19,7 @@ from gateway.errors.tree import AuthenticationError, DeadlineExceededError, Gate
 from gateway.generation import sse
 from gateway.handoff.fallback import FallbackChain
 from gateway.metering.meter import MeteredEnding, RequestMeter
-from gateway.server.request_watch import RequestWatch
+from gateway.telemetry.capture import Recording
 from gateway.upstream.dialects.rewriting import splice
 
 logger = logging.getLogger(__name__)
@@ -66,6 +66,19 @@ class WorkResponse(Response):
         await self._work(scope, receive, send)
 
 
+class OutcomeObserver(Protocol):
+    """Receives the outcome of a request."""
+
+    def ended(
+        self,
+        facts: AnswerFacts | None,
+        outcome: str,
+        status: int | None,
+        error: BaseException | None = None,
+    ) -> None:
+        """Note it. `outcome` is "answered", "cancelled" or "failed"; `status` the one sent."""
+
+
 class AnswerResponse(Response):
     """Sends a request's answer, as a stream or whole.
 
@@ -82,9 +95,13 @@ class AnswerResponse(Response):
         clock: Callable[[], float],
         meter: RequestMeter | None = None,
         writer: AnswerWriter | None = None,
-        watch: RequestWatch | None = None,
+        outcome: OutcomeObserver | None = None,
+        recording: Recording | None = None,
     ) -> None:
-        """`meter` and `watch` get the ending. `writer` translates to another API's format."""
+        """`meter` and `outcome` get the ending. `writer` translates to another API's format.
+
+        `recording` gets every part, as chat or completion.
+        """
         super().__init__()
         del self.headers["content-length"]
         self.has_failed = False
@@ -92,8 +109,8 @@ class AnswerResponse(Response):
         self._answering = answering
         self._meter = meter
         self._writer = writer
-        self._watch = watch
-        self._recording = None if watch is None else watch.recording
+        self._outcome = outcome
+        self._recording = recording
         self._error: Exception | None = None
         self._ending: MeteredEnding = "failed"
         self._is_streamed = is_streamed
@@ -122,7 +139,7 @@ class AnswerResponse(Response):
         finally:
             if self._meter is not None:
                 self._meter.end(self._ending)
-            self._tell_watch()
+            self._report_outcome()
             self._log_end(request_id)
 
     async def _send_in_time(self, send: Send) -> None:
@@ -269,10 +286,10 @@ class AnswerResponse(Response):
             }
         )
 
-    def _tell_watch(self) -> None:
-        if self._watch is not None:
+    def _report_outcome(self) -> None:
+        if self._outcome is not None:
             status = self.status_code if self._has_started else None
-            self._watch.ended(self._answering.facts, self._ending, status, self._error)
+            self._outcome.ended(self._answering.facts, self._ending, status, self._error)
 
     def _log_end(self, request_id: str | None) -> None:
         """Log one line a request, without any of its text."""

@@ -49,6 +49,13 @@ class Principal:
     cache_salt: str = ""
     weight: float = 1.0
     labels: Mapping[str, str] = field(default_factory=dict)
+    is_limited: bool = field(init=False, compare=False, default=False)
+    """True if any limit counts the usage of this tenant."""
+
+    def __post_init__(self) -> None:
+        """Find out once whether there are limits: every request needs to know."""
+        has_limits = not (self.limits.is_empty and self.team_limits.is_empty)
+        object.__setattr__(self, "is_limited", has_limits)
 
 
 ANONYMOUS: Final = Principal(key_id="anonymous", name="anonymous", tenant="anonymous")

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 import jinja2
 
@@ -27,7 +27,6 @@ from gateway.text.detokenizer import (
     build_table,
 )
 from gateway.text.plain_tokenizer import PlainTokenizer, load_tokenizer
-from gateway.text.prompt_end import PromptEnd, is_amid_thinking
 from gateway.text.prompt_work import INLINE_CHARS, UNBOUNDED, PromptWork
 from gateway.text.thinking import CLOSE_TAG, OPEN_TAG
 from gateway.text.tool_formats import ToolDialect, ToolFormatName, find_dialect
@@ -35,6 +34,10 @@ from gateway.text.tool_prompt import template_call_id, template_calls, template_
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+PromptEnd = Literal["new_answer", "messages", "final_message"]
+"""new_answer: the template opens an answer. messages: nothing is written behind the messages.
+final_message: the last message is an answer that is left open."""
 
 # Ordinary text has two to six characters a token: the first eight for each tell if it is too long.
 _PROBE_CHARS_PER_TOKEN: Final = 8
@@ -166,15 +169,16 @@ class ChatTokenizer:
         """
         if "_can_sanitize" not in self.__dict__:
             await asyncio.to_thread(self.prepare_rendering)
-        variables = read_variables(template_kwargs, self._reserved)
+        variables = read_variables(template_kwargs, self._reserved) if template_kwargs else {}
 
         def rendered() -> Prompt:
             conversation = self._conversation(messages)
-            described = template_tools(tools)
-            if not self.dialect.is_native:
-                conversation, described = write_out(conversation, described), []
-            if described:
-                variables["tools"] = described
+            if tools or any(map(_is_of_tools, messages)):
+                described = template_tools(tools)
+                if not self.dialect.is_native:
+                    conversation, described = write_out(conversation, described), []
+                if described:
+                    variables["tools"] = described
             return self._render(conversation, variables, end, room)
 
         num_chars = sum(map(_size_chars, messages)) + sum(map(_tool_chars, tools))
@@ -225,9 +229,10 @@ class ChatTokenizer:
         for index, message in enumerate(messages):
             fields = self._message(message)
             if isinstance(message, AssistantMessage):
-                if calls := template_calls(message, f"messages.{index}", self.dialect.format):
+                if message.tool_calls:
+                    calls = template_calls(message, f"messages.{index}", self.dialect.format)
                     fields["tool_calls"] = calls
-                names |= {call["id"]: call["function"]["name"] for call in calls}
+                    names |= {call["id"]: call["function"]["name"] for call in calls}
             elif isinstance(message, ToolMessage):
                 call_id = template_call_id(message.tool_call_id, self.dialect.format)
                 fields["tool_call_id"] = call_id
@@ -347,6 +352,13 @@ def _size_chars(message: Message) -> int:
     return num_chars + _CHARS_PER_MESSAGE
 
 
+def _is_of_tools(message: Message) -> bool:
+    """Return whether a message calls tools, or holds a tool's result."""
+    if isinstance(message, AssistantMessage):
+        return bool(message.tool_calls)
+    return isinstance(message, ToolMessage)
+
+
 def _tool_chars(tool: Tool) -> int:
     function = tool.function
     return len(function.description or "") + len(str(function.parameters)) + _CHARS_PER_MESSAGE
@@ -354,7 +366,8 @@ def _tool_chars(tool: Tool) -> int:
 
 def _check_thinking(conversation: list[dict[str, Any]]) -> None:
     """Raise BadRequestError where the last message breaks off in the middle of its thinking."""
-    if is_amid_thinking(conversation[-1]["content"]):
+    text = conversation[-1]["content"].strip()
+    if text.startswith(OPEN_TAG) and text != OPEN_TAG and CLOSE_TAG not in text:
         param = f"messages.{len(conversation) - 1}.content"
         raise BadRequestError(
             f"{param}: it ends inside a thinking block, which cannot be continued; end with "

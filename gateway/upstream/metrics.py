@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from gateway.answers.route_reason import HandOffKind
+from gateway.answers.responder import HandOffKind
 from gateway.upstream.attempts import Attempt
 from gateway.upstream.breaker import BreakerState
 from gateway.upstream.replicas import ReplicaSet

@@ -31,7 +31,6 @@ from gateway.server.route_metrics import RouteCollector
 from gateway.server.status import StatusEndpoints
 from gateway.telemetry.loop_lag import LoopLag
 from gateway.tenants.admin import AdminApi
-from gateway.text.prompt_work import PromptWork
 from gateway.wiring.parts import GatewayParts
 
 
@@ -95,7 +94,7 @@ def build_jobs(parts: GatewayParts) -> JobBuilder:
         classes=parts.slo.classes,
         metrics=parts.metrics,
         clock=parts.clock,
-        prompt_work=partial(_prompt_work, parts),
+        prompt_slots=parts.prompt_slots,
     )
 
 
@@ -105,13 +104,6 @@ def build_tokenizing(parts: GatewayParts, jobs: JobBuilder) -> Tokenizing:
         jobs=jobs,
         cloud=parts.cloud,
         tokenizers=parts.tokenizers,
-        prompt_work=partial(_prompt_work, parts),
-    )
-
-
-def _prompt_work(parts: GatewayParts, tenant: str) -> PromptWork:
-    return PromptWork(
-        slots=parts.prompt_slots, tenant=tenant, max_chars=parts.limits.max_prompt_chars
     )
 
 

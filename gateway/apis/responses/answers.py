@@ -8,7 +8,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, Field, JsonValue, RootModel
 
-from gateway.answers.route_reason import HandOffKind
+from gateway.answers.responder import HandOffKind
 from gateway.apis.responses.fields import ItemStatus
 from gateway.apis.responses.request import ResponsesRequest, ResponseToolChoice, SchemaFormat
 from gateway.schema.responses import (

@@ -2,9 +2,7 @@
 
 from starlette.requests import Request
 
-from gateway.edge.bodies import BodyBudget
-from gateway.edge.json_body import read_json_body
-from gateway.schema.json_bounds import JsonBounds
+from gateway.edge.bodies import BodyBudget, JsonBounds, read_json_body
 
 _BODY_BYTES = 2**20
 

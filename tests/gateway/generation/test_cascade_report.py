@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from starlette.types import Message
 
-from gateway.answers.responder import Responder
-from gateway.answers.route_reason import RouteReason
+from gateway.answers.responder import Responder, RouteReason
 from gateway.generation.generation import Generation
 from gateway.generation.sse import ChatFormat, CompletionFormat
 from gateway.handoff.fallback import AnswerCandidate, FallbackChain, Lineup

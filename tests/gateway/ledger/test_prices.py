@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.ledger.prices import Money, PriceBook
-from gateway.ledger.row_ids import RowIds
+from gateway.ledger.row_ids import row_ids
 from gateway.settings.tree import Settings, SettingsError, load_settings
 
 PRICE = st.decimals(min_value=0, max_value=1000, places=6).map(float)
@@ -136,8 +136,8 @@ def test_the_strong_tier_is_who_takes_what_is_hard() -> None:
 
 
 def test_row_ids_are_unique_short_and_in_order() -> None:
-    one, other = (RowIds(random.Random(seed), lambda: 1.79e9) for seed in (1, 2))
-    drawn = [one.next() for _ in range(1000)]
+    one, other = (row_ids(random.Random(seed), lambda: 1.79e9) for seed in (1, 2))
+    drawn = [next(one) for _ in range(1000)]
     assert drawn == sorted(drawn)
-    assert len({*drawn, *(other.next() for _ in range(1000))}) == 2000
+    assert len({*drawn, *(next(other) for _ in range(1000))}) == 2000
     assert len(drawn[0]) <= 64

@@ -17,7 +17,7 @@ from gateway.errors.tree import BadRequestError
 from gateway.schema.chat import ChatRequest
 from gateway.settings.tree import load_settings
 from gateway.text.chat import ChatTokenizer, Prompt
-from gateway.text.prompt_end import prompt_end
+from gateway.text.chat_prompt import prompt_end
 from gateway.wiring.serving import background_gateway
 from tests.engines import shipped_tokenizer
 from tests.gateway.conftest import Server

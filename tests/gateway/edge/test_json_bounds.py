@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.edge.bodies import JsonBounds, check_json_bounds
 from gateway.errors.tree import BodyTooComplexError
-from gateway.schema.json_bounds import JsonBounds, check_json_bounds
 
 NAMES = ("values", "strings", "fields", "objects", "nesting")
 HUGE = 10**9
