@@ -52,7 +52,9 @@ class RandomReader:
         self.done_bytes += tensor.nbytes
         return tensor
 
-    def finish(self, *, ignorable: tuple[str, ...] = ()) -> None:
+    def finish(
+        self, *, ignorable: tuple[str, ...] = (), ignorable_prefixes: tuple[str, ...] = ()
+    ) -> None:
         """Nothing is left unread."""
 
     def _deviation(self, name: str, size: tuple[int, ...]) -> float:

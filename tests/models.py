@@ -12,16 +12,21 @@ from transformers import (
     Gemma3TextConfig,
     GemmaConfig,
     Glm4Config,
+    Glm4MoeConfig,
     GlmConfig,
     GraniteConfig,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
     Olmo2Config,
+    OlmoeConfig,
     Phi3Config,
     PretrainedConfig,
     PreTrainedModel,
     Qwen2Config,
+    Qwen2MoeConfig,
     Qwen3Config,
+    Qwen3MoeConfig,
     SmolLM3Config,
 )
 
@@ -138,11 +143,50 @@ HF_CONFIGS: dict[str, tuple[type[PretrainedConfig], dict[str, Any]]] = {
         SmolLM3Config,
         {"no_rope_layers": [1, 0, 1], "use_sliding_window": True, "sliding_window": 7},
     ),
+    "mixtral": (MixtralConfig, {"num_local_experts": 5, "num_experts_per_tok": 2}),
+    "qwen2-moe": (
+        Qwen2MoeConfig,
+        {
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 40,
+            "shared_expert_intermediate_size": 56,
+            "mlp_only_layers": [1],
+        },
+    ),
+    "qwen3-moe": (
+        Qwen3MoeConfig,
+        {
+            "head_dim": 16,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 40,
+            "norm_topk_prob": True,
+        },
+    ),
+    "olmoe": (OlmoeConfig, {"num_experts": 4, "num_experts_per_tok": 2}),
+    "glm4-moe": (
+        Glm4MoeConfig,
+        {
+            "head_dim": 16,
+            "partial_rotary_factor": 0.5,
+            "use_qk_norm": True,
+            "n_routed_experts": 8,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 40,
+            "n_group": 4,
+            "topk_group": 2,
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 1.5,
+            "first_k_dense_replace": 1,
+        },
+    ),
 }
 
 # For tests of whole answers. Transformers changes longrope's frequencies as a sequence grows, the
 # engine does not, so their answers differ. Those that are slow have what others have as well.
-_LAW_QUICK = {"cohere2", "gemma2", "llama3", "olmo2", "qwen2-mixed-windows", "qwen3"}
+_LAW_QUICK = {"cohere2", "gemma2", "llama3", "qwen2-mixed-windows", "qwen2-moe", "qwen3"}
 LAW_ARCHITECTURES = [
     pytest.param(name, marks=[] if name in _LAW_QUICK else [pytest.mark.slow])
     for name in sorted(HF_CONFIGS)

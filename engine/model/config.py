@@ -4,16 +4,19 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from engine.errors import UnsupportedModelError
+from kernels.experts.grouped_mlp import GateKind
+from kernels.experts.route import RoutingRule
 from kernels.layers.gated_mul import Activation
 from kernels.layers.rope import RopeConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerConfig:
-    """A layer's attention: `window` in tokens, None for full attention; `rope`: its rotation."""
+    """A layer: its rotation, its window in tokens (None for full attention), its kind of MLP."""
 
     rope: RopeConfig
     window: int | None = None
+    is_sparse: bool = False  # a mixture of experts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +33,45 @@ class TensorNames:
     after_attention: str | None = None
     before_mlp: str | None = "post_attention_layernorm"
     after_mlp: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertNames:
+    """The names of a mixture's tensors. `expert`: of one, with {} for its number."""
+
+    router: str = "mlp.gate"
+    expert: str = "mlp.experts.{}"
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+    shared: str = "mlp.shared_expert"
+    shared_gate: str | None = None
+    correction: str | None = None  # added to the router's scores
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsConfig:
+    """The mixtures of a model's sparse layers.
+
+    shared_size: inner size of the MLP that every row goes through, 0 for none. is_stacked: all
+    experts are in one tensor, as gpt-oss has them, with biases.
+    """
+
+    num_experts: int
+    inner_size: int
+    routing: RoutingRule
+    gate: GateKind = "silu"
+    shared_size: int = 0
+    router_bias: bool = False
+    is_stacked: bool = False
+    names: ExpertNames = ExpertNames()
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a choice that cannot be made."""
+        if not 1 <= self.routing.num_chosen <= self.num_experts:
+            raise ValueError(
+                f"{self.routing.num_chosen} experts a token cannot be chosen of {self.num_experts}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +93,7 @@ class ModelConfig:
     max_position_embeddings: int
     layers: tuple[LayerConfig, ...]
     names: TensorNames = TensorNames()
+    ignored_prefixes: tuple[str, ...] = ()  # of tensors that nothing here reads
     # ---- norms
     norm_kind: Literal["rms", "layer"] = "rms"
     norm_eps: float
@@ -61,6 +104,7 @@ class ModelConfig:
     output_bias: bool = False
     mlp_bias: bool = False
     activation: Activation = "silu"
+    experts: ExpertsConfig | None = None  # of the sparse layers
     is_parallel: bool = False  # attention and MLP read the same normalised rows
     # ---- scales; None: the usual head_dim ** -0.5
     attention_scale: float | None = None

@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from engine.errors import UnsupportedModelError
 from engine.model.config import ModelConfig
+from engine.model.experts import read_experts
 from engine.model.kv_cache import KVCache
 from engine.model.layers import LayerReader, Norm
 from engine.model.read_config import read_model_config
@@ -92,7 +94,13 @@ class DecoderModel:
         width, vocab_size = config.hidden_size, config.vocab_size
         self._embedding = reader.read("model.embed_tokens.weight", (vocab_size, width))
         ropes = tuple(dict.fromkeys(layer.rope for layer in config.layers))
-        layers = LayerReader(reader=reader, config=config, ropes=ropes, deterministic=deterministic)
+        layers = LayerReader(
+            reader=reader,
+            config=config,
+            ropes=ropes,
+            deterministic=deterministic,
+            sparse=partial(read_experts, reader, config, deterministic=deterministic),
+        )
         self._layers = tuple(layers.read(index) for index in range(config.num_layers))
         self._final_norm = layers.norm("model.norm.weight")
         head, can_pack = self._embedding, True
@@ -104,7 +112,10 @@ class DecoderModel:
         self._head = make_linear(head, pack=can_pack, deterministic=deterministic)
         self._rotate = row_invariant_rotate if deterministic else rotate
         self._softcap = row_invariant_softcap if deterministic else softcap
-        reader.finish(ignorable=("rotary_emb.inv_freq", "lm_head.weight"))
+        reader.finish(
+            ignorable=("rotary_emb.inv_freq", "lm_head.weight"),
+            ignorable_prefixes=config.ignored_prefixes,
+        )
         max_positions = min(max_context or sys.maxsize, config.max_position_embeddings)
         self._rotary = tuple(
             RotaryTable(rope, max_positions=max_positions, dtype=dtype, device=device)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +19,13 @@ from kernels.layers.row_invariant_ops import row_invariant_gated_mul
 
 Norm = RmsNorm | LayerNorm
 Product = Linear | RowInvariantLinear
+
+
+class Mlp(Protocol):
+    """What stands between a layer's norms: [n, width] -> [n, width]."""
+
+    def __call__(self, rows: Tensor, *, is_fused: bool) -> Tensor:
+        """is_fused: Triton's kernels run."""
 
 
 class GatedMlp:
@@ -55,19 +63,23 @@ class Layer:
     output: Product
     after_attention: Norm | None
     before_mlp: Norm | None
-    mlp: GatedMlp
+    mlp: Mlp
     after_mlp: Norm | None
     has_window: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerReader:
-    """Reads layers of one checkpoint. `ropes`: the model's rotations, each once."""
+    """Reads layers of one checkpoint.
+
+    ropes: the model's rotations, each once; sparse: reads the mixture of a layer, by its prefix.
+    """
 
     reader: CheckpointReader
     config: ModelConfig
     ropes: tuple[RopeConfig, ...]
     deterministic: bool
+    sparse: Callable[[str], Mlp]
 
     def read(self, index: int) -> Layer:
         """Return layer `index`; projections that read the same rows are fused."""
@@ -76,8 +88,7 @@ class LayerReader:
         rope = config.layers[index].rope
         query_size = config.num_query_heads * config.head_dim
         kv_size = config.num_kv_heads * config.head_dim
-        inner, width = config.intermediate_size, config.hidden_size
-        gate_up = self._product(prefix, names.gate_up, (inner, inner), width, config.mlp_bias)
+        width = config.hidden_size
         return Layer(
             before_attention=self._norm(prefix, names.before_attention),
             qkv=self._qkv(prefix, rope, (query_size, kv_size, kv_size)),
@@ -89,12 +100,7 @@ class LayerReader:
             ),
             after_attention=self._norm(prefix, names.after_attention),
             before_mlp=self._norm(prefix, names.before_mlp),
-            mlp=GatedMlp(
-                gate_up,
-                self._product(prefix, ("mlp.down_proj",), (width,), inner, config.mlp_bias),
-                config.activation,
-                deterministic=self.deterministic,
-            ),
+            mlp=self.sparse(prefix) if config.layers[index].is_sparse else self._dense(prefix),
             after_mlp=self._norm(prefix, names.after_mlp),
             has_window=config.layers[index].window is not None,
         )
@@ -107,6 +113,16 @@ class LayerReader:
         return self._rms_norm(weight)
 
     # ---- parts ----------------------------------------------------------------------------
+
+    def _dense(self, prefix: str) -> GatedMlp:
+        config, names = self.config, self.config.names
+        inner, width = config.intermediate_size, config.hidden_size
+        return GatedMlp(
+            self._product(prefix, names.gate_up, (inner, inner), width, config.mlp_bias),
+            self._product(prefix, ("mlp.down_proj",), (width,), inner, config.mlp_bias),
+            config.activation,
+            deterministic=self.deterministic,
+        )
 
     def _norm(self, prefix: str, name: str | None) -> Norm | None:
         return None if name is None else self.norm(f"{prefix}{name}.weight")

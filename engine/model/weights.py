@@ -110,13 +110,18 @@ class CheckpointReader:
             self._on_progress(min(self.done_bytes, self.total_bytes), self.total_bytes)
         return tensor
 
-    def finish(self, *, ignorable: tuple[str, ...] = ()) -> None:
+    def finish(
+        self, *, ignorable: tuple[str, ...] = (), ignorable_prefixes: tuple[str, ...] = ()
+    ) -> None:
         """Raise UnsupportedModelError if tensors are left that no one asked for.
 
-        Names that end in one of `ignorable` may be left.
+        Names that end in one of `ignorable`, or begin with one of the prefixes, may be left.
         """
         unexpected = sorted(
-            name for name in self._unread if not name.endswith(ignorable or ("\0",))
+            name
+            for name in self._unread
+            if not name.endswith(ignorable or ("\0",))
+            and not name.startswith(ignorable_prefixes or ("\0",))
         )
         if unexpected:
             shown = ", ".join(unexpected[:5]) + (" …" if len(unexpected) > 5 else "")

@@ -24,7 +24,8 @@ def gated_mul_reference(gate_up: Tensor, activation: Activation = "silu") -> Ten
 
 
 @jit
-def _sigmoid(x):  # type: ignore[no-untyped-def]
+def sigmoid(x):  # type: ignore[no-untyped-def]
+    """1 / (1 + exp(-x)) of float32 values, without overflow."""
     small = tl.exp(-tl.abs(x))  # exp(-x) would overflow
     return tl.where(x >= 0, 1.0, small) / (1.0 + small)
 
@@ -46,10 +47,10 @@ def _gated_mul_kernel(  # type: ignore[no-untyped-def]
     gate = tl.load(source, mask=is_inside, other=0.0).to(tl.float32)
     up = tl.load(source + WIDTH, mask=is_inside, other=0.0).to(tl.float32)
     if ACTIVATION == "silu":
-        share = _sigmoid(gate)
+        share = sigmoid(gate)
     elif ACTIVATION == "gelu_tanh":
         # (1 + tanh(z)) / 2 = sigmoid(2 z), z = sqrt(2 / pi) * (x + 0.044715 x^3)
-        share = _sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
+        share = sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
     else:
         share = 0.5 * (1.0 + tl.erf(gate * 0.7071067811865476))
     product = gate * share * up

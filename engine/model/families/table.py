@@ -15,6 +15,13 @@ from engine.model.families.llama import (
     describe_qwen3,
     describe_smollm3,
 )
+from engine.model.families.mixtures import (
+    describe_glm4_moe,
+    describe_mixtral,
+    describe_olmoe,
+    describe_qwen2_moe,
+    describe_qwen3_moe,
+)
 from engine.model.families.olmo import describe_olmo2
 from engine.model.families.phi import describe_phi3
 from engine.model.families.source import ConfigSource
@@ -25,13 +32,18 @@ FAMILIES: Final[Mapping[str, Callable[[ConfigSource], ModelConfig]]] = {
     "Gemma3ForCausalLM": describe_gemma3,
     "GemmaForCausalLM": describe_gemma,
     "Glm4ForCausalLM": describe_glm4,
+    "Glm4MoeForCausalLM": describe_glm4_moe,
     "GlmForCausalLM": describe_glm,
     "GraniteForCausalLM": describe_granite,
     "LlamaForCausalLM": describe_llama,
     "MistralForCausalLM": describe_mistral,
+    "MixtralForCausalLM": describe_mixtral,
     "Olmo2ForCausalLM": describe_olmo2,
+    "OlmoeForCausalLM": describe_olmoe,
     "Phi3ForCausalLM": describe_phi3,
     "Qwen2ForCausalLM": describe_qwen2,
+    "Qwen2MoeForCausalLM": describe_qwen2_moe,
     "Qwen3ForCausalLM": describe_qwen3,
+    "Qwen3MoeForCausalLM": describe_qwen3_moe,
     "SmolLM3ForCausalLM": describe_smollm3,
 }

@@ -15,10 +15,12 @@ class ModelSizes:
     """A model's sizes. `kv_bytes_per_token` is of all layers, keys and values.
 
     `attention_flops_per_key`: of one row, for each token that it sees, in all layers.
+    `num_idle_parameters`: of the experts that a token does not choose.
     """
 
     name: str
     num_parameters: int
+    num_idle_parameters: int = 0
     weight_bytes: int
     kv_bytes_per_token: int
     attention_flops_per_key: int
@@ -27,7 +29,7 @@ class ModelSizes:
     @property
     def flops_per_row(self) -> int:
         """Of one token's pass without attention: a multiplication and an addition a parameter."""
-        return 2 * self.num_parameters
+        return 2 * (self.num_parameters - self.num_idle_parameters)
 
     @classmethod
     def of(
@@ -38,9 +40,18 @@ class ModelSizes:
         width = config.num_query_heads * config.head_dim
         kv_width = config.num_kv_heads * config.head_dim
         hidden, inner = config.hidden_size, config.intermediate_size
-        layer = hidden * (2 * width + 2 * kv_width) + 3 * hidden * inner + 2 * hidden
+        layer = hidden * (2 * width + 2 * kv_width) + 2 * hidden
         embedding = config.vocab_size * hidden
+        num_sparse = sum(layer.is_sparse for layer in config.layers)
         num_parameters = config.num_layers * layer + embedding + hidden
+        num_parameters += (config.num_layers - num_sparse) * 3 * hidden * inner
+        num_idle = 0
+        if config.experts is not None:
+            expert = 3 * hidden * config.experts.inner_size
+            shared = 3 * hidden * config.experts.shared_size
+            num_experts, num_chosen = config.experts.num_experts, config.experts.routing.num_chosen
+            num_parameters += num_sparse * (num_experts * (expert + hidden) + shared)
+            num_idle = num_sparse * (num_experts - num_chosen) * expert
         if not config.tie_word_embeddings:
             num_parameters += embedding
         if kv_dtype == FP8:
@@ -50,6 +61,7 @@ class ModelSizes:
         return cls(
             name=config.model_id.rstrip("/").rpartition("/")[2],
             num_parameters=num_parameters,
+            num_idle_parameters=num_idle,
             weight_bytes=num_parameters * _BYTES[dtype],
             kv_bytes_per_token=config.num_layers * kv_bytes,
             attention_flops_per_key=4 * config.num_layers * width,

@@ -146,11 +146,13 @@ def test_an_fp8_cache_costs_little(small_bfloat16: Twins, halves: Logits) -> Non
                 "cohere2",
                 "gemma3",
                 "glm4",
+                "glm4-moe",
                 "granite",
                 "llama-biases",
                 "olmo2",
                 "phi3-long",
                 "qwen2-mixed-windows",
+                "qwen2-moe",
                 "qwen3-tied-mqa",
                 "smollm3",
             )

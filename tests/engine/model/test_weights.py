@@ -101,6 +101,18 @@ def test_stored_frequencies_and_a_copied_tied_head_may_be_left_over(tmp_path: Pa
     assert DecoderModel.load(str(tmp_path)).num_parameters == hf.num_parameters()
 
 
+def test_layers_for_predicting_several_tokens_may_be_left_over(tmp_path: Path) -> None:
+    hf = save_hf_model("glm4-moe", tmp_path)
+    file = tmp_path / "model.safetensors"
+    extra = {"model.layers.3.eh_proj.weight": torch.zeros(2)}
+    save_file({**load_file(file), **extra}, file)
+    edit_config(tmp_path, num_nextn_predict_layers=0)
+    with pytest.raises(UnsupportedModelError, match=r"1 unexpected .*layers\.3\.eh_proj"):
+        DecoderModel.load(str(tmp_path))
+    edit_config(tmp_path, num_nextn_predict_layers=1)
+    assert DecoderModel.load(str(tmp_path)).num_parameters >= hf.num_parameters()
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

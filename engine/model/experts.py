@@ -1,0 +1,149 @@
+"""The feed-forward layers of a mixture of experts, read by the names that its family gives them."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from engine.model.config import ExpertsConfig, ModelConfig
+from engine.model.layers import GatedMlp, Product
+from engine.model.weights import CheckpointReader
+from kernels.experts.expert_mlp import ExpertMlp, ExpertWeights
+from kernels.experts.route import RoutingRule, route
+from kernels.layers.row_invariant_linear import make_linear
+
+# Rows are spread to so many equal values: a vector loop leaves nothing of them over.
+_SPREAD = 64
+
+
+class SparseMlp:
+    """A router, its experts, and perhaps a dense MLP beside them. [n, width] -> [n, width]."""
+
+    __slots__ = ("_correction", "_experts", "_router", "_rule", "_shared", "_shared_gate")
+
+    def __init__(
+        self,
+        *,
+        router: Product,
+        rule: RoutingRule,
+        experts: ExpertMlp,
+        correction: Tensor | None = None,
+        shared: GatedMlp | None = None,
+        shared_gate: Product | None = None,
+    ) -> None:
+        """correction: of the router's scores; shared_gate: how much of `shared` a row gets."""
+        self._router = router
+        self._rule = rule
+        self._experts = experts
+        self._correction = correction
+        self._shared = shared
+        self._shared_gate = shared_gate
+
+    def __call__(self, rows: Tensor, *, is_fused: bool) -> Tensor:
+        """is_fused: Triton's kernels run."""
+        routed = route(self._router(rows), self._rule, self._correction)
+        result = self._experts(rows, routed)
+        if self._shared is None:
+            return result
+        shared = self._shared(rows, is_fused=is_fused)
+        if self._shared_gate is not None:
+            gate = self._shared_gate(rows).expand(-1, _SPREAD).contiguous()
+            shared.mul_(torch.sigmoid(gate)[:, :1])
+        return result.add_(shared)
+
+
+def read_experts(
+    reader: CheckpointReader, config: ModelConfig, prefix: str, *, deterministic: bool
+) -> SparseMlp:
+    """Return a layer's mixture; `prefix`: the layer's, with its point."""
+    experts = config.experts
+    assert experts is not None, "only mixtures have sparse layers"
+    return _MixtureReader(reader, config, experts, prefix, deterministic).read()
+
+
+class _MixtureReader:
+    """Reads one layer's router and experts."""
+
+    def __init__(
+        self,
+        reader: CheckpointReader,
+        config: ModelConfig,
+        experts: ExpertsConfig,
+        prefix: str,
+        deterministic: bool,
+    ) -> None:
+        self._reader = reader
+        self._config = config
+        self._experts = experts
+        self._prefix = prefix
+        self._deterministic = deterministic
+
+    def read(self) -> SparseMlp:
+        names, experts = self._experts.names, self._experts
+        width, count = self._config.hidden_size, experts.num_experts
+        router_bias = None
+        if experts.router_bias:
+            router_bias = self._read(f"{names.router}.bias", count)
+        correction = None
+        if names.correction is not None:
+            correction = self._read(names.correction, count).float()
+        each = self._stacked() if experts.is_stacked else self._each()
+        shared = shared_gate = None
+        if experts.shared_size:
+            shared = self._shared(experts.shared_size)
+        if experts.shared_size and names.shared_gate is not None:
+            shared_gate = self._linear(self._read(f"{names.shared_gate}.weight", 1, width))
+        return SparseMlp(
+            router=self._linear(self._read(f"{names.router}.weight", count, width), router_bias),
+            rule=experts.routing,
+            experts=ExpertMlp(each, gate=experts.gate, deterministic=self._deterministic),
+            correction=correction,
+            shared=shared,
+            shared_gate=shared_gate,
+        )
+
+    def _read(self, name: str, *shape: int) -> Tensor:
+        return self._reader.read(self._prefix + name, shape)
+
+    def _linear(self, weight: Tensor, bias: Tensor | None = None) -> Product:
+        return make_linear(weight, bias, deterministic=self._deterministic)
+
+    def _each(self) -> Iterator[ExpertWeights]:
+        """Read experts that have tensors of their own, one after the other."""
+        names, inner = self._experts.names, self._experts.inner_size
+        width = self._config.hidden_size
+        for number in range(self._experts.num_experts):
+            gate, up, down = (
+                f"{names.expert.format(number)}.{part}.weight"
+                for part in (names.gate, names.up, names.down)
+            )
+            halves = (self._read(gate, inner, width), self._read(up, inner, width))
+            yield ExpertWeights(gate_up=torch.cat(halves), down=self._read(down, width, inner))
+
+    def _stacked(self) -> Iterator[ExpertWeights]:
+        """Read gpt-oss' experts: all in one tensor, transposed, gate and up in turn."""
+        count, inner = self._experts.num_experts, self._experts.inner_size
+        width, name = self._config.hidden_size, "mlp.experts."
+        gate_up = self._read(f"{name}gate_up_proj", count, width, 2 * inner)
+        gate_up_bias = self._read(f"{name}gate_up_proj_bias", count, 2 * inner)
+        down = self._read(f"{name}down_proj", count, inner, width)
+        down_bias = self._read(f"{name}down_proj_bias", count, width)
+        for number in range(count):
+            rows = gate_up[number].T  # [2 * inner, width]
+            bias = gate_up_bias[number]
+            yield ExpertWeights(
+                gate_up=torch.cat((rows[0::2], rows[1::2])),
+                down=down[number].T.contiguous(),
+                gate_up_bias=torch.cat((bias[0::2], bias[1::2])),
+                down_bias=down_bias[number].clone(),
+            )
+
+    def _shared(self, size: int) -> GatedMlp:
+        name, width = self._experts.names.shared, self._config.hidden_size
+        halves = [self._read(f"{name}.{part}_proj.weight", size, width) for part in ("gate", "up")]
+        return GatedMlp(
+            self._linear(torch.cat(halves)),
+            self._linear(self._read(f"{name}.down_proj.weight", width, size)),
+            self._config.activation,
+            deterministic=self._deterministic,
+        )

@@ -1,0 +1,286 @@
+"""Triton's grouped products of a mixture of experts: all experts' rows in two launches.
+
+Rows are sorted by expert on the device, and cut into tiles of one expert each. Nothing waits for
+the host: there are as many programs as there can be tiles, and those beyond the last do nothing.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from kernels.experts.route import Routed
+from kernels.layers.gated_mul import Activation, sigmoid
+from kernels.triton_support import dot, jit, launch, next_power_of_2, rounded, tl, triton
+
+GateKind = Activation | Literal["clamped_swiglu"]
+
+_COMBINE_CHUNK = 1024
+# From so many rows an expert, on average, a tile has 64 of them.
+_WIDE_FROM_ROWS = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertStack:
+    """All experts' weights. gate_up: [e, 2 * inner, width]; down: [e, width, inner].
+
+    Biases: [e, 2 * inner] and [e, width], or None.
+    """
+
+    gate_up: Tensor
+    down: Tensor
+    gate_up_bias: Tensor | None = None
+    down_bias: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tiles:
+    """Pairs of a row and an expert, sorted by expert, and how they are cut. All int32.
+
+    order: [n * k], which pair stands where; expert, start, end: [number of tiles], each tile's
+    expert and its pairs. An empty tile has start == end.
+    """
+
+    order: Tensor
+    expert: Tensor
+    start: Tensor
+    end: Tensor
+
+
+def _cut_tiles(experts: Tensor, num_experts: int, tile_rows: int) -> _Tiles:
+    """Sort pairs by expert and cut them into tiles, without asking the device. experts: [n, k]."""
+    pairs = experts.reshape(-1)
+    order = torch.argsort(pairs, stable=True)
+    counts = torch.zeros(num_experts, dtype=torch.int64, device=pairs.device)
+    counts.scatter_add_(0, pairs, torch.ones_like(pairs))
+    ends = counts.cumsum(0)  # of each expert's pairs
+    num_tiles = (counts + tile_rows - 1) // tile_rows
+    tile_ends = num_tiles.cumsum(0)
+    bound = min(len(pairs), -(-len(pairs) // tile_rows) + num_experts)
+    tiles = torch.arange(bound, device=pairs.device)
+    expert = torch.searchsorted(tile_ends, tiles, right=True).clamp_(max=num_experts - 1)
+    within = tiles - (tile_ends - num_tiles)[expert]
+    end = ends[expert]
+    start = torch.minimum((ends - counts)[expert] + within * tile_rows, end)
+    return _Tiles(
+        order=order.to(torch.int32),
+        expert=expert.to(torch.int32),
+        start=start.to(torch.int32),
+        end=torch.minimum(start + tile_rows, end).to(torch.int32),
+    )
+
+
+@jit
+def _gate(gate, up, GATE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Activate float32 values, as `GateKind` says."""
+    if GATE == "silu":
+        result = gate * sigmoid(gate) * up
+    elif GATE == "gelu_tanh":
+        result = gate * sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)) * up
+    elif GATE == "gelu":
+        result = gate * 0.5 * (1.0 + tl.erf(gate * 0.7071067811865476)) * up
+    else:
+        gate = tl.minimum(gate, 7.0)
+        up = tl.minimum(tl.maximum(up, -7.0), 7.0)
+        result = (up + 1.0) * gate * sigmoid(1.702 * gate)
+    return result
+
+
+@jit
+def _expert_gate_up_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0913
+    x,
+    weight,
+    bias,
+    order,
+    tile_expert,
+    tile_start,
+    tile_end,
+    result,
+    WIDTH: tl.constexpr,
+    INNER: tl.constexpr,
+    NUM_CHOSEN: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    GATE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """Program (i, j): columns j of tile i's rows, both projections and the gate between them."""
+    tile = tl.program_id(0)
+    start, end = tl.load(tile_start + tile), tl.load(tile_end + tile)
+    if start < end:
+        expert = tl.load(tile_expert + tile).to(tl.int64)
+        place = start + tl.arange(0, BLOCK_M)
+        is_row = place < end
+        row = (tl.load(order + place, mask=is_row, other=0) // NUM_CHOSEN).to(tl.int64)
+        column = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+        is_column = column < INNER
+        k = tl.arange(0, BLOCK_K)
+        x_tile = x + row[:, None] * WIDTH + k[None, :]
+        gate_tile = weight + expert * (2 * INNER * WIDTH) + column[None, :] * WIDTH + k[:, None]
+        up_tile = gate_tile + INNER * WIDTH
+        gates = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+        ups = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+        for first in range(0, WIDTH, BLOCK_K):
+            is_k = first + k < WIDTH
+            left = tl.load(x_tile, mask=is_row[:, None] & is_k[None, :], other=0.0)
+            is_weight = is_column[None, :] & is_k[:, None]
+            gates = dot(left, tl.load(gate_tile, mask=is_weight, other=0.0), gates)
+            ups = dot(left, tl.load(up_tile, mask=is_weight, other=0.0), ups)
+            x_tile += BLOCK_K
+            gate_tile += BLOCK_K
+            up_tile += BLOCK_K
+        if HAS_BIAS:
+            biases = bias + expert * (2 * INNER) + column
+            gates += tl.load(biases, mask=is_column, other=0.0).to(tl.float32)[None, :]
+            ups += tl.load(biases + INNER, mask=is_column, other=0.0).to(tl.float32)[None, :]
+        gated = rounded(_gate(gates, ups, GATE), result.dtype.element_ty)
+        target = result + place.to(tl.int64)[:, None] * INNER + column[None, :]
+        tl.store(target, gated, mask=is_row[:, None] & is_column[None, :])
+
+
+@jit
+def _expert_down_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0913
+    x,
+    weight,
+    bias,
+    order,
+    tile_expert,
+    tile_start,
+    tile_end,
+    result,
+    WIDTH: tl.constexpr,
+    INNER: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """Program (i, j): columns j of tile i's rows, stored where their pairs stand."""
+    tile = tl.program_id(0)
+    start, end = tl.load(tile_start + tile), tl.load(tile_end + tile)
+    if start < end:
+        expert = tl.load(tile_expert + tile).to(tl.int64)
+        place = start + tl.arange(0, BLOCK_M)
+        is_row = place < end
+        pair = tl.load(order + place, mask=is_row, other=0).to(tl.int64)
+        column = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+        is_column = column < WIDTH
+        k = tl.arange(0, BLOCK_K)
+        x_tile = x + place.to(tl.int64)[:, None] * INNER + k[None, :]
+        weight_tile = weight + expert * (WIDTH * INNER) + column[None, :] * INNER + k[:, None]
+        sums = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+        for first in range(0, INNER, BLOCK_K):
+            is_k = first + k < INNER
+            left = tl.load(x_tile, mask=is_row[:, None] & is_k[None, :], other=0.0)
+            right = tl.load(weight_tile, mask=is_column[None, :] & is_k[:, None], other=0.0)
+            sums = dot(left, right, sums)
+            x_tile += BLOCK_K
+            weight_tile += BLOCK_K
+        if HAS_BIAS:
+            biases = tl.load(bias + expert * WIDTH + column, mask=is_column, other=0.0)
+            sums += biases.to(tl.float32)[None, :]
+        target = result + pair[:, None] * WIDTH + column[None, :]
+        tl.store(
+            target,
+            rounded(sums, result.dtype.element_ty),
+            mask=is_row[:, None] & is_column[None, :],
+        )
+
+
+@jit
+def _combine_kernel(  # type: ignore[no-untyped-def]
+    results,
+    weights,
+    total,
+    WIDTH: tl.constexpr,
+    NUM_CHOSEN: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """Program (i, j): columns j * CHUNK and so on of row i, summed from the best expert on."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
+    is_inside = columns < WIDTH
+    sums = tl.zeros((CHUNK,), dtype=tl.float32)
+    for rank in range(NUM_CHOSEN):
+        pair = row * NUM_CHOSEN + rank
+        values = tl.load(results + pair * WIDTH + columns, mask=is_inside, other=0.0)
+        sums += values.to(tl.float32) * tl.load(weights + pair)
+    tl.store(total + row * WIDTH + columns, rounded(sums, total.dtype.element_ty), mask=is_inside)
+
+
+def grouped_mlp(
+    rows: Tensor,
+    routed: Routed,
+    stack: ExpertStack,
+    *,
+    gate: GateKind = "silu",
+    deterministic: bool = False,
+) -> Tensor:
+    """Each row's experts' feed-forward results, weighted and summed. [n, width] -> [n, width].
+
+    rows: of the weights' dtype. Sums are float32. deterministic: tiles have one shape for every
+    number of rows. Reads the weights of used experts once a tile of rows.
+    """
+    num_rows, num_chosen = routed.experts.shape
+    num_experts, width, inner = stack.down.shape
+    num_pairs = num_rows * num_chosen
+    total = torch.empty_like(rows, memory_format=torch.contiguous_format)
+    if not num_rows:
+        return total
+    is_wide = not deterministic and num_pairs >= _WIDE_FROM_ROWS * num_experts
+    block_m = 64 if is_wide else 16
+    is_half = rows.dtype != torch.float32
+    shape = {
+        "BLOCK_M": block_m,
+        "BLOCK_N": 64 if is_half else 32,
+        "BLOCK_K": 64 if is_half else 32,
+        "num_warps": 4,
+        "num_stages": 3,
+    }
+    tiles = _cut_tiles(routed.experts, num_experts, block_m)
+    cut = (tiles.order, tiles.expert, tiles.start, tiles.end)
+    gated = torch.empty((num_pairs, inner), dtype=rows.dtype, device=rows.device)
+    launch(
+        _expert_gate_up_kernel,
+        (len(tiles.expert), triton.cdiv(inner, shape["BLOCK_N"])),
+        rows.contiguous(),
+        stack.gate_up,
+        stack.gate_up_bias,
+        *cut,
+        gated,
+        WIDTH=width,
+        INNER=inner,
+        NUM_CHOSEN=num_chosen,
+        HAS_BIAS=stack.gate_up_bias is not None,
+        GATE=gate,
+        **shape,
+    )
+    results = torch.empty((num_pairs, width), dtype=rows.dtype, device=rows.device)
+    launch(
+        _expert_down_kernel,
+        (len(tiles.expert), triton.cdiv(width, shape["BLOCK_N"])),
+        gated,
+        stack.down,
+        stack.down_bias,
+        *cut,
+        results,
+        WIDTH=width,
+        INNER=inner,
+        HAS_BIAS=stack.down_bias is not None,
+        **shape,
+    )
+    chunk = min(_COMBINE_CHUNK, next_power_of_2(width))
+    launch(
+        _combine_kernel,
+        (num_rows, triton.cdiv(width, chunk)),
+        results,
+        routed.weights.contiguous(),
+        total,
+        WIDTH=width,
+        NUM_CHOSEN=num_chosen,
+        CHUNK=chunk,
+        num_warps=4,
+    )
+    return total

@@ -1,0 +1,206 @@
+"""Mixtures of experts against transformers' own blocks, and every row's independence."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from kernels.experts.expert_mlp import ExpertMlp, ExpertWeights, GateKind, clamped_swiglu
+from kernels.experts.grouped_mlp import grouped_mlp
+from kernels.experts.route import Routed, RoutingRule, route
+from kernels.layers.gated_mul import gated_mul_reference
+from kernels.triton_support import use_kernels
+
+WIDTH, INNER, NUM_EXPERTS = 48, 40, 6
+GATES: list[GateKind] = ["silu", "gelu", "gelu_tanh", "clamped_swiglu"]
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def make_experts(
+    *, has_bias: bool = False, dtype: torch.dtype = torch.float32
+) -> list[ExpertWeights]:
+    return [
+        ExpertWeights(
+            gate_up=(random(2 * INNER, WIDTH, seed=4 * index) * 0.3).to(dtype),
+            down=(random(WIDTH, INNER, seed=4 * index + 1) * 0.3).to(dtype),
+            gate_up_bias=random(2 * INNER, seed=4 * index + 2).to(dtype) if has_bias else None,
+            down_bias=random(WIDTH, seed=4 * index + 3).to(dtype) if has_bias else None,
+        )
+        for index in range(NUM_EXPERTS)
+    ]
+
+
+def one_by_one(
+    rows: Tensor, routed: Routed, experts: list[ExpertWeights], gate: GateKind
+) -> Tensor:
+    """Each row through each of its experts, in float64."""
+    results = torch.zeros(rows.shape, dtype=torch.float64)
+    for row, (numbers, weights) in enumerate(zip(routed.experts, routed.weights, strict=True)):
+        for number, weight in zip(numbers.tolist(), weights.tolist(), strict=True):
+            expert = experts[number]
+            inner = expert.gate_up.double() @ rows[row].double()
+            if expert.gate_up_bias is not None:
+                inner += expert.gate_up_bias.double()
+            if gate == "clamped_swiglu":
+                gated = clamped_swiglu(inner[None])[0].double()
+            else:
+                gated = gated_mul_reference(inner[None], gate)[0]
+            result = expert.down.double() @ gated
+            if expert.down_bias is not None:
+                result += expert.down_bias.double()
+            results[row] += weight * result
+    return results
+
+
+def choose(num_rows: int, num_chosen: int, *, crowded: bool = False, seed: int = 0) -> Routed:
+    """Experts at random, or one that every row wants."""
+    logits = random(num_rows, NUM_EXPERTS, seed=seed)
+    if crowded:
+        logits[:, 4] += 100
+    return route(logits, RoutingRule(num_chosen=num_chosen))
+
+
+@pytest.mark.parametrize("kind", ["cpu", "triton"])
+@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("has_bias", [False, True])
+@given(
+    num_rows=st.sampled_from([0, 1, 2, 5, 17, 33]),
+    num_chosen=st.integers(1, 3),
+    crowded=st.booleans(),
+)
+@settings(max_examples=6)
+def test_rows_go_through_their_experts(
+    kind: str, gate: GateKind, has_bias: bool, num_rows: int, num_chosen: int, crowded: bool
+) -> None:
+    experts = make_experts(has_bias=has_bias)
+    rows = random(num_rows, WIDTH, seed=7)
+    routed = choose(num_rows, num_chosen, crowded=crowded)
+    with use_kernels("triton" if kind == "triton" else "reference"):
+        result = ExpertMlp(iter(experts), gate=gate)(rows, routed)
+    expected = one_by_one(rows, routed, experts, gate)
+    torch.testing.assert_close(result.double(), expected, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("num_rows", [3, 70])
+def test_the_grouped_kernels_in_half_precision(num_rows: int, deterministic: bool) -> None:
+    experts = make_experts(dtype=torch.bfloat16)
+    rows, routed = random(num_rows, WIDTH).bfloat16(), choose(num_rows, 2)
+    with use_kernels("triton"):
+        result = ExpertMlp(iter(experts), deterministic=deterministic)(rows, routed)
+    expected = one_by_one(rows, routed, experts, "silu")
+    assert (result - expected).abs().max() < 0.02 * expected.abs().max()
+
+
+@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_deterministic_rows_keep_their_bits_in_any_company(
+    gate: GateKind, dtype: torch.dtype
+) -> None:
+    mlp = ExpertMlp(iter(make_experts(dtype=dtype)), gate=gate, deterministic=True)
+    rows, routed = random(70, WIDTH).to(dtype), choose(70, 2)
+    together = mlp(rows, routed)
+    for row in (0, 1, 33, 69):
+        alone = Routed(experts=routed.experts[row : row + 1], weights=routed.weights[row : row + 1])
+        assert torch.equal(mlp(rows[row : row + 1], alone)[0], together[row])
+
+
+@pytest.mark.parametrize("kind", ["cpu", "triton"])
+def test_a_broken_row_breaks_no_other(kind: str) -> None:
+    experts, rows, routed = make_experts(), random(9, WIDTH), choose(9, 2)
+    with use_kernels("triton" if kind == "triton" else "reference"):
+        mlp = ExpertMlp(iter(experts))
+        right = mlp(rows, routed)
+        rows[4] = torch.nan
+        result = mlp(rows, routed)
+    assert result[4].isnan().all()
+    keep = [row for row in range(9) if row != 4]
+    torch.testing.assert_close(result[keep], right[keep])
+
+
+# ---- routing -----------------------------------------------------------------------------------
+
+
+def their_choice(block: torch.nn.Module, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    """(experts, weights) of a transformers router."""
+    with torch.inference_mode():
+        _, weights, experts = block(hidden)
+    return experts, weights.float()
+
+
+def assert_same_choice(routed: Routed, experts: Tensor, weights: Tensor) -> None:
+    ours, theirs = routed.experts.sort(-1), experts.sort(-1)
+    assert torch.equal(ours.values, theirs.values)
+    torch.testing.assert_close(
+        routed.weights.gather(1, ours.indices), weights.gather(1, theirs.indices)
+    )
+
+
+@pytest.mark.parametrize("renormalises", [False, True])
+def test_softmax_over_all_experts_is_qwens(renormalises: bool) -> None:
+    qwen = pytest.importorskip("transformers.models.qwen3_moe.modeling_qwen3_moe")
+    config = qwen.Qwen3MoeConfig(
+        hidden_size=WIDTH, num_experts=NUM_EXPERTS, num_experts_per_tok=3,
+        norm_topk_prob=renormalises,
+    )  # fmt: skip
+    router = qwen.Qwen3MoeTopKRouter(config)
+    torch.nn.init.normal_(router.weight)
+    hidden = random(40, WIDTH)
+    rule = RoutingRule(num_chosen=3, renormalise=renormalises)
+    routed = route(hidden @ router.weight.detach().T, rule)
+    assert_same_choice(routed, *their_choice(router, hidden))
+
+
+def test_softmax_over_the_chosen_is_gpt_oss() -> None:
+    oss = pytest.importorskip("transformers.models.gpt_oss.modeling_gpt_oss")
+    config = oss.GptOssConfig(
+        hidden_size=WIDTH, num_local_experts=NUM_EXPERTS, num_experts_per_tok=2
+    )
+    router = oss.GptOssTopKRouter(config)
+    torch.nn.init.normal_(router.weight)
+    torch.nn.init.normal_(router.bias)
+    hidden = random(40, WIDTH)
+    logits = hidden @ router.weight.detach().T + router.bias.detach()
+    routed = route(logits, RoutingRule(num_chosen=2, scores="softmax_of_chosen"))
+    assert_same_choice(routed, *their_choice(router, hidden))
+
+
+def test_sigmoid_within_groups_is_glms() -> None:
+    glm = pytest.importorskip("transformers.models.glm4_moe.modeling_glm4_moe")
+    config = glm.Glm4MoeConfig(
+        hidden_size=WIDTH, n_routed_experts=8, num_experts_per_tok=2, n_group=4, topk_group=2,
+        norm_topk_prob=True, routed_scaling_factor=1.5, moe_intermediate_size=8, n_shared_experts=1,
+    )  # fmt: skip
+    block = glm.Glm4MoeMoE(config)
+    torch.nn.init.normal_(block.gate.weight)
+    torch.nn.init.normal_(block.gate.e_score_correction_bias)
+    hidden = random(40, WIDTH)
+    logits = hidden @ block.gate.weight.detach().T
+    with torch.inference_mode():
+        found = block.gate(hidden)
+        if isinstance(found, Tensor):
+            experts, weights = block.route_tokens_to_experts(found)
+        else:
+            _, weights, experts = found
+    rule = RoutingRule(
+        num_chosen=2, scores="sigmoid", renormalise=True, scale=1.5, num_groups=4, kept_groups=2
+    )
+    routed = route(logits, rule, block.gate.e_score_correction_bias.float())
+    assert_same_choice(routed, experts, weights.float())
+
+
+def test_equal_scores_choose_the_lower_numbers() -> None:
+    routed = route(torch.zeros(3, NUM_EXPERTS), RoutingRule(num_chosen=2))
+    assert routed.experts.tolist() == [[0, 1]] * 3
+
+
+def test_no_rows_need_no_kernel() -> None:
+    with use_kernels("triton"):
+        mlp = ExpertMlp(iter(make_experts()))
+        assert mlp._stack is not None
+        empty = grouped_mlp(random(0, WIDTH), choose(0, 2), mlp._stack)
+    assert empty.shape == (0, WIDTH)
