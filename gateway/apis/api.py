@@ -38,7 +38,7 @@ class Api(Protocol):
     def name(self) -> str:
         """Such as "responses"."""
 
-    def read(self, body: bytes) -> TranslatedRequest:
+    async def read(self, body: bytes) -> TranslatedRequest:
         """Translate a request. Raises BadRequestError, whose `param` is a field of this API."""
 
     def problem_body(self, problem: Problem) -> bytes:

@@ -6,6 +6,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 from pydantic import BaseModel
 
+from gateway.edge.bodies import end_turn
 from gateway.errors.tree import BadRequestError
 from gateway.schema.parsing import parse, refuse_doubled_names
 
@@ -20,7 +21,7 @@ class ReadBody(Generic[Request]):
     document: dict[str, Any]
 
 
-def read_body(model: type[Request], body: bytes) -> ReadBody[Request]:
+async def read_body(model: type[Request], body: bytes) -> ReadBody[Request]:
     """JSON to a validated request, all of whose values can be written as JSON again.
 
     Raises BadRequestError that names the field; also for NaN, for numbers beyond all bounds, for
@@ -33,6 +34,9 @@ def read_body(model: type[Request], body: bytes) -> ReadBody[Request]:
         raise BadRequestError(
             f"The body is not valid JSON: {error}.", code="invalid_json"
         ) from None
+    await end_turn(body)
     request = parse(model, body)
+    await end_turn(body)
     refuse_doubled_names(body)
+    await end_turn(body)
     return ReadBody(request=request, document=document)

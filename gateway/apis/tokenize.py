@@ -14,6 +14,7 @@ from engine.request import Tier
 from gateway.apis.messages.api import MessagesApi
 from gateway.apis.reading import read_body
 from gateway.apis.tokenize_schema import DetokenizeRequest, TokenizeMessages, TokenizePrompt
+from gateway.edge.bodies import end_turn
 from gateway.errors.tree import BadRequestError, ModelNotFoundError
 from gateway.handoff.cloud_parts import CloudParts
 from gateway.planning.engine_requests import check_token_ids
@@ -58,7 +59,8 @@ class Tokenizing:
     async def tokenize(self, body: bytes, principal: Principal) -> Response:
         """A prompt's tokens. Raises GatewayError or EngineError."""
         form = TokenizeMessages if _has_messages(body) else TokenizePrompt
-        request = read_body(form, body).request
+        await end_turn(body)
+        request = (await read_body(form, body)).request
         info = await self._info(request.model, principal)
         tokenizer = self._tokenizer(info)
         work = self.jobs.prompt_work(principal.tenant)
@@ -83,7 +85,7 @@ class Tokenizing:
 
     async def detokenize(self, body: bytes, principal: Principal) -> Response:
         """The text of tokens. Raises GatewayError or EngineError."""
-        request = read_body(DetokenizeRequest, body).request
+        request = (await read_body(DetokenizeRequest, body)).request
         info = await self._info(request.model, principal)
         check_token_ids(request.tokens, info, param="tokens")
         tokenizer = self._tokenizer(info)
@@ -95,7 +97,7 @@ class Tokenizing:
 
     async def count_tokens(self, body: bytes, principal: Principal) -> Response:
         """The tokens of a prompt of the Messages API. Raises GatewayError or EngineError."""
-        chat = parse(ChatRequest, _MESSAGES.read_prompt(body))
+        chat = parse(ChatRequest, await _MESSAGES.read_prompt(body))
         info = await self._info(chat.model, principal)
         work = self.jobs.prompt_work(principal.tenant)
         prompt = await chat_prompt(chat, self._tokenizer(info), work=work)

@@ -1,13 +1,8 @@
-"""Request bodies: a budget for their bytes, bounds on their JSON, and reading them unparsed.
+"""Request bodies: a budget for their bytes, and reading them unparsed, within bounds."""
 
-A parser holds the interpreter while it works, and takes the longer the more values there are. So
-JSON is bounded before anything parses it: only bytes are counted, in one pass, by functions that
-take about a millisecond for a megabyte.
-"""
-
+import asyncio
 import re
 from dataclasses import dataclass, field
-from itertools import accumulate
 from types import TracebackType
 from typing import Final
 
@@ -17,71 +12,21 @@ from gateway.edge.metrics import EdgeMetrics
 from gateway.errors.tree import (
     BadRequestError,
     BodiesFullError,
-    BodyTooComplexError,
     BodyTooLargeError,
     ContentEncodingError,
     KeyBodiesFullError,
     MediaTypeError,
 )
+from gateway.schema.json_bounds import JsonBounds, check_exactly, may_exceed
 
-_NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
-_COUNTED: Final = {
-    "max_json_strings": "texts and names",
-    "max_json_objects": "objects and lists",
-    "max_json_fields": "fields of objects",
-    "max_json_values": "values",
-    "max_json_nesting": "objects and lists in one another",
-}
-_STEPS: Final = {**dict.fromkeys(b"[{", 1), **dict.fromkeys(b"]}", -1)}
+_LONG_BYTES: Final = 1_000_000
+"""From here on one pass over a body may take ten milliseconds."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JsonBounds:
-    """What one body may hold. See LimitSettings."""
-
-    max_values: int = 200_000
-    max_strings: int = 100_000
-    max_fields: int = 25_000
-    max_objects: int = 10_000
-    max_nesting: int = 200
-
-
-def check_json_bounds(body: bytes, bounds: JsonBounds) -> None:
-    """Raise BodyTooComplexError for a body that passes a bound; it need not be valid JSON."""
-    if not _may_exceed(body, bounds):
-        return
-    # What is left of an escape cannot end a string.
-    plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")
-    _check("max_json_strings", plain.count(b'"') // 2, bounds.max_strings)
-    outside = b"".join(plain.split(b'"')[::2])
-    num_objects = outside.count(b"{") + outside.count(b"[")
-    _check("max_json_objects", num_objects, bounds.max_objects)
-    _check("max_json_fields", outside.count(b":"), bounds.max_fields)
-    _check("max_json_values", num_objects + outside.count(b","), bounds.max_values)
-    if num_objects > bounds.max_nesting:
-        _check("max_json_nesting", _depth(outside), bounds.max_nesting)
-
-
-def _may_exceed(body: bytes, bounds: JsonBounds) -> bool:
-    """Whether a bound could be passed; counts signs in texts as well, which makes it cheap."""
-    num_objects = body.count(b"{") + body.count(b"[")
-    return (
-        num_objects > min(bounds.max_objects, bounds.max_nesting)
-        or body.count(b'"') // 2 > bounds.max_strings
-        or body.count(b":") > bounds.max_fields
-        or num_objects + body.count(b",") > bounds.max_values
-    )
-
-
-def _depth(outside: bytes) -> int:
-    """How deeply objects and lists lie in each other; `outside` is a body without its strings."""
-    brackets = outside.translate(None, delete=_NOT_BRACKETS)
-    return max(accumulate(map(_STEPS.__getitem__, brackets)), default=0)
-
-
-def _check(setting: str, count: int, limit: int) -> None:
-    if count > limit:
-        raise BodyTooComplexError(_COUNTED[setting], setting, count=count, limit=limit)
+async def end_turn(body: bytes) -> None:
+    """Let other requests run before the next pass over a long body."""
+    if len(body) >= _LONG_BYTES:
+        await asyncio.sleep(0)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -203,5 +148,8 @@ async def read_json_body(
     except ClientDisconnect:
         raise BadRequestError("The body ended early.") from None
     read = bytes(body)
-    check_json_bounds(read, bounds)
+    if may_exceed(read, bounds):
+        await end_turn(read)
+        check_exactly(read, bounds)
+    await end_turn(read)
     return read

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from engine.errors import EngineError
 from gateway.answers.responder import RouteReason
+from gateway.edge.bodies import end_turn
 from gateway.errors.tree import GatewayError, LoopError
 from gateway.experiments.assigner import ARM_HEADER, Assignment
 from gateway.experiments.experiments import Experiments
@@ -71,14 +72,15 @@ class RequestReader:
                 else f"The request has come through {len(context.hops)} gateways."
             )
         if not self.cloud.tiers:
-            return self._read_for_local(endpoint, body, context)
+            return await self._read_for_local(endpoint, body, context)
         return await self._read_for_tiers(endpoint, body, context)
 
-    def _read_for_local(
+    async def _read_for_local(
         self, endpoint: Endpoint, body: bytes, context: RequestContext
     ) -> ParsedRequest:
         """Parse a request where there are no upstream tiers."""
         request = parse(_REQUESTS[endpoint], body)
+        await end_turn(body)
         refuse_doubled_names(body)
         check_model(context.principal, request.model)
         assignment = self._assigned(request, body, endpoint, context)
@@ -120,6 +122,7 @@ class RequestReader:
     ) -> ParsedRequest:
         read = read_request(body, endpoint)
         envelope = read.envelope
+        await end_turn(body)
         refuse_doubled_names(body)
         if envelope.options.privacy is None:
             refuse_privacy_header(context.headers)

@@ -87,7 +87,10 @@ class JobBuilder:
     def prompt_work(self, tenant: str) -> PromptWork:
         """Return the way to build a tenant's prompts."""
         return PromptWork(
-            slots=self.prompt_slots, tenant=tenant, max_chars=self.limits.max_prompt_chars
+            slots=self.prompt_slots,
+            tenant=tenant,
+            max_chars=self.limits.max_prompt_chars,
+            json_bounds=self.limits.json_bounds,
         )
 
     async def engine_info(self) -> EngineInfo:

@@ -13,6 +13,7 @@ from gateway.apis.api import Api
 from gateway.apis.messages.api import MessagesApi
 from gateway.apis.responses.api import ResponsesApi
 from gateway.apis.tokenize import Tokenizing
+from gateway.edge.bodies import end_turn
 from gateway.edge.idempotency import HEADER as IDEMPOTENCY_KEY
 from gateway.edge.idempotency import IdempotentAnswers
 from gateway.handoff.planner import Planner
@@ -91,7 +92,8 @@ class AnswerEndpoints:
         outcome = record if watch is None else watch
         span = meter.span = NULL_SPAN if watch is None else watch.span
         try:
-            translated = None if surface is None else surface.read(body)
+            translated = None if surface is None else await surface.read(body)
+            await end_turn(body)
             plan = await self.planner.plan(
                 endpoint,
                 body if translated is None else translated.chat_body,
@@ -119,7 +121,9 @@ class AnswerEndpoints:
         async def report(body: bytes, principal: Principal) -> Response:
             del principal
             context = request_context(request, self.clock())
-            told = await self.planner.route_report(_endpoint_of(body), body, context)
+            endpoint = _endpoint_of(body)
+            await end_turn(body)
+            told = await self.planner.route_report(endpoint, body, context)
             return json_response(told)
 
         return await self.intake.counted(request, report)

@@ -17,6 +17,7 @@ from engine.errors import PromptTooLongError, UnsupportedModelError
 from engine.model.checkpoint_files import generation_eos
 from gateway.errors.tree import BadRequestError
 from gateway.schema.chat import AssistantMessage, InputMessage, Message, ToolMessage, join_parts
+from gateway.schema.json_bounds import JsonBounds, check_json_bounds
 from gateway.schema.template_variables import read_variables, reserved_variables
 from gateway.schema.tools import Tool
 from gateway.text.detokenizer import (
@@ -50,6 +51,7 @@ _TEMPLATE_ERRORS: Final = (
     ArithmeticError,
     AttributeError,
     LookupError,
+    RecursionError,
     TypeError,
     ValueError,
 )
@@ -172,7 +174,7 @@ class ChatTokenizer:
         variables = read_variables(template_kwargs, self._reserved) if template_kwargs else {}
 
         def rendered() -> Prompt:
-            conversation = self._conversation(messages)
+            conversation = self._conversation(messages, work.json_bounds)
             if tools or any(map(_is_of_tools, messages)):
                 described = template_tools(tools)
                 if not self.dialect.is_native:
@@ -222,8 +224,14 @@ class ChatTokenizer:
         found = self._table.bytes_of(token_id) if self._table else b""
         return found or self._backend.decode([token_id], skip_special_tokens=False).encode()
 
-    def _conversation(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
-        """Build messages for templates; a result names the function that gave it."""
+    def _conversation(
+        self, messages: Sequence[Message], bounds: JsonBounds
+    ) -> list[dict[str, Any]]:
+        """Build messages for templates; a result names the function that gave it.
+
+        Raises BadRequestError, and BodyTooComplexError for arguments beyond `bounds`.
+        """
+        _check_arguments(messages, bounds)
         conversation = []
         names: dict[str, str] = {}
         for index, message in enumerate(messages):
@@ -357,6 +365,20 @@ def _is_of_tools(message: Message) -> bool:
     if isinstance(message, AssistantMessage):
         return bool(message.tool_calls)
     return isinstance(message, ToolMessage)
+
+
+def _check_arguments(messages: Sequence[Message], bounds: JsonBounds) -> None:
+    """Bound the arguments of all calls together. Raises BodyTooComplexError.
+
+    To the body they are texts; read as JSON they may hold as much as a body, and no more.
+    """
+    texts = [
+        call.function.arguments
+        for message in messages
+        if isinstance(message, AssistantMessage)
+        for call in message.tool_calls or ()
+    ]
+    check_json_bounds("".join(texts).encode("utf-8", "replace"), bounds)
 
 
 def _tool_chars(tool: Tool) -> int:

@@ -10,10 +10,11 @@ import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from gateway.errors.tree import BadRequestError, PromptQueueFullError
+from gateway.schema.json_bounds import JsonBounds
 
 # Below this a prompt is built within about a millisecond: less than a hop to a thread may cost.
 INLINE_CHARS: Final = 4096
@@ -104,13 +105,15 @@ class PromptSlots:
 class PromptWork:
     """Builds the prompts of one request within its limits.
 
-    `max_chars`: text in all messages and tools of a prompt. `slots`: None where prompts are not a
-    client's, as in the tools that plan and collect.
+    `max_chars`: text in all messages and tools of a prompt. `json_bounds`: of the arguments of its
+    tool calls. `slots`: None where prompts are not a client's, as in the tools that plan and
+    collect.
     """
 
     slots: PromptSlots | None = None
     tenant: str = ""
     max_chars: int | None = None
+    json_bounds: JsonBounds = field(default_factory=JsonBounds)
 
     async def run(self, num_chars: int, work: Callable[[], Result]) -> Result:
         """Run `work` on a text of `num_chars`. Raises BadRequestError for too much text."""

@@ -27,18 +27,18 @@ class MessagesApi:
     def __init__(self, *, has_tiers_elsewhere: bool) -> None:
         self._has_tiers_elsewhere = has_tiers_elsewhere
 
-    def read(self, body: bytes) -> TranslatedRequest:
+    async def read(self, body: bytes) -> TranslatedRequest:
         """A chat completion's request, and who writes its answer. Raises BadRequestError."""
-        read = read_body(MessagesRequest, body)
+        read = await read_body(MessagesRequest, body)
         if self._has_tiers_elsewhere:
             refuse_misplaced_options(read.document)
         fields = chat_fields(read.request, has_tiers_elsewhere=self._has_tiers_elsewhere)
         writer = MessageWriter(tells_thoughts=tells_thoughts(read.request))
         return TranslatedRequest(chat_body=_encode(fields), writer=writer)
 
-    def read_prompt(self, body: bytes) -> bytes:
+    async def read_prompt(self, body: bytes) -> bytes:
         """A request to count tokens as a chat completion's request. Raises BadRequestError."""
-        request = read_body(CountTokensRequest, body).request
+        request = (await read_body(CountTokensRequest, body)).request
         return _encode(chat_prompt_fields(request, has_tiers_elsewhere=self._has_tiers_elsewhere))
 
     def problem_body(self, problem: Problem) -> bytes:

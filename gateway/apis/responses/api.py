@@ -43,9 +43,9 @@ class ResponsesApi:
         self._clock = clock
         self._new_id = new_id
 
-    def read(self, body: bytes) -> TranslatedRequest:
+    async def read(self, body: bytes) -> TranslatedRequest:
         """Translate a request. Raises BadRequestError, whose `param` is a field of this API."""
-        read = read_body(ResponsesRequest, body)
+        read = await read_body(ResponsesRequest, body)
         request, document = read.request, read.document
         if self._has_tiers_elsewhere:
             refuse_misplaced_options(document)

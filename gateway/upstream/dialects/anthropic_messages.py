@@ -12,6 +12,7 @@ from typing import Any, Final, NoReturn
 import msgspec
 
 from gateway.errors.tree import BadRequestError
+from gateway.schema.json_bounds import JsonBounds, check_json_bounds
 from gateway.upstream.dialects.anthropic_words import TOOL_CHOICES
 
 BlockDict = dict[str, Any]
@@ -25,6 +26,8 @@ _IMAGE_TYPES: Final = {
     "image/webp": "image/webp",
 }
 _PDF: Final = "application/pdf"
+_ARGUMENTS: Final = JsonBounds()
+"""Of one call's arguments: a text to the body's own bounds, JSON to a parser."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,9 +137,10 @@ def _answer(path: str, message: Mapping[str, Any]) -> list[BlockDict]:
 def _call(path: str, call: object) -> BlockDict:
     fields = _object(path, call)
     function = _object(f"{path}.function", fields.get("function"))
-    arguments = function.get("arguments") or "{}"
+    arguments = _text(f"{path}.function.arguments", function.get("arguments") or "{}")
+    check_json_bounds(arguments.encode("utf-8", "replace"), _ARGUMENTS)
     try:
-        given = msgspec.json.decode(_text(f"{path}.function.arguments", arguments))
+        given = msgspec.json.decode(arguments)
     except (ValueError, RecursionError):
         given = None
     if not isinstance(given, dict):

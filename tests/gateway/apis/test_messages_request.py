@@ -1,5 +1,6 @@
 """Requests of the Messages API in a chat completion's words."""
 
+import asyncio
 import json
 from contextlib import suppress
 from typing import Any
@@ -31,7 +32,7 @@ RESULT = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "rain"}
 
 def chat(*, elsewhere: bool = False, **fields: Any) -> dict[str, Any]:
     surface = MessagesApi(has_tiers_elsewhere=elsewhere)
-    body: dict[str, Any] = json.loads(surface.read(encoded(**fields)).chat_body)
+    body: dict[str, Any] = json.loads(asyncio.run(surface.read(encoded(**fields))).chat_body)
     return body
 
 
@@ -48,7 +49,7 @@ def messages(*given: dict[str, Any], **fields: Any) -> list[dict[str, Any]]:
 def refused(**fields: Any) -> BadRequestError:
     elsewhere = fields.pop("elsewhere", False)
     with pytest.raises(BadRequestError) as caught:
-        MessagesApi(has_tiers_elsewhere=elsewhere).read(encoded(**fields))
+        asyncio.run(MessagesApi(has_tiers_elsewhere=elsewhere).read(encoded(**fields)))
     return caught.value
 
 
@@ -166,19 +167,19 @@ def test_refused_by_name(fields: dict[str, Any], param: str) -> None:
 @pytest.mark.parametrize("body", [b"[" * 5000, b'{"model": NaN}', b"\xff", b"null", b""])
 def test_what_is_no_request(body: bytes) -> None:
     with pytest.raises(BadRequestError):
-        MessagesApi(has_tiers_elsewhere=False).read(body)
+        asyncio.run(MessagesApi(has_tiers_elsewhere=False).read(body))
 
 
 def test_numbers_that_are_none_are_refused_where_anything_may_stand() -> None:
     body = encoded(tools=[WEATHER]).replace(b'"string"', b"NaN")
     with pytest.raises(BadRequestError, match="not valid JSON"):
-        MessagesApi(has_tiers_elsewhere=False).read(body)
+        asyncio.run(MessagesApi(has_tiers_elsewhere=False).read(body))
 
 
 def test_options_that_stand_there_twice_are_refused() -> None:
     body = encoded()[:-1] + b', "outrider": {"privacy": "private"}, "outrider": {}}'
     with pytest.raises(BadRequestError, match="twice"):
-        MessagesApi(has_tiers_elsewhere=True).read(body)
+        asyncio.run(MessagesApi(has_tiers_elsewhere=True).read(body))
 
 
 # ---- conversations ------------------------------------------------------------------------
@@ -487,7 +488,7 @@ def test_any_body_is_translated_or_refused(body: dict[str, Any], elsewhere: bool
     surface = MessagesApi(has_tiers_elsewhere=elsewhere)
     made: bytes | None = None
     with suppress(BadRequestError):
-        made = surface.read(json.dumps(body).encode()).chat_body
+        made = asyncio.run(surface.read(json.dumps(body).encode())).chat_body
     if made is not None and not elsewhere:  # the local models take what the surface takes
         parse(ChatRequest, made)
 
@@ -500,4 +501,4 @@ def test_any_bytes_are_refused(body: bytes) -> None:
         MessagesApi(has_tiers_elsewhere=False).read_prompt,
     ):
         with pytest.raises(BadRequestError):
-            read(body)
+            asyncio.run(read(body))

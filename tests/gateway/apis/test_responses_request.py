@@ -1,5 +1,6 @@
 """Requests of /v1/responses as chat requests, and what is refused of them."""
 
+import asyncio
 import json
 import tracemalloc
 from typing import Any
@@ -29,7 +30,7 @@ OTHER_TOOL = {"type": "function", "name": "g", "parameters": None}
 def chat_of(**fields: Any) -> dict[str, Any]:
     """The chat request, which chat's own schema takes."""
     body = json.dumps({"model": "auto", "input": "Hello", **fields}).encode()
-    chat = SURFACE.read(body).chat_body
+    chat = asyncio.run(SURFACE.read(body)).chat_body
     ChatRequest.model_validate_json(chat)
     return dict(json.loads(chat))
 
@@ -41,7 +42,7 @@ def messages_of(*items: Any, **fields: Any) -> list[dict[str, Any]]:
 def refusal_of(**fields: Any) -> BadRequestError:
     body = json.dumps({"model": "auto", "input": "Hello", **fields}).encode()
     with pytest.raises(BadRequestError) as error:
-        SURFACE.read(body)
+        asyncio.run(SURFACE.read(body))
     return error.value
 
 
@@ -147,7 +148,7 @@ def test_encrypted_thoughts_are_passed_over() -> None:
 
 
 def test_an_output_can_be_sent_back_as_it_came() -> None:
-    writer = SURFACE.read(b'{"model": "auto", "input": "x"}').writer
+    writer = asyncio.run(SURFACE.read(b'{"model": "auto", "input": "x"}')).writer
     message = {
         "content": "Hi",
         "reasoning_content": "hm",
@@ -238,7 +239,7 @@ def test_fields_that_change_nothing() -> None:
 def test_what_only_servers_elsewhere_know_is_sent_on() -> None:
     body = {"model": "m", "input": "x", "reasoning": {"effort": "high"}}
     body["text"] = {"verbosity": "low"}
-    chat = json.loads(SURFACE.read(json.dumps(body).encode()).chat_body)
+    chat = json.loads(asyncio.run(SURFACE.read(json.dumps(body).encode())).chat_body)
     assert (chat["reasoning_effort"], chat["verbosity"]) == ("high", "low")
 
 
@@ -361,7 +362,7 @@ def test_arguments_are_read_over_and_not_built() -> None:
 )
 def test_what_is_no_json(body: bytes) -> None:
     with pytest.raises(BadRequestError):
-        SURFACE.read(body)
+        asyncio.run(SURFACE.read(body))
 
 
 @pytest.mark.parametrize(

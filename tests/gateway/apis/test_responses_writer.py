@@ -1,5 +1,6 @@
 """Chat answers as responses: every event of the types that OpenAI's client has."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -29,7 +30,7 @@ FAILURE = Problem(status=503, message="It died.", type="server_error", code="eng
 def new_writer(**fields: Any) -> AnswerWriter:
     surface = ResponsesApi(has_tiers_elsewhere=True, clock=lambda: NOW_S, new_id=lambda: "new1")
     request = {"model": "auto", "input": "Hello", **fields}
-    return surface.read(json.dumps(request).encode()).writer
+    return asyncio.run(surface.read(json.dumps(request).encode())).writer
 
 
 def streamed(*parts: bytes, **fields: Any) -> list[dict[str, Any]]:

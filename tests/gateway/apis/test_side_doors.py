@@ -1,5 +1,6 @@
 """What chat refuses is refused by the Responses and the Messages API too: no side doors."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -85,7 +86,7 @@ def surface(name: str, *, elsewhere: bool = False) -> Api:
 def read_here(name: str, fields: dict[str, Any]) -> ChatRequest:
     """The request as the local models get it."""
     body = json.dumps({**BASES[name], **fields}).encode()
-    return parse(ChatRequest, surface(name).read(body).chat_body)
+    return parse(ChatRequest, asyncio.run(surface(name).read(body)).chat_body)
 
 
 @pytest.mark.parametrize("name", BASES)
@@ -112,7 +113,7 @@ def test_no_address_of_a_client_is_fetched(url: str) -> None:
     with pytest.raises(BadRequestError):
         read_here("responses", {"input": [{"role": "user", "content": content}]})
     body = json.dumps({**BASES["messages"], **fields}).encode()
-    chat = json.loads(surface("messages", elsewhere=True).read(body).chat_body)
+    chat = json.loads(asyncio.run(surface("messages", elsewhere=True).read(body)).chat_body)
     assert chat["messages"][0]["content"] == [{"type": "image_url", "image_url": {"url": url}}]
 
 

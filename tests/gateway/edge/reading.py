@@ -2,7 +2,8 @@
 
 from starlette.requests import Request
 
-from gateway.edge.bodies import BodyBudget, JsonBounds, read_json_body
+from gateway.edge.bodies import BodyBudget, read_json_body
+from gateway.schema.json_bounds import JsonBounds
 
 _BODY_BYTES = 2**20
 

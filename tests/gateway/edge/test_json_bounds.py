@@ -1,6 +1,8 @@
 """Hole 6: what a body's JSON may hold, counted over its bytes before it is parsed."""
 
+import asyncio
 import json
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -8,8 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.edge.bodies import JsonBounds, check_json_bounds
+from gateway.edge import bodies
 from gateway.errors.tree import BodyTooComplexError
+from gateway.handoff import reading
+from gateway.schema.json_bounds import JsonBounds, check_json_bounds
+from tests.gateway.conftest import Server
 
 NAMES = ("values", "strings", "fields", "objects", "nesting")
 HUGE = 10**9
@@ -116,3 +121,64 @@ def test_hole_6_a_body_of_too_many_values_is_refused_before_it_is_parsed(
 def test_hole_6_the_bounds_by_default(document: Any, bound: str) -> None:
     with pytest.raises(BodyTooComplexError, match=bound):
         check_json_bounds(json.dumps(document).encode(), JsonBounds())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "num_calls", "bound"),
+    [
+        ('{"a":' * 900 + "1" + "}" * 900, 1, "max_json_nesting"),
+        ('{"a":[' + "[]," * 6_000 + "1]}", 2, "max_json_objects"),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+def test_arguments_of_all_calls_together_keep_to_the_bounds_of_a_body(
+    server: Server, http: httpx.Client, path: str, arguments: str, num_calls: int, bound: str
+) -> None:
+    """Issue 15: deep ones ended the connection without an answer, long ones held all requests."""
+    answer = {"role": "assistant", "tool_calls": [function_call(arguments)] * num_calls}
+    item = {"type": "function_call", "call_id": "a", "name": "f", "arguments": arguments}
+    turns = {"messages": [MESSAGE, answer]} if "chat" in path else {"input": [item] * num_calls}
+    response = http.post(path, json={"model": "auto", **turns})
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["code"] == "body_too_complex"
+    assert f"limits.{bound}" in response.text
+
+
+def function_call(arguments: str) -> dict[str, Any]:
+    return {"id": "a", "type": "function", "function": {"name": "f", "arguments": arguments}}
+
+
+def test_other_requests_run_between_the_passes_over_a_long_body(
+    monkeypatch: pytest.MonkeyPatch, server: Server, http: httpx.Client
+) -> None:
+    """Issue 15: eight megabytes of quotes held the event loop for 190 ms."""
+    turns: list[int] = []
+    num_turns = 0
+
+    def counted(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any) -> Any:
+            turns.append(num_turns)
+            return function(*given)
+
+        return call
+
+    def turn() -> None:
+        nonlocal num_turns
+        num_turns += 1
+        if len(turns) < 4:
+            asyncio.get_running_loop().call_soon(turn)
+
+    def first(*given: Any) -> Any:
+        turn()
+        return may_exceed(*given)
+
+    may_exceed = bodies.may_exceed
+    monkeypatch.setattr(bodies, "may_exceed", counted(first))
+    monkeypatch.setattr(bodies, "check_exactly", counted(bodies.check_exactly))
+    monkeypatch.setattr(reading, "parse", counted(reading.parse))
+    monkeypatch.setattr(reading, "refuse_doubled_names", counted(reading.refuse_doubled_names))
+    monkeypatch.setattr("gateway.edge.bodies._LONG_BYTES", 50_000)
+    body = {"model": "auto", "messages": [{**MESSAGE, "content": "[" * 90_000}]}
+    assert http.post("/v1/chat/completions", json=body).status_code == 400
+    assert len(turns) == 4
+    assert sorted(set(turns)) == turns, "two passes in one turn of the event loop"

