@@ -14,6 +14,7 @@ from transformers import (
     Glm4Config,
     Glm4MoeConfig,
     GlmConfig,
+    GptOssConfig,
     GraniteConfig,
     LlamaConfig,
     MistralConfig,
@@ -154,6 +155,16 @@ HF_CONFIGS: dict[str, tuple[type[PretrainedConfig], dict[str, Any]]] = {
             "mlp_only_layers": [1],
         },
     ),
+    "gpt-oss": (
+        GptOssConfig,
+        {
+            "head_dim": 16,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "sliding_window": 9,
+            "rope_parameters": {**_YARN, "truncate": False},
+        },
+    ),
     "qwen3-moe": (
         Qwen3MoeConfig,
         {
@@ -186,7 +197,7 @@ HF_CONFIGS: dict[str, tuple[type[PretrainedConfig], dict[str, Any]]] = {
 
 # For tests of whole answers. Transformers changes longrope's frequencies as a sequence grows, the
 # engine does not, so their answers differ. Those that are slow have what others have as well.
-_LAW_QUICK = {"cohere2", "gemma2", "llama3", "qwen2-mixed-windows", "qwen2-moe", "qwen3"}
+_LAW_QUICK = {"cohere2", "gemma2", "gpt-oss", "llama3", "qwen2-mixed-windows", "qwen2-moe", "qwen3"}
 LAW_ARCHITECTURES = [
     pytest.param(name, marks=[] if name in _LAW_QUICK else [pytest.mark.slow])
     for name in sorted(HF_CONFIGS)
@@ -205,6 +216,8 @@ def make_hf_model(name: str, *, seed: int = 0, **overrides: Any) -> PreTrainedMo
         for parameter_name, parameter in model.named_parameters():
             if "norm" in parameter_name:  # ones otherwise, which hide a missing weight
                 parameter.uniform_(0.5, 1.5)
+            elif parameter_name.endswith("sinks"):
+                parameter.normal_(std=2.0)
             elif parameter_name.endswith("bias"):
                 parameter.normal_(std=0.2)
     return model.eval()

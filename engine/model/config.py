@@ -109,6 +109,7 @@ class ModelConfig:
     # ---- scales; None: the usual head_dim ** -0.5
     attention_scale: float | None = None
     attention_softcap: float | None = None
+    has_sinks: bool = False  # a score without a value joins each head's softmax
     embedding_scale: float = 1.0
     residual_scale: float = 1.0  # of what attention and MLP add
     logit_scale: float = 1.0

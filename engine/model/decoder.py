@@ -307,6 +307,7 @@ class DecoderModel:
             k_scale=k_scale,
             v_scale=v_scale,
             softcap=config.attention_softcap,
+            sinks=layer.sinks,
         )
         return attended.view(num_rows, -1)
 

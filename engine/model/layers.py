@@ -59,6 +59,7 @@ class Layer:
     qkv: Product
     head_norm: RmsNorm | None  # over each query and key head
     row_norms: tuple[RmsNorm, RmsNorm] | None  # over all query heads and all key heads of a row
+    sinks: Tensor | None  # float32 [num_query_heads]
     rotation: int  # which of the model's rotary tables turns its heads
     output: Product
     after_attention: Norm | None
@@ -94,6 +95,7 @@ class LayerReader:
             qkv=self._qkv(prefix, rope, (query_size, kv_size, kv_size)),
             head_norm=self._head_norm(prefix, rope) if config.qk_norm == "head" else None,
             row_norms=self._row_norms(prefix, rope) if config.qk_norm == "row" else None,
+            sinks=self._sinks(prefix) if config.has_sinks else None,
             rotation=self.ropes.index(rope),
             output=self._product(
                 prefix, ("self_attn.o_proj",), (width,), query_size, config.output_bias
@@ -158,6 +160,9 @@ class LayerReader:
             weight = self.reader.read(f"{prefix}self_attn.{name}.weight", (config.head_dim,))
             rows.append((weight if order is None else weight[order]).expand(count, -1))
         return self._rms_norm(torch.cat(rows))
+
+    def _sinks(self, prefix: str) -> Tensor:
+        return self.reader.read(f"{prefix}self_attn.sinks", (self.config.num_query_heads,)).float()
 
     def _row_norms(self, prefix: str, rope: RopeConfig) -> tuple[RmsNorm, RmsNorm]:
         config, order = self.config, rope.dimension_order()

@@ -44,6 +44,7 @@ def attend_tiles_reference(  # noqa: PLR0913 - a cache with scales is two tensor
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """`attend_tiles` in plain torch, a row at a time; the specification."""
     num_query_heads, num_kv_heads = query.shape[1], k_cache.shape[2]
@@ -67,9 +68,25 @@ def attend_tiles_reference(  # noqa: PLR0913 - a cache with scales is two tensor
             scores = torch.einsum("hd,khd->hk", query[row].float(), keys[visible]) * scale
             if softcap is not None:
                 scores = softcap * torch.tanh(scores / softcap)
+            if sinks is not None:
+                scores = torch.cat((scores, sinks[:, None]), -1)
             weights = torch.softmax(scores, -1)  # [num_query_heads, visible keys]
+            weights = weights[:, : int(visible.sum())]
             output[row] = torch.einsum("hk,khd->hd", weights, values[visible]).to(query.dtype)
     return output
+
+
+@jit
+def _inverse_with_sink(top, total, sink, factor):  # type: ignore[no-untyped-def]
+    """What sums are multiplied by where a score without a value joins the weights' total.
+
+    top, total: as `_add_keys` leaves them; the greater of both exponents is the new reference.
+    """
+    sink_power = sink * 1.4426950408889634  # of 2
+    top_power = tl.where(top == float("-inf"), sink_power, top * factor)
+    pivot = tl.maximum(top_power, sink_power)
+    decay = tl.exp2(top_power - pivot)
+    return decay / tl.fma(total, decay, tl.exp2(sink_power - pivot))
 
 
 @jit
@@ -92,6 +109,7 @@ def _attend_kernel(  # type: ignore[no-untyped-def] # noqa: PLR0913 - a pass's l
     row_ends,
     ancestor_words,
     path_slots,
+    sinks,
     work,
     batch,
     num_kv_heads,
@@ -118,6 +136,7 @@ def _attend_kernel(  # type: ignore[no-untyped-def] # noqa: PLR0913 - a pass's l
     HAS_PATHS: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     HAS_SCALES: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
 ):
     """A program: units of work, each a tile of rows and a split of keys, of one key-value head.
 
@@ -206,6 +225,9 @@ def _attend_kernel(  # type: ignore[no-untyped-def] # noqa: PLR0913 - a pass's l
         if num_units == num_tiles:  # all keys in one split
             row = (tl.load(row_starts + b) + place).to(tl.int64)
             inverse = 1.0 / tl.where(total > 0.0, total, 1.0)
+            if HAS_SINKS:
+                sink = tl.load(sinks + head * GROUP_SIZE + lines % GROUP_SIZE)
+                inverse = _inverse_with_sink(top, total, sink, factor)
             places = (row * num_kv_heads + head) * GROUP_SIZE + lines % GROUP_SIZE
             places = output + places[:, None] * HEAD_DIM + dim[None, :]
             tl.store(places, (sums * inverse[:, None]).to(rows_of_heads.dtype), mask=is_element)
@@ -225,6 +247,7 @@ def _combine_kernel(  # type: ignore[no-untyped-def] # noqa: PLR0913 - a pass's 
     workspace,
     row_starts,
     num_rows,
+    sinks,
     work,
     batch,
     num_kv_heads,
@@ -235,6 +258,7 @@ def _combine_kernel(  # type: ignore[no-untyped-def] # noqa: PLR0913 - a pass's 
     BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BATCH: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     SPLITS: tl.constexpr,
 ):
     """A program: one query head of some rows; rows with one split are there already."""
@@ -285,6 +309,8 @@ def _combine_kernel(  # type: ignore[no-untyped-def] # noqa: PLR0913 - a pass's 
                     sums = tl.fma(sums, decay, tl.sum(part_sums * weights[:, None], axis=0))
                     top = new_top
                 inverse = 1.0 / tl.where(total > 0.0, total, 1.0)
+                if HAS_SINKS:
+                    inverse = _inverse_with_sink(top, total, tl.load(sinks + query_head), factor)
                 long_row = first_row.to(tl.int64) + place
                 places = (long_row * num_kv_heads * GROUP_SIZE + query_head) * HEAD_DIM
                 result = (sums * inverse).to(output.dtype.element_ty)
@@ -301,6 +327,7 @@ def attend_tiles(  # noqa: PLR0913 - a cache with scales is two tensors more
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """`paged_attention` for a TilePlan whose `prepare` has run.
 
@@ -316,6 +343,7 @@ def attend_tiles(  # noqa: PLR0913 - a cache with scales is two tensors more
             k_scale=k_scale,
             v_scale=v_scale,
             softcap=softcap,
+            sinks=sinks,
         )
     _check(query, k_cache, v_cache, plan, scale, k_scale, v_scale)
     if k_scale is not None:
@@ -340,6 +368,7 @@ def attend_tiles(  # noqa: PLR0913 - a cache with scales is two tensors more
         "BLOCK_D": max(next_power_of_2(head_dim), 16),
         # Few different numbers: each is one more kernel to compile.
         "BATCH": 32 if batch_size <= 32 else MAX_SEQUENCES,
+        "HAS_SINKS": sinks is not None,
     }
     launch(
         _attend_kernel,
@@ -363,6 +392,7 @@ def attend_tiles(  # noqa: PLR0913 - a cache with scales is two tensors more
         plan.row_ends,
         plan.ancestor_words,
         plan.path_slots,
+        sinks,
         plan.work,
         batch_size,
         num_kv_heads,
@@ -396,6 +426,7 @@ def attend_tiles(  # noqa: PLR0913 - a cache with scales is two tensors more
             plan.workspace,
             plan.row_starts,
             plan.num_rows,
+            sinks,
             plan.work,
             batch_size,
             num_kv_heads,

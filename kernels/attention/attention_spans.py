@@ -20,10 +20,16 @@ def attend_spans(  # noqa: PLR0913 - a cache with scales is two tensors more
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
-    """`paged_attention` for an AttentionPlan. Scores with a softcap take memory for all of them."""
-    if softcap is not None or k_scale is not None:
-        return _attend_plainly(query, (k_cache, k_scale), (v_cache, v_scale), plan, scale, softcap)
+    """`paged_attention` for an AttentionPlan.
+
+    Scores with a softcap, a sink or a cache with scales take memory for all of them.
+    """
+    if softcap is not None or sinks is not None or k_scale is not None:
+        return _attend_plainly(
+            query, (k_cache, k_scale), (v_cache, v_scale), plan, scale, softcap, sinks
+        )
     if len(plan.spans) + len(plan.groups) == 1:
         if plan.spans:
             return _attend_span(query, k_cache, v_cache, plan.spans[0], scale)
@@ -61,6 +67,7 @@ def _attend_plainly(
     plan: AttentionPlan,
     scale: float,
     softcap: float | None,
+    sinks: Tensor | None,
 ) -> Tensor:
     """Scores as matrices in float32; keys and values are caches with their scales."""
     num_query_heads, num_kv_heads = query.shape[1], keys[0].shape[2]
@@ -80,7 +87,14 @@ def _attend_plainly(
             scores = softcap * torch.tanh(scores / softcap)
         if mask is not None:
             scores = scores + mask
-        attended = torch.softmax(scores, -1) @ value
+        if sinks is not None:  # one more column; a row of a tile has a query head of its group
+            column = sinks.view(num_kv_heads, 1, group_size)
+            column = column.expand(-1, scores.shape[2] // group_size, -1).reshape(num_kv_heads, -1)
+            sink = column.unsqueeze(-1).expand(batch_size, -1, -1, 1)
+            weights = torch.softmax(torch.cat((scores, sink), -1), -1)[..., :-1]
+        else:
+            weights = torch.softmax(scores, -1)
+        attended = weights @ value
         return _unpack(attended, len(rows), num_query_heads).to(query.dtype)
 
     for span in plan.spans:

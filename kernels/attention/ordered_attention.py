@@ -84,6 +84,7 @@ def attend_in_order(  # noqa: PLR0913 - `paged_attention`'s arguments
     *,
     scale: float,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
 ) -> Tensor:
@@ -91,7 +92,8 @@ def attend_in_order(  # noqa: PLR0913 - `paged_attention`'s arguments
 
     query: [n, num_query_heads, head_dim], as the result; k_cache, v_cache: [num_blocks, block_size,
     num_kv_heads, head_dim]; k_scale, v_scale: float32 [num_blocks, block_size, num_kv_heads] of an
-    fp8 cache. With a softcap, scores are softcap * tanh(scores / softcap).
+    fp8 cache. With a softcap, scores are softcap * tanh(scores / softcap); sinks: float32
+    [num_query_heads], the score of a key without a value.
     """
     num_rows, num_query_heads, head_dim = query.shape
     num_kv_heads = k_cache.shape[2]
@@ -113,7 +115,7 @@ def attend_in_order(  # noqa: PLR0913 - `paged_attention`'s arguments
     begin = 0
     for band in plan.bands:
         begin = attend(band, parts, begin)
-    return _merge(plan, parts, num_rows, num_query_heads).to(query.dtype)
+    return _merge(plan, parts, num_rows, num_query_heads, sinks).to(query.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,16 +195,23 @@ def _gather(cache: Tensor, scales: Tensor | None, keys: Tensor) -> Tensor:
     return values.view(-1, SPLIT_KEYS, head_dim)
 
 
-def _merge(plan: OrderedPlan, parts: _Parts, num_rows: int, num_query_heads: int) -> Tensor:
-    """[n, num_query_heads, head_dim] of the splits' partial results."""
+def _merge(
+    plan: OrderedPlan, parts: _Parts, num_rows: int, num_query_heads: int, sinks: Tensor | None
+) -> Tensor:
+    """[n, num_query_heads, head_dim] of the splits' partial results, and of the sinks."""
 
     def chosen(values: Tensor, width: int) -> Tensor:
         rows = values.view(values.shape[0], -1).index_select(0, plan.row_parts)
         return rows.view(num_rows, -1, num_query_heads, width)
 
     highest = chosen(parts.maxima, 1)  # [n, parts, num_query_heads, 1]
-    factors = (highest - highest.amax(1, keepdim=True)).exp_().mul_(plan.is_part[..., None])
+    top = highest.amax(1, keepdim=True)
+    if sinks is not None:
+        top = torch.maximum(top, sinks[:, None])
+    factors = (highest - top).exp_().mul_(plan.is_part[..., None])
     total = _fold(chosen(parts.totals, 1).mul_(factors))
+    if sinks is not None:
+        total.add_((sinks[:, None] - top).exp_().squeeze(1))
     outputs = chosen(parts.outputs, parts.outputs.shape[-1])
     return _fold(outputs.mul_(factors)).div_(total)
 

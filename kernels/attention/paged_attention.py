@@ -102,6 +102,7 @@ def paged_attention(  # noqa: PLR0913 - a cache with scales is two tensors more
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Softmax attention of each query row over the keys that the plan shows it.
 
@@ -109,8 +110,9 @@ def paged_attention(  # noqa: PLR0913 - a cache with scales is two tensors more
     num_kv_heads, head_dim], this step's rows already written, all numbers finite. Query head h
     reads key-value head h // (num_query_heads / num_kv_heads). Scores are query * key * scale,
     and with `softcap` softcap * tanh(score / softcap). A cache of float8_e4m3fn holds numbers to
-    be multiplied by k_scale, v_scale: float32 [num_blocks, block_size, num_kv_heads]. Returns
-    [n, num_query_heads, head_dim]; rows of no sequence are left unwritten.
+    be multiplied by k_scale, v_scale: float32 [num_blocks, block_size, num_kv_heads]. `sinks`:
+    float32 [num_query_heads], the score of one more key that has no value (Xiao et al., 2023).
+    Returns [n, num_query_heads, head_dim]; rows of no sequence are left unwritten.
     """
     if isinstance(plan, AttentionPlan):
         return attend_spans(
@@ -122,6 +124,7 @@ def paged_attention(  # noqa: PLR0913 - a cache with scales is two tensors more
             k_scale=k_scale,
             v_scale=v_scale,
             softcap=softcap,
+            sinks=sinks,
         )
     if isinstance(plan, TilePlan):
         return attend_tiles(
@@ -133,6 +136,7 @@ def paged_attention(  # noqa: PLR0913 - a cache with scales is two tensors more
             k_scale=k_scale,
             v_scale=v_scale,
             softcap=softcap,
+            sinks=sinks,
         )
     return attend_in_order(
         query,
@@ -141,6 +145,7 @@ def paged_attention(  # noqa: PLR0913 - a cache with scales is two tensors more
         plan,
         scale=scale,
         softcap=softcap,
+        sinks=sinks,
         k_scale=k_scale,
         v_scale=v_scale,
     )

@@ -84,7 +84,12 @@ def make_inputs(  # noqa: PLR0913 - what attention is of
     )
 
 
-def attend(
+def make_sinks(num_query_heads: int) -> Tensor:
+    """Scores of keys without values: far below the others, among them, and far above."""
+    return torch.linspace(-30.0, 30.0, num_query_heads).roll(1)
+
+
+def attend(  # noqa: PLR0913 - as `paged_attention`
     batch: AttentionBatch,
     inputs: Inputs,
     *,
@@ -92,6 +97,7 @@ def attend(
     window: int | None = None,
     deterministic: bool = False,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
     scale: float = 0.3,
 ) -> Tensor:
     num_kv_heads, head_dim = inputs.caches[0].shape[2:]
@@ -115,6 +121,7 @@ def attend(
         k_scale=inputs.scales[0],
         v_scale=inputs.scales[1],
         softcap=softcap,
+        sinks=sinks,
     )
 
 

@@ -40,6 +40,7 @@ class _Pass:
     heads: Heads
     variant: int = 0
     softcap: float | None = None
+    has_sinks: bool = False
     is_deterministic: bool = False
     has_trees: bool = True
     batch: int = 32
@@ -51,6 +52,7 @@ class _Pass:
         words += ["deterministic"] if self.is_deterministic else []
         words += ["no trees"] if not self.has_trees else []
         words += ["softcap"] if self.softcap is not None else []
+        words += ["sinks"] if self.has_sinks else []
         return ", ".join([*words, f"batch {self.batch}"])
 
     def run(self) -> None:
@@ -103,6 +105,7 @@ class _Pass:
             k_scale=k_scale,
             v_scale=v_scale,
             softcap=self.softcap,
+            sinks=torch.empty(heads.num_query_heads) if self.has_sinks else None,
         )
 
 
@@ -139,6 +142,8 @@ _HUGE = Heads(
     num_blocks=(1 << 31) // (BLOCK_SIZE * 8 * 128),
 )
 
+_GPT_OSS = _heads("gpt-oss", 64, 8, 64, BF16)
+
 _COMMON = (
     *(_Pass(heads=QWEN3_8B, variant=variant) for variant in range(3)),
     _Pass(heads=QWEN3_8B, is_deterministic=True),
@@ -147,6 +152,8 @@ _COMMON = (
     _Pass(heads=_ODD, variant=1),
     _Pass(heads=_WIDE, variant=1, softcap=50.0),
     _Pass(heads=_FULL),
+    _Pass(heads=_GPT_OSS, has_sinks=True),
+    _Pass(heads=_GPT_OSS, variant=1, has_sinks=True),
 )
 _RARE = (
     *(_Pass(heads=QWEN3_06B, variant=variant) for variant in range(3)),

@@ -4,6 +4,8 @@ from functools import partial
 
 import torch
 
+from kernels.experts.grouped_mlp import ExpertStack, GateKind, grouped_mlp
+from kernels.experts.route import Routed
 from kernels.kv.compact_kv import compact_kv
 from kernels.kv.rope_write_kv import rope_write_kv
 from kernels.kv.write_kv import write_kv
@@ -91,6 +93,20 @@ def _linear(
     )
 
 
+def _experts(gate: GateKind, dtype: torch.dtype, num_rows: int, *, has_bias: bool = False) -> None:
+    width, inner, number = 2048, 768, 8
+    stack = ExpertStack(
+        gate_up=torch.empty(number, 2 * inner, width, dtype=dtype),
+        down=torch.empty(number, width, inner, dtype=dtype),
+        gate_up_bias=torch.empty(number, 2 * inner, dtype=dtype) if has_bias else None,
+        down_bias=torch.empty(number, width, dtype=dtype) if has_bias else None,
+    )
+    routed = Routed(
+        experts=torch.zeros(num_rows, 4, dtype=torch.int64), weights=torch.empty(num_rows, 4)
+    )
+    grouped_mlp(torch.empty(num_rows, width, dtype=dtype), routed, stack, gate=gate)
+
+
 LAYERS = (
     *(
         Specimen(stem=stem, name=heads.name, run=partial(run, heads), is_long=heads.is_long)
@@ -121,6 +137,20 @@ LAYERS = (
             ("silu", 512, FP32),
             ("gelu_tanh", 9216, BF16),
             ("gelu", 3072, BF16),
+        )
+    ),
+    *(
+        Specimen(
+            stem="grouped_mlp",
+            name=f"{gate}, {rows} rows, {dtype}",
+            run=partial(_experts, gate, dtype, rows, has_bias=has_bias),
+        )
+        for gate, dtype, rows, has_bias in (
+            ("silu", BF16, 8, False),
+            ("silu", BF16, 1000, False),
+            ("gelu_tanh", FP16, 8, False),
+            ("clamped_swiglu", BF16, 8, True),
+            ("silu", FP32, 8, False),
         )
     ),
     Specimen(

@@ -7,6 +7,7 @@ from engine.model.config import ModelConfig
 from engine.model.families.cohere import describe_cohere2
 from engine.model.families.gemma import describe_gemma, describe_gemma2, describe_gemma3
 from engine.model.families.glm import describe_glm, describe_glm4
+from engine.model.families.gpt_oss import describe_gpt_oss
 from engine.model.families.llama import (
     describe_granite,
     describe_llama,
@@ -34,6 +35,7 @@ FAMILIES: Final[Mapping[str, Callable[[ConfigSource], ModelConfig]]] = {
     "Glm4ForCausalLM": describe_glm4,
     "Glm4MoeForCausalLM": describe_glm4_moe,
     "GlmForCausalLM": describe_glm,
+    "GptOssForCausalLM": describe_gpt_oss,
     "GraniteForCausalLM": describe_granite,
     "LlamaForCausalLM": describe_llama,
     "MistralForCausalLM": describe_mistral,

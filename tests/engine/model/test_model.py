@@ -263,7 +263,10 @@ def test_longrope_has_short_factors_where_no_more_is_served(tmp_path: Path) -> N
     "name",
     [
         "gemma2",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("cohere2", "olmo2", "qwen2-moe")),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("cohere2", "gpt-oss", "olmo2", "qwen2-moe")
+        ),
     ],
 )
 def test_deterministic_rows_keep_their_bits_in_any_company(name: str, tmp_path: Path) -> None:

@@ -147,6 +147,7 @@ def test_an_fp8_cache_costs_little(small_bfloat16: Twins, halves: Logits) -> Non
                 "gemma3",
                 "glm4",
                 "glm4-moe",
+                "gpt-oss",
                 "granite",
                 "llama-biases",
                 "olmo2",

@@ -8,7 +8,7 @@ from kernels.attention.attention_plan import PACKED_MAX_ROWS
 from kernels.attention.paged_attention import AttentionBatch
 
 
-def naive_attention(
+def naive_attention(  # noqa: PLR0913 - as `paged_attention`
     query: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
@@ -17,6 +17,7 @@ def naive_attention(
     scale: float,
     window: int | None,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """The definition, one row at a time, in float64."""
     block_size, num_kv_heads = k_cache.shape[1:3]
@@ -44,7 +45,10 @@ def naive_attention(
             scores = torch.einsum("hd,khd->hk", query[start + i].double(), keys) * scale
             if softcap is not None:
                 scores = softcap * torch.tanh(scores / softcap)
-            result[start + i] = torch.einsum("hk,khd->hd", scores.softmax(-1), values)
+            if sinks is not None:
+                scores = torch.cat((scores, sinks.double()[:, None]), -1)
+            weights = scores.softmax(-1)[:, : len(slots)]
+            result[start + i] = torch.einsum("hk,khd->hd", weights, values)
     return result
 
 

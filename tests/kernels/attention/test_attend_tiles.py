@@ -25,6 +25,7 @@ from tests.kernels.attention_inputs import (
     attend,
     check,
     make_inputs,
+    make_sinks,
     one_sequence,
     random_tree,
     small_shape,
@@ -43,6 +44,7 @@ pytestmark = pytest.mark.usefixtures("triton_kernels")
     softcap=st.sampled_from([None, None, 2.0]),
     dtype=st.sampled_from([torch.float32, torch.float16, torch.bfloat16]),
     is_scaled=st.sampled_from([False, False, True]),
+    has_sinks=st.sampled_from([False, False, True]),
     deterministic=st.booleans(),
     block_n=st.sampled_from([16, 32]),
     seed=st.integers(0, 1 << 30),
@@ -55,6 +57,7 @@ def test_equals_the_definition(  # noqa: PLR0913 - what is drawn
     softcap: float | None,
     dtype: torch.dtype,
     is_scaled: bool,
+    has_sinks: bool,
     deterministic: bool,
     block_n: int,
     seed: int,
@@ -74,9 +77,11 @@ def test_equals_the_definition(  # noqa: PLR0913 - what is drawn
         seed=seed,
     )
     shape = small_shape(heads[0] // heads[1], deterministic=deterministic, block_n=block_n)
-    result = attend(batch, inputs, shape=shape, window=window, softcap=softcap)
+    sinks = make_sinks(heads[0]).to(device) if has_sinks else None
+    result = attend(batch, inputs, shape=shape, window=window, softcap=softcap, sinks=sinks)
     assert result.shape == inputs.query.shape
-    check(result, inputs, batch, window=window, softcap=softcap)
+    sinks = None if sinks is None else sinks.cpu()
+    check(result, inputs, batch, window=window, softcap=softcap, sinks=sinks)
 
 
 @pytest.mark.parametrize(

@@ -294,3 +294,21 @@ def test_exponentials_keep_their_bits(threads: int) -> None:
         whole = function(values)
         for start, count in ((0, 1), (5, 3), (77, 19), (1000, 40001)):
             assert same_bits(function(values[start : start + count].clone()), whole[start:][:count])
+
+
+@pytest.mark.parametrize("scale", [-30.0, 0.5, 30.0])
+def test_sinks_join_the_total_and_keep_bits(scale: float) -> None:
+    caches, query = torch.randn(2, 50, 1, 2, 16), 3 * torch.randn(4, 4, 16)
+    sinks = scale * torch.tensor([1.0, -1.0, 0.5, 2.0])
+    pair = (caches[0], caches[1])
+    result = attend(chain(50, 4, list(range(50))), query, pair, sinks=sinks)
+    key, value = caches[:, :, 0].double().repeat_interleave(2, 2)
+    scores = torch.einsum("nhd,khd->nhk", query.double(), key) * 0.7
+    hidden = torch.ones(4, 50).tril(46) == 0
+    scores = scores.masked_fill(hidden[:, None], float("-inf"))
+    column = sinks.double()[None, :, None].expand(4, -1, 1)
+    weights = torch.cat((scores, column), -1).softmax(-1)[..., :-1]
+    expected = torch.einsum("nhk,khd->nhd", weights, value)
+    torch.testing.assert_close(result.double(), expected, atol=2e-5, rtol=1e-4)
+    last = attend(chain(50, 1, list(range(50))), query[3:], pair, sinks=sinks)
+    assert same_bits(last[0], result[3])

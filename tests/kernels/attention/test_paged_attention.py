@@ -10,6 +10,7 @@ from kernels.attention import attention_plan
 from kernels.attention.attention_plan import PRODUCTS_MIN_TILE_ROWS
 from kernels.attention.paged_attention import AttentionBatch, paged_attention, plan_attention
 from tests.kernels.attention.naive import batches, naive_attention
+from tests.kernels.attention_inputs import make_sinks
 
 
 @given(
@@ -151,21 +152,28 @@ def test_consecutive_blocks_are_not_gathered() -> None:
     heads=st.sampled_from([(2, 1), (6, 2)]),
     window=st.sampled_from([None, 3]),
     softcap=st.sampled_from([None, 2.0]),
+    has_sinks=st.booleans(),
+    is_scaled=st.booleans(),
     seed=st.integers(0, 1 << 30),
 )
-def test_softcap_and_a_float8_cache(
+def test_softcap_sinks_and_a_float8_cache(
     drawn: tuple[AttentionBatch, int, int],
     heads: tuple[int, int],
     window: int | None,
     softcap: float | None,
+    has_sinks: bool,
+    is_scaled: bool,
     seed: int,
 ) -> None:
     batch, block_size, num_blocks = drawn
     num_query_heads, num_kv_heads = heads
+    sinks = make_sinks(num_query_heads) if has_sinks else None
     generator = torch.Generator().manual_seed(seed)
     numbers = torch.randn(2, num_blocks, block_size, num_kv_heads, 16, generator=generator)
     scales = torch.rand(2, num_blocks, block_size, num_kv_heads, generator=generator) + 0.01
-    caches = (numbers / scales[..., None]).to(torch.float8_e4m3fn)
+    caches = numbers
+    if is_scaled:
+        caches = (numbers / scales[..., None]).to(torch.float8_e4m3fn)
     query = torch.randn(batch.query_indptr[-1], num_query_heads, 16, generator=generator)
     plan = plan_attention(
         batch,
@@ -182,12 +190,13 @@ def test_softcap_and_a_float8_cache(
         caches[1],
         plan,
         scale=0.7,
-        k_scale=scales[0],
-        v_scale=scales[1],
+        k_scale=scales[0] if is_scaled else None,
+        v_scale=scales[1] if is_scaled else None,
         softcap=softcap,
+        sinks=sinks,
     )
-    exact = caches.double() * scales[..., None]
+    exact = caches.double() * scales[..., None] if is_scaled else caches.double()
     expected = naive_attention(
-        query, exact[0], exact[1], batch, scale=0.7, window=window, softcap=softcap
+        query, exact[0], exact[1], batch, scale=0.7, window=window, softcap=softcap, sinks=sinks
     )
     torch.testing.assert_close(result.double(), expected, atol=2e-5, rtol=1e-4)
