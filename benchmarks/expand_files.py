@@ -9,7 +9,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+EXPANDABLE_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 _MAX_SHARD_BYTES = 2**30
 
 
@@ -29,8 +29,10 @@ class Checkpoint:
                 self._files.update(dict.fromkeys(tensors.keys(), file))
         if not self._files:
             raise ExpandError(f"{folder} holds no safetensors")
-        if self.config.get("model_type") not in _MODEL_TYPES:
-            raise ExpandError(f"model_type {self.config.get('model_type')} is not {_MODEL_TYPES}")
+        if self.config.get("model_type") not in EXPANDABLE_TYPES:
+            raise ExpandError(
+                f"model_type {self.config.get('model_type')} is not {EXPANDABLE_TYPES}"
+            )
         self.head_dim = int(
             self.config.get("head_dim")
             or self.config["hidden_size"] // self.config["num_attention_heads"]

@@ -9,13 +9,17 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from benchmarks import expand_files
 from benchmarks.expand import expand, main, max_logit_gap
-from benchmarks.expand_files import Checkpoint, ExpandError
+from benchmarks.expand_files import EXPANDABLE_TYPES, Checkpoint, ExpandError
 from benchmarks.expand_shape import Shape, shape_for_parameters
 from tests.models import HF_CONFIGS, make_hf_model
 
 OLD = Shape(hidden_size=64, num_layers=3, intermediate_size=96, num_heads=4, num_kv_heads=2)
 LARGER = Shape(hidden_size=256, num_layers=7, intermediate_size=160, num_heads=16, num_kv_heads=4)
-EXPANDABLE = [name for name in sorted(HF_CONFIGS) if name.startswith(("llama", "mistral", "qwen"))]
+EXPANDABLE = [
+    name
+    for name, (config, _) in sorted(HF_CONFIGS.items())
+    if config.model_type in EXPANDABLE_TYPES
+]
 EMBEDDINGS = ("model.embed_tokens.weight", "lm_head.weight")
 
 
