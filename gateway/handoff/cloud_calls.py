@@ -15,8 +15,9 @@ from gateway.handoff.cloud_responder import CloudResponder
 from gateway.handoff.live_model_catalog import LiveModelCatalog
 from gateway.handoff.parsed_request import ParsedRequest
 from gateway.handoff.required_capabilities import uses_of
-from gateway.metering.meter import RequestMeter, UsageEstimate
+from gateway.metering.meter import RequestMeter
 from gateway.metering.metrics import GatewayMetrics
+from gateway.metering.reserved_usage import UsageEstimate
 from gateway.metering.token_allowance import TokenAllowance
 from gateway.planning.gateway_limits import GatewayLimits
 from gateway.planning.model_catalog import ModelCatalog
@@ -200,7 +201,7 @@ class CloudCalls:
 
         Raises RateLimitError or BudgetError.
         """
-        if not meter.is_limited:
+        if not meter.principal.is_limited:
             return None
         local = self.local_tiers if "local" in parsed.constraints.places else ()
         allowed = [name for name in local if meter.principal.scopes.allows_tier(name)]

@@ -27,8 +27,9 @@ from gateway.handoff.local_responder import LocalResponder, Writing
 from gateway.handoff.parsed_request import ParsedRequest, RequestContext, trace_request
 from gateway.handoff.reading import RequestReader
 from gateway.metering.local_work import LocalWork
-from gateway.metering.meter import RequestMeter, UsageEstimate
+from gateway.metering.meter import RequestMeter
 from gateway.metering.metrics import GatewayMetrics
+from gateway.metering.reserved_usage import UsageEstimate
 from gateway.planning.job import Job
 from gateway.planning.jobs import JobBuilder
 from gateway.planning.model_catalog import AUTO
@@ -289,6 +290,9 @@ class Planner:
 
         Raises RateLimitError or BudgetError.
         """
+        work = LocalWork(self.clock)
+        if not meter.principal.is_limited:
+            return replace(job, work=work)
         tiers: list[str] = [job.tier]
         if job.escalation is not None:
             tiers.append(job.escalation.tier)
@@ -303,7 +307,7 @@ class Planner:
                 is_bounded=job.is_bounded,
             )
         )
-        return replace(job, credit=credit, work=LocalWork(self.clock))
+        return replace(job, credit=credit, work=work)
 
     def _continues_elsewhere(self, parsed: ParsedRequest) -> bool:
         """Return whether another model may continue this answer if it breaks off."""

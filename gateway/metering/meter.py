@@ -1,45 +1,29 @@
 """The account of one API request: its reservation, the work done for it, its charge."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
-from gateway.errors.tree import BudgetError, DeadlineExceededError
+from gateway.errors.tree import DeadlineExceededError
 from gateway.ledger.row import LedgerRow
-from gateway.limits.headers import ratelimit_headers
-from gateway.limits.limiter import Reservation
-from gateway.metering.charging import (
-    NONE,
-    Reserved,
-    beyond,
-    capped,
-    missing,
-    priced,
-    used,
-)
+from gateway.metering.charging import priced
 from gateway.metering.engine_spans import record_local
 from gateway.metering.faults import is_requests_fault
 from gateway.metering.local_work import LocalWork
+from gateway.metering.reserved_usage import ReservedUsage, UsageEstimate, reserve_request
 from gateway.metering.rows import Entry, LocalAnswer, local_entries
 from gateway.metering.tenancy import Tenancy
 from gateway.metering.token_allowance import TokenAllowance
 from gateway.metering.upstream_rows import upstream_entry
 from gateway.telemetry.tracer import NULL_SPAN, Span
-from gateway.tenants.amounts import Amounts, Want
 from gateway.tenants.authenticator import EndRequest
 from gateway.tenants.principal import Principal
 from gateway.upstream.attempts import Attempt
 
 MeteredEnding = Literal["answered", "cancelled", "failed"]
 """The way a response ended: complete, cancelled by the client, or failed by our error."""
-
-_ONE_REQUEST: Final = {"": Amounts(requests=1)}
-"""A request whose tier is unknown: it counts for the limits over all models."""
-_LEAST_TOKENS: Final = 16
-"""The least number of tokens to reserve for an answer without a maximum length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,24 +39,6 @@ class Account:
     client_request_id: str
     endpoint: str
     arrival_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UsageEstimate:
-    """The most that an answer can take, its prompts counted once.
-
-    `tiers` may answer; `max_tokens` is of each choice; is_bounded: the client set it.
-    is_kept_elsewhere: an upstream server enforces the length, and may count `num_predicted_tokens`
-    of the client's predicted answer for each choice in addition.
-    """
-
-    tiers: tuple[str, ...]
-    num_prompt_tokens: int
-    num_choices: int
-    max_tokens: int
-    is_bounded: bool
-    is_kept_elsewhere: bool = False
-    num_predicted_tokens: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -120,11 +86,9 @@ class RequestMeter:
         self._clock = clock
         self._wall_clock = wall_clock
         self._on_booked = on_booked
-        self._reservation: Reservation | None = None
-        self._reserved = Reserved({}, NONE)
+        self._usage: ReservedUsage | None = None
         self._local_answers: list[_FollowedAnswer] = []
         self._attempts: list[Attempt] = []
-        self._credit: TokenAllowance | None = None
         self._ending: MeteredEnding | None = None
         self._charged = asyncio.Event()
         self._is_continued = False
@@ -136,20 +100,13 @@ class RequestMeter:
         """The principal of the request."""
         return self.account.principal
 
-    @property
-    def is_limited(self) -> bool:
-        """True if any limit counts the usage of this tenant."""
-        principal = self.principal
-        return not (principal.limits.is_empty and principal.team_limits.is_empty)
-
     # ---- before -------------------------------------------------------------------------------
 
     async def enter(self) -> None:
         """Count the request, before its body is read. Raises RateLimitError or BudgetError."""
-        if self.is_limited:
-            want = Want(by_tier=_ONE_REQUEST)
-            self._reservation = await self._tenancy.limiter.reserve(self.principal, want)
-            self._reserved = Reserved(dict(_ONE_REQUEST), _ONE_REQUEST[""])
+        if self.principal.is_limited:
+            account = self.account
+            self._usage = await reserve_request(self._tenancy, account.principal, account.endpoint)
 
     async def admit(self, estimate: UsageEstimate) -> TokenAllowance | None:
         """Reserve the answer's usage, in addition to the request itself (`enter`).
@@ -158,80 +115,12 @@ class RequestMeter:
         reserved, and where no limit applies. Where other tiers were to answer before, only the
         difference is reserved. Raises RateLimitError or BudgetError.
         """
-        if not self.is_limited:
-            return None
-        if estimate.is_bounded:
-            await self._reserve(self._wanted(estimate, estimate.max_tokens))
-            per_choice = estimate.max_tokens
-        else:
-            per_choice = await self._reserve_usual(estimate)
-        if per_choice >= estimate.max_tokens and not estimate.is_kept_elsewhere:
-            return None
-        grow = partial(self._grow, estimate.tiers)
-        self._credit = TokenAllowance(per_choice * estimate.num_choices, grow)
-        return self._credit
-
-    async def _reserve_usual(self, estimate: UsageEstimate) -> int:
-        """Reserve the usual length of such answers; return the tokens of each choice.
-
-        Where even an unused limit is too small for that, the answer begins with less and may grow.
-        """
-        lengths, endpoint = self._tenancy.lengths, self.account.endpoint
-        num_tokens = max(
-            lengths.expected(tier, endpoint, at_most=estimate.max_tokens) for tier in estimate.tiers
-        )
-        while True:
-            try:
-                await self._reserve(self._wanted(estimate, num_tokens))
-            except BudgetError as error:
-                if error.reset_s is not None or num_tokens <= _LEAST_TOKENS:
-                    raise
-                num_tokens = max(num_tokens // 4, _LEAST_TOKENS)
-            else:
-                return num_tokens
-
-    def _wanted(self, estimate: UsageEstimate, per_choice: int) -> dict[str, Amounts]:
-        num_completion = (per_choice + estimate.num_predicted_tokens) * estimate.num_choices
-        return {
-            tier: self._amounts(tier, estimate.num_prompt_tokens, num_completion)
-            for tier in estimate.tiers
-        }
-
-    def _amounts(self, tier: str, num_prompt: int, num_completion: int) -> Amounts:
-        most = self._tenancy.prices.most(
-            tier, num_prompt_tokens=num_prompt, num_completion_tokens=num_completion
-        )
-        return Amounts(requests=1, tokens=num_prompt + num_completion, usd_nanos=most.charge_nanos)
-
-    async def _reserve(self, wanted: dict[str, Amounts]) -> None:
-        """Reserve the amounts that are not reserved yet. Raises RateLimitError or BudgetError."""
-        assert self._reservation is not None, "a limited request was entered"
-        reserved = self._reserved.by_tier
-        more = {t: beyond(amounts, reserved.get(t, NONE)) for t, amounts in wanted.items()}
-        if any(amounts != NONE for amounts in more.values()):
-            await self._reservation.extend(Want(by_tier=more))
-            self._reserved.add(more)
-
-    async def _grow(self, tiers: Iterable[str], num_tokens: int) -> bool:
-        """Count more of the answer, whichever tier writes it."""
-        more = {}
-        for tier in tiers:
-            amounts = self._amounts(tier, 0, num_tokens)
-            # Money is rounded down; amounts reserved in parts are charged as one sum.
-            more[tier] = replace(amounts, requests=0, usd_nanos=amounts.usd_nanos + 1)
-        return await self._grow_by(more)
-
-    async def _grow_by(self, more: dict[str, Amounts]) -> bool:
-        assert self._reservation is not None, "it was reserved before"
-        if not await self._reservation.grow(Want(by_tier=more)):
-            return False
-        self._reserved.add(more)
-        return True
+        return None if self._usage is None else await self._usage.admit(estimate)
 
     @property
     def headers(self) -> dict[str, str]:
         """Return the x-ratelimit headers; empty where no limit applies."""
-        return {} if self._reservation is None else ratelimit_headers(self._reservation.states)
+        return {} if self._usage is None else self._usage.headers
 
     def while_key_lasts(self, end: EndRequest) -> AbstractContextManager[None]:
         """Have `end` called with the error if the request's key is revoked, expires or is removed.
@@ -288,7 +177,7 @@ class RequestMeter:
     def _begin_end(self, ending: MeteredEnding) -> asyncio.Task[None] | None:
         """Return the task that does the work which cannot be done at once."""
         self._ending = ending
-        if self._reservation is None and self._is_work_complete:
+        if self._usage is None and self._is_work_complete:
             self._book(self._rows())
             return None
         return self._tenancy.settlements.add(self._settle(ending))
@@ -307,36 +196,18 @@ class RequestMeter:
                 await self._last_words()
         finally:
             rows = self._rows()
-            if self._reservation is not None:
-                rows = await self._charge(self._reservation, rows)
+            if self._usage is not None:
+                is_counted = self._ending != "failed" or self._is_requests_fault
+                rows = await self._usage.charge(rows, is_counted=is_counted)
             self._charged.set()
         if not self._is_work_complete:
             await self._last_words()
-            rows = capped(self._rows(), self._reserved) if self._reservation else self._rows()
+            rows = self._rows() if self._usage is None else self._usage.capped(self._rows())
         self._book(rows)
 
     async def _last_words(self) -> None:
         for followed in self._local_answers:
             await followed.work.wait()
-
-    async def _charge(self, reservation: Reservation, rows: list[LedgerRow]) -> list[LedgerRow]:
-        """Return the rows as they can be charged, and give back the rest of the reservation."""
-        more = missing(rows, self._reserved)
-        if more and not await self._grow_by(more):
-            rows = capped(rows, self._reserved)
-        taken = used(rows)
-        if not taken and (self._ending != "failed" or self._is_requests_fault):
-            taken = self._request_alone()
-        await reservation.settle(taken)
-        return rows
-
-    def _request_alone(self) -> dict[str, Amounts]:
-        """Return the charge of a request that pays for no tokens but made the server work.
-
-        It counts for all models, and for the first tier that it was admitted to.
-        """
-        tier = next(filter(None, self._reserved.by_tier), "")
-        return {tier: Amounts(requests=1)}
 
     def _book(self, rows: list[LedgerRow]) -> None:
         self._is_booked = True
