@@ -59,23 +59,19 @@ ApiRequest = ChatRequest | CompletionRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Expected:
-    """Facts known of an answer: a guess, the grammar it conforms to, and how its calls are read."""
-
-    prediction: tuple[int, ...] = ()
-    grammar: GrammarSpec | None = None
-    grammar_param: str | None = None  # the field of the request that asked for it
-    tools: ToolReading | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Rendered:
     """A request as one tier reads it: its prompts, and the facts known of the answers."""
 
     info: TierInfo
     tokenizer: ChatTokenizer
     prompts: tuple[Prompt, ...]
-    expected: Expected
+    prediction: tuple[int, ...] = ()
+    """The client's guess at the answer."""
+    grammar: GrammarSpec | None = None
+    grammar_param: str | None = None
+    """The field of the request that gives the answer its grammar."""
+    tools: ToolReading | None = None
+    """The rules for reading calls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +98,6 @@ def engine_requests(
 ) -> list[EngineRequest]:
     """Build one for each choice of each prompt. Raises BadRequestError or PromptTooLongError."""
     num_choices = request.n or 1
-    expected = rendered.expected
     made = []
     for prompt_index, prompt in enumerate(rendered.prompts):
         group_id = f"{frame.job_id}-{prompt_index}"
@@ -117,8 +112,8 @@ def engine_requests(
                 cascade=cascade_params(request.outrider),
                 group_id=group_id if num_choices > 1 else None,
                 arrival_s=frame.arrival_s,
-                prediction_token_ids=expected.prediction[: sampling(0).max_tokens],
-                grammar=expected.grammar,
+                prediction_token_ids=rendered.prediction[: sampling(0).max_tokens],
+                grammar=rendered.grammar,
                 return_hidden_state=bool(frame.watch),
                 may_escalate=frame.watch is not None,
                 cache_salt=frame.principal.cache_salt,

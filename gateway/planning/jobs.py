@@ -27,7 +27,7 @@ from gateway.planning.job import Answer, ChoicePlan, EscalationTarget, Job
 from gateway.planning.job_context import JobContext
 from gateway.planning.model_catalog import AUTO
 from gateway.planning.placement import permitted
-from gateway.planning.prompt_builders import Form, Prompts, chat_form, completion_form
+from gateway.planning.prompt_builders import ChatPrompts, CompletionPrompts, Prompts
 from gateway.planning.route_report import describe_route
 from gateway.planning.routing_parts import RoutingParts
 from gateway.planning.tier_choice import TierChoice, TierChooser, TierQuery
@@ -35,6 +35,7 @@ from gateway.schema.chat import ChatRequest
 from gateway.schema.common import OutriderOptions
 from gateway.slo.classes import SloClasses
 from gateway.telemetry.spans import record_route
+from gateway.tenants.principal import Principal
 from gateway.text.chat import ChatTokenizer
 from gateway.text.chat_prompt import continues_text
 from gateway.text.prompt_work import PromptSlots, PromptWork
@@ -44,15 +45,6 @@ from router.policy import pair_complaint
 # Drawn seeds stay below 2**53, so that every JSON reader gives them back unchanged.
 _SEED_BITS: Final = 53
 _NO_OPTIONS: Final = OutriderOptions()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Begun:
-    """The context of a request, its form, and the upstream tier that may answer it too."""
-
-    context: JobContext
-    form: Form
-    upstream: UpstreamEscalation | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,8 +122,7 @@ class JobBuilder:
         Raises GatewayError or EngineError, and HandOffError where the upstream tier is to answer.
         """
         try:
-            begun = self._begun(request, context, upstream)
-            planned = await self._plan(request, begun)
+            planned = await self._plan(request, context, upstream)
         except HandOffError as handed:
             self._count_hand_off(handed)
             raise
@@ -144,52 +135,41 @@ class JobBuilder:
 
         Raises what the request itself would raise.
         """
-        planned = await self._plan(request, self._begun(request, context, upstream))
+        planned = await self._plan(request, context, upstream)
         costs = await self.chooser.costs_usd(planned.query, planned.query.candidates)
         parts = self.routing
         return describe_route(
             request.model, planned.query, planned.choice, planned.job, costs, parts
         )
 
-    def _begun(
-        self, request: ApiRequest, context: JobContext, upstream: UpstreamEscalation | None
-    ) -> _Begun:
-        work = self.prompt_work(context.principal.tenant)
-        if isinstance(request, ChatRequest):
-            salt = context.principal.cache_salt
-            dialogue = Dialogue(request.messages, self.routing, salt)
-            form = chat_form(request, dialogue, work)
-        else:
-            form = completion_form(request, work)
-        return _Begun(context=context, form=form, upstream=upstream)
+    def _prompts(self, request: ApiRequest, principal: Principal) -> Prompts:
+        work = self.prompt_work(principal.tenant)
+        if not isinstance(request, ChatRequest):
+            return CompletionPrompts(request, self.tokenizers, work)
+        dialogue = Dialogue(request.messages, self.routing, principal.cache_salt)
+        return ChatPrompts(request, dialogue, self.tokenizers, work)
 
-    async def _plan(self, request: ApiRequest, begun: _Begun) -> _Planned:
+    async def _plan(
+        self, request: ApiRequest, context: JobContext, upstream: UpstreamEscalation | None
+    ) -> _Planned:
         """Choose a tier and make its job."""
-        form, upstream = begun.form, begun.upstream
+        prompts = self._prompts(request, context.principal)
         names = await self.names()
         if request.model not in names:
             raise ModelNotFoundError(request.model, list(names))
         options = request.outrider or _NO_OPTIONS
-        candidates = permitted(begun.context.principal, names[request.model], options.tier)
-        prompts = Prompts(form, self.tokenizers)
+        candidates = permitted(context.principal, names[request.model], options.tier)
         query = TierQuery(
-            is_auto=request.model == AUTO,
-            candidates=candidates,
+            request=request,
             options=options,
-            text=form.text,
-            prompts=prompts.of,
-            num_choices=request.n or 1,
-            token_limit=request.token_limit,
-            min_tokens=request.min_tokens or 0,
-            is_streamed=bool(request.stream),
-            has_token_ids=form.has_token_ids,
-            dialogue=form.dialogue,
-            upstream=None if upstream is None else upstream.name,
+            candidates=candidates,
+            prompts=prompts,
+            upstream=upstream,
         )
         chosen_from_s = self.clock()
         choice = await self.chooser.choose(query, await self.engine_info())
-        self._trace_route(begun.context, choice, chosen_from_s)
-        job = await self._job(request, choice, prompts, begun)
+        self._trace_route(context, choice, chosen_from_s)
+        job = await self._job(query, choice, context)
         return _Planned(job=job, query=query, choice=choice)
 
     def _objective(
@@ -220,13 +200,13 @@ class JobBuilder:
 
     async def _job(
         self,
-        request: ApiRequest,
+        query: TierQuery,
         choice: TierChoice,
-        prompts: Prompts,
-        begun: _Begun,
+        context: JobContext,
     ) -> Job:
         """Build one engine request for each choice of each prompt."""
-        arrival_s, form = begun.context.arrival_s, begun.form
+        request, prompts, upstream = query.request, query.prompts, query.upstream
+        arrival_s = context.arrival_s
         service_tier = read_service_tier(request.service_tier)
         rendered = await prompts.rendered(choice.info)
         if not all(prompt.token_ids for prompt in rendered.prompts):
@@ -240,14 +220,14 @@ class JobBuilder:
         if choice.route is not None and watches:
             plan = choice.route.cascade
         frame = EngineRequestDefaults(
-            job_id=f"{form.prefix}-{secrets.token_hex(12)}",
+            job_id=f"{prompts.id_prefix}-{secrets.token_hex(12)}",
             seed=seed or 0,
             temperature=temperature,
             arrival_s=arrival_s,
             default_max_tokens=self.limits.default_max_tokens,
-            principal=begun.context.principal,
+            principal=context.principal,
             priority=service_tier.priority,
-            objective=self._objective(request, rendered, begun.context),
+            objective=self._objective(request, rendered, context),
             watch=None if plan is None else plan.wants_hidden_state,
         )
         requests = engine_requests(request, rendered, frame)
@@ -265,7 +245,7 @@ class JobBuilder:
                 model_id=choice.escalation.model_id,
                 tokenizer=other.tokenizer,
                 tier=choice.escalation.tier,
-                tools=other.expected.tools,
+                tools=other.tools,
                 opens_thinking=other.prompts[0].opens_thinking,
             )
         num_prompt_tokens = sum(len(prompt.token_ids) for prompt in rendered.prompts)
@@ -285,16 +265,16 @@ class JobBuilder:
             tokenizer=choice.tokenizer,
             stops=request.stop_strings,
             splits_thinking=isinstance(request, ChatRequest) and not continues_text(request),
-            tools=rendered.expected.tools,
-            grammar_param=rendered.expected.grammar_param,
+            tools=rendered.tools,
+            grammar_param=rendered.grammar_param,
             quality=None if choice.route is None else choice.route.quality,
             cascade=plan,
             escalation=escalation,
-            take_over=begun.upstream.take_over if begun.upstream and choice.hands_over else None,
-            on_answer=self._learner(form.dialogue, num_prompt_tokens),
+            take_over=upstream.take_over if upstream and choice.hands_over else None,
+            on_answer=self._learner(prompts.dialogue, num_prompt_tokens),
             is_bounded=request.token_limit is not None,
             service_tier=None if request.service_tier is None else service_tier.reported,
-            arm=begun.context.arm,
+            arm=context.arm,
         )
 
     def _counted(self, planned: _Planned) -> Job:

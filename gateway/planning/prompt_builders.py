@@ -1,7 +1,8 @@
-"""The parts that differ between chat and completions: prompts, and facts known of the answers."""
+"""A request's prompts, and the facts known of the answers: where chat and completions differ."""
 
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import replace
 from math import ceil
 
 from engine.errors import PromptTooLongError
@@ -9,7 +10,7 @@ from engine.events import TierInfo
 from engine.request import Tier
 from gateway.errors.tree import BadRequestError
 from gateway.planning.dialogue import Dialogue
-from gateway.planning.engine_requests import ApiRequest, Expected, Rendered, check_token_ids
+from gateway.planning.engine_requests import ApiRequest, Rendered, check_token_ids
 from gateway.schema.chat import ChatRequest, join_parts
 from gateway.schema.completions import CompletionRequest
 from gateway.text.chat import ChatTokenizer, Prompt, PromptRoom
@@ -20,130 +21,153 @@ from gateway.text.thinking import Thinking
 from gateway.text.tools import plan_tools
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Form:
-    """The parts that differ between chat and completions.
+class Prompts(ABC):
+    """A request's prompts by tier; tiers with the same rendering share them.
 
-    `render` and `expect` make a tier's prompts and the facts known of the answers to them.
+    Chat and completions differ in these methods only. `id_prefix`: of the answer's id.
+    `dialogue`: the conversation, where it is one.
     """
 
-    prefix: str
-    text: Callable[[ChatTokenizer], str]
-    render: Callable[[TierInfo, ChatTokenizer], Awaitable[tuple[Prompt, ...]]]
-    expect: Callable[[Rendered], Awaitable[Expected]]
-    has_token_ids: bool
+    id_prefix: str
     dialogue: Dialogue | None = None
 
-
-def chat_form(request: ChatRequest, dialogue: Dialogue, work: PromptWork) -> Form:
-    """Build the form of a conversation. Raises BadRequestError."""
-    plan = plan_tools(request) if request.names_tools else None
-    structured = _structured(request)
-    if plan is not None and structured is not None:
-        raise BadRequestError(
-            f"{structured.param}: not supported together with tools; set tool_choice to none.",
-            param=structured.param,
-        )
-
-    async def render(info: TierInfo, tokenizer: ChatTokenizer) -> tuple[Prompt, ...]:
-        room = _room(info, request)
-        num_chars = sum(len(join_parts(message.content)) for message in request.messages)
-        _refuse_hopeless(num_chars, room, tokenizer)
-        return (await chat_prompt(request, tokenizer, room, work),)
-
-    async def expect(rendered: Rendered) -> Expected:
-        tokenizer = rendered.tokenizer
-        prediction: tuple[int, ...] = ()
-        if request.prediction is not None:
-            prediction = await tokenizer.encode_answer(
-                request.prediction.text, rendered.info.max_context, work
-            )
-        expected = Expected(prediction=prediction)
-        thinking = _thinking(tokenizer, rendered.prompts[0])
-        if plan is not None:
-            return replace(
-                expected,
-                grammar=plan.grammar(tokenizer.dialect, thinking),
-                tools=plan.reading(tokenizer.dialect),
-                grammar_param="tools",
-            )
-        if structured is not None:
-            return replace(
-                expected, grammar=structured.grammar(thinking), grammar_param=structured.param
-            )
-        return expected
-
-    return Form(
-        prefix="chatcmpl",
-        text=lambda _: request.last_user_text,
-        render=render,
-        expect=expect,
-        has_token_ids=_has_token_ids(request),
-        dialogue=dialogue,
-    )
-
-
-def completion_form(request: CompletionRequest, work: PromptWork) -> Form:
-    """Build the form of one or several prompts."""
-
-    def text(tokenizer: ChatTokenizer) -> str:
-        first = request.prompts[0]
-        return first if isinstance(first, str) else tokenizer.decode(first)
-
-    async def render(info: TierInfo, tokenizer: ChatTokenizer) -> tuple[Prompt, ...]:
-        prompts = []
-        for prompt in request.prompts:
-            if isinstance(prompt, str):
-                room = _room(info, request)
-                _refuse_hopeless(len(prompt), room, tokenizer)
-                prompts.append(await tokenizer.encode(prompt, room, work))
-            else:
-                prompts.append(Prompt(token_ids=prompt))
-        return tuple(prompts)
-
-    async def expect(rendered: Rendered) -> Expected:
-        for prompt in request.prompts:
-            if not isinstance(prompt, str):
-                check_token_ids(prompt, rendered.info)
-        structured = plan_structured(None, request.structured_outputs)
-        if structured is None:
-            return Expected()
-        return Expected(grammar=structured.grammar(), grammar_param=structured.param)
-
-    has_token_ids = any(not isinstance(prompt, str) for prompt in request.prompts)
-    return Form(
-        prefix="cmpl",
-        text=text,
-        render=render,
-        expect=expect,
-        has_token_ids=has_token_ids or _has_token_ids(request),
-    )
-
-
-class Prompts:
-    """A request's prompts by tier; tiers with the same rendering share them."""
-
-    def __init__(self, form: Form, tokenizers: Mapping[Tier, ChatTokenizer]) -> None:
-        self._form = form
+    def __init__(
+        self, tokenizers: Mapping[Tier, ChatTokenizer], work: PromptWork, *, has_token_ids: bool
+    ) -> None:
+        """`has_token_ids`: the request has ids, which mean something in one tokenizer only."""
+        self.has_token_ids = has_token_ids
         self._tokenizers = tokenizers
+        self._work = work
         self._done: dict[str, tuple[Prompt, ...]] = {}
 
     async def of(self, info: TierInfo) -> tuple[Prompt, ...]:
-        """Render the prompts for a tier. Raises GatewayError or PromptTooLongError."""
+        """Render the prompts for a tier, once. Raises GatewayError or PromptTooLongError."""
         tokenizer = self._tokenizers[info.tier]
         if tokenizer.rendering not in self._done:
-            self._done[tokenizer.rendering] = await self._form.render(info, tokenizer)
+            self._done[tokenizer.rendering] = await self._render(info, tokenizer)
         return self._done[tokenizer.rendering]
 
     async def rendered(self, info: TierInfo) -> Rendered:
         """Render the prompts for a tier, with the facts known of the answers."""
-        rendered = Rendered(
-            info=info,
-            tokenizer=self._tokenizers[info.tier],
-            prompts=await self.of(info),
-            expected=Expected(),
-        )
-        return replace(rendered, expected=await self._form.expect(rendered))
+        return await self._expect(info, self._tokenizers[info.tier], await self.of(info))
+
+    @abstractmethod
+    def text(self, tokenizer: ChatTokenizer) -> str:
+        """Return the text that the router judges."""
+
+    @abstractmethod
+    async def _render(self, info: TierInfo, tokenizer: ChatTokenizer) -> tuple[Prompt, ...]:
+        """Render the prompts for a tier. Raises GatewayError or PromptTooLongError."""
+
+    @abstractmethod
+    async def _expect(
+        self, info: TierInfo, tokenizer: ChatTokenizer, prompts: tuple[Prompt, ...]
+    ) -> Rendered:
+        """Add the facts known of the answers. Raises BadRequestError."""
+
+
+class ChatPrompts(Prompts):
+    """The prompt of a conversation."""
+
+    id_prefix = "chatcmpl"
+
+    def __init__(
+        self,
+        request: ChatRequest,
+        dialogue: Dialogue,
+        tokenizers: Mapping[Tier, ChatTokenizer],
+        work: PromptWork,
+    ) -> None:
+        """Plan the tools and the form of the answer. Raises BadRequestError."""
+        super().__init__(tokenizers, work, has_token_ids=_has_token_ids(request))
+        self.dialogue = dialogue
+        self._request = request
+        self._tools = plan_tools(request) if request.names_tools else None
+        self._structured = structured = _structured(request)
+        if self._tools is not None and structured is not None:
+            raise BadRequestError(
+                f"{structured.param}: not supported together with tools; set tool_choice to none.",
+                param=structured.param,
+            )
+
+    def text(self, tokenizer: ChatTokenizer) -> str:
+        """Return the last message of the user."""
+        return self._request.last_user_text
+
+    async def _render(self, info: TierInfo, tokenizer: ChatTokenizer) -> tuple[Prompt, ...]:
+        room = _room(info, self._request)
+        num_chars = sum(len(join_parts(message.content)) for message in self._request.messages)
+        _refuse_hopeless(num_chars, room, tokenizer)
+        return (await chat_prompt(self._request, tokenizer, room, self._work),)
+
+    async def _expect(
+        self, info: TierInfo, tokenizer: ChatTokenizer, prompts: tuple[Prompt, ...]
+    ) -> Rendered:
+        prediction: tuple[int, ...] = ()
+        if self._request.prediction is not None:
+            prediction = await tokenizer.encode_answer(
+                self._request.prediction.text, info.max_context, self._work
+            )
+        rendered = Rendered(info=info, tokenizer=tokenizer, prompts=prompts, prediction=prediction)
+        thinking = _thinking(tokenizer, prompts[0])
+        if self._tools is not None:
+            return replace(
+                rendered,
+                grammar=self._tools.grammar(tokenizer.dialect, thinking),
+                tools=self._tools.reading(tokenizer.dialect),
+                grammar_param="tools",
+            )
+        if self._structured is not None:
+            return replace(
+                rendered,
+                grammar=self._structured.grammar(thinking),
+                grammar_param=self._structured.param,
+            )
+        return rendered
+
+
+class CompletionPrompts(Prompts):
+    """One or several prompts, of text or token ids."""
+
+    id_prefix = "cmpl"
+
+    def __init__(
+        self,
+        request: CompletionRequest,
+        tokenizers: Mapping[Tier, ChatTokenizer],
+        work: PromptWork,
+    ) -> None:
+        has_token_ids = any(not isinstance(prompt, str) for prompt in request.prompts)
+        super().__init__(tokenizers, work, has_token_ids=has_token_ids or _has_token_ids(request))
+        self._request = request
+
+    def text(self, tokenizer: ChatTokenizer) -> str:
+        """Return the first prompt."""
+        first = self._request.prompts[0]
+        return first if isinstance(first, str) else tokenizer.decode(first)
+
+    async def _render(self, info: TierInfo, tokenizer: ChatTokenizer) -> tuple[Prompt, ...]:
+        prompts = []
+        for prompt in self._request.prompts:
+            if isinstance(prompt, str):
+                room = _room(info, self._request)
+                _refuse_hopeless(len(prompt), room, tokenizer)
+                prompts.append(await tokenizer.encode(prompt, room, self._work))
+            else:
+                prompts.append(Prompt(token_ids=prompt))
+        return tuple(prompts)
+
+    async def _expect(
+        self, info: TierInfo, tokenizer: ChatTokenizer, prompts: tuple[Prompt, ...]
+    ) -> Rendered:
+        for prompt in self._request.prompts:
+            if not isinstance(prompt, str):
+                check_token_ids(prompt, info)
+        rendered = Rendered(info=info, tokenizer=tokenizer, prompts=prompts)
+        structured = plan_structured(None, self._request.structured_outputs)
+        if structured is None:
+            return rendered
+        return replace(rendered, grammar=structured.grammar(), grammar_param=structured.param)
 
 
 def _structured(request: ChatRequest) -> StructuredPlan | None:

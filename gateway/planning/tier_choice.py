@@ -1,18 +1,21 @@
 """Chooses a request's tier by its model, the cost that it allows, and the router's decision."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from engine.errors import PromptTooLongError, TierUnavailableError
 from engine.events import EngineInfo, TierInfo
 from engine.request import TIERS, Tier
-from gateway.answers.responder import HandOffError, RouteReason
+from gateway.answers.responder import HandOffError, RouteReason, UpstreamEscalation
 from gateway.errors.tree import BadRequestError
 from gateway.planning.dialogue import Dialogue
+from gateway.planning.engine_requests import ApiRequest
 from gateway.planning.gateway_limits import GatewayLimits
+from gateway.planning.model_catalog import AUTO
+from gateway.planning.prompt_builders import Prompts
 from gateway.planning.routing_parts import RoutingParts
 from gateway.schema.common import OutriderOptions
-from gateway.text.chat import ChatTokenizer, Prompt
+from gateway.text.chat import ChatTokenizer
 from router.costs import ConversationSize, gain_factor, prices_by_size
 from router.policy import Route, RoutePolicy, WishError, Wishes
 
@@ -22,27 +25,27 @@ Candidates = Sequence[TierInfo]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierQuery:
-    """The facts of a request that choosing a tier needs.
+    """A request for which a tier is chosen.
 
-    `model` resolved to `candidates`; is_auto: none of them is asked for by name. `text` is the
-    router's input. `prompts` renders for a tier, once however often it is called, and raises
-    PromptTooLongError. `num_choices` of each prompt; `token_limit` and `min_tokens` of each choice.
-    has_token_ids: the request has token ids, which mean something in one tokenizer only.
-    `upstream`: the upstream tier that plays the large model's part for this request.
+    `candidates`: the tiers that its model means and its key allows. `upstream`: the upstream tier
+    that plays the large model's part for this request.
     """
 
-    is_auto: bool
-    candidates: Candidates
+    request: ApiRequest
     options: OutriderOptions
-    text: Callable[[ChatTokenizer], str]
-    prompts: Callable[[TierInfo], Awaitable[Sequence[Prompt]]]
-    num_choices: int
-    token_limit: int | None
-    min_tokens: int
-    is_streamed: bool
-    has_token_ids: bool
-    dialogue: Dialogue | None = None
-    upstream: str | None = None
+    candidates: Candidates
+    prompts: Prompts
+    upstream: UpstreamEscalation | None = None
+
+    @property
+    def is_auto(self) -> bool:
+        """True if no tier is named by the model."""
+        return self.request.model == AUTO
+
+    @property
+    def num_choices(self) -> int:
+        """The choices for each prompt."""
+        return self.request.n or 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +105,7 @@ class TierChooser:
         if query.is_auto and query.options.tier is None:
             small = next((info for info in candidates if info.tier == "small"), None)
             if query.upstream is not None and small is not None:
-                return await self._shared(query, small, query.upstream)
+                return await self._shared(query, small, query.upstream.name)
             return await self._routed(query, candidates)
         for name in ("min_quality", "threshold"):
             if getattr(query.options, name) is not None:
@@ -123,14 +126,14 @@ class TierChooser:
         if prices is None:
             return {}
         num_completion_tokens = (
-            query.token_limit
+            query.request.token_limit
             or self.limits.default_max_tokens
             or self.routing.typical.num_completion_tokens.value
         )
         costs: dict[Tier, float] = {}
         for info in infos:
             try:
-                prompts = await query.prompts(info)
+                prompts = await query.prompts.of(info)
             except PromptTooLongError:
                 if info is infos[-1] and not costs:
                     raise
@@ -159,12 +162,13 @@ class TierChooser:
 
     async def _routed(self, query: TierQuery, candidates: Candidates) -> TierChoice:
         budget = await self._budget(query, candidates)
-        sticky = None if query.dialogue is None else query.dialogue.tier
-        if query.dialogue is not None and query.dialogue.is_tool_loop and len(candidates) > 1:
-            return self._in_tool_loop(query.dialogue, query, candidates, budget)
+        dialogue = query.prompts.dialogue
+        sticky = None if dialogue is None else dialogue.tier
+        if dialogue is not None and dialogue.is_tool_loop and len(candidates) > 1:
+            return self._in_tool_loop(dialogue, query, candidates, budget)
         wishes = self._wishes(query, candidates, budget)
         tokenizer = self.tokenizers[candidates[0].tier]
-        route = self._route(query.text(tokenizer), wishes)
+        route = self._route(query.prompts.text(tokenizer), wishes)
         if len(budget.affordable) < len(candidates):
             route = self._within(query, route, budget)
         return replace(await self._fitted(query, route, budget.affordable), sticky=sticky)
@@ -172,7 +176,7 @@ class TierChooser:
     async def _shared(self, query: TierQuery, small: TierInfo, upstream: str) -> TierChoice:
         """Choose the small model where the router trusts it; else raise HandOffError."""
         await self._budget(query, (small,))
-        dialogue = query.dialogue
+        dialogue = query.prompts.dialogue
         if dialogue is not None and dialogue.is_tool_loop:
             if dialogue.tier is not None:
                 return self._in_tool_loop(dialogue, query, (small,), _Budget(affordable=(small,)))
@@ -181,10 +185,10 @@ class TierChooser:
         tokenizer = self.tokenizers[small.tier]
         wishes = replace(
             _requested_wishes(query.options),
-            is_whole=not query.is_streamed,
-            may_watch=query.num_choices == 1 and len(await query.prompts(small)) == 1,
+            is_whole=not query.request.stream,
+            may_watch=query.num_choices == 1 and len(await query.prompts.of(small)) == 1,
         )
-        route = self._route(query.text(tokenizer), wishes)
+        route = self._route(query.prompts.text(tokenizer), wishes)
         if route.tier != "small":
             origin = RouteReason(
                 hand_off="quality", reason=route.reason, route_tier="small", quality=route.quality
@@ -209,10 +213,10 @@ class TierChooser:
         is_alike = self.renders_alike
         wishes = replace(
             _requested_wishes(query.options),
-            is_whole=not query.is_streamed,
-            may_watch=budget.may_escalate and (is_alike or not query.has_token_ids),
+            is_whole=not query.request.stream,
+            may_watch=budget.may_escalate and (is_alike or not query.prompts.has_token_ids),
         )
-        dialogue = query.dialogue
+        dialogue = query.prompts.dialogue
         turn = None if dialogue is None else dialogue.cached_turn(self.clock())
         if dialogue is None or turn is None or not self.routing.is_sticky:
             return wishes
@@ -221,7 +225,7 @@ class TierChooser:
             num_prompt_tokens=turn.num_tokens + dialogue.num_new_chars / _CHARS_PER_TOKEN,
             num_cached_tokens=turn.num_tokens,
             num_completion_tokens=min(
-                query.token_limit or num_completion_tokens, num_completion_tokens
+                query.request.token_limit or num_completion_tokens, num_completion_tokens
             ),
         )
         prices = self.routing.prices or prices_by_size(
@@ -353,12 +357,12 @@ def _too_dear(least: float, most: float, where: str = "") -> BadRequestError:
 async def _fits(query: TierQuery, info: TierInfo) -> bool:
     """Return whether the prompts and the requested answers fit in a tier's context."""
     try:
-        prompts = await query.prompts(info)
+        prompts = await query.prompts.of(info)
     except PromptTooLongError:
         return False
     longest = max((len(prompt.token_ids) for prompt in prompts), default=0)
-    limit = None if query.options.fit_context else query.token_limit
-    return longest + (limit or max(query.min_tokens, 1)) <= info.max_context
+    limit = None if query.options.fit_context else query.request.token_limit
+    return longest + (limit or max(query.request.min_tokens or 0, 1)) <= info.max_context
 
 
 def cascade_tier(candidates: Candidates, engine: EngineInfo) -> TierInfo:
