@@ -1,19 +1,13 @@
-"""One choice's stream of text, from the tier that answers it in the end.
+"""One choice's stream of text from the engine's events."""
 
-A choice that is watched is held back first: its deltas wait until the watch has decided. "commit"
-lets them go, and the stream goes on. "escalate" drops them, and the large tier's answer is streamed
-instead. So the client gets one tier's answer, exactly; the one exception is asked for: in
-`mid_stream` the large tier may go on behind text that was sent.
-"""
-
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import dataclass, replace
-from typing import Literal, cast
+from dataclasses import dataclass
+from typing import cast
 
-from engine.errors import CrashSuspectError, EngineDiedError, EngineError
+from engine.errors import CrashSuspectError, EngineDiedError
 from engine.events import (
-    AnswerHeld,
     EngineEvent,
     Failed,
     Finished,
@@ -22,7 +16,6 @@ from engine.events import (
     TokensEmitted,
 )
 from engine.request import EngineRequest, Tier
-from gateway.answers.responder import DraftAnswer, EscalateFn, HandedOverError, TakenOver
 from gateway.backends.client import EngineClient
 from gateway.errors.tree import (
     BadRequestError,
@@ -33,17 +26,9 @@ from gateway.errors.tree import (
     RequestFailedError,
 )
 from gateway.generation.choice import Choice, Delta
-from gateway.generation.event_reader import EventReader
-from gateway.generation.hold_back import HoldBack
-from gateway.generation.trace import told_as_reused
 from gateway.metering.metrics import GatewayMetrics
 from gateway.metering.token_allowance import within_allowance
-from gateway.planning.job import Answer, EscalationTarget, Job
-from router.cascade import Judgement
-
-_ENGINE_DIED = frozenset({EngineDiedError.code, CrashSuspectError.code})
-_REFUSED = "cascade: the large tier could not take it, small answer kept"
-_REFUSED_ELSEWHERE = "cascade: the upstream tier could not take it, local answer kept"
+from gateway.planning.job import Answer, Job
 
 
 @dataclass(slots=True)
@@ -61,17 +46,8 @@ class CascadeUsage:
     reason: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _SmallAnswer:
-    """A whole answer that was given up, and can still be sent should the large tier fail."""
-
-    choice: Choice
-    deltas: list[Delta]
-    cascade: CascadeUsage
-
-
 class ChoiceStream:
-    """One choice while the engine works on it. Use `deltas` once."""
+    """One choice that no watch holds back (see `WatchedStream`). Use `deltas` once."""
 
     def __init__(
         self,
@@ -85,29 +61,15 @@ class ChoiceStream:
         self.choice = Choice(index, job, opens_thinking=plan.opens_thinking)
         self.tier: Tier = job.tier
         self.cascade = CascadeUsage()
-        self.is_degraded = False  # an upstream tier should have answered, and could not
-        self._index = index
+        self.is_degraded = False
+        """True if an upstream tier should have answered, and could not."""
         self._job = job
         self._request = plan.request
         self._engine = engine
         self._metrics = metrics
         self._clock = clock
-        self._hold_back = HoldBack(job.cascade, clock) if job.cascade else None
-        # With different tokenizers, no tier can continue in the middle of a text.
-        self._may_continue = bool(
-            job.cascade and job.cascade.mid_stream and not plan.escalated and not job.take_over
-        )
-        self._is_continued = False
-        self._num_continued = 0  # tokens in front of the other tier's continuation
-        self._held: list[Delta] = []
-        self._held_reason: Literal["stop", "length"] | None = None
-        self._small_ids: list[int] = []
-        self._small: _SmallAnswer | None = None
-        self._predicts_small = False
-        self._is_over = False
         self._last_token_s: float | None = None
         self._record = _AnswerRecord() if job.on_answer else None
-        self._taken: TakenOver | None = None
 
     async def deltas(self) -> AsyncGenerator[Delta]:
         """Yield the text as it may be sent. Closing this aborts what still runs.
@@ -116,11 +78,7 @@ class ChoiceStream:
         an upstream tier answers in its place.
         """
         async with AsyncExitStack() as readers:
-            readers.push_async_exit(self._give_up_taken)
-            self._reader = await self._open(self._request, readers)
-            if self._hold_back is not None:
-                await self._decide(self._hold_back, readers)
-            ready, self._held = self._held, []
+            ready = await self._begin(readers)
             while self.choice.finish_reason is None:
                 for delta in ready:
                     yield delta
@@ -133,7 +91,17 @@ class ChoiceStream:
         for delta in ready:
             yield delta
 
-    async def _open(self, request: EngineRequest, readers: AsyncExitStack) -> EventReader:
+    @property
+    def written(self) -> tuple[tuple[Tier, int], ...]:
+        """The number of tokens, of the choice as it stands, that each tier has written."""
+        return ((self.tier, self.choice.usage.num_tokens),)
+
+    async def _begin(self, readers: AsyncExitStack) -> list[Delta]:
+        """Open the engine's stream; return the deltas that may be sent at once."""
+        self._reader = await self._open(self._request, readers)
+        return []
+
+    async def _open(self, request: EngineRequest, readers: AsyncExitStack) -> "EventReader":
         job = self._job
         on_end = None
         if job.work is not None:
@@ -144,217 +112,16 @@ class ChoiceStream:
             stream = within_allowance(stream, job.credit, request.tier)
         return await readers.enter_async_context(aclosing(EventReader(stream)))
 
-    @property
-    def written(self) -> tuple[tuple[Tier, int], ...]:
-        """The number of tokens, of the choice as it stands, that each tier has written."""
-        num_tokens = self.choice.usage.num_tokens
-        if not self._is_continued:
-            return ((self.tier, num_tokens),)
-        return (
-            (self._job.tier, self._num_continued),
-            (self.tier, num_tokens - self._num_continued),
-        )
-
-    # ---- held text ----------------------------------------------------------------------------
-
-    async def _decide(self, hold_back: HoldBack, readers: AsyncExitStack) -> None:
-        """Hold the small answer until the watch has decided, and act on the decision.
-
-        Leaves in `_held` the deltas that may be sent at once.
-        """
-        judgement = await self._judgement(hold_back)
-        self._note(judgement)
-        self.cascade.num_held_tokens = self.choice.usage.num_tokens
-        held_s = hold_back.held_s
-        action: str = judgement.action
-        if action == "escalate" and self._job.take_over is not None:
-            await self._hand_over(self._job.take_over, judgement, held_s)
-            action = "refuse"
-        elif action == "escalate" and not await self._escalate(readers):
-            action = "refuse"
-            self.cascade.reason = f"{judgement.reason}; {_REFUSED}"
-        self._metrics.cascade_decided(action, self.tier, held_s, self.cascade.num_held_tokens)
-        if action == "escalate":
-            self._may_continue = False
-            return
-        if self.choice.finish_reason is None:
-            await self._engine.settle(self._request.request_id)
-        if self.choice.usage.num_tokens:
-            self._observe(self.choice.usage.num_tokens)
-
-    async def _judgement(self, hold_back: HoldBack) -> Judgement:
-        """Read until the watch decides; deltas gather in `_held`."""
-        while True:
-            remaining_s = hold_back.remaining_s
-            if remaining_s == 0.0:
-                return hold_back.judge_at_limit()
-            event = await self._reader.next_within(remaining_s)
-            if event is None:
-                continue
-            self._held += self._receive(event)
-            if isinstance(event, TokensEmitted):
-                self._small_ids += event.token_ids
-            judgement = hold_back.judge(event, is_whole=self._is_whole)
-            if judgement is not None:
-                return judgement
-
-    @property
-    def _is_whole(self) -> bool:
-        """True if the answer has ended, by itself or at a stop string."""
-        return self.choice.finish_reason is not None or self._held_reason is not None
-
-    def _note(self, judgement: Judgement) -> None:
-        self.cascade.confidence = judgement.confidence
-        self.cascade.reason = judgement.reason
-
-    # ---- to an upstream tier ------------------------------------------------------------------
-
-    async def _hand_over(self, take_over: EscalateFn, judgement: Judgement, held_s: float) -> None:
-        """Let another tier answer: raises HandedOverError. Returns where it cannot.
-
-        Meanwhile the engine goes on with the small answer, which is kept in that case.
-        """
-        cascade = self.cascade
-        weak = DraftAnswer(
-            text=self._job.tokenizer.decode(self._small_ids),
-            num_tokens=cascade.num_held_tokens,
-            confidence=judgement.confidence,
-            reason=judgement.reason,
-            quality=self._job.quality,
-        )
-        taken = self._taken = await take_over(weak)
-        if taken is None:
-            self.is_degraded = True
-            cascade.reason = f"{judgement.reason}; {_REFUSED_ELSEWHERE}"
-            return
-        cascade.escalated = True
-        cascade.num_retracted_tokens = self.choice.usage.num_tokens
-        self._metrics.cascade_decided("escalate", self.tier, held_s, cascade.num_held_tokens)
-        raise HandedOverError(taken)
-
-    async def _give_up_taken(self, kind: object, error: object, traceback: object) -> None:
-        """Close the answer that took over: the client left while the local one was ended."""
-        if self._taken is not None and not isinstance(error, HandedOverError):
-            await self._taken.aclose()
-
-    # ---- to the large tier --------------------------------------------------------------------
-
-    async def _escalate(self, readers: AsyncExitStack) -> bool:
-        """Give the small answer up for the large tier's; return whether that tier took it."""
-        target = self._job.escalation
-        assert target is not None, "a job with a cascade has one"
-        escalated = self._job.choices[self._index].escalated
-        if escalated is None:
-            return await self._switch(target)
-        return await self._submit_elsewhere(target, escalated, readers)
-
-    async def _switch(self, target: EscalationTarget) -> bool:
-        """Move the sequence. A tier refuses by letting the small answer go on."""
-        await self._engine.switch_tier(self._request.request_id, target.tier)
-        while not self._is_over:
-            event = await self._reader.next()
-            if isinstance(event, TierSwitched):
-                self._note_switch()
-                self._start_over(target)
-                return True
-            self._held += self._receive(event)
-        return False
-
-    async def _submit_elsewhere(
-        self, target: EscalationTarget, request: EngineRequest, readers: AsyncExitStack
-    ) -> bool:
-        """Start a request for another tokenizer, with the small answer's text as its prediction.
-
-        The small one is aborted when the large one has begun to answer.
-        """
-        if not request.prediction_token_ids:  # the client's own guess is counted for it
-            self._predicts_small = True
-            text = self._job.tokenizer.decode(self._small_ids)
-            prediction = await target.tokenizer.encode_answer(text, request.sampling.max_tokens)
-            request = replace(request, prediction_token_ids=prediction)
-        events: list[EngineEvent] = []
-        try:
-            reader = await self._open(request, readers)
-            while not any(isinstance(event, TokensEmitted | Finished) for event in events):
-                events.append(await reader.next())
-                if isinstance(events[-1], Failed):
-                    return False
-        except (EngineError, EngineLostError):
-            return False
-        await self._reader.aclose()
-        if self._job.credit is not None:
-            self._job.credit.give_back(self.choice.usage.num_tokens)
-        self._reader, self._request = reader, request
-        self._start_over(target)
-        for event in events:
-            self._held += self._answer_with(event)
-        return True
-
-    def _note_switch(self) -> None:
-        if self._job.work is not None:
-            self._job.work.switched(self._request.request_id)
-
-    def _start_over(self, target: EscalationTarget) -> None:
-        """Read the large tier's events from here on."""
-        small = self.choice
-        if self._held_reason is not None and small.finish_reason is None:
-            self._held += small.end(self._held_reason)
-        if small.finish_reason is not None:
-            self._small = _SmallAnswer(small, self._held, replace(self.cascade))
-        self.cascade.escalated = True
-        self.cascade.num_retracted_tokens = small.usage.num_tokens
-        self.tier = target.tier
-        self._held = []
-        self._held_reason = None
-        self.choice = Choice(
-            self._index, self._job, opens_thinking=target.opens_thinking, target=target
-        )
-        self.choice.usage.queue_s = small.usage.queue_s
-
-    def _keep_small(self, small: _SmallAnswer) -> list[Delta]:
-        """Send the small answer after all: the large tier failed before its first text."""
-        self.choice, self.cascade, self.tier = small.choice, small.cascade, self._job.tier
-        self.cascade.reason = f"{self.cascade.reason}; {_REFUSED}"
-        self._observe(self.choice.usage.num_tokens)
-        return small.deltas
-
-    # ---- sent text ----------------------------------------------------------------------------
-
     async def _next_deltas(self) -> list[Delta]:
-        """Return the deltas of the next event, of an answer that is not held back."""
-        event = await self._reader.next()
-        deltas = self._answer_with(event)
-        if isinstance(event, TokensEmitted):
-            if self._may_continue:
-                await self._watch_on(event)
-        elif isinstance(event, AnswerHeld):
-            await self._engine.settle(self._request.request_id)
-        return deltas
+        """Return the deltas of the next event, which may be sent at once."""
+        return self._answer_with(await self._reader.next())
 
     def _answer_with(self, event: EngineEvent) -> list[Delta]:
         """Receive an event as `_receive` does, for text that is sent at once."""
         if isinstance(event, TokensEmitted):
             self._observe(len(event.token_ids))
-            deltas = self._add_tokens(event)
-            if deltas:
-                self._small = None
-            return deltas
-        small = self._small
-        if isinstance(event, Failed) and small is not None and event.code not in _ENGINE_DIED:
-            return self._keep_small(small)
+            return self._add_tokens(event)
         return self._receive(event)
-
-    async def _watch_on(self, event: TokensEmitted) -> None:
-        """In mid-stream, let the large tier continue where the watch has lost its trust."""
-        assert self._hold_back is not None
-        judgement = self._hold_back.wants_continuation(event)
-        if judgement is not None and self.choice.finish_reason is None:
-            self._may_continue = False
-            self._note(judgement)
-            assert self._job.escalation is not None
-            await self._engine.switch_tier(
-                self._request.request_id, self._job.escalation.tier, keeps_answer=True
-            )
 
     def _receive(self, event: EngineEvent) -> list[Delta]:
         """Return the deltas of an event. Raises GatewayError where it is an error of ours."""
@@ -364,26 +131,19 @@ class ChoiceStream:
                 return self._add_tokens(event)
             case PrefillDone():
                 self._note_prefill(event)
-            case AnswerHeld(finish_reason="stop" | "length" as reason):
-                self._held_reason = reason
+                return []
             case Finished(finish_reason="stop" | "length" as reason):
-                self._is_over = True
                 return choice.end(reason) if choice.finish_reason is None else []
-            case Finished() | AnswerHeld():
-                raise GenerationError("The engine aborted the request.", code="aborted")
             case Failed():
                 raise _failure(event, self._job)
-            case TierSwitched(keeps_answer=True):
-                self._continue_in(event.tier)
             case TierSwitched():
                 # The switch was not requested, so text may be out that cannot be taken back.
                 raise GenerationError("The answer moved to another tier.", code="tier_switched")
-        return []
+            case _:
+                raise GenerationError("The engine aborted the request.", code="aborted")
 
     def _note_prefill(self, event: PrefillDone) -> None:
-        """Note the cost of the prompt; a continuation's own prompt is not counted."""
-        if self._is_continued:
-            return
+        """Note the cost of the prompt."""
         usage = self.choice.usage
         usage.queue_s = event.queue_s if usage.queue_s is None else usage.queue_s
         usage.num_cached_tokens = event.num_cached_tokens
@@ -391,28 +151,7 @@ class ChoiceStream:
             self._job.on_prefill(event.queue_s)
 
     def _add_tokens(self, event: TokensEmitted) -> list[Delta]:
-        """Add tokens; drop those behind a stop string, which come only during a move."""
-        if self.choice.finish_reason is not None:
-            return []
-        if self._predicts_small and self.cascade.escalated:
-            # The prediction was the small answer, not the client's guess.
-            event = replace(
-                event,
-                num_predicted_tokens=0,
-                num_reused_tokens=event.num_predicted_tokens,
-                trace=event.trace and told_as_reused(event.trace),
-            )
         return self.choice.add_tokens(event)
-
-    def _continue_in(self, tier: Tier) -> None:
-        """Continue on the other tier behind the sent text; its first gap is not counted."""
-        self._note_switch()
-        self.tier = tier
-        self.cascade.escalated = True
-        self._is_continued = True
-        self._num_continued = self.choice.usage.num_tokens
-        self._last_token_s = None
-        self._metrics.cascade_continued(tier)
 
     def _observe(self, num_tokens: int) -> None:
         """Record the time of the first token that the client may have, then the gap per token."""
@@ -425,8 +164,6 @@ class ChoiceStream:
         elif num_tokens and self._last_token_s is not None:
             metrics.inter_token_latency.observe((now_s - self._last_token_s) / num_tokens)
         self._last_token_s = usage.last_token_s = now_s
-
-    # ---- for the parts that learn from answers ------------------------------------------------
 
     def _report_answer(self, record: "_AnswerRecord", last: Iterable[Delta]) -> None:
         """Report the whole answer."""
@@ -480,3 +217,58 @@ def _failure(event: Failed, job: Job) -> GatewayError:
             return BadRequestError(message, param=param, code=event.code)
         case _:
             return GenerationError(event.message, code=event.code)
+
+
+class EventReader:
+    """Reads one request's events. Closing it closes the stream, which aborts what still runs.
+
+    Cancelling `anext` of a generator ends the generator; so a read that runs out of time goes on
+    in a task, and the next read waits for it.
+    """
+
+    def __init__(self, stream: AsyncGenerator[EngineEvent]) -> None:
+        self._stream = stream
+        self._pending: asyncio.Task[EngineEvent | None] | None = None
+
+    async def next(self) -> EngineEvent:
+        """Return the next event.
+
+        Raises the engine's refusal, and EngineLostError where the stream ends: its reader should
+        have stopped at the last event.
+        """
+        if self._pending is not None:
+            await asyncio.wait((self._pending,))
+            return self._take(self._pending)
+        return _checked(await anext(self._stream, None))  # for each token: no detour
+
+    async def next_within(self, timeout_s: float | None) -> EngineEvent | None:
+        """Return the next event; None if it did not come in time (a limit of None is none)."""
+        if timeout_s is None:
+            return await self.next()
+        if self._pending is None:
+            self._pending = asyncio.create_task(self._pull())
+        await asyncio.wait((self._pending,), timeout=timeout_s)
+        return self._take(self._pending) if self._pending.done() else None
+
+    async def aclose(self) -> None:
+        """Close the stream; a second time does nothing."""
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            pending.cancel()
+            await asyncio.wait((pending,))
+            if not pending.cancelled():
+                pending.exception()  # retrieved: nothing reads any more
+        await self._stream.aclose()
+
+    async def _pull(self) -> EngineEvent | None:
+        return await anext(self._stream, None)
+
+    def _take(self, pending: "asyncio.Task[EngineEvent | None]") -> EngineEvent:
+        self._pending = None
+        return _checked(pending.result())
+
+
+def _checked(event: EngineEvent | None) -> EngineEvent:
+    if event is None:
+        raise EngineLostError("The engine's answer broke off.", code="engine_died")
+    return event

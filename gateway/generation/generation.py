@@ -10,6 +10,7 @@ from gateway.backends.client import EngineClient
 from gateway.generation.choice import Choice, Delta
 from gateway.generation.choice_stream import CascadeUsage, ChoiceStream
 from gateway.generation.fan_in import merge
+from gateway.generation.watched_stream import WatchedStream
 from gateway.metering.metrics import GatewayMetrics
 from gateway.planning.job import ChoicePlan, Job
 
@@ -29,9 +30,14 @@ class Generation:
         self.job = job
         self.outcome = "abort"
         self.failure = ""
-        self._streams = [
-            ChoiceStream(index, job, engine, metrics, clock) for index in range(len(job.choices))
-        ]
+        choices = range(len(job.choices))
+        self._streams: list[ChoiceStream]
+        if job.cascade is None:
+            self._streams = [ChoiceStream(i, job, engine, metrics, clock) for i in choices]
+        else:
+            self._streams = [
+                WatchedStream(i, job, engine, metrics, clock, job.cascade) for i in choices
+            ]
         self._metrics = metrics
         self._clock = clock
 
