@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 from gateway.edge.bodies import end_turn
 from gateway.errors.tree import BadRequestError
-from gateway.schema.parsing import parse, refuse_doubled_names
+from gateway.schema.parsing import parse, refuse_doubled_names, validate
 
 Request = TypeVar("Request", bound=BaseModel)
 
@@ -35,7 +35,7 @@ async def read_body(model: type[Request], body: bytes) -> ReadBody[Request]:
             f"The body is not valid JSON: {error}.", code="invalid_json"
         ) from None
     await end_turn(body)
-    request = parse(model, body)
+    request = validate(model, document, body)
     await end_turn(body)
     refuse_doubled_names(body)
     await end_turn(body)

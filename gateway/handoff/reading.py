@@ -37,7 +37,7 @@ from gateway.schema.common import OutriderOptions
 from gateway.schema.completions import CompletionRequest
 from gateway.schema.envelope import ReadRequest, read_request
 from gateway.schema.kinds import Endpoint
-from gateway.schema.parsing import parse, refuse_doubled_names
+from gateway.schema.parsing import parse, refuse_doubled_names, validate
 from gateway.schema.template_variables import FIELD, read_variables
 from gateway.slo.classes import SloClasses
 
@@ -190,7 +190,7 @@ class RequestReader:
         )
         parsed = self._without_impossible(parsed)
         if "local" in parsed.constraints.places:
-            request = parse(_REQUESTS[endpoint], body)
+            request = validate(_REQUESTS[endpoint], read.document, body)
             if assignment is not None:
                 request = overlaid(request, assignment)
             if meant.named == "cloud":  # a name that no local model has

@@ -88,6 +88,18 @@ _reader: Final = _MemberReader()
 Parsed = TypeVar("Parsed", bound=BaseModel)
 
 
+def validate(model: type[Parsed], document: object, body: bytes) -> Parsed:
+    """Validate a body that is parsed already. Raises BadRequestError that names the field.
+
+    `document` is `body`, read by msgspec. Where it does not conform, the body is read again:
+    pydantic words its complaints, and judges some values, by the text that they are written as.
+    """
+    try:
+        return model.model_validate(document)
+    except ValidationError:
+        return parse(model, body)
+
+
 def parse(model: type[Parsed], body: bytes) -> Parsed:
     """JSON to a validated request. Raises BadRequestError that names the field."""
     try:
