@@ -23,12 +23,13 @@ OPTION_FIELDS: Final = (
     "policy",
     "slo",
 )
-"""The fields of OutriderOptions that an arm may set; the others are promises to the client."""
+"""Fields of OutriderOptions that an arm may set; the others are promises to the client."""
 SERVICE_TIER: Final = "service_tier"
 OVERLAY_FIELDS: Final = (*OPTION_FIELDS, SERVICE_TIER)
 
 _CHOICE: Final = frozenset({"tier", "min_quality", "threshold"})
-"""A tier that is named leaves nothing to choose, and quality is asked for in one way only."""
+"""Settings that exclude each other: a fixed tier leaves nothing to choose, and there is one quality
+target."""
 _GROUPS: Final = (
     frozenset({"speculation", "max_draft_nodes", "max_draft_depth", "sources"}),
     _CHOICE | {"policy", "hold_back_tokens", "hold_back_ms"},
@@ -36,7 +37,7 @@ _GROUPS: Final = (
 
 
 class _SettingsBase(RequestModel):
-    """What of a request's settings an arm sets; names and bounds are those of requests."""
+    """Settings that an arm may set, with the names and bounds that they have in requests."""
 
     @model_validator(mode="before")
     @classmethod
@@ -76,7 +77,7 @@ class Overlay:
     _values: tuple[tuple[str, Any], ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Note what is set."""
+        """Collect the settings that are set."""
         pairs = ((name, getattr(self.options, name)) for name in OPTION_FIELDS)
         values = tuple(pair for pair in pairs if pair[1] is not None)
         names = {name for name, _ in values}
@@ -101,14 +102,14 @@ class Overlay:
 
     @classmethod
     def of_model(cls, parsed: RequestModel) -> "Overlay":
-        """The same from an ArmOverlay."""
+        """Build an overlay from a parsed ArmOverlay."""
         set_ = {name: getattr(parsed, name) for name in OVERLAY_FIELDS}
         service_tier: ServiceTierName | None = set_.pop(SERVICE_TIER)
         given = {name: value for name, value in set_.items() if value is not None}
         return cls(options=OutriderOptions.model_construct(**given), service_tier=service_tier)
 
     def merge(self, own: OutriderOptions | None) -> OutriderOptions | None:
-        """The request's options with what it leaves open filled in; its own ones win."""
+        """Return the request's options with unset ones filled in from this overlay."""
         if not self._values:
             return own
         if own is None:
@@ -117,11 +118,11 @@ class Overlay:
         return own.model_copy(update=left_open) if left_open else own
 
     def merge_service_tier(self, own: ServiceTierName | None) -> ServiceTierName | None:
-        """The same for `service_tier`."""
+        """Return the request's service tier, or this overlay's if the request sets none."""
         return self.service_tier if own is None else own
 
     def over(self, below: "Overlay") -> "Overlay":
-        """Both together; where both set something, this one wins."""
+        """Return both overlays merged; where both set an option, this one wins."""
         return Overlay(
             options=self.merge(None if not below.fields else self._filled(below)) or below.options,
             service_tier=self.service_tier or below.service_tier,
@@ -146,14 +147,17 @@ NO_OVERLAY: Final = Overlay()
 
 
 def related_fields(fields: Iterable[str]) -> frozenset[str]:
-    """These settings and those that contradict them: a request with one of them takes no part."""
+    """Return these settings and those that contradict them.
+
+    A request that sets one of them itself takes no part in the experiment.
+    """
     names = frozenset(fields)
     groups = (group for group in _GROUPS if names & group)
     return names.union(*groups)
 
 
 def contradictions(first: frozenset[str], second: frozenset[str]) -> frozenset[str]:
-    """The settings of two overlays that cannot hold together; empty where they can."""
+    """Return the settings of two overlays that contradict each other; may be empty."""
     both, choice = first & second, (first | second) & _CHOICE
     return both | (choice if len(choice) > 1 else frozenset())
 

@@ -1,4 +1,4 @@
-"""Rules under which an experiment runs: limits that stop an arm, and how traffic is shared out."""
+"""Rules of an experiment: limits that stop an arm, and how traffic is allocated."""
 
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -9,9 +9,9 @@ GuardrailName = Literal["p95_ttft_ms", "error_share", "cost_per_request_usd"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardrailLimits:
-    """What no arm may surely exceed; None where nothing is set.
+    """Limits that stop an arm which provably exceeds one; None: no limit.
 
-    `error_share` in [0, 1] is of the requests that the client did not give up. `alpha` in (0, 1)
+    `error_share` in [0, 1] counts requests that the client did not cancel. `alpha` in (0, 1)
     bounds the probability that, over the whole run, any arm that keeps its limits is stopped.
     """
 
@@ -22,7 +22,7 @@ class GuardrailLimits:
 
     @property
     def names(self) -> tuple[GuardrailName, ...]:
-        """Those that are set."""
+        """Names of the limits that are set."""
         found: list[GuardrailName] = []
         if self.p95_ttft_ms is not None:
             found.append("p95_ttft_ms")
@@ -38,10 +38,10 @@ NO_GUARDRAILS: Final = GuardrailLimits()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocationRule:
-    """How weights change while the experiment runs, on attainment.
+    """Rule by which weights change while the experiment runs, based on attainment.
 
-    `min_share` of the traffic goes to each arm at least (at most 1 / arms); weights are thought
-    over every `every_s` seconds, and not before `min_requests` of each arm.
+    Each arm gets at least `min_share` of the traffic (at most 1 / arms). Weights are recomputed
+    every `every_s` seconds, once each arm has had `min_requests`.
     """
 
     kind: AllocationKind = "fixed"

@@ -1,4 +1,4 @@
-"""Settings of experiments: the same words in outrider.toml and at /admin/experiments."""
+"""Settings of experiments, with the same names in outrider.toml and at /admin/experiments."""
 
 import math
 from typing import Annotated, Final, Literal, Self
@@ -30,16 +30,16 @@ _Alpha = Annotated[float, Field(ge=1e-6, le=0.5)]
 
 
 class ArmSpec(RequestModel):
-    """An arm: its weight, and the settings that it gives to its requests."""
+    """An arm: its weight and the settings that it applies to its requests."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     weight: Annotated[float, Field(gt=0, le=1e6)] = 1.0
-    """Its share of the units, relative to the other arms. Weights below 1 are shares: they must
-    add up to 1."""
+    """Share of the units, relative to the other arms. Weights below 1 are shares and must add up to
+    1."""
     set: ArmOverlay = Field(default_factory=ArmOverlay)
-    """Settings as in a request's `outrider` object, and service_tier. What a request sets itself
-    stays."""
+    """Settings as in a request's `outrider` object, and service_tier. A setting in the request
+    wins."""
 
 
 class Eligible(RequestModel):
@@ -52,7 +52,7 @@ class Eligible(RequestModel):
     teams: _Names | None = None
     """Ids of teams."""
     models: _Names | None = None
-    """Names that requests ask for, such as auto."""
+    """Model names in requests, such as auto."""
     endpoints: _Names | None = None
     """Endpoints, such as chat, completions, responses or messages."""
     headers: Annotated[
@@ -69,7 +69,7 @@ class Eligible(RequestModel):
             },
         ),
     ] = Field(default_factory=dict)
-    """Headers that a request must have, by names in lower case; * is any value."""
+    """Required request headers, by lower-case name; the value * accepts any value."""
 
     @model_validator(mode="after")
     def _no_secrets(self) -> Self:
@@ -79,7 +79,7 @@ class Eligible(RequestModel):
 
 
 class GuardrailSpec(RequestModel):
-    """Limits that stop an arm by themselves as soon as it surely exceeds one."""
+    """Limits that stop an arm automatically when it provably exceeds one."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
@@ -90,16 +90,16 @@ class GuardrailSpec(RequestModel):
     cost_per_request_usd: Annotated[float, Field(gt=0, le=1e6)] | None = None
     """Largest mean cost of a request."""
     alpha: _Alpha = 0.05
-    """The probability that an arm is stopped though none exceeds its limits."""
+    """Probability that an arm is stopped although none exceeds its limits."""
 
 
 class AllocationSpec(RequestModel):
-    """How weights change while it runs, on attainment; fixed: not at all."""
+    """Change of weights while the experiment runs, based on attainment; fixed: none."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     kind: AllocationKind = "fixed"
-    """fixed, thompson (more units for arms that may be the best) or track_and_stop (the soonest
+    """fixed, thompson (more units for arms that may be the best) or track_and_stop (the earliest
     decision)."""
     min_share: Annotated[float, Field(ge=0.01, le=0.5)] = 0.05
     """Smallest share of the traffic for each arm."""
@@ -110,19 +110,19 @@ class AllocationSpec(RequestModel):
 
 
 class ExperimentSpec(RequestModel):
-    """An A/B experiment: arms that differ in settings, and how units are assigned to them."""
+    """An A/B experiment: arms that differ in settings, and the assignment of units to them."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     description: Annotated[str, Field(max_length=1024)] = ""
-    """The question behind the experiment, for people."""
+    """The question behind the experiment, as free text."""
     unit: UnitKind = "user"
-    """What stays in its arm: user (the request's safety_identifier or user, within its team or
-    key), key, conversation (how it began, and its key) or request."""
+    """Unit of assignment: user (the request's safety_identifier or user, within its team or key),
+    key, conversation (its first messages and its key) or request."""
     layer: ExperimentName = "default"
-    """Experiments of one layer have no unit in common; those of different layers cross."""
+    """Experiments in the same layer share no units; experiments in different layers overlap."""
     salt: Annotated[str, Field(max_length=64)] = ""
-    """A new salt reassigns all units to arms; empty: the experiment's name."""
+    """Seed of the assignment; a new salt reassigns all units. Empty: the experiment's name."""
     arms: Annotated[
         dict[ArmName, ArmSpec],
         Field(
@@ -133,23 +133,24 @@ class ExperimentSpec(RequestModel):
     ]
     """The arms, by name."""
     control: ArmName | None = None
-    """The arm that the others are compared with; unset: the one called control, else the first."""
+    """Arm that the others are compared with; unset: the arm called control, else the first."""
     eligible: Eligible = Field(default_factory=Eligible)
     """Requests that take part."""
     slo: SloOptions | None = None
-    """Objectives of all arms, for requests that name none."""
+    """Latency objectives of all arms, for requests that set none."""
     metric: ExperimentMetric = "attainment"
     """The metric that decides."""
     alpha: _Alpha = 0.05
-    """The probability of a decision where there is no difference, however often one looks."""
+    """Probability of a false decision when arms do not differ, however often results are
+    checked."""
     min_effect: Annotated[float, Field(gt=0, le=1e9)] | None = None
-    """A difference from the control that is too small to matter, in the metric's unit."""
+    """Smallest difference from the control that matters, in the metric's unit."""
     feedback_name: Annotated[str, Field(max_length=64)] = ""
-    """The name of the feedback that the metric feedback is about."""
+    """Name of the feedback that the metric `feedback` uses."""
     guardrails: GuardrailSpec = Field(default_factory=GuardrailSpec)
     """Limits that stop an arm."""
     allocation: AllocationSpec = Field(default_factory=AllocationSpec)
-    """Whether weights change by themselves."""
+    """Automatic change of weights."""
 
     @model_validator(mode="after")
     def _adds_up(self) -> Self:
@@ -184,7 +185,7 @@ class ExperimentSpec(RequestModel):
         return CONTROL if CONTROL in self.arms else next(iter(self.arms))
 
     def overlay(self, arm: str) -> Overlay:
-        """What an arm sets, with the objectives of all arms below it."""
+        """Return an arm's settings over the objectives that all arms share."""
         own = Overlay.of_model(self.arms[arm].set)
         if self.slo is None:
             return own
@@ -192,29 +193,29 @@ class ExperimentSpec(RequestModel):
 
     @property
     def about(self) -> frozenset[str]:
-        """The settings in which arms differ or may differ: all that any of them sets."""
+        """Settings that at least one arm sets: those in which arms may differ."""
         fields = (Overlay.of_model(arm.set).fields for arm in self.arms.values())
         return frozenset[str]().union(*fields)
 
     @property
     def sets(self) -> frozenset[str]:
-        """The same, and what all arms set."""
+        """Settings in `about`, and those that all arms share."""
         return self.about if self.slo is None else self.about | {"slo"}
 
 
 class ExperimentSettings(ExperimentSpec):
-    """An A/B experiment: arms that differ in settings, and how units are assigned to them."""
+    """An A/B experiment: arms that differ in settings, and the assignment of units to them."""
 
     model_config = ConfigDict(strict=False)
 
     share: Share = 1.0
-    """Share of the units that take part; units that take part still do when it grows."""
+    """Share of the units that take part; raising it keeps the units that take part already."""
     state: ExperimentState = "draft"
-    """draft, running or stopped. Applied when it changes here; what `outrider experiment` and
-    /admin/experiments do meanwhile holds until then."""
+    """draft, running or stopped. Applied when this setting changes; until then, changes by
+    `outrider experiment` and /admin/experiments hold."""
 
     def spec(self) -> ExperimentSpec:
-        """The experiment itself."""
+        """Return the experiment without `share` and `state`."""
         fields = ExperimentSpec.model_fields
         return ExperimentSpec.model_construct(**{name: getattr(self, name) for name in fields})
 

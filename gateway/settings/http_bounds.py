@@ -1,4 +1,4 @@
-"""Settings of HTTP: bounds on connections, browsers of other sites, repeated requests."""
+"""Settings of HTTP: bounds on connections, cross-origin requests, repeated requests."""
 
 import re
 from typing import Annotated, Final
@@ -14,10 +14,10 @@ NameList = Annotated[tuple[str, ...], NoDecode, BeforeValidator(split_list)]
 
 
 class CorsSettings(Section):
-    """Web pages of other sites that may call the API."""
+    """Web pages of other origins that may call the API."""
 
     origins: NameList = ()
-    """Their origins, such as https://app.example; "*" for all. Empty: none."""
+    """Allowed origins, such as https://app.example; "*" for all. Empty: none."""
 
     @field_validator("origins")
     @classmethod
@@ -36,22 +36,23 @@ class HttpSettings(Section):
 
     cors: CorsSettings = Field(default_factory=CorsSettings)
     header_timeout_s: Seconds = 10.0
-    """Time for a request's headers, from its first byte on."""
+    """Time for a request's headers, from its first byte."""
     body_timeout_s: Seconds = 30.0
     """Time between two parts of a request's body."""
     write_timeout_s: Seconds = 60.0
-    """Time without progress in sending an answer, after which the connection is cut."""
+    """Time without progress in sending an answer, after which the connection is closed."""
     keep_alive_s: Seconds = 75.0
-    """How long a connection may be idle between two requests."""
+    """Time that a connection may be idle between two requests."""
     max_header_bytes: Count = 32 * 1024
     """Size of a request's line and headers together."""
     max_connections: Count = 10_000
-    """Connections at the same time; more are refused."""
+    """Concurrent connections; further ones are refused."""
     max_bytes_in_flight: Count = 512 * 2**20
-    """Bytes of the bodies of all requests that are read or answered; more are refused with 503."""
+    """Total size of the bodies of all requests in progress; further requests are refused with
+    503."""
     max_bytes_in_flight_per_key: Count = 128 * 2**20
-    """The same for the requests of one key, or of one address while no key exists; 429."""
+    """The same bound for the requests of one key, or of one address while no key exists; 429."""
     idempotency_ttl_s: Seconds = 86_400.0
-    """How long an answer is kept for requests that are repeated with their idempotency-key."""
+    """Time for which an answer is kept for repeated requests with the same idempotency-key."""
     idempotency_max_bytes: Annotated[int, Field(ge=0)] = 64 * 2**20
-    """Memory for them, all together; 0: the header is refused."""
+    """Total memory of the kept answers; 0: the idempotency-key header is refused."""

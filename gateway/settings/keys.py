@@ -1,4 +1,4 @@
-"""Settings of keys: whether they are wanted, and how their secrets are kept."""
+"""Settings of keys: when they are required, and how their secrets are hashed."""
 
 from typing import Annotated, Literal
 
@@ -10,18 +10,18 @@ KeyMode = Literal["auto", "required", "off"]
 
 
 class KeySettings(Section):
-    """Authentication. Keys are made by `outrider keys create`."""
+    """Authentication. Create keys with `outrider keys create`."""
 
     mode: KeyMode = "auto"
     """auto: a key is required once one exists; until then only this machine may call the API;
     required: always; off: never, so anything that can reach the port may call the API."""
     secret: SecretStr | None = None
-    """What hashes of keys are keyed with; unset: drawn at the first start and kept in the database,
-    where all its gateways find it."""
+    """Secret for hashing keys; unset: generated at the first start and kept in the database, where
+    all gateways that share it read it."""
     admin_token: SecretStr | None = None
-    """A token for /admin beside keys with the admin scope; unset: such keys only."""
+    """Token for /admin, in addition to keys with the admin scope; unset: such keys only."""
     open_metrics: bool = False
-    """Whether /metrics is answered without a key, for a scraper on a network of its own. It shows
-    the load of all tenants together, and no names of theirs."""
+    """Answer /metrics without a key, for a scraper on a private network. It shows the load of all
+    tenants together, without their names."""
     refresh_s: Annotated[float, Field(gt=0)] = 1.0
-    """How soon keys that another process makes or revokes are known here."""
+    """Interval at which keys created or revoked by another process are read."""

@@ -1,4 +1,4 @@
-"""Settings of the ledger: whether there is one, how often it is written."""
+"""Settings of the ledger: whether one is kept, how often it is written."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,14 +9,14 @@ from gateway.settings.sections import Section
 
 
 class LedgerSettings(Section):
-    """The record of each attempt at an answer. It holds no text."""
+    """Record of each attempt at an answer, without prompts and answers."""
 
     enabled: bool = True
     """Keep a ledger, if there is a database."""
     flush_ms: Annotated[float, Field(gt=0, le=60_000)] = 100.0
-    """How often rows go to the journal: what a killed process can lose at most."""
+    """Interval of writes to the journal: the most that a killed process loses."""
     batch_ms: Annotated[float, Field(gt=0, le=600_000)] = 1000.0
-    """How often rows go from the journal to the database."""
+    """Interval of moves from the journal to the database."""
     journal: Path | None = None
     """Folder of the journal; unset: beside the database, or in the state folder."""
     retention_days: Annotated[int, Field(ge=1)] | None = None

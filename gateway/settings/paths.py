@@ -1,4 +1,4 @@
-"""Paths through the tree of settings, also through sections that users name themselves."""
+"""Paths through the tree of settings, including sections that users name themselves."""
 
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,11 +8,11 @@ from typing import Final, get_args, get_origin
 from pydantic import BaseModel
 
 ANY_NAME: Final = "NAME"
-"""Stands in a path for a name that users choose, as in tiers.NAME.url."""
+"""Placeholder in a path for a name that users choose, as in tiers.NAME.url."""
 
 
 def setting_paths(model: type[BaseModel]) -> Iterator[tuple[str, ...]]:
-    """The path of every setting below a section, e.g. ("engine", "device")."""
+    """Yield the path of every setting below a section, e.g. ("engine", "device")."""
     for name, field in model.model_fields.items():
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
@@ -24,7 +24,7 @@ def setting_paths(model: type[BaseModel]) -> Iterator[tuple[str, ...]]:
 
 
 def named_sections(kind: object) -> type[BaseModel] | None:
-    """The section in `dict[str, Section]`; None for another type."""
+    """Return the section in `dict[str, Section]`; None for another type."""
     if get_origin(kind) is not dict:
         return None
     value = get_args(kind)[1]
@@ -34,7 +34,7 @@ def named_sections(kind: object) -> type[BaseModel] | None:
 def filled_in(
     paths: Sequence[tuple[str, ...]], wanted: Sequence[str], place: str = ANY_NAME
 ) -> list[tuple[str, ...]]:
-    """Return the paths with the names of `wanted` in place of names that users choose."""
+    """Return the paths with the names in `wanted` in place of names that users choose."""
     return [
         tuple(
             wanted[i] if part == place and i < len(wanted) else part for i, part in enumerate(path)
@@ -44,13 +44,13 @@ def filled_in(
 
 
 def did_you_mean(name: str, known: Sequence[str]) -> str:
-    """Return the end of a message about an unknown name: the likely one, or all that exist."""
+    """Return the end of a message about an unknown name: the closest name, or all names."""
     close = known[:1] if len(known) == 1 else difflib.get_close_matches(name, known, n=1)
     return f"; did you mean {close[0]}?" if close else f"; available: {', '.join(known)}"
 
 
 def cache_folder(environ: Mapping[str, str]) -> Path | None:
-    """Return the folder of files that can be made again, by the XDG rules; None without a home.
+    """Return the folder for files that can be made again, by the XDG rules; None without a home.
 
     It need not exist.
     """

@@ -1,4 +1,4 @@
-"""The sections of the settings: what each one may say, and what that means."""
+"""Sections of the settings: fields, defaults and bounds."""
 
 from importlib.resources import files
 from pathlib import Path
@@ -11,7 +11,7 @@ from engine.request import SOURCES, Source
 from router.words import CascadeMode
 
 NONE = "none"
-"""The model name that means: do not load this tier."""
+"""Model name that switches a tier off."""
 
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
@@ -25,7 +25,7 @@ Price = Annotated[float, Field(ge=0)]
 
 
 def split_list(value: object) -> object:
-    """Flags and variables write a list with commas."""
+    """Split a comma-separated list from a flag or a variable; return other values unchanged."""
     if isinstance(value, str):
         return tuple(part.strip() for part in value.split(",") if part.strip())
     return value
@@ -35,14 +35,14 @@ Sources = Annotated[tuple[Source, ...], NoDecode, BeforeValidator(split_list)]
 
 
 def is_missing_folder(name: str) -> bool:
-    """Whether a model's name looks like a folder that does not exist. Hub ids are `owner/name`."""
+    """Return whether a model's name looks like a missing folder. Hub ids are `owner/name`."""
     if Path(name).expanduser().is_dir():
         return False
     return name.startswith(("/", ".", "~")) or name.count("/") != 1
 
 
 def bundled_pair() -> Path:
-    """The folder of the pair of models that comes with Outrider."""
+    """Return the folder of the pair of models that comes with Outrider."""
     return Path(str(files("draft"))) / "pair"
 
 
@@ -53,7 +53,7 @@ class Section(BaseModel):
 
 
 class ServerSettings(Section):
-    """Where the gateway listens."""
+    """Address, port and shutdown of the gateway."""
 
     host: str = "127.0.0.1"
     """Address to listen on; 0.0.0.0 for all."""
@@ -64,32 +64,33 @@ class ServerSettings(Section):
     access_log: bool = False
     """Log a line for every HTTP request."""
     drain_grace_s: float = Field(default=0.0, ge=0)
-    """How long /ready says no after SIGTERM before the port is closed: what a load balancer needs
-    to notice. Requests are answered as before meanwhile."""
+    """Time between SIGTERM and closing the port, during which /ready answers 503 so that a load
+    balancer notices. Requests are still answered."""
 
 
 class ModelSettings(Section):
-    """Models that answer. None given: the pair that comes with Outrider."""
+    """Models that answer. None set: the pair that comes with Outrider."""
 
     large: str | None = None
     """Folder or Hugging Face id of the large model; "none" for no such tier."""
     small: str | None = None
-    """The same for the small model, which answers easy prompts and drafts for the large one."""
+    """Folder or Hugging Face id of the small model, which answers easy prompts and drafts for the
+    large one; "none" for no such tier."""
     router: Path | None = None
-    """Folder of a trained router. It belongs to a pair of models."""
+    """Folder of a trained router. A router fits one pair of models."""
     tool_format: Literal["auto", "hermes", "llama3", "mistral"] = "auto"
-    """How the models write tool calls; auto: as their chat templates say."""
+    """Format of the models' tool calls; auto: taken from their chat templates."""
 
     @property
     def is_any(self) -> bool:
-        """Whether a model answers on this machine."""
+        """True if at least one tier has a model on this machine."""
         return any(path is not None for path in self.resolved().values())
 
     def resolved(self) -> dict[Literal["large", "small"], str | None]:
-        """Path or hub id of each tier, None where there is none.
+        """Return the path or hub id of each tier; None for a tier without a model.
 
-        A model of one's own never shares an engine with half of the bundled pair: naming one
-        tier only gets that tier only.
+        A custom model never shares an engine with half of the bundled pair: naming one tier loads
+        only that tier.
         """
         named = {"large": self.large, "small": self.small}
         if all(name in (None, NONE) for name in named.values()):
@@ -99,7 +100,7 @@ class ModelSettings(Section):
         return {"large": found["large"], "small": found["small"]}
 
     def resolved_router(self) -> Path | None:
-        """The router's folder: the configured one, or with models of the bundled pair its own."""
+        """Return the router's folder: the configured one, or the bundled one with its own pair."""
         is_bundled = self.is_any and all(name in (None, NONE) for name in (self.large, self.small))
         if self.router is None and is_bundled:
             router = bundled_pair() / "router"
@@ -108,10 +109,10 @@ class ModelSettings(Section):
 
 
 class EngineSettings(Section):
-    """How the engine runs the models."""
+    """Models' execution: device, precision, memory and bounds of the queue."""
 
     device: Device = "auto"
-    """Where the models run; auto takes a GPU when there is one."""
+    """Device that runs the models; auto takes a GPU if there is one."""
     dtype: Dtype = "auto"
     """Precision of weights and KV cache; auto is the checkpoint's own."""
     num_threads: Count | None = None
@@ -119,39 +120,42 @@ class EngineSettings(Section):
     block_size: int = Field(default=16, ge=1, le=256)
     """Tokens in a block of the KV cache."""
     kv_cache_gib: Annotated[float, Field(gt=0)] | None = None
-    """Memory for both KV caches; unset: a share of what is free. Excludes num_blocks."""
+    """Memory for both KV caches; unset: a share of the free memory. Excludes num_blocks."""
     num_blocks: Count | None = None
     """Blocks in each tier's KV cache. Excludes kv_cache_gib."""
     max_context: Count | None = None
-    """Tokens of prompt and answer together; unset: what the model was trained for."""
+    """Tokens of prompt and answer together; unset: the model's own limit."""
     max_sequences: Count = 64
-    """Answers that are written at the same time."""
+    """Answers generated concurrently."""
     max_tokens_per_step: Count = 2048
-    """Rows in one forward pass; long prompts are cut to it."""
+    """Rows in one forward pass; longer prompts are split."""
     max_waiting: int = Field(default=512, ge=0)
-    """Requests that may wait; more are refused with status 429."""
+    """Requests that may wait; further ones are refused with status 429."""
     prefix_caching: bool = True
-    """Keep the KV of prompts for the next request that begins the same."""
+    """Keep the KV of prompts for later requests that begin the same."""
     process: bool = True
-    """Run the engine in a process of its own, which is restarted when it dies."""
+    """Run the engine in its own process, which is restarted when it dies."""
     stall_timeout_s: Seconds = 120.0
-    """After this long without an answer the engine's process is killed and restarted."""
+    """Time without an answer after which the engine's process is killed and restarted."""
     unready_after_s: Seconds = 10.0
-    """After this long without an answer /ready is 503, and new requests ask other tiers."""
+    """Time without an answer after which /ready is 503 and new requests go to other tiers."""
     kv_cache_dtype: KVCacheDtype = "auto"
-    """Precision of the KV cache; auto is the weights', fp8 holds almost twice what 16 bits do."""
+    """Precision of the KV cache; auto is the weights' precision, fp8 holds almost twice as many
+    tokens as 16 bits."""
     deterministic: bool = False
-    """The same tokens whatever runs beside an answer, also in 16 bits; passes take longer."""
+    """Make an answer's tokens independent of concurrent requests, also in 16 bits; passes take
+    longer."""
     cuda_graphs: bool = True
     """On a GPU, replay recorded passes; off, for debugging, launches their kernels one by one."""
     overlap: bool = True
-    """On a GPU, send and learn from a step while the next one runs; off, for debugging: before."""
+    """On a GPU, send a step's tokens and update statistics while the next step runs; off, for
+    debugging: before it."""
     grammar_compile_s: Seconds = 5.0
-    """Processor time that compiling one grammar may take; more is refused with status 400."""
+    """CPU time for compiling one grammar; above it the request is refused with status 400."""
     grammar_memory_mib: Count = 1024
-    """Memory that compiling one grammar may take, in a process of its own."""
+    """Memory for compiling one grammar, which runs in its own process."""
     grammar_size_mib: Count = 64
-    """Memory that one compiled grammar may have. All that are kept have 256 MiB."""
+    """Size of one compiled grammar in memory. All cached grammars together have 256 MiB."""
 
     cache_folder: Path | None = None
     """Private folder for measured pass times, which later starts use instead of measuring; unset:
@@ -165,24 +169,24 @@ class EngineSettings(Section):
 
 
 class SpeculationSettings(Section):
-    """How the small model drafts for the large one. Requests can ask for less, not for more."""
+    """Drafting by the small model for the large one. Requests can only lower these limits."""
 
     enabled: bool = True
     """Draft at all."""
     adaptive: bool = True
-    """Size the trees by what passes cost on this machine; off: always up to the limits."""
+    """Size trees by the measured cost of passes; off: always up to the limits."""
     max_draft_nodes: int = Field(default=64, ge=0, le=255)
     """Drafted tokens in one answer's tree."""
     max_draft_depth: int = Field(default=16, ge=0, le=255)
-    """Tokens in a row that the small model drafts."""
+    """Consecutive tokens drafted by the small model."""
     max_text_depth: int = Field(default=48, ge=0, le=255)
-    """Tokens in a row that earlier text, predictions and grammars draft."""
+    """Consecutive tokens drafted from earlier text, predictions and grammars."""
     max_branching: int = Field(default=3, ge=1, le=64)
     """Alternatives for one token."""
     max_frontier: int = Field(default=4, ge=1, le=64)
-    """Nodes of one answer's tree that a pass of the small model continues."""
+    """Nodes of one answer's tree that one pass of the small model extends."""
     sources: Sources = SOURCES
-    """Where guesses may come from: the small model, text that repeats, predictions, a grammar."""
+    """Sources of drafts: the small model, repeated text, predictions, a grammar."""
     on_device: OnDevice = "auto"
     """Grow trees on the device, without the host between passes; auto: on a GPU."""
     allow_vocab_mismatch: bool = False
@@ -190,14 +194,14 @@ class SpeculationSettings(Section):
 
 
 class TierPriceSettings(Section):
-    """What a tier's tokens cost, in USD per million."""
+    """Prices of a tier's tokens, in USD per million."""
 
     prompt: Price = 0.0
-    """Of prompts."""
+    """Price of prompt tokens."""
     cached_prompt: Price | None = None
-    """Of prompts found in the prefix cache; unset: the same as others."""
+    """Price of prompt tokens found in the prefix cache; unset: as `prompt`."""
     completion: Price = 0.0
-    """Of answers."""
+    """Price of completion tokens."""
 
 
 class PriceSettings(Section):
@@ -208,43 +212,44 @@ class PriceSettings(Section):
 
     @property
     def is_known(self) -> bool:
-        """Whether any price was named."""
+        """True if at least one price is set."""
         return any(
             price for tier in (self.small, self.large) for price in (tier.prompt, tier.completion)
         )
 
 
 class RoutingSettings(Section):
-    """Which model answers what `auto` is asked. The router itself is models.router."""
+    """Choice between the small and the large model for `auto`. The router is models.router."""
 
     strong_share: Share | None = None
-    """Of the answers, the share that the large model is to give. One target at most; without one
-    the router's own choice holds."""
+    """Target: share of the answers that the large model gives. Set at most one target; without one
+    the router's own threshold holds."""
     quality: Share | None = None
-    """Target: the accuracy to keep, as a share of what the large model alone has."""
+    """Target: accuracy to keep, as a share of the large model's accuracy."""
     max_cost_usd: Annotated[float, Field(gt=0)] | None = None
-    """Target: what a request may cost in the mean; needs routing.prices."""
+    """Target: mean cost of a request; needs routing.prices."""
     threshold: Share | None = None
-    """For experts: the quality from which on the small model's answer stands."""
+    """For experts: lowest predicted quality at which the small model's answer is kept."""
     band_low: Share | None = None
     """For experts: below this quality the large model answers at once; unset: as calibrated."""
     band_high: Share | None = None
-    """From this quality on the small model answers unwatched; unset: as calibrated."""
+    """From this quality on the small model answers without being checked; unset: as calibrated."""
     cascade: CascadeMode = "auto"
-    """Whether the small model may begin under watch; auto: as the router was calibrated; always:
-    for every request, whatever it knows."""
+    """Let the small model begin an answer that is then checked; auto: as the router was calibrated;
+    always: for every request."""
     hold_back_tokens: int = Field(default=16, ge=1, le=512)
-    """Tokens that are held back at most, until a watched answer is kept or handed over."""
+    """Tokens held back at most, until a checked answer is kept or handed to the large model."""
     hold_back_ms: Annotated[float, Field(gt=0)] = 250.0
-    """The same in time, from the first token on."""
+    """Time that tokens are held back at most, from the first token on."""
     judge_whole: bool = True
-    """Judge answers that are not streamed when they are whole: slower, surer."""
+    """Check answers that are not streamed only when they are complete: slower, more accurate."""
     mid_stream: bool = False
-    """Let the large model go on behind text that was sent already, where the small one fails."""
+    """Let the large model continue text that was already sent, when the small model's answer is
+    rejected."""
     sticky: bool = True
-    """Weigh in that a conversation lies in one model's prefix cache before it changes the model."""
+    """Prefer the model whose prefix cache holds the conversation."""
     autopilot: bool = False
-    """Keep the large model's share of the answers, also when other prompts come in."""
+    """Keep the large model's share of the answers when the prompts change."""
     force_router: bool = False
     """Use a router that was trained for another pair of models."""
     prices: PriceSettings = Field(default_factory=PriceSettings)
@@ -272,10 +277,10 @@ class RoutingSettings(Section):
 
 
 class LimitSettings(Section):
-    """What one request may ask for."""
+    """Largest size of one request."""
 
     default_max_tokens: Count | None = None
-    """Tokens of an answer when the request does not say; unset: what the context leaves."""
+    """Tokens of an answer when the request sets no limit; unset: the rest of the context."""
     max_body_bytes: Count = 8 * 1024 * 1024
     """Size of a request's body."""
     max_prompt_chars: Count = 1_000_000
@@ -290,4 +295,4 @@ class LimitSettings(Section):
     max_json_strings: Count = 100_000
     """Texts and names of fields in a request's body."""
     max_json_nesting: int = Field(default=200, ge=8, le=200)
-    """How deeply objects and lists of a request's body may lie in one another."""
+    """Nesting depth of objects and lists in a request's body."""

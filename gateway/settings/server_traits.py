@@ -1,4 +1,4 @@
-"""Abilities of each kind of server: one table, so that no other code tests a server's name."""
+"""Capabilities of each kind of server: one table, so that no other code tests a server name."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -9,11 +9,12 @@ from gateway.schema.kinds import ServerKind
 
 DialectName = Literal["openai", "anthropic"]
 ContinuationStrategy = Literal["replay", "final_message", "none"]
-"""How an answer that broke off goes on at another replica of the same model.
+"""How a broken-off answer continues at another replica of the same model.
 
-replay: the whole request again, with its seed and with what was delivered as `prediction`; what is
-known already is skipped. final_message: the delivered text is the beginning of the answer
-(`continue_final_message`; for completions it is appended to the prompt). none: it cannot.
+replay: send the whole request again, with its seed and with the delivered text as `prediction`,
+and skip what was delivered. final_message: send the delivered text as the beginning of the
+answer (`continue_final_message`; for completions it is appended to the prompt). none: it cannot
+continue.
 """
 
 TokenLimitName = Literal["max_tokens", "max_completion_tokens"]
@@ -21,14 +22,14 @@ TokenLimitName = Literal["max_tokens", "max_completion_tokens"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerTraits:
-    """What may be relied on.
+    """Capabilities that the gateway relies on.
 
     has_prefix_cache: replicas are worth choosing by a request's beginning. takes_prediction: it
-    makes use of `prediction`. streams_usage: it knows `stream_options.include_usage`. probe_path:
-    what is asked to see whether it lives, behind the base URL; any answer below 500 will do.
-    takes_request_id: it takes any text as `x-request-id`; llama-cpp-python's server refuses one
-    that is no UUID. token_limit: what a chat calls the most tokens of an answer; None where either
-    name may be the only right one, so that the request's own stays.
+    uses `prediction`. streams_usage: it knows `stream_options.include_usage`. probe_path: path of
+    the health check, after the base URL; any status below 500 counts as alive. takes_request_id: it
+    takes any text as `x-request-id`; llama-cpp-python's server refuses one that is not a UUID.
+    token_limit: a chat's field for the most tokens of an answer; None where either name may be the
+    only valid one, so that the request's own name is kept.
     """
 
     dialect: DialectName = "openai"
@@ -59,7 +60,7 @@ _OPENAI_HOSTS: Final = (".openai.com", ".openai.azure.com")
 
 
 def traits_of(server: ServerKind, urls: Iterable[str]) -> ServerTraits:
-    """The traits of a tier's server; OpenAI's own refuses what it calls by a newer name."""
+    """Return the traits of a tier's server; OpenAI's own hosts need the newer token limit."""
     traits = TRAITS[server]
     if server != "openai" or not all(_is_openai(url) for url in urls):
         return traits

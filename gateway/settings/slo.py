@@ -20,14 +20,14 @@ RefusalRule = Literal["own", "all", "never"]
 
 
 class SloClassSettings(Section):
-    """The latency that a class of requests is to have; 0 for no such objective."""
+    """Latency objectives of a class of requests; 0 for no such objective."""
 
     ttft_ms: Annotated[float, Field(ge=0, le=86_400_000)] = 0.0
     """Time from a request's arrival to its first token."""
     inter_token_ms: Annotated[float, Field(ge=0, le=3_600_000)] = 0.0
     """Mean time between the tokens of an answer."""
     is_batch: bool = False
-    """Whether it is batch work, which fills the capacity that other classes leave."""
+    """Batch work, which uses only the capacity that other classes leave."""
 
 
 # The first three lie around the limits of MLPerf Inference for chats (450 ms and 40 ms for
@@ -46,22 +46,22 @@ def default_classes() -> dict[str, SloClassSettings]:
 
 
 class SloSettings(Section):
-    """Which latency requests are to have, where they do not say so themselves."""
+    """Latency objectives of requests that set none themselves."""
 
     classes: dict[str, SloClassSettings] = Field(default_factory=default_classes)
-    """Classes by the name that requests ask for in outrider.slo.class."""
+    """Classes by name; a request selects one with outrider.slo.class."""
     long_context_tokens: Count = 2048
-    """Prompts of so many tokens are of the class long-context, unless they name another."""
+    """Length of a prompt from which a request without a class belongs to long-context."""
     refuse: RefusalRule = "own"
     """Requests refused at once, with 429, if the first token cannot come in time: own (those that
     send ttft_ms), all (those with an objective of a class as well), or never."""
     window_s: Annotated[float, Field(ge=5.0, le=3600.0)] = 60.0
-    """Goodput is exported over so many seconds."""
+    """Window over which goodput is exported."""
 
     @field_validator("classes", mode="before")
     @classmethod
     def _over_defaults(cls, given: object) -> object:
-        """What is said of a class that there always is changes only what it says."""
+        """Merge the given settings of a built-in class over its defaults."""
         if not isinstance(given, dict):
             return given
         merged: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Settings of what is told to operators: logs, traces, captured prompts."""
+"""Settings of logs, traces and captured prompts."""
 
 from pathlib import Path
 from typing import Literal
@@ -14,18 +14,18 @@ class TraceSettings(Section):
     endpoint: str | None = None
     """OTLP over HTTP, such as http://127.0.0.1:4318; unset: no traces."""
     share: Share = 1.0
-    """Share of the requests that are traced, where the caller's own trace does not say."""
+    """Share of the requests that are traced, unless the caller's trace context decides."""
     service_name: str = "outrider"
-    """The service that traces are from."""
+    """Service name of the traces."""
 
 
 class CaptureSettings(Section):
     """Capture of prompts and answers on disk. Off unless a folder is named."""
 
     folder: Path | None = None
-    """Where to write them, a file a day; unset: nowhere."""
+    """Folder with one file a day; unset: no capture."""
     share: Share = 1.0
-    """Share of the requests."""
+    """Share of the requests that are captured."""
     redact: bool = True
     """Replace mail addresses, telephone, card and account numbers, keys and tokens."""
     retention_days: Count = 7
@@ -33,9 +33,9 @@ class CaptureSettings(Section):
 
 
 class TelemetrySettings(Section):
-    """What operators are told."""
+    """Logs, traces and captures for operators."""
 
     log_format: Literal["text", "json"] = "text"
-    """One line of key=value, or one of JSON."""
+    """text: one line of key=value; json: one line of JSON."""
     traces: TraceSettings = Field(default_factory=TraceSettings)
     capture: CaptureSettings = Field(default_factory=CaptureSettings)

@@ -33,7 +33,7 @@ _OUR_HEADERS: Final = frozenset(
 
 
 def _base_url(url: str) -> str:
-    """A base URL as OpenAI's clients take it, without the slash at its end."""
+    """Return a base URL in the form of OpenAI's clients, without a trailing slash."""
     parts = urlsplit(url)
     if parts.username or parts.password:  # not to be repeated in a message
         raise ValueError("the URL holds a user name or a password; remove it and set api_key_env")
@@ -58,7 +58,7 @@ def _all_different(urls: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _sendable(headers: dict[str, str]) -> dict[str, str]:
-    """What HTTP can carry. Values may be secret and are not repeated."""
+    """Return headers that HTTP can carry. Values may be secret and are not repeated in errors."""
     for name, value in headers.items():
         if not _HEADER_NAME.fullmatch(name):
             raise ValueError(f"{name!r} is not an HTTP header name; use letters, digits and -")
@@ -106,96 +106,95 @@ ForcedFields = Annotated[dict[str, JsonValue], AfterValidator(_free_to_set)]
 
 
 class TimeoutSettings(Section):
-    """How long a server may take before it counts as failed."""
+    """Times after which an upstream server counts as failed."""
 
     connect_s: Seconds = 5.0
-    """To take the connection."""
+    """Time to connect."""
     first_token_s: Seconds = 60.0
-    """To the first token; of an answer that is not streamed, to the first byte of it."""
+    """Time to the first token; for an answer that is not streamed, to its first byte."""
     between_tokens_s: Seconds = 30.0
-    """Between two tokens, or two parts of an answer that is not streamed."""
+    """Time between two tokens, or two parts of an answer that is not streamed."""
     total_s: Seconds = 600.0
-    """For the whole answer."""
+    """Time for the whole answer."""
 
 
 class UpstreamSettings(Section):
     """A tier that is one upstream server, or several replicas with the same model."""
 
     url: Urls
-    """Base URL as OpenAI's clients take it, e.g. https://host/v1; several are replicas."""
+    """Base URL in the form of OpenAI's clients, e.g. https://host/v1; several are replicas."""
     server: ServerKind = "openai"
-    """What runs there: openai (any server that speaks its API), outrider, vllm, sglang, tgi,
-    tensorrt_llm, llama_cpp or anthropic. It says how answers go on after a failure, and what may be
-    asked for."""
+    """Kind of server: openai (any server with that API), outrider, vllm, sglang, tgi, tensorrt_llm,
+    llama_cpp or anthropic. It decides which fields are sent and how answers continue after a
+    failure."""
     model: str | None = None
-    """The model's name there; unset: what the client asks for as TIER/MODEL, else the first one
-    that the server lists."""
+    """The model's name on that server; unset: the MODEL of a request for TIER/MODEL, else the first
+    one that the server lists."""
     api_key_env: VariableName | None = None
-    """Environment variable that holds the key; unset: none is sent."""
+    """Environment variable that holds the key; unset: no key is sent."""
     headers: Headers = Field(default_factory=dict)
-    """Sent along with every request."""
+    """Headers added to every request."""
     tokenizer: str | None = None
-    """Folder or Hugging Face id of its tokenizer, to check what the server says it used."""
+    """Folder or Hugging Face id of its tokenizer, to check the usage that the server reports."""
     max_context: Count | None = None
     """Tokens of prompt and answer together; unset: unknown."""
     allow_fields: FieldNames = ()
-    """Fields of requests that are passed on beside those that this kind of server is known for,
-    e.g. service_tier; each may change prices, privacy or what the server does."""
+    """Request fields that are forwarded in addition to those known for this kind of server, e.g.
+    service_tier; each may change prices, privacy or the server's behaviour."""
     force_fields: ForcedFields = Field(default_factory=dict)
-    """Fields that every request is sent with, whatever its client says, e.g. {store = false}."""
+    """Fields set in every request, overriding the client's, e.g. {store = false}."""
     supports: Capabilities = ("tools", "images", "audio", "files")
-    """What it can do beside text; what is left out is not asked of it."""
+    """Capabilities beside text; requests that need another one are not sent to this tier."""
     media_tokens: Count = 4096
-    """The most tokens that an image takes there, and at least those of a sound or a file; reserved
-    for each one."""
+    """Most tokens of an image on this server, and least tokens of a sound or a file; reserved for
+    each one."""
     max_connections: Count = 256
     """Connections to each replica."""
     max_retries: int = Field(default=2, ge=0, le=10)
-    """Attempts after the first one, as long as nothing was sent to the client."""
+    """Further attempts after the first one, as long as nothing was sent to the client."""
     hedge_share: Share = 0.0
-    """Of the requests, the share that may be asked a second time when the first token is later than
-    usual. Both are paid for; 0 is off."""
+    """Return the settings of two overlays that contradict each other; may be empty."""
     ca_file: Path | None = None
-    """Certificates to trust beside the system's."""
+    """Certificates to trust in addition to the system's."""
     timeouts: TimeoutSettings = Field(default_factory=TimeoutSettings)
     price: TierPriceSettings = Field(default_factory=TierPriceSettings)
 
 
 class HandoffSettings(Section):
-    """When an upstream tier answers what `auto` is asked."""
+    """Use of an upstream tier for requests to `auto`."""
 
     tier: str | None = None
-    """The tier that takes hand-offs; unset: the first one."""
+    """Tier that takes hand-offs; unset: the first one."""
     policy: Literal["auto", "local_only", "prefer_local", "prefer_cloud", "cloud_only"] = "auto"
-    """For requests that name none: local_only, prefer_local, prefer_cloud or cloud_only; auto:
-    prefer_local where a model is loaded, else cloud_only."""
+    """Policy of requests that set none: local_only, prefer_local, prefer_cloud or cloud_only; auto:
+    prefer_local if a model is loaded, else cloud_only."""
     strong: Literal["auto", "local", "cloud"] = "auto"
-    """Where requests go that are too hard for the small model: local or cloud; auto: the large
-    model where one is loaded, else the upstream tier."""
+    """Destination of requests that are too hard for the small model: local or cloud; auto: the
+    large model if one is loaded, else the upstream tier."""
     max_queue_ms: Annotated[float, Field(gt=0)] | None = None
-    """Hand over what would wait longer than this for the local models; unset: only where a deadline
-    or a full queue demands it."""
+    """Predicted wait for the local models above which a request is handed over; unset: only a
+    deadline or a full queue hands over."""
     deadline_ms: Annotated[float, Field(gt=0)] | None = None
-    """For requests that name none: the time for the whole answer."""
+    """Time for the whole answer, for requests that set no deadline."""
     continue_elsewhere: bool = False
-    """When a server fails in mid-answer, let another model go on behind what was sent."""
+    """When a server fails in mid-answer, let another model continue the text that was sent."""
 
 
 class MirrorSettings(Section):
-    """Copies of requests for a second opinion, in the background. Never of private ones."""
+    """Background copies of requests for a second opinion. Private requests are never copied."""
 
     tier: str | None = None
-    """The upstream tier that gets the copies."""
+    """Upstream tier that gets the copies."""
     share: Share = 0.0
-    """Of the requests, the share that is copied."""
+    """Share of the requests that is copied."""
     max_in_flight: Count = 4
-    """Copies at the same time; more are dropped."""
+    """Concurrent copies; further ones are dropped."""
     file: Path | None = None
-    """JSON lines with request and both answers are appended here; unset: figures only."""
+    """JSON lines file to which request and both answers are appended; unset: metrics only."""
 
 
 class Complaint(NamedTuple):
-    """A setting that does not fit the others. `value` None: it is about the section."""
+    """A setting that contradicts another one. `value` None: the message is about the section."""
 
     path: tuple[str, ...]
     value: object
@@ -208,7 +207,7 @@ def tier_complaints(
     handoff: HandoffSettings,
     mirror: MirrorSettings,
 ) -> Iterator[Complaint]:
-    """Contradictions between the models of this machine and the upstream tiers."""
+    """Yield contradictions between the local models and the upstream tiers."""
     if not models.is_any and not tiers:
         yield Complaint(
             ("models",),
@@ -244,7 +243,7 @@ _NO_TIER: Final = "there is no upstream tier; set one in [tiers.NAME] or with --
 
 
 def _name_complaint(name: str) -> str:
-    """Why a tier cannot be called so; empty where it can."""
+    """Return why a tier cannot have this name; empty if it can."""
     if name in RESERVED_NAMES:
         return f"{name} means something else already; choose another name"
     if not TIER_NAME.fullmatch(name):

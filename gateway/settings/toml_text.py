@@ -23,16 +23,16 @@ _EXAMPLES: Final[Mapping[str, tuple[str, BaseModel]]] = {
         ExperimentSettings(arms={"control": ArmSpec(), "short": _arm({"max_draft_nodes": 4})}),
     ),
 }
-"""What stands, commented out, for sections that users name themselves while there are none."""
+"""Commented-out examples for sections that users name themselves, written while there are none."""
 
 
 def to_toml(settings: BaseModel) -> str:
-    """The settings as a commented outrider.toml. Unset ones are commented out."""
+    """Return the settings as a commented outrider.toml. Unset ones are commented out."""
     return "\n".join(_lines("", settings)) + "\n"
 
 
 def _lines(path: str, section: BaseModel) -> Iterator[str]:
-    """A section's own settings, then the sections in it."""
+    """Yield the lines of a section's own settings, then those of its subsections."""
     inner: dict[str, BaseModel] = {}
     examples: dict[str, BaseModel] = {}
     for name, field in type(section).model_fields.items():
@@ -58,7 +58,7 @@ def _lines(path: str, section: BaseModel) -> Iterator[str]:
 
 
 def _comment(section: BaseModel) -> Iterator[str]:
-    """A section's docstring."""
+    """Yield a section's docstring as comment lines."""
     for line in (type(section).__doc__ or "").splitlines():
         if line.strip():
             yield f"# {line.strip()}"

@@ -89,17 +89,17 @@ _OWN_FLAGS: Final = {
         )
     },
 }
-"""Settings that the command line has a flag for; the others are set with --set."""
+"""Settings with a command-line flag of their own; the others are set with --set."""
 _MAPPINGS: Final = frozenset({"headers"})
-"""Settings that are tables with names of the user's own; a variable holds them as JSON."""
+"""Settings that are tables with names that users choose; a variable holds them as JSON."""
 
 
 class SettingsError(Exception):
-    """Settings that cannot be used; the message names each one, its source and what it may be."""
+    """Raised for invalid settings; the message names each one, its source and its valid values."""
 
 
 class Settings(BaseSettings):
-    """Everything that can be set. Made by `load_settings`; reads nothing by itself."""
+    """All settings. Made by `load_settings`; reads no file or variable itself."""
 
     model_config = SettingsConfigDict(
         frozen=True,
@@ -120,24 +120,26 @@ class Settings(BaseSettings):
     keys: KeySettings = Field(default_factory=KeySettings)
     ledger: LedgerSettings = Field(default_factory=LedgerSettings)
     charges: dict[str, TierPriceSettings] = Field(default_factory=dict)
-    """What clients pay by tier, in USD per million tokens; of others, what their tokens cost us."""
+    """Prices that clients pay, by tier, in USD per million tokens; unset tiers: what their tokens
+    cost us."""
     telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings)
     slo: SloSettings = Field(default_factory=SloSettings)
     experiments: dict[ExperimentName, ExperimentSettings] = Field(default_factory=dict)
-    """Experiments by name, beside those that are made with /admin/experiments."""
+    """Experiments by name, in addition to those made with /admin/experiments."""
     log_level: LogLevel = "INFO"
-    """How much is logged."""
+    """Least severe level that is logged."""
     database_url: str | None = None
-    """Keys and the ledger: sqlite:///FILE, postgresql://USER:PASSWORD@HOST/NAME, or "none"; unset:
-    outrider.db in the user's state folder."""
+    """Database of keys and the ledger: sqlite:///FILE, postgresql://USER:PASSWORD@HOST/NAME, or
+    "none"; unset: outrider.db in the user's state folder."""
     redis_url: str | None = None
-    """Counters of limits where several gateways share them; unset: in this process's memory."""
+    """Redis for the counters of limits that several gateways share; unset: this process's
+    memory."""
     isolate_tenants: bool = True
-    """Whether a tenant's prompts are found in the prefix cache by the same tenant only."""
+    """Let only the same tenant's requests reuse a tenant's prompts in the prefix cache."""
     allow_private_upstreams: bool = True
-    """Whether servers of upstream tiers may have private addresses, this machine's included."""
+    """Allow private addresses, including this machine's, for the servers of upstream tiers."""
     tiers: dict[str, UpstreamSettings] = Field(default_factory=dict)
-    """Tiers that are upstream servers, by the name that requests ask for."""
+    """Upstream tiers, by the name that requests use as model."""
     handoff: HandoffSettings = Field(default_factory=HandoffSettings)
     mirror: MirrorSettings = Field(default_factory=MirrorSettings)
 
@@ -171,19 +173,19 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Only what is passed in: `load_settings` merges the sources, so that it can name them."""
+        """Use only the arguments: `load_settings` merges the sources, so that it can name them."""
         return (init_settings,)
 
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """Values of one origin, nested by section, and how its settings are called there."""
+    """Values of one source, nested by section."""
 
     name: str
     values: Mapping[str, Any]
 
     def describe(self, path: Sequence[str]) -> str:
-        """The setting's name there."""
+        """Return the setting's name in this source."""
         match self.name:
             case "flag":
                 name = ".".join(path)
@@ -205,7 +207,7 @@ def load_settings(
     `flags` maps `section.name` to a value; None means not given. The file is `config_file`, else
     $OUTRIDER_CONFIG, else outrider.toml in the working folder if there is one.
 
-    Raises SettingsError for what cannot be read, is not a setting, or has no meaning.
+    Raises SettingsError for unreadable sources, unknown settings and invalid values.
     """
     environ = os.environ if environ is None else environ
     sources = [_flag_source(flags or {}), _environment_source(environ)]
@@ -266,7 +268,7 @@ def _path_of(variable: str) -> tuple[str, ...]:
 
 
 def _holds_json(variable: str) -> bool:
-    """Whether a variable is a whole section, or a setting that maps names to values."""
+    """Return whether a variable is a whole section, or a setting that maps names to values."""
     path = _path_of(variable)
     depth = len(path)
     return any(
@@ -300,7 +302,7 @@ def _file_source(path: Path) -> _Source:
 
 
 def _merge(target: dict[str, Any], values: Mapping[str, Any]) -> None:
-    """Lay `values` over `target`, section by section."""
+    """Merge `values` into `target`, section by section."""
     for name, value in values.items():
         if isinstance(value, Mapping) and isinstance(target.get(name), dict):
             _merge(target[name], value)
@@ -309,17 +311,17 @@ def _merge(target: dict[str, Any], values: Mapping[str, Any]) -> None:
 
 
 def setting_paths() -> Iterator[tuple[str, ...]]:
-    """The path of every setting, e.g. ("engine", "device") or ("tiers", "NAME", "url")."""
+    """Yield the path of every setting, e.g. ("engine", "device") or ("tiers", "NAME", "url")."""
     return settings_paths.setting_paths(Settings)
 
 
 def _known_paths(wanted: Sequence[str]) -> list[tuple[str, ...]]:
-    """All paths, with the tier's name that `wanted` has."""
+    """Return all paths, with the tier's name that `wanted` has."""
     return filled_in(list(setting_paths()), wanted)
 
 
 def _explain(detail: ErrorDetails, sources: Sequence[_Source]) -> Iterator[str]:
-    """A line for each mistake: the setting, where its value came from, what is wrong with it."""
+    """Yield one line for each error: the setting, the source of its value, and what is wrong."""
     if detail["type"] == _COMPLAINTS:
         for complaint in detail["ctx"]["complaints"]:
             yield _complaint_line(complaint, sources)
@@ -345,7 +347,7 @@ def _explain(detail: ErrorDetails, sources: Sequence[_Source]) -> Iterator[str]:
 
 
 def _complaint_line(complaint: Complaint, sources: Sequence[_Source]) -> str:
-    """About settings that are well by themselves, but do not fit the others."""
+    """Return the message about a setting that is valid itself, but contradicts another one."""
     name = ".".join(complaint.path)
     if complaint.value is None:
         return f"{name}: {complaint.what}"
@@ -353,18 +355,18 @@ def _complaint_line(complaint: Complaint, sources: Sequence[_Source]) -> str:
 
 
 def _origin(path: Sequence[str], sources: Sequence[_Source]) -> str:
-    """What the source that wins calls this setting."""
+    """Return the setting's name in the source that wins."""
     return next((s.describe(path) for s in sources if _contains(s.values, path)), "default")
 
 
 def _setting_of(path: list[str]) -> list[str]:
-    """The setting at a path: what is wrong may be an item of a list."""
+    """Return the setting at a path; an error's path may point into a list."""
     known = set(_known_paths(path))
     return next((path[:n] for n in range(len(path), 0, -1) if tuple(path[:n]) in known), path)
 
 
 def _siblings(path: Sequence[str]) -> list[str]:
-    """Names that may stand in place of the last part of an unknown path."""
+    """Return names that are valid in place of the last part of an unknown path."""
     known = _known_paths(path)
     if len(path) > 1:
         parent = tuple(path[:-1])
