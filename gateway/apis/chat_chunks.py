@@ -35,7 +35,7 @@ class ChatUsage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CallPiece(msgspec.Struct, frozen=True, kw_only=True):
-    """What an event adds to the call of this index. The first one has the id and the name."""
+    """Part of the tool call with this index; the first one has the id and the name."""
 
     index: int
     call_id: str = ""
@@ -44,13 +44,12 @@ class CallPiece(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatPiece(msgspec.Struct, frozen=True, kw_only=True):
-    """What one event, or a whole answer, says; "", 0, () and None where it says nothing of it.
+    """Content of one event or of a whole answer; "", 0, () and None for absent parts.
 
-    `comment`: the bytes of an event without data, which is a sign of life and nothing else.
-    `is_done`: it was [DONE]. `thoughts`: Anthropic's thinking blocks, which are signed; their text
-    is in `reasoning` as well. `logprobs`: OpenAI's entries, one a token; None where there are none.
-    `stop`: the stop string that ended the answer, where the server tells. `report`: the JSON of the
-    `outrider` object.
+    `comment`: the bytes of an event without data, sent as a keep-alive. `is_done`: it was [DONE].
+    `thoughts`: Anthropic's thinking blocks, which are signed; their text is in `reasoning` as
+    well. `logprobs`: OpenAI's entries, one a token; None if there are none. `stop`: the stop string
+    that ended the answer, if the server reports it. `report`: the JSON of the `outrider` object.
     """
 
     comment: bytes = b""
@@ -147,7 +146,7 @@ class ChatChunkParser:
         self._splitter = EventSplitter()
 
     def read(self, part: bytes) -> list[ChatPiece]:
-        """What the events in these bytes say. Raises GenerationError for what is no chunk.
+        """Parse the events in these bytes. Raises GenerationError for invalid chunks.
 
         This runs for each token of each client.
         """
@@ -155,7 +154,7 @@ class ChatChunkParser:
 
 
 def read_completion(body: bytes) -> ChatPiece:
-    """What a whole completion says. Raises GenerationError for what is none."""
+    """Parse a whole completion. Raises GenerationError if it is not a valid one."""
     return _piece(_parse(body))
 
 
@@ -203,7 +202,7 @@ def _piece(answer: _Answer) -> ChatPiece:
 
 
 def _common(answer: _Answer) -> dict[str, Any]:
-    """What does not depend on the choices."""
+    """Return the fields that do not depend on the choices."""
     return {
         "answer_id": "" if answer.id is None else str(answer.id),
         "created": whole_number(answer.created),
@@ -236,7 +235,7 @@ def _joined(parts: list[Any], kind: str) -> str:
 
 
 def _calls(message: _Message) -> Sequence[CallPiece]:
-    """Where calls have no index, their place is it."""
+    """Return the parts of tool calls; calls without an index are numbered by position."""
     if not message.tool_calls:
         return ()
     pieces = []

@@ -1,4 +1,4 @@
-"""What the names in GET /v1/models cost."""
+"""Prices of the models that GET /v1/models lists."""
 
 from decimal import Decimal
 from typing import Any, Final

@@ -22,10 +22,10 @@ class ReadBody(Generic[Request]):
 
 
 async def read_body(model: type[Request], body: bytes) -> ReadBody[Request]:
-    """JSON to a validated request, all of whose values can be written as JSON again.
+    """Parse a body into a validated request whose values can all be written as JSON again.
 
-    Raises BadRequestError that names the field; also for NaN, for numbers beyond all bounds, for
-    what is nested too deeply and for names that are there twice.
+    Raises BadRequestError that names the field; also for NaN, numbers out of range, too deep
+    nesting and repeated names.
     """
     try:
         document = msgspec.json.decode(body)

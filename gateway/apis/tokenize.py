@@ -1,4 +1,4 @@
-"""What needs a tokenizer only: /v1/tokenize, /v1/detokenize, /v1/messages/count_tokens."""
+"""Endpoints that need only a tokenizer: /v1/tokenize, /v1/detokenize, /v1/messages/count_tokens."""
 
 import asyncio
 import sys
@@ -46,10 +46,10 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokenizing:
-    """The endpoints. They ask no model anything, and reserve nothing of a tenant's limits.
+    """The endpoints. They call no model, and reserve nothing of a tenant's limits.
 
-    What may be either tier's (`auto`) is written in the tokens of the large one, whose answer is
-    the dearer.
+    Prompts for `auto`, which either tier may answer, are tokenised for the large one, whose answer
+    costs more.
     """
 
     jobs: JobBuilder
@@ -104,7 +104,7 @@ class Tokenizing:
         return _json({"input_tokens": len(prompt.token_ids)})
 
     async def _info(self, model: str | None, principal: Principal) -> TierInfo:
-        """Whose tokens they are. Raises GatewayError or EngineError."""
+        """Return the tier whose tokenizer applies. Raises GatewayError or EngineError."""
         name = model or AUTO
         check_model(principal, name)
         self._refuse_elsewhere(name)
@@ -128,7 +128,7 @@ class Tokenizing:
 
 
 def _has_messages(body: bytes) -> bool:
-    """Which form it is; what cannot be read is refused as either."""
+    """Return whether the body has messages; an unreadable one counts as a prompt."""
     try:
         document = msgspec.json.decode(body)
     except (ValueError, RecursionError):

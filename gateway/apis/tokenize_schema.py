@@ -20,7 +20,7 @@ OptionalModelName = Annotated[
 
 
 class TokenizeFields(RequestModel):
-    """What both forms have."""
+    """Fields of both forms."""
 
     model: OptionalModelName = None
     return_token_strs: bool | None = None
@@ -51,10 +51,10 @@ class TokenizeMessages(TokenizeFields):
 
 
 class Tokenized(ResponseModel):
-    """A prompt's tokens. `tier` is whose they are, `max_model_len` its context.
+    """A prompt's tokens. `tier` is the model's tier, `max_model_len` its context.
 
-    `token_strs` are the tokens' texts, where they were asked for; a special token's is its name,
-    and of a token that is a part of a character U+FFFD.
+    `token_strs` are the tokens' texts, if requested; a special token's is its name, and that of a
+    token that is a part of a character is U+FFFD.
     """
 
     count: int

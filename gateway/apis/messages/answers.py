@@ -1,4 +1,4 @@
-"""What /v1/messages answers: the shapes of /openapi.json.
+"""Answers of /v1/messages: the shapes of /openapi.json.
 
 Answers are written by hand (gateway/apis/messages/writer.py); tests hold them against these
 models, which allow no field that is not declared.
@@ -25,7 +25,7 @@ class AnswerText(ResponseModel):
 
 
 class AnswerThinking(ResponseModel):
-    """What the model thought before it answered; the signature is empty for local models."""
+    """Thinking that precedes the answer; the signature is empty for local models."""
 
     type: Literal["thinking"]
     thinking: str
@@ -55,7 +55,7 @@ AnswerBlock = Annotated[
 
 
 class ThinkingTokens(ResponseModel):
-    """Of the answer's tokens, those that were thinking."""
+    """Details of the answer's tokens: those of its thinking."""
 
     thinking_tokens: int
 
@@ -164,7 +164,7 @@ class BlockStop(ResponseModel):
 
 
 class EndDelta(ResponseModel):
-    """Why the answer ends."""
+    """Reason for the end of the answer."""
 
     stop_reason: MessageStopReason
     stop_sequence: str | None
@@ -192,14 +192,14 @@ class PingEvent(ResponseModel):
 
 
 class MessagesErrorDetail(ResponseModel):
-    """What went wrong."""
+    """Description of an error."""
 
     type: Annotated[str, Field(json_schema_extra={"enum": list(ERROR_STATUS)})]
     message: str
 
 
 class MessagesError(ResponseModel):
-    """What the endpoints of the Messages API answer when they fail."""
+    """Error response of the Messages API."""
 
     type: Literal["error"]
     error: MessagesErrorDetail

@@ -19,7 +19,7 @@ _encode: Final = msgspec.json.Encoder().encode
 class MessagesApi:
     """Anthropic's Messages API. Keeps nothing between requests.
 
-    has_tiers_elsewhere: somebody may read images and files, which the local models do not.
+    has_upstream_tiers: upstream tiers may read images and files; the local models do not.
     """
 
     name: Final = "messages"
@@ -28,7 +28,7 @@ class MessagesApi:
         self._has_tiers_elsewhere = has_tiers_elsewhere
 
     async def read(self, body: bytes) -> TranslatedRequest:
-        """A chat completion's request, and who writes its answer. Raises BadRequestError."""
+        """Translate a request into a chat completion and its writer. Raises BadRequestError."""
         read = await read_body(MessagesRequest, body)
         if self._has_tiers_elsewhere:
             refuse_misplaced_options(read.document)

@@ -76,7 +76,7 @@ def translate_conversation(
 
 
 def _first_of_tool_loop(messages: Sequence[MessageParam]) -> int:
-    """Where the answer that is not finished yet began: behind what the user last said himself."""
+    """Return the index at which the unfinished answer begins: after the last real user message."""
     for index in range(len(messages) - 1, -1, -1):
         message = messages[index]
         if isinstance(message, UserMessage) and not _is_results(message):
@@ -208,7 +208,7 @@ def _content(parts: list[_Fields]) -> str | list[_Fields]:
 
 
 def _is_signed(block: FromAssistant) -> bool:
-    """Whether it is another server's thought: local ones have no signature."""
+    """Return whether a thinking block is another server's: local ones have no signature."""
     if isinstance(block, ThinkingBlock):
         return bool(block.signature)
     return isinstance(block, RedactedThinkingBlock)

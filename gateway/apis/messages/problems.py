@@ -7,7 +7,7 @@ from gateway.upstream.dialects.anthropic_words import error_type
 
 # Clients look for these words to know that they have to shorten the conversation.
 _TOO_LONG: Final = "prompt is too long: "
-# Fields whose names are others here. Messages are checked before they get other places.
+# Fields with other names in this API. Messages are checked before they are renumbered.
 _NAMES: Final = {
     "max_completion_tokens": "max_tokens",
     "stop": "stop_sequences",

@@ -88,7 +88,7 @@ class DocumentBlock(RequestModel):
 
 
 class ThinkingBlock(RequestModel):
-    """What an earlier answer thought. The signature is that of the server that wrote it."""
+    """Thinking of an earlier answer, with the signature of the server that wrote it."""
 
     type: Literal["thinking"]
     thinking: str
@@ -96,7 +96,7 @@ class ThinkingBlock(RequestModel):
 
 
 class RedactedThinkingBlock(RequestModel):
-    """What a server thought and does not show."""
+    """Encrypted thinking that a server does not show."""
 
     type: Literal["redacted_thinking"]
     data: str
@@ -115,7 +115,7 @@ class ToolUseBlock(RequestModel):
 
 
 class ToolResultBlock(RequestModel):
-    """What a call gave. Of an error, the model is told that it is one."""
+    """Result of a tool call. The model is told if it is an error."""
 
     type: Literal["tool_result"]
     tool_use_id: Label
@@ -251,7 +251,7 @@ class OutputFormat(RequestModel):
 
 
 class OutputConfig(RequestModel):
-    """What the answer is like."""
+    """Form of the answer."""
 
     effort: Annotated[
         Literal["low", "medium", "high", "xhigh", "max"] | None,
@@ -261,7 +261,7 @@ class OutputConfig(RequestModel):
 
 
 class PromptFields(RequestModel):
-    """What the prompt is made of: the same in messages and in count_tokens."""
+    """Fields that make up the prompt, in messages and in count_tokens."""
 
     model: Annotated[str, Field(min_length=1, max_length=MAX_LABEL_CHARS)]
     messages: Annotated[ListOf[MessageParam], Field(min_length=1, max_length=MAX_MESSAGES)]

@@ -93,7 +93,7 @@ class MessageWriter:
         return out
 
     def _remember(self, piece: ChatPiece) -> None:
-        """What is told at the end."""
+        """Keep the parts that the last events report."""
         if piece.finish_reason is not None:
             self._finish_reason, self._stop = piece.finish_reason, piece.stop
         if piece.usage is not None:
@@ -107,7 +107,7 @@ class MessageWriter:
         return self._num_blocks - 1
 
     def _begin(self, piece: ChatPiece) -> bytes:
-        """How many tokens the prompt has is told at the end, as in a chat's stream."""
+        """Return the first event; the number of prompt tokens follows at the end of the stream."""
         self._has_begun = True
         message: _Fields = {
             **_head(piece),
@@ -198,7 +198,7 @@ class MessageWriter:
 
 
 def _head(piece: ChatPiece) -> _Fields:
-    """What a message has from its beginning on."""
+    """Return the fields that a message has from its beginning on."""
     answer_id = piece.answer_id.removeprefix("chatcmpl-")
     return {
         "id": answer_id if answer_id.startswith("msg_") else f"msg_{answer_id}",
@@ -249,7 +249,7 @@ def _call_blocks(calls: Sequence[CallPiece]) -> list[_Fields]:
 
 
 def _stop_reason(finish_reason: str | None, stop: str | None, *, has_calls: bool) -> str:
-    """Where a tool was named, OpenAI says that the answer stopped; here it is a call like any."""
+    """Return the stop reason; OpenAI reports "stop" for a forced tool call, here it is tool_use."""
     if finish_reason == "stop" and has_calls:
         return "tool_use"
     if finish_reason == "stop" and stop is not None:

@@ -1,4 +1,4 @@
-"""What /v1/responses answers: the shapes of /openapi.json.
+"""Answers of /v1/responses: the shapes of /openapi.json.
 
 They are written by hand (writer.py, output.py); tests hold them against these models, which allow
 no field that is not declared, and against the types of OpenAI's own client.
@@ -22,14 +22,14 @@ from gateway.schema.structured import JsonObjectFormat, TextFormat
 
 
 class SummaryPart(ResponseModel):
-    """What the model thought: not a summary of it, but the text itself."""
+    """The model's thinking: the full text, not a summary of it."""
 
     type: Literal["summary_text"]
     text: str
 
 
 class OutputTextPart(ResponseModel):
-    """What the model says. `logprobs` is empty unless they were asked for."""
+    """Text of the answer. `logprobs` is empty unless they were requested."""
 
     type: Literal["output_text"]
     text: str
@@ -78,7 +78,7 @@ OutputItem = Annotated[ReasoningOutput | MessageOutput | CallOutput, Field(discr
 
 
 class ResponseFailure(ResponseModel):
-    """Why an answer broke off."""
+    """Reason why an answer broke off."""
 
     code: Literal["server_error", "rate_limit_exceeded"]
     message: str
@@ -87,7 +87,7 @@ class ResponseFailure(ResponseModel):
 
 
 class IncompleteDetails(ResponseModel):
-    """Why an answer is not complete."""
+    """Reason why an answer is not complete."""
 
     reason: Literal["max_output_tokens", "content_filter"]
 
@@ -140,7 +140,7 @@ class RepeatedReasoning(ResponseModel):
 
 
 class BrokenOffReport(ResponseModel):
-    """What was delivered of an answer that broke off, and the error's own code."""
+    """Report about an answer that broke off: its delivered part, and the error's own code."""
 
     code: str | None
     tier: str | None = None
@@ -331,4 +331,4 @@ RESPONSES_MODELS: Final[tuple[type[BaseModel], ...]] = (
     ResponseObject,
     ResponseEvent,
 )
-"""What the operation refers to."""
+"""Models that the operation refers to."""

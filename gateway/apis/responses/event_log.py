@@ -73,10 +73,10 @@ class EventLog:
 
 
 class NoEvents:
-    """Of a response that is not streamed."""
+    """Event log of a response that is not streamed: it discards everything."""
 
     def add(self, name: str, fields: dict[str, Any]) -> None:
-        """Discard it."""
+        """Discard an event."""
 
     def add_delta(
         self,
@@ -86,10 +86,10 @@ class NoEvents:
         logprobs: Sequence[dict[str, Any]] | None,
         trace: bytes | None,
     ) -> None:
-        """Discard it."""
+        """Discard a delta."""
 
 
 def delta_head(name: str, fields: dict[str, Any]) -> bytes:
-    """What all deltas of one item begin with, up to their number."""
+    """Return the bytes with which all deltas of an item begin, up to their number."""
     event = named_event(name, {"type": name, **fields}).removesuffix(b"}\n\n")
     return event + b',"sequence_number":'

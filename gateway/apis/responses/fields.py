@@ -26,4 +26,4 @@ ElsewhereOnly = Annotated[
         {"enum": [None], "description": "For upstream tiers; the local models refuse it."}
     ),
 ]
-"""Sent on with the chat request, whose own schema refuses it for local models."""
+"""Forwarded with the chat request, whose own schema refuses it for local models."""

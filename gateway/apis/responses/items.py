@@ -25,10 +25,10 @@ _skim: Final = msgspec.json.Decoder(msgspec.Raw).decode
 
 
 def read_messages(instructions: str | None, given: str | Sequence[Item]) -> list[_Message]:
-    """The conversation as chat has it.
+    """Return the conversation in the chat format.
 
-    Raises BadRequestError for a call whose arguments are no JSON object, for a result without its
-    call, and where there is no message at all.
+    Raises BadRequestError for a call whose arguments are not a JSON object, for a result without
+    its call, and for a conversation without a message.
     """
     conversation = _Conversation()
     if instructions is not None:
@@ -97,7 +97,7 @@ class _Conversation:
         return self._answer
 
     def _open_turn(self) -> _Answer:
-        """What stands behind an answer's text is another answer, unless results are to come."""
+        """Return the open answer; an answer with text but without calls is closed first."""
         if self._answer is not None and self._answer.texts and not self._answer.calls:
             self._close()
         return self._open()

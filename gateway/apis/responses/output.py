@@ -16,10 +16,10 @@ _Fields = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kind:
-    """How an item with one part of text is written.
+    """Format of an item with one part of text.
 
     `field` holds the text in the part and in the event that ends it; `index` is the name of the
-    part's place, which is always 0.
+    part's index field, which is always 0.
     """
 
     prefix: str
@@ -138,7 +138,7 @@ class _CallItem:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the arguments are valid JSON: then no more of them can come."""
+        """True if the arguments are valid JSON: then they are complete."""
         try:
             json.loads("".join(self._arguments))
         except (ValueError, RecursionError):
@@ -195,7 +195,7 @@ class Output:
         self._early_logprobs: list[dict[str, Any]] = []
 
     def add(self, piece: ChatPiece, trace: bytes | None = None) -> None:
-        """What a piece says. Raises GenerationError for a call that cannot be."""
+        """Write the events of a piece. Raises GenerationError for an invalid call."""
         if piece.reasoning:
             self._open(_THOUGHT).add(piece.reasoning, None, trace)
         if piece.content:

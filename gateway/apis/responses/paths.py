@@ -1,4 +1,4 @@
-"""Where the chat request's complaints lie in the request that the client sent."""
+"""Paths of the chat request's validation errors in the request that the client sent."""
 
 import re
 from dataclasses import replace

@@ -129,7 +129,7 @@ class FunctionCallItem(RequestModel):
 
 
 class FunctionOutputItem(RequestModel):
-    """What a call gave. Its call comes before it."""
+    """Result of a call. Its call comes before it."""
 
     type: Literal["function_call_output"]
     call_id: Label
@@ -149,7 +149,7 @@ class SummaryText(RequestModel):
 
 
 class ReasoningText(RequestModel):
-    """What the model thought."""
+    """The model's thinking."""
 
     type: Literal["reasoning_text"]
     text: str
@@ -170,7 +170,7 @@ _KINDS: Final = ("message", "function_call", "function_call_output", "reasoning"
 
 
 def _kind_of(value: Any) -> str | None:
-    """Which item it is; None for one that is not supported. A message need not say its type."""
+    """Return the kind of an item; None for an unsupported one. A message's type is optional."""
     if not isinstance(value, dict):
         return None
     kind = value.get("type", "message")
@@ -242,7 +242,7 @@ class SchemaFormat(RequestModel):
 
 
 class TextConfig(RequestModel):
-    """What the answer's text is like."""
+    """Form of the answer's text."""
 
     format: (
         Annotated[TextFormat | JsonObjectFormat | SchemaFormat, Field(discriminator="type")] | None
@@ -251,7 +251,7 @@ class TextConfig(RequestModel):
 
 
 class ReasoningConfig(RequestModel):
-    """How the model thinks. Its thoughts are the summary, whichever is asked for."""
+    """Options of the model's thinking. The summary is always the full text."""
 
     effort: ElsewhereOnly = None
     summary: SummaryKind | None = None
@@ -268,13 +268,13 @@ class ResponseCacheOptions(CacheOptions):
 
 
 class ResponseStreamOptions(RequestModel):
-    """How a stream is written."""
+    """Options of the stream."""
 
     include_obfuscation: Off = None
 
 
 class ResponsesRequest(RequestModel):
-    """What to answer, and how."""
+    """A request for a response."""
 
     model: Annotated[str, Field(min_length=1, max_length=MAX_LABEL_CHARS)]
     input: str | Annotated[ListOf[Item], Field(min_length=1)]
@@ -339,5 +339,5 @@ class ResponsesRequest(RequestModel):
 
     @property
     def wants_logprobs(self) -> bool:
-        """Whether the text's tokens come with their log-probabilities."""
+        """True if the text's tokens come with their log-probabilities."""
         return bool(self.top_logprobs) or "message.output_text.logprobs" in (self.include or ())

@@ -150,5 +150,5 @@ def _allowed(tools: Sequence[_Document], choice: AllowedTools) -> list[_Document
 
 
 def _picked(document: _Document, names: Sequence[str]) -> _Document:
-    """What is said of these; null says nothing."""
+    """Return the given fields that are set; null counts as unset."""
     return {name: value for name in names if (value := document.get(name)) is not None}

@@ -198,7 +198,7 @@ def edit(
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make it another one: a new version, whose data are kept apart from those until now."""
+    """Save a new version of an experiment; its data are kept apart from earlier versions."""
     with _store(database_url, config) as store:
         from gateway.experiments.rows import spec_document
         from gateway.settings.experiments import ExperimentSpec

@@ -1,4 +1,4 @@
-"""What `outrider keys` prints for people."""
+"""Tables that `outrider keys` prints."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

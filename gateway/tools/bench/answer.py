@@ -1,4 +1,4 @@
-"""What came back for one request: the events of a stream, read after the clock has stopped."""
+"""One request's answer: the events of a stream, parsed after the clock has stopped."""
 
 import itertools
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ class _Message(msgspec.Struct):
 
     @property
     def has_tokens(self) -> bool:
-        """Whether there is anything that a model wrote."""
+        """True if the model wrote text, reasoning, a refusal or a tool call."""
         return bool(
             self.content
             or self.reasoning_content
@@ -51,7 +51,7 @@ class _Choice(msgspec.Struct):
 
     @property
     def has_tokens(self) -> bool:
-        """Whether this event has any."""
+        """True if this event carries model output."""
         said = self.delta or self.message
         return bool(self.text) or (said is not None and said.has_tokens)
 
@@ -67,7 +67,7 @@ class _Usage(msgspec.Struct):
 
 
 class _Report(msgspec.Struct):
-    """What of the `outrider` report is of use here; a trace of tokens has none of it."""
+    """The parts of the `outrider` report that are used here; never a trace of tokens."""
 
     tier: str | None = None
     reason: str | None = None
@@ -113,7 +113,7 @@ class RawAnswer:
 
 @dataclass(slots=True)
 class _Reading:
-    """What the events of one answer have told so far."""
+    """State collected from the events of one answer so far."""
 
     token_times: list[float] = field(default_factory=list)
     finish_s: float | None = None
@@ -248,7 +248,7 @@ def _events(pieces: Sequence[tuple[float, bytes]]) -> list[tuple[float, bytes]]:
 
 
 def _judge(raw: RawAnswer, reading: _Reading, is_stream: bool) -> None:
-    """Whether what came is a whole answer."""
+    """Mark the answer as failed unless it is complete."""
     counted = 0 if reading.usage is None else _whole(reading.usage.completion_tokens) or 0
     if reading.error is not None:
         raw.fail("server_error", error_text(reading.error))

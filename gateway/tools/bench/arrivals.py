@@ -1,4 +1,4 @@
-"""When requests come, and how long they are, where neither a trace nor a prompt says so."""
+"""Arrival times and lengths of requests that neither a trace nor a prompt determines."""
 
 import math
 from collections.abc import Sequence

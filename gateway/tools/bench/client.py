@@ -28,7 +28,7 @@ class TargetError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetSettings:
-    """Who is asked. `url`: with or without /v1. `key` is sent and never shown.
+    """The benchmarked server. `url`: with or without /v1. `key` is sent and never shown.
 
     `timeout_s`: for a whole answer. `stall_s`: between two of its pieces. `connect_s`: to connect.
     """
@@ -44,7 +44,7 @@ class TargetSettings:
 
     @property
     def base_url(self) -> str:
-        """The part before /chat/completions. Raises TargetError for what is no URL."""
+        """The part before /chat/completions. Raises TargetError for an invalid URL."""
         parts = urlsplit(self._full_url)
         try:
             is_known = parts.scheme in ("http", "https") and bool(parts.hostname)

@@ -37,7 +37,7 @@ _SWITCH_INTERVAL_S: Final = 0.0005
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Outputs:
-    """Where results go. `fail_below`: a share of attainment."""
+    """Destinations of results. `fail_below`: attainment in [0, 1] below which the command fails."""
 
     json: Path | None
     html: Path | None

@@ -107,7 +107,7 @@ class RunComparison(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Figure:
-    """`latency`: the name of what it is about, for counting who has it."""
+    """A compared figure. `latency`: latency that a request must have to be counted; empty: all."""
 
     name: str
     unit: str
@@ -117,7 +117,7 @@ class _Figure:
     min_samples: int = _MIN_SAMPLES
 
     def num_samples(self, side: Side) -> int:
-        """How many requests it is about."""
+        """Return the number of requests that the figure is computed from."""
         if not self.latency:
             return side.num_requests
         return int(np.isfinite(side.latencies[self.latency]).sum())
@@ -169,7 +169,7 @@ def compare_results(
 
 
 def different_conditions(first: BenchResult, second: BenchResult) -> list[Condition]:
-    """What the two were not run alike in: settings, workload, machine, versions, objectives."""
+    """Return differences in settings, workload, machine, versions and objectives."""
     sides = [_flat(msgspec.to_builtins(one.meta)) for one in (first, second)]
     for side, one in zip(sides, (first, second), strict=True):
         side |= _flat({"objectives": msgspec.to_builtins(one.objectives)})

@@ -24,14 +24,14 @@ _WORDS: Final = tuple(_TEXT.split())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRatio:
-    """How texts become tokens at a target: `num_fixed` for a chat's frame, then so many a word."""
+    """Tokens of texts at a target: `num_fixed` for a chat's template, then `per_word` a word."""
 
     per_word: float = 1.3
     num_fixed: float = 8.0
     is_measured: bool = False
 
     def num_words(self, num_tokens: float) -> int:
-        """Words whose tokens are nearest to so many; the frame is the caller's."""
+        """Return the number of words that come nearest to `num_tokens`, without the template."""
         return max(0, round(num_tokens / self.per_word))
 
 

@@ -1,4 +1,4 @@
-"""What the flags of `outrider bench` mean: from them to a plan."""
+"""Conversion of the flags of `outrider bench` into a plan."""
 
 import os
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What the two loops have in common: one request from its due time to its row, and who watches."""
+"""Parts that both loops share: one request from its due time to its row, and progress reports."""
 
 import asyncio
 from collections.abc import Callable
@@ -51,8 +51,9 @@ class LoadResult:
 
 @dataclass(slots=True, kw_only=True)
 class Tracker:
-    """Requests of one loop: how many are out, and their rows. `warm_up_s`: who was due before this
-    moment of the clock is part of the warm-up; `num_warm_up`: so are the first so many.
+    """Requests of one loop: the number in flight, and their rows.
+
+    Warm-up: requests due before `warm_up_s` on the clock, and the first `num_warm_up`.
     """
 
     client: BenchClient
@@ -67,7 +68,7 @@ class Tracker:
     most_in_flight: int = 0
 
     def begin(self) -> None:
-        """A request is about to be sent."""
+        """Count a request that is about to be sent."""
         self.num_in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.num_in_flight)
         self.watch.in_flight(self.num_in_flight)

@@ -20,8 +20,10 @@ _TURNS_S: Final = 0.001
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenLoopSettings:
-    """`max_in_flight`: who is due beyond that waits here, and its waiting counts. `drain_s`: how
-    long to wait for answers once everything is sent; later ones are cut off and counted as
+    """Bounds of an open loop.
+
+    `max_in_flight`: further requests that are due wait here, and their wait counts. `drain_s`: time
+    to wait for answers once everything is sent; later ones are cancelled and counted as
     unfinished.
     """
 

@@ -1,4 +1,4 @@
-"""What a run is made of."""
+"""Plan of a run: target, workload, load, objectives."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,10 +19,10 @@ class PlanError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadSettings:
-    """How hard to ask.
+    """Load on the target.
 
     `concurrency` makes a closed loop of so many users; without it the loop is open, at `rate_per_s`
-    or, None, at a trace's own rate. `warm_up_s` comes before the `duration_s`; its requests are
+    or, if None, at a trace's own rate. `warm_up_s` comes before the `duration_s`; its requests are
     sent and not measured. At least one of `duration_s` and `num_requests` is given.
     """
 
@@ -36,7 +36,7 @@ class LoadSettings:
 
     @property
     def loop(self) -> LoopKind:
-        """Open or closed."""
+        """The kind of loop: open or closed."""
         return "open" if self.concurrency is None else "closed"
 
 

@@ -27,7 +27,7 @@ _NUM_TICKS: Final = 5
 _MAX_LINE_POINTS: Final = 400
 _MAX_DOTS: Final = 3000
 _LETTER_WIDTH: Final = 6.9
-"""Of the legend's letters on average, in units of the drawing."""
+"""Mean width of a letter in the legend, in units of the drawing."""
 _LOG_STEPS: Final = (1.0, 2.0, 5.0)
 
 
@@ -80,7 +80,7 @@ class IntervalRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Range:
-    """What an axis shows and where it lies on the drawing."""
+    """Values that an axis shows, and its position on the drawing."""
 
     axis: Axis
     low: float

@@ -1,4 +1,4 @@
-"""A run as it goes, in a terminal; elsewhere a line for each phase."""
+"""Progress of a run: live in a terminal, else one line for each phase."""
 
 import statistics
 from collections import deque

@@ -22,7 +22,8 @@ _Floats = NDArray[np.float64]
 
 _NUM_WINDOWS: Final = 60
 _LATENESS_SHOWN: Final = 0.03
-"""Where the means differ by a smaller share, from when due and from when sent are one line."""
+"""Smallest relative difference of mean latency, since due and since sent, that is drawn as two
+lines."""
 
 
 def figure(svg: str, title: str, text: str) -> str:
@@ -298,7 +299,7 @@ def _rate(
 
 
 def _mean_in_flight(due: _Floats, ended: _Floats, edges: _Floats) -> _Floats:
-    """Of each window: the time that requests spent in it, over its length. [num_windows]"""
+    """Return the mean number of requests in flight in each window. [num_windows]"""
     starts = np.clip(due[:, None], edges[:-1], edges[1:])  # [num_requests, num_windows]
     ends = np.clip(ended[:, None], edges[:-1], edges[1:])
     means: _Floats = (ends - starts).clip(min=0.0).sum(axis=0) / np.diff(edges)

@@ -1,6 +1,6 @@
-"""`outrider bench --html`: one page with nothing outside it, dark where the reader is.
+"""`outrider bench --html`: one self-contained page that follows the reader's dark mode.
 
-No script, no font, no picture from elsewhere: the file can be mailed, and opens anywhere.
+It has no script and loads no font or picture: the file can be mailed, and opens anywhere.
 """
 
 from collections.abc import Iterator, Sequence

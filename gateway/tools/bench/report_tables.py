@@ -112,7 +112,7 @@ def _category(entry: CategorySummary) -> list[str]:
 
 
 def error_table(result: BenchResult) -> str:
-    """How many requests failed of what, with an example's words."""
+    """Return a table of failed requests by kind of failure, each with an example message."""
     errors = result.summary.errors
     if not errors:
         return "<p>No request failed.</p>"
@@ -176,7 +176,7 @@ def comparison_table(comparison: RunComparison) -> str:
 
 
 def different_table(comparison: RunComparison) -> str:
-    """What was not the same on both sides."""
+    """Return a table of the conditions that differ between the two runs."""
     if not comparison.conditions:
         return "<p>Nothing that was recorded.</p>"
     rows = [[one.name, one.first, one.second] for one in comparison.conditions]

@@ -25,11 +25,11 @@ _MAX_GAPS: Final = 100_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """The requests of one run, in order; NaN where there is no such figure.
+    """The requests of one run, in order; NaN for a missing figure.
 
-    Latencies are milliseconds. `gaps` are sorted, `gap_owners` says whose they are.
-    `per_request_s`: time of the run over its requests. `num_in_flight`: the mean of a closed loop,
-    0 of an open one.
+    Latencies are milliseconds. `gaps` are sorted; `gap_owners` holds the index of each gap's
+    request. `per_request_s`: time of the run over its requests. `num_in_flight`: the mean of a
+    closed loop, 0 for an open one.
     """
 
     latencies: Mapping[str, Samples]
@@ -104,7 +104,7 @@ def _in_parts(work: Callable[[Indexes], Samples], draws: Indexes) -> Samples:
 
 
 def mean_of(name: str) -> Statistic:
-    """Of the latency of that name."""
+    """Return the mean of the latency of that name."""
 
     def statistic(side: Side, draws: Indexes) -> Samples:
         values = side.latencies[name]
@@ -115,7 +115,7 @@ def mean_of(name: str) -> Statistic:
 
 
 def quantile_of(name: str, share: float) -> Statistic:
-    """Of the latency of that name, linear between the nearest ranks."""
+    """Return a quantile of the latency of that name, linear between the nearest ranks."""
 
     def statistic(side: Side, draws: Indexes) -> Samples:
         values = side.latencies[name]
@@ -137,7 +137,7 @@ def quantile_of(name: str, share: float) -> Statistic:
 
 
 def gap_quantile(share: float) -> Statistic:
-    """Of all gaps between events."""
+    """Return a quantile of all gaps between events."""
 
     def statistic(side: Side, draws: Indexes) -> Samples:
         if not side.gaps.size:

@@ -1,7 +1,7 @@
-"""What a benchmark run leaves: a row for each request, what they sum up to, and the conditions.
+"""Results of a benchmark run: a row for each request, their summary, and the conditions.
 
-A file is one JSON document. Times of a row are seconds since the run's clock was started; durations
-are milliseconds, as people speak of them. Rows can be summed up again: `summary.summarize`.
+A file is one JSON document. Times of a row are seconds since the run's clock was started;
+durations are milliseconds. Rows can be summarised again: `summary.summarize`.
 """
 
 import math
@@ -36,9 +36,9 @@ class ResultError(Exception):
 
 
 class Objectives(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request has to meet, milliseconds; None asks for nothing.
+    """Latencies that a request must meet, milliseconds; None: no objective.
 
-    `inter_token_ms` is about the mean gap of an answer (TPOT), as in AdaServe and as `--goodput
+    `inter_token_ms` bounds the mean gap of an answer (TPOT), as in AdaServe and as `--goodput
     tpot` of vLLM's benchmark. `e2e_ms`: the whole answer.
     """
 
@@ -48,7 +48,7 @@ class Objectives(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def are_any(self) -> bool:
-        """Whether anything is asked for."""
+        """True if at least one objective is set."""
         return (self.ttft_ms, self.inter_token_ms, self.e2e_ms) != (None, None, None)
 
 
@@ -97,12 +97,12 @@ class RequestRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def is_success(self) -> bool:
-        """Whether it has a whole answer."""
+        """True if the answer is complete."""
         return self.error is None
 
     @property
     def lateness_ms(self) -> float | None:
-        """How long after it was due it was sent."""
+        """Time between the request's due time and its sending; None if it was not sent."""
         return None if self.sent_s is None else 1e3 * (self.sent_s - self.scheduled_s)
 
     @property
@@ -135,9 +135,9 @@ class RequestRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return None if self.sent_s is None else 1e3 * (self.ended_s - self.sent_s)
 
     def attains(self, objectives: Objectives) -> bool:
-        """Whether it has a whole answer that meets everything asked for.
+        """Return whether the answer is complete and meets all objectives.
 
-        An answer of one token has no gap that could be too long.
+        An answer of one token meets any `inter_token_ms`.
         """
         return (
             self.is_success
@@ -173,7 +173,7 @@ class Quantities(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DraftAcceptance(msgspec.Struct, frozen=True, kw_only=True):
-    """How drafting went, over the requests whose report told."""
+    """Acceptance of drafted tokens, over the requests whose report has it."""
 
     num_requests: int
     num_drafted_tokens: int
@@ -203,10 +203,10 @@ class CategorySummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True):
-    """How well an open loop kept its times.
+    """Punctuality of an open loop.
 
     `num_held`: requests that were due while as many as allowed were in flight, so that they waited
-    here; their waiting is in the latencies.
+    here; their wait is part of the latencies.
     """
 
     lateness_ms: Quantities | None = None
@@ -225,12 +225,12 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """What the rows sum up to; warm-up left out.
+    """Summary of the rows without warm-up.
 
-    Latencies are of whole answers. `ttft_ms` and `e2e_ms` count from when a request was due;
+    Latencies are of complete answers. `ttft_ms` and `e2e_ms` count from when a request was due;
     `sent_*` from when it was sent. `itl_ms`: all gaps between events of all answers; `tpot_ms`: one
     mean gap a token for each answer. `duration_s`: from the first due to the last end.
-    `goodput_per_s` and `attainment`: of all requests, failed ones missed.
+    `goodput_per_s` and `attainment`: of all requests, with failed ones as missed.
     """
 
     num_requests: int

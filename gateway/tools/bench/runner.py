@@ -31,7 +31,7 @@ from gateway.tools.bench.workloads import Extent, PlannedRequest, Workload
 
 # Between the decision to begin and the first request that is due.
 _HEAD_START_S = 0.05
-# Written for a closed loop that nobody has given a number; it begins anew behind them.
+# Prompts made for a closed loop without a given number; it then starts over with the first one.
 _NUM_WRITTEN = 2000
 
 
@@ -86,7 +86,7 @@ class Session:
 
     @property
     def report(self) -> TargetReport:
-        """What the look at the target has found."""
+        """The result of probing the target."""
         assert self._report is not None
         return self._report
 

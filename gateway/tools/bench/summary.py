@@ -43,7 +43,7 @@ class BenchPrices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadTally:
-    """What a loop counted beside the rows; see `Schedule`."""
+    """Counts that a loop keeps in addition to the rows; see `Schedule`."""
 
     num_held: int = 0
     most_in_flight: int = 0
@@ -140,7 +140,7 @@ def _schedule(
 
 
 def _cost(whole: Sequence[RequestRow], prices: BenchPrices | None) -> Cost | None:
-    """What the answers told, else by the prices; None where one of them has no figure."""
+    """Return the reported cost, else the cost by prices; None if an answer has neither."""
     if not whole:
         return None
     told = [row.cost_usd for row in whole]
@@ -170,7 +170,7 @@ def _per_million(total_usd: float, num_tokens: int) -> float | None:
 
 
 def _acceptance(rows: Sequence[RequestRow]) -> DraftAcceptance | None:
-    """Of the rows whose report tells; None where none does."""
+    """Return acceptance over the rows whose report has it; None if there are none."""
     told = [row for row in rows if row.num_drafted_tokens is not None]
     if not told:
         return None
@@ -191,7 +191,7 @@ def _acceptance(rows: Sequence[RequestRow]) -> DraftAcceptance | None:
 def _categories(
     rng: np.random.Generator, measured: Sequence[RequestRow], objectives: Objectives
 ) -> list[CategorySummary]:
-    """By name; none where no request has a category."""
+    """Return a summary of each category, by name; empty if requests have no category."""
     by_name: dict[str, list[RequestRow]] = {}
     for row in measured:
         by_name.setdefault(row.category, []).append(row)

@@ -21,7 +21,10 @@ _PROBE_TOKENS: Final = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetReport:
-    """What was found. `facts`: for the workload. `notes`: what a reader of the result must know."""
+    """Result of probing the target.
+
+    `facts`: for the workload. `notes`: caveats for readers of the result.
+    """
 
     model: str
     facts: TargetFacts
@@ -126,7 +129,7 @@ async def _card(client: BenchClient) -> _Card:
 
 
 def _device(tiers: Any) -> str | None:
-    """Where the models of an Outrider run, None for other servers."""
+    """Return the devices of an Outrider's models; None for other servers."""
     if not isinstance(tiers, list):
         return None
     shown = [
@@ -176,7 +179,7 @@ def _prices(pricing: Any) -> BenchPrices | None:
 
 
 async def _takes_ignore_eos(client: BenchClient, body: Mapping[str, Any], salt: str) -> bool:
-    """Whether the target lets an answer's length be set; it may not know the field."""
+    """Return whether the target accepts `ignore_eos`, which fixes an answer's length."""
     raw = await _ask(client, {**body, "ignore_eos": True}, _PROBE_WORDS[0], f"{salt}/eos")
     return raw.error is None
 

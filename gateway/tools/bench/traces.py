@@ -28,7 +28,7 @@ _ANSWER_NAMES: Final = ("generatedtokens", "output_length", "completion_tokens",
 
 
 class WorkloadError(Exception):
-    """What to ask cannot be read or makes no sense; the message says where and what to do."""
+    """Raised for an unreadable or inconsistent workload; the message names place and remedy."""
 
 
 class BadLineError(Exception):

@@ -1,6 +1,6 @@
-"""What is asked and when: prompts, traces and synthetic requests, as bodies ready to be sent.
+"""Workloads: prompts, traces and synthetic requests with their due times, as encoded bodies.
 
-Everything is made before the first request goes out, so that sending costs as little as it can.
+Everything is made before the first request goes out, so that sending costs little.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,12 +29,12 @@ _MOST_REQUESTS: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadSettings:
-    """What to ask.
+    """A workload's source and shape.
 
     `path`: of the prompts or the trace; prompts without one are built in. `max_tokens`: of each
     answer; of a trace's, at most. `context_tokens`: lengths are scaled into it; None asks the
-    target. `length_scale`: instead of the scale that makes the trace fit. `keeps_lengths`: asks for
-    answers of exactly the trace's length (`ignore_eos`), where the target can.
+    target. `length_scale`: replaces the scale that makes the trace fit. `keeps_lengths`: request
+    answers of exactly the trace's length (`ignore_eos`), if the target supports it.
     """
 
     kind: WorkloadKind = "prompts"
@@ -69,7 +69,7 @@ class PlannedRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extent:
-    """How much of a workload: `rate_per_s` None is a trace's own (others need one in an open loop).
+    """Part of a workload: `rate_per_s` None is a trace's own (others need one in an open loop).
 
     At least one of `duration_s` and `num_requests` is given.
     """
@@ -79,7 +79,7 @@ class Extent:
     num_requests: int | None
 
     def count(self, native_per_s: float | None = None) -> int:
-        """How many requests that is, where they come at an even pace."""
+        """Return the number of requests, assuming that they come at an even pace."""
         rate = self.rate_per_s or native_per_s
         bounds = [] if self.num_requests is None else [self.num_requests]
         if self.duration_s is not None and rate is not None:
@@ -89,9 +89,9 @@ class Extent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetFacts:
-    """What a workload has to know of who is asked. `takes_ignore_eos`: whether it knows the field.
+    """Facts about the target that a workload needs.
 
-    `body`: what every request's body has, beside what is asked.
+    `takes_ignore_eos`: the target knows the field. `body`: fields added to every request's body.
     """
 
     body: Mapping[str, Any]
@@ -133,12 +133,12 @@ class Workload:
 
     @property
     def num_prompts(self) -> int | None:
-        """How many different ones there are; None where every request has its own text."""
+        """The number of different prompts; None if every request has its own text."""
         return len(self._prompts) if self.settings.kind == "prompts" else None
 
     @property
     def has_lengths(self) -> bool:
-        """Whether texts have to be made to a length in tokens."""
+        """True if texts are generated to a length in tokens."""
         return self.settings.kind != "prompts"
 
     def requests(self, extent: Extent, facts: TargetFacts, *, salt: str) -> list[PlannedRequest]:
@@ -255,7 +255,7 @@ class Workload:
 
 
 def _body(fields: Mapping[str, Any], facts: TargetFacts) -> bytes:
-    """What the user asked for has the last word."""
+    """Return a request's body; the fields that the user set override the workload's."""
     return msgspec.json.encode(merge_fields(fields, facts.body))
 
 

@@ -32,14 +32,14 @@ _BROKEN_JSON: Final = (ValueError, RecursionError)
 
 
 class UncheckableError(ValueError):
-    """What is expected cannot be checked. The message says why."""
+    """Raised for an expected answer that cannot be checked; the message says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerCheck:
-    """What makes an answer right. `is_right` is None where a judge decides.
+    """Check of an answer's correctness. `is_right` is None if a judge decides.
 
-    `expected` is what the data say, as text; None where they say nothing.
+    `expected` is the data's answer as text; None if they have none.
     """
 
     kind: AnswerCheckKind

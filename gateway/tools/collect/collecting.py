@@ -40,7 +40,7 @@ JudgeFn = Callable[[str, str | None, str], bool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectPlan:
-    """How answers are drawn. `batch_size`: questions that a tier answers at the same time."""
+    """Sampling of the answers. `batch_size`: questions that a tier answers concurrently."""
 
     max_tokens: int = 256
     temperature: float = 0.0
@@ -61,10 +61,10 @@ class CollectProgress:
 
 @dataclass(slots=True, kw_only=True)
 class TierAnswer:
-    """What a tier wrote. `seconds`: from submission to the last token.
+    """A tier's answer. `seconds`: from submission to the last token.
 
-    `text` is what a client would read, calls included, thinking left out. `logprobs` and
-    `hidden_state` (of the prompt's last token) are there as far as they were asked for.
+    `text` is the client's view: with tool calls, without thinking. `logprobs` and `hidden_state`
+    (of the prompt's last token) are set only if they were requested.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -215,7 +215,7 @@ class Collector:
         )
 
     async def answer(self, tokenized: TokenizedQuestion) -> TierAnswer:
-        """What the request's tier writes. Raises CollectError or EngineError."""
+        """Return the tier's answer. Raises CollectError or EngineError."""
         answer, tier = TierAnswer(), tokenized.request.tier
         started_s = time.perf_counter()
         # The protocol promises that its iterator can be closed; only generators have a type for it.

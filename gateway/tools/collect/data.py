@@ -49,7 +49,7 @@ class CollectQuestion:
 
     @property
     def prompt(self) -> str:
-        """What a router sees of it: the last user message."""
+        """The text that a router sees: the last user message."""
         return self.request.last_user_text
 
 
@@ -182,7 +182,7 @@ class LabelFile:
             raise CollectError(f"{path}: must end in .jsonl")
         self._path = path
         self.labels: dict[str, tuple[int, int]] = {}
-        """By digest: whether the small and the large answer were right."""
+        """Correctness of the small and the large model's answer (0 or 1), by digest."""
         if path.exists():
             self._read(pair)
 

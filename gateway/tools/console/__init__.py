@@ -1,1 +1,1 @@
-"""What the commands share: options, errors, terminal output, chat."""
+"""Parts that the commands share: options, errors, terminal output, chat."""

@@ -1,4 +1,4 @@
-"""What the commands have in common: options, flags that set anything, errors without tracebacks."""
+"""Parts that the commands share: options, flags for any setting, errors without tracebacks."""
 
 import functools
 import logging

@@ -1,4 +1,4 @@
-"""What Outrider looks like in a terminal: progress, the start-up banner, coloured tokens."""
+"""Terminal output: progress, the start-up banner, coloured tokens."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -22,7 +22,7 @@ def make_console(*, stderr: bool = False) -> Console:
 
 
 class LoadingProgress:
-    """A progress line while models load: a bar in a terminal, a line for each stage elsewhere."""
+    """A progress line while models load: a bar in a terminal, else one line for each stage."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -48,7 +48,7 @@ class LoadingProgress:
         self.stop()
 
     def report(self, stage: str, fraction: float) -> None:
-        """What is being done, and the share of it that is done."""
+        """Show the current stage and the completed fraction in [0, 1]."""
         self._progress.update(self._task, description=stage, completed=fraction)
         if not self._console.is_terminal and stage not in self._seen:
             self._seen.add(stage)
@@ -65,7 +65,7 @@ def print_banner(
     info: EngineInfo,
     tiers: Mapping[str, UpstreamSettings] = MappingProxyType({}),
 ) -> None:
-    """Where the gateway is, what it serves, here and elsewhere (`tiers`), how to try it."""
+    """Print the gateway's address, its local and upstream tiers, and a command to try it."""
     console.print(f"[bold]Outrider is ready on {url}[/bold]", soft_wrap=True)
     for tier, model in info.tiers.items():
         millions = model.num_parameters / 1e6

@@ -28,7 +28,7 @@ class ChatError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatOptions:
-    """What is asked of every answer. None leaves it to the gateway."""
+    """Options of every request. None leaves the choice to the gateway."""
 
     model: str = "auto"
     temperature: float = 0.0
@@ -57,7 +57,7 @@ class ChatOptions:
         return body
 
     def _outrider(self) -> dict[str, Any]:
-        """What only Outrider knows; empty where nothing of it is asked for."""
+        """Return the request's `outrider` object; empty if no option is set."""
         wanted = {
             "speculation": None if self.speculation else "off",
             "policy": self.policy,
@@ -122,7 +122,7 @@ class ChatAnswer:
 
 
 def is_reachable(url: str) -> bool:
-    """Whether a gateway answers there."""
+    """Return whether a gateway answers at this URL."""
     try:
         return httpx.get(f"{url}/health", timeout=1.0).status_code == 200
     except (httpx.HTTPError, httpx.InvalidURL):
@@ -159,10 +159,10 @@ def stream_answer(
 
 
 def _chunks(response: httpx.Response) -> Iterator[dict[str, Any]]:
-    """The JSON of each server-sent event.
+    """Yield the JSON of each server-sent event.
 
-    What servers elsewhere write is passed on byte for byte, so events are cut as the standard has
-    it. Raises ChatError for an error in mid-stream, and for a stream without an end.
+    Answers of upstream servers are relayed byte for byte, so events are split by the standard's
+    rules. Raises ChatError for an error in mid-stream, and for a stream without an end.
     """
     splitter = EventSplitter()
     for data in response.iter_bytes():

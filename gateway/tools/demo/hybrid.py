@@ -38,7 +38,7 @@ _BREAKER: Final = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HybridQuestion:
-    """What the device is asked. `wishes` is the request's `outrider` object."""
+    """A question to the device. `wishes` is the request's `outrider` object."""
 
     prompt: str
     wishes: Mapping[str, Any] = field(default_factory=dict)
@@ -87,7 +87,7 @@ class HybridReply:
 
     @property
     def is_answered(self) -> bool:
-        """Whether a text came, and came to its end."""
+        """True if the answer has text and is complete."""
         return bool(self.text.strip()) and self.finish_reason is not None and not self.error
 
     @property
@@ -147,7 +147,7 @@ class DeviceApp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cloud:
-    """What the demo does to the cloud: `cut` it off at once, and `restore` it."""
+    """Controls of the demo's cloud: `cut` it off at once, and `restore` it."""
 
     cut: Callable[[], None]
     restore: Callable[[], None]
@@ -200,7 +200,7 @@ def _cut_in_mid_answer(device: DeviceApp, cloud: Cloud) -> HybridReply:
 
 
 def _ask_until_back(device: DeviceApp) -> list[HybridReply]:
-    """What was answered until the cloud answered again, or until that took too long."""
+    """Return the answers until the cloud answers again, or until the time is up."""
     give_up_s = time.monotonic() + _BACK_TIMEOUT_S
     replies = [device.ask(RETURN)]
     while replies[-1].tier != "cloud" and time.monotonic() < give_up_s:
@@ -285,7 +285,7 @@ def main(arguments: Sequence[str]) -> int:
     started_s = time.perf_counter()
     try:
         with contextlib.ExitStack() as stack:
-            # With speculation the bundled model has said all before anybody could cut it off.
+            # With speculation the bundled model finishes before the cloud can be cut off.
             cloud_arguments = [*_serve_arguments("cloud"), "--no-speculation"]
             cloud = stack.enter_context(GatewayProcess(cloud_arguments))
             console.print("Starting the cloud ...")

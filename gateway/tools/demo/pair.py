@@ -1,7 +1,7 @@
-"""`make demo`: a gateway on the bundled pair, asked over HTTP with the official openai client.
+"""`make demo`: a gateway on the bundled pair, called over HTTP with the official openai client.
 
-It shows who answers what and how fast, asks the hard prompts again without speculation, and fails
-when speculation changed a single token.
+It shows which tier answers each prompt and how fast, repeats the hard prompts without
+speculation, and fails if speculation changed a single token.
 """
 
 import contextlib
@@ -125,7 +125,7 @@ class SpeculationComparison:
 
     @property
     def speedup(self) -> float:
-        """How many times faster the tokens came with speculation."""
+        """Speed-up of decoding by speculation, as a factor."""
         return self.plain.decode_s / self.drafted.decode_s
 
 

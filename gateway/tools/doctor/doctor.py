@@ -43,7 +43,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
 
 
 def _local_checks(settings: Settings) -> list[tuple[str, Callable[[], Finding]]]:
-    """What matters where a model runs on this machine."""
+    """Return the checks for a machine that runs a model."""
     checks: list[tuple[str, Callable[[], Finding]]] = [
         ("torch", _torch),
         ("device", lambda: _device(settings)),
@@ -204,7 +204,7 @@ def _model(tier: str, path: str) -> Finding:
 
 
 def _tokenizers(settings: Settings) -> Finding:
-    """Whether the small model's tokens mean the same to the large one."""
+    """Check that the small and the large model share a vocabulary."""
     from gateway.wiring.engine import MISMATCH_ADVICE, vocabulary_difference
 
     name = "tokenizers"
@@ -231,7 +231,7 @@ def _weight_bytes(folder: Path) -> int:
 
 
 def _memory(settings: Settings) -> Finding:
-    """Whether weights and libraries fit into main memory. A GPU's memory is another matter."""
+    """Check that weights and libraries fit into main memory; a GPU's memory is not checked."""
     folders = [Path(p).expanduser() for p in settings.models.resolved().values() if p is not None]
     needed = sum(_weight_bytes(f) for f in folders if f.is_dir()) + _OVERHEAD_BYTES
     if settings.engine.kv_cache_gib is not None:

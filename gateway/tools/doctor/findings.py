@@ -1,4 +1,4 @@
-"""What a check of the doctor found."""
+"""Result of one check of the doctor."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -46,7 +46,7 @@ def _new_figure(title: str) -> "tuple[Figure, Axes]":
 
 
 def _acceptance(report: TuneReport) -> Figure:
-    """Of the deepest full trees that were tried: where an adaptive tree ends says another thing."""
+    """Plot acceptance by depth of the deepest full trees; adaptive trees end at varying depths."""
     full = [tried for tried in report.tried if not tried.choice.adaptive]
     shown = max(
         full or report.tried,

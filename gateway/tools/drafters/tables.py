@@ -1,4 +1,4 @@
-"""What `outrider draft` says at its end."""
+"""Final output of `outrider draft`."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def print_training(report: "DistillReport", out: Path, large: str) -> None:
-    """What was made, how well it agrees, how to try it."""
+    """Print the drafter's size, its agreement with the large model, and how to try it."""
     typer.echo(f"Wrote {out}: {report.num_parameters:,} parameters, {report.steps:,} steps")
     typer.echo(
         f"On {report.num_held_out:,} held-out sequences ({report.after.num_tokens:,} tokens), the "

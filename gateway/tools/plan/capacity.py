@@ -21,13 +21,13 @@ CONCURRENCIES: Final = (1, 2, 4, 8, 16, 32, 64, 128)
 _REQUESTS_A_USER: Final = 6
 _LEAST_REQUESTS: Final = 48
 _OPEN_REQUESTS: Final = (240, 1200)
-"""Of an open loop, at least and at most; between them, twenty times those that are under way."""
+"""Least and most requests of an open loop; between them, twenty times those in flight."""
 _BISECTIONS: Final = 9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """What latency is wanted, of which share of requests. Seconds; None for no such objective."""
+    """Latency objective in seconds, None for none, and the share of requests that must meet it."""
 
     ttft_s: float | None = None
     inter_token_s: float | None = None
@@ -54,7 +54,7 @@ class CapacityRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """What a variant carries. `best`: at the highest rate that attains the goal, None for none."""
+    """Capacity of a variant. `best`: at the highest rate that attains the goal, None for none."""
 
     variant: Variant
     lines: tuple[CapacityRow, ...]
@@ -65,9 +65,9 @@ class Capacity:
 def kv_tokens(
     memory_bytes: float, shapes: Sequence[ModelSizes], *, reserve_bytes: float = 0.0
 ) -> int:
-    """Tokens whose KV fits beside the weights; every tier's cache has room for as many.
+    """Return the tokens whose KV fits beside the weights; every tier's cache has room for as many.
 
-    Raises ValueError where not even the weights fit.
+    Raises ValueError if the weights alone do not fit.
     """
     left = memory_bytes - reserve_bytes - sum(shape.weight_bytes for shape in shapes)
     if left <= 0:
@@ -80,7 +80,7 @@ def kv_tokens(
 
 
 def users_that_fit(num_kv_tokens: int, lengths: LengthPairs, window: int | None = None) -> int:
-    """Answers whose KV fits at the same time, in the mean over their steps."""
+    """Return the number of answers whose KV fits at once, by the mean over their steps."""
     held = lengths.mean_held if window is None else min(lengths.mean_held, window)
     return int(num_kv_tokens // max(held, 1.0))
 
@@ -122,10 +122,10 @@ def at_rate(
     alone_s: float,
     seed: int = 0,
 ) -> tuple[SimulationFigures, bool]:
-    """Requests that come by chance (Poisson) at a rate; and whether they are kept up with.
+    """Simulate Poisson arrivals at a rate; return the figures, and whether the queue stays bounded.
 
-    `alone_s`: how long a request takes that is alone. Who falls behind has a queue left when the
-    last one has come.
+    `alone_s`: time of a request on an idle system. A system that cannot keep up still has a queue
+    when the last request arrives.
     """
     least, most = _OPEN_REQUESTS
     count = int(min(max(20 * rate_per_s * alone_s, least), most))
@@ -141,7 +141,7 @@ def at_rate(
 
 
 def _asks(variant: Variant, lengths: LengthPairs, count: int, seed: int) -> list[SimulatedRequest]:
-    """As many requests, from the lengths in turn."""
+    """Return `count` requests with the given lengths in turn."""
     is_small = np.random.default_rng(seed).random(count) < variant.small_share
     tiers: Iterator[TierName] = ("small" if small else "large" for small in is_small)
     if variant.system.large is None:

@@ -144,7 +144,7 @@ def _goal(text: str, attainment: float) -> "Goal":
 def _lengths(
     trace: Path | None, means: tuple[float, float], measured: "BenchResult | None"
 ) -> "LengthPairs":
-    """Of the trace, of the run that is compared with, or as chats have them."""
+    """Return the lengths of the trace, of the measured run, or of typical chats."""
     import numpy as np
 
     from gateway.tools.bench.traces import load_trace

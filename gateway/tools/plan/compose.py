@@ -1,4 +1,4 @@
-"""What is planned: the device, the ways to serve, and what each rests on."""
+"""Composition of a plan: the device, the variants of serving, and their evidence."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +27,7 @@ _ASSUMED_HOST_S: Final = 0.0005
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ground:
-    """What serves, and how that is known. `shapes` in the order of the tiers."""
+    """The serving system and where its figures come from. `shapes` in the order of the tiers."""
 
     device: str
     is_measured: bool
@@ -40,7 +40,7 @@ class Ground:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What is to be found out. `measured`: a run to be compared with."""
+    """Questions that the plan answers. `measured`: a run to compare the plan with."""
 
     lengths: LengthPairs
     goal: Goal
@@ -54,7 +54,7 @@ class Wanted:
 def ground(
     device: str, settings: Settings, *, acceptance: float | None, on_progress: LoadingCallback
 ) -> Ground:
-    """What there is to serve with. Raises ValueError or EngineError."""
+    """Return the serving system to plan for. Raises ValueError or EngineError."""
     if device == HERE:
         return _here(settings, acceptance, on_progress)
     if device not in DEVICES:

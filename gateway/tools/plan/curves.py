@@ -1,14 +1,14 @@
-"""How long a pass takes, by its rows and by what they see: measured, or by a data sheet."""
+"""Time of a pass, by its rows and their context: measured, or by a data sheet."""
 
 from dataclasses import dataclass
 from typing import Protocol
 
 
 class PassCurve(Protocol):
-    """Seconds of a pass."""
+    """Time of a forward pass."""
 
     def __call__(self, num_rows: int, context: float) -> float:
-        """Of `num_rows` rows that see `context` tokens each, in the mean; 0.0 for no rows."""
+        """Return the seconds of a pass: `num_rows` rows that see `context` tokens on average."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,7 @@ class RooflineCurve:
     launch_s: float
 
     def __call__(self, num_rows: int, context: float) -> float:
-        """Seconds."""
+        """Return the seconds of a pass."""
         if num_rows <= 0:
             return 0.0
         return (

@@ -27,7 +27,7 @@ class DeviceSpec:
     launch_s: float = 0.0004
 
     def curve(self, shape: ModelSizes) -> RooflineCurve:
-        """How long passes take, by the roofline."""
+        """Return the times of passes by the roofline model."""
         return RooflineCurve(
             weight_s=shape.weight_bytes / (self.bytes_per_s * self.bandwidth_share),
             row_s=shape.flops_per_row / (self.flops_per_s * self.flops_share),

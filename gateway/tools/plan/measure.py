@@ -29,7 +29,7 @@ _NUM_ROUNDS: Final = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """What was found out on this machine. `device` in words; tiers by their names."""
+    """Results of measuring this machine. `device` in words; tiers by their names."""
 
     device: str
     shapes: Mapping[Tier, ModelSizes]
@@ -105,7 +105,7 @@ async def _prompts(settings: "Settings") -> dict[Tier, list[tuple[int, ...]]]:
 
 
 def _tier(curve: MeasuredCurve, steps: tuple[GuessedStep, ...], num_kv_tokens: int) -> TierModel:
-    """A tier whose plain steps take what they took: what the passes do not explain is the host."""
+    """Return a tier fitted to plain steps: time that passes do not explain is the host's."""
     numbers = np.array([step.num_decoding for step in steps])
     left = [step.seconds - curve(int(step.num_decoding), curve.context) for step in steps]
     slope = max(float(np.polyfit(numbers, np.array(left), 1)[0]), 0.0)
@@ -134,7 +134,7 @@ class _Lab:
 
     @property
     def acceptance(self) -> float:
-        """Of the small model's first guesses so far, the share that was right."""
+        """Acceptance rate of the small model's first drafted token so far."""
         stats = self._engine.stats()
         if not stats.accepted_per_depth or not stats.num_drafts:
             return 0.0

@@ -1,4 +1,4 @@
-"""What a model takes of a device: bytes of weights, bytes of KV for each token, operations."""
+"""Demands of a model on a device: bytes of weights, bytes of KV a token, operations."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -28,7 +28,7 @@ class ModelSizes:
 
     @property
     def flops_per_row(self) -> int:
-        """Of one token's pass without attention: a multiplication and an addition a parameter."""
+        """Operations of a token's pass without attention: two for each parameter that it uses."""
         return 2 * (self.num_parameters - self.num_idle_parameters)
 
     @classmethod

@@ -20,7 +20,7 @@ TierName = Literal["small", "large"]
 TIERS: Final[tuple[TierName, ...]] = ("large", "small")
 _MOST_DEPTH: Final = 16
 _WARM_UP: Final = 0.2
-"""Of the requests of a closed loop, those that begin on an empty engine and are not counted."""
+"""Share of a closed loop's requests that start on an empty engine and are not counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +92,7 @@ class Speculation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class System:
-    """What answers. `large` or `small` may be missing; speculation needs both."""
+    """The simulated system. `large` or `small` may be missing; speculation needs both."""
 
     large: TierModel | None = None
     small: TierModel | None = None
@@ -100,10 +100,10 @@ class System:
     max_sequences: int = 64
     max_rows: int = 2048
     window: int | None = None
-    """KV that a sequence keeps at most; None: all."""
+    """KV tokens that a sequence keeps at most; None: all."""
 
     def of(self, name: TierName) -> TierModel | None:
-        """A tier by its name."""
+        """Return the tier of that name."""
         return self.large if name == "large" else self.small
 
 
@@ -119,7 +119,7 @@ class SimulatedRequest:
 
 @dataclass(slots=True, kw_only=True)
 class Served:
-    """How a request went, in seconds from its arrival. `end_s` is on the simulation's clock."""
+    """Times of a request, in seconds from its arrival. `end_s` is on the simulation's clock."""
 
     tier: TierName
     num_prompt: int
@@ -171,9 +171,9 @@ class Simulation:
         self._depth = cache(self._best_depth)
 
     def run(self, asks: list[SimulatedRequest], *, num_users: int | None = None) -> list[Served]:
-        """Serve them all; with `num_users`, each asks again when it has its answer.
+        """Serve all requests; with `num_users`, each user sends the next one after its answer.
 
-        Raises ValueError for a request that fits no KV cache, or whose tier is not there.
+        Raises ValueError for a request that fits no KV cache, or whose tier does not exist.
         """
         for ask in asks:
             self._check(ask)
@@ -340,7 +340,7 @@ class Simulation:
         return one.served
 
     def _best_depth(self, num_decoding: int) -> int:
-        """How deep to guess, so that most tokens come a second; 0 where guessing does not pay."""
+        """Return the draft depth with the most tokens a second; 0 if drafting does not pay off."""
         system = self._system
         if system.speculation is None or system.large is None or system.small is None:
             return 0
@@ -370,7 +370,7 @@ def _context(queue: _Queue) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationFigures:
-    """What a simulated run came to. Seconds, and rates by the second."""
+    """Figures of a simulated run, in seconds, and rates a second."""
 
     ttft_p50_s: float
     ttft_p95_s: float
@@ -390,7 +390,7 @@ class SimulationFigures:
 def figures(
     served: list[Served], *, ttft_s: float | None = None, inter_token_s: float | None = None
 ) -> SimulationFigures:
-    """Of all but the first requests, which met an empty engine."""
+    """Return the figures of all but the first requests, which met an empty engine."""
     by_end = sorted(served, key=lambda one: one.end_s)
     num_first = int(len(by_end) * _WARM_UP)
     begun_s = by_end[num_first - 1].end_s if num_first else 0.0

@@ -1,4 +1,4 @@
-"""What users ask for: how long prompts and answers are, and how they come."""
+"""Lengths of prompts and answers, from a trace or typical of chats."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ class LengthPairs:
     answers: npt.NDArray[np.int64]
 
     def __len__(self) -> int:
-        """How many pairs there are."""
+        """Return the number of pairs."""
         return len(self.prompts)
 
     @property
@@ -37,7 +37,7 @@ class LengthPairs:
 
     @property
     def mean_held(self) -> float:
-        """Tokens whose KV a request holds, in the mean over its steps."""
+        """Mean number of tokens whose KV a request holds, over its steps."""
         weights = self.answers.astype(np.float64)
         held = self.prompts + weights / 2
         return float((held * weights).sum() / weights.sum())

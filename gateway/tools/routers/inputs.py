@@ -1,4 +1,4 @@
-"""What the commands of `outrider router` share: options, reading, judging, errors for people."""
+"""Parts that the commands of `outrider router` share: options, reading, judging, errors."""
 
 import importlib.util
 import os
@@ -185,7 +185,7 @@ def _price(text: str, flag: str) -> TokenPrices:
 def wary_notes(
     scorer: RouterScorer, data: LabelledPrompts, *, strict: bool
 ) -> tuple[int, list[str]]:
-    """How many prompts the router was trained on, and what makes figures doubtful.
+    """Return the number of prompts that the router was trained on, and caveats of the figures.
 
     Raises RouterDataError for known prompts and another pair if `strict`.
     """

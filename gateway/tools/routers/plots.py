@@ -160,7 +160,7 @@ def calibration_figure(report: RouterReport) -> Figure:
 
 
 def quality_figure(rows: StageRows, setting: OperatingPoint) -> Figure:
-    """How many prompts have which text quality, and where the setting cuts."""
+    """Plot a histogram of text quality with the cuts of the setting."""
     figure, axes = _new_figure()
     quality = np.clip(rows.text, 0.0, 1.0)
     cuts = [min(cut, 1.0) for cut in setting.band or (setting.threshold,)]

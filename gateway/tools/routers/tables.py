@@ -1,4 +1,4 @@
-"""What `outrider router` says at its end, for people and as JSON."""
+"""Final output of `outrider router`, as text and as JSON."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -176,7 +176,7 @@ def spread_points(points: Sequence[OperatingPoint], most: int) -> list[Operating
 
 
 def training_lines(scorer: RouterScorer) -> list[str]:
-    """What was learnt, from the record that training leaves in the router."""
+    """Return lines about the training, from the record that it leaves in the router."""
     record: Mapping[str, Any] = scorer.training
     lines = [f"  always small           accuracy {record['weak_accuracy']:.3f}"]
     if record["strong_accuracy"] is None:
