@@ -1,9 +1,9 @@
-"""What the log-probabilities of an answer, or of its beginning, say: one small vector.
+"""Features of the log-probabilities of an answer, or of its beginning: one small vector.
 
 Quantiles rather than a mean, which is biased by length: one unsure token among a hundred sure ones
 is the place where answers go wrong (Gupta et al., "Language Model Cascades: Token-level uncertainty
 and beyond", ICLR 2024). They are taken of the *surprise*, the square root of the negative
-log-probability, which keeps apart 0.9 and 0.99 as well as 0.01 and 0.1.
+log-probability, which separates 0.9 from 0.99 as well as 0.01 from 0.1.
 
 Training and serving call the same functions. A call takes some tens of microseconds.
 """
@@ -76,5 +76,5 @@ def answer_inputs(logits: Sequence[float] | FloatRows, features: FloatRows) -> F
 
 
 def num_answer_inputs(num_heads: int) -> int:
-    """How long `answer_inputs` is."""
+    """Return the length of `answer_inputs`."""
     return 3 * (num_heads + NUM_ANSWER_FEATURES)

@@ -1,9 +1,9 @@
-"""What a router's thresholds are worth on labelled prompts, and how a target finds them.
+"""Operating points of a router on labelled prompts, and the choice of one by a target.
 
 All settings are one family with one threshold tau. A text quality of at least `band.high` gives the
 prompt to the small model at once, one below `band.low` to the large model; in between the small
-model begins, and its answer stands if the last stage (the answer's, else the prompt's) judges its
-quality to be at least tau. The band follows from tau: outside it the last stage would overrule the
+model begins, and its answer is kept if the last stage (the answer's, else the prompt's) predicts
+a quality of at least tau. The band follows from tau: outside it the last stage would overrule the
 text for fewer than 1 % of all prompts on each side, hence for fewer than 2 % in all. As tau rises,
 prompts only ever move to the large model. A router that knows text alone has no band: tau decides.
 """
@@ -122,11 +122,12 @@ class StageRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationTarget:
-    """What a setting is chosen by; exactly one of the four is set.
+    """Target that selects a setting; exactly one of the four is set.
 
     recovered_gap: of what always-large adds to always-small, in (0, 1], at the least strong share.
     strong_share: of the prompts, in [0, 1], never more. quality: accuracy as a share of
-    always-large's, above 0, at the least strong share. max_cost_usd: mean of a request, with the
+    always-large's, above 0, at the least strong share. max_cost_usd: mean cost of a request, with
+    the
     best accuracy that it buys; needs `prices`.
     """
 
@@ -175,9 +176,10 @@ def calibrate(rows: StageRows, target: CalibrationTarget) -> Calibration:
 def split(
     rows: StageRows, threshold: float, band: tuple[float, float] | None
 ) -> tuple[Bools, Bools]:
-    """Which prompts get the large model's answer, and which begin under watch: both [num_prompts].
+    """Return the prompts that the large model answers, and those that begin watched: [num_prompts].
 
-    Without a band the last stage that the rows have is compared with the threshold for all.
+    Without a band all prompts are compared with the threshold, by the last stage that the rows
+    have.
     """
     text = _clipped(rows.text)
     last = _clipped(rows.quality(rows.stages[-1]))
@@ -191,7 +193,7 @@ def split(
 def measure(
     rows: StageRows, threshold: float, band: tuple[float, float] | None = None
 ) -> OperatingPoint:
-    """What a setting gives on these rows."""
+    """Return the operating point of a setting on these rows."""
     is_strong, is_watched = split(rows, threshold, band)
     accuracy = float(np.where(is_strong, rows.strong, rows.weak).mean())
     always_large = float(rows.strong.mean())
@@ -251,7 +253,7 @@ def _needed(values: FloatRows | None, column: str) -> FloatRows:
 
 
 def _clipped(quality: FloatRows) -> FloatRows:
-    """As the policy sees it: nothing is safer than a prompt to which the large model adds 0."""
+    """Return qualities clipped to [0, 1], as the policy uses them."""
     clipped: FloatRows = np.clip(quality, 0.0, 1.0)
     return clipped
 

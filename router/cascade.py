@@ -21,10 +21,10 @@ _FAILED: Final = 0.5  # of the threshold, where no band says what is surely bad
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """What to do with the tokens held back, and why.
+    """Decision about the tokens held back, and its reason.
 
-    `confidence` is a quality as in `Route`: how safe it is to let the small answer stand, in
-    [0, 1]. `reason` is one ASCII line, fit for a header.
+    `confidence` is a quality as in `Route`, in [0, 1]: how safe it is to keep the small model's
+    answer. `reason` is one ASCII line, fit for a header.
     """
 
     action: Action
@@ -54,12 +54,12 @@ class AnswerWatch(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CascadePlan:
-    """How a request's small answers are watched.
+    """Rules for watching a request's small answers.
 
     `new_watch` makes one watch for each of the n choices. `hold_back_s`: the longest time that
     text is held, counted from the first token; None for no limit (whole answers). `mid_stream`:
-    whether the large model may go on behind text that was sent already. `wants_hidden_state`:
-    whether the watches make use of the prompt's.
+    the large model may continue text that was sent already. `wants_hidden_state`: the watches use
+    the prompt's hidden state.
     """
 
     new_watch: Callable[[], AnswerWatch]
@@ -69,17 +69,17 @@ class CascadePlan:
 
 
 class Stages(Protocol):
-    """What a watch asks of a trained router: `RouterScorer` has it."""
+    """The stages of a trained router that a watch uses: `RouterScorer` implements them."""
 
     def estimate_prompt(
         self, text_estimate: QualityEstimate, hidden_state: Sequence[float] | None
     ) -> QualityEstimate:
-        """What the small model's own reading of the prompt adds; without one nothing."""
+        """Refine the estimate by the prompt's hidden state; without one, return it unchanged."""
 
     def estimate_answer(
         self, prompt_estimate: QualityEstimate, logprobs: Sequence[float], *, is_whole: bool
     ) -> QualityEstimate:
-        """What the tokens written so far add: their log-probabilities, at least one."""
+        """Refine the estimate by the log-probabilities of the tokens so far, at least one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +109,14 @@ class UntrainedAnswers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchRules:
-    """When a watch decides, and by what.
+    """Rules of a watch's decision.
 
-    threshold: an answer stands from this quality on. sure: qualities (low, high) outside of which
-    a stage's word is final before the last one has spoken. They are the calibrated band of the text
+    threshold: an answer is kept from this quality on. sure: qualities (low, high) outside of which
+    a stage's estimate is final before the last one ran. They are the calibrated band of the text
     stage: outside it the last stage overrules the *text* for fewer than 2 % of the prompts, and
     every later stage, knowing more, is overruled less. last_stage: the one that the threshold
-    was calibrated for. is_whole: decide when the answer is whole (or surely bad). goes_on: keep
-    watching what was committed.
+    was calibrated for. is_whole: decide when the answer is complete (or surely bad). goes_on: keep
+    watching answers that were committed.
     """
 
     threshold: float
@@ -186,7 +186,7 @@ class WatchedAnswer:
         return self._verdict or self._decide(self._quality(is_whole=True), after)
 
     def _quality(self, *, is_whole: bool = False) -> float:
-        """By the last stage that has something to go by."""
+        """Return the quality by the last stage that has an input."""
         if not self._logprobs or self._rules.last_stage == "prompt":
             return self._estimate.quality
         return self._stages.estimate_answer(

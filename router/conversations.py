@@ -1,7 +1,7 @@
-"""Which tier answered last in which conversation: a bounded memory without any text.
+"""Last tier of each conversation: a bounded memory without any text.
 
-A conversation is known by a keyed digest of its messages up to and including an answer. Whoever
-sends the same messages again goes on with it; the digest is of no use without the process's key.
+A conversation is known by a keyed digest of its messages up to and including an answer. A request
+that sends the same messages again continues it; without the process's key a digest is useless.
 """
 
 import secrets
@@ -19,7 +19,7 @@ Calls = Sequence[tuple[str, str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """An answer that was given: by whom, how many tokens prompt and answer had, and when (s)."""
+    """A past answer: its tier, the tokens of prompt and answer, and its time (s)."""
 
     tier: Tier
     num_tokens: int
@@ -55,7 +55,7 @@ class ConversationDigest:
         return twin
 
     def value(self) -> bytes:
-        """Of all messages so far."""
+        """Return the digest of all messages so far."""
         return self._hash.digest()
 
 
@@ -74,7 +74,7 @@ class ConversationMemory:
         return len(self._turns)
 
     def digest(self) -> ConversationDigest:
-        """Of a conversation without messages."""
+        """Return the digest of a conversation without messages."""
         return ConversationDigest(self._key)
 
     def remember(self, digest: ConversationDigest, turn: Turn) -> None:
@@ -95,7 +95,7 @@ class ConversationMemory:
 
 
 def is_tool_loop(roles: Iterable[tuple[str, bool]]) -> bool:
-    """Whether the last answer made calls that were answered. `roles`: (role, has calls)."""
+    """Return whether the last answer's calls have results. `roles`: (role, has calls)."""
     is_called = is_answered = False
     for role, has_calls in roles:
         if role == "assistant":

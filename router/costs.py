@@ -1,4 +1,4 @@
-"""What requests cost, and what it costs to leave the tier that has a conversation in its cache."""
+"""Costs of requests, and of leaving the tier that has a conversation in its prefix cache."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -48,10 +48,11 @@ class ConversationSize:
 
 
 def gain_factor(current: Tier, size: ConversationSize, prices: Mapping[Tier, TokenPrices]) -> float:
-    """By how much the gain that is asked of the large model changes inside a conversation.
+    """Return the factor on the gain that is required of the large model inside a conversation.
 
     A gain g is worth the price difference of the tiers. Leaving a tier forfeits its cached
-    prefix again at the other one. So away from the small tier the large one must gain
+    prefix, which is paid again at the other one. So away from the small tier the large one must
+    gain
     g * (c_large + c_lost - c_small) / (c_large - c_small); to stay on the large tier it need gain
     only g * (c_large - c_lost - c_small) / (c_large - c_small), which may be nothing at all. The
     factor is 1 where the large tier is not the dearer one.
@@ -85,7 +86,7 @@ class RunningMean:
 
 
 class TypicalRequest:
-    """How long prompts and answers are here, in tokens: running means, guesses at first."""
+    """Typical lengths of prompts and answers in tokens: running means that start from guesses."""
 
     def __init__(self) -> None:
         self.num_prompt_tokens = RunningMean(200.0)

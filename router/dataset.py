@@ -63,7 +63,7 @@ class LabelledPrompts:
 
     @property
     def num_duplicates(self) -> int:
-        """How many rows repeat a prompt of another row."""
+        """The number of rows that repeat a prompt of another row."""
         return len(self.prompts) - len(set(self.prompts))
 
 

@@ -1,4 +1,4 @@
-"""From a target to a setting: reading a router's calibration table between its points."""
+"""Conversion of a target into a setting, interpolated in a router's calibration table."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -10,10 +10,11 @@ ScoreBand = tuple[float, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What the policy compares qualities with.
+    """Thresholds that the policy compares qualities with.
 
-    threshold and band as in `OperatingPoint`; strong_share: of the answers, expected from the large
-    tier; None where it was not measured. relative_accuracy likewise.
+    threshold and band as in `OperatingPoint`; strong_share: expected share of answers from the
+    large
+    tier; None if not measured. relative_accuracy likewise.
     """
 
     threshold: float
@@ -27,7 +28,7 @@ class Setting:
             raise ValueError(f"threshold={self.threshold} must be in [0, {ALWAYS_LARGE}]")
 
     def for_gain_factor(self, factor: float) -> "Setting":
-        """The setting that asks `factor` times the gain of the large model (router/costs.py)."""
+        """Return the setting for `factor` times the required gain of the large model."""
 
         def moved(quality: float) -> float:
             # A quality is 1 - gain; nothing below 0 or above "always large" means anything.
@@ -64,7 +65,7 @@ class Dial:
         return replace(found, threshold=threshold)
 
     def at_cost(self, max_cost_usd: float, cost_usd: Callable[[Setting], float]) -> Setting:
-        """The largest strong share whose mean request costs at most this; else always-small."""
+        """Return the largest strong share with a mean cost of at most this; else always-small."""
         settings = [_setting(point) for point in self._points]
         costs = [cost_usd(setting) for setting in settings]
         within = [index for index, cost in enumerate(costs) if cost <= max_cost_usd]

@@ -50,12 +50,13 @@ _MIN_ROWS = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
-    """How a router is trained.
+    """Settings of a router's training.
 
-    `inverse_penalties`: values of C among which the squared error of the held-out gain chooses, for
-    the text; `stage_penalties`: the same for the probe and the answer stage. `target`: what the
-    router's own operating point is chosen by. `hold_back_tokens`: how many tokens of an answer the
-    calibration of a cascade has seen.
+    `inverse_penalties`: candidate values of C for the text, chosen by the squared error of the
+    held-out gain; `stage_penalties`: the same for the probe and the answer stage. `target`: selects
+    the router's own operating point. `hold_back_tokens`: tokens of an answer that the calibration
+    of
+    a cascade sees.
     """
 
     features: FeatureConfig = field(default_factory=FeatureConfig)

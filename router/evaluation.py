@@ -1,10 +1,10 @@
-"""How good is a router? Accuracy over the share of prompts that the large model answers.
+"""Evaluation of a router: accuracy over the share of prompts that the large model answers.
 
 Definitions as in RouteLLM (Ong et al., 2024): the curve has 11 points, at the deciles of the score;
 APGR is the area under it, above always-small, as a share of what always-large adds; CPT(x) is the
 least share of large-model answers that recovers x of that gap, linearly interpolated. Equal scores
-count as if they were ordered at random, so a router that says the same of all prompts is a random
-one. Everything here sorts by *gain*: what the large model is expected to add.
+count as if they were ordered at random, so a router with one score for all prompts is a random
+one. Everything here sorts by *gain*: the expected improvement by the large model.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -279,7 +279,7 @@ def _cpt(curve: FloatRows, fraction: float) -> float:
 
 
 def _first_crossing(curve: FloatRows, level: float) -> float:
-    """Where a curve over [0, 1] first reaches a level, linearly interpolated; 1.0 at the latest."""
+    """Return where a curve over [0, 1] first reaches a level, interpolated; 1.0 if never."""
     reached = np.flatnonzero(curve >= level - 1e-12)
     if not len(reached):
         return 1.0

@@ -1,4 +1,4 @@
-"""What the router sees of a prompt: hashed n-grams and statistics, one vector, numpy only.
+"""Features of a prompt: hashed n-grams and statistics, one vector, numpy only.
 
 Training and serving call the same function, so they cannot disagree. Everything is vectorised over
 the prompt's code points: an n-gram's hash is a difference of two prefix hashes (Karp, Rabin 1987),

@@ -46,7 +46,7 @@ class RouterFileError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RouterFiles:
-    """What the two files hold: checked for damage, not yet for sense."""
+    """Contents of a router's two files, checked for damage but not for validity."""
 
     config: Mapping[str, Any]
     arrays: Mapping[str, NDArray[Any]]
@@ -133,7 +133,7 @@ def _number_from(kind: type, value: object, name: str) -> int | float:
 
 
 def _config_sha256(config: Mapping[str, Any]) -> str:
-    """Of the values, so that spaces and line ends do not matter."""
+    """Return the digest of the values, so that spaces and line ends do not matter."""
     values = {name: value for name, value in config.items() if name != "config_sha256"}
     text = json.dumps(values, sort_keys=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -33,7 +33,7 @@ _BISECTIONS: Final = 14
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardOutcome:
-    """How one answer was routed. `confidence`: the watch's last word, None without one."""
+    """Routing of one answer. `confidence`: the watch's last estimate, None without one."""
 
     quality: float
     is_strong: bool
@@ -95,7 +95,7 @@ class Autopilot:
 
 
 def _share_at(setting: Setting, outcomes: Sequence[GuardOutcome]) -> float:
-    """Of these requests, the large model's share under another setting."""
+    """Return the large model's share of these requests under another setting."""
     low, high = setting.band or (setting.threshold, setting.threshold)
     num_strong = 0
     for outcome in outcomes:
@@ -213,7 +213,7 @@ class RouteGuard:
 
 
 def _is_off(observed: float | None, expected: float | None, num_outcomes: int) -> bool:
-    """Whether a share is farther from the expected one than chance and some slack explain."""
+    """Return whether a share deviates from the expected one by more than chance and some slack."""
     if observed is None or expected is None:
         return False
     deviation = math.sqrt(expected * (1.0 - expected) / num_outcomes)

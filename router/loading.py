@@ -32,10 +32,10 @@ class RoutingTargetError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingOptions:
-    """What the operator wants: `[routing]` of the settings.
+    """Options of the operator: `[routing]` of the settings.
 
     At most one of strong_share, quality (relative accuracy), max_cost_usd (mean of a request, needs
-    prices) and threshold is set; none: what the router was calibrated to. band_low and band_high
+    prices) and threshold is set; none: the router's calibration applies. band_low and band_high
     replace the calibrated band's ends.
     """
 
@@ -127,7 +127,7 @@ def _start(
 
 
 def _banded(current: Callable[[], Setting], options: RoutingOptions) -> Callable[[], Setting]:
-    """Apply the operator's own band, whose shares were not measured."""
+    """Return `current` with the operator's own band, whose shares were not measured."""
     low, high = options.band_low, options.band_high
     if low is None and high is None:
         return current
@@ -163,7 +163,7 @@ def _autopilot(start: Setting, dial: Dial | None, options: RoutingOptions) -> Au
 
 
 class _CostTarget:
-    """The setting whose mean request costs what it may, as long as requests stay as they are."""
+    """The setting whose mean request costs at most the maximum, updated as requests change."""
 
     def __init__(self, dial: Dial, options: RoutingOptions, typical: TypicalRequest) -> None:
         assert options.prices is not None

@@ -1,4 +1,4 @@
-"""Where a router is wrong: the prompts it was surest about, and the words they have in common."""
+"""Mistakes of a router: the prompts that it was surest about, and the words they have in common."""
 
 import re
 from collections import Counter

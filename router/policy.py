@@ -15,13 +15,13 @@ from router.words import Tier as Tier
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """Where a request goes, and why.
+    """Destination of a request, and the reason.
 
-    `reason` is one ASCII line, fit for a header. `quality`: how safe the small model's answer was
-    judged, in [0, 1]; None if not judged. It was compared with `band` (text qualities between
-    which the small model begins under watch), without one with `threshold`, which is what the watch
-    of a `cascade` compares its own confidence with. `stage`: what the last word is made of.
-    `is_own`: the server's setting decided, not one that the request brought.
+    `reason` is one ASCII line, fit for a header. `quality`: predicted quality of the small model's
+    answer, in [0, 1]; None if not predicted. It was compared with `band` (text qualities between
+    which the small model begins watched), without one with `threshold`, with which the watch
+    of a `cascade` compares its own confidence. `stage`: the last stage to decide. `is_own`: the
+    server's setting decided, not one of the request.
     """
 
     tier: Tier
@@ -36,13 +36,13 @@ class Route:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wishes:
-    """What a request asks of its route.
+    """A request's requirements on its route.
 
-    min_quality: the accuracy to keep, as a share of always-large's, in [0, 1]. is_whole: nobody
-    waits for the first token, so the whole answer may be judged. may_watch: False where an
-    answer cannot be held back or handed over. current and gain_factor: the tier that has the
-    conversation in its cache, and by how much that changes the gain asked of the large model
-    (router/costs.py). threshold, hold_back_tokens, hold_back_s: instead of the server's own.
+    min_quality: the accuracy to keep, as a share of always-large's, in [0, 1]. is_whole: the answer
+    is not streamed, so the whole answer may be judged. may_watch: False if an answer cannot be held
+    back or handed over. current and gain_factor: the tier that has the conversation in its cache,
+    and the factor that this puts on the gain required of the large model (router/costs.py).
+    threshold, hold_back_tokens, hold_back_s: replace the server's own.
     """
 
     min_quality: float | None = None
@@ -59,7 +59,7 @@ NO_WISHES = Wishes()
 
 
 class WishError(ValueError):
-    """What a request asks of its route cannot be judged. The message says why."""
+    """Raised for requirements that cannot be evaluated; the message says why."""
 
 
 class RoutePolicy(Protocol):
@@ -88,9 +88,9 @@ class FixedPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CascadeOptions:
-    """How small answers are watched; `[routing]` in the settings has the same names.
+    """Options for watching small answers; `[routing]` in the settings has the same names.
 
-    mode: auto follows the calibration, always watches whatever `auto` is asked. hold_back_s
+    mode: auto follows the calibration, always watches every request for `auto`. hold_back_s
     counts from the first token, None is no limit. judge_whole: unstreamed answers are judged whole.
     """
 
@@ -103,7 +103,7 @@ class CascadeOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchVerdict:
-    """How a watched answer was judged: by the text, then by the watch."""
+    """Verdict on a watched answer: by the text, then by the watch."""
 
     quality: float
     confidence: float
@@ -241,7 +241,7 @@ class TrainedPolicy:
 
 
 def _is_own(wishes: Wishes) -> bool:
-    """Whether the server's own setting decides, so that its calibration says what to expect."""
+    """Return whether the server's own setting decides, so that its calibration applies."""
     asked = (wishes.min_quality, wishes.threshold, wishes.hold_back_tokens, wishes.hold_back_s)
     return asked == (None,) * 4 and wishes.may_watch and wishes.gain_factor == 1.0
 
@@ -285,7 +285,7 @@ def fixed_policy(path: Path | None, tiers: Sequence[Tier]) -> FixedPolicy | None
 
 
 def own_setting(scorer: RouterScorer, threshold: float | None = None) -> Setting:
-    """What the router was calibrated to, or with another threshold."""
+    """Return the setting that the router was calibrated to, or the one with another threshold."""
     if scorer.calibration is None:
         return Setting(threshold=scorer.threshold if threshold is None else threshold)
     dial = Dial(scorer.calibration)

@@ -48,17 +48,17 @@ class QualityEstimate:
 
     @property
     def gain(self) -> float:
-        """What the large model is expected to add, in [-1, 1]; without its labels it never errs."""
+        """Expected gain by the large model, in [-1, 1]; without labels it is always right."""
         return (1.0 if self.large is None else self.large) - self.small
 
     @property
     def quality(self) -> float:
-        """How safe the small model's answer is, in [0, 1]: 1 if the large one adds nothing."""
+        """Predicted quality of the small answer, in [0, 1]: 1 if the large model adds nothing."""
         return min(1.0, 1.0 - self.gain)
 
     @property
     def logits(self) -> list[float]:
-        """What the next stage sees, [num_heads], in [-MAX_LOGIT, MAX_LOGIT]."""
+        """Return the next stage's inputs, [num_heads], in [-MAX_LOGIT, MAX_LOGIT]."""
         heads = [self.small] if self.large is None else [self.small, self.large]
         return [bounded_logit(probability) for probability in heads]
 
@@ -81,7 +81,7 @@ class LinearStage:
 
     @property
     def num_inputs(self) -> int:
-        """How many numbers go in."""
+        """The number of inputs."""
         return int(self.weight.shape[1])
 
     def estimate(self, inputs: FloatRows) -> QualityEstimate:
@@ -194,7 +194,7 @@ class RouterScorer:
         return replace(self, calibration=calibration, threshold=calibration.chosen.threshold)
 
     def was_trained_on(self, prompts: Iterable[str]) -> NDArray[np.bool_]:
-        """Which of the prompts are among those remembered from training, [num_prompts]."""
+        """Return which of the prompts are among those remembered from training, [num_prompts]."""
         return np.isin(prompt_hashes(prompts), self.prompt_hashes)
 
     def save(self, folder: Path) -> None:

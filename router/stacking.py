@@ -56,11 +56,11 @@ class ConstantClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageData:
-    """What a stage learns from, row by row.
+    """Training data of a stage, row by row.
 
     inputs: [num_rows, num_inputs]. scores: each tier's, in [0, 1], [num_rows]; the second tier may
-    be missing and is then never wrong. folds: in which of `num_folds` a row is held out,
-    [num_rows]. weights: how much a row counts, [num_rows].
+    be missing and then counts as always right. folds: the one of `num_folds` that holds a row out,
+    [num_rows]. weights: weight of each row, [num_rows].
     """
 
     inputs: Matrix
@@ -129,10 +129,10 @@ class ScaledStage:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AnswerRows:
-    """What the answer stage sees of each answer's beginnings and of the whole.
+    """Inputs of the answer stage: each answer's beginnings, and the whole.
 
-    inputs: [num_rows, num_inputs]. prompts: whose answer it is, [num_rows]. lengths: how many
-    tokens were seen, 0 for the whole answer, [num_rows].
+    inputs: [num_rows, num_inputs]. prompts: index of the answer's prompt, [num_rows]. lengths:
+    tokens seen, 0 for the whole answer, [num_rows].
     """
 
     inputs: FloatRows
@@ -211,7 +211,7 @@ def gain(tiers: Sequence[FloatRows] | FloatRows) -> FloatRows:
 
 
 def is_one_sided(scores: FloatRows) -> bool:
-    """Whether one class has too few rows to learn from."""
+    """Return whether one class has too few rows to learn from."""
     return bool(min(scores.sum(), len(scores) - scores.sum()) < MIN_PER_CLASS)
 
 
@@ -251,7 +251,7 @@ def answer_rows(
 
 
 def _is_near(excess: FloatRows, weights: FloatRows) -> bool:
-    """Whether the mean of `excess` [num_rows] is within one standard error of 0."""
+    """Return whether the mean of `excess` [num_rows] is within one standard error of 0."""
     shares = weights / weights.sum()
     mean = float(shares @ excess)
     return mean <= float(np.sqrt(shares**2 @ (excess - mean) ** 2))

@@ -1,4 +1,4 @@
-"""What every stage of a saved router says of labelled prompts: for evaluation and calibration."""
+"""Estimates of every stage of a router for labelled prompts: for evaluation and calibration."""
 
 import numpy as np
 
@@ -66,7 +66,7 @@ def labelled_rows(
 
 
 def seen_logprobs(logprobs: FloatRows, hold_back_tokens: int | None) -> tuple[FloatRows, bool]:
-    """What a watch has seen when it must decide, and whether it knows that the answer is whole.
+    """Return the input of a watch when it must decide, and whether the answer is surely whole.
 
     At the last token that may be held it is unknown whether another one follows.
     """

@@ -5,4 +5,4 @@ from typing import Literal
 # The engine's word, said again: router/ may not import engine/.
 Tier = Literal["small", "large"]
 CascadeMode = Literal["auto", "off", "always"]
-"""Whether small answers are watched: as calibrated, never, whatever `auto` is asked."""
+"""Watching of small answers: as calibrated, never, or for every request to `auto`."""

@@ -28,12 +28,12 @@ class AbsentEngine:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it was started."""
+        """True once started."""
         return self._is_started
 
     @property
     def not_ready_reason(self) -> str:
-        """What is said to clients while it is not ready."""
+        """Message for clients while the engine is not ready."""
         return LOADING_REASON
 
     async def info(self) -> EngineInfo:

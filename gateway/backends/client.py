@@ -38,14 +38,14 @@ class EngineClient(Protocol):
 
     @property
     def is_ready(self) -> bool:
-        """Whether a request submitted now would be served."""
+        """True if a request submitted now would be served."""
 
     @property
     def not_ready_reason(self) -> str:
-        """What is said to clients while it is not ready."""
+        """Message for clients while the engine is not ready."""
 
     async def info(self) -> EngineInfo:
-        """What is loaded."""
+        """Return the loaded models."""
 
     def submit(
         self, request: EngineRequest, on_end: OnEnd | None = None

@@ -51,7 +51,7 @@ class CrashSuspects:
         self._records: OrderedDict[bytes, _Record] = OrderedDict()  # the last seen last
 
     def __len__(self) -> int:
-        """How many requests are remembered."""
+        """Return the number of remembered requests."""
         return len(self._records)
 
     def check(self, request: EngineRequest) -> None:

@@ -90,16 +90,16 @@ class InProcessEngineClient:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the engine's thread serves requests."""
+        """True if the engine's thread serves requests."""
         return self._streams.is_open
 
     @property
     def not_ready_reason(self) -> str:
-        """What is said to clients while it is not ready."""
+        """Message for clients while the engine is not ready."""
         return ENDED_MESSAGE if self._has_died else LOADING_REASON
 
     async def info(self) -> EngineInfo:
-        """What is loaded. Raises EngineDiedError before `start`."""
+        """Return the loaded models. Raises EngineDiedError before `start`."""
         if self._info is None:
             raise EngineDiedError(NOT_READY_MESSAGE)
         return self._info

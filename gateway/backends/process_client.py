@@ -114,7 +114,7 @@ class ProcessEngineClient:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the process serves requests, and has answered lately."""
+        """True if the process serves requests, and has answered lately."""
         return self._streams.is_open and not self._is_quiet
 
     @property
@@ -124,11 +124,11 @@ class ProcessEngineClient:
 
     @property
     def not_ready_reason(self) -> str:
-        """What is said to clients while it is not ready."""
+        """Message for clients while the engine is not ready."""
         return LOADING_REASON
 
     async def info(self) -> EngineInfo:
-        """What is loaded. Raises EngineDiedError before `start`."""
+        """Return the loaded models. Raises EngineDiedError before `start`."""
         if self._info is None:
             raise EngineDiedError(NOT_READY_MESSAGE)
         return self._info

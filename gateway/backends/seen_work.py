@@ -1,4 +1,4 @@
-"""What the gateway saw of a request's work: all that is known of it where the engine died."""
+"""Work of a request that the gateway saw: all that is known if the engine died."""
 
 from engine.events import (
     EngineEvent,

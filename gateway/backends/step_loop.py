@@ -35,7 +35,7 @@ def no_progress(stage: str, fraction: float) -> None:
 
 
 class StepEngine(Protocol):
-    """What the loop needs of `engine.core.Engine`: a synchronous object, used from one thread."""
+    """The part of `engine.core.Engine` that the loop needs: synchronous, used from one thread."""
 
     def submit(self, request: EngineRequest) -> None:
         """Queue a request. Raises an EngineError when it is refused."""
@@ -54,7 +54,7 @@ class StepEngine(Protocol):
 
     @property
     def overlaps(self) -> bool:
-        """Whether `step` calls `while_busy` beside the device's work, not before it."""
+        """True if `step` calls `while_busy` during the device's work, not before it."""
 
     def step(
         self,
@@ -69,13 +69,13 @@ class StepEngine(Protocol):
 
     @property
     def has_work(self) -> bool:
-        """Whether the next step would do something."""
+        """Return whether the next step would do something."""
 
     def stats(self) -> EngineStats:
         """A snapshot of gauges and counters."""
 
     def info(self) -> EngineInfo:
-        """What is loaded."""
+        """Return the loaded models."""
 
 
 class Channel(Protocol):

@@ -1,4 +1,4 @@
-"""What a gateway and an engine say to each other, and its msgpack encoding.
+"""Messages between a gateway and an engine, and their msgpack encoding.
 
 Commands go to the engine, replies come back. The in-process client passes the same objects through
 a queue without encoding them, so both clients drive the same step loop.
@@ -33,7 +33,7 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine process is told on the first line of its standard input (JSON).
+    """Parameters of an engine process: the first line of its standard input (JSON).
 
     `builder` names a function as `module:name`; it is called with `arguments` and a progress
     callback and returns the engine. `server_key` and `client_key` (public, secret) encrypt the
@@ -101,7 +101,7 @@ Command = Submit | SwitchTier | Settle | Abort | GetStats | Ping | Stop
 
 
 class Loading(_Message, frozen=True, tag="loading"):
-    """How far start-up is. `fraction` is in [0, 1]."""
+    """Progress of start-up. `fraction` is in [0, 1]."""
 
     stage: str
     fraction: float

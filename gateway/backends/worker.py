@@ -31,7 +31,7 @@ from gateway.backends.wire import (
 log = logging.getLogger(__name__)
 
 STOP_TIMEOUT_S = 5.0
-"""How long a process may take to finish its step after `Stop` before it is killed."""
+"""Time for a process to finish its step after `Stop` before it is killed."""
 
 _REPORT_TIMEOUT_S = 2.0  # a report is on the socket already when the exit status says so
 
@@ -99,7 +99,7 @@ class Worker:
         self.send(Ping())
 
     def was_heard(self) -> bool:
-        """Whether anything arrived since this was last asked."""
+        """Return whether a message arrived since the last call."""
         was_heard, self._was_heard = self._was_heard, False
         return was_heard
 
@@ -114,7 +114,7 @@ class Worker:
         return True
 
     def describe_exit(self) -> str:
-        """Why the process ended, in a few words."""
+        """Return why the process ended, in a few words."""
         if self._report.done():
             return str(self._report.result())
         if self._kill_reason is not None:
@@ -200,7 +200,7 @@ class Worker:
         return await asyncio.to_thread(self._process.wait)
 
     async def _reported_error(self) -> EngineError | None:
-        """What the process said about its end, if it did."""
+        """Return the error that the process reported before it ended; None if it reported none."""
         if await self._reap() != EXIT_REPORTED:
             return None
         try:

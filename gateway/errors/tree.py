@@ -209,7 +209,7 @@ class UpstreamError(GatewayError):
 
     @property
     def blames_server(self) -> bool:
-        """Whether it counts against the server's health: a busy server is not a broken one."""
+        """True if it counts against the server's health: a busy server is not a broken one."""
         return self.failure not in BLAMELESS_FAILURES
 
 
@@ -304,7 +304,7 @@ class RateLimitError(GatewayError):
 
     @property
     def should_retry(self) -> bool:
-        """Whether a client should wait for it: not for the end of a day."""
+        """True if the wait is short enough for a retry, such as a minute, not a day."""
         return self.retry_after_s <= _MAX_RETRY_S
 
 

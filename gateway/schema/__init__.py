@@ -1,1 +1,1 @@
-"""What goes over the wire: requests, responses and errors of the OpenAI API, plus `outrider`."""
+"""Wire format: requests, responses and errors of the OpenAI API, plus `outrider`."""

@@ -45,7 +45,7 @@ def join_parts(content: str | list[TextPart] | None) -> str:
 
 
 class Prediction(RequestModel):
-    """What the answer is expected to be like. Where it is right, the answer comes sooner."""
+    """Expected answer. The answer comes sooner where the expectation is right."""
 
     type: Literal["content"]
     content: str | Parts
@@ -79,7 +79,7 @@ class AssistantMessage(RequestModel):
 
 
 class ToolMessage(RequestModel):
-    """What a call gave. `tool_call_id` is the call's."""
+    """Result of a tool call. `tool_call_id` is the call's."""
 
     role: Literal["tool"]
     content: str | Parts
@@ -144,7 +144,7 @@ class ChatRequest(GenerationFields):
 
     @property
     def top_count(self) -> int | None:
-        """How many alternatives beside each token; None for no log-probabilities."""
+        """The number of alternatives for each token; None for no log-probabilities."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
@@ -154,12 +154,12 @@ class ChatRequest(GenerationFields):
 
     @property
     def names_tools(self) -> bool:
-        """Whether there is a field about tools that has to be looked at."""
+        """True if a field about tools is set."""
         return bool(self.tools) or self.tool_choice is not None
 
     @property
     def last_user_text(self) -> str:
-        """What is asked: the last user message, or the last message where there is none."""
+        """Text of the last user message, or of the last message if there is none."""
         for message in reversed(self.messages):
             if message.role == "user":
                 return join_parts(message.content)

@@ -55,14 +55,14 @@ def _same(value: JsonValue, allowed: JsonValue) -> bool:
 class Harmless:
     """Annotation of a field whose feature is not built: only `values`, which mean "off", pass.
 
-    `why` is said of any other.
+    `why` is the reason given for any other value.
     """
 
     values: tuple[JsonValue, ...] = (None,)
     why: str = "this value is not supported yet"
 
     def passes(self, value: JsonValue) -> bool:
-        """Whether this value means "off"."""
+        """Return whether this value means "off"."""
         return any(_same(value, allowed) for allowed in self.values)
 
     def __get_pydantic_core_schema__(
@@ -126,7 +126,7 @@ ServiceTierName = Literal["auto", "default", "flex", "priority"]
 
 
 class StreamOptions(RequestModel):
-    """How a stream is written. Ignored when `stream` is false.
+    """Options of a stream. Ignored when `stream` is false.
 
     `continuous_usage_stats`: with `include_usage`, every chunk has the usage so far (vLLM's field).
     """
@@ -137,7 +137,7 @@ class StreamOptions(RequestModel):
 
 
 class CacheBreakpoint(RequestModel):
-    """Where a prompt may be cached. Ignored: every prefix is cached here."""
+    """A position up to which a prompt may be cached. Ignored: every prefix is cached here."""
 
     mode: Literal["explicit"]
     ttl: Label | None = None
@@ -161,12 +161,12 @@ class CascadeQuality(RequestModel):
 
 
 class SloOptions(RequestModel):
-    """The latency a request asks for.
+    """Latency objectives of a request.
 
-    `class`: one of the server's classes of requests, whose objectives hold where the request names
-    none. `ttft_ms`: from arrival to the first token; a request that cannot have it any more is
-    refused with status 429. `inter_token_ms` is the mean time between two tokens: a request that is
-    behind it gets more of what is drafted in a step.
+    `class`: one of the server's classes of requests, whose objectives hold where the request sets
+    none. `ttft_ms`: from arrival to the first token; a request that cannot meet it any more is
+    refused with status 429. `inter_token_ms` is the mean time between two tokens: a request that
+    misses it gets a larger share of the drafted tokens of a step.
     """
 
     class_: Annotated[Label | None, Field(alias="class")] = None
@@ -266,12 +266,12 @@ class GenerationFields(RequestModel):
 
     @property
     def wants_usage_chunk(self) -> bool:
-        """Whether a stream ends with a chunk that carries `usage`."""
+        """True if a stream ends with a chunk that carries `usage`."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
     @property
     def wants_running_usage(self) -> bool:
-        """Whether each of its chunks carries the usage so far."""
+        """True if each chunk carries the usage so far."""
         options = self.stream_options
         return self.wants_usage_chunk and bool(options and options.continuous_usage_stats)
 

@@ -46,7 +46,7 @@ class CompletionRequest(GenerationFields):
 
     @property
     def top_count(self) -> int | None:
-        """How many alternatives beside each token; None for no log-probabilities."""
+        """The number of alternatives for each token; None for no log-probabilities."""
         return self.logprobs
 
     @property

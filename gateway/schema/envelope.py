@@ -31,7 +31,7 @@ class _Lenient(BaseModel):
 
 
 class EnvelopeStreamOptions(_Lenient):
-    """How a stream is written."""
+    """Options of a stream."""
 
     include_usage: bool | None = None
 
@@ -53,12 +53,12 @@ class Envelope(_Lenient):
 
     @property
     def is_streamed(self) -> bool:
-        """Whether the client wants a stream."""
+        """True if the client requests a stream."""
         return bool(self.stream)
 
     @property
     def wants_usage_chunk(self) -> bool:
-        """Whether a stream ends with a chunk that carries `usage`."""
+        """True if a stream ends with a chunk that carries `usage`."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
     @property
@@ -78,13 +78,13 @@ class Envelope(_Lenient):
 
 
 class ChatEnvelope(Envelope):
-    """Of a chat request. What the messages say is not looked at."""
+    """Envelope of a chat request. The contents of messages are not validated."""
 
     messages: Annotated[list[Any], Field(min_length=1)]
 
 
 class CompletionEnvelope(Envelope):
-    """Of a completion request. What the prompt says is not looked at."""
+    """Envelope of a completion request. The contents of the prompt are not validated."""
 
     prompt: Annotated[str, Field(min_length=1)] | Annotated[list[Any], Field(min_length=1)]
 
@@ -140,7 +140,7 @@ def _refuse(body: bytes, envelope_type: type[Envelope], error: Exception) -> NoR
 
 
 def _is_nested_too_deeply(body: bytes, document: dict[str, Any]) -> bool:
-    """Whether JSON is nested too deeply for some parsers and encoders."""
+    """Return whether JSON is nested too deeply for some parsers and encoders."""
     if body.count(b"[") + body.count(b"{") <= _MAX_NESTING:
         return False
     level: list[Any] = [document]

@@ -6,7 +6,7 @@ from gateway.answers.responder import HandOffKind
 
 
 class ErrorDetail(BaseModel):
-    """What went wrong; `param` is the path of the offending field, e.g. messages.0.content."""
+    """Description of an error; `param` is the invalid field's path, e.g. messages.0.content."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -17,7 +17,7 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorResponse(BaseModel):
-    """What every endpoint answers when it fails."""
+    """Error response of every endpoint."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -25,7 +25,7 @@ class ErrorResponse(BaseModel):
 
 
 class DeliveredReport(BaseModel):
-    """What was delivered of an answer that broke off: by whom, and how many tokens."""
+    """Delivered part of an answer that broke off: its tier, and the number of tokens."""
 
     model_config = ConfigDict(extra="forbid")
 

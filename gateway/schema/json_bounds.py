@@ -23,7 +23,7 @@ _STEPS: Final = {**dict.fromkeys(b"[{", 1), **dict.fromkeys(b"]}", -1)}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JsonBounds:
-    """What one body may hold. See LimitSettings."""
+    """Bounds of one request body. See LimitSettings."""
 
     max_values: int = 200_000
     max_strings: int = 100_000
@@ -64,7 +64,7 @@ def may_exceed(body: bytes, bounds: JsonBounds) -> bool:
 
 
 def _depth(outside: bytes) -> int:
-    """How deeply objects and lists lie in each other; `outside` is a body without its strings."""
+    """Return the nesting depth of objects and lists; `outside` is a body without its strings."""
     brackets = outside.translate(None, delete=_NOT_BRACKETS)
     return max(accumulate(map(_STEPS.__getitem__, brackets)), default=0)
 

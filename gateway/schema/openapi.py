@@ -216,9 +216,9 @@ def question_operation(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedLimits:
-    """What the loaded models allow; the largest where they differ.
+    """Limits of the loaded models; the largest where they differ.
 
-    `names` is None where a name need not be listed: upstream servers may answer to others.
+    `names` is None if any name may be valid: upstream servers may have others.
     """
 
     names: tuple[str, ...] | None

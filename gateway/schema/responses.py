@@ -1,4 +1,4 @@
-"""What the gateway answers: the shapes of /openapi.json.
+"""Responses of the gateway: the shapes of /openapi.json.
 
 Responses are written by hand for speed (gateway/generation/sse.py); tests hold them against these
 models, which allow no field that is not declared.
@@ -21,18 +21,21 @@ class ResponseModel(BaseModel):
 
 
 class OutriderReport(ResponseModel):
-    """How the request was served. Seconds; sums over the choices.
+    """Report about how the request was served. Seconds; sums over the choices.
 
     `tier` gave the answer and `reason` says why; the request began on `route_tier`, and `escalated`
-    says whether its answer there was given up, or continued, by the large tier. `quality` is how
-    safe the router judged the small model's answer to be from the prompt, `confidence` how safe the
-    answer itself looked; null if not judged. `held_tokens` waited for that decision. Of those
-    that were given up, the large model wrote `reused_tokens` too; `discarded_tokens` are the rest.
-    `mean_emitted_tokens` is tokens per pass of the tier's model; `seed` reproduces a sampled answer
-    and is null for greedy ones. `unratified_tokens` are those of a speculative cascade that the
-    large model alone would not have chosen. `hand_off`: why another tier than the first answers;
-    `degraded`: an upstream tier should have answered and could not. `arm`: which arms of
-    experiments it was answered by, null for none.
+    is true if the large tier replaced or continued its answer. `quality` is the router's
+    prediction,
+    from the prompt, that the small model's answer is good enough, `confidence` the prediction from
+    the answer itself; null if there is none. `held_tokens` waited for that decision. Of the tokens
+    that were given up, `reused_tokens` were produced by the large model too; `discarded_tokens` are
+    the rest. `mean_emitted_tokens` is tokens per pass of the tier's model; `seed` reproduces a
+    sampled answer and is null for greedy ones. `unratified_tokens` are those of a speculative
+    cascade
+    that the large model alone would not have chosen. `hand_off`: why another tier than the first
+    answers; `degraded`: an upstream tier should have answered and could not. `arm`: the
+    experiments'
+    arms that the request was assigned to, null for none.
     """
 
     tier: Tier
@@ -57,12 +60,12 @@ class OutriderReport(ResponseModel):
 
 
 class UpstreamReport(ResponseModel):
-    """How an upstream tier served the request; the rest of its answer is the server's own.
+    """Report about a request that an upstream tier served; the rest is the server's answer.
 
     `tier`, `reason`, `route_tier`, `escalated`, `hand_off`, `quality`, `confidence`, `arm` and the
     tokens held and discarded are as in `OutriderReport`. `attempts` were made; `hedged`: a second
-    one ran beside the first; `continuations`: how often another replica went on where one failed.
-    `usage_source` says what counted the tokens, `usage_corrected` that the server's count
+    one ran beside the first; `continuations`: how often another replica continued a broken answer.
+    `usage_source` is the counter of the tokens, `usage_corrected` says that the server's count
     differed. `cost_usd` at the operator's prices; null without prices or known tokens.
     """
 
@@ -152,7 +155,7 @@ class TokenLogprob(TopLogprob):
 
 
 class ChatLogprobs(ResponseModel):
-    """Of the answer's tokens; thinking is left out."""
+    """Log-probabilities of the answer's tokens, without thinking."""
 
     content: list[TokenLogprob]
     refusal: None = None
@@ -163,9 +166,7 @@ ChatFinishReason = CompletionFinishReason | Literal["tool_calls"]
 
 
 class FunctionCall(ResponseModel):
-    """What to call. `arguments` is a JSON object as text; not a whole one where `finish_reason` is
-    length.
-    """
+    """Function to call. `arguments` is a JSON object as text; it may be cut by the length limit."""
 
     name: str
     arguments: str
@@ -226,7 +227,7 @@ class FunctionCallDelta(ResponseModel):
 
 
 class ToolCallDelta(ResponseModel):
-    """What a chunk adds to the call of this index; the first one has id, type and name."""
+    """Part of the call with this index; the first one has id, type and name."""
 
     index: int
     id: str | None = None
@@ -235,7 +236,7 @@ class ToolCallDelta(ResponseModel):
 
 
 class ChatDelta(ResponseModel):
-    """What a chunk adds."""
+    """Fields that a chunk adds."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
@@ -316,9 +317,10 @@ class UpstreamChunk(BaseModel):
 
 
 class Pricing(ResponseModel):
-    """What a token costs, in USD, as decimal texts.
+    """Prices of tokens in USD, as decimal texts.
 
-    There are tokens of prompts, those of them that come from the cache, and tokens of answers.
+    `prompt`: of a prompt's token; `input_cache_read`: of one found in the cache; `completion`: of
+    an answer's token.
     """
 
     currency: Literal["USD"]
@@ -387,6 +389,6 @@ class Health(ResponseModel):
 
 
 class Readiness(ResponseModel):
-    """Whether a request would be served now."""
+    """Readiness for requests."""
 
     ready: Literal[True]

@@ -7,9 +7,9 @@ from gateway.schema.responses import ResponseModel
 
 
 class CascadeReport(ResponseModel):
-    """How the small model's answer would be watched: what is held back at most.
+    """Watching of the small model's answer: the most that is held back.
 
-    `hold_back_ms` is null where the whole answer is judged (`judges_whole`).
+    `hold_back_ms` is null if the whole answer is judged (`judges_whole`).
     """
 
     hold_back_tokens: int
@@ -31,14 +31,17 @@ class TierOption(ResponseModel):
 
 
 class RouteReport(ResponseModel):
-    """Where the request would go, and why.
+    """Tier that the request would go to, and why.
 
-    `quality`: how safe the router judges the small model's answer, null if not judged. It was
-    compared with `band` (between low and high the small model begins under watch) or, without one,
-    with `threshold`, with which the watch compares its own confidence too. `stage`: what has the
-    last word: text, prompt (the small model's reading of it) or answer. `sticky`: the tier that has
-    the conversation in its cache. `pair`: fingerprints of the models that the router was trained
-    for. `alternatives`: the other tiers that this `model` may mean. For an upstream tier
+    `quality`: the router's prediction that the small model's answer is good enough, null if there
+    is
+    none. It was compared with `band` (between low and high the small model begins watched) or,
+    without one, with `threshold`, with which the watch compares its own confidence too. `stage`:
+    the
+    last stage to decide: text, prompt (the small model's reading of it) or answer. `sticky`: the
+    tier
+    that has the conversation in its cache. `pair`: fingerprints of the models that the router was
+    trained for. `alternatives`: the other tiers that this `model` may mean. For an upstream tier
     `prompt_tokens` is null, and `cost_usd` is an upper estimate: its tokens are unknown.
     """
 

@@ -49,7 +49,7 @@ ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice
 
 
 class FunctionCallParam(RequestModel):
-    """What was called. `arguments` is a JSON object as text; empty for none."""
+    """Function that was called. `arguments` is a JSON object as text; empty for none."""
 
     name: FunctionName
     arguments: str
