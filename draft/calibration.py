@@ -60,7 +60,7 @@ class _Curve:
     num_unfitted: int = 0
 
     def shifts(self) -> list[float]:
-        """By bin, the own ones or the wider kind's."""
+        """Return each bin's shift: this curve's own, or the wider kind's until it is fitted."""
         return self.shift if self.is_fitted or self.wider is None else self.wider.shift
 
     def observe(self, confidence: float, was_right: bool) -> bool:

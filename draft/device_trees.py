@@ -245,9 +245,9 @@ def init_trees_on_device(
 def _reserve_levels(
     runner: ModelRunner, drafts: list[Draft], num_levels: int, width: int
 ) -> list[int]:
-    """Reserve draft slots behind the roots; returns for how many levels each draft has them.
+    """Reserve draft slots behind the roots; return the number of levels reserved for each draft.
 
-    Guesses never push anybody out, and where free blocks are scarce the drafts share them.
+    Drafts never pre-empt a sequence; where free blocks are scarce the drafts share them.
     """
     levels = []
     for number, draft in enumerate(drafts):

@@ -78,7 +78,7 @@ class ModelGuesses:
         return slices
 
     def _reserve(self, draft: Draft, num_slots: int) -> bool:
-        """Make room in the small cache; guesses never push anybody out.
+        """Reserve slots in the small model's cache; drafts never pre-empt a sequence.
 
         A cascade cannot go on without its root, so the drafts of later arrivals give way to it.
         """

@@ -158,7 +158,7 @@ class PredictionCursor:
             return None
 
     def _ends(self) -> dict[tuple[int, int], list[int]]:
-        """Where each pair of neighbours in the prediction ends, ascending."""
+        """Return the positions after each pair of adjacent tokens in the prediction, ascending."""
         if self._pair_ends is None:
             self._pair_ends = {}
             pairs = zip(self._prediction, self._prediction[1:], strict=False)

@@ -210,7 +210,7 @@ class TextSources:
     def _hint(
         self, state: _SequenceState, num_tokens: int
     ) -> tuple[SuffixIndex | None, int | None]:
-        """Where the last best match is now if the text went on as it did there.
+        """Return where the last best match stands now if the text went on as it did there.
 
         Among many places that share the last tokens, only the latest are looked at; the one that
         has been right all along need not be among them.

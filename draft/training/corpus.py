@@ -50,7 +50,7 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class Mix:
-    """What training rows are drawn from.
+    """Composition of training rows.
 
     difficulty_weights: of difficulties 1 to 4. family_weights: of families, 1 where not named.
     interviews: share of rows that begin with many questions about one passage. skips: share of rows
@@ -111,7 +111,7 @@ def _texts(seed: int, num_tasks: int) -> Iterator[str]:
         yield task.answer
 
 
-# A long passage fills a row of its own size only; elsewhere interviews stand for it.
+# A long passage only fits rows of its own size; shorter rows have interviews instead.
 _LONG_FAMILY = "passage"
 
 
@@ -160,7 +160,7 @@ class Packer:
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, seed: int) -> None:
         self._tokenizer: Tokenizer = tokenizer.backend_tokenizer
-        # Whoever used it before may have left padding on.
+        # An earlier user of the tokenizer may have left padding on.
         self._tokenizer.no_padding()
         self._seed = seed
         ids = {token: tokenizer.get_vocab()[token] for token in SPECIAL_TOKENS}

@@ -34,7 +34,7 @@ from draft.training.own_answers import TaughtRow
 logger = logging.getLogger(__name__)
 
 _MEASURED_ROWS = 8
-# Rows of similar length share a batch; whoever is drawn together is drawn from so many batches.
+# Rows of similar length share a batch; each draw fills this many batches.
 _BATCHES_PER_DRAW = 16
 _WARMUP_STEPS = 50
 # Peak learning rates of a model 128 wide.
@@ -60,7 +60,7 @@ class DistillError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DistillPlan:
-    """How long and how a drafter is trained. `batch_size` counts sequences.
+    """Length and settings of a drafter's training. `batch_size` counts sequences.
 
     `learning_rate`: the peak; None is `default_learning_rate`. `held_out`: the share of the
     sequences that are not learnt from. With `minutes` alone or first reached, the weights depend on
@@ -89,7 +89,7 @@ class DistillPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """How often the large model's first choice is the drafter's first, or among its first three."""
+    """Share of places where the drafter's first choice, or its top three, has the large model's."""
 
     first: float
     top3: float
@@ -292,7 +292,7 @@ def measure_agreement(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DistillReport:
-    """What a run came to; seconds and tokens over all its resumptions."""
+    """Results of a run; seconds and tokens over all its resumptions."""
 
     before: Agreement
     after: Agreement

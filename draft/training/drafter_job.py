@@ -55,7 +55,7 @@ class OutFolderError(DistillError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrafterJob:
-    """What to make. `small`: the checkpoint to start from; None: a fresh Llama of the given size.
+    """A drafter to train. `small`: checkpoint to start from; None: a new Llama of the given size.
 
     `on_policy`: learn from the large model's own answers; else from the answers in the data.
     """
@@ -72,11 +72,11 @@ class DrafterJob:
 
     @property
     def work_dir(self) -> Path:
-        """Where everything lies that a restart needs."""
+        """Folder of everything that a restart needs."""
         return self.out / "training"
 
     def inputs(self) -> dict[str, Any]:
-        """What the cached work depends on, comparable from run to run."""
+        """Return the inputs that the cached work depends on, comparable between runs."""
         return {
             "large": _checkpoint_mark(self.large),
             "small": None if self.small is None else _checkpoint_mark(self.small),
@@ -95,7 +95,7 @@ class DrafterJob:
 
 
 def _checkpoint_mark(path_or_id: str) -> str:
-    """Which weights these are, without reading all of them: names, sizes, config.json."""
+    """Return a mark of the weights without reading all of them: names, sizes, config.json."""
     folder = resolve_checkpoint(path_or_id)
     digest = hashlib.sha256()
     for file in sorted(folder.glob("*.safetensors")):

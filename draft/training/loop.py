@@ -35,7 +35,7 @@ class ModelShape:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingPlan:
-    """How long and how to train.
+    """Length and settings of a training run.
 
     The budget is `minutes` of training time (resumed time counts), `tokens` or `steps`, whichever
     ends first; the schedule follows the fraction of the budget used. The lengths and the last two
@@ -65,7 +65,7 @@ class TrainingPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """What a run has used so far, also across resumptions."""
+    """Budget that a run has used so far, also across resumptions."""
 
     step: int = 0
     tokens: int = 0

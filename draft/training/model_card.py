@@ -122,7 +122,7 @@ _LIMITS = """## Limits
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What the card says that the evaluation does not: sizes, recipe, machine."""
+    """Facts of the model card that the evaluation does not have: sizes, recipe, machine."""
 
     parameters: Mapping[str, int]
     vocab_size: int

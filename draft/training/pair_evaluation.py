@@ -18,7 +18,7 @@ from draft.training.tasks.files import distinct_tasks
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationPlan:
-    """How much to measure; the longest canonical answer has about 200 tokens."""
+    """Size of an evaluation; the longest canonical answer has about 200 tokens."""
 
     tasks_per_cell: int = 30
     max_answer_tokens: int = 256

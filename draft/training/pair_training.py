@@ -1,4 +1,4 @@
-"""What is the pair's own in its training: its models, its batches, its losses."""
+"""The pair's own parts of training: its models, its batches, its losses."""
 
 from pathlib import Path
 

@@ -303,7 +303,7 @@ class Pretraining:
         return plan
 
     def _mixes(self) -> tuple[Mix, Mix]:
-        """What rows are made of in the first and in the second half of a stage."""
+        """Return the mixes of rows for the first and the second half of a stage."""
         arguments = self._arguments
         chosen = arguments.family_weights
         mix = Mix(

@@ -1,8 +1,8 @@
-"""Which limits of the tree give the most tokens per second, on this machine and this traffic.
+"""Search for the tree limits with the most tokens per second on this machine and this traffic.
 
 The limits are tried one after the other (depth, nodes, branching, frontier), each over a few values
 while the others stay at the best found so far: the whole grid would take hours and says little
-more, because the limits hardly interact once the trees are sized by what passes cost. All values
+more, because the limits hardly interact once the trees are sized by the cost of passes. All values
 of a limit and plain decoding run in turn, round by round, on the real engine, and are compared
 within a round, so that a machine that slows down slows all of them. A limit is moved only where
 that gains more than one percent: less is noise.
@@ -50,7 +50,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """What is asked: prompts, how an answer is sampled, and how many are under way at once."""
+    """Requests to tune for: prompts, sampling of answers, and the number in flight."""
 
     prompts: tuple[tuple[int, ...], ...]
     sampling: SamplingParams
@@ -110,12 +110,12 @@ class RunFigures:
 
     @property
     def path_acceptance(self) -> list[float]:
-        """By depth, the share of drafts of which a path so long was accepted."""
+        """Share of drafts with an accepted path of at least this length, by depth."""
         return [count / max(self.num_drafts, 1) for count in self.accepted_per_depth]
 
     @property
     def level_acceptance(self) -> list[float]:
-        """By depth, the same share of those that were accepted one level above."""
+        """Share of drafts accepted at a depth among those accepted one level above, by depth."""
         above = [self.num_drafts, *self.accepted_per_depth]
         return [
             count / before for count, before in zip(self.accepted_per_depth, above, strict=False)
@@ -156,7 +156,7 @@ class TuneReport:
         return median(run.tokens_per_s for run in self.plain_runs)
 
     def of_limit(self, limit: Limit, *, adaptive: bool) -> list[Tried]:
-        """What was tried for one limit, ascending."""
+        """Return the runs that were tried for one limit, ascending."""
         found = [t for t in self.tried if t.limit == limit and t.choice.adaptive == adaptive]
         return sorted(found, key=lambda tried: int(getattr(tried.choice, limit)))
 
@@ -334,7 +334,7 @@ def _figures(
     num_tokens: int,
     elapsed_s: float,
 ) -> RunFigures:
-    """What one run added to the engine's and the runners' counters."""
+    """Return the figures that one run added to the engine's and the runners' counters."""
     earlier = dict(enumerate(before.accepted_per_depth))
     pass_s: dict[Tier, float] = {}
     for tier, (number, seconds) in passes_after.items():

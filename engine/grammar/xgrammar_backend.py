@@ -212,12 +212,12 @@ class XGrammarMatcher:
 
 
 class _Utf8:
-    """Which tokens go on with a character that the token before has begun.
+    """Restriction of tokens that continue a character which the token before has begun.
 
     xgrammar takes any continuation byte after any first byte of a character, so also overlong
-    forms, surrogates and what lies beyond U+10FFFF. A reader would see replacement characters,
+    forms, surrogates and code points beyond U+10FFFF. A reader would see replacement characters,
     of another number than the grammar counted. After four first bytes the second is restricted
-    (RFC 3629, section 4); everywhere else a byte's class is enough.
+    (RFC 3629, section 4); for all others a byte's class is enough.
     """
 
     _SECOND_BYTES: Final = {

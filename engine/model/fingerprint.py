@@ -79,7 +79,7 @@ def _tensors(path: Path, header: object, data_bytes: int) -> dict[str, Any]:
 
 
 def _places(tensors: dict[str, Any], data_bytes: int) -> list[int]:
-    """Where pieces are read, ascending: evenly spaced from start to end, and within each tensor."""
+    """Return ascending offsets of the pieces to read: evenly spaced, and one in each tensor."""
     last = data_bytes - _PIECE_BYTES
     places = {last * index // (_NUM_PIECES - 1) for index in range(_NUM_PIECES)}
     for entry in tensors.values():

@@ -22,10 +22,10 @@ Product = Linear | RowInvariantLinear
 
 
 class Mlp(Protocol):
-    """What stands between a layer's norms: [n, width] -> [n, width]."""
+    """The map between a layer's norms: [n, width] -> [n, width]."""
 
     def __call__(self, rows: Tensor, *, is_fused: bool) -> Tensor:
-        """is_fused: Triton's kernels run."""
+        """Return the rows' outputs. is_fused: use Triton's kernels."""
 
 
 class GatedMlp:

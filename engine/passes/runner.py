@@ -92,7 +92,7 @@ class ModelRunner:
 
     @property
     def device(self) -> torch.device:
-        """Where the model lies."""
+        """Device that holds the model."""
         return self.model.device
 
     @property

@@ -1,1 +1,1 @@
-"""Which requests wait, which run, and in which order."""
+"""Order of waiting and running sequences."""

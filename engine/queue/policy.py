@@ -1,4 +1,4 @@
-"""Which waiting sequence starts next, and which running one gives its place up for it."""
+"""Policy of the queue: the next sequence to start, and the running one to pre-empt for it."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -54,7 +54,7 @@ class QueuePolicy(Protocol):
         return None
 
     def start_by_s(self, sequence: Sequence) -> float:
-        """When its prompt has to be begun at the latest; earlier goes first within a pass."""
+        """Return the latest time to begin its prompt; the earliest goes first within a pass."""
         return sequence.arrival_s
 
     def gives_way_to(self, sequence: Sequence, newcomer: Sequence) -> bool:

@@ -34,14 +34,14 @@ _GUARDED_SHARE: Final = 0.2
 class SloQueueConfig:
     """Bounds on the effect of objectives.
 
-    unstated_ttft_s: a request without an objective stands where one with this would.
-    late_aging_s: a request that is so much over its time counts as passed over; batch_aging_s: a
-    batch request that has waited so long does. aged_every: of so many starts of a tier one is for
-    those. batch_share: how many places batch may hold while anybody else is there.
-    pace: of the time between tokens that is asked for, the share that is aimed at. max_pause_s: a
-    batch answer that stood still for so long gets a step. max_displacements: how often a batch
-    answer may lose its place to one that is short of time. max_lead_tokens: a tenant that has had
-    so many more tokens (over its weight) than the one whose turn it is takes no place from others.
+    unstated_ttft_s: objective assumed for a request without one. late_aging_s: a request that is
+    so much over its time counts as passed over; batch_aging_s: a batch request that has waited so
+    long does. aged_every: one of so many starts of a tier is for those. batch_share: share of
+    places that batch may hold while other requests are there. pace: share of the requested time
+    between tokens that is aimed at. max_pause_s: a batch answer that stood still for so long gets a
+    step. max_displacements: times that a batch answer may lose its place to one that is short of
+    time. max_lead_tokens: a tenant that has had so many more tokens (over its weight) than the one
+    whose turn it is takes no place from others.
     """
 
     unstated_ttft_s: float = 10.0
@@ -131,7 +131,7 @@ class SloQueue(FairQueue):
     # ---- time -----------------------------------------------------------------------------
 
     def start_by_s(self, sequence: Sequence) -> float:
-        """When its prompt must be begun, so that its first token comes in time.
+        """Return the latest time to begin its prompt for its first token to come in time.
 
         Batch has until it counts as passed over, so within a pass no prompt waits for ever.
         """
@@ -176,7 +176,7 @@ class SloQueue(FairQueue):
     # ---- the order ----------------------------------------------------------------------
 
     def order(self, waiting: list[Sequence], now_s: float) -> Iterator[Sequence]:
-        """As the fair queue; without those that would only be in the way now."""
+        """Yield sequences as the fair queue does, without those that must not start yet."""
         if not self.has_objectives:
             yield from super().order(waiting, now_s)
             return
@@ -316,7 +316,7 @@ class SloQueue(FairQueue):
     def displaced(
         self, newcomer: Sequence, holders: Mapping[Sequence, int], *, wanted: int, capacity: int
     ) -> Sequence | None:
-        """As the fair queue; else, for one that is short of time, the cheapest batch answer.
+        """Return the fair queue's choice; else, for one short of time, the cheapest batch answer.
 
         Cheapest is the one that has the least to compute again.
         """

@@ -143,7 +143,7 @@ class Sequence:
 
     @property
     def arrival_s(self) -> float:
-        """When the request reached the gateway (monotonic clock, seconds)."""
+        """Time at which the request reached the gateway (monotonic clock, seconds)."""
         arrival_s = self.request.arrival_s
         return self.submitted_s if arrival_s is None else arrival_s
 

@@ -248,9 +248,9 @@ def _by_tree(
 
 
 def reserve_trees(runner: ModelRunner, sequences: list[Sequence], caps: list[int]) -> list[int]:
-    """Reserve slots for the roots and at most so many nodes of each tree; returns what fits.
+    """Reserve slots for the roots and at most `caps` nodes a tree; return the nodes that fit.
 
-    Guesses never pre-empt anybody, and where free blocks are scarce the trees share them. Slots up
+    Trees never pre-empt a sequence; where free blocks are scarce the trees share them. Slots up
     to the sequence's last token are reserved already.
     """
     fitting = []

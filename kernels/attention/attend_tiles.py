@@ -78,7 +78,7 @@ def attend_tiles_reference(  # noqa: PLR0913 - a cache with scales is two tensor
 
 @jit
 def _inverse_with_sink(top, total, sink, factor):  # type: ignore[no-untyped-def]
-    """What sums are multiplied by where a score without a value joins the weights' total.
+    """Return the factor of the sums where a score without a value joins the weights' total.
 
     top, total: as `_add_keys` leaves them; the greater of both exponents is the new reference.
     """
@@ -440,7 +440,7 @@ def attend_tiles(  # noqa: PLR0913 - a cache with scales is two tensors more
 
 
 def _num_programs(plan: TilePlan, head_dim: int) -> int:
-    """As many as there can be work for, but no more than there is reason to start."""
+    """Return the number of programs: enough for all possible work, within the device's bounds."""
     multiprocessors = num_multiprocessors(plan.workspace.device)
     num_works = plan.max_tiles * plan.num_kv_heads
     if not plan.may_split:  # few of them are in vain, and the device balances their work

@@ -1,4 +1,4 @@
-"""Which keys a step's rows see, and how attention on the CPU groups them.
+"""Keys that a step's rows see, and their grouping for attention on the CPU.
 
 Made once on the host, used by every layer.
 """
@@ -33,7 +33,7 @@ _MAX_GROUP_KEYS = 12288
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionBatch:
-    """Which keys each query row of a step may see. All fields are host data.
+    """Keys that each query row of a step may see. All fields are host data.
 
     `query_indptr` [batch + 1] delimits each sequence's rows; `kv_lens` [batch] counts its keys,
     this step's included; `block_tables` [batch] its block ids. Row i of nq rows sees logical

@@ -292,7 +292,7 @@ def _keeps_bits(
 
 
 def _cycle(matrices: Tensor, size: int) -> Tensor:
-    """As many matrices as asked for, from the first on; the same strides inside each."""
+    """Repeat matrices cyclically up to `size`; the strides inside each stay the same."""
     places = torch.arange(size, device=matrices.device) % len(matrices)
     if matrices.is_contiguous():
         return matrices.index_select(0, places)

@@ -1,9 +1,9 @@
-"""Which guesses the small model looks behind next, in all trees of a step.
+"""Choice of the nodes that the small model extends next, in all trees of a step.
 
-As `draft.growing_tree.GrowingTree.choose_frontier`: where the text is likeliest to get to and then
-to go on in none of the ways already guessed. The small model can compute a node when it has
-computed its parent or does so in the same pass; other than there, a row is not spent on ancestors
-of a promising node: they are chosen in their own right, one below the other.
+As `draft.growing_tree.GrowingTree.choose_frontier`: the nodes that the text most likely reaches and
+then leaves by none of their children. The small model can compute a node when it has computed its
+parent or does so in the same pass; unlike there, no row is spent on the ancestors of a promising
+node: they are chosen in their own right, one below the other.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What every task family shares: the task, its raw draft, and the wording around a prompt."""
+"""Parts that all task families share: the task, its raw draft, and the wording around a prompt."""
 
 import random
 from collections.abc import Callable, Mapping, Sequence

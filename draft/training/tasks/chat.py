@@ -1,4 +1,4 @@
-"""Small talk: greetings, who are you, capitals, and short explanations of how the gateway works."""
+"""Small talk: greetings, the model's name, capitals, and short explanations of the gateway."""
 
 import random
 
@@ -172,7 +172,7 @@ _LEADS = (
 
 
 def small_talk(difficulty: int, rng: random.Random) -> Draft:
-    """Greetings (1), who are you and capitals (2), explanations (3), two questions at once (4).
+    """Draw a greeting (1), the model's name or a capital (2), an explanation (3), two at once (4).
 
     The answer has no steps.
     """

@@ -90,12 +90,12 @@ def stream(
 
 
 def check(task: Task, answer_text: str) -> bool:
-    """Whether a model's answer is right; the steps are not judged."""
+    """Return whether a model's answer is right; the steps are not checked."""
     return is_right(answer_text, task.kind, expected_by(task))
 
 
 def expected_by(task: Task) -> str:
-    """What `is_right` compares: a pattern for `Answer: X.`, else the task's `expected`."""
+    """Return the expected text for `is_right`: a pattern for `Answer: X.`, else the task's own."""
     return rf"^Answer: {re.escape(task.expected)}\.?$" if task.kind == "regex" else task.expected
 
 
