@@ -6,7 +6,7 @@ template, tokenising, the engine in its own process, detokenising), and directly
 engine. At each number of concurrent clients both run in turn, round by round; each client sends its
 next request when it has its answer. No prefix cache. The client is a bare socket and shares the
 cores with the gateway and the engine, as a user's on the same machine would: on two cores that is
-part of what is measured.
+part of what is measured. Usage is recorded, as by default, in a database deleted afterwards.
 
 Reading it: `ttft` is from sending to the first event, and directly from submitting to the first
 token; `overhead` their difference. `per token` is the wall time of the whole run divided by its
@@ -97,7 +97,7 @@ class Round:
 
 @contextlib.contextmanager
 def serving(arguments: argparse.Namespace, folders: dict[str, str]) -> Iterator[int]:
-    """`outrider serve` on a free port, from when it is ready until the context ends."""
+    """`outrider serve` on a free port, with a new database, until the context ends."""
     with socket.socket() as probe:
         probe.bind((_HOST, 0))
         port: int = probe.getsockname()[1]
@@ -106,7 +106,8 @@ def serving(arguments: argparse.Namespace, folders: dict[str, str]) -> Iterator[
     command += ["--dtype", arguments.dtype, "--device", arguments.device]
     command += ["--num-threads", str(arguments.threads), "--log-level", "WARNING"]
     command += ["--set", "engine.prefix_caching=false", "--set", "engine.kv_cache_gib=0.5"]
-    with tempfile.TemporaryFile() as log:
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as log:
+        command += ["--set", f"database_url=sqlite:///{folder}/bench.db"]
         with without_engine_environment():
             process = subprocess.Popen(
                 command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log

@@ -16,13 +16,13 @@ import signal
 import sys
 import threading
 import time
-import types
 from dataclasses import asdict
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 
+from engine.grammar.import_xgrammar import Placeholder
 from engine.request import GrammarKind
 
 if TYPE_CHECKING:
@@ -34,15 +34,6 @@ _STACK_BYTES: Final = 4 * 2**20
 _NUM_WALKED_TOKENS: Final = 16
 
 
-class _LeftOut(types.ModuleType):
-    """Stands for a package that xgrammar imports and compiling does not need."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return type(name, (), {"__init__": lambda self, *args, **kwargs: None})
-
-
 def main() -> None:
     """Serve the connection whose file descriptor is the first argument until it is closed."""
     # Signals to the whole group are for the gateway; the end of the connection ends us.
@@ -51,7 +42,7 @@ def main() -> None:
     # 0.5 s and 50 MB instead of several times as much.
     os.environ["TVM_FFI_DISABLE_TORCH_C_DLPACK"] = "1"
     for name in ("torch", "transformers"):
-        sys.modules[name] = _LeftOut(name)
+        sys.modules[name] = Placeholder(name)
     connection = Connection(int(sys.argv[1]))
     threading.stack_size(_STACK_BYTES)
     thread = threading.Thread(target=_serve, args=(connection,))

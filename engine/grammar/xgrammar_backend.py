@@ -15,6 +15,7 @@ from engine.errors import QueueFullError
 from engine.grammar.cache import GrammarCache
 from engine.grammar.fair_threads import FairThreads, TooManyJobsError
 from engine.grammar.grammar import InvalidGrammarError, TokenGrammar
+from engine.grammar.import_xgrammar import import_xgrammar
 from engine.grammar.process import (
     DEFAULT_BOUNDS,
     CompileBounds,
@@ -59,8 +60,7 @@ class XGrammarCompiler:
         No grammar allows a token without text, except the stop tokens at the end of an answer.
         Raises ValueError without stop tokens: an answer could not end.
         """
-        import xgrammar
-
+        xgrammar = import_xgrammar()
         stops = [token_id for token_id in stop_token_ids if token_id < vocab_size]
         if not stops:
             raise ValueError("a grammar needs a stop token to end an answer")

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import snapshot_download
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -28,6 +27,8 @@ def resolve_checkpoint(path_or_id: str | Path) -> Path:
     folder = Path(path_or_id).expanduser()
     if folder.is_dir():
         return folder
+    from huggingface_hub import snapshot_download  # 0.2 s that a local folder does not need
+
     try:
         return Path(snapshot_download(str(path_or_id), allow_patterns=list(_DOWNLOADED)))
     except (OSError, ValueError) as error:

@@ -16,6 +16,7 @@ from engine.passes.runner import ForwardSlice, ModelRunner
 
 _PROFILED_ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 _NUM_REPEATS = 5
+_CPU_WARM_UP_ROWS = 16
 # A model that is slow enough to need longer is timed with fewer repeats.
 _ENOUGH_S = 4.0
 # Times are kept for later starts if this thread had a core for so much of the measurement: what
@@ -200,9 +201,14 @@ def profile_step_times(
 
 @torch.inference_mode()
 def warm_up_passes(runner: ModelRunner) -> None:
-    """Run a pass of each profiled size, so that kernels are chosen and packed before a request."""
+    """Run a pass of each profiled size, so that kernels are chosen and packed before a request.
+
+    On a CPU only of the small ones: computing is most of a large pass there, the first time too.
+    """
     assert runner.max_context is not None
     sizes = _sizes(runner.max_context)
+    if runner.device.type == "cpu":
+        sizes = [rows for rows in sizes if rows <= _CPU_WARM_UP_ROWS]
     view = runner.new_view("step-times")
     try:
         view.reserve(max(sizes))

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any, Final, Protocol
 
 from sqlalchemy import Connection, delete, distinct, func, insert, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 
 from gateway.experiments.feedback_totals import (
     FeedbackByArm,
@@ -16,7 +15,7 @@ from gateway.experiments.feedback_totals import (
 )
 from gateway.experiments.measure_document import decode_totals, encode_totals
 from gateway.experiments.totals import ArmTotals
-from gateway.storage.database import Database
+from gateway.storage.database import Database, insert_into
 from gateway.storage.tables import experiment_measures as measures
 from gateway.storage.tables import feedback
 
@@ -91,8 +90,7 @@ class MeasureStore:
             )
             if connection.execute(others).scalar_one() >= MAX_NAMES:
                 raise TooManyNamesError(request_id)
-            dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
-            statement = dialect.insert(feedback)
+            statement = insert_into(feedback, connection.dialect.name)
             changed = {
                 n: statement.excluded[n] for n in ("kind", "value", "label", "given_at", "key_id")
             }

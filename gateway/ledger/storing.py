@@ -8,12 +8,11 @@ from typing import Any, Final
 
 import msgspec
 from sqlalchemy import delete, select
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DataError, IntegrityError
 
 from gateway.ledger.prices import PriceBook
 from gateway.ledger.row import LedgerRow, fitted
-from gateway.storage.database import Database, insert_new, reason_of
+from gateway.storage.database import Database, insert_into, insert_new, reason_of
 from gateway.storage.tables import ledger, price_versions
 
 logger = logging.getLogger(__name__)
@@ -101,12 +100,8 @@ class RowStore:
     def _statement(self) -> tuple[str, Sequence[str] | None]:
         """Return the statement for the driver, and the order of its values; None if they are
         named."""
-        dialect = sqlite if self._database.dialect == "sqlite" else postgresql
-        compiled = (
-            dialect.insert(ledger)
-            .on_conflict_do_nothing()
-            .compile(dialect=self._database.engine.dialect)
-        )
+        statement = insert_into(ledger, self._database.dialect).on_conflict_do_nothing()
+        compiled = statement.compile(dialect=self._database.engine.dialect)
         return str(compiled), compiled.positiontup
 
 

@@ -7,15 +7,17 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from sqlalchemy import URL, Connection, CursorResult, Engine, Table, create_engine, event, exc
-from sqlalchemy.dialects import postgresql, sqlite
 
 from gateway.errors.tree import StorageError
 from gateway.settings.tree import SettingsError
 from gateway.storage.migrating import migrate
 from gateway.storage.urls import describe, read_url
+
+if TYPE_CHECKING:
+    from sqlalchemy.dialects import postgresql, sqlite
 
 logger = logging.getLogger(__name__)
 
@@ -113,9 +115,19 @@ def insert_new(
     """Insert the rows (dicts) whose primary key is new; skip the others."""
     if not rows:
         return None
-    dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
-    statement = dialect.insert(table).on_conflict_do_nothing()
+    statement = insert_into(table, connection.dialect.name).on_conflict_do_nothing()
     return connection.execute(statement, [dict(row) for row in rows])
+
+
+def insert_into(table: Table, dialect: str) -> "postgresql.Insert | sqlite.Insert":
+    """Return the dialect's own INSERT, which has an ON CONFLICT. Imports that dialect alone."""
+    if dialect == "sqlite":
+        from sqlalchemy.dialects import sqlite
+
+        return sqlite.insert(table)
+    from sqlalchemy.dialects import postgresql
+
+    return postgresql.insert(table)
 
 
 def reason_of(error: BaseException) -> str:

@@ -5,10 +5,11 @@ import ipaddress
 import os
 import socket
 from collections.abc import Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-from aiohttp import AddrInfoType
+if TYPE_CHECKING:
+    from aiohttp import AddrInfoType
 
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -86,14 +87,14 @@ def _literal(host: str) -> IPAddress | None:
         return None
 
 
-def socket_maker(*, allow_private: bool) -> Callable[[AddrInfoType], socket.socket]:
+def socket_maker(*, allow_private: bool) -> "Callable[[AddrInfoType], socket.socket]":
     """Return the function that makes a connector's sockets.
 
     It sees the address that is about to be connected to, so neither a name that changes its address
     nor an unusual way to write one gets past it. It raises PrivateAddressError.
     """
 
-    def make(info: AddrInfoType) -> socket.socket:
+    def make(info: "AddrInfoType") -> socket.socket:
         family, kind, protocol, _, address = info
         if not allow_private and _is_private_peer(address):
             raise PrivateAddressError

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from gateway.settings.server_traits import ServerTraits
 from gateway.settings.tiers import UpstreamSettings
@@ -12,7 +13,9 @@ from gateway.upstream.dialects.base import Dialect
 from gateway.upstream.hedging import HedgeBudget
 from gateway.upstream.latency import LatencyEstimate
 from gateway.upstream.replicas import ReplicaSet
-from gateway.upstream.transport import Transport
+
+if TYPE_CHECKING:  # at run time it would import aiohttp, also where there are no upstream tiers
+    from gateway.upstream.transport import Transport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +26,7 @@ class TierParts:
     the server's tokenizer is not known.
     """
 
-    transport: Transport
+    transport: "Transport"
     dialect: Dialect
     replicas: ReplicaSet
     on_attempt: OnAttempt

@@ -4,11 +4,13 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from gateway.errors.tree import UpstreamError
 from gateway.upstream.replicas import Replica, ReplicaSet
-from gateway.upstream.transport import Transport
+
+if TYPE_CHECKING:  # at run time it would import aiohttp, also where there are no upstream tiers
+    from gateway.upstream.transport import Transport
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +27,7 @@ class Prober:
     def __init__(
         self,
         *,
-        transport: Transport,
+        transport: "Transport",
         replicas: ReplicaSet,
         headers: Mapping[str, str],
         path: str,

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import suppress
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from gateway.errors.tree import (
     DeadlineExceededError,
@@ -20,8 +20,10 @@ from gateway.upstream.dialects.base import ReportedError, is_refusal
 from gateway.upstream.parts import TierState
 from gateway.upstream.replicas import Lease, Replica
 from gateway.upstream.retry_after import asked_wait_s
-from gateway.upstream.transport import UpstreamResponse
 from gateway.upstream.upstream_usage import UpstreamUsage
+
+if TYPE_CHECKING:  # at run time it would import aiohttp, also where there are no upstream tiers
+    from gateway.upstream.response import UpstreamResponse
 
 DONE_CHUNK: Final = Chunk(raw=b"data: [DONE]\n\n", is_done=True)
 
@@ -216,7 +218,7 @@ class UpstreamRequest:
                 async for event in self._events:
                     self._record.meter.add(self._reader.read(event))
 
-    async def _post(self) -> UpstreamResponse:
+    async def _post(self) -> "UpstreamResponse":
         """Send it, and wait for the headers of a successful answer."""
         tier, call = self._tier, self._call
         url = self.replica.url + tier.parts.dialect.path(call.endpoint)
@@ -235,7 +237,7 @@ class UpstreamRequest:
             raise await self._complaint(response)
         return response
 
-    async def _complaint(self, response: UpstreamResponse) -> GatewayError:
+    async def _complaint(self, response: "UpstreamResponse") -> GatewayError:
         """Return the error for a status that is no success."""
         status = response.status
         if status == _LOOP_DETECTED:
@@ -268,7 +270,7 @@ class UpstreamRequest:
             retry_after_s=asked_wait_s(self._response.headers) if self._response else None,
         )
 
-    async def _read_head(self, response: UpstreamResponse) -> None:
+    async def _read_head(self, response: "UpstreamResponse") -> None:
         """Read until the first chunk with text, or the end of an answer without any."""
         clock = self._tier.parts.clock
         allowed_s = self._tier.settings.timeouts.first_token_s

@@ -6,7 +6,6 @@ of the whole.
 """
 
 import numpy as np
-from scipy.special import ndtr, stdtrit
 
 from gateway.experiments.statistics.mixture import (
     TUNED_FOR,
@@ -14,6 +13,7 @@ from gateway.experiments.statistics.mixture import (
     half_width,
     prior_requests,
 )
+from gateway.experiments.statistics.special import ndtr, stdtrit
 from gateway.experiments.totals import ArmTotals, MetricTotals, SketchName
 
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-from scipy.special import chdtrc, gammaln
 
 from gateway.experiments.statistics.clusters import design_effects
 from gateway.experiments.statistics.interval import finite
 from gateway.experiments.statistics.mixture import TUNED_FOR, FloatArray, prior_requests
+from gateway.experiments.statistics.special import chdtrc, gammaln
 
 MISMATCH_ALPHA: Final = 0.01
 """At or below this p-value the shares are reported as wrong."""

@@ -12,7 +12,8 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import betaln
+
+from gateway.experiments.statistics.special import betaln
 
 FloatArray = NDArray[np.float64]
 

@@ -46,6 +46,7 @@ def test_the_bundled_pair_is_read_alike(tier: str) -> None:
     assert ours.backend_tokenizer.to_str() == theirs.backend_tokenizer.to_str()
     assert ours.chat_template == theirs.chat_template
     assert (ours.bos_token_id, ours.eos_token_id) == (theirs.bos_token_id, theirs.eos_token_id)
+    assert type(ours.complete()) is type(theirs)
 
 
 @given(text=st.text(max_size=200))
@@ -97,8 +98,9 @@ def test_what_transformers_would_change_is_left_to_it(
     assert PlainTokenizer.find(folder) is None
 
 
-def test_other_files_are_left_to_transformers(folder: Path) -> None:
-    (folder / "special_tokens_map.json").write_text("{}")
+@pytest.mark.parametrize("name", ["special_tokens_map.json", "tekken.json"])
+def test_other_files_are_left_to_transformers(name: str, folder: Path) -> None:
+    (folder / name).write_text("{}")
     assert PlainTokenizer.find(folder) is None
 
 

@@ -1,0 +1,44 @@
+"""A start of the bundled pair loads no library that serves another configuration."""
+
+import subprocess
+import sys
+
+_GATEWAY = """
+import sys
+from gateway.settings.tree import load_settings
+from gateway.wiring.start import keep_torch_out
+settings = load_settings(environ={}, flags={"database_url": "sqlite:///" + sys.argv[1]})
+keep_torch_out()
+import gateway.wiring.serving
+from gateway.backends.absent import AbsentEngine
+from gateway.wiring.application import build_app
+from gateway.wiring.build import build_parts
+build_app(build_parts(settings, AbsentEngine()))
+print(*sys.modules)
+"""
+_ENGINE = """
+import sys
+from gateway.settings.tree import load_settings
+from gateway.wiring.build import build_engine
+flags = {"speculation.adaptive": False, "engine.device": "cpu", "engine.num_blocks": 64}
+engine = build_engine(load_settings(environ={}, flags=flags), lambda stage, fraction: None)
+print(*sys.modules)
+"""
+
+
+def _loaded(script: str, *arguments: str) -> set[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=True
+    )
+    return set(done.stdout.split())
+
+
+def test_the_gateway(tmp_path: object) -> None:
+    others = {"scipy", "sklearn", "aiohttp", "httpx", "transformers", "huggingface_hub", "redis"}
+    assert not _loaded(_GATEWAY, f"{tmp_path}/outrider.db") & others
+
+
+def test_the_engine() -> None:
+    loaded = _loaded(_ENGINE)
+    assert "xgrammar" in loaded
+    assert not loaded & {"transformers", "huggingface_hub", "fastapi", "sqlalchemy", "sklearn"}
