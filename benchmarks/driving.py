@@ -18,7 +18,9 @@ from draft.tree_drafter import TreeDrafter
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.events import Finished, RequestStats, TokensEmitted
-from engine.model.decoder import DecoderModel, DtypeName, ForwardOutput
+from engine.model.decoder import DtypeName, ForwardOutput
+from engine.model.load import load_model
+from engine.model.protocol import CausalModel
 from engine.passes.runner import ModelRunner
 from engine.passes.step_times import follow_step_times
 from engine.protocols import Verdict
@@ -36,7 +38,7 @@ BLOCK_SIZE = 16
 
 def load_runner(folder: Path, *, dtype: DtypeName, device: str, num_blocks: int) -> ModelRunner:
     """Load a model and give it a cache of `num_blocks` blocks."""
-    model = DecoderModel.load(str(folder), dtype=dtype, device=device)
+    model = load_model(str(folder), dtype=dtype, device=device)
     return ModelRunner(model=model, num_blocks=num_blocks, block_size=BLOCK_SIZE)
 
 
@@ -112,7 +114,7 @@ class ForwardCpu:
     def __init__(self) -> None:
         self.total_s = 0.0
 
-    def put_around(self, model: DecoderModel) -> None:
+    def put_around(self, model: CausalModel) -> None:
         """Count the model's passes from now on."""
         forward = model.forward
 

@@ -36,7 +36,9 @@ from engine.events import (
     TokensEmitted,
 )
 from engine.grammar.grammar import GrammarCompiler
-from engine.model.decoder import DecoderModel, DtypeName
+from engine.model.decoder import DtypeName
+from engine.model.load import load_model
+from engine.model.protocol import CausalModel
 from engine.passes.device_rows import DeviceRows
 from engine.passes.runner import ForwardSlice, ModelRunner, PassOutput
 from engine.protocols import Drafter, Proposal, Trees, Verdict, Verifier
@@ -56,8 +58,8 @@ PAIR_FOLDER = Path(__file__).parents[1] / "draft" / "pair"
 class Pair:
     """Two models and transformers' own of the same weights."""
 
-    large: DecoderModel
-    small: DecoderModel
+    large: CausalModel
+    small: CausalModel
     large_reference: PreTrainedModel
     small_reference: PreTrainedModel
 
@@ -66,8 +68,8 @@ class Pair:
 def shipped_pair(dtype: DtypeName = "float32") -> Pair:
     large, small = str(PAIR_FOLDER / "large"), str(PAIR_FOLDER / "small")
     return Pair(
-        large=DecoderModel.load(large, dtype=dtype),
-        small=DecoderModel.load(small, dtype=dtype),
+        large=load_model(large, dtype=dtype),
+        small=load_model(small, dtype=dtype),
         large_reference=_reference(large, dtype),
         small_reference=_reference(small, dtype),
     )
@@ -109,11 +111,11 @@ def tiny_pair(
     )
 
 
-def engine_model(reference: PreTrainedModel, device: torch.device | str = "cpu") -> DecoderModel:
+def engine_model(reference: PreTrainedModel, device: torch.device | str = "cpu") -> CausalModel:
     """The engine's model with the weights of a transformers one."""
     with tempfile.TemporaryDirectory() as folder:
         reference.save_pretrained(folder)
-        return DecoderModel.load(folder, dtype="float32", device=device)
+        return load_model(folder, dtype="float32", device=device)
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,8 @@ from transformers import (
     SmolLM3Config,
 )
 
+from tests.transformers_models import make_transformers_model
+
 _SHAPE: dict[str, Any] = {
     "vocab_size": 131,
     "hidden_size": 64,
@@ -197,16 +199,24 @@ HF_CONFIGS: dict[str, tuple[type[PretrainedConfig], dict[str, Any]]] = {
 
 # For tests of whole answers. Transformers changes longrope's frequencies as a sequence grows, the
 # engine does not, so their answers differ. Those that are slow have what others have as well.
-_LAW_QUICK = {"cohere2", "gemma2", "gpt-oss", "llama3", "qwen2-mixed-windows", "qwen2-moe", "qwen3"}
+_LAW_QUICK = {
+    *("cohere2", "gemma2", "gpt-oss", "gpt_neox"),
+    *("llama3", "qwen2-mixed-windows", "qwen2-moe", "qwen3"),
+}
+_THROUGH_TRANSFORMERS = ("deepseek_v3", "gpt_neox", "llama4_text", "phimoe", "starcoder2")
 LAW_ARCHITECTURES = [
     pytest.param(name, marks=[] if name in _LAW_QUICK else [pytest.mark.slow])
-    for name in sorted(HF_CONFIGS)
-    if name != "phi3-long"
+    for name in sorted({*HF_CONFIGS, *_THROUGH_TRANSFORMERS} - {"phi3-long"})
 ]
 
 
 def make_hf_model(name: str, *, seed: int = 0, **overrides: Any) -> PreTrainedModel:
-    """A model of `HF_CONFIGS` in float32 with random weights, norms and biases included."""
+    """A model of `HF_CONFIGS` in float32 with random weights, norms and biases included.
+
+    Other names are of transformers' model types.
+    """
+    if name not in HF_CONFIGS:
+        return make_transformers_model(name, seed=seed, **overrides)
     config_class, settings = HF_CONFIGS[name]
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(

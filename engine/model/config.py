@@ -84,6 +84,8 @@ class ModelConfig:
 
     model_id: str
     architecture: str
+    is_native: bool = True  # False: transformers' own modules run it
+    num_parameters: int | None = None  # None: follows from what is below
     hidden_size: int
     num_query_heads: int
     num_kv_heads: int

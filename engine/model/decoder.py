@@ -3,7 +3,7 @@
 import sys
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ from kernels.layers.row_invariant_ops import (
 from kernels.triton_support import uses_triton
 
 DtypeName = Literal["auto", "bfloat16", "float16", "float32"]
-_DTYPES = {
+DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
     "float32": torch.float32,
@@ -75,6 +75,8 @@ class DecoderModel:
     With `deterministic`, the bits of a token's logits depend neither on the rows that share its
     pass nor on where its keys lie.
     """
+
+    can_record: ClassVar[bool] = True  # as CUDA graphs
 
     def __init__(
         self,
@@ -150,21 +152,21 @@ class DecoderModel:
         folder = resolve_checkpoint(path_or_id)
         config = read_model_config(folder)
         name = config.dtype if dtype == "auto" else dtype
-        if name not in _DTYPES:
+        if name not in DTYPES:
             raise UnsupportedModelError(
-                f"{path_or_id}: dtype {name!r} is not one of {', '.join(_DTYPES)}."
+                f"{path_or_id}: dtype {name!r} is not one of {', '.join(DTYPES)}."
             )
         target = torch.device(device)
         with (
             torch.inference_mode(),
             CheckpointReader(
-                folder, dtype=_DTYPES[name], device=target, on_progress=on_progress
+                folder, dtype=DTYPES[name], device=target, on_progress=on_progress
             ) as reader,
         ):
             return cls(
                 config=config,
                 reader=reader,
-                dtype=_DTYPES[name],
+                dtype=DTYPES[name],
                 device=target,
                 deterministic=deterministic,
                 max_context=max_context,

@@ -28,8 +28,8 @@ _NAMED: Final[Mapping[str, tuple[type, ...]]] = {
     "eos_token_id": (int, list, type(None)),
 }
 _SUPPORTED: Final = (
-    f"Supported are {', '.join(FAMILIES)} with unquantised safetensors weights "
-    "(bfloat16, float16 or float32)."
+    f"Supported are {', '.join(FAMILIES)}, and through transformers most of its other decoders, "
+    "with unquantised safetensors weights (bfloat16, float16 or float32)."
 )
 _MODEL_TYPES: Final = {
     "LlamaForCausalLM": "llama",
@@ -46,6 +46,10 @@ def read_model_config(path_or_id: str | Path) -> ModelConfig:
     model_id = str(path_or_id)
     raw = _raw_config(model_id)
     _refuse_unsupported(model_id, raw)
+    if raw["architectures"][0] not in FAMILIES:
+        from engine.model.transformers_probe import describe_by_probe
+
+        return describe_by_probe(model_id, raw)
     config = SimpleNamespace(**raw) if _is_complete(raw) else _transformers_config(model_id)
     return describe(model_id, raw["architectures"][0], config)
 
@@ -114,10 +118,10 @@ def _raw_transformers_config(model_id: str) -> dict[str, Any]:
 
 def _refuse_unsupported(model_id: str, raw: dict[str, Any]) -> None:
     architectures = raw.get("architectures") or []
-    if not architectures or architectures[0] not in FAMILIES:
-        name = ", ".join(architectures) or f"of type {raw.get('model_type', 'unknown')}"
+    if not architectures:
         raise UnsupportedModelError(
-            f"{model_id} is {name}, which the engine cannot run. {_SUPPORTED}"
+            f"{model_id} is of type {raw.get('model_type', 'unknown')}, without architectures in "
+            f"config.json, which the engine cannot run. {_SUPPORTED}"
         )
     quantization = raw.get("quantization_config") or raw.get("compression_config")
     if quantization:

@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 
 from engine.model.config import ModelConfig
-from engine.model.decoder import DecoderModel
 from engine.model.kv_cache import KVCache
+from engine.model.protocol import CausalModel
 from engine.passes.step_buffers import PassLayout, StagedPass, StepBuffers, tree_rows
 from engine.passes.tile_plans import MAX_WORKSPACE_BYTES, TilePlanner, prepare_plan
 from kernels.attention.attention_tiles import MAX_SEQUENCES, TilePlan, TileShape
@@ -96,7 +96,7 @@ class PassGraphs:
     def __init__(
         self,
         *,
-        model: DecoderModel,
+        model: CausalModel,
         kv_cache: KVCache,
         buffers: StepBuffers,
         planner: TilePlanner,

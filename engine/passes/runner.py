@@ -8,8 +8,8 @@ from torch import Tensor
 
 from engine.cache.block_pool import BlockPool, root_hash
 from engine.cache.kv_view import KVView
-from engine.model.decoder import DecoderModel
 from engine.model.kv_cache import KVCache
+from engine.model.protocol import CausalModel
 from engine.passes.device_rows import DeviceRows
 from engine.passes.flat_rows import FlatRows, ForwardSlice
 from engine.passes.pass_clock import PassClock, PassTime, PassTimes
@@ -46,7 +46,7 @@ class ModelRunner:
     are launched one by one.
     """
 
-    model: DecoderModel
+    model: CausalModel
     num_blocks: int
     block_size: int = 16
     max_context: int | None = None
@@ -259,13 +259,14 @@ class ModelRunner:
     ) -> int:
         """Record the passes of up to `max_rows` rows; returns how many were.
 
-        Nothing is recorded where `cuda_graphs` is off, or where no Triton kernels run on CUDA.
+        Nothing is recorded where `cuda_graphs` is off, where no Triton kernels run on CUDA, or
+        where the model's passes cannot be.
         `capture`: how to record, where it is not to be a CUDA graph. The cache may hold anything,
         and nothing is written to it.
         """
         if capture is None:
             on_cuda = self.device.type == "cuda" and uses_triton(self.device)
-            if not (self.cuda_graphs and on_cuda):
+            if not (self.cuda_graphs and on_cuda and self.model.can_record):
                 return 0
             capture = CudaCapture(self.device)
         assert self.max_context is not None  # set when this was made

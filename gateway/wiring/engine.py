@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from draft.tree_drafter import TreeDrafter
     from engine.core import Engine
     from engine.grammar.grammar import GrammarCompiler
-    from engine.model.decoder import DecoderModel
+    from engine.model.protocol import CausalModel
     from engine.passes.runner import ModelRunner
     from engine.passes.step_times import CurveStore
 
@@ -59,15 +59,15 @@ def load_runners(settings: Settings, on_progress: LoadingCallback) -> "dict[Tier
         raise EngineError("No model is to be loaded here; name one with --large or --small.")
     import torch
 
-    from engine.model.decoder import DecoderModel
+    from engine.model.load import load_model
     from engine.passes.runner import ModelRunner
 
     options = settings.engine
     device = _pick_device(options.device)
     _check_modes(settings, device)
-    models: dict[Tier, DecoderModel] = {}
+    models: dict[Tier, CausalModel] = {}
     for tier, path in named_models(settings).items():
-        models[tier] = DecoderModel.load(
+        models[tier] = load_model(
             path,
             dtype=options.dtype,
             device=device,
@@ -299,7 +299,7 @@ def _check_modes(settings: Settings, device: "torch.device") -> None:
         )
 
 
-def _kv_dtype(settings: Settings, model: "DecoderModel") -> "torch.dtype":
+def _kv_dtype(settings: Settings, model: "CausalModel") -> "torch.dtype":
     """Return the data type of a model's KV cache."""
     import torch
 
@@ -307,7 +307,7 @@ def _kv_dtype(settings: Settings, model: "DecoderModel") -> "torch.dtype":
 
 
 def _num_blocks(
-    settings: Settings, models: "Mapping[Tier, DecoderModel]", device: "torch.device"
+    settings: Settings, models: "Mapping[Tier, CausalModel]", device: "torch.device"
 ) -> int:
     """Return the blocks of each tier's KV cache: equal counts, for both hold the same tokens.
 
@@ -353,13 +353,15 @@ def _num_blocks(
     return num_blocks
 
 
-def _graph_bytes(settings: Settings, models: "Mapping[Tier, DecoderModel]") -> int:
+def _graph_bytes(settings: Settings, models: "Mapping[Tier, CausalModel]") -> int:
     """Return the device memory to leave to CUDA graphs, recorded after the cache exists."""
     from engine.passes.pass_graphs import estimate_bytes
 
     if not settings.engine.cuda_graphs:
         return 0
-    return sum(estimate_bytes(model.config, model.dtype) for model in models.values())
+    return sum(
+        estimate_bytes(model.config, model.dtype) for model in models.values() if model.can_record
+    )
 
 
 def _build_drafter(

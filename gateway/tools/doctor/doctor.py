@@ -199,7 +199,8 @@ def _model(tier: str, path: str) -> Finding:
             detail=f"{path} holds no *.safetensors",
             advice="Download the checkpoint again, or convert it to safetensors.",
         )
-    detail = f"{config.architecture}, {weights / 2**20:,.1f} MiB, {config.dtype}, at {path}"
+    way = "" if config.is_native else " (through transformers)"
+    detail = f"{config.architecture}{way}, {weights / 2**20:,.1f} MiB, {config.dtype}, at {path}"
     return Finding(name=name, status="ok", detail=detail)
 
 

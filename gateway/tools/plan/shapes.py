@@ -54,6 +54,7 @@ class ModelSizes:
             num_idle = num_sparse * (num_experts - num_chosen) * expert
         if not config.tie_word_embeddings:
             num_parameters += embedding
+        num_parameters = config.num_parameters or num_parameters
         if kv_dtype == FP8:
             kv_bytes = 2 * config.num_kv_heads * (config.head_dim + _SCALE_BYTES)
         else:

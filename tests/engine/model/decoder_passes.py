@@ -4,9 +4,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
-from engine.model.decoder import DecoderModel, ForwardOutput
+from engine.model.decoder import ForwardOutput
 from engine.model.kv_cache import KVCache
+from engine.model.protocol import CausalModel
 from kernels.attention.paged_attention import AttentionBatch
 
 BLOCK_SIZE = 4
@@ -40,7 +42,7 @@ def tree_rows(nodes: Tensor, block_table: list[int], *, start: int, first: int =
 
 
 def run(
-    model: DecoderModel,
+    model: CausalModel,
     cache: KVCache,
     *sequences: Rows,
     rows: Tensor | None = None,
@@ -82,7 +84,7 @@ def run(
     )
 
 
-def new_cache(model: DecoderModel, dtype: torch.dtype | None = None) -> KVCache:
+def new_cache(model: CausalModel, dtype: torch.dtype | None = None) -> KVCache:
     return KVCache(
         model.config,
         num_blocks=NUM_BLOCKS,
@@ -111,3 +113,14 @@ def ancestors_of(node: int) -> list[int]:
     while PARENTS[path[0]] >= 0:
         path.insert(0, PARENTS[path[0]])
     return path
+
+
+def hf_logits(hf: PreTrainedModel, token_ids: Tensor) -> Tensor:
+    with torch.inference_mode():
+        logits: Tensor = hf(token_ids[None]).logits[0]
+    return logits
+
+
+def assert_equal_logits(ours: Tensor, theirs: Tensor) -> None:
+    assert ours.shape == theirs.shape
+    assert (ours - theirs).abs().max().item() < 1e-4

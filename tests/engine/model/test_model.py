@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from engine.errors import UnsupportedModelError
@@ -18,6 +17,8 @@ from tests.engine.model.decoder_passes import (
     PARENTS,
     Rows,
     ancestors_of,
+    assert_equal_logits,
+    hf_logits,
     make_table,
     make_tokens,
     new_cache,
@@ -25,18 +26,6 @@ from tests.engine.model.decoder_passes import (
     tree_rows,
 )
 from tests.models import HF_CONFIGS, save_hf_model
-
-
-def hf_logits(hf: PreTrainedModel, token_ids: Tensor) -> Tensor:
-    with torch.inference_mode():
-        logits: Tensor = hf(token_ids[None]).logits[0]
-    return logits
-
-
-def assert_equal_logits(ours: Tensor, theirs: Tensor) -> None:
-    assert ours.shape == theirs.shape
-    assert (ours - theirs).abs().max().item() < 1e-4
-
 
 # What they have, others of the quick set have as well.
 _SLOW = {

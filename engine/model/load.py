@@ -1,0 +1,69 @@
+"""Load a model: the engine's own decoder where it has a description, else transformers' modules."""
+
+import logging
+from pathlib import Path
+
+import torch
+
+from engine.errors import UnsupportedModelError
+from engine.model.decoder import DTYPES, DecoderModel, DtypeName
+from engine.model.protocol import CausalModel
+from engine.model.read_config import read_model_config
+from engine.model.weights import ProgressCallback, resolve_checkpoint
+
+log = logging.getLogger(__name__)
+
+
+def load_model(
+    path_or_id: str,
+    *,
+    dtype: DtypeName = "auto",
+    device: str | torch.device = "cpu",
+    deterministic: bool = False,
+    max_context: int | None = None,
+    on_progress: ProgressCallback | None = None,
+) -> CausalModel:
+    """Load a checkpoint from a local folder or, if there is none, from the hub.
+
+    Arguments as for `DecoderModel.load`. Raises UnsupportedModelError for what cannot run.
+    """
+    folder = resolve_checkpoint(path_or_id)
+    config = read_model_config(folder)
+    if config.is_native:
+        log.info("%s: %s, the engine's own decoder", path_or_id, config.architecture)
+        return DecoderModel.load(
+            path_or_id,
+            dtype=dtype,
+            device=device,
+            deterministic=deterministic,
+            max_context=max_context,
+            on_progress=on_progress,
+        )
+    if deterministic:
+        raise UnsupportedModelError(
+            f"{path_or_id} is {config.architecture}, which runs through transformers: its modules "
+            "round by the rows of a pass, so engine.deterministic cannot hold. Leave it off."
+        )
+    log.info("%s: %s, through transformers", path_or_id, config.architecture)
+    return _through_transformers(folder, path_or_id, dtype, torch.device(device), on_progress)
+
+
+def _through_transformers(
+    folder: Path,
+    path_or_id: str,
+    dtype: DtypeName,
+    device: torch.device,
+    on_progress: ProgressCallback | None,
+) -> CausalModel:
+    from engine.model.transformers_decoder import TransformersModel
+
+    config = read_model_config(folder)
+    name = config.dtype if dtype == "auto" else dtype
+    if name not in DTYPES:
+        raise UnsupportedModelError(
+            f"{path_or_id}: dtype {name!r} is not one of {', '.join(DTYPES)}."
+        )
+    model = TransformersModel.load(folder, config=config, dtype=DTYPES[name], device=device)
+    if on_progress is not None:
+        on_progress(model.weight_bytes, model.weight_bytes)
+    return model

@@ -1,0 +1,47 @@
+"""The parts of a causal model that the passes, the engine and the drafter use."""
+
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from engine.model.config import ModelConfig
+from engine.model.kv_cache import KVCache
+from kernels.attention.paged_attention import AttentionBatch, Plan
+
+if TYPE_CHECKING:
+    from engine.model.decoder import ForwardOutput
+
+
+class CausalModel(Protocol):
+    """Weights and forward pass over a paged KV cache that the caller owns.
+
+    `can_record`: its passes can be recorded as CUDA graphs.
+    """
+
+    can_record: ClassVar[bool]
+    config: ModelConfig
+    dtype: torch.dtype
+    device: torch.device
+    deterministic: bool
+    fingerprint: str
+    num_parameters: int
+    weight_bytes: int
+
+    def plan_attention(self, batch: AttentionBatch, *, block_size: int) -> Plan:
+        """Plan a pass for this model's heads, windows, dtype and device."""
+        ...
+
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        slot_mapping: Tensor,
+        attention: Plan,
+        kv_cache: KVCache,
+        logit_rows: Tensor | None,
+        *,
+        logits_out: Tensor | None = None,
+    ) -> "ForwardOutput":
+        """Run rows, write their keys and values, return the wanted rows' logits."""
+        ...

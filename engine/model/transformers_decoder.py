@@ -1,0 +1,355 @@
+"""Run a decoder of transformers over the paged KV cache: its own modules, the engine's attention.
+
+For architectures without a description of the engine's own. The rows of all sequences are one
+"sequence" of transformers', with positions of their own; attention alone knows which rows belong
+together, and it is the engine's: registered with transformers under a name that models are built
+with.
+"""
+
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from engine.errors import UnsupportedModelError
+from engine.model.checkpoint_files import read_object
+from engine.model.config import ModelConfig
+from engine.model.decoder import ForwardOutput
+from engine.model.fingerprint import checkpoint_fingerprint
+from engine.model.kv_cache import KVCache
+from engine.model.transformers_probe import (
+    is_tied,
+    quiet_transformers,
+    read_transformers_config,
+    rows_of_heads,
+)
+from kernels.attention.paged_attention import AttentionBatch, Plan, paged_attention, plan_attention
+from kernels.kv.write_kv import write_kv
+from kernels.layers.linear import Linear
+
+ATTENTION_NAME: Final = "outrider"
+_CHECKED_ROWS: Final = 7
+# Of the deviation of the logits: a pass may differ so much from transformers' own.
+_TOLERANCE: Final = {torch.float32: 0.01}
+_HALF_TOLERANCE: Final = 0.25
+
+
+@dataclass(slots=True, kw_only=True)
+class _Pass:
+    """What the layers of a pass share; `layer` counts them as they come."""
+
+    slot_mapping: Tensor
+    attention: Plan
+    kv_cache: KVCache
+    windows: tuple[int | None, ...]
+    layer: int = 0
+
+
+_pass: ContextVar[_Pass] = ContextVar("pass")
+
+
+class _PackedLinear(nn.Module):
+    """A product whose weight is held once, in the layout that is fastest."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self.weight = weight.new_empty(0)  # modules ask for its type and place
+        self.bias = bias
+        self._product = Linear(weight, bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [..., in_features] -> [..., out_features]."""
+        product: Tensor = self._product(x.reshape(-1, self.in_features))
+        return product.view(*x.shape[:-1], self.out_features)
+
+
+class TransformersModel:
+    """Weights and modules of a transformers model, and a pass over them.
+
+    Holds no state between passes. Not recorded as CUDA graphs: modules may wait for the device.
+    """
+
+    can_record: ClassVar[bool] = False
+
+    def __init__(
+        self, *, config: ModelConfig, model: PreTrainedModel, folder: Path, device: torch.device
+    ) -> None:
+        """Take over a loaded model; use `load`."""
+        self.config = config
+        self.deterministic = False
+        self.device = device
+        self.dtype = model.dtype
+        self.fingerprint = checkpoint_fingerprint(folder)
+        self.num_parameters = model.num_parameters()
+        self.weight_bytes = sum(each.nbytes for each in model.parameters())
+        head = model.get_output_embeddings()
+        assert isinstance(head, nn.Module)
+        self._keep_head = is_tied(model)
+        self._model = model
+        self._windows = tuple(layer.window for layer in config.layers)
+        _pack_linear_layers(model, kept=head if self._keep_head else None)
+        self._hidden: Tensor | None = None
+        packed_head = model.get_output_embeddings()
+        assert isinstance(packed_head, nn.Module)
+        packed_head.register_forward_pre_hook(self._note_hidden)
+
+    @classmethod
+    def load(
+        cls, folder: Path, *, config: ModelConfig, dtype: torch.dtype, device: torch.device
+    ) -> "TransformersModel":
+        """Read a checkpoint of a folder whose description is known.
+
+        Raises UnsupportedModelError for missing, misshapen or unexpected tensors, and where a pass
+        does not give what transformers gives.
+        """
+        with torch.inference_mode():
+            model = cls(
+                config=config,
+                model=_read(folder, dtype=dtype, device=device),
+                folder=folder,
+                device=device,
+            )
+            model._check()
+        return model
+
+    def plan_attention(self, batch: AttentionBatch, *, block_size: int) -> Plan:
+        """Plan a pass for this model's heads, windows, dtype and device."""
+        return plan_attention(
+            batch,
+            block_size=block_size,
+            num_query_heads=self.config.num_query_heads,
+            num_kv_heads=self.config.num_kv_heads,
+            head_dim=self.config.head_dim,
+            sliding_window=self.config.sliding_window,
+            has_full_layers=self.config.has_mixed_windows,
+            dtype=self.dtype,
+            device=self.device,
+        )
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        slot_mapping: Tensor,
+        attention: Plan,
+        kv_cache: KVCache,
+        logit_rows: Tensor | None,
+        *,
+        logits_out: Tensor | None = None,
+    ) -> ForwardOutput:
+        """Run n rows; arguments and result are those of `DecoderModel.forward`."""
+        here = _Pass(
+            slot_mapping=slot_mapping,
+            attention=attention,
+            kv_cache=kv_cache,
+            windows=self._windows,
+        )
+        token = _pass.set(here)
+        try:
+            logits, hidden = self._run(token_ids, positions, logit_rows)
+        finally:
+            _pass.reset(token)
+        assert here.layer == self.config.num_layers, "a layer did not attend"
+        logits = logits.float() if logits_out is None else logits_out.copy_(logits)
+        return ForwardOutput(logits=logits, hidden=hidden)
+
+    def _run(
+        self, token_ids: Tensor, positions: Tensor, logit_rows: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return logits and final hidden rows of the wanted rows."""
+        output = self._model(
+            input_ids=token_ids[None],
+            position_ids=positions[None],
+            use_cache=False,
+            logits_to_keep=0 if logit_rows is None else logit_rows,
+        )
+        hidden, self._hidden = self._hidden, None
+        assert hidden is not None
+        return output.logits[0], hidden[0]
+
+    def _note_hidden(self, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        self._hidden = inputs[0]
+
+    # ---- the check ------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        """Compare a pass of mixed sequences with transformers' own, once, with the real weights.
+
+        Raises UnsupportedModelError where they differ: a module looks past its own row, or takes
+        positions from the place of a row in the pass.
+        """
+        rows = min(_CHECKED_ROWS, self.config.max_position_embeddings)
+        token_ids = torch.arange(rows, device=self.device) * 7 % self.config.vocab_size
+        self._model.set_attn_implementation("eager")
+        try:
+            theirs = self._run(token_ids, torch.arange(rows, device=self.device), None)[0].float()
+        finally:
+            self._model.set_attn_implementation(ATTENTION_NAME)
+        error = (self._check_pass(token_ids) - theirs).abs().mean(-1).median()
+        tolerance = _TOLERANCE.get(self.dtype, _HALF_TOLERANCE) * theirs.std()
+        if not error <= tolerance:
+            raise UnsupportedModelError(
+                f"{self.config.model_id} is {self.config.architecture}, which the engine cannot "
+                "run: over the paged cache its logits are not those of transformers "
+                f"(they differ by {error:.3g}; at most {tolerance:.3g} is rounding)."
+            )
+
+    def _check_pass(self, token_ids: Tensor) -> Tensor:
+        """Return the logits of a sequence whose second half shares a pass with another's."""
+        rows = len(token_ids)
+        first = rows // 2
+        cache = KVCache(
+            self.config, num_blocks=2, block_size=rows, dtype=self.dtype, device=self.device
+        )
+
+        def run(other: int, begin: int, end: int) -> Tensor:
+            """Run rows begin to end of the sequence behind `other` rows of another one."""
+            lengths = [other, end - begin] if other else [end - begin]
+            places = [*range(other), *range(begin, end)]
+            batch = AttentionBatch(
+                query_indptr=[0, *torch.tensor(lengths).cumsum(0).tolist()],
+                kv_lens=[other, end] if other else [end],
+                block_tables=[[1], [0]] if other else [[0]],
+                tree_starts=[other, end] if other else [end],
+                ancestor_masks=[None] * len(lengths),
+            )
+            positions = torch.tensor(places, device=self.device)
+            slots = positions.clone()
+            slots[:other] += rows
+            tokens = token_ids[positions].clone()
+            tokens[:other] = (tokens[:other] + 11) % self.config.vocab_size
+            plan = self.plan_attention(batch, block_size=rows)
+            return self.forward(tokens, positions, slots, plan, cache, None).logits[other:]
+
+        return torch.cat([run(0, 0, first), run(2, first, rows)])
+
+
+# ---- attention ----------------------------------------------------------------------------------
+
+
+def _attend(  # noqa: PLR0913 - transformers' own arguments
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    sinks: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Attend as a layer of transformers asks: [1, heads, n, size] to [1, n, heads, size]."""
+    here = _pass.get()
+    layer, here.layer = here.layer, here.layer + 1
+    k_cache, v_cache = here.kv_cache.layers[layer]
+    k_scale, v_scale = here.kv_cache.layer_scales[layer]
+    size, value_dim = k_cache.shape[-1], value.shape[-1]
+    sinks = s_aux if sinks is None else sinks
+    if scaling is None:
+        scaling = query.shape[-1] ** -0.5
+    query, key, value = (_padded(rows_of_heads(each), size) for each in (query, key, value))
+    write_kv(key, value, k_cache, v_cache, here.slot_mapping, k_scale, v_scale)
+    plan = here.attention
+    if plan.full is not None and here.windows[layer] is None:
+        plan = plan.full
+    attended = paged_attention(
+        query,
+        k_cache,
+        v_cache,
+        plan,
+        scale=scaling,
+        k_scale=k_scale,
+        v_scale=v_scale,
+        softcap=softcap,
+        sinks=None if sinks is None else sinks.float().reshape(-1),
+    )
+    return attended[None, ..., :value_dim], None
+
+
+def _padded(rows: Tensor, size: int) -> Tensor:
+    """Rows of heads, contiguous, with zeros behind a head that is shorter than the cache's."""
+    if rows.shape[-1] < size:
+        return F.pad(rows, (0, size - rows.shape[-1]))
+    return rows.contiguous()
+
+
+# Without a mask function of this name, transformers makes no masks.
+AttentionInterface.register(ATTENTION_NAME, _attend)
+
+
+# ---- weights ------------------------------------------------------------------------------------
+
+
+def _read(folder: Path, *, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+    """Read the weights. Raises UnsupportedModelError unless they are what config.json describes."""
+    with quiet_transformers():
+        try:
+            read: Any = AutoModelForCausalLM.from_pretrained(
+                folder,
+                config=read_transformers_config(
+                    str(folder), read_object(folder / "config.json") or {}
+                ),
+                dtype=dtype,
+                attn_implementation=ATTENTION_NAME,
+                use_safetensors=True,
+                trust_remote_code=False,
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+            )
+            model, found = read
+        except (OSError, ValueError, RuntimeError, KeyError) as error:
+            raise UnsupportedModelError(
+                f"{folder} cannot be read: {str(error).splitlines()[0][:300]}"
+            ) from error
+    for kind in ("missing", "mismatched", "unexpected"):
+        names = sorted(str(_name(each)) for each in found.get(f"{kind}_keys", ()))
+        if names:
+            shown = ", ".join(names[:5]) + (" …" if len(names) > 5 else "")
+            raise UnsupportedModelError(
+                f"{folder}: {len(names)} {_KINDS[kind]} tensor(s), so config.json does not "
+                f"describe these weights: {shown}"
+            )
+    model.eval().to(device)
+    # It reads all token ids in every pass, which a GPU would have to wait for.
+    model.warn_if_padding_and_no_attention_mask = lambda *_: None
+    loaded: PreTrainedModel = model
+    return loaded
+
+
+_KINDS: Final = {"missing": "missing", "mismatched": "misshapen", "unexpected": "unexpected"}
+
+
+def _name(found: object) -> object:
+    return found[0] if isinstance(found, tuple) else found
+
+
+def _pack_linear_layers(model: PreTrainedModel, *, kept: nn.Module | None) -> None:
+    """Replace linear layers by packed ones, one by one, so that no weight is held twice for long.
+
+    kept: a head whose weight is the embedding table.
+    """
+    for parent in list(model.modules()):
+        for name, module in list(parent.named_children()):
+            if module is kept:
+                continue
+            if type(module) is nn.Linear:
+                packed = _PackedLinear(module.weight.data, _data(module.bias))
+            elif type(module) is Conv1D:
+                packed = _PackedLinear(module.weight.data.t().contiguous(), _data(module.bias))
+            else:
+                continue
+            setattr(parent, name, packed)
+
+
+def _data(bias: Tensor | None) -> Tensor | None:
+    return None if bias is None else bias.data
