@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from engine.model.load import load_model
 from engine.passes.runner import ModelRunner
 from engine.request import Tier
 from gateway.backends.in_process import InProcessEngineClient
@@ -18,7 +19,7 @@ from gateway.wiring.build import build_client, build_parts
 from gateway.wiring.engine import join, named_models
 from gateway.wiring.parts import GatewayParts
 from router.policy import RoutePolicy
-from tests.engines import shipped_pair
+from tests.engines import PAIR_FOLDER, shipped_pair
 from tests.gateway.conftest import serve, wait_for
 
 ENGINE = {
@@ -83,14 +84,15 @@ def gateway(
 
 def _runners(settings: Settings) -> dict[Tier, ModelRunner]:
     pair = shipped_pair("float32")
+    shipped = {str(PAIR_FOLDER / "large"): pair.large, str(PAIR_FOLDER / "small"): pair.small}
     return {
         tier: ModelRunner(
-            model=pair.large if tier == "large" else pair.small,
+            model=shipped.get(path) or load_model(path, dtype="float32"),
             num_blocks=settings.engine.num_blocks or _NUM_BLOCKS,
             block_size=settings.engine.block_size,
             prefix_caching=True,
         )
-        for tier in named_models(settings)
+        for tier, path in named_models(settings).items()
     }
 
 

@@ -1,0 +1,152 @@
+"""Pre-emption, escalation and cascades keep the law on other kinds of models, too.
+
+Mixtures of experts, sinks, soft-capped scores, and a model that runs through transformers.
+"""
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from draft.config import DraftConfig
+from engine.request import CascadeParams, EngineRequest
+from tests.engines import (
+    PAIR_FOLDER,
+    Answer,
+    Pair,
+    assert_idle,
+    make_engine,
+    make_request,
+    random_prompt,
+    serve,
+    step_once,
+    texts,
+    tiny_pair,
+)
+from tests.laws.gateways import Gateway, gateway
+from tests.laws.mixed import mixed_requests, plainly, total
+from tests.models import save_hf_model
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+HOLD_BACKS = (0, 1, 2, 3, 5, 8, 14, 19)
+FEWEST_BLOCKS = 38  # of 4 slots, for the longest request
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        "gpt_neox",
+        "qwen3-moe",
+        pytest.param("gemma2", marks=pytest.mark.slow),
+        pytest.param("gpt-oss", marks=pytest.mark.slow),
+    ],
+)
+def pair(request: pytest.FixtureRequest) -> Pair:
+    return tiny_pair(request.param, max_positions=256, drift=0.03)
+
+
+def test_preemption_and_cached_prefixes_do_not_matter(pair: Pair) -> None:
+    requests = mixed_requests()[::2]
+    engine = make_engine(
+        pair, block_size=4, large_blocks=FEWEST_BLOCKS, draft=DraftConfig(max_branching=4)
+    )
+    right = plainly(pair, requests)
+    for _ in range(2):  # the second time with prefixes from the cache
+        answers = serve(engine, requests)
+        assert texts(answers) == right
+    assert engine.stats().tiers["large"].num_preemptions > 0
+    assert_idle(engine)
+
+
+def escalating(number: int, *, tier: str = "small") -> EngineRequest:
+    options = {"temperature": 0.9, "seed": number} if number % 2 else {}
+    prompt = random_prompt(11 + 7 * number, seed=number)
+    return make_request(
+        str(number), prompt, tier=tier, may_escalate=tier == "small", max_tokens=20, **options
+    )
+
+
+def test_an_escalated_answer_is_the_large_models_own(pair: Pair) -> None:
+    engine = make_engine(pair)
+    requests = [escalating(number) for number in range(len(HOLD_BACKS))]
+    answers = {request.request_id: Answer() for request in requests}
+    for request in requests:
+        engine.submit(request)
+    while not all(answer.finished for answer in answers.values()):
+        for (name, answer), hold_back in zip(answers.items(), HOLD_BACKS, strict=True):
+            if not answer.switches and len(answer.token_ids) >= hold_back:
+                engine.switch_tier(name, "large")
+        step_once(engine, answers)
+    own = [escalating(number, tier="large") for number in range(len(HOLD_BACKS))]
+    assert texts(answers) == plainly(pair, own)
+    assert total(answers, "num_reused_tokens") > 0
+    assert_idle(engine)
+
+
+def test_a_cascade_is_the_same_without_drafting(pair: Pair) -> None:
+    requests = {
+        speculation: [
+            replace(request, cascade=CascadeParams(alpha=0.3))
+            for request in mixed_requests(speculation=speculation)[::2]
+        ]
+        for speculation in (True, False)
+    }
+    answers = serve(make_engine(pair), requests[True])
+    assert texts(answers) == texts(serve(make_engine(pair), requests[False]))
+    assert 0 < total(answers, "num_unratified_tokens") < total(answers, "num_output_tokens")
+
+
+# ---- over HTTP ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=["qwen3-moe", "gpt_neox"])
+def served(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Gateway]:
+    """A random large model with the shipped pair's tokenizer, small model and router."""
+    folder = tmp_path_factory.mktemp(request.param)
+    save_hf_model(request.param, folder, vocab_size=2048, max_position_embeddings=512)
+    for name in TOKENIZER_FILES:
+        shutil.copy(PAIR_FOLDER / "large" / name, folder)
+    flags = {
+        "models.large": str(folder),
+        "models.small": str(PAIR_FOLDER / "small"),
+        "models.router": str(PAIR_FOLDER / "router"),
+        "routing.force_router": True,
+    }
+    with gateway(flags) as running:
+        yield running
+
+
+def question(model: str, **options: object) -> dict[str, object]:
+    content = "What is 3 + 4?"
+    return {
+        "model": model,
+        "messages": [{"role": "user", "content": content}],
+        "max_tokens": 24,
+        "seed": 3,
+        **options,
+    }
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_such_a_large_model_is_served_drafted_for_and_routed_to(
+    served: Gateway, temperature: float
+) -> None:
+    ask = {"temperature": temperature}
+    large = served.ask(**question("large", **ask))
+    plain = served.ask(**question("large", **ask, outrider={"speculation": "off"}))
+    assert large.text == plain.text
+    assert large.num_tokens == plain.num_tokens
+    # A small model that is never sure enough hands over before the first token is sent.
+    escalated = served.ask(**question("auto", **ask, outrider={"threshold": 1.0}))
+    assert escalated.report["tier"] == "large"
+    assert escalated.text == large.text
+    assert (
+        served.ask(**question("auto", **ask, outrider={"threshold": 0.0})).report["tier"] == "small"
+    )
+    cascade = {"quality": {"cascade": 0.3}}
+    drafted = served.ask(**question("large", **ask, outrider=cascade))
+    undrafted = served.ask(**question("large", **ask, outrider={**cascade, "speculation": "off"}))
+    assert drafted.text == undrafted.text != large.text
