@@ -99,7 +99,7 @@ def _file_texts(path: Path) -> Iterator[tuple[str, list[dict[str, str]]]]:
     found = next((candidate for candidate in candidates if candidate.is_file()), None)
     if found is None:
         hint = "" if data else " (OUTRIDER_DATA is not set)"
-        raise SystemExit(f"--prompts {path}: there is no such file{hint}.")
+        raise SystemExit(f"--prompts {path}: no such file{hint}.")
     opener = gzip.open if found.suffix == ".gz" else open
     with opener(found, "rt", encoding="utf-8") as file:
         rows = [json.loads(line) for line in file if line.strip()]

@@ -68,7 +68,7 @@ def find_trace(named: Path) -> Path:
         if candidate.is_file():
             return candidate
     hint = "" if data else " (OUTRIDER_DATA is not set)"
-    raise SystemExit(f"--trace {named}: there is no such file{hint}; nothing was measured.")
+    raise SystemExit(f"--trace {named}: no such file{hint}; nothing was measured.")
 
 
 def read_trace(path: Path, *, first_s: float) -> list[Arrival]:

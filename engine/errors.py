@@ -20,8 +20,8 @@ class PromptTooLongError(EngineError):
     def __init__(self, *, num_tokens: int, max_tokens: int, max_context: int) -> None:
         super().__init__(
             f"This tier's context is {max_context} tokens, but the prompt has {num_tokens} and "
-            f"max_tokens asks for {max_tokens} ({num_tokens + max_tokens} together). "
-            "Shorten the prompt or lower max_tokens."
+            f"max_tokens is {max_tokens} ({num_tokens + max_tokens} together). Shorten the "
+            "prompt or lower max_tokens."
         )
         self.num_tokens = num_tokens
         self.max_tokens = max_tokens
@@ -103,8 +103,8 @@ class CrashSuspectError(EngineError):
 
     def __init__(self, *, retry_after_s: float) -> None:
         super().__init__(
-            "The engine stopped twice while a request with this prompt was in flight. This request "
-            "may be the cause, or was only there both times; it is not taken again for "
+            "The engine stopped twice while a request with this prompt was in flight. This "
+            "request may be the cause, or was only there both times; it is refused for "
             f"{retry_after_s:.0f} s. Change the request, or send it later."
         )
         self.retry_after_s = retry_after_s

@@ -22,7 +22,8 @@ COMMANDS: Final[Mapping[str, _Entry]] = {
     ),
     "chat": _Entry(
         "gateway.tools.console.chat_command",
-        "Ask a question; without one, talk. Tokens that the small model drafted are green.",
+        "Ask one question, or chat if none is given. Tokens that the small model drafted are "
+        "green.",
     ),
     "doctor": _Entry(
         "gateway.tools.doctor.command",
@@ -50,8 +51,8 @@ COMMANDS: Final[Mapping[str, _Entry]] = {
     ),
     "plan": _Entry(
         "gateway.tools.plan.command",
-        "How many users fit, how long they wait and what it costs: simulated from step times that "
-        "are measured here, or from a GPU's data sheet.",
+        "Plan capacity: users, latency and cost, simulated from step times that are measured on "
+        "this machine, or from a GPU's data sheet.",
     ),
     "router": _Entry(
         "gateway.tools.routers.commands",

@@ -80,9 +80,7 @@ class FixedPolicy:
         """The same route for every text; only the large tier is known to keep a quality."""
         del text
         if wishes.min_quality and self.tier == "small":
-            raise WishError(
-                f"the quality of the small model is not known here (router: {self.why})"
-            )
+            raise WishError(f"the quality of the small model is unknown (router: {self.why})")
         return Route(tier=self.tier, reason=f"router: {self.why}, {self.tier} answers all")
 
 
@@ -301,7 +299,8 @@ def pair_complaint(trained_for: str | None, small: str, large: str) -> str | Non
     if trained_for is None or not small or not large or trained_for == loaded:
         return None
     return (
-        f"the router was trained for another pair of models ({trained_for}, loaded are {loaded}), "
-        "so its estimates say nothing about these. Train one with `outrider router collect` and "
-        "`outrider router train`, or set routing.force_router = true to use it all the same."
+        f"the router was trained for another pair of models ({trained_for}, loaded are "
+        f"{loaded}), so its estimates do not apply to these. Train one with `outrider router "
+        "collect` and `outrider router train`, or set routing.force_router = true to use it "
+        "anyway."
     )

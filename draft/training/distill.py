@@ -167,7 +167,7 @@ def split_rows(
     if len(rows) < 2:
         raise DistillError(
             f"{len(rows)} usable sequence(s) are too few: one is held out to measure with, so at "
-            "least two are needed, and a drafter worth having wants thousands. Give more prompts."
+            "least two are needed, and a useful drafter needs thousands. Give more prompts."
         )
     order = list(range(len(rows)))
     random.Random(f"held out/{plan.seed}").shuffle(order)

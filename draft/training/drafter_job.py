@@ -118,7 +118,7 @@ def open_folder(job: DrafterJob, *, resume: bool) -> None:
     if job.out.is_dir() and any(job.out.iterdir()):
         if not resume:
             raise OutFolderError(
-                f"{job.out} is not empty. Name another folder, or go on with what was begun there: "
+                f"{job.out} is not empty. Name another folder, or resume the run in it with "
                 "--resume."
             )
         if not marker.is_file():
@@ -216,7 +216,7 @@ def _initial_model(job: DrafterJob, large: Path, tokenizer: Any) -> PreTrainedMo
     if difference is not None:
         raise DistillError(
             f"{job.small} has another tokenizer than {job.large} ({difference}). Start from one "
-            "with the same tokenizer, or from nothing: leave --small out."
+            "with the same tokenizer, or omit --small to start from random weights."
         )
     return load_model(small, torch.float32, torch.device("cpu"))
 

@@ -82,8 +82,8 @@ def render_prompts(rows: Sequence[PromptRow], tokenizer: Any) -> list[tuple[int,
             ids = tokenizer.encode(row.text)
         elif not tokenizer.chat_template:
             raise PromptDataError(
-                "The large model has no chat template, so it cannot be asked with `prompt` or "
-                "`messages`; give plain `text`."
+                "The large model has no chat template, so it cannot use `prompt` or `messages`; "
+                "give plain `text`."
             )
         else:
             messages = [{"role": role, "content": content} for role, content in row.messages]

@@ -119,7 +119,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         default=f"{os.cpu_count()} CPU cores, {platform.machine()}",
         help="the machine that the model card names",
     )
-    parser.add_argument("--card-notes", default="", help="what else the model card should say")
+    parser.add_argument("--card-notes", default="", help="further notes for the model card")
     parser.add_argument("--quick", action="store_true", help="a tiny pair in half a minute")
     arguments = parser.parse_args(argv)
     if arguments.quick:

@@ -39,7 +39,7 @@ def read_prompts(path: Path) -> list[PromptRow]:
     readers = {".csv": _csv_rows, ".jsonl": _jsonl_rows, ".ndjson": _jsonl_rows, ".txt": _lines}
     reader = readers.get(path.suffix.lower())
     if not path.is_file():
-        raise PromptDataError(f"{path}: there is no such file")
+        raise PromptDataError(f"{path}: no such file")
     if reader is None:
         raise PromptDataError(f"{path}: the name must end in one of {', '.join(SUFFIXES)}")
     try:

@@ -367,7 +367,7 @@ def _number(own: dict[str, Any], kind: str, place: str) -> dict[str, Any]:
     if kind == "integer":
         return _integer(own, place)
     if "multipleOf" in own:
-        raise _unsupported(place, "multipleOf of a number that is no integer")
+        raise _unsupported(place, "multipleOf of a number that is not an integer")
     low, high = own.get("minimum"), own.get("maximum")
     if low is not None and own.get("exclusiveMinimum", low - 1) >= low:
         del own["minimum"]
@@ -446,7 +446,7 @@ def _implied_types(schema: dict[str, Any], place: str) -> list[str] | str:
         return list(_OF_TYPE)
     kinds = [kind for kind, own in _OF_TYPE.items() if names <= {*own, "uniqueItems"}]
     if not kinds:
-        raise InvalidGrammarError(f"{place}: say which `type` has {', '.join(sorted(names))}")
+        raise InvalidGrammarError(f"{place}: set the `type` that has {', '.join(sorted(names))}")
     return "number" if "number" in kinds else kinds[0]
 
 

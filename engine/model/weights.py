@@ -94,7 +94,7 @@ class CheckpointReader:
         if tuple(stored.shape) != tuple(shape):
             raise UnsupportedModelError(
                 f"{self._folder}: the tensor {name} has the shape {list(stored.shape)}, but "
-                f"config.json asks for {list(shape)}."
+                f"config.json requires {list(shape)}."
             )
         if not stored.dtype.is_floating_point or stored.dtype.itemsize < 2:
             raise UnsupportedModelError(
@@ -162,7 +162,7 @@ def _locate_tensors(folder: Path) -> dict[str, str]:
         absent = sorted({name for name in file_of.values() if not (folder / name).is_file()})
         if absent:
             raise UnsupportedModelError(
-                f"{folder}: {index.name} names {', '.join(absent)}, which is not there."
+                f"{folder}: {index.name} names {', '.join(absent)}, which does not exist."
             )
         return file_of
     if single.is_file():

@@ -32,7 +32,11 @@ class TokenizePrompt(TokenizeFields):
     prompt: Annotated[str, Field(max_length=MAX_TOKENIZED_CHARS)]
     add_special_tokens: Annotated[
         bool | None,
-        Field(description="Absent and true: with what the tokenizer puts around a text (BOS)."),
+        Field(
+            description=(
+                "Absent and true: with the special tokens that the tokenizer adds to a text (BOS)."
+            )
+        ),
     ] = None
 
 

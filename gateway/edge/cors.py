@@ -65,7 +65,10 @@ class CorsPolicy:
         if not self._allows_all and origin not in self._origins:
             refusal = Problem(
                 status=HTTPStatus.FORBIDDEN,
-                message="Pages of this origin may not ask. Name it in http.cors.origins.",
+                message=(
+                    "Pages of this origin may not call the API. Add the origin to "
+                    "http.cors.origins."
+                ),
                 type=PERMISSION,
                 code="origin_not_allowed",
             )

@@ -86,8 +86,10 @@ class EdgeHeaders:
 
 _FOREIGN_HOST: Final = Problem(
     status=HTTPStatus.FORBIDDEN,
-    message="Without keys only this machine may ask, by the names localhost and 127.0.0.1. Create "
-    "a key (outrider keys create), or set keys.mode to off, to be asked by other names.",
+    message=(
+        "Without keys, only this machine may call the API, as localhost or 127.0.0.1. To allow "
+        "other host names, create a key (outrider keys create) or set keys.mode to off."
+    ),
     type=PERMISSION,
     code="host_not_allowed",
 )

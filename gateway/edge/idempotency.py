@@ -115,8 +115,8 @@ class IdempotentAnswers:
     def _check(self, key: str) -> None:
         if not self._max_bytes:
             raise BadRequestError(
-                "idempotency is switched off here: send no idempotency-key, or set "
-                "http.idempotency_max_bytes.",
+                "idempotency is switched off: send no idempotency-key, or set "
+                "http.idempotency_max_bytes above 0.",
                 param=HEADER,
             )
         if not _KEY.fullmatch(key):

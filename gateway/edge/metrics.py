@@ -24,7 +24,7 @@ class EdgeMetrics:
         )
         self._repeats = Counter(
             "outrider_idempotent_requests",
-            "Requests with an idempotency-key, by what became of them.",
+            "Requests with an idempotency-key, by outcome.",
             ["outcome"],
             registry=registry,
         )

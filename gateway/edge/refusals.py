@@ -58,10 +58,12 @@ BAD_FRAMING: Final = _bad(
 BAD_PATH: Final = EdgeRefusal(
     status=HTTPStatus.NOT_FOUND,
     code="invalid_path",
-    message="The path holds control characters, so there is nothing there.",
+    message="The path contains control characters; remove them.",
 )
 AMBIGUOUS: Final = _bad("repeated_header", "A header that may come once came several times.")
-WASTEFUL: Final = _bad("invalid_framing", "The body's chunks hold next to nothing but framing.")
+WASTEFUL: Final = _bad(
+    "invalid_framing", "The body's chunks are almost all framing; send larger chunks."
+)
 TOO_MANY_AT_ONCE: Final = _bad(
     "too_many_pipelined", "Too many requests were sent at once: wait for answers."
 )

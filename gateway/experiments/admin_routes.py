@@ -59,7 +59,7 @@ def _routes() -> tuple[AdminRoute, ...]:
             admin_operation(
                 "getExperiment",
                 ExperimentDetail,
-                "The experiment, its versions and what was done to it.",
+                "The experiment, its versions and its history.",
                 parameters=[_NAME],
             ),
         ),
@@ -110,7 +110,7 @@ def _routes() -> tuple[AdminRoute, ...]:
             admin_operation(
                 "reportExperiment",
                 ExperimentAnalysis,
-                "What may be said of it now.",
+                "The conclusions so far.",
                 parameters=[_NAME, _VERSION],
             ),
         ),

@@ -104,7 +104,7 @@ def unknown_arm(wanted: str, known: Sequence[str]) -> BadRequestError:
     named = ", ".join(known[:_MAX_NAMED]) or "none"
     more = f" and {len(known) - _MAX_NAMED} more" if len(known) > _MAX_NAMED else ""
     return BadRequestError(
-        f"{ARM_HEADER}: there is no arm {wanted[:_MAX_QUOTED_CHARS]!r}; there are: {named}{more}.",
+        f"{ARM_HEADER}: unknown arm {wanted[:_MAX_QUOTED_CHARS]!r}; available: {named}{more}.",
         param=ARM_HEADER,
         code="unknown_arm",
     )

@@ -93,10 +93,10 @@ FEEDBACK_MODELS: Final[tuple[type[BaseModel], ...]] = (
 _FAILURES: Final = {
     "400": "The body is malformed; `param` names the field.",
     "401": "No key, or none that is valid.",
-    "404": "This key has had no such answer lately.",
+    "404": "This key has no recent answer with this id.",
     "413": "The body is too large.",
     "415": "The body is not declared as application/json.",
-    "503": "The database cannot be asked now.",
+    "503": "The database is unavailable.",
 }
 
 

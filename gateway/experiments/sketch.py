@@ -129,7 +129,7 @@ class QuantileSketch:
 
     def _rank(self, q: float) -> int:
         if not 0.0 <= q <= 1.0:
-            raise ValueError(f"a quantile is asked for by a share from 0 to 1, not {q}")
+            raise ValueError(f"a quantile needs a share from 0 to 1, not {q}")
         return max(1, math.ceil(q * self.count))
 
     def _collapse(self) -> None:

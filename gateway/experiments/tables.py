@@ -18,7 +18,7 @@ def print_experiments(console: Console, records: Sequence[ExperimentRecord]) -> 
     """Print a row for each experiment."""
     if not records:
         console.print(
-            "There are no experiments yet. Make one: outrider experiment create NAME --arm ..."
+            "There are no experiments yet. Create one: outrider experiment create NAME --arm ..."
         )
         return
     table = _table("name", "version", "state", "share", "layer", "unit", "metric", "arms")

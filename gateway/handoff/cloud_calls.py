@@ -78,7 +78,7 @@ class CloudCalls:
         cost_usd = self._cost_usd(parsed)
         if cost_usd is None:
             return BadRequestError(
-                f"{param}: nobody knows what the {tier.name} tier costs; its operator sets "
+                f"{param}: the price of the {tier.name} tier is unknown; the operator can set "
                 f"tiers.{tier.name}.price.",
                 param=param,
             )

@@ -207,7 +207,8 @@ class FallbackChain:
                     raise
         except TimeoutError:
             raise UnavailableError(
-                f"The {place.name} models had not begun to answer when it was time to ask others."
+                f"The {place.name} models did not begin to answer in time for a fallback to "
+                "another tier."
             ) from None
 
 
@@ -245,7 +246,7 @@ def _after_failure(origin: RouteReason, place: PlaceName, error: Exception) -> R
         case InfeasibleObjectiveError():
             kind, why = "load", "the local models are too busy for its first token"
         case BadRequestError():
-            kind, why = "capability", "the upstream tier does not take such a request"
+            kind, why = "capability", "the upstream tier does not support this request"
         case RateLimitError() | BudgetError():
             kind, why = "load", "the key's limit for the upstream tier is used up"
         case _:

@@ -157,7 +157,7 @@ def read_segment(path: Path) -> Iterator[LedgerRow]:
         if magic != _MAGIC:
             # Killed before the first row: the header, or a part of it.
             if not _MAGIC.startswith(magic):
-                _set_aside(path, "it is no journal of this version")
+                _set_aside(path, "it is not a journal of this version")
             return
         for payload in _payloads(file):
             try:

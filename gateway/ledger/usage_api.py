@@ -29,13 +29,13 @@ _WORD: Final = {"type": "string", "minLength": 1, "maxLength": _MAX_WORD_CHARS}
 _PARAMETERS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "by": ("Group by this.", {"type": "string", "enum": list(_DIMENSIONS), "default": "tier"}),
     "since": (
-        "From when on: an age such as 7d, a date, or seconds since 1970.",
+        "Start: an age such as 7d, a date, or seconds since 1970.",
         {"type": "string", "pattern": PATTERN},
     ),
     "until": ("Until when; that moment is not in it.", {"type": "string", "pattern": PATTERN}),
     "key": ("Only this key's, by its id. Another's is for administrators.", _WORD),
     "team": ("Only this team's, by its id.", _WORD),
-    "tier": ("Only what this tier did.", _WORD),
+    "tier": ("Only rows of this tier.", _WORD),
     "model": ("Only requests for this model.", _WORD),
     "limit": (
         "Groups at most.",
@@ -50,7 +50,7 @@ _FAILURES: Final = {
     "401": "No key, or none that is valid.",
     "403": "The key may see its own usage only.",
     "404": "This gateway keeps no ledger.",
-    "503": "The ledger cannot be asked now.",
+    "503": "The ledger is unavailable.",
 }
 
 
@@ -78,7 +78,7 @@ USAGE_OPERATION: Final[dict[str, Any]] = {
         for name, (description, schema) in _PARAMETERS.items()
     ],
     "responses": {
-        "200": _response("What was used.", UsageReport.__name__),
+        "200": _response("Usage.", UsageReport.__name__),
         **{
             status: _response(
                 description, "ErrorResponse", *(_RETRY_HEADERS if status == "503" else ())
@@ -109,7 +109,7 @@ class UsageApi:
         question = read_question(dict(request.query_params), principal, self._wall_clock())
         if self._database is None:
             raise NotFoundError(
-                "This gateway has no ledger: its operator has to set database_url.",
+                "This gateway has no ledger; the operator can enable it with database_url.",
                 code="no_ledger",
             )
         async with self._turns:

@@ -316,7 +316,9 @@ class JournaledLedger:
                 finally:
                     orphan.release()
                 if num_rows:
-                    logger.info("stored what a process had left in its journal rows=%d", num_rows)
+                    logger.info(
+                        "stored rows from the journal of an earlier process rows=%d", num_rows
+                    )
         except OSError as error:  # not a reason to keep our own rows waiting
             logger.error("a journal that was left cannot be read error=%s", error)
         self._adopts_at_s = now_s + _ADOPTING_PAUSE_S

@@ -60,7 +60,7 @@ def refusal_error(
 def _never_fits(refusal: LimitRefusal) -> str:
     rule = refusal.rule
     if not rule.limit:
-        return f"{_limit(rule)} is 0: it allows nothing."
+        return f"{_limit(rule)} is 0: no request is allowed."
     message = (
         f"This request may take {_amount(refusal.wanted, rule.unit)}, and {_limit(rule, 'the')} "
         f"is {_amount(rule.limit, rule.unit)}: it can never be let in."

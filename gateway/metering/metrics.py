@@ -75,7 +75,7 @@ class GatewayMetrics:
             "router_decisions", "Which tier requests went to.", "tier", "reason"
         )
         self._cascade_decisions = self._counter(
-            "cascade_decisions", "What became of small answers that were watched.", "action", "tier"
+            "cascade_decisions", "Watched answers of the small model, by outcome.", "action", "tier"
         )
         self._cascade_hold_back = self._histogram(
             "cascade_hold_back_seconds", "From a held answer's first token on.", _FIRST_TOKEN_S

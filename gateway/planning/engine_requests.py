@@ -187,7 +187,7 @@ def _max_tokens(
             num_tokens=num_prompt_tokens, max_tokens=wanted, max_context=max_context
         )
     if min_tokens > wanted:
-        limited_by = "max_tokens" if limit else f"what the context of {max_context} leaves"
+        limited_by = "max_tokens" if limit else f"the rest of the context of {max_context}"
         raise BadRequestError(
             f"min_tokens: {min_tokens} is more than {limited_by} ({wanted}).", param="min_tokens"
         )

@@ -57,7 +57,7 @@ class PlacementPolicy:
         """
         cloud = settings.tier or next(iter(tiers), None)
         if cloud is not None and cloud not in tiers:
-            raise ValueError(f"handoff.tier: there is no tier {cloud!r}; set tiers.{cloud}.url")
+            raise ValueError(f"handoff.tier: unknown tier {cloud!r}; set tiers.{cloud}.url")
         policy: Policy
         if settings.policy == "auto":
             policy = "prefer_local" if local else "cloud_only"
@@ -220,7 +220,7 @@ def check_model(principal: Principal, name: str) -> None:
     if not principal.scopes.allows_model(name):
         allowed = ", ".join(sorted(principal.scopes.models or ())) or "no model"
         raise PermissionDeniedError(
-            f"This key may not ask for the model {name!r}; it may ask for {allowed}.",
+            f"This key may not use the model {name!r}; allowed: {allowed}.",
             param="model",
             code="model_not_allowed",
         )
@@ -283,6 +283,4 @@ def without_tier(
 
 
 def _denied(tier: str) -> PermissionDeniedError:
-    return PermissionDeniedError(
-        f"This key may not be answered by the {tier} tier.", code="tier_not_allowed"
-    )
+    return PermissionDeniedError(f"This key may not use the {tier} tier.", code="tier_not_allowed")

@@ -180,7 +180,7 @@ class TierChooser:
         if dialogue is not None and dialogue.is_tool_loop:
             if dialogue.tier is not None:
                 return self._in_tool_loop(dialogue, query, (small,), _Budget(affordable=(small,)))
-            reason = f"tool loop: {upstream}, nobody knows who made the calls"
+            reason = f"tool loop: {upstream}, the tier that made the calls is unknown"
             raise HandOffError(RouteReason(hand_off="quality", reason=reason, route_tier="small"))
         tokenizer = self.tokenizers[small.tier]
         wishes = replace(
@@ -251,7 +251,7 @@ class TierChooser:
                 query.options.max_cost_usd,
                 f"on the {tier} tier, whose tool calls it answers,",
             )
-        known = "made the calls" if dialogue.tier else "nobody knows who made the calls"
+        known = "made the calls" if dialogue.tier else "the tier that made the calls is unknown"
         return replace(self._choice(info, f"tool loop: {tier}, {known}"), sticky=dialogue.tier)
 
     def _within(self, query: TierQuery, route: Route, budget: _Budget) -> Route:
@@ -259,8 +259,8 @@ class TierChooser:
         (info,) = budget.affordable
         if query.options.min_quality and info.tier == "small":
             raise BadRequestError(
-                "outrider.min_quality: outrider.max_cost_usd leaves the small model only, and "
-                "nobody can promise its quality.",
+                "outrider.min_quality: outrider.max_cost_usd leaves only the small model, whose "
+                "quality cannot be guaranteed.",
                 param="outrider.min_quality",
             )
         if route.tier == info.tier:
@@ -279,7 +279,7 @@ class TierChooser:
         info = tiers.get(route.tier)
         if info is None and len(tiers) == 1:
             (info,) = affordable
-            reason = f"only the {info.tier} model is here; {route.reason}"
+            reason = f"only the {info.tier} model is loaded; {route.reason}"
             return self._choice(info, reason, replace(route, cascade=None, is_own=False))
         if info is None:
             raise TierUnavailableError(
@@ -287,7 +287,7 @@ class TierChooser:
             )
         other = next((info for info in affordable if info.tier != route.tier), None)
         if other is None:
-            alone = "" if route.cascade is None else ", unwatched as nobody else may answer"
+            alone = "" if route.cascade is None else ", not watched: no other tier may answer"
             return self._choice(info, route.reason + alone, replace(route, cascade=None))
         if not await _fits(query, info) and await _fits(query, other):
             reason = f"router: too long for the {info.tier} model's context"
@@ -373,8 +373,8 @@ def cascade_tier(candidates: Candidates, engine: EngineInfo) -> TierInfo:
     large = next((info for info in candidates if info.tier == "large"), None)
     if large is None:
         raise BadRequestError(
-            "outrider.quality: in a cascade the large model judges what the small one drafts; "
-            "the model must be auto or large.",
+            "outrider.quality: in a cascade the large model verifies the drafts of the small "
+            "one; set model to auto or large.",
             param="outrider.quality",
         )
     if not engine.speculation:

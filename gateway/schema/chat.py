@@ -110,8 +110,10 @@ class ChatRequest(GenerationFields):
     continue_final_message: Annotated[
         bool | None,
         Field(
-            description="vLLM's field; true: the answer goes on behind the last message, which is "
-            "the assistant's."
+            description=(
+                "vLLM's field; true: the answer continues the last message, which is the "
+                "assistant's."
+            )
         ),
     ] = None
     add_generation_prompt: Annotated[

@@ -88,7 +88,7 @@ One = Annotated[JsonValue, Harmless((None, 1))]
 Off = Annotated[JsonValue, Harmless((None, False))]
 Unstored = Annotated[
     JsonValue,
-    Harmless((None, False), "answers are not stored here, so none can be asked for later"),
+    Harmless((None, False), "answers are not stored, so they cannot be retrieved later"),
 ]
 
 
@@ -250,11 +250,12 @@ class GenerationFields(RequestModel):
         Field(description="Over prompt and answer; 1 is off."),
     ] = None
     logit_bias: Annotated[
-        LogitBias | None, Field(description="Token id, as a string, to what is added to its logit.")
+        LogitBias | None,
+        Field(description="Maps a token id, as a string, to the value added to its logit."),
     ] = None
     min_tokens: Annotated[
         Annotated[int, Field(ge=0, le=2**31 - 1), WHOLE] | None,
-        Field(description="Nothing ends an answer that has fewer; at most max_tokens."),
+        Field(description="An answer has at least this many tokens; at most max_tokens."),
     ] = None
     stop_token_ids: Annotated[
         Annotated[ListOf[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS)] | None,

@@ -20,7 +20,7 @@ MAX_PROMPTS = 16
 
 NoSuffix = Annotated[
     JsonValue,
-    Harmless((None, ""), "the models here cannot fill in text in front of a suffix"),
+    Harmless((None, ""), "the models cannot fill in text in front of a suffix"),
 ]
 PromptText = Annotated[str, Field(min_length=1)]
 TokenIds = Annotated[ListOf[TokenId], Field(min_length=1)]

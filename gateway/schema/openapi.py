@@ -47,10 +47,10 @@ _MODELS: Final[tuple[type[BaseModel], ...]] = (
     RouteReport,
 )
 _FAILURES: Final[Mapping[int, str]] = {
-    400: "The request is malformed, or asks for what is not supported; `param` names the field.",
+    400: "The request is malformed or not supported; `param` names the field.",
     401: "No key, or one that is not valid.",
     403: "The key is valid, but not for this.",
-    404: "No such model, or no such path.",
+    404: "Unknown model or path.",
     413: "The body is too large.",
     415: "The body is not declared as application/json.",
     422: "The idempotency-key was used for another body.",
@@ -83,14 +83,14 @@ _TIER_HEADER: Final = {
         "required": True,
     },
     "x-outrider-reason": {
-        "description": "Why that one: what the router said, then what the answer's watch said.",
+        "description": "Reason of the choice: the router's, then that of the answer's watch.",
         "schema": {"type": "string"},
         "required": True,
     },
 }
 _HAND_OFF_HEADERS: Final = {
     "x-outrider-hand-off": {
-        "description": "Why the answer is not from the tier that was asked first.",
+        "description": "Why the answer is not from the first tier.",
         "schema": {"type": "string", "enum": list(get_args(HandOffKind))},
     },
     "x-outrider-confidence": {

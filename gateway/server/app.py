@@ -165,7 +165,7 @@ def _add_routes(app: FastAPI, routes: Routes) -> None:
     for path in PLAYGROUND_PATHS:
         get(path, include_in_schema=False)(pages.playground)
     get(DASHBOARD_PATH, include_in_schema=False)(pages.dashboard)
-    figures = operation(Dashboard, "What has been going on.", operation_id="getDashboard")
+    figures = operation(Dashboard, "Figures of the dashboard.", operation_id="getDashboard")
     get("/v1/dashboard", openapi_extra=figures)(_with_principal(routes.dashboard.dashboard))
 
     _add_tenant_routes(app, routes)

@@ -226,8 +226,8 @@ def _check_weights(weights: dict[str, float]) -> None:
     if max(weights.values()) < 1 and abs(total - 1) > _SHARES_SUM_TOLERANCE:
         listed = ", ".join(f"{name} {weight:g}" for name, weight in weights.items())
         raise ValueError(
-            f"the arms' weights ({listed}) are shares that add up to {total:g}, not to 1; write "
-            "parts such as 1 and 1 instead if that is meant"
+            f"the arms' weights ({listed}) are shares that add up to {total:g}, not to 1; for "
+            "relative weights use numbers of at least 1, such as 1 and 1"
         )
     for name, weight in weights.items():
         if weight / total < 1e-3:

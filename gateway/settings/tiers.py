@@ -220,8 +220,8 @@ def tier_complaints(
             yield Complaint(("tiers", name), None, what)
     for section, wanted in (("handoff", handoff.tier), ("mirror", mirror.tier)):
         if wanted is not None and wanted not in tiers:
-            known = did_you_mean(wanted, list(tiers)) if tiers else "; none is set"
-            yield Complaint((section, "tier"), wanted, f"there is no such upstream tier{known}")
+            known = did_you_mean(wanted, list(tiers)) if tiers else "; available: none"
+            yield Complaint((section, "tier"), wanted, f"unknown upstream tier{known}")
     if mirror.share > 0 and mirror.tier is None:
         yield Complaint(("mirror", "share"), mirror.share, "name the tier in mirror.tier")
     yield from _handoff_complaints(handoff, has_local=models.is_any, has_tiers=bool(tiers))
@@ -245,10 +245,10 @@ _NO_TIER: Final = "there is no upstream tier; set one in [tiers.NAME] or with --
 def _name_complaint(name: str) -> str:
     """Return why a tier cannot have this name; empty if it can."""
     if name in RESERVED_NAMES:
-        return f"{name} means something else already; choose another name"
+        return f"{name} is a reserved name; choose another name"
     if not TIER_NAME.fullmatch(name):
         return (
-            "a name is 1 to 32 small letters, digits, - and _, and begins with a letter, because "
-            "requests ask for it as a model"
+            "a name is 1 to 32 lower-case letters, digits, - and _, and begins with a letter, "
+            "because requests use it as a model name"
         )
     return ""

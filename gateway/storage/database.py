@@ -37,7 +37,7 @@ class DatabaseError(StorageError):
     operator."""
 
     def __init__(self, detail: str) -> None:
-        super().__init__("The database cannot be asked now. Try again soon.")
+        super().__init__("The database is unavailable. Try again later.")
         self.detail = detail
 
 
@@ -105,7 +105,7 @@ class Database:
         except exc.SQLAlchemyError as error:
             if not _is_outage(error):
                 raise
-            detail = f"the database {self.name} cannot be asked: {reason_of(error)}"
+            detail = f"the database {self.name} is unavailable: {reason_of(error)}"
             raise DatabaseError(detail) from error
 
 

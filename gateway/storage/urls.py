@@ -75,8 +75,8 @@ def describe(url: URL) -> str:
 def _sqlite_url(url: URL) -> URL:
     if url.host or url.username or url.query:
         raise SettingsError(
-            "database_url: SQLite takes nothing but a file: sqlite:///FILE, with four "
-            "slashes for a full path"
+            "database_url: SQLite takes only a file: sqlite:///FILE, with four slashes for a "
+            "full path"
         )
     if not url.database or ":memory:" in url.database or url.database.startswith("file:"):
         raise SettingsError(

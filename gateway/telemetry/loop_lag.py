@@ -32,7 +32,7 @@ class LoopLag:
         self._sleep = sleep
         self._lag = Histogram(
             "outrider_event_loop_lag_seconds",
-            "By how much later than due the event loop runs what is due.",
+            "Delay between the due time of a callback and its run on the event loop.",
             buckets=_LAG_S,
             registry=registry,
         )

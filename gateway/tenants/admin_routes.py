@@ -24,14 +24,14 @@ Method = Literal["GET", "POST", "PATCH", "DELETE"]
 
 _FAILURES: Final[Mapping[int, str]] = {
     400: "The request is malformed; `param` names the field.",
-    401: "No key, or none that is known here.",
+    401: "Missing or unknown key.",
     403: "The key has not the admin scope.",
-    404: "There is no such key, team or experiment, or no database.",
+    404: "Unknown key, team or experiment, or no database.",
     409: "The name is taken, the key is revoked, or another experiment is in the way.",
     413: "The body is too large.",
     415: "The body is not declared as application/json.",
     429: "Too many wrong keys came from this address.",
-    503: "The database cannot be asked now.",
+    503: "The database is unavailable.",
 }
 _RETRY_HEADERS: Final = {
     name: {"schema": {"type": "string"}}

@@ -81,13 +81,13 @@ _MAX_CREDENTIAL_CHARS: Final = MAX_TOKEN_CHARS + 1
 """Longer ones are cut to this; none that long is valid, and each costs the same to hash."""
 _MALFORMED: Final[FailureReason] = "malformed"
 _HOW: Final = "Send the header authorization: Bearer KEY, or x-api-key: KEY."
-_NOT_KNOWN: Final = (f"This key is not known here. {_HOW}", "invalid_api_key")
+_NOT_KNOWN: Final = (f"Unknown key. {_HOW}", "invalid_api_key")
 _FAILURES: Final[Mapping[FailureReason, tuple[str, str]]] = {
-    "missing": (f"This needs a key. {_HOW}", "missing_api_key"),
+    "missing": (f"A key is required. {_HOW}", "missing_api_key"),
     "malformed": _NOT_KNOWN,
     "unknown": _NOT_KNOWN,
-    "expired": ("This key has expired. Ask for another.", "api_key_expired"),
-    "revoked": ("This key was revoked. Ask for another.", "api_key_revoked"),
+    "expired": ("This key has expired. Ask the operator for a new one.", "api_key_expired"),
+    "revoked": ("This key was revoked. Ask the operator for a new one.", "api_key_revoked"),
 }
 
 
@@ -253,8 +253,8 @@ class Authenticator:
             return AuthenticationError(message, code=code)
         wait_s = max(self._throttle.wait_s(peer), self._throttle.overall_wait_s)
         return RateLimitError(
-            "This key is not known here, and too many wrong keys came from this address. "
-            f"Send a valid key, or wait {max(1, round(wait_s))} s before trying another one.",
+            "Unknown key, and too many wrong keys came from this address. Send a valid key, or "
+            f"wait {max(1, round(wait_s))} s before trying another one.",
             retry_after_s=wait_s,
             code="too_many_wrong_keys",
         )

@@ -17,8 +17,8 @@ def listen_host(settings: Settings, has_keys: bool) -> tuple[str, str | None]:
         return host, f"keys.mode is off: every client that reaches {host} has full access"
     own = "::1" if ":" in host else "127.0.0.1"
     return own, (
-        f"there is no key, so only this machine may ask: listening on {own}, not on {host}. "
-        "Make a key with `outrider keys create --name NAME` and start again."
+        f"no key exists, so only this machine may call the API: listening on {own}, not on "
+        f"{host}. Create a key with `outrider keys create --name NAME` and restart."
     )
 
 

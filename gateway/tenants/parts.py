@@ -54,7 +54,9 @@ def build_key_parts(
     if token is not None and (warning := check_admin_token(token)) is not None:
         logger.warning("admin token may be weak advice=%s", warning)
     if database is None and settings.keys.mode == "required":
-        raise SettingsError('keys.mode is required, but database_url is "none": there are no keys')
+        raise SettingsError(
+            'keys.mode is required, but database_url is "none", so no key can exist'
+        )
     hasher = _hasher(settings, database)
     store = registry = None
     if database is not None:

@@ -78,7 +78,7 @@ def _arguments(call: ToolCallParam, param: str) -> dict[str, Any]:
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number")
+    raise ValueError(f"{name} is not a number")
 
 
 def write_out(

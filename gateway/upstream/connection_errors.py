@@ -44,11 +44,11 @@ def error_of(error: Exception, exchange: ExchangeLimits) -> UpstreamError:
     """Return a connection's failure as an UpstreamError that names the tier, not the host."""
     tls = _tls_words(error)
     if tls is not None:
-        return exchange.error("tls", f"cannot be asked over TLS: {tls}")
+        return exchange.error("tls", f"cannot be reached over TLS: {tls}")
     if isinstance(error, aiohttp.ClientConnectorError):
         return exchange.error("refused", _connect_words(error))
     if isinstance(error, aiohttp.InvalidURL):
-        return exchange.error("refused", "has a URL that cannot be asked; correct it")
+        return exchange.error("refused", "has an invalid URL; correct it")
     if isinstance(error, aiohttp.ClientResponseError):
         return _unreadable(error, exchange)
     if isinstance(error.__cause__, ContentEncodingError):
@@ -72,7 +72,7 @@ def _tls_words(error: Exception) -> str | None:
         if reason in _NO_TLS_REASONS:
             return _NO_TLS
         if "CERTIFICATE_REQUIRED" in reason:
-            return "the server asks for a certificate of ours, which it cannot be given"
+            return "the server requires a client certificate, which is not supported"
         return f"the handshake failed ({reason.lower().replace('_', ' ') or 'no reason given'})"
     return None
 

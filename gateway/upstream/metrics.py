@@ -70,11 +70,13 @@ class UpstreamMetrics:
         self._corrected = _counter(
             "upstream_usage_corrected", "Answers whose usage was told wrongly.", "tier"
         )
-        self._cost = _counter("upstream_cost_usd", "What requests cost.", "tier", "kind")
+        self._cost = _counter("upstream_cost_usd", "Cost of requests.", "tier", "kind")
         self._hand_offs = _counter(
             "handoffs", "Requests that went to another tier.", "kind", "from_tier", "to_tier"
         )
-        self._degraded = _counter("degraded", "Local answers for want of an upstream tier.")
+        self._degraded = _counter(
+            "degraded", ("Local answers because no upstream tier was available.")
+        )
         self._mirrored = _counter("mirror_copies", "Copies of requests.", "tier", "outcome")
         self._health = _HealthCollector()
         if registry is not None:

@@ -205,7 +205,7 @@ class Opening:
         deadline_s = self._call.deadline_s
         if deadline_s is not None and self._tier.parts.clock() >= deadline_s:
             raise DeadlineExceededError(
-                f"The request's deadline passed before the {self._tier.name} tier was asked."
+                f"The deadline passed before the request was sent to the {self._tier.name} tier."
             )
 
     def _pick(self) -> Replica:

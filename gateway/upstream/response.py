@@ -141,7 +141,7 @@ class UpstreamResponse:
         if kind.partition(";")[0].strip().lower() != _EVENT_STREAM:
             raise self._exchange.error(
                 "content_type",
-                f"was asked for a stream of events and sent {kind[:64] or 'no content type'!r}",
+                f"answered a request for an event stream with {kind[:64] or 'no content type'!r}",
                 status=self.status,
             )
 

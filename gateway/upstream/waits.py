@@ -61,7 +61,7 @@ class ExchangeLimits:
 
     def given_up(self) -> UpstreamError:
         """Return the error for an exchange ended from here."""
-        return self.error("reset", "is not asked any more, as the gateway shuts down")
+        return self.error("reset", "gets no more requests, because the gateway is shutting down")
 
     def too_slow(self, failure: FailureKind) -> UpstreamError:
         """Return the error for one of the four time limits."""

@@ -56,7 +56,7 @@ def default_num_threads(weight_bytes: int) -> int:
 def load_runners(settings: Settings, on_progress: LoadingCallback) -> "dict[Tier, ModelRunner]":
     """Load the models, each with its KV cache. Raises EngineError."""
     if not settings.models.is_any:
-        raise EngineError("No model is to be loaded here; name one with --large or --small.")
+        raise EngineError("No model is configured; name one with --large or --small.")
     import torch
 
     from engine.model.load import load_model

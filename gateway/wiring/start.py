@@ -94,6 +94,6 @@ def check_models(settings: Settings) -> None:
     for tier, path in named_models(settings).items():
         if is_missing_folder(path):
             raise SettingsError(
-                f"models.{tier} = {path!r}: there is no such folder. Name one with a checkpoint, "
-                "or a Hugging Face id such as Qwen/Qwen3-0.6B."
+                f"models.{tier} = {path!r}: no such folder. Name one with a checkpoint, or a "
+                "Hugging Face id such as Qwen/Qwen3-0.6B."
             )

@@ -179,7 +179,7 @@ def tier_complaints(
         except ValueError as error:
             yield f"{where}.url: {error}"
     if options.tokenizer is not None and is_missing_folder(options.tokenizer):
-        yield f"{where}.tokenizer = {options.tokenizer!r}: there is no such folder"
+        yield f"{where}.tokenizer = {options.tokenizer!r}: no such folder"
 
 
 def _key_complaint(options: UpstreamSettings, environ: Mapping[str, str]) -> str | None:

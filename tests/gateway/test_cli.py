@@ -96,7 +96,7 @@ def test_config_init_writes_a_file_once(empty_folder: Path) -> None:
         (("serve", "--tier", "a.b=http://x"), "write it as --tier cloud=https://host/v1"),
         (("serve", "--tier", "=http://x"), "write it as --tier cloud=https://host/v1"),
         (("serve", "--tier", "cloud=x"), "'x' is not a URL; write it like https://host/v1"),
-        (("serve", "--tier", "auto=http://x"), "tiers.auto: auto means something else already"),
+        (("serve", "--tier", "auto=http://x"), "tiers.auto: auto is a reserved name"),
         (("doctor", "--tier", "cloud=x"), "'x' is not a URL; write it like https://host/v1"),
         (("serve", "--large", "none", "--small", "none"), "(--tier cloud=https://host/v1)"),
     ],

@@ -287,7 +287,7 @@ class MessagesRequest(PromptFields):
 
     max_tokens: Annotated[
         PositiveCount,
-        Field(description="Where the context leaves less, the answer ends there."),
+        Field(description="The answer ends earlier if the context has no room for more."),
     ]
     stop_sequences: Annotated[ListOf[StopString], Field(max_length=MAX_STOPS)] | None = None
     stream: bool | None = None

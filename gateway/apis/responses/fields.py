@@ -6,7 +6,7 @@ from pydantic import JsonValue, WithJsonSchema
 
 from gateway.schema.common import Harmless, Label
 
-_STATELESS: Final = "responses are not stored here: send the whole conversation as `input`"
+_STATELESS: Final = "responses are not stored: send the whole conversation as `input`"
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
@@ -17,7 +17,7 @@ NotInBackground = Annotated[
 ]
 NotTruncated = Annotated[
     JsonValue,
-    Harmless((None, "disabled"), "nothing is cut off a conversation that is too long"),
+    Harmless((None, "disabled"), "a conversation that is too long is refused, not shortened"),
 ]
 NotKnown = Annotated[JsonValue, Harmless(why="this is not supported")]
 ElsewhereOnly = Annotated[

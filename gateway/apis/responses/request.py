@@ -294,7 +294,8 @@ class ResponsesRequest(RequestModel):
     tool_choice: ResponseToolChoice | None = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: Annotated[
-        PositiveCount | None, Field(description="Of tools that the server runs; there are none.")
+        PositiveCount | None,
+        Field(description="Bounds calls of server-side tools; there are none."),
     ] = None
     include: ListOf[Includable] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS), WHOLE] | None = None

@@ -173,6 +173,6 @@ def _mismatch_text(mismatch: Mismatch) -> str:
         for count, share in zip(mismatch.observed, mismatch.expected_shares, strict=True)
     )
     return (
-        f"The arms are not as large as their weights say ({told}; p = {mismatch.p_value:.1g}): "
-        "find out why before believing any difference."
+        f"The sizes of the arms do not match their weights ({told}; p = {mismatch.p_value:.1g}): "
+        "find the cause before you trust any difference."
     )

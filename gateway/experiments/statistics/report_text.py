@@ -73,7 +73,7 @@ def print_report(analysis: Analysis, console: Console) -> None:
             markup=False,
         )
     else:
-        console.print("Sample ratio: not tested, as weights follow what is seen.")
+        console.print("Sample ratio: not tested, because weights follow the results.")
 
 
 def print_check(check: SelfCheck, console: Console) -> None:

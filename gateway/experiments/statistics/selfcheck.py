@@ -63,8 +63,8 @@ class SelfCheck:
         """Return the result in a sentence or two."""
         if self.mismatch is not None and self.mismatch.is_mismatch:
             return (
-                f"Not sound: the arms are not as large as their weights say "
-                f"(p = {self.mismatch.p_value:.1g})."
+                "Not sound: the sizes of the arms do not match their weights (p = "
+                f"{self.mismatch.p_value:.1g})."
             )
         if not self._rates:
             return f"Too little data to check: an arm needs {_MIN_REQUESTS} requests of many units."

@@ -31,7 +31,7 @@ def print_keys(
 ) -> None:
     """A row a key."""
     if not keys:
-        console.print("There are no keys yet. Make one: outrider keys create --name NAME")
+        console.print("There are no keys yet. Create one: outrider keys create --name NAME")
         return
     table = _table("id", "name", "team", "status", "may", "limits", "expires", "labels")
     for key in keys:
@@ -53,7 +53,7 @@ def print_keys(
 def print_teams(console: Console, teams: Sequence[TeamRecord]) -> None:
     """A row a team."""
     if not teams:
-        console.print("There are no teams. Make one: outrider keys team create --name NAME")
+        console.print("There are no teams. Create one: outrider keys team create --name NAME")
         return
     table = _table("id", "name", "limits", "weight", "labels")
     for team in teams:

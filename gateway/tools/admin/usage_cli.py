@@ -104,7 +104,7 @@ def _print(report: "UsageReport") -> None:
 
     console = make_console()
     if not report.totals.attempts:
-        console.print("nothing was used")
+        console.print("no usage")
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column(report.by)
@@ -153,7 +153,7 @@ def _savings_line(saved: "SavingsReport") -> str:
     from rich.markup import escape
 
     if saved.saved_share is None:
-        return f"nothing saved: {escape(saved.tier)} would have answered for nothing"
+        return f"nothing saved: {escape(saved.tier)} would have cost nothing"
     word = "saved" if saved.saved_usd >= 0 else "lost"
     return (
         f"{word} {_usd(abs(saved.saved_usd))} ({abs(saved.saved_share):.1%}): had "

@@ -230,7 +230,7 @@ def _read_pieces(raw: RawAnswer, reading: _Reading, is_stream: bool) -> None:
             else:
                 reading.take(arrived_s, _read(data))
     except msgspec.DecodeError as error:
-        raw.fail("garbage", f"an event is no chunk of a chat completion: {error}")
+        raw.fail("garbage", f"an event is not a chunk of a chat completion: {error}")
 
 
 def _events(pieces: Sequence[tuple[float, bytes]]) -> list[tuple[float, bytes]]:
@@ -255,7 +255,7 @@ def _judge(raw: RawAnswer, reading: _Reading, is_stream: bool) -> None:
     elif is_stream and not reading.is_done and reading.finish_reason is None:
         raw.fail("broken", "the stream ended before the answer did")
     elif not is_stream and reading.finish_reason is None and not reading.token_times:
-        raw.fail("garbage", "the body is no chat completion")
+        raw.fail("garbage", "the body is not a chat completion")
     elif not reading.token_times and not counted:
         raw.fail("empty", "the answer has no token")
 

@@ -123,7 +123,7 @@ class BenchClient:
         except aiohttp.ConnectionTimeoutError:
             raw.fail("unreachable", f"no connection within {self.target.connect_s:g} s")
         except aiohttp.SocketTimeoutError:
-            raw.fail("stall", f"nothing came for {self.target.stall_s:g} s")
+            raw.fail("stall", f"no data for {self.target.stall_s:g} s")
         except TimeoutError:
             raw.fail("timeout", f"no whole answer within {self.target.timeout_s:g} s")
         except aiohttp.ClientConnectorError as error:
@@ -133,7 +133,7 @@ class BenchClient:
         except aiohttp.ClientError as error:
             raw.fail("garbage", self._safe(f"{type(error).__name__}: {error}"))
         except ValueError as error:
-            raw.fail("garbage", self._safe(f"what came is no HTTP: {error}"))
+            raw.fail("garbage", self._safe(f"the answer is not HTTP: {error}"))
         raw.ended_s = raw.ended_s or self._clock()
         return raw
 
@@ -150,10 +150,10 @@ class BenchClient:
                 return
             kind = response.content_type
             if self.target.is_stream and kind != "text/event-stream":
-                raw.fail("garbage", f"asked for a stream and got {kind}; is --no-stream meant?")
+                raw.fail("garbage", f"requested a stream and got {kind}; try --no-stream")
                 return
             if not self.target.is_stream and kind != "application/json":
-                raw.fail("garbage", f"asked for JSON and got {kind}")
+                raw.fail("garbage", f"requested JSON and got {kind}")
                 return
             await self._take(response.content, raw)
 
@@ -190,7 +190,7 @@ class BenchClient:
         elif response.status >= 500:
             raw.fail("server_error", text)
         else:
-            raw.fail("garbage", f"{response.status} is no answer; is the URL right?")
+            raw.fail("garbage", f"{response.status} is not a valid answer; check the URL")
 
     async def get(self, path: str) -> tuple[int, bytes]:
         """Status and body of `path` below the base URL. Raises TargetError without an answer."""
@@ -203,8 +203,8 @@ class BenchClient:
         except (aiohttp.ClientError, OSError, ValueError) as error:
             reason = self._safe(str(error)) or type(error).__name__
             raise TargetError(
-                f"nothing answers at {self.target.shown_url} ({reason}); start it, or leave --url "
-                "out to measure a gateway of this run's own"
+                f"no server answers at {self.target.shown_url} ({reason}); start it, or omit "
+                "--url to measure a gateway started for this run"
             ) from None
 
     def _safe(self, text: str) -> str:

@@ -194,5 +194,5 @@ def _told_in_words() -> Iterator[None]:
         ):
             yield
     except KeyboardInterrupt:
-        complain("stopped; nothing was kept")
+        complain("stopped; no result was kept")
         raise typer.Exit(_EXIT_STOPPED) from None

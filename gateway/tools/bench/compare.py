@@ -376,8 +376,8 @@ def _notes(
     others = [condition.name for condition in conditions if not condition.is_subject]
     if others:
         notes.append(
-            f"The runs were not made under the same conditions ({', '.join(others)}): what differs "
-            "between them need not come from what was compared."
+            f"The runs were made under different conditions ({', '.join(others)}), which may "
+            "explain the differences."
         )
     if first.objectives != second.objectives:
         notes.append("Their objectives differ, so attainment and goodput are not compared.")
@@ -438,7 +438,7 @@ def print_comparison(console: Console, comparison: RunComparison) -> None:
 
 
 def _print_conditions(console: Console, comparison: RunComparison) -> None:
-    table = Table(title="What was not the same", title_justify="left", box=SIMPLE_HEAD)
+    table = Table(title="Different conditions", title_justify="left", box=SIMPLE_HEAD)
     for name in ("", comparison.first_label, comparison.second_label):
         table.add_column(Text(name), overflow="fold")
     for condition in comparison.conditions:

@@ -26,7 +26,7 @@ def parse_fields(texts: Sequence[str]) -> dict[str, Any]:
         if not separator or not all(names):
             raise FieldError(f"{text!r} is not a field; write NAME=VALUE, as in temperature=0.7")
         if names[0] in _OURS:
-            raise FieldError(f"{names[0]} is set by the benchmark itself; there is a flag for it")
+            raise FieldError(f"{names[0]} is set by the benchmark itself; use its flag")
         _put(fields, names, _value(value), text)
     return fields
 

@@ -93,7 +93,9 @@ def bench(  # noqa: PLR0913 - a flag each
     ] = None,
     context: Annotated[
         int | None,
-        typer.Option(min=32, help="Scale a trace's lengths into it; otherwise as the target says."),
+        typer.Option(
+            min=32, help="Context to scale a trace's lengths into; default: the target's."
+        ),
     ] = None,
     length_scale: Annotated[
         float | None, typer.Option(min=1e-6, help="Factor to scale lengths by.")
@@ -121,10 +123,10 @@ def bench(  # noqa: PLR0913 - a flag each
         bool, typer.Option("--search", help="Find the highest rate that meets --slo.")
     ] = False,
     target_attainment: Annotated[
-        float, typer.Option(min=0.01, max=1.0, help="The share that has to meet it.")
+        float, typer.Option(min=0.01, max=1.0, help="Share of requests that must meet --slo.")
     ] = 0.9,
     fail_below: Annotated[
-        float | None, typer.Option(min=0.0, max=1.0, help="Exit 3 when a smaller share meets it.")
+        float | None, typer.Option(min=0.0, max=1.0, help="Exit 3 if a smaller share meets --slo.")
     ] = None,
     price: Annotated[
         str | None,
@@ -136,12 +138,19 @@ def bench(  # noqa: PLR0913 - a flag each
     salt: Annotated[
         str,
         typer.Option(
-            help="Of made-up texts: the same salt makes the same, which a prefix cache may know."
+            help=(
+                "Salt of generated texts: the same salt gives the same texts, which a prefix "
+                "cache may hold."
+            )
         ),
     ] = "",
     commit: Annotated[str | None, typer.Option(help="Text to store in the result.")] = None,
     serve: Annotated[
-        str, typer.Option(metavar="FLAGS", help='Of the own gateway, as in "--device cuda".')
+        str,
+        typer.Option(
+            metavar="FLAGS",
+            help=('Flags of the gateway that this run starts, as in "--device cuda".'),
+        ),
     ] = "",
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON.")

@@ -138,7 +138,7 @@ def comparison_section(first: BenchResult, second: BenchResult, comparison: RunC
             '<div class="plots">',
             *comparison_figures(first, second, comparison),
             "</div>",
-            "<h2>What was not the same</h2>",
+            "<h2>Different conditions</h2>",
             different_table(comparison),
         ]
     )

@@ -20,12 +20,12 @@ from gateway.tools.bench.results import (
 _ERROR_WORDS: Final[Mapping[str, str]] = {
     "unreachable": "no connection",
     "timeout": "no whole answer in time",
-    "stall": "nothing came for too long",
+    "stall": "no data for too long",
     "rate_limited": "too many requests (status 429)",
     "refused": "refused (another status of 4xx)",
     "server_error": "an error of the server",
     "broken": "the connection ended before the answer",
-    "garbage": "not what an OpenAI-compatible server sends",
+    "garbage": "not an OpenAI-compatible answer",
     "empty": "an answer without a token",
     "unfinished": "the run was over before",
 }
@@ -178,7 +178,7 @@ def comparison_table(comparison: RunComparison) -> str:
 def different_table(comparison: RunComparison) -> str:
     """Return a table of the conditions that differ between the two runs."""
     if not comparison.conditions:
-        return "<p>Nothing that was recorded.</p>"
+        return "<p>No recorded condition differs.</p>"
     rows = [[one.name, one.first, one.second] for one in comparison.conditions]
     return table(["", comparison.first_label, comparison.second_label], rows, name="conditions")
 

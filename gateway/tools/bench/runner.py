@@ -192,8 +192,8 @@ class Session:
             notes.append("some answers had no usage: their tokens are events with text")
         if held := summary.schedule.num_held:
             notes.append(
-                f"{held} requests waited here, since {plan.load.max_in_flight} were in flight "
-                "(--max-in-flight); their waiting is in the latencies"
+                f"{held} requests waited because {plan.load.max_in_flight} were in flight "
+                "(--max-in-flight); their wait is part of the latencies"
             )
         return Meta(
             url=plan.target.shown_url,

@@ -110,8 +110,8 @@ async def _card(client: BenchClient) -> _Card:
     if not cards:
         if wanted is None:
             raise TargetError(
-                f"{client.target.shown_url} lists no models (status {status}); say which one to "
-                "ask with --model, and see whether the URL is that of an OpenAI-compatible server"
+                f"{client.target.shown_url} lists no models (status {status}); name one with "
+                "--model, and check that the URL is that of an OpenAI-compatible server"
             )
         return _Card(model=wanted, notes=("the target does not list its models",))
     names = [card["id"] for card in cards]

@@ -108,7 +108,10 @@ def _ordered(path: Path, rows: Sequence[TraceRow], *, num_bad: int) -> Trace:
     if num_unsorted := sum(later.at_s < earlier.at_s for earlier, later in pairs):
         notes.append(f"the trace is not in the order of time at {num_unsorted} lines: sorted")
     if num_silent := sum(row.num_completion_tokens == 0 for row in rows):
-        notes.append(f"{num_silent} requests of the trace have no answer: asked for one token")
+        notes.append(
+            f"{num_silent} requests of the trace have an empty answer; one token is requested "
+            "instead"
+        )
     in_order = sorted(rows, key=lambda row: row.at_s)
     begin_s = in_order[0].at_s
     gap_s = max(

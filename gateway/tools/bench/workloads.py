@@ -204,8 +204,8 @@ class Workload:
             wanted_s = (len(rows) - 1) / extent.rate_per_s
             if span_s == 0.0 and len(rows) > 1:
                 raise WorkloadError(
-                    f"{trace.name}: its first {len(rows)} requests come at the same moment, which "
-                    "no rate can stretch; ask for more of them (--num-requests, --duration)"
+                    f"{trace.name}: its first {len(rows)} requests arrive at the same moment, so "
+                    "their rate cannot be scaled; use more of them (--num-requests, --duration)"
                 )
             stretch = wanted_s / span_s if span_s else 1.0
             rows = [replace(row, at_s=row.at_s * stretch) for row in rows]

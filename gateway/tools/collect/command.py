@@ -87,7 +87,7 @@ def collect(  # noqa: PLR0913 - a flag each
     num_threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
 ) -> None:
     """Label prompts with the answers of both models; the help is `COLLECT_HELP`."""
-    with user_errors(failed=_FIXABLE, interrupted="the same command goes on where it was"):
+    with user_errors(failed=_FIXABLE, interrupted="run the same command again to continue"):
         settings = load_settings(
             config_file=config,
             flags={

@@ -98,7 +98,7 @@ def read_questions(
     if path.suffix.lower() not in (".jsonl", ".ndjson"):
         raise CollectError(f"{path}: must end in .jsonl, one JSON object a line")
     if not path.is_file():
-        raise CollectError(f"{path}: there is no such file")
+        raise CollectError(f"{path}: no such file")
     found: dict[str, CollectQuestion] = {}
     try:
         with path.open(encoding="utf-8-sig") as file:

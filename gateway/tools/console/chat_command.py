@@ -24,7 +24,7 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 
 _CHAT_HELP = """
-Ask a question; without one, talk. Tokens that the small model drafted are green.
+Ask one question, or chat if none is given. Tokens that the small model drafted are green.
 
 Uses the gateway at --url if one answers there, else starts an engine of its own for this chat.
 

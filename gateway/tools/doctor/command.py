@@ -30,7 +30,7 @@ def doctor(  # noqa: PLR0913 - a flag each
     large: LargeOption = None,
     small: Small = None,
     device: DeviceOption = None,
-    port: Annotated[int | None, typer.Option(help="Port that has to be free.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port that must be free.")] = None,
     tiers: Tiers = None,
     assignments: Assignments = None,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,

@@ -221,7 +221,8 @@ def _tokenizers(settings: Settings) -> Finding:
         return Finding(name=name, status="ok", detail=detail)
     if options.allow_vocab_mismatch:
         advice = (
-            "Drafts go through the tokens that both have; a drafter of one's own guesses better."
+            "Drafts use the tokens that both models have; a drafter trained for the large model "
+            "is accepted more often."
         )
         return Finding(name=name, status="warning", detail=difference, advice=advice)
     return Finding(name=name, status="failed", detail=difference, advice=MISMATCH_ADVICE)

@@ -112,7 +112,7 @@ def train(  # noqa: PLR0913 - a flag each
         float | None, typer.Option(min=1e-7, help="Peak; by default by size and start.")
     ] = None,
     seed: TrainingSeed = 0,
-    resume: Annotated[bool, typer.Option("--resume", help="Resume what was begun in OUT.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in OUT.")] = False,
     config: EngineConfigFile = None,
     device: DeviceOption = None,
     dtype: DtypeOption = None,

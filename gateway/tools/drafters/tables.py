@@ -33,7 +33,7 @@ def print_tuning(report: "TuneReport") -> None:
     """A row for everything that was tried, the best ones in green."""
     console = make_console()
     table = Table(
-        title="Limits of a tree (≤: sized by what passes cost)",
+        title="Limits of a tree (≤: sized by the cost of passes)",
         title_justify="left",
         box=SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
@@ -63,4 +63,4 @@ def print_tuning(report: "TuneReport") -> None:
         )
     console.print(table)
     if report.gain <= 1.0:
-        console.print("Drafting does not pay here: the settings file turns it off.")
+        console.print("Drafting does not pay off on this machine: the settings file turns it off.")

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 
 PLAN_HELP: Final = """
-How many users fit, how long they wait and what it costs: simulated from step times that are
-measured here, or from a GPU's data sheet.
+Plan capacity: users, latency and cost, simulated from step times that are measured on this
+machine, or from a GPU's data sheet.
 
 [bold]Examples[/bold]
 
@@ -44,8 +44,8 @@ def plan(  # noqa: PLR0913 - a flag each
     ] = "here",
     large: Annotated[str | None, typer.Option(help="Folder or Hugging Face id.")] = None,
     small: Annotated[str | None, typer.Option(help="The same for the small model.")] = None,
-    prompt_tokens: Annotated[float, typer.Option(min=1, help="Of a prompt, in the mean.")] = 300,
-    answer_tokens: Annotated[float, typer.Option(min=1, help="Of an answer, in the mean.")] = 120,
+    prompt_tokens: Annotated[float, typer.Option(min=1, help="Mean tokens of a prompt.")] = 300,
+    answer_tokens: Annotated[float, typer.Option(min=1, help="Mean tokens of an answer.")] = 120,
     trace: Annotated[
         Path | None, typer.Option(help="Take lengths from a trace (Azure, Mooncake) instead.")
     ] = None,
@@ -53,30 +53,33 @@ def plan(  # noqa: PLR0913 - a flag each
         str, typer.Option(help="ttft_ms=…,inter_token_ms=…")
     ] = "ttft_ms=1000,inter_token_ms=100",
     target_attainment: Annotated[
-        float, typer.Option(min=0.01, max=1.0, help="Share of requests that is to attain it.")
+        float, typer.Option(min=0.01, max=1.0, help="Share of requests that must meet --slo.")
     ] = 0.9,
     small_share: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="Share of answers that the small model gives.")
     ] = 0.5,
     acceptance: Annotated[
         float | None,
-        typer.Option(min=0.0, max=0.99, help="Chance that a guess is right; unset: measured."),
+        typer.Option(
+            min=0.0, max=0.99, help="Acceptance rate of drafted tokens; default: measured."
+        ),
     ] = None,
     usd_per_hour: Annotated[
-        float | None, typer.Option(min=0.0, help="What the device costs.")
+        float | None, typer.Option(min=0.0, help="Price of the device an hour, in USD.")
     ] = None,
     window: Annotated[
-        int | None, typer.Option(min=1, help="What if an answer kept at most so many tokens of KV.")
+        int | None,
+        typer.Option(min=1, help="Assume that an answer keeps at most this many tokens of KV."),
     ] = None,
     check: Annotated[
-        Path | None, typer.Option(help="A run of `outrider bench --json` to be compared with.")
+        Path | None, typer.Option(help="Result of `outrider bench --json` to compare with.")
     ] = None,
     overhead_ms: Annotated[
         float,
-        typer.Option(min=0.0, help="With --check: between client and engine, on the first token."),
+        typer.Option(min=0.0, help="With --check: time between client and engine, once a request."),
     ] = 3.0,
     json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write it for programs; - for the terminal.")
+        Path | None, typer.Option("--json", help="Write the plan as JSON; - for standard output.")
     ] = None,
     assignments: Annotated[
         list[str] | None, typer.Option("--set", help="SECTION.NAME=VALUE, any setting.")

@@ -71,8 +71,8 @@ def _here(settings: Settings, acceptance: float | None, on_progress: LoadingCall
     notes = ["Step times and the host's part were measured just now, with the machine as it is."]
     if speculation is not None and acceptance is None:
         notes.append(
-            f"Of the small model's first guesses {speculation.acceptance:.0%} were right, for the "
-            "prompts that come with Outrider; --acceptance says it for yours."
+            f"{speculation.acceptance:.0%} of the small model's first drafted tokens were "
+            "accepted on the prompts that come with Outrider; set --acceptance for your own."
         )
     return Ground(
         device=f"this machine ({found.device})",
@@ -111,8 +111,8 @@ def _by_data_sheet(name: str, settings: Settings, acceptance: float | None) -> G
         )
         if acceptance is None:
             notes.append(
-                f"Guesses are taken to be right with a chance of {_ASSUMED_ACCEPTANCE:g}; measure "
-                "it (`outrider bench` shows the acceptance) and say --acceptance."
+                f"The acceptance rate is assumed to be {_ASSUMED_ACCEPTANCE:g}; measure it "
+                "(`outrider bench` shows it) and set --acceptance."
             )
     return Ground(
         device=name,
@@ -142,9 +142,9 @@ def compose(found: Ground, wanted: Wanted, settings: Settings) -> CapacityPlan:
         notes.append(f"Lengths were cut to the models' context of {found.max_context} tokens.")
     if wanted.window is not None:
         notes.append(
-            f"Window of {wanted.window} tokens: what would be if an answer kept no more KV. The "
-            "models would no longer see what lies before it, so answers would change; the engine "
-            "does so only for models that were trained with a window."
+            f"Window of {wanted.window} tokens: assumes that an answer keeps no more KV. The "
+            "models would not see earlier tokens, so answers would change; the engine does this "
+            "only for models that were trained with a window."
         )
     compared = (
         compare(variants[-1].system, wanted.measured, overhead_s=wanted.overhead_s)

@@ -269,7 +269,7 @@ def calibrate_command(  # noqa: PLR0913 - a flag each
 _REPORT_HELP = """
 One HTML page about a router: figures, curves, calibration, and where it is wrong.
 
-The page needs nothing else, works offline and on a phone. It shows prompts of the data.
+The page is self-contained, and works offline and on a phone. It shows prompts from the data.
 
 [bold]Examples[/bold]
 

@@ -53,7 +53,7 @@ Quality = Annotated[
     typer.Option(help="Target: at least this share of the large model's accuracy, cheaply."),
 ]
 MaxCost = Annotated[
-    float | None, typer.Option(help="Target: at most so many USD a request, in the mean.")
+    float | None, typer.Option(help="Target: largest mean cost of a request, in USD.")
 ]
 SmallPrice = Annotated[
     str | None,
@@ -138,8 +138,8 @@ def target_of(
         )
     if max_cost is not None and prices is None:
         raise CalibrationError(
-            "--max-cost needs what tokens cost: give --small-price and --large-price, as in "
-            "0.05/0.2 (USD per million tokens of prompt/answer), or set routing.prices"
+            "--max-cost needs prices: give --small-price and --large-price, as in 0.05/0.2 (USD "
+            "per million tokens of prompt/answer), or set routing.prices"
         )
     return CalibrationTarget(
         recovered_gap=None if given else recovered_gap,
@@ -214,8 +214,8 @@ def wary_notes(
     ]
     if missing:
         notes.append(
-            f"the data have no {' and no '.join(missing)}, so neither eval nor calibrate can tell "
-            "what the stages that need them decide"
+            f"the data have no {' and no '.join(missing)}, so eval and calibrate cannot judge "
+            "the stages that need them"
         )
     if data.num_duplicates:
         notes.append(f"{data.num_duplicates} rows repeat a prompt of another row")

@@ -46,9 +46,9 @@ def draw_plots(report: RouterReport, rows: StageRows, folder: Path) -> list[Path
     """Write cost_quality.png, calibration.png and qualities.png; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     figures = {
-        "cost_quality.png": (cost_quality_figure(report), "What answers are worth, at what share"),
-        "calibration.png": (calibration_figure(report), "Does it know how good it is?"),
-        "qualities.png": (quality_figure(rows, report.setting), "Qualities and where it cuts"),
+        "cost_quality.png": (cost_quality_figure(report), "Accuracy by the large model's share"),
+        "calibration.png": (calibration_figure(report), "Calibration"),
+        "qualities.png": (quality_figure(rows, report.setting), "Predicted quality and cuts"),
     }
     paths = []
     for name, (figure, title) in figures.items():
@@ -138,7 +138,7 @@ def calibration_figure(report: RouterReport) -> Figure:
     low, high = min(values), max(values)
     margin = 0.06 * max(high - low, 0.1)
     ends = (low - margin, high + margin)
-    axes.plot(ends, ends, color=COLORS["soft"], ls=":", lw=1.4, label="as good as it says")
+    axes.plot(ends, ends, color=COLORS["soft"], ls=":", lw=1.4, label="perfectly calibrated")
     for stage, entry in report.stages.items():
         axes.errorbar(
             [one.expected for one in entry.bins],

@@ -192,7 +192,7 @@ def training_lines(scorer: RouterScorer) -> list[str]:
     )
     lines.append(f"  {setting_text(chosen, calibration.stage)}")
     if scorer.threshold == 0.0:
-        lines.append("  note: the large model adds nothing here, so none is ever asked")
+        lines.append("  note: the large model adds nothing on these data, so it is never used")
     return lines
 
 

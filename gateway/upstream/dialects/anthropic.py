@@ -66,7 +66,7 @@ class AnthropicDialect:
         """Return the path: there is only one for messages."""
         if endpoint != "chat":
             raise BadRequestError(
-                f"The {self._tier} tier answers chats only; ask /v1/chat/completions.",
+                f"The {self._tier} tier answers chats only; use /v1/chat/completions.",
                 param="model",
             )
         return "/messages"
@@ -96,7 +96,7 @@ class AnthropicDialect:
         try:
             message = _read_message(body)
         except (ValueError, RecursionError):
-            raise garbage(self._tier, "something that is no message") from None
+            raise garbage(self._tier, "something that is not a message") from None
         if message.error != _NULL:
             raise reported_error(self._tier, message.error)
         if message.content is None:

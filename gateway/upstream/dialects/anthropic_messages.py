@@ -188,7 +188,7 @@ def _parts(
         fields = _object(here, part)
         kind = fields.get("type")
         if not isinstance(kind, str) or kind not in kinds:
-            _refuse(f"{here}.type", f"{kind!r} is not supported here")
+            _refuse(f"{here}.type", f"{kind!r} is not supported")
         block = kinds[kind](here, fields)
         if block is not None:
             yield block | _cache_control(fields)

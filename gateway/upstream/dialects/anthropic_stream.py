@@ -141,7 +141,7 @@ class AnthropicChunkReader:
         try:
             told = _read_event(data)
         except (ValueError, RecursionError):
-            raise garbage(self._tier, "something that is no event") from None
+            raise garbage(self._tier, "something that is not an event") from None
         match told.type:
             case "content_block_delta":
                 return self._read_delta(told.delta or _Delta())

@@ -314,7 +314,7 @@ def _unreadable(tier: str, data: bytes) -> UpstreamError:
         return reported(tier, document["error"])
     if document is None:
         return garbage(tier, "something that is not JSON")
-    return garbage(tier, "JSON that is no answer")
+    return garbage(tier, "JSON that is not an answer")
 
 
 def _decoded(data: bytes) -> Any:

@@ -419,7 +419,7 @@ def test_a_start_with_another_tokenizer_is_refused(
     vocabulary[names[20]], vocabulary[names[21]] = vocabulary[names[21]], vocabulary[names[20]]
     (start / "tokenizer.json").write_text(json.dumps(document))
     wrong = replace(job, small=str(start), num_layers=None, hidden_size=None)
-    with pytest.raises(DistillError, match=r"another tokenizer.*leave --small out"):
+    with pytest.raises(DistillError, match=r"another tokenizer.*omit --small"):
         train_drafter(wrong, load)
     assert not job.out.exists()
 

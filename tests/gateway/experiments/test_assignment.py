@@ -212,11 +212,11 @@ def test_the_header_forces_an_arm_of_any_experiment_and_is_measured_as_nobodys()
 @pytest.mark.parametrize("wanted", ["drafts", "drafts/none", "", "x" * 10_000, "é/\x00"])
 def test_an_unknown_forced_arm_is_refused_and_the_known_are_named(wanted: str) -> None:
     subject = user(1, headers={"x-outrider-arm": wanted})
-    with pytest.raises(BadRequestError, match="there are: drafts/control, drafts/deep") as caught:
+    with pytest.raises(BadRequestError, match="available: drafts/control, drafts/deep") as caught:
         assigner(record()).assign(subject)
     assert len(str(caught.value)) < 400
     assert caught.value.param == "x-outrider-arm"
-    with pytest.raises(BadRequestError, match="there are: none"):
+    with pytest.raises(BadRequestError, match="available: none"):
         NobodyAssigner().assign(subject)
 
 

@@ -217,7 +217,7 @@ def test_other_tenants_experiments_can_neither_be_seen_nor_forced(opened: Open) 
         for wanted in ("secret/on", "secret/off"):
             refused = made.world.chat(headers={"x-outrider-arm": wanted})
             assert refused.status_code == 400
-            assert "there are: none" in refused.json()["error"]["message"]
+            assert "available: none" in refused.json()["error"]["message"]
         boss = made.new_key("boss", scopes=Scopes(is_admin=True))
         headers = {"authorization": f"Bearer {boss}", "x-outrider-arm": "secret/on"}
         seen = made.world.chat(headers=headers)

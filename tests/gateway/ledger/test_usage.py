@@ -172,7 +172,7 @@ def test_the_command_prints_a_table(filled: Database) -> None:
 
 
 def test_the_command_says_what_is_missing(database: Database) -> None:
-    assert run(database) == (0, "nothing was used\n")
+    assert run(database) == (0, "no usage\n")
     store(database, [row(1)])
     assert "Set routing.prices.large" in run(database)[1]
 

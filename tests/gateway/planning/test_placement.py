@@ -218,7 +218,7 @@ def test_rules_of_the_settings() -> None:
 @pytest.mark.parametrize(
     ("settings", "tiers", "local", "words"),
     [
-        ({"tier": "clod"}, ["cloud"], ["small"], "handoff.tier: there is no tier 'clod'"),
+        ({"tier": "clod"}, ["cloud"], ["small"], "handoff.tier: unknown tier 'clod'"),
         ({"tier": "cloud"}, [], ["small"], "handoff.tier"),
         ({"policy": "prefer_cloud"}, [], ["small"], "handoff.policy: prefer_cloud"),
         ({"policy": "cloud_only"}, [], ["small"], "handoff.policy: cloud_only"),

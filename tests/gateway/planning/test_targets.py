@@ -376,7 +376,7 @@ def test_a_tool_loop_stays_with_the_model_that_made_the_calls(
     loop = [*first, called, result]
     unknown = made.job(loop)
     assert (unknown.tier, unknown.cascade) == ("large", None)
-    assert unknown.reason == "tool loop: large, nobody knows who made the calls"
+    assert unknown.reason == "tool loop: large, the tier that made the calls is unknown"
     learnt(made.job(first), answer("small", "", calls=(("f", "{}"),)))
     job = made.job(loop)
     assert (job.tier, job.cascade, job.reason) == (

@@ -176,7 +176,7 @@ def run_serve(arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
 def test_a_model_that_is_not_there_ends_it_with_a_sentence(tmp_path: Path) -> None:
     result = run_serve(["--large", str(tmp_path / "nothing")])
     assert result.returncode == 2
-    assert "there is no such folder" in result.stderr
+    assert "no such folder" in result.stderr
     assert "Traceback" not in result.stderr
 
 
@@ -220,7 +220,7 @@ def test_a_private_gateway_that_cannot_start_says_why(tmp_path: Path) -> None:
         environ={}, flags={"models.large": str(tmp_path / "nothing"), "engine.process": False}
     )
     with (
-        pytest.raises(SettingsError, match="there is no such folder"),
+        pytest.raises(SettingsError, match="no such folder"),
         background_gateway(settings, lambda stage, fraction: None),
     ):
         pass

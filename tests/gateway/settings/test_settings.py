@@ -380,14 +380,14 @@ def test_a_whole_tier_in_one_variable() -> None:
         ({**TIER, "tiers.cloud.timeouts.total_s": 0}, "= 0: input should be greater than 0"),
         ({**TIER, "tiers.cloud.supports": "video"}, "tiers.cloud.supports.0 (flag --set tiers.clo"),
         ({**TIER, "tiers.cloud.api_key_env": "sk-12 3"}, "tiers.cloud.api_key_env (flag"),
-        ({"tiers.auto.url": "http://x"}, "tiers.auto: auto means something else already"),
-        ({"tiers.Cloud.url": "http://x"}, "tiers.Cloud: a name is 1 to 32 small letters"),
+        ({"tiers.auto.url": "http://x"}, "tiers.auto: auto is a reserved name"),
+        ({"tiers.Cloud.url": "http://x"}, "tiers.Cloud: a name is 1 to 32 lower-case letters"),
         (
             {**TIER, "handoff.tier": "clod"},
-            "handoff.tier (flag --set handoff.tier) = 'clod': there is no such upstream tier; did "
+            "handoff.tier (flag --set handoff.tier) = 'clod': unknown upstream tier; did "
             "you mean cloud?",
         ),
-        ({"mirror.tier": "cloud"}, "there is no such upstream tier; none is set"),
+        ({"mirror.tier": "cloud"}, "unknown upstream tier; available: none"),
         ({**TIER, "mirror.share": 0.1}, "mirror.share (flag --set mirror.share) = 0.1: name the t"),
         ({"handoff.policy": "cloud_only"}, "= 'cloud_only': there is no upstream tier"),
         ({"handoff.strong": "cloud"}, "= 'cloud': there is no upstream tier"),

@@ -196,7 +196,7 @@ def test_a_server_that_is_not_there(tmp_path: Path) -> None:
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]
         url = f"postgresql://me:geheim@127.0.0.1:{port}/x"
-        with pytest.raises(SettingsError, match=f"127.0.0.1:{port}/x cannot be asked") as refusal:
+        with pytest.raises(SettingsError, match=f"127.0.0.1:{port}/x is unavailable") as refusal:
             open_database(Settings(database_url=url))
     assert "geheim" not in str(refusal.value)
     assert "does without" in str(refusal.value)

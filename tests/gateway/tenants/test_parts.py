@@ -54,7 +54,7 @@ def test_another_secret_takes_none_of_the_keys(tmp_path: Path) -> None:
 
     async def work() -> None:
         await parts.authenticator.start()
-        with pytest.raises(Exception, match="not known here"):
+        with pytest.raises(Exception, match="Unknown key"):
             parts.authenticator.authenticate(f"Bearer {shown.text}", None, None)
         await parts.authenticator.close()
         database.close()

@@ -119,7 +119,7 @@ def test_a_certificate_that_is_not_accepted(
             with pytest.raises(UpstreamError) as caught:
                 await ask(f"https://{host}:{server.port}/v1", ca_file)
             assert caught.value.failure == "tls"
-            assert str(caught.value).startswith("The cloud tier cannot be asked over TLS: ")
+            assert str(caught.value).startswith("The cloud tier cannot be reached over TLS: ")
             assert words in str(caught.value)
             assert host not in str(caught.value)
             assert server.requests == []
@@ -206,7 +206,7 @@ def test_a_server_that_wants_a_certificate_of_ours(
                 assert caught.value.failure == "tls"
                 assert "the handshake failed (sslv3 alert handshake failure)" in str(caught.value)
             elif caught.value.failure != "reset":
-                assert "asks for a certificate of ours" in str(caught.value)
+                assert "requires a client certificate" in str(caught.value)
 
     run(main())
 
@@ -248,7 +248,7 @@ def test_an_alert_behind_the_handshake_is_told_as_a_cause() -> None:
     error = aiohttp.ClientOSError(1, "lost")
     error.__cause__ = alert
     exchange = ExchangeLimits(tier="cloud", replica="x:1", timeouts=TIMEOUTS, started_s=0)
-    assert "asks for a certificate of ours" in str(error_of(error, exchange))
+    assert "requires a client certificate" in str(error_of(error, exchange))
 
 
 @pytest.mark.parametrize("content", [None, "", "no certificate"])

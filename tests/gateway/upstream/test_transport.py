@@ -770,7 +770,7 @@ def test_closing_ends_what_is_under_way(head: bytes) -> None:
             async with asyncio.timeout(5):
                 await transport.close()
                 await transport.close()
-                with pytest.raises(UpstreamError, match="shuts down") as caught:
+                with pytest.raises(UpstreamError, match="shutting down") as caught:
                     await reading
             assert_failed(caught.value, "reset", server)
 

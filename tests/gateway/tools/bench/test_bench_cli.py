@@ -59,7 +59,7 @@ def test_the_exit_status_tells_of_objectives_that_were_missed(mock: MockThread) 
 def test_nobody_there_fails_in_words() -> None:
     told = run("--url", "http://127.0.0.1:9", *QUICK)
     assert told.exit_code == 1
-    assert "nothing answers at http://127.0.0.1:9" in told.output
+    assert "no server answers at http://127.0.0.1:9" in told.output
     assert "Traceback" not in told.output
 
 
@@ -96,7 +96,7 @@ def test_a_trace_may_lie_in_the_folder_of_data(mock: MockThread, tmp_path: Path)
         (("--search",), "needs objectives"),
         (("--fail-below", "0.5"), "--slo"),
         (("--price", "1"), "two numbers"),
-        (("--set", "messages=1"), "flag for it"),
+        (("--set", "messages=1"), "use its flag"),
         (("--arrivals", "weekly"), "poisson"),
         (("--compare", "a.json", "b.json"), "cannot be read"),
         (("--ab", "temperature=1", "temperature=1"), "the same"),

@@ -104,7 +104,7 @@ def test_waiting_for_the_sender_is_part_of_the_latency() -> None:
     assert last.ttft_ms - last.sent_ttft_ms >= 100.0
     assert result.summary.schedule.num_held == 5
     assert result.summary.schedule.most_in_flight == 1
-    assert any("waited here" in note for note in result.meta.notes)
+    assert any("waited because" in note for note in result.meta.notes)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_whole_answers_have_no_first_token() -> None:
 
 
 def test_nobody_there_is_said_in_words() -> None:
-    with pytest.raises(TargetError, match="nothing answers at http"):
+    with pytest.raises(TargetError, match="no server answers at http"):
         asyncio.run(run_bench(plan_for("http://127.0.0.1:9")))
     for wrong in ("ftp://host", "http://", "http://host:port", "http://host:0"):
         with pytest.raises(TargetError, match="is not a URL"):

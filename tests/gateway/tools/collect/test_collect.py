@@ -378,9 +378,9 @@ def test_the_command_labels_with_real_models(pair: dict[str, Path], tmp_path: Pa
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (["--data", "none.jsonl"], "there is no such file"),
+        (["--data", "none.jsonl"], "no such file"),
         (["--check", "fuzzy"], "--check fuzzy: unknown"),
-        (["--small", "./nowhere"], "there is no such folder"),
+        (["--small", "./nowhere"], "no such folder"),
         (["--small", "none"], "name both, --small and --large"),
         (["--out", "labels.csv"], "must end in .jsonl"),
         (["--judge-url", "http://x/v1"], "both --judge-url and --judge-model"),

@@ -109,9 +109,9 @@ def test_tuning_writes_settings_and_pictures(
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"--large": "./nowhere"}, "there is no such folder"),
-        ({"--small": "./nowhere"}, "there is no such folder"),
-        ({"--data": "none.jsonl"}, "there is no such file"),
+        ({"--large": "./nowhere"}, "no such folder"),
+        ({"--small": "./nowhere"}, "no such folder"),
+        ({"--data": "none.jsonl"}, "no such file"),
         ({"--width": "100"}, "multiple of 16"),
         ({"--from-data": None}, "row 1 has no answer"),
         ({"--max-length": "2"}, "raise --max-length"),
