@@ -4,7 +4,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from sqlalchemy import Connection, Row, distinct, func, select
 
@@ -41,18 +41,24 @@ class UsageHistory:
 
 
 async def usage_history(database: Database, now_s: float) -> UsageHistory:
-    """Return the usage that counts at `now_s`, seconds since 1970. Raises StorageError."""
+    """Return the usage that counts at `now_s`, seconds since 1970. Raises StorageError.
+
+    Rows dated later, by a wall clock that was ahead and is set right, count in their own day and
+    month only; of the last minute those that are at most a minute ahead.
+    """
     return await asyncio.to_thread(_read, database, now_s)
 
 
-def used_since(
-    connection: Connection, since_s: float, *, by_second: bool = False
+def used_between(
+    connection: Connection, since_s: float, until_s: float, *, by_second: bool = False
 ) -> tuple[Used, ...]:
-    """Return the charges of attempts that ended since then, by key, team and tier.
+    """Return the charges of attempts that ended since then and before `until_s`, by key, team and
+    tier.
 
     by_second: also by the second of their end; meant for a minute or so.
     """
-    charged = (ledger.c.ended_at >= since_s) & (ledger.c.num_charged_tokens > 0)
+    is_within = (ledger.c.ended_at >= since_s) & (ledger.c.ended_at < until_s)
+    charged = is_within & (ledger.c.num_charged_tokens > 0)
     key = (ledger.c.key_id, ledger.c.team_id, ledger.c.tier)
     if by_second:
         # Databases differ in how they round a fraction to a whole number.
@@ -88,11 +94,16 @@ def used_since(
 def _read(database: Database, now_s: float) -> UsageHistory:
     now = datetime.fromtimestamp(now_s, UTC)
     midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
+    tomorrow = midnight + timedelta(days=1)
+    first = midnight.replace(day=1)
+    next_first = (first + timedelta(days=31)).replace(day=1)
     with database.read() as connection:
         return UsageHistory(
-            minute=used_since(connection, int(now_s) - _MINUTE_S, by_second=True),
-            day=used_since(connection, midnight.timestamp()),
-            month=used_since(connection, midnight.replace(day=1).timestamp()),
+            minute=used_between(
+                connection, int(now_s) - _MINUTE_S, now_s + _MINUTE_S, by_second=True
+            ),
+            day=used_between(connection, midnight.timestamp(), tomorrow.timestamp()),
+            month=used_between(connection, first.timestamp(), next_first.timestamp()),
         )
 
 

@@ -86,6 +86,12 @@ function minute.used(name)
     minute.seen[name] = false
     return 0
   end
+  if state.at - second >= SLOTS then  -- the clock was set back: all of it counts for a minute more
+    redis.call('DEL', minute.key(name))
+    local sum = state.sum
+    state.at, state.sum = second, 0
+    minute.enter(name, state, second, sum)
+  end
   if second > state.at then
     local past, fields = minute.amounts(name, state.at + 1, second)
     for _, amount in ipairs(past) do state.sum = state.sum - (tonumber(amount) or 0) end
@@ -110,7 +116,9 @@ function minute.add(name, amount)
 end
 function minute.give_back(name, slot, amount)
   local state = minute.load(name)
-  if state and slot > state.at - SLOTS then minute.enter(name, state, slot, -amount) end
+  if state and slot > state.at - SLOTS and slot <= state.at then
+    minute.enter(name, state, slot, -amount)
+  end
 end
 function minute.wait_s(name, over)
   local state = minute.load(name)
@@ -213,18 +221,25 @@ end
 """
 
 _RESERVE: Final = """
+local id, lease_s, step = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+
+-- Promised by a clock that was set back since: of a dead gateway they would hold for as long again.
+for _, other in ipairs(
+  redis.call('ZRANGEBYSCORE', LEASES, '(' .. (now + lease_s), '+inf', 'LIMIT', 0, 100)
+) do
+  if string.sub(other, 1, 5) ~= 'lost:' then redis.call('ZADD', LEASES, now + lease_s, other) end
+end
 -- Of gateways that died. A mark stays for a while, in case that one was only away.
-for _, id in ipairs(redis.call('ZRANGEBYSCORE', LEASES, '-inf', now, 'LIMIT', 0, 100)) do
-  if release(id, {}) then
-    redis.call('HSET', BOOK, 'lost:' .. id, '')
-    redis.call('ZADD', LEASES, now + LOST_S, 'lost:' .. id)
+for _, other in ipairs(redis.call('ZRANGEBYSCORE', LEASES, '-inf', now, 'LIMIT', 0, 100)) do
+  if release(other, {}) then
+    redis.call('HSET', BOOK, 'lost:' .. other, '')
+    redis.call('ZADD', LEASES, now + LOST_S, 'lost:' .. other)
   else
-    redis.call('HDEL', BOOK, id)
-    redis.call('ZREM', LEASES, id)
+    redis.call('HDEL', BOOK, other)
+    redis.call('ZREM', LEASES, other)
   end
 end
 
-local id, lease_s, step = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local record, is_new = {step = step, entries = {}}, true
 local packed = redis.call('HGET', BOOK, id)
 if step == 0 then

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from gateway.ledger.dimensions import Dimension
-from gateway.ledger.history import Used, usage_history, used_since
+from gateway.ledger.history import Used, usage_history, used_between
 from gateway.ledger.prices import PriceBook
 from gateway.ledger.queries import (
     Savings,
@@ -171,8 +171,19 @@ def test_history_counts_what_was_charged(database: Database) -> None:
         used(first, 1, 9, team_id="t"),
     }
     with database.read() as connection:
-        everything = used_since(connection, 0)
+        everything = used_between(connection, 0, 1e12)
     assert sum(part.usd_nanos for part in everything) == 56
+
+
+def test_rows_of_a_clock_that_was_ahead_count_on_their_own_day(database: Database) -> None:
+    """A wall clock an hour, a day or years ahead is set right, and the gateway started again."""
+    ahead_s = (0.0, 30.0, 3600.0, DAY_S, 40 * DAY_S, 4000 * DAY_S)
+    rows = [row(i, key_id="k", ended_at=NOON + s, charge_nanos=1) for i, s in enumerate(ahead_s)]
+    store(database, rows)
+    history = asyncio.run(usage_history(database, NOON))
+    assert [sum(used.usd_nanos for used in part) for part in (
+        history.minute, history.day, history.month
+    )] == [2, 3, 4]  # fmt: skip
 
 
 def test_moments() -> None:

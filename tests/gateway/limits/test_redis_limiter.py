@@ -457,6 +457,47 @@ def test_closing_while_redis_is_away_ends(num_turns: int) -> None:
     asyncio.run(settle_and_close())
 
 
+@pytest.mark.parametrize("jump_s", [100.0, 3_600.0, 86_400.0])
+def test_a_clock_of_redis_that_jumps_and_comes_back_keeps_no_minute_full(
+    rig: RedisRig, jump_s: float
+) -> None:
+    """What was entered while it was ahead counts for a minute, not until it is there again."""
+    principal = key(LimitSpec(tokens_per_minute=100))
+    with rig:
+        rig.turn(jump_s)
+        one, two = rig.reserve(principal, tokens=60), rig.reserve(principal, tokens=40)
+        rig.turn(-jump_s)
+        with pytest.raises(RateLimitError) as full:
+            rig.reserve(principal, tokens=1)
+        assert full.value.retry_after_s == pytest.approx(60.75, abs=0.002)
+        rig.settle(one, tokens=10)  # too late to be given back: a minute is not long
+        rig.turn(61)
+        rig.settle(two, tokens=10)
+        assert rig.reserve(principal, tokens=100).states[0].remaining == 0
+        rig.turn(61)
+        assert rig.reserve(principal, tokens=100).states[0].remaining == 0
+
+
+@pytest.mark.parametrize("jump_s", [100.0, 3_600.0, 86_400.0])
+def test_a_dead_gateway_holds_nothing_until_a_clock_set_back_is_there_again(
+    rig: RedisRig, jump_s: float
+) -> None:
+    with rig:
+        dead, alive = rig.beside(lease_s=30), rig.beside(lease_s=30)
+        for limiter in (dead, alive):
+            rig.run(limiter.reserve(PRINCIPAL, want(tokens=50)))
+        rig.turn(-jump_s)
+        with pytest.raises(RateLimitError, match="2 are under way"):
+            rig.run(alive.reserve(PRINCIPAL, want()))
+        rig.turn(20)
+        rig.run(alive.renew())
+        rig.turn(20)  # the living one's is kept
+        rig.run(rig.run(alive.reserve(PRINCIPAL, want())).settle({}))
+        assert remaining(rig)["concurrent_requests"] == 1
+        for limiter in (dead, alive):
+            rig.run(limiter.close())
+
+
 def test_nothing_is_kept_for_ever(redis_url: str) -> None:
     """By the server's own clock: every key that is made has an end."""
 
