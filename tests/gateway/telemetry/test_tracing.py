@@ -8,13 +8,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 from prometheus_client import CollectorRegistry
@@ -432,8 +432,6 @@ def test_a_collector_that_is_away_holds_up_nobody(caplog: pytest.LogCaptureFixtu
             self.freed.wait(10)
             raise ConnectionError("secret-host:1")
 
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor
-
     stuck, counts, rng = Stuck(), SpanCounts(), random.Random(1)
     provider = provider_of("outrider", rng)
     processor = BatchSpanProcessor(CountingExporter(stuck, counts), max_queue_size=8,
@@ -458,3 +456,75 @@ def test_a_collector_that_is_away_holds_up_nobody(caplog: pytest.LogCaptureFixtu
     assert "traces lost at the end" in caplog.text
     stuck.freed.set()
     assert "secret-host" not in caplog.text
+
+
+@pytest.mark.parametrize("answer", ["never", "late", "500"])
+def test_a_slow_collector_delays_no_request_and_no_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, answer: str
+) -> None:
+    """The collector accepts connections and does not answer, or late, or with a failure."""
+    monkeypatch.setattr("gateway.telemetry.otel._MAX_QUEUE", 64)
+    monkeypatch.setattr("gateway.telemetry.otel._MAX_BATCH", 16)
+    monkeypatch.setattr("gateway.telemetry.otel._BATCH_MS", 10.0)
+    ending = threading.Event()
+    num_asked = 0
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            nonlocal num_asked
+            num_asked += 1
+            self.rfile.read(int(self.headers["content-length"]))
+            if answer != "500":
+                ending.wait(None if answer == "never" else 1.0)
+            self.send_response(500 if answer == "500" else 200)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+
+        def handle_error(self, *arguments: object) -> None:
+            pass  # the exporter has given up waiting
+
+    with Server(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        registry = CollectorRegistry()
+        tracer = build(f"http://127.0.0.1:{server.server_port}", registry)
+        tracer._close_timeout_s = 0.2
+        (processor,) = tracer._provider._active_span_processor._span_processors
+        assert isinstance(processor, BatchSpanProcessor)
+        used_s = time.thread_time()
+        for number in range(1000):
+            tracer.begin("r").end()
+            assert len(processor._batch_processor._queue) <= 64
+            if number == 20:
+                wait_until(lambda: num_asked > 0)
+        assert time.thread_time() - used_s < 1, "more than a millisecond of work for each span"
+        begun_s = time.monotonic()
+        asyncio.run(tracer.close())
+        assert time.monotonic() - begun_s < 10
+        ended, sent, failed = (
+            registry.get_sample_value("outrider_trace_spans_total", {"state": state})
+            for state in ("ended", "sent", "failed")
+        )
+        ending.set()
+        server.shutdown()
+        thread.join()
+    assert ended == 1000
+    assert sent is not None
+    assert failed is not None
+    assert sent + failed < 1000, "more waited than the queue holds"
+    assert sent == 0 or answer == "late"
+    assert failed > 0 or answer != "500"
+    assert ("traces lost at the end" in caplog.text) == (answer != "500")
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline_s, "it never happened"
+        time.sleep(0.005)
