@@ -24,7 +24,7 @@ from typing import Any, Final
 from benchmarks.harness import measure_in_turn, show_table, verdict, write_results
 from benchmarks.record import RESULTS, Summary, percentile
 from gateway.answers.outcomes import RequestOutcome
-from gateway.experiments.assigner import Assigner, Assignment, NobodyAssigner, Subject
+from gateway.experiments.assigner import Assigner, Assignment, NullAssigner, Subject
 from gateway.experiments.assignment import HashAssigner
 from gateway.experiments.lifecycle import created, started
 from gateway.experiments.measures import ArmMeasures
@@ -76,7 +76,7 @@ def side_by_side() -> list[ExperimentRecord]:
 def assigners() -> dict[str, Assigner]:
     """The cases."""
     return {
-        "none": NobodyAssigner(),
+        "none": NullAssigner(),
         "one": HashAssigner([experiment("e", [], sets="max_draft_nodes", layer="l")], _SECRET),
         "16 in a layer": HashAssigner(side_by_side(), _SECRET),
         "4 crossed": HashAssigner(crossed(), _SECRET),

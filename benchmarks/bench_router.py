@@ -92,11 +92,11 @@ class TimedPolicy:
     samples: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
     threads: set[int] = field(default_factory=set)
 
-    def route(self, text: str, *wishes: Any, **more: Any) -> Any:
+    def route(self, text: str, *constraints: Any, **more: Any) -> Any:
         """As the policy does; may be called from any thread."""
         started_s = time.thread_time()
         try:
-            return self.policy.route(text, *wishes, **more)
+            return self.policy.route(text, *constraints, **more)
         finally:
             self.samples[len(text)].append(time.thread_time() - started_s)
             self.threads.add(threading.get_ident())

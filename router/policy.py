@@ -35,7 +35,7 @@ class Route:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
+class RouteConstraints:
     """A request's requirements on its route.
 
     min_quality: the accuracy to keep, as a share of always-large's, in [0, 1]. is_whole: the answer
@@ -55,18 +55,18 @@ class Wishes:
     gain_factor: float = 1.0
 
 
-NO_WISHES = Wishes()
+NO_CONSTRAINTS = RouteConstraints()
 
 
-class WishError(ValueError):
+class RouteConstraintError(ValueError):
     """Raised for requirements that cannot be evaluated; the message says why."""
 
 
 class RoutePolicy(Protocol):
     """Chooses a tier from the text of a request. Must not block: the gateway calls it inline."""
 
-    def route(self, text: str, wishes: Wishes = NO_WISHES) -> Route:
-        """Decide for one prompt, whatever its string. Raises WishError only."""
+    def route(self, text: str, constraints: RouteConstraints = NO_CONSTRAINTS) -> Route:
+        """Decide for one prompt, whatever its string. Raises RouteConstraintError only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +76,13 @@ class FixedPolicy:
     tier: Tier
     why: str = "fixed"
 
-    def route(self, text: str, wishes: Wishes = NO_WISHES) -> Route:
+    def route(self, text: str, constraints: RouteConstraints = NO_CONSTRAINTS) -> Route:
         """The same route for every text; only the large tier is known to keep a quality."""
         del text
-        if wishes.min_quality and self.tier == "small":
-            raise WishError(f"the quality of the small model is unknown (router: {self.why})")
+        if constraints.min_quality and self.tier == "small":
+            raise RouteConstraintError(
+                f"the quality of the small model is unknown (router: {self.why})"
+            )
         return Route(tier=self.tier, reason=f"router: {self.why}, {self.tier} answers all")
 
 
@@ -114,7 +116,7 @@ class TrainedPolicy:
 
     current_setting: asked for every request, so that an autopilot may turn it. dial: the router's
     calibration, None for one that has labels only. on_verdict is told how watched answers of
-    requests without wishes of their own were judged.
+    requests without constraints of their own were judged.
     """
 
     scorer: RouterScorer
@@ -123,13 +125,13 @@ class TrainedPolicy:
     cascade: CascadeOptions = field(default_factory=CascadeOptions)
     on_verdict: Callable[[WatchVerdict], None] | None = None
 
-    def route(self, text: str, wishes: Wishes = NO_WISHES) -> Route:
+    def route(self, text: str, constraints: RouteConstraints = NO_CONSTRAINTS) -> Route:
         """Estimate, compare, explain."""
         estimate = self.scorer.estimate(text)
-        setting = self._effective(wishes)
+        setting = self._effective(constraints)
         quality = estimate.quality
         if setting.band is not None:
-            return self._route_by_band(estimate, setting, setting.band, wishes)
+            return self._route_by_band(estimate, setting, setting.band, constraints)
         sign, verdict = (
             (">=", "likely right") if quality >= setting.threshold else ("<", "too weak")
         )
@@ -137,25 +139,25 @@ class TrainedPolicy:
         figures = f"({quality:.2f} {sign} {setting.threshold:.2f})"
         return Route(
             tier=tier,
-            reason=_reason(f"small model {verdict}", figures, tier, wishes),
+            reason=_reason(f"small model {verdict}", figures, tier, constraints),
             quality=quality,
             threshold=setting.threshold,
             stage="text",
-            is_own=_is_own(wishes),
+            is_own=_is_own(constraints),
         )
 
-    def _effective(self, wishes: Wishes) -> Setting:
-        """The setting for these wishes; its band says whether answers may be watched."""
+    def _effective(self, constraints: RouteConstraints) -> Setting:
+        """The setting for these constraints; its band says whether answers may be watched."""
         setting = self.current_setting()
-        if wishes.threshold is not None:
-            setting = own_setting(self.scorer, wishes.threshold)
-        elif wishes.min_quality is not None:
+        if constraints.threshold is not None:
+            setting = own_setting(self.scorer, constraints.threshold)
+        elif constraints.min_quality is not None:
             if self.dial is None:
-                raise WishError(
+                raise RouteConstraintError(
                     "the router has no calibration table; `outrider router calibrate` makes one"
                 )
-            setting = self.dial.at_quality(wishes.min_quality)
-        may_watch = wishes.may_watch and self.cascade.mode != "off"
+            setting = self.dial.at_quality(constraints.min_quality)
+        may_watch = constraints.may_watch and self.cascade.mode != "off"
         if not may_watch:
             text_only = Setting(threshold=setting.threshold, strong_share=setting.strong_share)
             setting = text_only if self.dial is None else self.dial.by_text(setting)
@@ -165,16 +167,24 @@ class TrainedPolicy:
                 band=(0.0, ALWAYS_LARGE),
                 strong_share=setting.strong_share if self._stage != "text" else None,
             )
-        if wishes.gain_factor == 0.0 and wishes.current == "large":
+        if constraints.gain_factor == 0.0 and constraints.current == "large":
             return Setting(threshold=ALWAYS_LARGE)
-        return setting if wishes.gain_factor == 1.0 else setting.for_gain_factor(wishes.gain_factor)
+        return (
+            setting
+            if constraints.gain_factor == 1.0
+            else setting.for_gain_factor(constraints.gain_factor)
+        )
 
     @property
     def _stage(self) -> Stage:
         return "text" if self.dial is None else self.dial.calibration.stage
 
     def _route_by_band(
-        self, estimate: QualityEstimate, setting: Setting, band: ScoreBand, wishes: Wishes
+        self,
+        estimate: QualityEstimate,
+        setting: Setting,
+        band: ScoreBand,
+        constraints: RouteConstraints,
     ) -> Route:
         quality = estimate.quality
         low, high = band
@@ -188,16 +198,16 @@ class TrainedPolicy:
         else:
             bound = f" < {high:.2f}" if high <= 1.0 else f" >= {low:.2f}"
             what, figures = "small model begins under watch", f"({quality:.2f}{bound})"
-            plan = self._plan(estimate, setting, band, wishes)
+            plan = self._plan(estimate, setting, band, constraints)
         return Route(
             tier=tier,
-            reason=_reason(what, figures, tier, wishes),
+            reason=_reason(what, figures, tier, constraints),
             quality=quality,
             threshold=setting.threshold,
             band=band,
             stage="text" if plan is None else self._last_stage,
             cascade=plan,
-            is_own=_is_own(wishes),
+            is_own=_is_own(constraints),
         )
 
     @property
@@ -206,22 +216,26 @@ class TrainedPolicy:
         return "prompt" if self._stage == "prompt" else "answer"
 
     def _plan(
-        self, estimate: QualityEstimate, setting: Setting, band: ScoreBand, wishes: Wishes
+        self,
+        estimate: QualityEstimate,
+        setting: Setting,
+        band: ScoreBand,
+        constraints: RouteConstraints,
     ) -> CascadePlan:
         options = self.cascade
-        is_whole = wishes.is_whole and options.judge_whole
+        is_whole = constraints.is_whole and options.judge_whole
         rules = WatchRules(
             threshold=setting.threshold,
             sure=band,
             last_stage=self._last_stage,
-            hold_back_tokens=wishes.hold_back_tokens or options.hold_back_tokens,
+            hold_back_tokens=constraints.hold_back_tokens or options.hold_back_tokens,
             is_whole=is_whole,
             goes_on=options.mid_stream,
         )
         stages: Stages = self.scorer
         if self.scorer.answer is None and self._last_stage == "answer":
             stages = UntrainedAnswers(self.scorer)
-        tell = self.on_verdict if _is_own(wishes) else None
+        tell = self.on_verdict if _is_own(constraints) else None
 
         def on_verdict(confidence: float, is_escalated: bool) -> None:
             if tell is not None:
@@ -232,22 +246,27 @@ class TrainedPolicy:
 
         return CascadePlan(
             new_watch=lambda: WatchedAnswer(stages, rules, estimate, on_verdict),
-            hold_back_s=None if is_whole else wishes.hold_back_s or options.hold_back_s,
+            hold_back_s=None if is_whole else constraints.hold_back_s or options.hold_back_s,
             mid_stream=options.mid_stream,
             wants_hidden_state=self.scorer.probe is not None,
         )
 
 
-def _is_own(wishes: Wishes) -> bool:
+def _is_own(constraints: RouteConstraints) -> bool:
     """Return whether the server's own setting decides, so that its calibration applies."""
-    asked = (wishes.min_quality, wishes.threshold, wishes.hold_back_tokens, wishes.hold_back_s)
-    return asked == (None,) * 4 and wishes.may_watch and wishes.gain_factor == 1.0
+    asked = (
+        constraints.min_quality,
+        constraints.threshold,
+        constraints.hold_back_tokens,
+        constraints.hold_back_s,
+    )
+    return asked == (None,) * 4 and constraints.may_watch and constraints.gain_factor == 1.0
 
 
-def _reason(what: str, figures: str, tier: Tier, wishes: Wishes) -> str:
+def _reason(what: str, figures: str, tier: Tier, constraints: RouteConstraints) -> str:
     """Figures stand in parentheses at the end: metrics count reasons without them."""
-    if wishes.gain_factor != 1.0 and wishes.current is not None:
-        moves = "stays on" if wishes.current == tier else "moves to"
+    if constraints.gain_factor != 1.0 and constraints.current is not None:
+        moves = "stays on" if constraints.current == tier else "moves to"
         what = f"conversation {moves} {tier}, {what}"
     return f"router: {what} {figures}"
 

@@ -38,7 +38,7 @@ _PASSED_ON: Final = (
     "add_generation_prompt",
     "continue_final_message",
 )
-_MESSAGES: Final = MessagesApi(has_tiers_elsewhere=False)
+_MESSAGES: Final = MessagesApi(has_upstream_tiers=False)
 _encode: Final = msgspec.json.Encoder().encode
 
 Made = TypeVar("Made")
@@ -107,13 +107,13 @@ class Tokenizing:
         """Return the tier whose tokenizer applies. Raises GatewayError or EngineError."""
         name = model or AUTO
         check_model(principal, name)
-        self._refuse_elsewhere(name)
+        self._refuse_upstream(name)
         names = await self.jobs.names()
         if name not in names:
             raise ModelNotFoundError(name, list(names))
         return permitted(principal, names[name], None)[-1]
 
-    def _refuse_elsewhere(self, name: str) -> None:
+    def _refuse_upstream(self, name: str) -> None:
         """Raise BadRequestError for text that only an upstream server can tokenise."""
         cloud = self.cloud
         if name.partition("/")[0] in cloud.tiers or not cloud.rules.has_local:

@@ -51,7 +51,7 @@ class CorsPolicy:
         return cls(settings.origins) if settings.origins else None
 
     def judge(self, scope: Scope) -> CorsAnswer:
-        """Answer one request's origin, method and wishes."""
+        """Answer one request's origin, method and requested headers."""
         origin = _header(scope, b"origin")
         if origin is None:
             return self._to_others

@@ -74,7 +74,7 @@ class Assigner(Protocol):
         """
 
 
-class NobodyAssigner:
+class NullAssigner:
     """No experiments: no request is in an arm, and no arm can be forced."""
 
     wants_conversation: Final = False

@@ -9,7 +9,7 @@ from gateway.settings.arm_overlay import related_fields
 from gateway.settings.experiments import ExperimentSpec, UnitKind
 
 ANY: Final = "*"
-_NOBODY: Final = frozenset({"", "anonymous"})
+_NO_KEY_IDS: Final = frozenset({"", "anonymous"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,7 @@ def unit_of(kind: UnitKind, subject: Subject) -> str:
             user = subject.user
             return f"{subject.team_id or subject.key_id}\0{user}" if user else ""
         case "key":
-            return "" if subject.key_id in _NOBODY else subject.key_id
+            return "" if subject.key_id in _NO_KEY_IDS else subject.key_id
         case "conversation":
             return subject.conversation
         case "request":

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from gateway.experiments.actions import ExperimentActions
-from gateway.experiments.assigner import Assigner, Assignment, NobodyAssigner, Subject
+from gateway.experiments.assigner import Assigner, Assignment, NullAssigner, Subject
 from gateway.experiments.assignment import HashAssigner
 from gateway.experiments.records import ExperimentRecord, ExperimentTable
 from gateway.storage.refresh import PeriodicRefresh
@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 _NEVER_READ: Final = -1
 _REFRESH_S: Final = 1.0
-_NOBODY: Final = NobodyAssigner()
+_NO_EXPERIMENTS: Final = NullAssigner()
 
 
 class ExperimentRegistry:
@@ -53,7 +53,7 @@ class ExperimentRegistry:
 
     def assign(self, subject: Subject) -> Assignment | None:
         """Return the arms of a request. Raises BadRequestError for an unknown forced arm."""
-        return (self.assigner or _NOBODY).assign(subject)
+        return (self.assigner or _NO_EXPERIMENTS).assign(subject)
 
     async def start(self) -> None:
         """Read all experiments, and begin to look for changes. Raises DatabaseError."""

@@ -187,7 +187,7 @@ class WatchedStream(ChoiceStream):
         escalated = self._job.choices[self._index].escalated
         if escalated is None:
             return await self._switch(target)
-        return await self._submit_elsewhere(target, escalated, readers)
+        return await self._submit_to_other_tier(target, escalated, readers)
 
     async def _switch(self, target: EscalationTarget) -> bool:
         """Move the sequence. A tier refuses by letting the small answer go on."""
@@ -201,7 +201,7 @@ class WatchedStream(ChoiceStream):
             self._held += self._receive(event)
         return False
 
-    async def _submit_elsewhere(
+    async def _submit_to_other_tier(
         self, target: EscalationTarget, request: EngineRequest, readers: AsyncExitStack
     ) -> bool:
         """Start a request for another tokenizer, with the small answer's text as its prediction.

@@ -180,7 +180,7 @@ class CloudCalls:
             origin,
             secrets=self.cloud.secrets,
             on_answered=lambda responder: self._answered(parsed, responder),
-            is_continuable=self.cloud.rules.continue_elsewhere and parsed.is_continuable,
+            is_continuable=self.cloud.rules.continue_on_failure and parsed.is_continuable,
             credit=credit,
             is_bounded=parsed.token_limit is not None,
         )
@@ -214,7 +214,7 @@ class CloudCalls:
                 # The default for the local models is not sent, and binds no other server.
                 max_tokens=parsed.token_limit or tier.settings.max_context or _LONGEST_ANSWER,
                 is_bounded=parsed.token_limit is not None,
-                is_kept_elsewhere=True,
+                is_enforced_upstream=True,
             )
         )
 

@@ -67,14 +67,14 @@ class Lineup:
 
     `candidates` are tried as long as nothing was sent. One that is listed twice is tried again only
     if it handed over before, and the one that took over failed. `origin`: why the first is tried.
-    continues_elsewhere: if an answer breaks off, another candidate may continue it. `on_begin` gets
+    continues_on_failure: another candidate may continue a broken answer. `on_begin` gets
     the reason of a responder that begins in place of the first choice, and its tier. `arm`: the
     request's arms of experiments.
     """
 
     candidates: Sequence[AnswerCandidate]
     origin: RouteReason = DIRECT
-    continues_elsewhere: bool = False
+    continues_on_failure: bool = False
     on_begin: Callable[[RouteReason, str], None] = field(default=lambda origin, tier: None)
     arm: str = ""
 
@@ -173,7 +173,7 @@ class FallbackChain:
     async def _continued(self, error: GatewayError | EngineError) -> _Begun | None:
         """Continue an answer that this error broke off, with a candidate that is left."""
         unfinished = None if self.responder is None else self.responder.unfinished
-        if not self._lineup.continues_elsewhere or unfinished is None:
+        if not self._lineup.continues_on_failure or unfinished is None:
             return None
         assert self._current is not None
         if not _may_go_on(error, self._current):

@@ -15,7 +15,7 @@ from gateway.planning.model_catalog import ResolvedModel
 from gateway.planning.placement import PlacementConstraints
 from gateway.schema.kinds import Endpoint
 from gateway.settings.server_traits import ServerTraits
-from gateway.telemetry.spans import AskedMarks, record_asked
+from gateway.telemetry.spans import RequestMarks, record_request
 from gateway.telemetry.tracer import NULL_SPAN, Span
 from gateway.tenants.principal import ANONYMOUS, Principal
 from gateway.upstream.call import UpstreamCall
@@ -107,9 +107,9 @@ def trace_request(parsed: ParsedRequest) -> None:
     if not context.span.is_recording:
         return
     request, document = parsed.request, parsed.document
-    record_asked(
+    record_request(
         context.span,
-        AskedMarks(
+        RequestMarks(
             request_id=context.request_id,
             model=str(document.get("model", "")) if request is None else request.model,
             operation="chat" if parsed.endpoint == "chat" else "text_completion",

@@ -104,7 +104,7 @@ class Planner:
         return Lineup(
             candidates=places,
             origin=order.origin,
-            continues_elsewhere=self._continues_elsewhere(parsed),
+            continues_on_failure=self._continues_on_failure(parsed),
             on_begin=self.calls.count_origin,
             arm=parsed.context.arm,
         )
@@ -254,7 +254,7 @@ class Planner:
             on_answered=(
                 partial(self._mirror, parsed, generation) if self._is_mirrored(parsed) else None
             ),
-            is_continuable=self._continues_elsewhere(parsed),
+            is_continuable=self._continues_on_failure(parsed),
         )
 
     async def _admitted_job(
@@ -309,10 +309,10 @@ class Planner:
         )
         return replace(job, credit=credit, work=work)
 
-    def _continues_elsewhere(self, parsed: ParsedRequest) -> bool:
+    def _continues_on_failure(self, parsed: ParsedRequest) -> bool:
         """Return whether another model may continue this answer if it breaks off."""
         return (
-            self.cloud.rules.continue_elsewhere
+            self.cloud.rules.continue_on_failure
             and len(parsed.constraints.places) > 1
             and parsed.is_continuable
         )

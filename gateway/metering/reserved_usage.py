@@ -26,7 +26,7 @@ class UsageEstimate:
     """The most that an answer can take, its prompts counted once.
 
     `tiers` may answer; `max_tokens` is of each choice; is_bounded: the client set it.
-    is_kept_elsewhere: an upstream server enforces the length, and may count `num_predicted_tokens`
+    is_enforced_upstream: an upstream server enforces it, and may count `num_predicted_tokens`
     of the client's predicted answer for each choice in addition.
     """
 
@@ -35,7 +35,7 @@ class UsageEstimate:
     num_choices: int
     max_tokens: int
     is_bounded: bool
-    is_kept_elsewhere: bool = False
+    is_enforced_upstream: bool = False
     num_predicted_tokens: int = 0
 
 
@@ -66,7 +66,7 @@ class ReservedUsage:
             per_choice = estimate.max_tokens
         else:
             per_choice = await self._reserve_usual(estimate)
-        if per_choice >= estimate.max_tokens and not estimate.is_kept_elsewhere:
+        if per_choice >= estimate.max_tokens and not estimate.is_enforced_upstream:
             return None
         grow = partial(self._grow, estimate.tiers)
         return TokenAllowance(per_choice * estimate.num_choices, grow)

@@ -34,7 +34,7 @@ class PlacementPolicy:
     `policy` is for requests that name none. `cloud`: the tier that takes hand-offs; None without
     upstream tiers. `strong`: the place for what is too hard for the small model. `max_queue_s`:
     requests that would wait longer for the local models are handed over. `deadline_s`: from the
-    arrival of requests that name no deadline. `continue_elsewhere`: another model may continue an
+    arrival of requests that name no deadline. `continue_on_failure`: another model may continue an
     answer that broke off.
     """
 
@@ -44,7 +44,7 @@ class PlacementPolicy:
     strong: Place = "local"
     max_queue_s: float | None = None
     deadline_s: float | None = None
-    continue_elsewhere: bool = False
+    continue_on_failure: bool = False
 
     @classmethod
     def of(
@@ -83,7 +83,7 @@ class PlacementPolicy:
             strong=strong,
             max_queue_s=_seconds(settings.max_queue_ms),
             deadline_s=_seconds(settings.deadline_ms),
-            continue_elsewhere=settings.continue_elsewhere,
+            continue_on_failure=settings.continue_on_failure,
         )
 
 

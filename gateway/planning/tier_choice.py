@@ -17,7 +17,7 @@ from gateway.planning.routing_parts import RoutingParts
 from gateway.schema.common import OutriderOptions
 from gateway.text.chat import ChatTokenizer
 from router.costs import ConversationSize, gain_factor, prices_by_size
-from router.policy import Route, RoutePolicy, WishError, Wishes
+from router.policy import Route, RouteConstraintError, RouteConstraints, RoutePolicy
 
 _CHARS_PER_TOKEN = 4.0
 Candidates = Sequence[TierInfo]
@@ -166,9 +166,9 @@ class TierChooser:
         sticky = None if dialogue is None else dialogue.tier
         if dialogue is not None and dialogue.is_tool_loop and len(candidates) > 1:
             return self._in_tool_loop(dialogue, query, candidates, budget)
-        wishes = self._wishes(query, candidates, budget)
+        constraints = self._constraints(query, candidates, budget)
         tokenizer = self.tokenizers[candidates[0].tier]
-        route = self._route(query.prompts.text(tokenizer), wishes)
+        route = self._route(query.prompts.text(tokenizer), constraints)
         if len(budget.affordable) < len(candidates):
             route = self._within(query, route, budget)
         return replace(await self._fitted(query, route, budget.affordable), sticky=sticky)
@@ -183,12 +183,12 @@ class TierChooser:
             reason = f"tool loop: {upstream}, the tier that made the calls is unknown"
             raise HandOffError(RouteReason(hand_off="quality", reason=reason, route_tier="small"))
         tokenizer = self.tokenizers[small.tier]
-        wishes = replace(
-            _requested_wishes(query.options),
+        constraints = replace(
+            _requested_constraints(query.options),
             is_whole=not query.request.stream,
             may_watch=query.num_choices == 1 and len(await query.prompts.of(small)) == 1,
         )
-        route = self._route(query.prompts.text(tokenizer), wishes)
+        route = self._route(query.prompts.text(tokenizer), constraints)
         if route.tier != "small":
             origin = RouteReason(
                 hand_off="quality", reason=route.reason, route_tier="small", quality=route.quality
@@ -197,29 +197,31 @@ class TierChooser:
         choice = self._choice(small, route.reason, route)
         return replace(choice, hands_over=route.cascade is not None)
 
-    def _route(self, text: str, wishes: Wishes) -> Route:
+    def _route(self, text: str, constraints: RouteConstraints) -> Route:
         """The router's decision. Raises BadRequestError for a wish that it cannot judge."""
         try:
-            return self.router.route(text, wishes)
-        except WishError as error:
+            return self.router.route(text, constraints)
+        except RouteConstraintError as error:
             raise BadRequestError(
                 f"outrider.min_quality: {error}.", param="outrider.min_quality"
             ) from None
 
-    def _wishes(self, query: TierQuery, candidates: Candidates, budget: _Budget) -> Wishes:
+    def _constraints(
+        self, query: TierQuery, candidates: Candidates, budget: _Budget
+    ) -> RouteConstraints:
         tiers = {info.tier: info for info in candidates}
         if set(tiers) != {"small", "large"}:
-            return _requested_wishes(query.options)
+            return _requested_constraints(query.options)
         is_alike = self.renders_alike
-        wishes = replace(
-            _requested_wishes(query.options),
+        constraints = replace(
+            _requested_constraints(query.options),
             is_whole=not query.request.stream,
             may_watch=budget.may_escalate and (is_alike or not query.prompts.has_token_ids),
         )
         dialogue = query.prompts.dialogue
         turn = None if dialogue is None else dialogue.cached_turn(self.clock())
         if dialogue is None or turn is None or not self.routing.is_sticky:
-            return wishes
+            return constraints
         num_completion_tokens = self.routing.typical.num_completion_tokens.value
         size = ConversationSize(
             num_prompt_tokens=turn.num_tokens + dialogue.num_new_chars / _CHARS_PER_TOKEN,
@@ -232,7 +234,7 @@ class TierChooser:
             {tier: info.num_parameters for tier, info in tiers.items()}
         )
         factor = gain_factor(turn.tier, size, prices)
-        return replace(wishes, current=turn.tier, gain_factor=factor)
+        return replace(constraints, current=turn.tier, gain_factor=factor)
 
     @property
     def renders_alike(self) -> bool:
@@ -309,15 +311,15 @@ class TierChooser:
         return TierChoice(info=info, reason=reason, tokenizer=tokenizer, route=route)
 
 
-def _requested_wishes(options: OutriderOptions) -> Wishes:
-    """The request's own wishes for its route. Raises BadRequestError."""
+def _requested_constraints(options: OutriderOptions) -> RouteConstraints:
+    """The request's own constraints for its route. Raises BadRequestError."""
     if options.min_quality is not None and options.threshold is not None:
         raise BadRequestError(
             "outrider.threshold: min_quality chooses a threshold; set one of them.",
             param="outrider.threshold",
         )
     hold_back_ms = options.hold_back_ms
-    return Wishes(
+    return RouteConstraints(
         min_quality=options.min_quality,
         threshold=options.threshold,
         hold_back_tokens=options.hold_back_tokens,

@@ -144,7 +144,7 @@ class CacheBreakpoint(RequestModel):
 
 
 class CacheOptions(RequestModel):
-    """Wishes about the prompt cache. Ignored: every prefix is cached, as long as there is room."""
+    """Options of the prompt cache. Ignored: every prefix is cached, as long as there is room."""
 
     mode: Literal["implicit", "explicit"] | None = None
     ttl: Label | None = None

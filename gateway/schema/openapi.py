@@ -231,7 +231,7 @@ def build_document(
     limits: LoadedLimits | None,
     *,
     models: Sequence[type[BaseModel]] = (),
-    has_tiers_elsewhere: bool = False,
+    has_upstream_tiers: bool = False,
 ) -> dict[str, Any]:
     """The document; `limits` is None while the engine is not ready.
 
@@ -242,9 +242,9 @@ def build_document(
     )
     document = deepcopy(document)  # parts of it are the routes' own
     described = [*_MODELS, *models]
-    if has_tiers_elsewhere:
+    if has_upstream_tiers:
         described += (UpstreamCompletion, UpstreamChunk)
-        _add_tiers_elsewhere(document)
+        _add_upstream_tiers(document)
     _, definitions = models_json_schema(
         [(model, "validation") for model in dict.fromkeys(described)], ref_template=_REF
     )
@@ -274,7 +274,7 @@ def _finish(path: str, responses: dict[str, Any], described: dict[str, Any]) -> 
         responses.setdefault(str(status), text)
 
 
-def _add_tiers_elsewhere(document: dict[str, Any]) -> None:
+def _add_upstream_tiers(document: dict[str, Any]) -> None:
     """Answers may be a server's own."""
     for path in ("/v1/chat/completions", "/v1/completions"):
         content = document["paths"][path]["post"]["responses"]["200"]["content"]

@@ -93,7 +93,7 @@ class Routes:
     lifespan: Lifespan
     authenticate: Authenticate
     has_open_metrics: bool
-    has_tiers_elsewhere: bool
+    has_upstream_tiers: bool
 
 
 def create_app(routes: Routes) -> AuthDispatcher:
@@ -175,7 +175,7 @@ def _add_routes(app: FastAPI, routes: Routes) -> None:
         app,
         status.limits,
         models=_OTHER_MODELS,
-        has_tiers_elsewhere=routes.has_tiers_elsewhere,
+        has_upstream_tiers=routes.has_upstream_tiers,
     )
     get("/openapi.json", include_in_schema=False)(document.answer)
 

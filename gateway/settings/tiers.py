@@ -176,7 +176,7 @@ class HandoffSettings(Section):
     deadline or a full queue hands over."""
     deadline_ms: Annotated[float, Field(gt=0)] | None = None
     """Time for the whole answer, for requests that set no deadline."""
-    continue_elsewhere: bool = False
+    continue_on_failure: bool = False
     """When a server fails in mid-answer, let another model continue the text that was sent."""
 
 

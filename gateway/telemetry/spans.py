@@ -26,7 +26,7 @@ Operation = Literal["chat", "text_completion"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AskedMarks:
+class RequestMarks:
     """The contents of a request. `key_id` is the key's public id; `model` as the client named
     it."""
 
@@ -105,7 +105,7 @@ class AnswerMarks:
     error_type: str | None = None
 
 
-def record_asked(span: Span, marks: AskedMarks) -> None:
+def record_request(span: Span, marks: RequestMarks) -> None:
     """Record on a request's span what it asks for, as soon as it is read."""
     if not span.is_recording:
         return

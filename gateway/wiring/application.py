@@ -72,7 +72,7 @@ def build_app(parts: GatewayParts) -> AuthDispatcher:
             lifespan=_build_lifespan(parts, jobs, dashboard),
             authenticate=keys.authenticator.authenticate,
             has_open_metrics=keys.has_open_metrics,
-            has_tiers_elsewhere=bool(parts.cloud.tiers),
+            has_upstream_tiers=bool(parts.cloud.tiers),
         )
     )
 
@@ -165,8 +165,8 @@ def _build_answers(
         planner=planner,
         tokenizing=build_tokenizing(parts, jobs),
         idempotent=IdempotentAnswers.of(parts.http, parts.clock, parts.edge_metrics),
-        responses_api=ResponsesApi(has_tiers_elsewhere=has_tiers, clock=parts.wall_clock),
-        messages_api=MessagesApi(has_tiers_elsewhere=has_tiers),
+        responses_api=ResponsesApi(has_upstream_tiers=has_tiers, clock=parts.wall_clock),
+        messages_api=MessagesApi(has_upstream_tiers=has_tiers),
         clock=parts.clock,
     )
 

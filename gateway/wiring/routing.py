@@ -19,11 +19,11 @@ log = logging.getLogger(__name__)
 
 
 def build_routing(
-    settings: Settings, models: Mapping[Tier, str], *, has_strong_elsewhere: bool = False
+    settings: Settings, models: Mapping[Tier, str], *, has_upstream_strong: bool = False
 ) -> tuple[RoutePolicy, RoutingParts]:
     """Return the policy for the models to load (tier to path or hub id), and its needs.
 
-    has_strong_elsewhere: an upstream tier plays the large model's part, so that there is a choice
+    has_upstream_strong: an upstream tier plays the large model's part, so that there is a choice
     for a small model alone too. Raises EngineError for a router that cannot be read, cannot be set
     as configured, or belongs to other models.
     """
@@ -50,7 +50,7 @@ def build_routing(
     )
     path = settings.models.resolved_router()
     # Without a router there is no estimate of difficulty: local models answer all they can.
-    has_choice = has_strong_elsewhere and path is not None and "small" in models
+    has_choice = has_upstream_strong and path is not None and "small" in models
     tiers: tuple[Tier, ...] = TIERS if has_choice else tuple(models) or ("large",)
     try:
         loaded = load_router(path, tiers, wanted, typical)

@@ -3,7 +3,7 @@ import threading
 import pytest
 
 from benchmarks.bench_router import Cost, TimedPolicy, make_texts, measure_judging
-from router.policy import FixedPolicy, Wishes
+from router.policy import FixedPolicy, RouteConstraints
 from tests.benchmarks.scorers import make_scorer
 
 
@@ -21,7 +21,7 @@ def test_texts_have_the_lengths_and_differ() -> None:
 def test_decisions_are_timed_in_the_thread_that_makes_them() -> None:
     timed = TimedPolicy(FixedPolicy("large"))
     assert timed.route("abc").tier == "large"
-    thread = threading.Thread(target=timed.route, args=("abc", Wishes()))
+    thread = threading.Thread(target=timed.route, args=("abc", RouteConstraints()))
     thread.start()
     thread.join()
     assert len(timed.threads) == 2

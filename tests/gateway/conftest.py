@@ -20,7 +20,7 @@ from gateway.planning.gateway_limits import GatewayLimits
 from gateway.text.chat import ChatTokenizer
 from gateway.wiring.application import build_app
 from gateway.wiring.parts import GatewayParts
-from router.policy import NO_WISHES, Route, Wishes
+from router.policy import NO_CONSTRAINTS, Route, RouteConstraints
 from tests.gateway.scripted_client import Script, ScriptedClient, Step
 
 CORPUS = (
@@ -84,7 +84,7 @@ def encode(tokenizer_folder: Path) -> Callable[[str], list[int]]:
 class LengthPolicy:
     """Routes prompts of up to 20 characters to the small tier."""
 
-    def route(self, text: str, wishes: Wishes = NO_WISHES) -> Route:
+    def route(self, text: str, constraints: RouteConstraints = NO_CONSTRAINTS) -> Route:
         if len(text) <= 20:
             return Route(tier="small", reason=f"router: short ({len(text)} <= 20)", quality=0.9)
         return Route(tier="large", reason=f"router: long ({len(text)} > 20)", quality=0.1)

@@ -27,7 +27,7 @@ from gateway.wiring.parts import GatewayParts
 from gateway.wiring.tenancy import build_tenancy
 from gateway.wiring.upstream import build_cloud
 from router.cascade import CascadePlan
-from router.policy import NO_WISHES, Route, Wishes
+from router.policy import NO_CONSTRAINTS, Route, RouteConstraints
 from tests.gateway.conftest import serve
 from tests.gateway.scripted_client import Script, ScriptedClient, Step
 from tests.gateway.watches import PlannedWatch
@@ -46,9 +46,9 @@ class TestPolicy:
     watch: Callable[[], PlannedWatch] | None = None
     hold_back_s: float | None = None
 
-    def route(self, text: str, wishes: Wishes = NO_WISHES) -> Route:
+    def route(self, text: str, constraints: RouteConstraints = NO_CONSTRAINTS) -> Route:
         plan = None
-        if self.watch is not None and wishes.may_watch:
+        if self.watch is not None and constraints.may_watch:
             plan = CascadePlan(new_watch=self.watch, hold_back_s=self.hold_back_s)
         return Route(
             tier=self.tier,

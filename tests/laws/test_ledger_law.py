@@ -18,7 +18,7 @@ import pytest
 from draft.training.tasks.families import stream
 from gateway.tenants.amounts import LimitSpec
 from router.cascade import CascadePlan
-from router.policy import NO_WISHES, Route, Wishes
+from router.policy import NO_CONSTRAINTS, Route, RouteConstraints
 from tests.gateway.watches import PlannedWatch
 from tests.laws.accounts import (
     PATHS,
@@ -52,10 +52,10 @@ class Chance:
     rng: random.Random
     goes_on: bool
 
-    def route(self, text: str, wishes: Wishes = NO_WISHES) -> Route:
+    def route(self, text: str, constraints: RouteConstraints = NO_CONSTRAINTS) -> Route:
         """The small model under a watch, where that may be."""
         plan = CascadePlan(new_watch=self.watch, mid_stream=self.goes_on)
-        cascade = plan if wishes.may_watch else None
+        cascade = plan if constraints.may_watch else None
         return Route(tier="small", reason="chance", quality=0.4, cascade=cascade, is_own=True)
 
     def watch(self) -> PlannedWatch:

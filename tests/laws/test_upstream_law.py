@@ -403,7 +403,7 @@ def test_a_local_answer_that_is_kept_is_the_local_models_own(
 
 def test_behind_the_clouds_words_the_local_model_goes_on_as_it_would(clouds: Clouds) -> None:
     """Where that is allowed, and nobody else is left."""
-    flags = {"handoff.continue_elsewhere": True, "handoff.policy": "prefer_cloud"}
+    flags = {"handoff.continue_on_failure": True, "handoff.policy": "prefer_cloud"}
     with clouds.device(**flags, tiers__cloud__max_retries=0) as device:
         for prompt, number in itertools.product(clouds.prompts[PLAIN][:2], (1, 3, 6)):
             document = {**chat(prompt), **GREEDY, "max_tokens": 40}

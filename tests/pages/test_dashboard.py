@@ -107,7 +107,7 @@ def test_it_shows_what_the_api_says(site: Site, new_page: NewPage) -> None:
         page.locator("#depth svg").get_attribute("aria-label") or ""
     )
     assert page.locator("#depth .bar").count() == 4
-    expect(page.locator("#experiments")).to_contain_text("None is running.")
+    expect(page.locator("#experiments")).to_contain_text("No experiment is running.")
 
 
 def test_charts_are_read_with_the_keyboard(site: Site, new_page: NewPage) -> None:
@@ -172,7 +172,7 @@ def test_without_a_key_it_asks_for_one_and_shows_what_the_key_may_see(
     expect(page.locator("#key")).to_be_focused()
     page.locator("#key").fill("or-wrong")
     page.locator("#key").press("Enter")
-    expect(page.locator("#access [role=alert]")).to_contain_text("does not know this key")
+    expect(page.locator("#access [role=alert]")).to_contain_text("Unknown key")
     page.locator("#key").fill(mine)
     page.locator("#key").press("Enter")
     expect(page.locator("#state")).to_have_text("live")

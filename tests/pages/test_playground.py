@@ -103,12 +103,12 @@ def test_the_tree_of_a_step_is_shown_to_mouse_and_keys(gateway: Running, new_pag
     page.locator("#tree g").first.wait_for()
     assert page.locator("#tree g").count() == 4, "the root, two guesses, the target's own"
     assert page.locator("#tree g.wrong").count() == 1
-    assert "2 guessed, 1 right" in page.inner_text("#tree-said")
+    assert "2 drafted, 1 accepted" in page.inner_text("#tree-said")
     page.keyboard.press("Escape")
     assert page.locator("#tree").is_hidden()
     page.locator(".text").focus()
     page.keyboard.press("ArrowRight")
-    assert "nothing was guessed" in page.inner_text("#tree-said")
+    assert "no token was drafted" in page.inner_text("#tree-said")
 
 
 def test_a_chat_has_several_turns(gateway: Running, new_page: NewPage) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from router.costs import TokenPrices, TypicalRequest
 from router.loading import LoadedRouter, RoutingOptions, RoutingTargetError, load_router
-from router.policy import FixedPolicy, TrainedPolicy, Wishes
+from router.policy import FixedPolicy, RouteConstraints, TrainedPolicy
 from tests.router.routers import scorer_that_says, table
 
 BOTH = ("small", "large")
@@ -126,7 +126,7 @@ def test_watched_answers_reach_the_guard(folder: Path) -> None:
     assert loaded.guard is not None
     numbers = loaded.guard.numbers()
     assert (numbers.num_outcomes, numbers.strong_share) == (1, 1.0)
-    other = loaded.policy.route("x", Wishes(min_quality=0.8)).cascade
+    other = loaded.policy.route("x", RouteConstraints(min_quality=0.8)).cascade
     assert other is not None
     other.new_watch().on_end()
     assert loaded.guard.numbers().num_outcomes == 1

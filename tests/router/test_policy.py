@@ -11,11 +11,11 @@ from router.estimator import TrainedRouter
 from router.policy import (
     CascadeOptions,
     FixedPolicy,
+    RouteConstraintError,
+    RouteConstraints,
     RoutePolicy,
     TrainedPolicy,
     WatchVerdict,
-    WishError,
-    Wishes,
     load_policy,
     own_setting,
     pair_complaint,
@@ -112,10 +112,10 @@ def test_the_cascade_can_be_forced_without_any_calibration() -> None:
 
 def test_unstreamed_answers_are_judged_whole_unless_told_otherwise() -> None:
     scorer = scorer_that_says(0.5, table())
-    whole = policy_of(scorer).route("x", Wishes(is_whole=True)).cascade
+    whole = policy_of(scorer).route("x", RouteConstraints(is_whole=True)).cascade
     streamed = policy_of(scorer).route("x").cascade
     options = CascadeOptions(judge_whole=False, hold_back_s=0.1, mid_stream=True)
-    early = policy_of(scorer, cascade=options).route("x", Wishes(is_whole=True)).cascade
+    early = policy_of(scorer, cascade=options).route("x", RouteConstraints(is_whole=True)).cascade
     assert whole is not None
     assert streamed is not None
     assert early is not None
@@ -132,7 +132,7 @@ def test_a_higher_min_quality_only_ever_moves_to_large(wanted: float, quality: f
     order = {"small": 0, "large": 1}
 
     def rank(min_quality: float) -> tuple[int, float]:
-        route = policy.route("x", Wishes(min_quality=min_quality))
+        route = policy.route("x", RouteConstraints(min_quality=min_quality))
         assert route.threshold is not None
         return order[route.tier], route.threshold
 
@@ -141,25 +141,25 @@ def test_a_higher_min_quality_only_ever_moves_to_large(wanted: float, quality: f
 
 
 def test_min_quality_picks_a_point_and_is_no_setting_of_the_servers() -> None:
-    route = policy_of(scorer_that_says(0.9, table())).route("x", Wishes(min_quality=1.0))
+    route = policy_of(scorer_that_says(0.9, table())).route("x", RouteConstraints(min_quality=1.0))
     assert route.cascade is not None  # the band there: (0.8, always large)
     assert route.threshold == pytest.approx(1.0)
     assert not route.is_own
     assert policy_of(scorer_that_says(0.05, table())).route("x").is_own
-    with pytest.raises(WishError, match="calibration table"):
-        policy_of(scorer_that_says(0.5)).route("x", Wishes(min_quality=0.9))
-    assert FixedPolicy("large").route("x", Wishes(min_quality=1.0)).tier == "large"
-    with pytest.raises(WishError, match="small model"):
-        FixedPolicy("small", "one tier loaded").route("x", Wishes(min_quality=0.5))
+    with pytest.raises(RouteConstraintError, match="calibration table"):
+        policy_of(scorer_that_says(0.5)).route("x", RouteConstraints(min_quality=0.9))
+    assert FixedPolicy("large").route("x", RouteConstraints(min_quality=1.0)).tier == "large"
+    with pytest.raises(RouteConstraintError, match="small model"):
+        FixedPolicy("small", "one tier loaded").route("x", RouteConstraints(min_quality=0.5))
 
 
 def test_a_threshold_and_a_hold_back_of_the_requests_own() -> None:
     policy = policy_of(scorer_that_says(0.6))
-    assert policy.route("x", Wishes(threshold=0.59)).tier == "small"
-    strict = policy.route("x", Wishes(threshold=0.61))
+    assert policy.route("x", RouteConstraints(threshold=0.59)).tier == "small"
+    strict = policy.route("x", RouteConstraints(threshold=0.61))
     assert (strict.tier, strict.threshold, strict.is_own) == ("large", 0.61, False)
     watched = policy_of(scorer_that_says(0.5, table()))
-    own = watched.route("x", Wishes(hold_back_tokens=4, hold_back_s=0.05))
+    own = watched.route("x", RouteConstraints(hold_back_tokens=4, hold_back_s=0.05))
     assert own.cascade is not None
     assert own.cascade.hold_back_s == 0.05
     assert not own.is_own
@@ -173,28 +173,30 @@ def test_a_conversation_stays_where_its_cache_is() -> None:
     scorer = scorer_that_says(0.45)
     policy = policy_of(scorer, Setting(threshold=0.5))
     assert policy.route("x").tier == "large"
-    stays = policy.route("x", Wishes(current="small", gain_factor=1.2))  # 1 - 1.2 * 0.5 = 0.4
+    stays = policy.route(
+        "x", RouteConstraints(current="small", gain_factor=1.2)
+    )  # 1 - 1.2 * 0.5 = 0.4
     assert stays.tier == "small"
     assert stays.reason == (
         "router: conversation stays on small, small model likely right (0.45 >= 0.40)"
     )
-    moves = policy.route("x", Wishes(current="small", gain_factor=1.05))
+    moves = policy.route("x", RouteConstraints(current="small", gain_factor=1.05))
     assert moves.tier == "large"
     assert "conversation moves to large" in moves.reason
     likely = policy_of(scorer_that_says(0.6), Setting(threshold=0.5))
     assert likely.route("x").tier == "small"
-    assert likely.route("x", Wishes(current="large", gain_factor=0.5)).tier == "large"
+    assert likely.route("x", RouteConstraints(current="large", gain_factor=0.5)).tier == "large"
     # Where the cached large model is the cheaper one, it need not gain anything.
     sure = policy_of(scorer_that_says(0.999), Setting(threshold=0.0))
-    assert sure.route("x", Wishes(current="large", gain_factor=0.0)).tier == "large"
-    assert not sure.route("x", Wishes(current="large", gain_factor=0.0)).is_own
+    assert sure.route("x", RouteConstraints(current="large", gain_factor=0.0)).tier == "large"
+    assert not sure.route("x", RouteConstraints(current="large", gain_factor=0.0)).is_own
 
 
 def test_verdicts_are_told_for_requests_without_wishes() -> None:
     told: list[WatchVerdict] = []
     policy = policy_of(scorer_that_says(0.6, table()), on_verdict=told.append)
-    for wishes in (Wishes(), Wishes(min_quality=0.8)):
-        plan = policy.route("x", wishes).cascade
+    for constraints in (RouteConstraints(), RouteConstraints(min_quality=0.8)):
+        plan = policy.route("x", constraints).cascade
         assert plan is not None
         watch = plan.new_watch()
         watch.on_prompt(None)

@@ -24,22 +24,22 @@ class MessagesApi:
 
     name: Final = "messages"
 
-    def __init__(self, *, has_tiers_elsewhere: bool) -> None:
-        self._has_tiers_elsewhere = has_tiers_elsewhere
+    def __init__(self, *, has_upstream_tiers: bool) -> None:
+        self._has_upstream_tiers = has_upstream_tiers
 
     async def read(self, body: bytes) -> TranslatedRequest:
         """Translate a request into a chat completion and its writer. Raises BadRequestError."""
         read = await read_body(MessagesRequest, body)
-        if self._has_tiers_elsewhere:
+        if self._has_upstream_tiers:
             refuse_misplaced_options(read.document)
-        fields = chat_fields(read.request, has_tiers_elsewhere=self._has_tiers_elsewhere)
+        fields = chat_fields(read.request, has_upstream_tiers=self._has_upstream_tiers)
         writer = MessageWriter(tells_thoughts=tells_thoughts(read.request))
         return TranslatedRequest(chat_body=_encode(fields), writer=writer)
 
     async def read_prompt(self, body: bytes) -> bytes:
         """A request to count tokens as a chat completion's request. Raises BadRequestError."""
         request = (await read_body(CountTokensRequest, body)).request
-        return _encode(chat_prompt_fields(request, has_tiers_elsewhere=self._has_tiers_elsewhere))
+        return _encode(chat_prompt_fields(request, has_upstream_tiers=self._has_upstream_tiers))
 
     def problem_body(self, problem: Problem) -> bytes:
         """The JSON of an error."""

@@ -49,13 +49,13 @@ def translate_conversation(
     messages: Sequence[MessageParam],
     system: str | Sequence[TextBlock] | None,
     *,
-    has_tiers_elsewhere: bool,
+    has_upstream_tiers: bool,
 ) -> Conversation:
     """Images, files and signed thoughts are kept where an upstream tier may read them.
 
     Raises BadRequestError with the path of what cannot be said.
     """
-    translator = _Translator(has_tiers_elsewhere, _first_of_tool_loop(messages))
+    translator = _Translator(has_upstream_tiers, _first_of_tool_loop(messages))
     made = _system(system)
     for role, turn in groupby(enumerate(messages), key=lambda item: item[1].role):
         if role == "system":
@@ -112,9 +112,9 @@ def _check_open(message: _Fields, index: int) -> None:
 class _Translator:
     """Translates turns. `first_of_loop`: from this message on, signed thoughts have to go back."""
 
-    def __init__(self, has_tiers_elsewhere: bool, first_of_loop: int) -> None:
-        self._takes_media = has_tiers_elsewhere
-        self._takes_thoughts = has_tiers_elsewhere
+    def __init__(self, has_upstream_tiers: bool, first_of_loop: int) -> None:
+        self._takes_media = has_upstream_tiers
+        self._takes_thoughts = has_upstream_tiers
         self._first_of_loop = first_of_loop
 
     def user(self, turn: Iterable[tuple[int, UserMessage]]) -> list[_Fields]:

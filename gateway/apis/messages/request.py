@@ -21,10 +21,10 @@ _CHOICES: Final = {theirs: ours for ours, theirs in TOOL_CHOICES.items()}
 _SERVICE_TIERS: Final = {"auto": "auto", "standard_only": "default"}
 
 
-def chat_prompt_fields(request: PromptFields, *, has_tiers_elsewhere: bool) -> dict[str, Any]:
+def chat_prompt_fields(request: PromptFields, *, has_upstream_tiers: bool) -> dict[str, Any]:
     """All that the prompt is made of. Raises BadRequestError."""
     conversation = translate_conversation(
-        request.messages, request.system, has_tiers_elsewhere=has_tiers_elsewhere
+        request.messages, request.system, has_upstream_tiers=has_upstream_tiers
     )
     fields: dict[str, Any] = {"model": request.model, "messages": conversation.messages}
     if request.tools:
@@ -42,9 +42,9 @@ def chat_prompt_fields(request: PromptFields, *, has_tiers_elsewhere: bool) -> d
     return fields
 
 
-def chat_fields(request: MessagesRequest, *, has_tiers_elsewhere: bool) -> dict[str, Any]:
+def chat_fields(request: MessagesRequest, *, has_upstream_tiers: bool) -> dict[str, Any]:
     """The whole request. Raises BadRequestError."""
-    fields = chat_prompt_fields(request, has_tiers_elsewhere=has_tiers_elsewhere)
+    fields = chat_prompt_fields(request, has_upstream_tiers=has_upstream_tiers)
     fields["max_tokens"] = request.max_tokens
     if request.stream:
         fields |= {"stream": True, "stream_options": {"include_usage": True}}

@@ -26,7 +26,7 @@ def _random_id() -> str:
 class ResponsesApi:
     """One for all requests: it remembers nothing.
 
-    has_tiers_elsewhere: requests may leave this machine, so misplaced options are refused.
+    has_upstream_tiers: requests may leave this machine, so misplaced options are refused.
     """
 
     name: Final = "responses"
@@ -34,12 +34,12 @@ class ResponsesApi:
     def __init__(
         self,
         *,
-        has_tiers_elsewhere: bool,
+        has_upstream_tiers: bool,
         clock: Callable[[], float] = time.time,
         new_id: Callable[[], str] = _random_id,
     ) -> None:
         """`clock`: seconds since 1970."""
-        self._has_tiers_elsewhere = has_tiers_elsewhere
+        self._has_upstream_tiers = has_upstream_tiers
         self._clock = clock
         self._new_id = new_id
 
@@ -47,7 +47,7 @@ class ResponsesApi:
         """Translate a request. Raises BadRequestError, whose `param` is a field of this API."""
         read = await read_body(ResponsesRequest, body)
         request, document = read.request, read.document
-        if self._has_tiers_elsewhere:
+        if self._has_upstream_tiers:
             refuse_misplaced_options(document)
         writer = ResponseWriter(
             repeated_fields(request, document), clock=self._clock, new_id=self._new_id

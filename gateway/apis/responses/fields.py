@@ -20,7 +20,7 @@ NotTruncated = Annotated[
     Harmless((None, "disabled"), "a conversation that is too long is refused, not shortened"),
 ]
 NotKnown = Annotated[JsonValue, Harmless(why="this is not supported")]
-ElsewhereOnly = Annotated[
+UpstreamOnly = Annotated[
     Label | None,
     WithJsonSchema(
         {"enum": [None], "description": "For upstream tiers; the local models refuse it."}

@@ -9,13 +9,13 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Discriminator, Field, JsonValue, Tag
 
 from gateway.apis.responses.fields import (
-    ElsewhereOnly,
     ItemStatus,
     NotInBackground,
     NotKnown,
     NotStored,
     NotTruncated,
     Stateless,
+    UpstreamOnly,
 )
 from gateway.schema.common import (
     MAX_LABEL_CHARS,
@@ -247,13 +247,13 @@ class TextConfig(RequestModel):
     format: (
         Annotated[TextFormat | JsonObjectFormat | SchemaFormat, Field(discriminator="type")] | None
     ) = None
-    verbosity: ElsewhereOnly = None
+    verbosity: UpstreamOnly = None
 
 
 class ReasoningConfig(RequestModel):
     """Options of the model's thinking. The summary is always the full text."""
 
-    effort: ElsewhereOnly = None
+    effort: UpstreamOnly = None
     summary: SummaryKind | None = None
     generate_summary: SummaryKind | None = None
     context: Annotated[JsonValue, Harmless((None, "auto"))] = None

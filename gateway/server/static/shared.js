@@ -3,14 +3,14 @@
 const byId = (id) => document.getElementById(id);
 const KEPT = "outrider-key";
 const ENTER = "Enter a key to continue.";
-const KEY_TROUBLE = {  // by error code: the gateway's own messages are for programs
+const KEY_TROUBLE = {  // by error code: the gateway's messages address programs
   missing_api_key: ENTER,
-  invalid_api_key: "The gateway does not know this key. Check that it is complete.",
+  invalid_api_key: "Unknown key. Check that it is complete.",
 };
 let key = keptKey();  // empty: none
-let isShut = false;  // the form is shown: nothing else works before a key is entered
+let isShut = false;  // the form is shown until a key is entered
 // What each page does: `path` is requested to try a key; `opened(response)` and `closed()` follow when
-// a key was accepted and when there is none any more; `show()` shows or hides the page's own parts.
+// a key was accepted and when it was removed; `show()` shows or hides the page's own parts.
 const page = { path: "", opened() {}, closed() {}, show() {} };
 
 function element(name, attributes = {}, ...children) {
@@ -63,7 +63,7 @@ function fail(card, message) {
   error.hidden = false;
 }
 
-// Shows the form or the page, and whose key is used: its public part names it.
+// Shows the form or the page, and the public part of the key.
 function showAccess() {
   byId("access").hidden = !isShut;
   byId("holder").hidden = !key;
@@ -72,7 +72,7 @@ function showAccess() {
   page.show();
 }
 
-// Asks for a key: there is none, or the gateway did not accept it.
+// Shows the form: no key is set, or the gateway refused it.
 function shut(why) {
   isShut = true;
   key = "";
@@ -103,7 +103,7 @@ async function enter(text) {
     response = await ask(page.path);
   } catch {
     key = "";
-    refuseKey("The gateway does not answer.");
+    refuseKey("The gateway does not respond.");
     return;
   }
   if ([401, 403, 429].includes(response.status)) {
@@ -123,7 +123,7 @@ function startAccess() {
     event.preventDefault();
     enter(byId("key").value.trim().replace(/^bearer\s+/i, ""));
   });
-  byId("forget").addEventListener("click", () => shut("The key is forgotten. Enter it again, or another one."));
+  byId("forget").addEventListener("click", () => shut("The key was removed. Enter it again, or another one."));
   // A page that came with 401 asks for a key at once; older browsers learn it from the first request.
   const arrival = performance.getEntriesByType("navigation")[0];
   if (!key && arrival?.responseStatus === 401) shut(ENTER); else showAccess();

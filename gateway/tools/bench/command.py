@@ -16,7 +16,7 @@ from rich.console import Console
 
 from gateway.tools.bench.client import TargetError
 from gateway.tools.bench.fields import FieldError
-from gateway.tools.bench.flags import NOBODY, BenchFlags, parse_sides, plan_of, with_suffix
+from gateway.tools.bench.flags import OWN_GATEWAY_URL, BenchFlags, parse_sides, plan_of, with_suffix
 from gateway.tools.bench.plan import BenchPlan, PlanError
 from gateway.tools.bench.progress import LiveProgress
 from gateway.tools.bench.results import BenchResult, ResultError, read_result, write_result
@@ -68,8 +68,8 @@ def _gateway(
     url: str | None, serve: str, sides: tuple[BenchPlan, BenchPlan] | None
 ) -> Iterator[str | None]:
     """Start a gateway for the run; None where every target has a URL."""
-    are_elsewhere = sides is not None and all(side.target.url != NOBODY for side in sides)
-    if url is not None or are_elsewhere:
+    have_urls = sides is not None and all(side.target.url != OWN_GATEWAY_URL for side in sides)
+    if url is not None or have_urls:
         if serve:
             raise PlanError("--serve is for a gateway of this run's own, without --url")
         yield None
@@ -81,7 +81,7 @@ def _gateway(
 
 def _at(plan: BenchPlan, url: str | None) -> BenchPlan:
     """The plan, asking our own gateway where it names no other."""
-    if url is None or plan.target.url != NOBODY:
+    if url is None or plan.target.url != OWN_GATEWAY_URL:
         return plan
     return replace(plan, target=replace(plan.target, url=url))
 

@@ -15,7 +15,7 @@ from gateway.tools.bench.search import SearchSettings
 from gateway.tools.bench.summary import BenchPrices
 from gateway.tools.bench.workloads import WorkloadSettings
 
-NOBODY: Final = "http://127.0.0.1:1"
+OWN_GATEWAY_URL: Final = "http://127.0.0.1:1"
 """Stands in a plan until its own gateway has a port."""
 
 _OBJECTIVES: Final = ("ttft_ms", "inter_token_ms", "e2e_ms")
@@ -82,7 +82,7 @@ def plan_of(flags: BenchFlags) -> BenchPlan:
     has_no_end = flags.duration is None and flags.num_requests is None
     plan = BenchPlan(
         target=TargetSettings(
-            url=flags.url or NOBODY,
+            url=flags.url or OWN_GATEWAY_URL,
             key=flags.key,
             model=flags.model,
             is_stream=flags.stream,

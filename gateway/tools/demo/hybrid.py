@@ -38,14 +38,14 @@ _BREAKER: Final = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HybridQuestion:
-    """A question to the device. `wishes` is the request's `outrider` object."""
+    """A question to the device. `options` is the request's `outrider` object."""
 
     prompt: str
-    wishes: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _asked(prompt: str, **wishes: Any) -> HybridQuestion:
-    return HybridQuestion(prompt=prompt, wishes=wishes)
+def _asked(prompt: str, **options: Any) -> HybridQuestion:
+    return HybridQuestion(prompt=prompt, options=options)
 
 
 _WEEKDAY: Final = "What weekday comes 225 days after a Sunday?"
@@ -140,7 +140,7 @@ class DeviceApp:
             temperature=0,
             max_tokens=_MAX_TOKENS,
             stream=True,
-            extra_body={"outrider": dict(question.wishes)} if question.wishes else {},
+            extra_body={"outrider": dict(question.options)} if question.options else {},
         ) as stream:
             yield from stream
 
@@ -223,7 +223,7 @@ def table(title: str, replies: Sequence[HybridReply]) -> Table:
 
 def _prompt(question: HybridQuestion) -> Text:
     shown = Text(_short(question.prompt))
-    for name, value in question.wishes.items():
+    for name, value in question.options.items():
         shown.append(f"\n{name}: {value}", style="cyan")
     return shown
 

@@ -31,7 +31,7 @@ RESULT = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "rain"}
 
 
 def chat(*, elsewhere: bool = False, **fields: Any) -> dict[str, Any]:
-    surface = MessagesApi(has_tiers_elsewhere=elsewhere)
+    surface = MessagesApi(has_upstream_tiers=elsewhere)
     body: dict[str, Any] = json.loads(asyncio.run(surface.read(encoded(**fields))).chat_body)
     return body
 
@@ -49,7 +49,7 @@ def messages(*given: dict[str, Any], **fields: Any) -> list[dict[str, Any]]:
 def refused(**fields: Any) -> BadRequestError:
     elsewhere = fields.pop("elsewhere", False)
     with pytest.raises(BadRequestError) as caught:
-        asyncio.run(MessagesApi(has_tiers_elsewhere=elsewhere).read(encoded(**fields)))
+        asyncio.run(MessagesApi(has_upstream_tiers=elsewhere).read(encoded(**fields)))
     return caught.value
 
 
@@ -167,19 +167,19 @@ def test_refused_by_name(fields: dict[str, Any], param: str) -> None:
 @pytest.mark.parametrize("body", [b"[" * 5000, b'{"model": NaN}', b"\xff", b"null", b""])
 def test_what_is_no_request(body: bytes) -> None:
     with pytest.raises(BadRequestError):
-        asyncio.run(MessagesApi(has_tiers_elsewhere=False).read(body))
+        asyncio.run(MessagesApi(has_upstream_tiers=False).read(body))
 
 
 def test_numbers_that_are_none_are_refused_where_anything_may_stand() -> None:
     body = encoded(tools=[WEATHER]).replace(b'"string"', b"NaN")
     with pytest.raises(BadRequestError, match="not valid JSON"):
-        asyncio.run(MessagesApi(has_tiers_elsewhere=False).read(body))
+        asyncio.run(MessagesApi(has_upstream_tiers=False).read(body))
 
 
 def test_options_that_stand_there_twice_are_refused() -> None:
     body = encoded()[:-1] + b', "outrider": {"privacy": "private"}, "outrider": {}}'
     with pytest.raises(BadRequestError, match="twice"):
-        asyncio.run(MessagesApi(has_tiers_elsewhere=True).read(body))
+        asyncio.run(MessagesApi(has_upstream_tiers=True).read(body))
 
 
 # ---- conversations ------------------------------------------------------------------------
@@ -378,7 +378,7 @@ def test_thinking_comes_back(thinking: dict[str, Any], expected: dict[str, Any])
 
 def problem(message: str, **fields: Any) -> dict[str, Any]:
     made = Problem(message=message, **{"status": 400, "type": "invalid_request_error", **fields})
-    body: dict[str, Any] = json.loads(MessagesApi(has_tiers_elsewhere=False).problem_body(made))
+    body: dict[str, Any] = json.loads(MessagesApi(has_upstream_tiers=False).problem_body(made))
     assert body["type"] == "error"
     error: dict[str, Any] = body["error"]
     return error
@@ -422,7 +422,7 @@ def test_a_prompt_that_is_too_long_is_said_in_the_words_that_clients_look_for() 
 
 
 def test_an_exception_that_nobody_planned_says_nothing() -> None:
-    surface = MessagesApi(has_tiers_elsewhere=False)
+    surface = MessagesApi(has_upstream_tiers=False)
     error = json.loads(surface.problem_body(problem_of(KeyError("secret"))))["error"]
     assert error["type"] == "api_error"
     assert "secret" not in error["message"]
@@ -485,7 +485,7 @@ BODIES = st.fixed_dictionaries(
 @settings(max_examples=100, deadline=None)
 @given(body=BODIES, elsewhere=st.booleans())
 def test_any_body_is_translated_or_refused(body: dict[str, Any], elsewhere: bool) -> None:
-    surface = MessagesApi(has_tiers_elsewhere=elsewhere)
+    surface = MessagesApi(has_upstream_tiers=elsewhere)
     made: bytes | None = None
     with suppress(BadRequestError):
         made = asyncio.run(surface.read(json.dumps(body).encode())).chat_body
@@ -497,8 +497,8 @@ def test_any_body_is_translated_or_refused(body: dict[str, Any], elsewhere: bool
 @given(body=st.binary(max_size=40) | JSON.map(lambda value: json.dumps(value).encode()))
 def test_any_bytes_are_refused(body: bytes) -> None:
     for read in (
-        MessagesApi(has_tiers_elsewhere=True).read,
-        MessagesApi(has_tiers_elsewhere=False).read_prompt,
+        MessagesApi(has_upstream_tiers=True).read,
+        MessagesApi(has_upstream_tiers=False).read_prompt,
     ):
         with pytest.raises(BadRequestError):
             asyncio.run(read(body))

@@ -15,7 +15,7 @@ from gateway.errors.http import Problem
 from gateway.errors.tree import BadRequestError
 from gateway.schema.chat import ChatRequest
 
-SURFACE = ResponsesApi(has_tiers_elsewhere=True)
+SURFACE = ResponsesApi(has_upstream_tiers=True)
 HELLO = [{"role": "user", "content": "Hello"}]
 TOOL = {
     "type": "function",

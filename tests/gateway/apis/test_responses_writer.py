@@ -28,7 +28,7 @@ FAILURE = Problem(status=503, message="It died.", type="server_error", code="eng
 
 
 def new_writer(**fields: Any) -> AnswerWriter:
-    surface = ResponsesApi(has_tiers_elsewhere=True, clock=lambda: NOW_S, new_id=lambda: "new1")
+    surface = ResponsesApi(has_upstream_tiers=True, clock=lambda: NOW_S, new_id=lambda: "new1")
     request = {"model": "auto", "input": "Hello", **fields}
     return asyncio.run(surface.read(json.dumps(request).encode())).writer
 

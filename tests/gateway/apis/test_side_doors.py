@@ -79,8 +79,8 @@ URLS = ("http://169.254.169.254/latest/meta-data", "file:///etc/passwd", "gopher
 
 def surface(name: str, *, elsewhere: bool = False) -> Api:
     if name == "responses":
-        return ResponsesApi(has_tiers_elsewhere=elsewhere)
-    return MessagesApi(has_tiers_elsewhere=elsewhere)
+        return ResponsesApi(has_upstream_tiers=elsewhere)
+    return MessagesApi(has_upstream_tiers=elsewhere)
 
 
 def read_here(name: str, fields: dict[str, Any]) -> ChatRequest:

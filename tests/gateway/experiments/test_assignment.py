@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import binomtest, chi2_contingency
 
 from gateway.errors.tree import BadRequestError
-from gateway.experiments.assigner import NobodyAssigner, Subject, conversation_unit
+from gateway.experiments.assigner import NullAssigner, Subject, conversation_unit
 from gateway.experiments.assignment import HashAssigner
 from gateway.experiments.lifecycle import arm_stopped, edited, ramped, reweighted, started
 from gateway.experiments.records import ExperimentRecord
@@ -217,7 +217,7 @@ def test_an_unknown_forced_arm_is_refused_and_the_known_are_named(wanted: str) -
     assert len(str(caught.value)) < 400
     assert caught.value.param == "x-outrider-arm"
     with pytest.raises(BadRequestError, match="available: none"):
-        NobodyAssigner().assign(subject)
+        NullAssigner().assign(subject)
 
 
 def test_any_text_is_a_unit() -> None:

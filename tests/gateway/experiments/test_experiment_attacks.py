@@ -25,7 +25,7 @@ from gateway.experiments.totals import ArmTotals
 from gateway.settings.experiments import ExperimentSpec
 from gateway.tenants.principal import Principal, Scopes
 from gateway.text.chat import ChatTokenizer
-from router.policy import NO_WISHES, Route, WishError, Wishes
+from router.policy import NO_CONSTRAINTS, Route, RouteConstraintError, RouteConstraints
 from tests.gateway.hybrid import CHAT, TestPolicy, World, hybrid
 from tests.gateway.metering.tenants import Books, books
 from tests.gateway.scripted_client import Script
@@ -41,10 +41,10 @@ class UncalibratedPolicy(TestPolicy):
 
     __test__ = False
 
-    def route(self, text: str, wishes: Wishes = NO_WISHES) -> Route:
-        if wishes.min_quality is not None:
-            raise WishError("the router has no calibration table")
-        return super().route(text, wishes)
+    def route(self, text: str, constraints: RouteConstraints = NO_CONSTRAINTS) -> Route:
+        if constraints.min_quality is not None:
+            raise RouteConstraintError("the router has no calibration table")
+        return super().route(text, constraints)
 
 
 @pytest.fixture

@@ -490,7 +490,7 @@ def test_private_requests_never_leave_the_machine(make: Make) -> None:
         {"handoff": {"policy": "prefer_cloud"}},
         {"handoff": {"max_queue_ms": 1e-3}},
         {"mirrored": CLOUD, "mirror": {"tier": "shadow", "share": 1.0}},
-        {"handoff": {"continue_elsewhere": True}},
+        {"handoff": {"continue_on_failure": True}},
     )
     broken: tuple[Script, ...] = (
         Script(refusal=QueueFullError(num_waiting=1, retry_after_s=1.0)),
@@ -542,7 +542,7 @@ def test_the_local_models_go_on_behind_the_cloud_where_that_is_allowed(
     toxic = Toxic(kind="reset", after_events=after)
     with make(
         clouds=(MockScript(pieces=CLOUD.pieces, toxic=toxic),),
-        handoff={"continue_elsewhere": True, "policy": "prefer_cloud"},
+        handoff={"continue_on_failure": True, "policy": "prefer_cloud"},
     ) as world:
         world.says(" And so on.")
         streamed = world.stream(max_tokens=40)
@@ -558,7 +558,7 @@ def test_the_local_models_go_on_behind_the_cloud_where_that_is_allowed(
 
 
 def test_the_cloud_goes_on_behind_the_local_models_where_that_is_allowed(make: Make) -> None:
-    with make(tier={"server": "vllm"}, handoff={"continue_elsewhere": True}) as world:
+    with make(tier={"server": "vllm"}, handoff={"continue_on_failure": True}) as world:
         world.says("Well then. ", failure=("engine_died", "gone"))
         streamed = world.stream(model="auto")
         assert streamed.text == "Well then. " + CLOUD_TEXT

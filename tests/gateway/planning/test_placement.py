@@ -206,12 +206,12 @@ def test_rules_of_the_settings() -> None:
     assert made == CLOUD_ONLY
     settings = HandoffSettings(
         tier="other", policy="prefer_cloud", strong="cloud", max_queue_ms=500, deadline_ms=2_000,
-        continue_elsewhere=True,
+        continue_on_failure=True,
     )  # fmt: skip
     made = PlacementPolicy.of(settings, tiers=["cloud", "other"], local=["small", "large"])
     assert made == PlacementPolicy(
         policy="prefer_cloud", cloud="other", strong="cloud", max_queue_s=0.5, deadline_s=2.0,
-        continue_elsewhere=True,
+        continue_on_failure=True,
     )  # fmt: skip
 
 

@@ -196,7 +196,7 @@ def test_our_key_is_told_to_nobody(
 def test_prompts_are_in_no_log(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     messages = [{"role": "user", "content": SECRET}]
-    with facing(make, handoff={"policy": "prefer_cloud", "continue_elsewhere": True}) as (w, far):
+    with facing(make, handoff={"policy": "prefer_cloud", "continue_on_failure": True}) as (w, far):
         echo = json.dumps({"error": {"message": SECRET}}).encode()
         cut = CHUNKED + chunk(piece(SECRET)) + b"zz\r\n"
         for answer in (
@@ -355,7 +355,7 @@ def test_a_comment_first_does_not_cost_the_answers_id(make: Make) -> None:
         await asyncio.sleep(0.05)
         await _hang_up(connection)
 
-    with facing(make, late, handoff={"policy": "prefer_cloud", "continue_elsewhere": True}) as (
+    with facing(make, late, handoff={"policy": "prefer_cloud", "continue_on_failure": True}) as (
         world,
         far,
     ):

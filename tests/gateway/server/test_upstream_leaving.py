@@ -204,7 +204,7 @@ def test_leaving_when_the_other_tier_has_just_taken_over(
 
 def test_leaving_while_another_goes_on_behind_a_broken_answer(make: Make) -> None:
     broken = MockScript(pieces=("Far ", "away."), toxic=Toxic(kind="reset", after_events=1))
-    rules = {"continue_elsewhere": True, "policy": "prefer_cloud"}
+    rules = {"continue_on_failure": True, "policy": "prefer_cloud"}
     with make(clouds=(broken,), handoff=rules) as world:
         world.engine.script = lambda _: Script(hangs=True)
         with nothing_left(world):

@@ -24,14 +24,14 @@ from gateway.settings.tree import SettingsError
 from gateway.telemetry.otel import CountingExporter, OtelTracer, SpanCounts, provider_of
 from gateway.telemetry.spans import (
     AnswerMarks,
-    AskedMarks,
     AttemptMarks,
     EngineMarks,
+    RequestMarks,
     begin_attempt,
     end_answer,
     end_attempt,
-    record_asked,
     record_engine,
+    record_request,
     record_route,
 )
 from gateway.telemetry.tracer import NULL_SPAN, NULL_TRACER
@@ -103,7 +103,7 @@ def marks() -> EngineMarks:
 def test_a_requests_whole_tree() -> None:
     seen = watched()
     root = seen.tracer.begin("POST /v1/chat/completions", start_s=90.0)
-    record_asked(root, AskedMarks(request_id="r-1", model="auto", key_id="k1", max_tokens=64))
+    record_request(root, RequestMarks(request_id="r-1", model="auto", key_id="k1", max_tokens=64))
     record_route(root, start_s=90.1, end_s=90.2, tier="small", reason="easy", quality=0.9)
     record_engine(root, marks())
     attempt = begin_attempt(
@@ -170,10 +170,10 @@ def test_names_are_those_of_the_conventions() -> None:
     }
     seen = watched()
     root = seen.tracer.begin("POST /v1/chat/completions")
-    asked = AskedMarks(
+    asked = RequestMarks(
         request_id="r", model="m", num_choices=2, max_tokens=1, temperature=1.0, top_p=0.5
     )
-    record_asked(root, asked)
+    record_request(root, asked)
     record_engine(root, marks())
     attempt = begin_attempt(root, tier="c", replica="h:1", kind="retry", model="b", start_s=95.0)
     end_attempt(attempt, AttemptMarks(outcome="failed", ended_s=96.0, failure="status", status=500))
@@ -303,7 +303,7 @@ def test_the_share_decides_for_the_rest() -> None:
 def test_what_a_client_chose_is_kept_short() -> None:
     seen = watched()
     root = seen.tracer.begin("r")
-    record_asked(root, AskedMarks(request_id="x" * 5000, model="m" * 5000))
+    record_request(root, RequestMarks(request_id="x" * 5000, model="m" * 5000))
     root.set({"outrider.reason": "y" * 5000})
     root.end()
     attributes = seen.spans()["r"].attributes or {}

@@ -211,11 +211,11 @@ def test_when_it_is_killed_the_device_goes_on(tmp_path: Path) -> None:
         device(llama_url, **{"models.large": "none"}) as url,
         openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as app,
     ):
-        wishes = {"extra_body": {"outrider": {"policy": "prefer_cloud"}}}
-        assert ask(app, "auto", EASY, **wishes).outrider["tier"] == "cloud"
+        options = {"extra_body": {"outrider": {"policy": "prefer_cloud"}}}
+        assert ask(app, "auto", EASY, **options).outrider["tier"] == "cloud"
         process.kill()
         process.wait()
-        answer = ask(app, "auto", EASY, **wishes)
+        answer = ask(app, "auto", EASY, **options)
         assert answer.outrider["tier"] == "small"
         assert answer.outrider["degraded"] is True
         assert answer.choices[0].message.content

@@ -39,8 +39,8 @@ class Device:
         return StreamingResponse(self._events(body), media_type="text/event-stream")
 
     async def _events(self, body: dict[str, Any]) -> Any:
-        wishes = body.get("outrider", {})
-        is_wanted = wishes.get("policy") == "prefer_cloud" and "privacy" not in wishes
+        options = body.get("outrider", {})
+        is_wanted = options.get("policy") == "prefer_cloud" and "privacy" not in options
         for piece in [""] if self.is_silent else ["It ", "is ", "nine", "."]:
             yield _event(delta={"content": piece})
         if self.breaks_off and is_wanted and not self.is_cloud_up:
