@@ -1,7 +1,7 @@
 """The names that requests may use, kept up to date with the engine's and the servers' lists."""
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from engine.errors import EngineError
@@ -10,7 +10,13 @@ from engine.request import TIERS, Tier
 from gateway.errors.tree import GatewayError, ModelNotFoundError, NotReadyError
 from gateway.handoff.cloud_parts import CloudParts
 from gateway.planning.jobs import JobBuilder
-from gateway.planning.model_catalog import AUTO, ModelCatalog, ResolvedModel, TierModels
+from gateway.planning.model_catalog import (
+    AUTO,
+    LocalFormats,
+    ModelCatalog,
+    ResolvedModel,
+    TierModels,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +34,13 @@ class LiveModelCatalog:
     for it: local models answer whether or not upstream servers can be reached.
     """
 
-    def __init__(self, cloud: CloudParts, jobs: JobBuilder, local_tiers: Collection[Tier]) -> None:
-        """`local_tiers` are known while the engine is not ready."""
+    def __init__(
+        self, cloud: CloudParts, jobs: JobBuilder, formats: Mapping[Tier, LocalFormats]
+    ) -> None:
+        """`formats`: of the local tiers, known while the engine is not ready."""
         self._cloud = cloud
         self._jobs = jobs
-        self._local_tiers = local_tiers
+        self._formats = formats
         self._listed: dict[str, tuple[str, ...]] = {}
         self._known: _Known | None = None
         self._names: ModelCatalog | None = None
@@ -87,10 +95,12 @@ class LiveModelCatalog:
                         model=tier.settings.model,
                         listed=ids,
                         max_context=tier.settings.max_context,
+                        supports=tier.settings.supports,
                     )
                     for (name, tier), ids in zip(tiers.items(), listed, strict=True)
                 ],
                 handoff=self._cloud.rules.cloud,
+                formats=self._formats,
             )
         return self._names
 
@@ -126,5 +136,5 @@ class LiveModelCatalog:
                 raise
             if self._last_local:  # the engine restarts with the same models
                 return self._last_local
-            loaded = [tier for tier in TIERS if tier in self._local_tiers]
+            loaded = [tier for tier in TIERS if tier in self._formats]
             return {AUTO: (), **dict.fromkeys(loaded, ())}

@@ -5,16 +5,31 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from engine.events import TierInfo
-from engine.request import TIERS
+from engine.request import TIERS, Tier
 from gateway.errors.tree import BadRequestError, ModelNotFoundError
 from gateway.planning.placement import Named
-from gateway.schema.kinds import ServerKind
+from gateway.schema.kinds import ModelCapability, ServerKind
 from gateway.settings.tiers import RESERVED_NAMES
 
 AUTO: Final = "auto"
 # Clients sort models by age; local and upstream models have no meaningful one.
 _CREATED: Final = 1_762_000_000
 _LOCAL_FIELDS: Final = ("tier", "model_id", "max_context", "num_parameters", "dtype", "device")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalFormats:
+    """The formats that a local tier's model speaks. `may_think`: it marks its reasoning."""
+
+    tool_format: str
+    may_think: bool = False
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of a tier's card."""
+        capabilities: list[ModelCapability] = ["structured_outputs", "tools"]
+        if self.may_think:
+            capabilities.append("reasoning")
+        return {"capabilities": capabilities, "tool_format": self.tool_format}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +44,7 @@ class TierModels:
     model: str | None = None
     listed: tuple[str, ...] = ()
     max_context: int | None = None
+    supports: tuple[ModelCapability, ...] = ()
 
     @property
     def usual(self) -> str | None:
@@ -64,11 +80,13 @@ class ModelCatalog:
         tiers: Sequence[TierModels] = (),
         *,
         handoff: str | None = None,
+        formats: Mapping[Tier, LocalFormats],
     ) -> None:
         """`local` by name, with `auto`; without checkpoints where the engine is not ready to tell.
 
-        `handoff`: the tier that may answer `auto` too.
+        `handoff`: the tier that may answer `auto` too. `formats`: of the local tiers.
         """
+        self._formats = formats
         self._tiers = {models.tier: models for models in tiers}
         self._handoff = handoff
         self._local_tiers = tuple(tier for tier in TIERS if tier in local)
@@ -151,7 +169,9 @@ class ModelCatalog:
 
     def _card(self, meant: ResolvedModel) -> dict[str, Any]:
         behind: list[dict[str, Any]] = [
-            {field: getattr(info, field) for field in _LOCAL_FIELDS} for info in meant.local
+            {field: getattr(info, field) for field in _LOCAL_FIELDS}
+            | self._formats[info.tier].fields()
+            for info in meant.local
         ]
         if meant.tier is not None:
             behind.append(_tier_card(self._tiers[meant.tier], meant.model))
@@ -185,6 +205,7 @@ def _tier_card(models: TierModels, model: str | None) -> dict[str, Any]:
         "model_id": model,
         "max_context": models.max_context,
         "server": models.server,
+        "capabilities": list(models.supports),
     }
 
 

@@ -11,6 +11,7 @@ Policy = Literal["local_only", "prefer_local", "prefer_cloud", "cloud_only"]
 """Tiers that may answer requests for `auto`: models of this machine, and an upstream tier."""
 
 Capability = Literal["tools", "images", "audio", "files"]
+ModelCapability = Capability | Literal["structured_outputs", "reasoning"]
 
 
 ServerKind = Literal[

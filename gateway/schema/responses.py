@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from engine.request import Tier
 from engine.trace import NodeSource, TokenOrigin
 from gateway.answers.responder import HandOffKind
-from gateway.schema.kinds import ServerKind, UsageSource
+from gateway.schema.kinds import ModelCapability, ServerKind, UsageSource
 
 
 class ResponseModel(BaseModel):
@@ -330,7 +330,10 @@ class Pricing(ResponseModel):
 
 
 class TierCard(ResponseModel):
-    """The checkpoint behind a tier. `pricing` is there where the operator has set prices."""
+    """The checkpoint behind a tier. `pricing` is there where the operator has set prices.
+
+    `tool_format`: the text in which the model writes calls of tools.
+    """
 
     tier: Tier
     model_id: str
@@ -338,6 +341,8 @@ class TierCard(ResponseModel):
     num_parameters: int
     dtype: str
     device: str
+    capabilities: list[ModelCapability]
+    tool_format: str
     pricing: Pricing | None = None
 
 
@@ -352,6 +357,7 @@ class UpstreamCard(ResponseModel):
     model_id: str | None
     max_context: int | None
     server: ServerKind
+    capabilities: list[ModelCapability]
     pricing: Pricing | None = None
 
 

@@ -2,6 +2,7 @@
 
 from functools import partial
 
+from engine.request import Tier
 from gateway.apis.messages.api import MessagesApi
 from gateway.apis.responses.api import ResponsesApi
 from gateway.apis.tokenize import Tokenizing
@@ -20,6 +21,7 @@ from gateway.handoff.planner import Planner
 from gateway.handoff.reading import RequestReader
 from gateway.ledger.usage_api import UsageApi
 from gateway.planning.jobs import JobBuilder
+from gateway.planning.model_catalog import LocalFormats
 from gateway.planning.tier_choice import TierChooser
 from gateway.server.app import Routes, create_app
 from gateway.server.auth_dispatcher import AuthDispatcher
@@ -39,7 +41,7 @@ def build_app(parts: GatewayParts) -> AuthDispatcher:
     if parts.routing.guard is not None:
         parts.metrics.registry.register(RouteCollector(parts.routing.guard))
     jobs = build_jobs(parts)
-    catalog = LiveModelCatalog(parts.cloud, jobs, tuple(parts.tokenizers))
+    catalog = LiveModelCatalog(parts.cloud, jobs, _local_formats(parts))
     planner = _build_planner(parts, jobs, catalog)
     recent = RecentOutcomes(clock=parts.clock)
     intake = _build_intake(parts, recent)
@@ -75,6 +77,13 @@ def build_app(parts: GatewayParts) -> AuthDispatcher:
             has_upstream_tiers=bool(parts.cloud.tiers),
         )
     )
+
+
+def _local_formats(parts: GatewayParts) -> dict[Tier, LocalFormats]:
+    return {
+        tier: LocalFormats(tool_format=tokenizer.dialect.format.name, may_think=tokenizer.may_think)
+        for tier, tokenizer in parts.tokenizers.items()
+    }
 
 
 def build_jobs(parts: GatewayParts) -> JobBuilder:

@@ -183,7 +183,7 @@ def _model(tier: str, path: str) -> Finding:
         return Finding(name=name, status="ok", detail=detail)
     try:
         config = read_model_config(folder)
-        ChatTokenizer.load(folder)
+        tokenizer = ChatTokenizer.load(folder)
     except (UnsupportedModelError, OSError, ValueError) as error:
         return Finding(
             name=name,
@@ -200,7 +200,11 @@ def _model(tier: str, path: str) -> Finding:
             advice="Download the checkpoint again, or convert it to safetensors.",
         )
     way = "" if config.is_native else " (through transformers)"
-    detail = f"{config.architecture}{way}, {weights / 2**20:,.1f} MiB, {config.dtype}, at {path}"
+    formats = f"{tokenizer.dialect.format.name} tools" + ", reasoning" * tokenizer.may_think
+    detail = (
+        f"{config.architecture}{way}, {weights / 2**20:,.1f} MiB, {config.dtype}, {formats}, "
+        f"at {path}"
+    )
     return Finding(name=name, status="ok", detail=detail)
 
 

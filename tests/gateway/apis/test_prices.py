@@ -7,7 +7,13 @@ from gateway.ledger.prices import PriceBook
 from gateway.schema.responses import ModelCard
 from gateway.settings.tree import Settings
 
-CLOUD = {"tier": "cloud", "model_id": "m", "max_context": None, "server": "openai"}
+CLOUD = {
+    "tier": "cloud",
+    "model_id": "m",
+    "max_context": None,
+    "server": "openai",
+    "capabilities": [],
+}
 
 
 def tier(name: str, max_context: int) -> dict[str, Any]:
@@ -18,6 +24,8 @@ def tier(name: str, max_context: int) -> dict[str, Any]:
         "num_parameters": 5,
         "dtype": "float32",
         "device": "cpu",
+        "capabilities": ["tools"],
+        "tool_format": "hermes",
     }
 
 

@@ -7,7 +7,7 @@ from gateway.apis.prices import with_prices
 from gateway.errors.http import problem_of
 from gateway.errors.tree import BadRequestError, ModelNotFoundError
 from gateway.ledger.prices import PriceBook
-from gateway.planning.model_catalog import ModelCatalog, ResolvedModel, TierModels
+from gateway.planning.model_catalog import LocalFormats, ModelCatalog, ResolvedModel, TierModels
 from gateway.schema.responses import ModelCard
 
 FREE = PriceBook.free()
@@ -40,9 +40,14 @@ CLOUD = TierModels(
     model="meta/llama",
     listed=("meta/other", "meta/llama", "large", "test/small", "spare"),
     max_context=8192,
+    supports=("tools", "images"),
 )
 SPARE = TierModels(tier="spare", server="outrider", listed=("meta/other", "auto", "mine"))
-BOTH = ModelCatalog(LOCAL, (CLOUD, SPARE), handoff="cloud")
+FORMATS = {
+    "small": LocalFormats(tool_format="hermes"),
+    "large": LocalFormats(tool_format="mistral", may_think=True),
+}
+BOTH = ModelCatalog(LOCAL, (CLOUD, SPARE), handoff="cloud", formats=FORMATS)
 
 
 def cloud(meant: ResolvedModel) -> tuple[str | None, str | None]:
@@ -58,15 +63,15 @@ def test_all_names_local_ones_first() -> None:
         "meta/llama", "meta/other", "cloud/large", "cloud/test/small", "cloud/spare",
         "spare/meta/other", "spare/auto", "mine",
     )  # fmt: skip
-    assert ModelCatalog(LOCAL).all() == tuple(LOCAL)
+    assert ModelCatalog(LOCAL, formats=FORMATS).all() == tuple(LOCAL)
     assert "mine" in BOTH
-    assert "mine" not in ModelCatalog(LOCAL)
+    assert "mine" not in ModelCatalog(LOCAL, formats=FORMATS)
 
 
 @pytest.mark.parametrize("name", LOCAL)
 def test_local_names_win(name: str) -> None:
     greedy = TierModels(tier="cloud", listed=tuple(LOCAL))
-    meant = ModelCatalog(LOCAL, (greedy,), handoff="cloud").resolve(name)
+    meant = ModelCatalog(LOCAL, (greedy,), handoff="cloud", formats=FORMATS).resolve(name)
     assert meant.named == ("auto" if name == "auto" else "local")
     assert meant.local == LOCAL[name]
     assert meant.tier is None
@@ -95,7 +100,9 @@ def test_names_of_servers(name: str, tier: str, model: str) -> None:
 def test_words_of_ours_never_mean_a_server() -> None:
     """Another Outrider lists auto, small and large too."""
     other = TierModels(tier="cloud", server="outrider", listed=("auto", "small", "large", "none"))
-    names = ModelCatalog({"auto": (SMALL,), "small": (SMALL,)}, (other,), handoff="cloud")
+    names = ModelCatalog(
+        {"auto": (SMALL,), "small": (SMALL,)}, (other,), handoff="cloud", formats=FORMATS
+    )
     assert names.resolve("auto").named == "auto"
     for name in ("large", "none"):
         with pytest.raises(ModelNotFoundError):
@@ -113,7 +120,7 @@ def test_unknown_names(name: str) -> None:
 
 
 def test_a_tier_whose_models_nobody_knows() -> None:
-    names = ModelCatalog(LOCAL, (TierModels(tier="cloud"),), handoff="cloud")
+    names = ModelCatalog(LOCAL, (TierModels(tier="cloud"),), handoff="cloud", formats=FORMATS)
     assert cloud(names.resolve("cloud")) == ("cloud", None)
     assert cloud(names.resolve("cloud/x")) == ("cloud", "x")
     assert names.usual_model("cloud") is None
@@ -122,7 +129,7 @@ def test_a_tier_whose_models_nobody_knows() -> None:
 
 
 def test_a_model_called_like_its_tier_is_listed_once() -> None:
-    names = ModelCatalog(LOCAL, (TierModels(tier="cloud", model="cloud"),))
+    names = ModelCatalog(LOCAL, (TierModels(tier="cloud", model="cloud"),), formats=FORMATS)
     assert names.all() == (*LOCAL, "cloud")
 
 
@@ -160,15 +167,17 @@ def test_tiers_that_do_not_fit(model: str, tier: str, words: str) -> None:
 
 
 def test_a_tier_that_is_not_loaded() -> None:
-    names = ModelCatalog({"auto": (SMALL,), "small": (SMALL,)}, (CLOUD,))
+    names = ModelCatalog({"auto": (SMALL,), "small": (SMALL,)}, (CLOUD,), formats=FORMATS)
     with pytest.raises(BadRequestError, match="available: small, cloud"):
         names.resolve("auto", "large")
     with pytest.raises(BadRequestError, match="available: none"):
-        ModelCatalog({}).resolve("auto", "large")
+        ModelCatalog({}, formats=FORMATS).resolve("auto", "large")
 
 
 def test_while_the_engine_does_not_tell_its_checkpoints() -> None:
-    names = ModelCatalog({"auto": (), "small": (), "large": ()}, (CLOUD,), handoff="cloud")
+    names = ModelCatalog(
+        {"auto": (), "small": (), "large": ()}, (CLOUD,), handoff="cloud", formats=FORMATS
+    )
     assert names.resolve("auto").named == "auto"
     assert names.resolve("small").named == "local"
     assert names.resolve("auto", "large").named == "local"
@@ -179,7 +188,7 @@ def test_while_the_engine_does_not_tell_its_checkpoints() -> None:
 
 
 def test_without_a_local_model() -> None:
-    names = ModelCatalog({"auto": ()}, (SPARE,), handoff="spare")
+    names = ModelCatalog({"auto": ()}, (SPARE,), handoff="spare", formats=FORMATS)
     assert names.all()[:2] == ("auto", "spare")
     assert names.resolve("auto").named == "auto"
     with pytest.raises(ModelNotFoundError):
@@ -193,14 +202,29 @@ def test_cards() -> None:
     cards = {card["id"]: ModelCard.model_validate(with_prices(card, FREE)) for card in BOTH.cards()}
     assert tuple(cards) == BOTH.all()
     assert [card.tier for card in cards["auto"].outrider] == ["small", "large", "cloud"]
-    assert [card.tier for card in cards["large"].outrider] == ["large"]
+    (large,) = cards["large"].outrider
+    assert large.tier == "large"
+    assert large.capabilities == ["structured_outputs", "tools", "reasoning"]
+    assert large.tool_format == "mistral"
     assert cards["large"].owned_by == "outrider"
     assert cards["mine"].owned_by == "spare"
     assert BOTH.card("cloud")["outrider"] == [
-        {"tier": "cloud", "model_id": "meta/llama", "max_context": 8192, "server": "vllm"}
+        {
+            "tier": "cloud",
+            "model_id": "meta/llama",
+            "max_context": 8192,
+            "server": "vllm",
+            "capabilities": ["tools", "images"],
+        }
     ]
     assert BOTH.card("mine")["outrider"] == [
-        {"tier": "spare", "model_id": "mine", "max_context": None, "server": "outrider"}
+        {
+            "tier": "spare",
+            "model_id": "mine",
+            "max_context": None,
+            "server": "outrider",
+            "capabilities": [],
+        }
     ]
     assert BOTH.card("cloud/unlisted")["outrider"][0]["model_id"] == "unlisted"
     with pytest.raises(ModelNotFoundError):
@@ -208,5 +232,9 @@ def test_cards() -> None:
 
 
 def test_auto_without_hand_offs_means_local_models() -> None:
-    (card,) = [card for card in ModelCatalog(LOCAL, (CLOUD,)).cards() if card["id"] == "auto"]
+    (card,) = [
+        card
+        for card in ModelCatalog(LOCAL, (CLOUD,), formats=FORMATS).cards()
+        if card["id"] == "auto"
+    ]
     assert [behind["tier"] for behind in card["outrider"]] == ["small", "large"]
