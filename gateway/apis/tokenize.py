@@ -17,15 +17,15 @@ from gateway.apis.tokenize_schema import DetokenizeRequest, TokenizeMessages, To
 from gateway.edge.bodies import end_turn
 from gateway.errors.tree import BadRequestError, ModelNotFoundError
 from gateway.handoff.cloud_parts import CloudParts
-from gateway.planning.engine_requests import check_token_ids
+from gateway.planning.job import check_token_ids
 from gateway.planning.jobs import JobBuilder
 from gateway.planning.model_catalog import AUTO
 from gateway.planning.placement import check_model, permitted
+from gateway.planning.prompts import chat_prompt
 from gateway.schema.chat import ChatRequest
 from gateway.schema.parsing import parse
 from gateway.tenants.principal import Principal
 from gateway.text.chat import ChatTokenizer
-from gateway.text.chat_prompt import chat_prompt
 from gateway.text.prompt_work import PromptWork
 
 # Below this an answer is written within about a millisecond: less than a hop to a thread may cost.

@@ -11,7 +11,7 @@ from gateway.errors.tree import BudgetError, RateLimitError
 from gateway.experiments.assigner import Assigner, Assignment, Subject, conversation_unit
 from gateway.handoff.parsed_request import RequestContext
 from gateway.ledger.row import MAX_LENGTHS
-from gateway.planning.engine_requests import ApiRequest
+from gateway.planning.job import ApiRequest
 from gateway.planning.model_catalog import AUTO
 from gateway.schema.common import OutriderOptions
 from gateway.schema.envelope import ReadRequest

@@ -10,7 +10,7 @@ from gateway.answers.responder import DIRECT, PartialAnswer, RouteReason
 from gateway.experiments.assigner import Assignment
 from gateway.metering.meter import RequestMeter
 from gateway.metering.outcome_record import OutcomeRecord
-from gateway.planning.engine_requests import ApiRequest
+from gateway.planning.job import ApiRequest
 from gateway.planning.model_catalog import ResolvedModel
 from gateway.planning.placement import PlacementConstraints
 from gateway.schema.kinds import Endpoint

@@ -24,7 +24,7 @@ from gateway.handoff.live_model_catalog import LiveModelCatalog
 from gateway.handoff.misplaced_options import refuse_misplaced_options, refuse_privacy_header
 from gateway.handoff.parsed_request import ParsedRequest, RequestContext
 from gateway.handoff.required_capabilities import describe, lacking, required_capabilities
-from gateway.planning.engine_requests import ApiRequest
+from gateway.planning.job import ApiRequest
 from gateway.planning.model_catalog import AUTO, ResolvedModel
 from gateway.planning.placement import (
     PlacementConstraints,

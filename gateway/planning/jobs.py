@@ -13,46 +13,46 @@ from gateway.answers.responder import HandOffError, UpstreamEscalation
 from gateway.backends.client import EngineClient
 from gateway.errors.tree import BadRequestError, ModelNotFoundError, NotReadyError
 from gateway.metering.metrics import GatewayMetrics
-from gateway.planning.dialogue import Dialogue
-from gateway.planning.engine_requests import (
+from gateway.planning.gateway_limits import GatewayLimits
+from gateway.planning.job import (
+    Answer,
     ApiRequest,
+    ChoicePlan,
     EngineRequestDefaults,
+    EscalationTarget,
+    Job,
     Rendered,
     engine_requests,
     escalated_requests,
     read_service_tier,
 )
-from gateway.planning.gateway_limits import GatewayLimits
-from gateway.planning.job import Answer, ChoicePlan, EscalationTarget, Job
 from gateway.planning.job_context import JobContext
 from gateway.planning.model_catalog import AUTO
 from gateway.planning.placement import permitted
-from gateway.planning.prompt_builders import ChatPrompts, CompletionPrompts, Prompts
+from gateway.planning.prompts import ChatPrompts, CompletionPrompts, Prompts, continues_text
 from gateway.planning.route_report import describe_route
 from gateway.planning.routing_parts import RoutingParts
-from gateway.planning.tier_choice import TierChoice, TierChooser, TierQuery
+from gateway.planning.tier_choice import Candidates, TierChoice, TierChooser
 from gateway.schema.chat import ChatRequest
-from gateway.schema.common import OutriderOptions
 from gateway.slo.classes import SloClasses
 from gateway.telemetry.spans import record_route
 from gateway.tenants.principal import Principal
 from gateway.text.chat import ChatTokenizer
-from gateway.text.chat_prompt import continues_text
 from gateway.text.prompt_work import PromptSlots, PromptWork
 from router.guard import GuardOutcome
 from router.policy import pair_complaint
 
 # Drawn seeds stay below 2**53, so that every JSON reader gives them back unchanged.
 _SEED_BITS: Final = 53
-_NO_OPTIONS: Final = OutriderOptions()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Planned:
-    """A job with the query and the choice that led to it."""
+    """A job, and how it came about."""
 
     job: Job
-    query: TierQuery
+    prompts: Prompts
+    candidates: Candidates
     choice: TierChoice
 
 
@@ -136,18 +136,17 @@ class JobBuilder:
         Raises what the request itself would raise.
         """
         planned = await self._plan(request, context, upstream)
-        costs = await self.chooser.costs_usd(planned.query, planned.query.candidates)
-        parts = self.routing
+        costs = await self.chooser.costs_usd(planned.prompts, planned.candidates)
         return describe_route(
-            request.model, planned.query, planned.choice, planned.job, costs, parts
+            request.model, planned.candidates, planned.choice, planned.job, costs, self.routing
         )
 
     def _prompts(self, request: ApiRequest, principal: Principal) -> Prompts:
         work = self.prompt_work(principal.tenant)
         if not isinstance(request, ChatRequest):
             return CompletionPrompts(request, self.tokenizers, work)
-        dialogue = Dialogue(request.messages, self.routing, principal.cache_salt)
-        return ChatPrompts(request, dialogue, self.tokenizers, work)
+        memory, salt = self.routing.memory, principal.cache_salt
+        return ChatPrompts(request, self.tokenizers, work, memory, salt)
 
     async def _plan(
         self, request: ApiRequest, context: JobContext, upstream: UpstreamEscalation | None
@@ -157,20 +156,13 @@ class JobBuilder:
         names = await self.names()
         if request.model not in names:
             raise ModelNotFoundError(request.model, list(names))
-        options = request.outrider or _NO_OPTIONS
-        candidates = permitted(context.principal, names[request.model], options.tier)
-        query = TierQuery(
-            request=request,
-            options=options,
-            candidates=candidates,
-            prompts=prompts,
-            upstream=upstream,
-        )
+        candidates = permitted(context.principal, names[request.model], prompts.options.tier)
         chosen_from_s = self.clock()
-        choice = await self.chooser.choose(query, await self.engine_info())
+        info = await self.engine_info()
+        choice = await self.chooser.choose(prompts, candidates, upstream, info)
         self._trace_route(context, choice, chosen_from_s)
-        job = await self._job(query, choice, context)
-        return _Planned(job=job, query=query, choice=choice)
+        job = await self._job(prompts, choice, context, upstream)
+        return _Planned(job=job, prompts=prompts, candidates=candidates, choice=choice)
 
     def _objective(
         self, request: ApiRequest, rendered: Rendered, context: JobContext
@@ -200,12 +192,13 @@ class JobBuilder:
 
     async def _job(
         self,
-        query: TierQuery,
+        prompts: Prompts,
         choice: TierChoice,
         context: JobContext,
+        upstream: UpstreamEscalation | None,
     ) -> Job:
         """Build one engine request for each choice of each prompt."""
-        request, prompts, upstream = query.request, query.prompts, query.upstream
+        request = prompts.request
         arrival_s = context.arrival_s
         service_tier = read_service_tier(request.service_tier)
         rendered = await prompts.rendered(choice.info)
@@ -271,7 +264,7 @@ class JobBuilder:
             cascade=plan,
             escalation=escalation,
             take_over=upstream.take_over if upstream and choice.hands_over else None,
-            on_answer=self._learner(prompts.dialogue, num_prompt_tokens),
+            on_answer=self._learner(prompts, num_prompt_tokens),
             is_bounded=request.token_limit is not None,
             service_tier=None if request.service_tier is None else service_tier.reported,
             arm=context.arm,
@@ -295,11 +288,9 @@ class JobBuilder:
         if guard is not None and handed.is_own and quality is not None:
             guard.saw(GuardOutcome(quality=quality, is_strong=True))
 
-    def _learner(
-        self, dialogue: Dialogue | None, num_prompt_tokens: int
-    ) -> Callable[[Answer], None]:
+    def _learner(self, prompts: Prompts, num_prompt_tokens: int) -> Callable[[Answer], None]:
         """Make a callback that learns an answer's length, its conversation, the watch's worth."""
-        parts, clock = self.routing, self.clock
+        parts, clock, dialogue = self.routing, self.clock, prompts.dialogue
 
         def learn(answer: Answer) -> None:
             parts.typical.num_completion_tokens.add(answer.num_tokens)

@@ -1,17 +1,18 @@
 """A routing decision in the format of POST /v1/route (gateway/schema/routing.py)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from engine.events import TierInfo
 from engine.request import Tier
 from gateway.planning.job import Job
 from gateway.planning.routing_parts import RoutingParts
-from gateway.planning.tier_choice import TierChoice, TierQuery
+from gateway.planning.tier_choice import TierChoice
 
 
 def describe_route(
     model: str,
-    query: TierQuery,
+    candidates: Sequence[TierInfo],
     choice: TierChoice,
     job: Job,
     costs_usd: Mapping[Tier, float],
@@ -46,7 +47,7 @@ def describe_route(
                 "model_id": info.model_id,
                 "cost_usd": _rounded(costs_usd.get(info.tier)),
             }
-            for info in query.candidates
+            for info in candidates
             if info.tier != choice.tier
         ],
     }

@@ -8,11 +8,8 @@ from engine.events import EngineInfo, TierInfo
 from engine.request import TIERS, Tier
 from gateway.answers.responder import HandOffError, RouteReason, UpstreamEscalation
 from gateway.errors.tree import BadRequestError
-from gateway.planning.dialogue import Dialogue
-from gateway.planning.engine_requests import ApiRequest
 from gateway.planning.gateway_limits import GatewayLimits
-from gateway.planning.model_catalog import AUTO
-from gateway.planning.prompt_builders import Prompts
+from gateway.planning.prompts import Dialogue, Prompts
 from gateway.planning.routing_parts import RoutingParts
 from gateway.schema.common import OutriderOptions
 from gateway.text.chat import ChatTokenizer
@@ -21,31 +18,6 @@ from router.policy import Route, RouteConstraintError, RouteConstraints, RoutePo
 
 _CHARS_PER_TOKEN = 4.0
 Candidates = Sequence[TierInfo]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TierQuery:
-    """A request for which a tier is chosen.
-
-    `candidates`: the tiers that its model means and its key allows. `upstream`: the upstream tier
-    that plays the large model's part for this request.
-    """
-
-    request: ApiRequest
-    options: OutriderOptions
-    candidates: Candidates
-    prompts: Prompts
-    upstream: UpstreamEscalation | None = None
-
-    @property
-    def is_auto(self) -> bool:
-        """True if no tier is named by the model."""
-        return self.request.model == AUTO
-
-    @property
-    def num_choices(self) -> int:
-        """The choices for each prompt."""
-        return self.request.n or 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,34 +62,42 @@ class TierChooser:
     limits: GatewayLimits
     clock: Callable[[], float]
 
-    async def choose(self, query: TierQuery, engine: EngineInfo) -> TierChoice:
-        """Choose the tier.
+    async def choose(
+        self,
+        prompts: Prompts,
+        candidates: Candidates,
+        upstream: UpstreamEscalation | None,
+        engine: EngineInfo,
+    ) -> TierChoice:
+        """Choose the tier of a request.
 
-        Raises BadRequestError, TierUnavailableError or PromptTooLongError, and HandOffError where
-        the request is for the upstream tier.
+        `candidates`: the tiers that its model means and its key allows. `upstream`: the upstream
+        tier that plays the large model's part for this request. Raises BadRequestError,
+        TierUnavailableError or PromptTooLongError, and HandOffError where the request is for the
+        upstream tier.
         """
-        candidates = _narrowed(query, engine)
-        if query.options.quality not in (None, "lossless"):
+        candidates = _narrowed(prompts.options.tier, candidates, engine)
+        if prompts.options.quality not in (None, "lossless"):
             info = cascade_tier(candidates, engine)
-            await self._budget(query, (info,))
-            is_named = query.options.tier is not None or not query.is_auto
+            await self._budget(prompts, (info,))
+            is_named = prompts.options.tier is not None or not prompts.is_auto
             return self._choice(info, "requested" if is_named else "cascade")
-        if query.is_auto and query.options.tier is None:
+        if prompts.is_auto and prompts.options.tier is None:
             small = next((info for info in candidates if info.tier == "small"), None)
-            if query.upstream is not None and small is not None:
-                return await self._shared(query, small, query.upstream.name)
-            return await self._routed(query, candidates)
+            if upstream is not None and small is not None:
+                return await self._shared(prompts, small, upstream.name)
+            return await self._routed(prompts, candidates)
         for name in ("min_quality", "threshold"):
-            if getattr(query.options, name) is not None:
+            if getattr(prompts.options, name) is not None:
                 raise BadRequestError(
                     f"outrider.{name}: the request names its model; the router chooses by quality "
                     "where the model is auto and no tier is set.",
                     param=f"outrider.{name}",
                 )
-        await self._budget(query, candidates)
+        await self._budget(prompts, candidates)
         return self._choice(candidates[0], "requested")
 
-    async def costs_usd(self, query: TierQuery, infos: Candidates) -> dict[Tier, float]:
+    async def costs_usd(self, prompts: Prompts, infos: Candidates) -> dict[Tier, float]:
         """Return the request's highest cost by tier; empty where no prices are set.
 
         Tiers for which it is too long are left out; if it is for all, raises PromptTooLongError.
@@ -126,26 +106,26 @@ class TierChooser:
         if prices is None:
             return {}
         num_completion_tokens = (
-            query.request.token_limit
+            prompts.request.token_limit
             or self.limits.default_max_tokens
             or self.routing.typical.num_completion_tokens.value
         )
         costs: dict[Tier, float] = {}
         for info in infos:
             try:
-                prompts = await query.prompts.of(info)
+                rendered = await prompts.of(info)
             except PromptTooLongError:
                 if info is infos[-1] and not costs:
                     raise
                 continue
             costs[info.tier] = prices[info.tier].cost_usd(
-                num_prompt_tokens=sum(len(prompt.token_ids) for prompt in prompts),
-                num_completion_tokens=num_completion_tokens * query.num_choices * len(prompts),
+                num_prompt_tokens=sum(len(prompt.token_ids) for prompt in rendered),
+                num_completion_tokens=num_completion_tokens * prompts.num_choices * len(rendered),
             )
         return costs
 
-    async def _budget(self, query: TierQuery, candidates: Candidates) -> _Budget:
-        most = query.options.max_cost_usd
+    async def _budget(self, prompts: Prompts, candidates: Candidates) -> _Budget:
+        most = prompts.options.max_cost_usd
         if most is None:
             return _Budget(affordable=candidates)
         if self.routing.prices is None:
@@ -154,41 +134,41 @@ class TierChooser:
                 "routing.prices.small and routing.prices.large.",
                 param="outrider.max_cost_usd",
             )
-        costs = await self.costs_usd(query, candidates)
+        costs = await self.costs_usd(prompts, candidates)
         affordable = [info for info in candidates if costs.get(info.tier, most) <= most]
         if not affordable:
             raise _too_dear(min(costs.values()), most)
         return _Budget(affordable=affordable, may_escalate=sum(costs.values()) <= most, costs=costs)
 
-    async def _routed(self, query: TierQuery, candidates: Candidates) -> TierChoice:
-        budget = await self._budget(query, candidates)
-        dialogue = query.prompts.dialogue
+    async def _routed(self, prompts: Prompts, candidates: Candidates) -> TierChoice:
+        budget = await self._budget(prompts, candidates)
+        dialogue = prompts.dialogue
         sticky = None if dialogue is None else dialogue.tier
         if dialogue is not None and dialogue.is_tool_loop and len(candidates) > 1:
-            return self._in_tool_loop(dialogue, query, candidates, budget)
-        constraints = self._constraints(query, candidates, budget)
+            return self._in_tool_loop(dialogue, prompts, candidates, budget)
+        constraints = self._constraints(prompts, candidates, budget)
         tokenizer = self.tokenizers[candidates[0].tier]
-        route = self._route(query.prompts.text(tokenizer), constraints)
+        route = self._route(prompts.text(tokenizer), constraints)
         if len(budget.affordable) < len(candidates):
-            route = self._within(query, route, budget)
-        return replace(await self._fitted(query, route, budget.affordable), sticky=sticky)
+            route = self._within(prompts, route, budget)
+        return replace(await self._fitted(prompts, route, budget.affordable), sticky=sticky)
 
-    async def _shared(self, query: TierQuery, small: TierInfo, upstream: str) -> TierChoice:
+    async def _shared(self, prompts: Prompts, small: TierInfo, upstream: str) -> TierChoice:
         """Choose the small model where the router trusts it; else raise HandOffError."""
-        await self._budget(query, (small,))
-        dialogue = query.prompts.dialogue
+        await self._budget(prompts, (small,))
+        dialogue = prompts.dialogue
         if dialogue is not None and dialogue.is_tool_loop:
             if dialogue.tier is not None:
-                return self._in_tool_loop(dialogue, query, (small,), _Budget(affordable=(small,)))
+                return self._in_tool_loop(dialogue, prompts, (small,), _Budget(affordable=(small,)))
             reason = f"tool loop: {upstream}, the tier that made the calls is unknown"
             raise HandOffError(RouteReason(hand_off="quality", reason=reason, route_tier="small"))
         tokenizer = self.tokenizers[small.tier]
         constraints = replace(
-            _requested_constraints(query.options),
-            is_whole=not query.request.stream,
-            may_watch=query.num_choices == 1 and len(await query.prompts.of(small)) == 1,
+            _requested_constraints(prompts.options),
+            is_whole=not prompts.request.stream,
+            may_watch=prompts.num_choices == 1 and len(await prompts.of(small)) == 1,
         )
-        route = self._route(query.prompts.text(tokenizer), constraints)
+        route = self._route(prompts.text(tokenizer), constraints)
         if route.tier != "small":
             origin = RouteReason(
                 hand_off="quality", reason=route.reason, route_tier="small", quality=route.quality
@@ -207,18 +187,18 @@ class TierChooser:
             ) from None
 
     def _constraints(
-        self, query: TierQuery, candidates: Candidates, budget: _Budget
+        self, prompts: Prompts, candidates: Candidates, budget: _Budget
     ) -> RouteConstraints:
         tiers = {info.tier: info for info in candidates}
         if set(tiers) != {"small", "large"}:
-            return _requested_constraints(query.options)
+            return _requested_constraints(prompts.options)
         is_alike = self.renders_alike
         constraints = replace(
-            _requested_constraints(query.options),
-            is_whole=not query.request.stream,
-            may_watch=budget.may_escalate and (is_alike or not query.prompts.has_token_ids),
+            _requested_constraints(prompts.options),
+            is_whole=not prompts.request.stream,
+            may_watch=budget.may_escalate and (is_alike or not prompts.has_token_ids),
         )
-        dialogue = query.prompts.dialogue
+        dialogue = prompts.dialogue
         turn = None if dialogue is None else dialogue.cached_turn(self.clock())
         if dialogue is None or turn is None or not self.routing.is_sticky:
             return constraints
@@ -227,7 +207,7 @@ class TierChooser:
             num_prompt_tokens=turn.num_tokens + dialogue.num_new_chars / _CHARS_PER_TOKEN,
             num_cached_tokens=turn.num_tokens,
             num_completion_tokens=min(
-                query.request.token_limit or num_completion_tokens, num_completion_tokens
+                prompts.request.token_limit or num_completion_tokens, num_completion_tokens
             ),
         )
         prices = self.routing.prices or prices_by_size(
@@ -242,24 +222,24 @@ class TierChooser:
         return len({t.rendering for t in self.tokenizers.values()}) == 1
 
     def _in_tool_loop(
-        self, dialogue: Dialogue, query: TierQuery, candidates: Candidates, budget: _Budget
+        self, dialogue: Dialogue, prompts: Prompts, candidates: Candidates, budget: _Budget
     ) -> TierChoice:
         """Continue on the tier that made the calls, which alone knows their purpose."""
         tier = dialogue.tier or "large"
         info = next((info for info in candidates if info.tier == tier), candidates[0])
-        if info not in budget.affordable and query.options.max_cost_usd is not None:
+        if info not in budget.affordable and prompts.options.max_cost_usd is not None:
             raise _too_dear(
                 budget.costs[info.tier],
-                query.options.max_cost_usd,
+                prompts.options.max_cost_usd,
                 f"on the {tier} tier, whose tool calls it answers,",
             )
         known = "made the calls" if dialogue.tier else "the tier that made the calls is unknown"
         return replace(self._choice(info, f"tool loop: {tier}, {known}"), sticky=dialogue.tier)
 
-    def _within(self, query: TierQuery, route: Route, budget: _Budget) -> Route:
+    def _within(self, prompts: Prompts, route: Route, budget: _Budget) -> Route:
         """Restrict the route to the tiers that the request can pay."""
         (info,) = budget.affordable
-        if query.options.min_quality and info.tier == "small":
+        if prompts.options.min_quality and info.tier == "small":
             raise BadRequestError(
                 "outrider.min_quality: outrider.max_cost_usd leaves only the small model, whose "
                 "quality cannot be guaranteed.",
@@ -271,11 +251,11 @@ class TierChooser:
         reason = f"max_cost_usd: {route.tier} could cost too much ({other:.3g} > "
         return Route(
             tier=info.tier,
-            reason=f"{reason}{query.options.max_cost_usd:.3g} USD)",
+            reason=f"{reason}{prompts.options.max_cost_usd:.3g} USD)",
             quality=route.quality,
         )
 
-    async def _fitted(self, query: TierQuery, route: Route, affordable: Candidates) -> TierChoice:
+    async def _fitted(self, prompts: Prompts, route: Route, affordable: Candidates) -> TierChoice:
         """Choose the route's tier, unless the request is too long for it and fits the other one."""
         tiers = {info.tier: info for info in affordable}
         info = tiers.get(route.tier)
@@ -291,13 +271,13 @@ class TierChooser:
         if other is None:
             alone = "" if route.cascade is None else ", not watched: no other tier may answer"
             return self._choice(info, route.reason + alone, replace(route, cascade=None))
-        if not await _fits(query, info) and await _fits(query, other):
+        if not await _fits(prompts, info) and await _fits(prompts, other):
             reason = f"router: too long for the {info.tier} model's context"
             moved = Route(tier=other.tier, reason=reason, quality=route.quality)
             return self._choice(other, reason, moved)
         if route.cascade is None:
             return self._choice(info, route.reason, route)
-        if not await _fits(query, other):
+        if not await _fits(prompts, other):
             reason = f"{route.reason}, unwatched as it is too long for the {other.tier} model"
             return self._choice(info, reason, replace(route, cascade=None, is_own=False))
         if self.renders_alike:
@@ -327,20 +307,19 @@ def _requested_constraints(options: OutriderOptions) -> RouteConstraints:
     )
 
 
-def _narrowed(query: TierQuery, engine: EngineInfo) -> Candidates:
+def _narrowed(wanted: str | None, candidates: Candidates, engine: EngineInfo) -> Candidates:
     """The candidates of the tier that the options name. Raises BadRequestError for none."""
-    wanted = query.options.tier
     if wanted is None:
-        return query.candidates
+        return candidates
     if wanted not in engine.tiers:
         available = ", ".join(tier for tier in TIERS if tier in engine.tiers)
         raise BadRequestError(
             f"outrider.tier: unknown tier {wanted!r}; available: {available}.",
             param="outrider.tier",
         )
-    found = [info for info in query.candidates if info.tier == wanted]
+    found = [info for info in candidates if info.tier == wanted]
     if not found:
-        has = " or ".join(info.tier for info in query.candidates)
+        has = " or ".join(info.tier for info in candidates)
         raise BadRequestError(
             f"outrider.tier: {wanted} contradicts the model, which means the {has} tier.",
             param="outrider.tier",
@@ -356,15 +335,15 @@ def _too_dear(least: float, most: float, where: str = "") -> BadRequestError:
     )
 
 
-async def _fits(query: TierQuery, info: TierInfo) -> bool:
+async def _fits(prompts: Prompts, info: TierInfo) -> bool:
     """Return whether the prompts and the requested answers fit in a tier's context."""
     try:
-        prompts = await query.prompts.of(info)
+        rendered = await prompts.of(info)
     except PromptTooLongError:
         return False
-    longest = max((len(prompt.token_ids) for prompt in prompts), default=0)
-    limit = None if query.options.fit_context else query.request.token_limit
-    return longest + (limit or max(query.request.min_tokens or 0, 1)) <= info.max_context
+    longest = max((len(prompt.token_ids) for prompt in rendered), default=0)
+    limit = None if prompts.options.fit_context else prompts.request.token_limit
+    return longest + (limit or max(prompts.request.min_tokens or 0, 1)) <= info.max_context
 
 
 def cascade_tier(candidates: Candidates, engine: EngineInfo) -> TierInfo:

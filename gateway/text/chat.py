@@ -29,7 +29,7 @@ from gateway.text.detokenizer import (
 )
 from gateway.text.plain_tokenizer import PlainTokenizer, load_tokenizer
 from gateway.text.prompt_work import INLINE_CHARS, UNBOUNDED, PromptWork
-from gateway.text.thinking import CLOSE_TAG, OPEN_TAG
+from gateway.text.thinking import OPEN_TAG, check_thinking_ended
 from gateway.text.tool_formats import ToolDialect, ToolFormatName, find_dialect
 from gateway.text.tool_prompt import template_call_id, template_calls, template_tools, write_out
 
@@ -63,14 +63,6 @@ class Prompt:
 
     token_ids: tuple[int, ...]
     opens_thinking: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptRoom:
-    """The room for a prompt: a tier's context, and the requested answer."""
-
-    max_context: int
-    max_tokens: int = 1
 
 
 class ChatTokenizer:
@@ -157,7 +149,6 @@ class ChatTokenizer:
         template_kwargs: Mapping[str, Any] | None = None,
         tools: Sequence[Tool] = (),
         end: PromptEnd = "new_answer",
-        room: PromptRoom | None = None,
         work: PromptWork = UNBOUNDED,
     ) -> Prompt:
         """Render the conversation up to the answer's start, through the chat template.
@@ -167,7 +158,7 @@ class ChatTokenizer:
 
         Tools, calls and results go through the template as well, or where it knows none, as text.
         Raises BadRequestError with the template's own words when it refuses the messages, and
-        PromptTooLongError for a prompt far beyond `room`.
+        PromptTooLongError for a prompt far beyond the context of `work`.
         """
         if "_can_sanitize" not in self.__dict__:
             await asyncio.to_thread(self.prepare_rendering)
@@ -181,18 +172,16 @@ class ChatTokenizer:
                     conversation, described = write_out(conversation, described), []
                 if described:
                     variables["tools"] = described
-            return self._render(conversation, variables, end, room)
+            return self._render(conversation, variables, end, work)
 
         num_chars = sum(map(_size_chars, messages)) + sum(map(_tool_chars, tools))
         return await work.run(num_chars, rendered)
 
-    async def encode(
-        self, text: str, room: PromptRoom | None = None, work: PromptWork = UNBOUNDED
-    ) -> Prompt:
+    async def encode(self, text: str, work: PromptWork = UNBOUNDED) -> Prompt:
         """Encode plain text, with the tokens that the tokenizer puts around it (BOS)."""
 
         def encoded() -> Prompt:
-            self._refuse_overlong(text, room)
+            self._refuse_overlong(text, work)
             return Prompt(token_ids=self._encode(text, with_special=True))
 
         return await work.run(len(text), encoded)
@@ -269,17 +258,18 @@ class ChatTokenizer:
         (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=with_special)
         return tuple(encoding.ids)
 
-    def _refuse_overlong(self, text: str, room: PromptRoom | None) -> None:
+    def _refuse_overlong(self, text: str, work: PromptWork) -> None:
         """Refuse a text whose beginning alone has more tokens than fit: the rest costs nothing.
 
         Where the beginning is cut, a few tokens may differ from those of the whole text.
         """
-        if room is None or len(text) <= _PROBE_CHARS_PER_TOKEN * room.max_context:
+        most = work.max_context
+        if most is None or len(text) <= _PROBE_CHARS_PER_TOKEN * most:
             return
-        num_tokens = len(self._encode(text[: _PROBE_CHARS_PER_TOKEN * room.max_context]))
-        if num_tokens > room.max_context + _MAX_CUT_TOKENS:
+        num_tokens = len(self._encode(text[: _PROBE_CHARS_PER_TOKEN * most]))
+        if num_tokens > most + _MAX_CUT_TOKENS:
             raise PromptTooLongError(
-                num_tokens=num_tokens, max_tokens=room.max_tokens, max_context=room.max_context
+                num_tokens=num_tokens, max_tokens=work.max_tokens, max_context=most
             )
 
     def _render(
@@ -287,12 +277,13 @@ class ChatTokenizer:
         conversation: list[dict[str, Any]],
         variables: dict[str, Any],
         end: PromptEnd,
-        room: PromptRoom | None,
+        work: PromptWork,
     ) -> Prompt:
         if not self._tokenizer.chat_template:
             raise BadRequestError("This model has no chat template; use /v1/completions.")
         if end == "final_message" and self.may_think:
-            _check_thinking(conversation)
+            param = f"messages.{len(conversation) - 1}.content"
+            check_thinking_ended(conversation[-1]["content"], param)
         try:
             text = self._apply_template(conversation, variables, end)
         except _TEMPLATE_ERRORS as error:
@@ -301,7 +292,7 @@ class ChatTokenizer:
             raise BadRequestError(
                 f"The model's chat template refused the messages: {reason}", param="messages"
             ) from error
-        self._refuse_overlong(text, room)
+        self._refuse_overlong(text, work)
         opens_thinking = text.rstrip().endswith(OPEN_TAG)
         if opens_thinking and end == "final_message":
             # An answer that merely mentions the tag is left alone.
@@ -384,18 +375,6 @@ def _check_arguments(messages: Sequence[Message], bounds: JsonBounds) -> None:
 def _tool_chars(tool: Tool) -> int:
     function = tool.function
     return len(function.description or "") + len(str(function.parameters)) + _CHARS_PER_MESSAGE
-
-
-def _check_thinking(conversation: list[dict[str, Any]]) -> None:
-    """Raise BadRequestError where the last message breaks off in the middle of its thinking."""
-    text = conversation[-1]["content"].strip()
-    if text.startswith(OPEN_TAG) and text != OPEN_TAG and CLOSE_TAG not in text:
-        param = f"messages.{len(conversation) - 1}.content"
-        raise BadRequestError(
-            f"{param}: it ends inside a thinking block, which cannot be continued; end with "
-            f"{OPEN_TAG} to begin one, or close it with {CLOSE_TAG}.",
-            param=param,
-        )
 
 
 def _strings(value: Any) -> tuple[list[str], list[str]]:

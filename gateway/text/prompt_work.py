@@ -106,14 +106,17 @@ class PromptWork:
     """Builds the prompts of one request within its limits.
 
     `max_chars`: text in all messages and tools of a prompt. `json_bounds`: of the arguments of its
-    tool calls. `slots`: None where prompts are not a client's, as in the tools that plan and
-    collect.
+    tool calls. `max_context`: of the tier that reads the prompt, None for any length; `max_tokens`:
+    of the requested answer. `slots`: None where prompts are not a client's, as in the tools that
+    plan and collect.
     """
 
     slots: PromptSlots | None = None
     tenant: str = ""
     max_chars: int | None = None
     json_bounds: JsonBounds = field(default_factory=JsonBounds)
+    max_context: int | None = None
+    max_tokens: int = 1
 
     async def run(self, num_chars: int, work: Callable[[], Result]) -> Result:
         """Run `work` on a text of `num_chars`. Raises BadRequestError for too much text."""

@@ -2,6 +2,8 @@
 
 from typing import Any, Final, Literal
 
+from gateway.errors.tree import BadRequestError
+
 OPEN_TAG: Final = "<think>"
 CLOSE_TAG: Final = "</think>"
 
@@ -26,6 +28,17 @@ def behind_thinking(answer: dict[str, Any], thinking: Thinking) -> dict[str, Any
     if thinking == "possible":
         block = {"type": "optional", "content": block}
     return {"type": "sequence", "elements": [block, answer]}
+
+
+def check_thinking_ended(text: str, param: str) -> None:
+    """Raise BadRequestError for an answer to continue that breaks off inside its thinking."""
+    text = text.strip()
+    if text.startswith(OPEN_TAG) and text != OPEN_TAG and CLOSE_TAG not in text:
+        raise BadRequestError(
+            f"{param}: it ends inside a thinking block, which cannot be continued; end with "
+            f"{OPEN_TAG} to begin one, or close it with {CLOSE_TAG}.",
+            param=param,
+        )
 
 
 class ThinkingSplitter:

@@ -89,9 +89,9 @@ def _curve_of(runner: "ModelRunner") -> MeasuredCurve:
 
 async def _prompts(settings: "Settings") -> dict[Tier, list[tuple[int, ...]]]:
     """The prompts that come with Outrider, in each tier's tokens."""
+    from gateway.planning.prompts import chat_prompt
     from gateway.schema.chat import ChatRequest
     from gateway.text.chat import ChatTokenizer
-    from gateway.text.chat_prompt import chat_prompt
 
     prompts: dict[Tier, list[tuple[int, ...]]] = {}
     for tier, path in named_models(settings).items():

@@ -4,7 +4,7 @@ import pytest
 
 from engine.request import HIGH, LOW, NORMAL
 from gateway.errors.tree import BadRequestError
-from gateway.planning.engine_requests import read_service_tier
+from gateway.planning.job import read_service_tier
 
 
 @pytest.mark.parametrize(

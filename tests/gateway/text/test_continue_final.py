@@ -14,10 +14,10 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from gateway.backends.step_loop import no_progress
 from gateway.errors.tree import BadRequestError
+from gateway.planning.prompts import prompt_end
 from gateway.schema.chat import ChatRequest
 from gateway.settings.tree import load_settings
 from gateway.text.chat import ChatTokenizer, Prompt
-from gateway.text.chat_prompt import prompt_end
 from gateway.wiring.serving import background_gateway
 from tests.engines import shipped_tokenizer
 from tests.gateway.conftest import Server

@@ -11,7 +11,7 @@ import pytest
 from engine.errors import PromptTooLongError
 from gateway.errors.tree import BadRequestError, PromptQueueFullError
 from gateway.schema.chat import ChatRequest
-from gateway.text.chat import ChatTokenizer, PromptRoom
+from gateway.text.chat import ChatTokenizer
 from gateway.text.prompt_work import INLINE_CHARS, LONG_CHARS, PromptSlots, PromptWork
 
 WORDS = "The quick brown fox jumps over the lazy dog. "
@@ -63,9 +63,9 @@ def test_hole_6_long_texts_are_tokenised_with_the_interpreter_free(
 def test_hole_6_of_a_prompt_far_too_long_only_the_beginning_is_tokenised(
     tokenizer: ChatTokenizer, counting: Counting
 ) -> None:
-    room = PromptRoom(max_context=1000, max_tokens=7)
+    work = PromptWork(max_context=1000, max_tokens=7)
     text = WORDS * 20_000
-    for asked in (tokenizer.encode(text, room), tokenizer.render_chat(messages(text), room=room)):
+    for asked in (tokenizer.encode(text, work), tokenizer.render_chat(messages(text), work=work)):
         with pytest.raises(PromptTooLongError) as caught:
             asyncio.run(asked)
         assert caught.value.num_tokens > 1000
@@ -77,8 +77,8 @@ def test_a_prompt_of_few_tokens_for_its_characters_is_not_refused_early(
 ) -> None:
     text = WORDS * 400
     num_tokens = len(counting._backend.encode(text).ids)
-    room = PromptRoom(max_context=num_tokens)
-    assert len(asyncio.run(tokenizer.encode(text, room)).token_ids) == num_tokens
+    work = PromptWork(max_context=num_tokens)
+    assert len(asyncio.run(tokenizer.encode(text, work)).token_ids) == num_tokens
 
 
 def test_hole_6_too_many_characters_are_refused_before_anything_is_rendered(
