@@ -82,7 +82,7 @@ def assignment_of(
             conversation=conversation,
             request_id=context.request_id,
             model=choosing.model,
-            endpoint=endpoint if meter is None else meter.account.endpoint,
+            endpoint=endpoint if meter is None else meter.endpoint,
             headers=context.headers,
             own_fields=choosing.own_fields,
             tiers=principal.scopes.tiers,
@@ -94,25 +94,23 @@ def assignment_of(
 def with_arms(
     context: RequestContext, assignment: Assignment, own: OutriderOptions | None
 ) -> RequestContext:
-    """Return the context with these arms, and note them in its account and its outcome record.
+    """Return the context with these arms, and note them in the request's account.
 
     `own`: the request's own options.
     """
     if context.meter is not None:
         context.meter.arm = _kept(assignment.label)
-    if context.outcome is not None:
-        context.outcome.arms = assignment.measured
+        context.meter.arms = assignment.measured
     has_own_slo = own is not None and own.slo is not None
     has_arms_slo = "slo" in assignment.overlay.fields and not has_own_slo
     return replace(context, arm=assignment.label, has_arms_slo=has_arms_slo)
 
 
 def forget_arms(context: RequestContext) -> None:
-    """Note in the account and the outcome record that the request is in no arm after all."""
+    """Note in the request's account that it is in no arm after all."""
     if context.meter is not None:
         context.meter.arm = ""
-    if context.outcome is not None:
-        context.outcome.arms = ()
+        context.meter.arms = ()
 
 
 def overlaid(request: ApiRequest, assignment: Assignment) -> ApiRequest:

@@ -9,7 +9,6 @@ import msgspec
 from gateway.answers.responder import DIRECT, PartialAnswer, RouteReason
 from gateway.experiments.assigner import Assignment
 from gateway.metering.meter import RequestMeter
-from gateway.metering.outcome_record import OutcomeRecord
 from gateway.planning.job import ApiRequest
 from gateway.planning.model_catalog import ResolvedModel
 from gateway.planning.placement import PlacementConstraints
@@ -30,9 +29,8 @@ class RequestContext:
     """The context of a request's body. `hops`: the gateways that it has passed, without this one.
 
     `with_trace`: the client wants to see where tokens came from. `meter`: the request's account,
-    `outcome`: the record of its end, None where it is only planned. `headers` by names in lower
-    case. `arm`: its arms of experiments as text. has_arms_slo: an arm set its latency objective,
-    not the request.
+    None where it is only planned. `headers` by names in lower case. `arm`: its arms of experiments
+    as text. has_arms_slo: an arm set its latency objective, not the request.
     """
 
     arrival_s: float
@@ -41,7 +39,6 @@ class RequestContext:
     with_trace: bool = False
     principal: Principal = ANONYMOUS
     meter: RequestMeter | None = None
-    outcome: OutcomeRecord | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     arm: str = ""
     has_arms_slo: bool = False

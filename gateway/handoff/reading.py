@@ -202,7 +202,7 @@ class RequestReader:
         return parsed
 
     def _note(self, assignment: Assignment, error: Exception, context: RequestContext) -> None:
-        if context.outcome is not None:  # None: the request is only planned
+        if context.meter is not None:  # None: the request is only planned
             self.experiments.left_out.note(assignment, error)
 
     def _assigned(
@@ -231,8 +231,8 @@ class RequestReader:
             has_tools=bool(document.get("tools")),
             service_tier=service_tier if isinstance(service_tier, str) else None,
         )
-        if context.outcome is not None:
-            context.outcome.serve_under(resolved)
+        if context.meter is not None:
+            context.meter.serve_under(resolved)
 
     def _constraints(
         self,

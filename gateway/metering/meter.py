@@ -1,22 +1,26 @@
 """The account of one API request: its reservation, the work done for it, its charge."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from gateway.answers.outcomes import ArmRef, OutcomeSink, RequestOutcome
+from gateway.answers.responder import AnswerFacts
 from gateway.errors.tree import DeadlineExceededError
 from gateway.ledger.row import LedgerRow
 from gateway.metering.charging import priced
 from gateway.metering.engine_spans import record_local
 from gateway.metering.faults import is_requests_fault
 from gateway.metering.local_work import LocalWork
+from gateway.metering.request_end import RequestEnd, tell
 from gateway.metering.reserved_usage import ReservedUsage, UsageEstimate, reserve_request
 from gateway.metering.rows import Entry, LocalAnswer, local_entries
 from gateway.metering.tenancy import Tenancy
 from gateway.metering.token_allowance import TokenAllowance
 from gateway.metering.upstream_rows import upstream_entry
+from gateway.slo.classes import ResolvedObjective
 from gateway.telemetry.tracer import NULL_SPAN, Span
 from gateway.tenants.authenticator import EndRequest
 from gateway.tenants.principal import Principal
@@ -24,21 +28,6 @@ from gateway.upstream.attempts import Attempt
 
 MeteredEnding = Literal["answered", "cancelled", "failed"]
 """The way a response ended: complete, cancelled by the client, or failed by our error."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Account:
-    """The identity of a request: its ids, key and arrival.
-
-    `request_id` is ours, `client_request_id` the header x-request-id. `arrival_s` is on the
-    gateway's clock.
-    """
-
-    principal: Principal
-    request_id: str
-    client_request_id: str
-    endpoint: str
-    arrival_s: float
 
 
 @dataclass(slots=True, kw_only=True)
@@ -57,56 +46,55 @@ class _FollowedAnswer:
         return self.told
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class RequestMeter:
-    """Reserves before the work, counts while it runs, books and gives back at the end.
+    """Reserves before the work, counts while it runs, books, gives back and reports at the end.
 
     `end` is called for every request, however it ends; only the first call counts.
     """
 
-    def __init__(
-        self,
-        tenancy: Tenancy,
-        account: Account,
-        *,
-        clock: Callable[[], float],
-        wall_clock: Callable[[], float],
-        on_booked: Callable[[list[LedgerRow]], None] | None = None,
-    ) -> None:
-        """Store the arguments. `wall_clock` gives the seconds since 1970, for the ledger.
+    tenancy: Tenancy
+    principal: Principal
+    endpoint: str
+    client_request_id: str
+    """The header x-request-id."""
+    arrival_s: float
+    """On the gateway's clock."""
+    clock: Callable[[], float]
+    wall_clock: Callable[[], float]
+    """Seconds since 1970, for the ledger."""
+    sinks: Sequence[OutcomeSink] = ()
+    """Told of the request's outcome, once it is both over and booked."""
 
-        `on_booked` is called once, with the rows of all attempts that ended before the answer did.
-        """
-        self.span: Span = NULL_SPAN
-        """The request's."""
-        self.account = account
-        self.arm = ""
-        """The arms of experiments that the request is in."""
-        self.is_streamed = False
-        self._tenancy = tenancy
-        self._clock = clock
-        self._wall_clock = wall_clock
-        self._on_booked = on_booked
-        self._usage: ReservedUsage | None = None
-        self._local_answers: list[_FollowedAnswer] = []
-        self._attempts: list[Attempt] = []
-        self._ending: MeteredEnding | None = None
-        self._charged = asyncio.Event()
-        self._is_continued = False
-        self._is_booked = False
-        self._is_requests_fault = False
+    request_id: str = field(init=False)
+    """The ledger's own id of the request."""
+    span: Span = NULL_SPAN
+    arm: str = ""
+    """The arms of experiments that the request is in, as text."""
+    arms: tuple[ArmRef, ...] = ()
+    """The arms that its outcome counts for."""
+    is_streamed: bool = False
+    _objective: ResolvedObjective | None = None
+    _usage: ReservedUsage | None = None
+    _local_answers: list[_FollowedAnswer] = field(default_factory=list)
+    _attempts: list[Attempt] = field(default_factory=list)
+    _ending: MeteredEnding | None = None
+    _charged: asyncio.Event = field(default_factory=asyncio.Event)
+    _is_continued: bool = False
+    _is_requests_fault: bool = False
+    _end: RequestEnd | None = None
+    _booked: tuple[LedgerRow, ...] | None = None
+    """The rows of all attempts that ended before the answer did, once they are in the ledger."""
 
-    @property
-    def principal(self) -> Principal:
-        """The principal of the request."""
-        return self.account.principal
+    def __post_init__(self) -> None:
+        self.request_id = next(self.tenancy.row_ids)
 
     # ---- before -------------------------------------------------------------------------------
 
     async def enter(self) -> None:
         """Count the request, before its body is read. Raises RateLimitError or BudgetError."""
         if self.principal.is_limited:
-            account = self.account
-            self._usage = await reserve_request(self._tenancy, account.principal, account.endpoint)
+            self._usage = await reserve_request(self.tenancy, self.principal, self.endpoint)
 
     async def admit(self, estimate: UsageEstimate) -> TokenAllowance | None:
         """Reserve the answer's usage, in addition to the request itself (`enter`).
@@ -127,10 +115,14 @@ class RequestMeter:
 
         Entering raises AuthenticationError where that has happened already.
         """
-        running = self._tenancy.keys.authenticator.running
+        running = self.tenancy.keys.authenticator.running
         return running.of_key(self.principal.key_id, end)
 
     # ---- meanwhile ----------------------------------------------------------------------------
+
+    def serve_under(self, objective: ResolvedObjective) -> None:
+        """Set the latency objective of the request; the last call holds."""
+        self._objective = objective
 
     def follow_local(self, work: LocalWork, tell: Callable[[], LocalAnswer]) -> None:
         """Follow a local answer; `tell` describes it once all of its work is over."""
@@ -144,9 +136,9 @@ class RequestMeter:
         """Book an ended upstream request; losers of a race and copies end after the answer."""
         if attempt.kind == "continuation":
             self._is_continued = True
-        if self._is_booked:
+        if self._booked is not None:
             entry = self._of_attempt(attempt, was_handed_over=False)
-            self._tenancy.ledger.add(priced(entry, self._tenancy.prices))
+            self.tenancy.ledger.add(priced(entry, self.tenancy.prices))
         else:
             self._attempts.append(attempt)
 
@@ -180,7 +172,7 @@ class RequestMeter:
         if self._usage is None and self._is_work_complete:
             self._book(self._rows())
             return None
-        return self._tenancy.settlements.add(self._settle(ending))
+        return self.tenancy.settlements.add(self._settle(ending))
 
     @property
     def _is_work_complete(self) -> bool:
@@ -210,17 +202,62 @@ class RequestMeter:
             await followed.work.wait()
 
     def _book(self, rows: list[LedgerRow]) -> None:
-        self._is_booked = True
+        self._booked = tuple(rows)
         for row in rows:
-            self._tenancy.ledger.add(row)
-        if self._on_booked is not None:
-            self._on_booked(rows)
+            self.tenancy.ledger.add(row)
+        self._tell()
         for followed in self._local_answers:
             record_local(self.span, followed.work, followed.answer)
             self._learn(followed.answer)
 
+    # ---- the outcome --------------------------------------------------------------------------
+
+    def observe_end(
+        self,
+        facts: AnswerFacts | None,
+        outcome: str,
+        status: int | None,
+        error: BaseException | None = None,
+    ) -> None:
+        """Note how the response ended, for the outcome; see `RequestEnd.of`."""
+        end = RequestEnd.of(facts, outcome, status, error, self.clock() - self.arrival_s)
+        self._end = end
+        if end.is_faulty:
+            self.sinks = ()
+        self._tell()
+
+    def _tell(self) -> None:
+        """Tell the sinks once, when the request is over and booked."""
+        end = self._end
+        # Without facts no work was begun that could cost anything.
+        if end is None or not self.sinks or (self._booked is None and end.facts is not None):
+            return
+        sinks, self.sinks = self.sinks, ()
+        tell(sinks, self._outcome(end, self._booked or ()))
+
+    def _outcome(self, end: RequestEnd, rows: Sequence[LedgerRow]) -> RequestOutcome:
+        objective = self._objective
+        return RequestOutcome(
+            request_id=self.request_id,
+            client_request_id=self.client_request_id,
+            key_id=self.principal.key_id,
+            team_id=self.principal.team_id or "",
+            endpoint=self.endpoint,
+            ended_at=self.wall_clock(),
+            is_streamed=self.is_streamed,
+            cost_nanos=sum(row.cost_nanos for row in rows),
+            charge_nanos=sum(row.charge_nanos for row in rows),
+            slo_class="" if objective is None else objective.class_name,
+            slo_ttft_s=None if objective is None else objective.ttft_s,
+            slo_inter_token_s=None if objective is None else objective.inter_token_s,
+            arms=self.arms,
+            **end.fields(),
+        )
+
+    # ---- the ledger's rows --------------------------------------------------------------------
+
     def _rows(self) -> list[LedgerRow]:
-        return [priced(entry, self._tenancy.prices) for entry in self._entries()]
+        return [priced(entry, self.tenancy.prices) for entry in self._entries()]
 
     def _entries(self) -> Iterator[Entry]:
         was_handed_over = False
@@ -240,9 +277,9 @@ class RequestMeter:
         if answer.is_bounded or answer.outcome not in ("answered", "limited", "cancelled"):
             return
         for num_tokens in answer.tokens_by_choice:
-            self._tenancy.lengths.learn(
+            self.tenancy.lengths.learn(
                 answer.tier,
-                self.account.endpoint,
+                self.endpoint,
                 num_tokens,
                 was_cut=answer.outcome != "answered",
             )
@@ -253,7 +290,7 @@ class RequestMeter:
         return self._is_continued and self._ending != "failed"
 
     def _of_attempt(self, attempt: Attempt, *, was_handed_over: bool) -> Entry:
-        is_delivered = attempt.kind != "mirror" and not self._is_booked
+        is_delivered = attempt.kind != "mirror" and self._booked is None
         match attempt.outcome:
             case "answered" | "limited":
                 pass
@@ -276,19 +313,18 @@ class RequestMeter:
             self._template,
             is_delivered=is_delivered,
             was_handed_over=was_handed_over,
-            arrival_s=self.account.arrival_s,
+            arrival_s=self.arrival_s,
         )
 
     def _template(self, **fields: Any) -> LedgerRow:
-        account = self.account
         return LedgerRow(
-            row_id=next(self._tenancy.row_ids),
-            request_id=account.request_id,
-            client_request_id=account.client_request_id,
-            ended_at=self._wall_clock(),
-            key_id=account.principal.key_id,
-            team_id=account.principal.team_id,
-            endpoint=account.endpoint,
+            row_id=next(self.tenancy.row_ids),
+            request_id=self.request_id,
+            client_request_id=self.client_request_id,
+            ended_at=self.wall_clock(),
+            key_id=self.principal.key_id,
+            team_id=self.principal.team_id,
+            endpoint=self.endpoint,
             arm=self.arm,
             is_streamed=self.is_streamed,
             **fields,

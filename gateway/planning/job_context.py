@@ -18,7 +18,7 @@ class JobContext(Protocol):
     """The asking key, the arrival, the experiments' arms, and where the job is recorded.
 
     `arm`: the arms in words. has_arms_slo: the latency objective is set by an arm, not by the
-    request. `outcome`: None where the request is not answered.
+    request. `meter`: None where the request is not answered.
     """
 
     @property
@@ -30,6 +30,6 @@ class JobContext(Protocol):
     @property
     def has_arms_slo(self) -> bool: ...
     @property
-    def outcome(self) -> ObjectiveRecord | None: ...
+    def meter(self) -> ObjectiveRecord | None: ...
     @property
     def span(self) -> Span: ...

@@ -175,8 +175,8 @@ class JobBuilder:
             num_prompt_tokens=max(len(prompt.token_ids) for prompt in rendered.prompts),
             is_arms=context.has_arms_slo,
         )
-        if context.outcome is not None:
-            context.outcome.serve_under(resolved)
+        if context.meter is not None:
+            context.meter.serve_under(resolved)
         return resolved.objective
 
     def _trace_route(self, context: JobContext, choice: TierChoice, start_s: float) -> None:

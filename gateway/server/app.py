@@ -43,8 +43,7 @@ from gateway.schema.responses import (
 )
 from gateway.schema.routing import RouteReport
 from gateway.server.auth_dispatcher import FREE_PATHS, AuthDispatcher, Authenticate, principal_of
-from gateway.server.endpoints import AnswerEndpoints
-from gateway.server.intake import MAX_SMALL_BODY_BYTES, RequestIntake
+from gateway.server.endpoints import MAX_SMALL_BODY_BYTES, AnswerEndpoints, RequestIntake
 from gateway.server.lifespan import Lifespan
 from gateway.server.openapi_document import OpenApiEndpoint
 from gateway.server.pages import DASHBOARD_PATH, PLAYGROUND_PATHS, Pages

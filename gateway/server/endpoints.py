@@ -1,31 +1,153 @@
-"""The endpoints that generate, report a request's route, or count its tokens."""
+"""From a request's headers to its planned answer: the intake, and the endpoints that need it."""
 
-from collections.abc import Callable
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Final
 
 import msgspec
 from fastapi import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from gateway.answers.outcomes import OutcomeSink
 from gateway.apis.api import Api
 from gateway.apis.messages.api import MessagesApi
 from gateway.apis.responses.api import ResponsesApi
 from gateway.apis.tokenize import Tokenizing
-from gateway.edge.bodies import end_turn
+from gateway.edge.bodies import BodyBudget, end_turn, read_json_body
 from gateway.edge.idempotency import HEADER as IDEMPOTENCY_KEY
 from gateway.edge.idempotency import IdempotentAnswers
+from gateway.errors.tree import GatewayError
+from gateway.handoff.parsed_request import RequestContext
 from gateway.handoff.planner import Planner
 from gateway.metering.meter import RequestMeter
-from gateway.metering.outcome_record import OutcomeRecord
+from gateway.metering.tenancy import Tenancy
+from gateway.planning.gateway_limits import GatewayLimits
 from gateway.schema.kinds import Endpoint
 from gateway.server.auth_dispatcher import principal_of
-from gateway.server.intake import RequestIntake, request_context
 from gateway.server.json_response import json_response
+from gateway.server.request_watch import RequestWatch, Watched
 from gateway.server.responses import AnswerResponse, WorkResponse
-from gateway.telemetry.tracer import NULL_SPAN
-from gateway.tenants.principal import Principal
+from gateway.telemetry.capture import NULL_CAPTURE, Capture
+from gateway.telemetry.log_context import log_context
+from gateway.telemetry.tracer import NULL_SPAN, NULL_TRACER, Tracer
+from gateway.tenants.principal import ANONYMOUS, Principal
+from gateway.upstream.call import HOPS_HEADER
+
+MAX_SMALL_BODY_BYTES: Final = 2**20
+"""The bound on a body that holds no prompt."""
+_HOP: Final = re.compile(r"[A-Za-z0-9._:-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestIntake:
+    """Counts requests, reads their bodies, and opens their accounts and traces.
+
+    `sinks` receive the outcome of each request. `clock` is monotonic, `wall_clock` seconds since
+    1970.
+    """
+
+    tenancy: Tenancy
+    limits: GatewayLimits
+    bodies: BodyBudget
+    sinks: Sequence[OutcomeSink]
+    tracer: Tracer
+    capture: Capture
+    clock: Callable[[], float]
+    wall_clock: Callable[[], float]
+
+    def meter(
+        self, request: Request, endpoint: str, sinks: Sequence[OutcomeSink] = ()
+    ) -> RequestMeter:
+        """Open the account of a request that arrives now."""
+        return RequestMeter(
+            tenancy=self.tenancy,
+            principal=principal_of(request),
+            endpoint=endpoint,
+            client_request_id=request.state.request_id,
+            arrival_s=self.clock(),
+            clock=self.clock,
+            wall_clock=self.wall_clock,
+            sinks=sinks,
+        )
+
+    def watch(self, request: Request, meter: RequestMeter, body: bytes) -> RequestWatch | None:
+        """Begin to follow a request for operators; its trace begins or goes on here.
+
+        None where neither traces nor texts are recorded.
+        """
+        if self.tracer is NULL_TRACER and self.capture is NULL_CAPTURE:
+            return None
+        headers = request.headers
+        span = self.tracer.begin(
+            f"POST {request.scope['path']}",
+            traceparent=headers.get("traceparent"),
+            tracestate=headers.get("tracestate"),
+            start_s=meter.arrival_s,
+        )
+        if span.trace_id and (logged := log_context()) is not None:
+            logged.trace_id = span.trace_id
+        watched = Watched(
+            request_id=request.state.request_id,
+            key_id=meter.principal.key_id,
+            endpoint=meter.endpoint,
+            body=body,
+        )
+        return RequestWatch(watched, span, self.capture, self.wall_clock, meter)
+
+    @asynccontextmanager
+    async def reading(
+        self, request: Request, meter: RequestMeter, limit_bytes: int | None = None
+    ) -> AsyncIterator[bytes]:
+        """Read the body of a request that is counted; both are held until the block ends.
+
+        A request that ends without an answer of its own (a repeated one) gives its count back, and
+        so does one that fails through no fault of its own.
+        """
+        try:
+            with self.bodies.hold(_owner_of(request)) as held:
+                most = limit_bytes or self.limits.max_body_bytes
+                bounds = self.limits.json_bounds
+                yield await read_json_body(request, limit_bytes=most, held=held, bounds=bounds)
+            await meter.finish("failed")
+        except Exception as error:
+            meter.failed_by(error)
+            await meter.finish("failed")
+            raise
+        finally:
+            meter.end("failed")
+
+    async def counted(
+        self,
+        request: Request,
+        work: Callable[[bytes, Principal], Awaitable[Response]],
+        *,
+        limit_bytes: int | None = None,
+    ) -> Response:
+        """Do work that writes no answer; it counts as a request in the limits all the same.
+
+        `limit_bytes`: of its body, where the limit is not the settings'.
+        """
+        meter = self.meter(request, request.scope["path"])
+        await meter.enter()
+        async with self.reading(request, meter, limit_bytes) as body:
+            response = await work(body, principal_of(request))
+            response.headers.update(meter.headers)
+            await meter.finish("answered")
+        return response
+
+    async def read_small_body(self, request: Request) -> bytes:
+        """Read the body of an administrator's request. Raises GatewayError."""
+        with self.bodies.hold(_owner_of(request)) as held:
+            return await read_json_body(
+                request,
+                limit_bytes=MAX_SMALL_BODY_BYTES,
+                held=held,
+                bounds=self.limits.json_bounds,
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,16 +181,15 @@ class AnswerEndpoints:
     async def _answer(
         self, endpoint: Endpoint, request: Request, surface: Api | None = None
     ) -> Response:
-        arrival_s = self.clock()
-        record = self.intake.record(arrival_s)
-        meter = self.intake.meter(request, surface.name if surface else endpoint, arrival_s, record)
-        record.identify(meter.account)
-        principal = principal_of(request)
+        name = endpoint if surface is None else surface.name
+        meter = self.intake.meter(request, name, self.intake.sinks)
 
         async def work(scope: Scope, receive: Receive, send: Send) -> None:
-            async with self.intake.entered(request, meter, record) as body:
-                make = partial(self._planned, endpoint, request, body, surface, meter, record)
+            await self._enter(request, meter)
+            async with self.intake.reading(request, meter) as body:
+                make = partial(self._planned, endpoint, request, body, surface, meter)
                 if IDEMPOTENCY_KEY in request.headers:
+                    principal = meter.principal
                     response = await self.idempotent.answer(
                         request, body, make, owner=principal.key_id, tenant=principal.tenant
                     )
@@ -78,6 +199,15 @@ class AnswerEndpoints:
 
         return WorkResponse(work)
 
+    async def _enter(self, request: Request, meter: RequestMeter) -> None:
+        """Count the request in its limits. One that they refuse has an outcome too."""
+        try:
+            await meter.enter()
+        except GatewayError as error:
+            watch = self.intake.watch(request, meter, b"")
+            (meter if watch is None else watch).observe_end(None, "failed", None, error)
+            raise
+
     async def _planned(
         self,
         endpoint: Endpoint,
@@ -85,24 +215,24 @@ class AnswerEndpoints:
         body: bytes,
         surface: Api | None,
         meter: RequestMeter,
-        record: OutcomeRecord,
     ) -> Response:
         """Answer a request that is counted and read."""
-        watch = self.intake.watch(request, meter.account, body, record)
-        outcome = record if watch is None else watch
-        span = meter.span = NULL_SPAN if watch is None else watch.span
+        watch = self.intake.watch(request, meter, body)
+        observer = meter if watch is None else watch
+        if watch is not None:
+            meter.span = watch.span
         try:
             translated = None if surface is None else await surface.read(body)
             await end_turn(body)
             plan = await self.planner.plan(
                 endpoint,
                 body if translated is None else translated.chat_body,
-                request_context(request, meter.account.arrival_s, meter, span, record),
+                request_context(request, meter.arrival_s, meter),
             )
         except BaseException as error:
-            outcome.ended(None, "failed", None, error)
+            observer.observe_end(None, "failed", None, error)
             raise
-        meter.is_streamed = record.is_streamed = plan.is_streamed
+        meter.is_streamed = plan.is_streamed
         if watch is not None:
             watch.planned(is_private=plan.is_private, is_streamed=plan.is_streamed)
         return AnswerResponse(
@@ -111,7 +241,7 @@ class AnswerEndpoints:
             clock=self.clock,
             meter=meter,
             writer=None if translated is None else translated.writer,
-            outcome=outcome,
+            outcome=observer,
             recording=None if watch is None else watch.recording,
         )
 
@@ -139,6 +269,34 @@ class AnswerEndpoints:
     async def count_tokens(self, request: Request) -> Response:
         """Count the tokens of a request in the format of the Messages API."""
         return await self.intake.counted(request, self.tokenizing.count_tokens)
+
+
+def _owner_of(request: Request) -> str:
+    """Name the owner of a body's bytes: the key, or the address where there is no key."""
+    principal = principal_of(request)
+    if principal.key_id != ANONYMOUS.key_id:
+        return principal.key_id
+    return f"address {request.client.host if request.client else '-'}"
+
+
+def request_context(
+    request: Request, arrival_s: float, meter: RequestMeter | None = None
+) -> RequestContext:
+    """Build the context of a body."""
+    headers = request.headers
+    told = ",".join(headers.getlist(HOPS_HEADER)).split(",")
+    # A malformed gateway id is not passed on: the header goes to upstream servers.
+    hops = tuple(hop for part in told if _HOP.fullmatch(hop := part.strip()))
+    return RequestContext(
+        arrival_s=arrival_s,
+        request_id=request.state.request_id,
+        hops=hops,
+        with_trace=headers.get("x-outrider-trace") == "1",
+        principal=principal_of(request),
+        meter=meter,
+        headers=headers,
+        span=NULL_SPAN if meter is None else meter.span,
+    )
 
 
 def _endpoint_of(body: bytes) -> Endpoint:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from gateway.answers.responder import AnswerFacts
 from gateway.errors.http import problem_of
-from gateway.metering.outcome_record import OutcomeRecord
+from gateway.metering.meter import RequestMeter
 from gateway.telemetry.capture import Capture, Exchange, Recording
 from gateway.telemetry.spans import AnswerMarks, end_answer
 from gateway.telemetry.tracer import Span
@@ -22,7 +22,7 @@ class Watched:
 
 
 class RequestWatch:
-    """Follows a request, whose outcome it passes on to the request's record."""
+    """Follows a request, whose end it passes on to the request's account."""
 
     def __init__(
         self,
@@ -30,16 +30,16 @@ class RequestWatch:
         span: Span,
         capture: Capture,
         wall_clock: Callable[[], float],
-        record: OutcomeRecord,
+        meter: RequestMeter,
     ) -> None:
-        """`wall_clock`: seconds since 1970. `record`: the outcome record to fill."""
+        """`wall_clock`: seconds since 1970. `meter`: the account."""
         self.span = span
         self.recording: Recording | None = None
         """Gets every part of the answer, as chat or completion; None where text is not captured."""
         self._watched = watched
         self._capture = capture
         self._wall_clock = wall_clock
-        self._record = record
+        self._meter = meter
         self._is_streamed = False
 
     def planned(self, *, is_private: bool, is_streamed: bool) -> None:
@@ -48,7 +48,7 @@ class RequestWatch:
         if self._capture.wants(is_private=is_private):
             self.recording = Recording()
 
-    def ended(
+    def observe_end(
         self,
         facts: AnswerFacts | None,
         outcome: str,
@@ -56,7 +56,7 @@ class RequestWatch:
         error: BaseException | None = None,
     ) -> None:
         """Note the response's end. `status` is the one sent; `error` is the one that ended it."""
-        self._record.ended(facts, outcome, status, error)
+        self._meter.observe_end(facts, outcome, status, error)
         if self.span.is_recording:
             end_answer(self.span, _marks(facts, outcome, status, error))
         if self.recording is not None:

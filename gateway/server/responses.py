@@ -69,7 +69,7 @@ class WorkResponse(Response):
 class OutcomeObserver(Protocol):
     """Receives the outcome of a request."""
 
-    def ended(
+    def observe_end(
         self,
         facts: AnswerFacts | None,
         outcome: str,
@@ -289,7 +289,7 @@ class AnswerResponse(Response):
     def _report_outcome(self) -> None:
         if self._outcome is not None:
             status = self.status_code if self._has_started else None
-            self._outcome.ended(self._answering.facts, self._ending, status, self._error)
+            self._outcome.observe_end(self._answering.facts, self._ending, status, self._error)
 
     def _log_end(self, request_id: str | None) -> None:
         """Log one line a request, without any of its text."""

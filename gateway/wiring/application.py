@@ -25,8 +25,7 @@ from gateway.planning.model_catalog import LocalFormats
 from gateway.planning.tier_choice import TierChooser
 from gateway.server.app import Routes, create_app
 from gateway.server.auth_dispatcher import AuthDispatcher
-from gateway.server.endpoints import AnswerEndpoints
-from gateway.server.intake import RequestIntake
+from gateway.server.endpoints import AnswerEndpoints, RequestIntake
 from gateway.server.lifespan import Lifespan
 from gateway.server.pages import Pages
 from gateway.server.route_metrics import RouteCollector

@@ -9,8 +9,8 @@ from gateway.answers.outcomes import ArmRef, RequestOutcome
 from gateway.answers.responder import AnswerFacts
 from gateway.errors.tree import BadRequestError, DeadlineExceededError, EngineLostError
 from gateway.ledger.row import LedgerRow
-from gateway.metering.meter import Account
-from gateway.metering.outcome_record import OutcomeRecord
+from gateway.metering.meter import RequestMeter
+from gateway.metering.tenancy import Tenancy
 from gateway.slo.classes import ResolvedObjective
 from gateway.tenants.principal import ANONYMOUS
 
@@ -44,35 +44,38 @@ def told() -> Told:
 
 
 @pytest.fixture
-def record(told: Told) -> OutcomeRecord:
+def meter(told: Told) -> RequestMeter:
     """Of a request that came 2 s ago."""
-    made = OutcomeRecord(
-        (Broken(), told), arrival_s=10.0, clock=lambda: 12.0, wall_clock=lambda: 99.0
+    made = RequestMeter(
+        tenancy=Tenancy(row_ids=iter(["r"])),
+        principal=ANONYMOUS,
+        endpoint="chat",
+        client_request_id="c",
+        arrival_s=10.0,
+        clock=lambda: 12.0,
+        wall_clock=lambda: 99.0,
+        sinks=(Broken(), told),
+        arms=(ARM,),
     )
-    made.arms = (ARM,)
-    account = Account(
-        principal=ANONYMOUS, request_id="r", client_request_id="c", endpoint="chat", arrival_s=10.0
-    )
-    made.identify(account)
     made.serve_under(ResolvedObjective(class_name="short-chat", ttft_s=0.5, inter_token_s=0.15))
     return made
 
 
-def book(record: OutcomeRecord) -> None:
-    record.booked([ROW, ROW])
+def book(meter: RequestMeter) -> None:
+    meter._book([ROW, ROW])
 
 
-def end(record: OutcomeRecord) -> None:
-    record.ended(FACTS, "answered", 200)
+def end(meter: RequestMeter) -> None:
+    meter.observe_end(FACTS, "answered", 200)
 
 
 @pytest.mark.parametrize("steps", [(book, end), (end, book), (end, book, end, book)])
 def test_it_is_told_once_however_it_comes(
-    record: OutcomeRecord, told: Told, steps: tuple[Callable[[OutcomeRecord], None], ...]
+    meter: RequestMeter, told: Told, steps: tuple[Callable[[RequestMeter], None], ...]
 ) -> None:
     for number, step in enumerate(steps):
         assert len(told) == (number > 1)
-        step(record)
+        step(meter)
     (outcome,) = told
     assert (outcome.request_id, outcome.client_request_id, outcome.answer_id) == (
         "r",
@@ -89,11 +92,11 @@ def test_it_is_told_once_however_it_comes(
 
 
 def test_an_answer_that_missed_an_objective_is_not_attained(
-    record: OutcomeRecord, told: Told
+    meter: RequestMeter, told: Told
 ) -> None:
-    record.serve_under(ResolvedObjective(class_name="short-chat", ttft_s=0.49))
-    book(record)
-    end(record)
+    meter.serve_under(ResolvedObjective(class_name="short-chat", ttft_s=0.49))
+    book(meter)
+    end(meter)
     assert not told[0].is_attained
 
 
@@ -107,21 +110,21 @@ def test_an_answer_that_missed_an_objective_is_not_attained(
     ],
 )
 def test_how_it_ended(
-    record: OutcomeRecord, told: Told, outcome: str, error: Exception | None, ending: str
+    meter: RequestMeter, told: Told, outcome: str, error: Exception | None, ending: str
 ) -> None:
-    book(record)
-    record.ended(FACTS, outcome, None, error)
+    book(meter)
+    meter.observe_end(FACTS, outcome, None, error)
     assert told[0].ending == ending
     assert not told[0].is_attained
     assert (told[0].status is None) is (error is None)
 
 
-def test_what_is_wrong_with_a_request_is_nobodys_outcome(record: OutcomeRecord, told: Told) -> None:
-    record.ended(None, "failed", None, BadRequestError("no"))
-    book(record)
+def test_what_is_wrong_with_a_request_is_nobodys_outcome(meter: RequestMeter, told: Told) -> None:
+    meter.observe_end(None, "failed", None, BadRequestError("no"))
+    book(meter)
     assert told == []
 
 
-def test_what_never_began_needs_no_books(record: OutcomeRecord, told: Told) -> None:
-    record.ended(None, "failed", None, QueueFullError(num_waiting=3, retry_after_s=1.0))
+def test_what_never_began_needs_no_books(meter: RequestMeter, told: Told) -> None:
+    meter.observe_end(None, "failed", None, QueueFullError(num_waiting=3, retry_after_s=1.0))
     assert told[0].cost_nanos == 0
