@@ -26,6 +26,7 @@ from gateway.tenants.amounts import NO_LIMITS, LimitSpec
 from gateway.tenants.principal import Scopes
 from gateway.tenants.records import KeyOrder, TeamOrder
 from router.policy import RoutePolicy
+from tests.databases import with_tables
 from tests.laws.gateways import Gateway, gateway
 
 Document = dict[str, Any]
@@ -123,7 +124,7 @@ def accounts(
     folder: Path, flags: Mapping[str, Any] | None = None, *, policy: RoutePolicy | None = None
 ) -> Iterator[Accounts]:
     """A gateway on a database of its own."""
-    database = {"database_url": f"sqlite:///{folder / 'books.db'}"}
+    database = {"database_url": with_tables(folder / "books.db")}
     with gateway({**BOOKS, **database, **(flags or {})}, policy=policy) as made:
         opened = Accounts(made)
         key = opened.new_key("inspector", scopes=Scopes(reads_metrics=True))

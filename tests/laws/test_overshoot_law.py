@@ -24,6 +24,7 @@ from gateway.storage import tables
 from gateway.tenants.amounts import NANOS_PER_USD, LimitSpec
 from gateway.tenants.records import KeyOrder
 from gateway.text.chat import ChatTokenizer
+from tests.databases import with_tables
 from tests.engines import PAIR_FOLDER, shipped_tokenizer
 from tests.gateway.hybrid import World, hybrid
 from tests.gateway.metering.tenants import PRICES
@@ -102,7 +103,7 @@ def encode(text: str) -> list[int]:
 def gateways(store: str, folder: Path, request: pytest.FixtureRequest) -> Iterator[Gateways]:
     """`memory`: one gateway on SQLite. `shared`: two on one Redis and one PostgreSQL."""
     sections: dict[str, Any] = {
-        "database_url": f"sqlite:///{folder / 'books.db'}",
+        "database_url": with_tables(folder / "books.db"),
         "routing": {"prices": PRICES},
         "ledger": {"flush_ms": 10, "batch_ms": 20, "journal": str(folder / "journal")},
         "keys": {"refresh_s": 0.05},

@@ -23,6 +23,7 @@ from engine.grammar.json_schema import (
     prepare_schema,
 )
 from tests.grammars import random_schema, schema_spec, shipped_compiler
+from tests.sizes import repeats
 
 ENGINE_KILLER = {"type": "object", "properties": [], "required": ["a"]}
 KEYWORDS = sorted(
@@ -109,7 +110,7 @@ def _is_text(schema: Any) -> bool:
 
 
 def test_broken_schemas_are_read_or_refused() -> None:
-    fuzz_schemas(1000, seed=1)
+    fuzz_schemas(repeats(1000, 300), seed=1)
 
 
 @pytest.mark.long

@@ -1,6 +1,7 @@
 """Compiling where it can be stopped: the compiling process, tenants' turns, caches kept apart."""
 
 import gc
+import json
 import os
 import signal
 import subprocess
@@ -23,7 +24,7 @@ from engine.grammar.cache import GrammarCache
 from engine.grammar.fair_threads import FairThreads, TooManyJobsError
 from engine.grammar.grammar import InvalidGrammarError, TokenGrammar
 from engine.grammar.process import CompileBounds, GrammarProcess, UnfinishedGrammarError
-from engine.grammar.worker import _bound_memory
+from engine.grammar.worker import _bound_memory, _Trial
 from engine.grammar.xgrammar_backend import XGrammarCompiler
 from engine.queue.grammar_queue import GrammarQueue
 from engine.request import GrammarSpec
@@ -120,28 +121,28 @@ def test_a_grammar_that_is_too_large_when_compiled_is_refused() -> None:
         own.close()
 
 
-def test_a_grammar_that_is_slow_to_follow_is_refused() -> None:
-    own = GrammarProcess(VOCABULARY, [0], CompileBounds(token_cpu_s=1e-9))
-    try:
-        with pytest.raises(InvalidGrammarError, match="ms for a token"):
-            own.prepare(SIMPLE)
-    finally:
-        own.close()
+def test_a_grammar_that_is_slow_to_follow_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.grammar.worker._bound_memory", lambda _: None)
+    bounds = CompileBounds(token_cpu_s=1e-9)
+    trial = _Trial(json.loads(GrammarProcess(VOCABULARY, [0], bounds)._hello))
+    assert "ms for a token" in trial.run({"kind": SIMPLE.kind, "text": SIMPLE.text})["error"]
 
 
-def test_the_process_is_told_no_secrets_and_has_no_other_descriptors(
+def test_the_process_is_told_no_secrets_and_ends_with_its_compiler(
     processes: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OUTRIDER_KEYS__ADMIN_TOKEN", "secret")
     own = compiler(CompileBounds())
     assert own.compile(SIMPLE).result(60)
-    if not sys.platform.startswith("linux"):
-        return
-    folder = Path(f"/proc/{processes[0].pid}")
-    assert b"secret" not in (folder / "environ").read_bytes()
-    assert sorted(int(link.name) for link in (folder / "fd").iterdir())[:3] == [0, 1, 2]
-    links = [os.readlink(link) for link in (folder / "fd").iterdir()]
-    assert sum(link.startswith("socket:") for link in links) == 1
+    if sys.platform.startswith("linux"):
+        folder = Path(f"/proc/{processes[0].pid}")
+        assert b"secret" not in (folder / "environ").read_bytes()
+        assert sorted(int(link.name) for link in (folder / "fd").iterdir())[:3] == [0, 1, 2]
+        links = [os.readlink(link) for link in (folder / "fd").iterdir()]
+        assert sum(link.startswith("socket:") for link in links) == 1, "it has other descriptors"
+    del own
+    gc.collect()
+    assert processes[0].wait(20) == -signal.SIGKILL
 
 
 def test_a_process_that_could_not_be_started_once_is_tried_again(
@@ -167,14 +168,6 @@ def test_a_limit_on_memory_that_is_there_already_is_kept(monkeypatch: pytest.Mon
     monkeypatch.setattr(resource, "setrlimit", lambda kind, limits: asked.append(limits))
     _bound_memory(2**60)
     assert asked in ([], [(10**9, 10**9)])  # none where there is no /proc
-
-
-def test_the_process_ends_with_its_compiler(processes: list[subprocess.Popen[bytes]]) -> None:
-    own = compiler(CompileBounds())
-    own.compile(SIMPLE).result(60)
-    del own
-    gc.collect()
-    assert processes[0].wait(20) == -signal.SIGKILL
 
 
 # ---- tenants take turns ---------------------------------------------------------------------

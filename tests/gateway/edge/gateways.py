@@ -19,6 +19,7 @@ from gateway.text.chat import ChatTokenizer
 from gateway.wiring.application import build_app
 from gateway.wiring.parts import GatewayParts
 from gateway.wiring.tenancy import build_tenancy
+from tests.databases import with_tables
 from tests.gateway.conftest import LengthPolicy
 from tests.gateway.scripted_client import Script, ScriptedClient, Step
 
@@ -83,7 +84,7 @@ def keyed_gateway(tokenizer: ChatTokenizer, folder: Path, **bounds: Any) -> Iter
 
 def _settings(folder: Path) -> Settings:
     flags = {
-        "database_url": f"sqlite:///{folder}/outrider.db",
+        "database_url": with_tables(folder / "outrider.db"),
         "keys.mode": "required",
         "keys.admin_token": ADMIN_TOKEN,
     }

@@ -19,6 +19,7 @@ from gateway.experiments.syncing import apply_settings
 from gateway.settings.experiments import ExperimentSettings
 from gateway.storage import tables
 from gateway.storage.database import Database, DatabaseError
+from tests.databases import with_tables
 from tests.gateway.experiments.making import SECRET, spec, user
 
 
@@ -32,8 +33,7 @@ class Clock:
 
 @pytest.fixture
 def database(tmp_path: Path) -> Iterator[Database]:
-    database = Database(f"sqlite:///{tmp_path}/experiments.db")
-    database.migrate()
+    database = Database(with_tables(tmp_path / "experiments.db"))
     yield database
     database.close()
 

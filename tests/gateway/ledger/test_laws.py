@@ -17,6 +17,7 @@ from gateway.ledger import journal as journal_module
 from gateway.ledger.metrics import LedgerMetrics
 from gateway.ledger.queries import UsageFilter, total_usage
 from gateway.ledger.row import LedgerRow
+from tests.databases import with_tables
 from tests.gateway.ledger.ledgers import FrailDatabase, make_ledger, opened, row
 
 Event = Literal["cut", "mend", "fill_disk", "free_disk", "restart", "flush"]
@@ -79,7 +80,7 @@ def test_each_row_is_stored_once(steps: list[Event | int]) -> None:
     try:
         with (
             tempfile.TemporaryDirectory() as name,
-            opened(f"sqlite:///{name}/test.db") as database,
+            opened(with_tables(Path(name) / "test.db")) as database,
         ):
             folder = Path(name) / "journal"
             added = asyncio.run(play(database, folder, disk, steps))

@@ -21,6 +21,7 @@ from gateway.settings.ledger import LedgerSettings
 from gateway.settings.tree import SettingsError, load_settings
 from gateway.storage.database import Database
 from gateway.storage.tables import ledger, price_versions
+from tests.databases import with_tables
 from tests.gateway.ledger.ledgers import (
     NOON,
     FrailDatabase,
@@ -165,7 +166,7 @@ def test_while_the_journal_is_full_rows_go_to_the_database_all_the_same(
     def refuse(_: int, data: bytes) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with opened(f"sqlite:///{tmp_path / 'x.db'}") as database:
+    with opened(with_tables(tmp_path / "x.db")) as database:
         asyncio.run(run(database))
     assert "No space left" in caplog.text
     assert "can be written again" in caplog.text
@@ -200,7 +201,7 @@ def test_memory_is_bounded_when_nothing_can_be_written(
     def refuse(_: int, data: bytes) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with opened(f"sqlite:///{tmp_path / 'x.db'}") as database:
+    with opened(with_tables(tmp_path / "x.db")) as database:
         asyncio.run(run(database))
     assert "rows are lost" in caplog.text
 
@@ -262,7 +263,7 @@ def test_a_flush_waits_for_what_was_added_just_before_it(
         assert stored_ids(database) == ids(1)
         await book.close()
 
-    with opened(f"sqlite:///{tmp_path / 'x.db'}") as database:
+    with opened(with_tables(tmp_path / "x.db")) as database:
         asyncio.run(run(database))
 
 
@@ -298,7 +299,7 @@ def test_rows_may_come_from_many_threads(tmp_path: Path, journal: Path) -> None:
             await asyncio.to_thread(thread.join)
         await book.close()
 
-    with opened(f"sqlite:///{tmp_path / 'x.db'}") as database:
+    with opened(with_tables(tmp_path / "x.db")) as database:
         asyncio.run(run(database))
         assert len(stored_ids(database)) == 2000
 
@@ -316,7 +317,7 @@ def test_a_segment_that_cannot_be_read_does_not_stand_in_others_way(
 
     journal.mkdir()
     (journal / "7-x.00000001.rows").mkdir()  # reading it fails, for root too
-    with opened(f"sqlite:///{tmp_path / 'x.db'}") as database:
+    with opened(with_tables(tmp_path / "x.db")) as database:
         asyncio.run(run(database))
     assert "cannot be read" in caplog.text
 
@@ -328,7 +329,7 @@ def test_a_folder_that_cannot_be_used_is_said_at_once(tmp_path: Path) -> None:
         with pytest.raises(SettingsError, match=r"ledger\.journal"):
             await make_ledger(database, tmp_path / "file" / "journal").start()
 
-    with opened(f"sqlite:///{tmp_path / 'x.db'}") as database:
+    with opened(with_tables(tmp_path / "x.db")) as database:
         asyncio.run(run(database))
 
 
@@ -345,7 +346,7 @@ def test_closed_and_unopened_ledgers_say_so(tmp_path: Path, journal: Path) -> No
             await book.flush()
         book.add(row(2))  # too late, and no harm done
 
-    with opened(f"sqlite:///{tmp_path / 'x.db'}") as database:
+    with opened(with_tables(tmp_path / "x.db")) as database:
         asyncio.run(run(database))
         assert stored_ids(database) == ids(1)
 

@@ -18,6 +18,7 @@ from gateway.tenants.amounts import NO_LIMITS, LimitSpec
 from gateway.tenants.principal import Scopes
 from gateway.tenants.records import KeyOrder
 from gateway.text.chat import ChatTokenizer
+from tests.databases import with_tables
 from tests.gateway.hybrid import World, hybrid
 
 ALL = Scopes()
@@ -116,7 +117,7 @@ def books(
 ) -> Iterator[Books]:
     """A gateway with one key, on a database of its own."""
     sections = {
-        "database_url": f"sqlite:///{folder / 'books.db'}",
+        "database_url": with_tables(folder / "books.db"),
         "routing": {"prices": PRICES},
         "ledger": {"flush_ms": 10, "batch_ms": 10},
         "keys": {"refresh_s": 0.02},

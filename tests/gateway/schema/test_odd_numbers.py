@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from tests.gateway.conftest import Server
+from tests.sizes import repeats
 
 NUMBERS = [
     "1e400",
@@ -67,8 +68,9 @@ def test_hole_1_no_number_is_a_failure_of_the_gateway(
     headers = {"content-type": "application/json"}
     wrong: list[Any] = []
     statuses: set[int] = set()
-    for field in (*FIELDS, "top_logprobs", "logprobs"):
-        for number in NUMBERS:
+    share = repeats(1, 3)
+    for row, field in enumerate((*FIELDS, "top_logprobs", "logprobs")):
+        for number in NUMBERS[row % share :: share]:  # of the quick tests each meets a third
             response = http.post(path, content=body(path, field, number), headers=headers)
             statuses.add(response.status_code)
             if response.status_code not in {200, 400, 404, 429, 504}:

@@ -17,6 +17,7 @@ from gateway.tenants.key_store import KeyStore
 from gateway.tenants.keys import KeyHasher
 from gateway.tenants.metrics import TenantMetrics
 from gateway.tenants.parts import KeyParts
+from tests.databases import with_tables
 
 HASHER = KeyHasher(b"a secret of these tests")
 ADMIN_TOKEN = "a-token-of-these-tests"
@@ -38,8 +39,7 @@ class World:
     ) -> None:
         self.now_s = 1_000_000.0
         self.registry = CollectorRegistry()
-        self.database = Database(f"sqlite:///{folder}/keys.db")
-        self.database.migrate()
+        self.database = Database(with_tables(folder / "keys.db"))
         self.store = KeyStore(
             self.database, HASHER, randomness=random.Random(5), wall_clock=self.clock
         )

@@ -8,20 +8,23 @@ import pytest
 from gateway.text.thinking import OPEN_TAG, ThinkingSplitter
 from gateway.text.tool_formats import FORMATS, ToolFormatName
 from gateway.text.tool_parser import ToolParser, ToolReading
+from tests.sizes import repeats
 
 MAX_HELD_CHARS = 512
 HERMES_HEAD = '<tool_call>\n{"name": "f", "arguments": {}}'
+NUM_CHARS = repeats(20_000, 4_000)
+SPACE = " " * NUM_CHARS
 HOSTILE = {
-    "openings": "<tool_call>" * 3000,
-    "openings with names": '<tool_call>\n{"name": "' * 1500,
-    "space": " " * 20_000 + "x",
-    "space in a head": "<tool_call>" + " " * 20_000 + "x",
-    "space behind a call": HERMES_HEAD + " " * 20_000 + "x",
-    "calls without ends": HERMES_HEAD * 500,
-    "a long name": '<tool_call>\n{"name": "' + "a" * 20_000,
-    "llama space": '{"name":' + " " * 20_000 + "x",
-    "mistral openings": "[TOOL_CALLS] " * 1500,
-    "mistral space": '[TOOL_CALLS] [{"name": "f", "arguments": {}}' + " " * 20_000 + "x",
+    "openings": "<tool_call>" * (NUM_CHARS // 7),
+    "openings with names": '<tool_call>\n{"name": "' * (NUM_CHARS // 13),
+    "space": f"{SPACE}x",
+    "space in a head": f"<tool_call>{SPACE}x",
+    "space behind a call": f"{HERMES_HEAD}{SPACE}x",
+    "calls without ends": HERMES_HEAD * (NUM_CHARS // 40),
+    "a long name": '<tool_call>\n{"name": "' + "a" * NUM_CHARS,
+    "llama space": f'{{"name":{SPACE}x',
+    "mistral openings": "[TOOL_CALLS] " * (NUM_CHARS // 13),
+    "mistral space": '[TOOL_CALLS] [{"name": "f", "arguments": {}}' + f"{SPACE}x",
 }
 
 

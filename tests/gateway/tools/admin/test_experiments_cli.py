@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from gateway.tools.admin.experiments_cli import app
+from tests.databases import with_tables
 
 Invoke = Callable[..., Result]
 ARMS = ("--arm", "control", "--arm", "deep max_draft_nodes=32 weight=3")
@@ -18,7 +19,7 @@ ARMS = ("--arm", "control", "--arm", "deep max_draft_nodes=32 weight=3")
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Invoke:
     """Run a command on a new database."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("OUTRIDER_DATABASE_URL", f"sqlite:///{tmp_path}/experiments.db")
+    monkeypatch.setenv("OUTRIDER_DATABASE_URL", with_tables(tmp_path / "experiments.db"))
     monkeypatch.setenv("COLUMNS", "200")
     runner = CliRunner()
     return lambda *arguments: runner.invoke(app, [str(argument) for argument in arguments])

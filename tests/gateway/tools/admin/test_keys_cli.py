@@ -14,13 +14,14 @@ from gateway.tenants.keys import id_in
 from gateway.tenants.parts import key_store
 from gateway.tools.admin.keys_cli import app
 from gateway.tools.admin.keys_tables import visible
+from tests.databases import with_tables
 
 Invoke = Callable[..., Result]
 
 
 @pytest.fixture
 def url(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path}/keys.db"
+    return with_tables(tmp_path / "keys.db")
 
 
 @pytest.fixture
