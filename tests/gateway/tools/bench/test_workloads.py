@@ -60,7 +60,7 @@ def test_an_azure_trace_is_sorted_and_says_what_was_mended(tmp_path: Path) -> No
     assert [row.num_completion_tokens for row in trace.rows] == [44, 1, 109, 16]
     notes = " ".join(trace.notes)
     assert "order of time" in notes
-    assert "no answer" in notes
+    assert "an empty answer" in notes
     assert "118 s" in notes
     closed = close_gaps(trace, 5.0)
     assert [round(row.at_s, 6) for row in closed.rows] == [0.0, 1.0, 2.0, 7.0]
