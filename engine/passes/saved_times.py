@@ -25,7 +25,7 @@ from engine.passes.step_times import StepTimeCurve
 
 log = logging.getLogger(__name__)
 
-_FORMAT: Final = 1  # of the file, and of what is measured
+_FORMAT: Final = 2  # of the file, and of what is measured
 _CPU_INFO: Final = Path("/proc/cpuinfo")
 
 

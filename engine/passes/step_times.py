@@ -16,6 +16,7 @@ from engine.passes.runner import ForwardSlice, ModelRunner
 
 _PROFILED_ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 _NUM_REPEATS = 5
+_TOKENS_SEED = 17
 _CPU_WARM_UP_ROWS = 16
 # A model that is slow enough to need longer is timed with fewer repeats.
 _ENOUGH_S = 4.0
@@ -167,6 +168,7 @@ def profile_step_times(
     kinds = [(rows, context) for rows in sizes]
     if long_context >= _LEAST_CONTEXT_RATIO * context and _CONTEXT_ROWS in sizes:
         kinds.append((_CONTEXT_ROWS, long_context))
+    tokens = _distinct_tokens(runner.vocab_size, max(sizes))
     view = runner.new_view("step-times")
     samples: dict[tuple[int, int], list[float]] = {kind: [] for kind in kinds}
     try:
@@ -178,7 +180,7 @@ def profile_step_times(
             if turn > 1 and time.perf_counter() - begun_s > _ENOUGH_S:
                 break
             for done, (rows, start) in enumerate(kinds):
-                elapsed_s = _time_pass(runner, view, rows, start)
+                elapsed_s = _time_pass(runner, view, tokens[:rows], start)
                 if turn:
                     samples[rows, start].append(elapsed_s)
                 if on_progress is not None:
@@ -209,11 +211,12 @@ def warm_up_passes(runner: ModelRunner) -> None:
     sizes = _sizes(runner.max_context)
     if runner.device.type == "cpu":
         sizes = [rows for rows in sizes if rows <= _CPU_WARM_UP_ROWS]
+    tokens = _distinct_tokens(runner.vocab_size, max(sizes))
     view = runner.new_view("step-times")
     try:
         view.reserve(max(sizes))
         for rows in sizes:
-            _time_pass(runner, view, rows, 0)
+            _time_pass(runner, view, tokens[:rows], 0)
     finally:
         view.release()
 
@@ -222,13 +225,23 @@ def _sizes(max_context: int) -> list[int]:
     return [rows for rows in _PROFILED_ROWS if rows <= max(max_context // 2, 2)]
 
 
-def _time_pass(runner: ModelRunner, view: KVView, num_rows: int, start: int) -> float:
+def _distinct_tokens(vocab_size: int, count: int) -> list[int]:
+    """Return `count` tokens in random order, the same in every call.
+
+    They differ as long as the vocabulary lasts, as the nodes of a tree do: a mixture of experts
+    sends copies of one token to the same experts, and reads fewer weights for them.
+    """
+    order = np.random.default_rng(_TOKENS_SEED).permutation(vocab_size)
+    return [int(token) for token in np.resize(order, count)]
+
+
+def _time_pass(runner: ModelRunner, view: KVView, token_ids: list[int], start: int) -> float:
     """Seconds of one pass over rows that see `start` tokens and each other.
 
     The same time that `on_pass` is told of later passes: on a device, the device's own.
     """
     piece = ForwardSlice(
-        view=view, token_ids=[0] * num_rows, start_slot=start, num_logit_rows=num_rows
+        view=view, token_ids=token_ids, start_slot=start, num_logit_rows=len(token_ids)
     )
     started_s = time.perf_counter()
     runner.forward([piece])

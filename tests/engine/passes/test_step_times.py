@@ -1,17 +1,25 @@
+from collections.abc import Callable, Sequence
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
-from engine.passes.runner import ModelRunner
+from engine.model import experts
+from engine.model.decoder import DecoderModel
+from engine.passes.runner import ForwardSlice, ModelRunner, PassOutput
 from engine.passes.step_times import (
     RunningStepTimes,
     StepTimeCurve,
     follow_step_times,
     profile_step_times,
+    warm_up_passes,
 )
+from kernels.experts.route import Routed, RoutingRule, route
 from tests.engines import tiny_pair
+from tests.models import save_hf_model
 
 POINTS = st.lists(
     st.tuples(st.integers(1, 500), st.floats(1e-5, 1.0)),
@@ -65,6 +73,55 @@ def test_profiling_publishes_nothing() -> None:
     runner = ModelRunner(model=tiny_pair().small, num_blocks=32)
     profile_step_times(runner)
     assert not any(runner.pool.is_published(block) for block in range(32))
+
+
+@pytest.fixture
+def tiny_mixture(tmp_path: Path) -> DecoderModel:
+    save_hf_model("qwen3-moe", tmp_path, num_experts=32, num_experts_per_tok=2)
+    return DecoderModel.load(str(tmp_path), dtype="float32")
+
+
+@pytest.mark.parametrize("measure", [profile_step_times, warm_up_passes])
+def test_timed_rows_wake_experts_as_distinct_tokens_do(
+    tiny_mixture: DecoderModel,
+    monkeypatch: pytest.MonkeyPatch,
+    measure: Callable[[ModelRunner], object],
+) -> None:
+    woken: dict[int, set[int]] = {}  # rows of a pass: experts that one of its layers read
+
+    def counted(logits: Tensor, rule: RoutingRule, correction: Tensor | None = None) -> Routed:
+        routed = route(logits, rule, correction)
+        woken.setdefault(len(logits), set()).add(len(routed.experts.unique()))
+        return routed
+
+    monkeypatch.setattr(experts, "route", counted)
+    measure(ModelRunner(model=tiny_mixture, num_blocks=32))
+    # n rows that choose 2 of 32 experts at random wake 32 (1 - (1 - 2/32)^n) of them; attention
+    # makes rows of random layers somewhat alike.
+    assert woken[1] == {2}
+    assert min(woken[8]) > 5
+    assert min(woken[16]) > 10
+
+
+def test_timed_tokens_are_the_same_in_every_pass_and_in_a_small_vocabulary(
+    tiny_mixture: DecoderModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[int, set[tuple[int, ...]]] = {}  # rows of a pass: its tokens
+    runner = ModelRunner(model=tiny_mixture, num_blocks=32)
+    forward = runner.forward
+
+    def noted(slices: Sequence[ForwardSlice]) -> PassOutput:
+        (piece,) = slices
+        seen.setdefault(len(piece.token_ids), set()).add(tuple(piece.token_ids))
+        return forward(slices)
+
+    monkeypatch.setattr(runner, "forward", noted)
+    monkeypatch.setattr(ModelRunner, "vocab_size", 60)
+    profile_step_times(runner)
+    assert all(len(passes) == 1 for passes in seen.values())
+    for rows, (tokens,) in seen.items():
+        assert len(set(tokens)) == min(rows, 60)
+        assert max(tokens) < 60
 
 
 def test_running_times_follow_the_machine_and_forget_a_bad_moment() -> None:
