@@ -95,6 +95,11 @@ JOBS = (
         quick=(*_BF16, *_QUICK_TARGET, "--num-prompts", "1", "--repeats", "1", "--max-new", "8"),
     ),
     Job(
+        script="bench_through_transformers",
+        arguments=(*_BF16, *_TARGET, "--num-prompts", "4", "--repeats", "1", "--max-new", "64"),
+        quick=(*_BF16, *_QUICK_TARGET, "--num-prompts", "1", "--repeats", "1", "--max-new", "16"),
+    ),
+    Job(
         script="bench_host_overhead",
         arguments=_BF16,
         quick=(*_BF16, "--repeats", "1", "--steps", "5", "--sequences", "1", "4"),

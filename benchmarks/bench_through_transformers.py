@@ -1,0 +1,258 @@
+"""How much slower is a model through transformers' modules than through our own decoder?
+
+Question: a family without a description in the engine runs through transformers' own modules, over
+our paged cache (engine/model/transformers_decoder.py). What does that cost a pass, and does
+speculation gain as much there?
+
+Method: one checkpoint of a family that runs both ways is loaded twice: natively, and through
+transformers. Each is the target of an engine of its own, with the same small model drafting for
+both, and a budget from its own pass times. Batch 1, greedy, prompt by prompt: every case answers a
+prompt before the next one is asked (benchmarks/turns.py).
+
+Reading it: `time` is the seconds a token over those of the native decoder, plain against plain and
+drafted against drafted: 1.2 is a fifth slower. `gain` is the rate with guesses over the same
+decoder's rate without. Ratios have the prompts' time in them, `decode` has not; 95 % intervals are
+a bootstrap over prompts. `equal` compares with the native decoder's plain answers; where they part,
+the gap between the two tokens' logits says whether it was a tie (benchmarks/compare.py).
+
+    python -m benchmarks.bench_through_transformers --dtype bfloat16 --expand-target 400M
+    python -m benchmarks.bench_through_transformers --dtype float32 --expand-target 400M
+"""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.compare import Comparison
+from benchmarks.driving import (
+    BLOCK_SIZE,
+    Bench,
+    ForwardCpu,
+    add_draft_options,
+    build_bench,
+    make_requests,
+)
+from benchmarks.harness import (
+    argument_parser,
+    console,
+    prepare,
+    show_table,
+    start,
+    variant_name,
+    verdict,
+    write_results,
+)
+from benchmarks.intervals import Interval, bootstrap
+from benchmarks.pair import Folders, Pair, add_prompt_options
+from benchmarks.prompts import Prompt
+from benchmarks.turns import Case, Turns, engine_case
+from draft.budget import TreeBudget
+from engine.model.read_config import read_model_config
+from engine.model.transformers_decoder import TransformersModel
+from engine.passes.runner import ModelRunner
+from engine.passes.step_times import follow_step_times
+from engine.request import EngineRequest
+
+NATIVE, THROUGH = "native", "through transformers"
+PLAIN, DRAFTED = "plain", "drafted"
+_GOAL_TIME: Final = 1.5
+_GOAL_GAIN: Final = 0.9
+_SHOWN_ROWS: Final = (1, 2, 4, 8, 16, 32)
+
+
+def name_of(side: str, kind: str) -> str:
+    """Return a case's name, such as "native, plain"."""
+    return f"{side}, {kind}"
+
+
+# ---- the two sides ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """An engine over one form of the target; `budget`: of its trees, from its own pass times."""
+
+    bench: Bench
+    budget: TreeBudget
+
+
+def build_sides(pair: Pair) -> dict[str, Side]:
+    """Build both engines; one small model drafts for both, and its times are one curve."""
+    native = Side(bench=pair.bench(), budget=pair.budget)
+    target = through_transformers(pair)
+    with console.status("profiling step times through transformers"):
+        budget = TreeBudget(
+            target_pass_s=follow_step_times(target), draft_pass_s=pair.budget.draft_pass_s
+        )
+    forward_cpu = ForwardCpu()
+    forward_cpu.put_around(target.model)
+    bench = build_bench(
+        {"large": target, "small": pair.runners["small"]},
+        draft_config=pair.config,
+        budget=budget,
+        forward_cpu=forward_cpu,
+    )
+    return {NATIVE: native, THROUGH: Side(bench=bench, budget=budget)}
+
+
+def through_transformers(pair: Pair) -> ModelRunner:
+    """Load the pair's large checkpoint again, through transformers' modules."""
+    native = pair.runners["large"]
+    with console.status("loading through transformers"):
+        model = TransformersModel.load(
+            pair.large_folder,
+            config=read_model_config(pair.large_folder),
+            dtype=native.model.dtype,
+            device=native.model.device,
+        )
+    return ModelRunner(model=model, num_blocks=native.num_blocks, block_size=BLOCK_SIZE)
+
+
+def request_for(
+    question: int,
+    *,
+    pair: Pair,
+    prompts: Sequence[Prompt],
+    max_tokens: int,
+    speculate: bool,
+) -> EngineRequest:
+    """Return the request of a question's prompt."""
+    (request,) = make_requests(
+        [prompts[question]],
+        tier="large",
+        max_tokens=max_tokens,
+        stop=pair.stop,
+        speculate=speculate,
+    )
+    return request
+
+
+# ---- figures ------------------------------------------------------------------------------------
+
+
+def measure(
+    pair: Pair,
+    sides: Mapping[str, Side],
+    prompts: Sequence[Prompt],
+    arguments: argparse.Namespace,
+) -> dict[str, Any]:
+    """Answer all prompts by all cases, and report."""
+    request = partial(request_for, pair=pair, prompts=prompts, max_tokens=arguments.max_new)
+    cases: dict[str, Case] = {
+        name_of(label, kind): engine_case(side.bench, partial(request, speculate=kind == DRAFTED))
+        for label, side in sides.items()
+        for kind in (PLAIN, DRAFTED)
+    }
+    turns = Turns.take(cases, num_questions=len(prompts), num_rounds=arguments.repeats)
+    base = name_of(NATIVE, PLAIN)
+    comparisons = {
+        name: turns.compare(name, base, prompts, scores_of=lambda _: pair.next_logits)
+        for name in cases
+        if name != base
+    }
+    reports = {name: turns.report(name) for name in cases}
+    for kind in (PLAIN, DRAFTED):
+        name, other = name_of(THROUGH, kind), name_of(NATIVE, kind)
+        reports[name]["time_over_native"] = turns.ratio(other, name)
+        reports[name]["decode_time_over_native"] = turns.ratio(other, name, decode=True)
+    for side in sides:
+        name = name_of(side, DRAFTED)
+        reports[name]["gain"] = turns.ratio(name, name_of(side, PLAIN))
+        reports[name]["decode_gain"] = turns.ratio(name, name_of(side, PLAIN), decode=True)
+    gains = gain_ratio(turns)
+    show(reports, comparisons, gains)
+    return {
+        "num_prompts": len(prompts),
+        "num_prompt_tokens": sum(len(prompt.token_ids) for prompt in prompts),
+        "cases": reports,
+        "gain_over_native_gain": gains,
+        "equality": {name: comparison.record() for name, comparison in comparisons.items()},
+    }
+
+
+def gain_ratio(turns: Turns) -> Interval:
+    """Return speculation's gain through transformers over its gain on the native decoder."""
+    rates = {
+        (side, kind): _columns(turns, name_of(side, kind))
+        for side in (NATIVE, THROUGH)
+        for kind in (PLAIN, DRAFTED)
+    }
+
+    def ratio(questions: NDArray[np.int64]) -> float:
+        rate = {
+            key: tokens[questions].sum() / s[questions].sum() for key, (tokens, s) in rates.items()
+        }
+        gains = [rate[side, DRAFTED] / rate[side, PLAIN] for side in (THROUGH, NATIVE)]
+        return float(gains[0] / gains[1])
+
+    return bootstrap(ratio, len(turns.by_case[name_of(NATIVE, PLAIN)]))
+
+
+def _columns(turns: Turns, name: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return a case's tokens and seconds, question by question."""
+    rounds = turns.by_case[name]
+    tokens = [sum(len(turn.token_ids) for turn in each) for each in rounds]
+    seconds = [sum(turn.wall_s for turn in each) for each in rounds]
+    return np.array(tokens, dtype=np.float64), np.array(seconds)
+
+
+def show(
+    reports: Mapping[str, Mapping[str, Any]], comparisons: Mapping[str, Comparison], gains: Interval
+) -> None:
+    """Print the table and the verdicts."""
+    rows = [
+        [
+            name,
+            f"{report['tokens_per_s']:.1f}",
+            *(str(report.get(key, "")) for key in ("time_over_native", "decode_time_over_native")),
+            *(str(report.get(key, "")) for key in ("gain", "decode_gain")),
+            f"{report['tokens_per_pass']:.2f}",
+            str(comparisons.get(name, "")),
+        ]
+        for name, report in reports.items()
+    ]
+    columns = ["", "tok/s", "time", "time, decode", "gain", "gain, decode", "tok/pass", "equal"]
+    show_table("through transformers' modules", columns, rows)
+    time = reports[name_of(THROUGH, PLAIN)]["time_over_native"].estimate
+    console.print(
+        f"plain within {_GOAL_TIME} of the native time: {verdict(time <= _GOAL_TIME)}; "
+        f"gain at least {_GOAL_GAIN} of the native gain: {verdict(gains.estimate >= _GOAL_GAIN)} "
+        f"({gains})"
+    )
+
+
+def pass_times(sides: Mapping[str, Side]) -> dict[str, dict[int, float]]:
+    """Return what the budgets believe at the end that a pass of the target takes, by its rows."""
+    return {
+        label: {rows: side.budget.target_pass_s(rows) for rows in _SHOWN_ROWS}
+        for label, side in sides.items()
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run all cases and write the results."""
+    parser = argument_parser(__doc__)
+    add_prompt_options(parser, num_prompts=12)
+    add_draft_options(parser)
+    parser.set_defaults(repeats=2)
+    arguments = parser.parse_args(argv)
+    prepare(arguments)
+    folders = Folders.of(arguments)
+    prompts = folders.task_prompts(arguments, arguments.num_prompts)
+    pair = folders.load(arguments, prompts)
+    sides = build_sides(pair)
+    results = {
+        **pair.describe(),
+        **measure(pair, sides, prompts, arguments),
+        "target_pass_s": pass_times(sides),
+    }
+    write_results("bench_through_transformers", variant_name(arguments), results, arguments)
+
+
+if __name__ == "__main__":
+    start(main)
