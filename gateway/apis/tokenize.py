@@ -24,7 +24,7 @@ from gateway.planning.placement import check_model, permitted
 from gateway.planning.prompts import chat_prompt
 from gateway.schema.chat import ChatRequest
 from gateway.schema.parsing import parse
-from gateway.tenants.principal import Principal
+from gateway.tenants.keys import Principal
 from gateway.text.chat import ChatTokenizer
 from gateway.text.prompt_work import PromptWork
 

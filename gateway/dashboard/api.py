@@ -17,7 +17,7 @@ from gateway.dashboard.figures import figures
 from gateway.dashboard.recent import RecentOutcomes
 from gateway.dashboard.schema import Dashboard, EngineFigures
 from gateway.settings.slo import SloClassSettings
-from gateway.tenants.principal import ANONYMOUS, Principal
+from gateway.tenants.keys import ANONYMOUS, Principal
 
 logger = logging.getLogger(__name__)
 

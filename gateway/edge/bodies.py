@@ -17,7 +17,7 @@ from gateway.errors.tree import (
     KeyBodiesFullError,
     MediaTypeError,
 )
-from gateway.schema.json_bounds import JsonBounds, check_exactly, may_exceed
+from gateway.schema.parsing import JsonBounds, check_exactly, may_exceed
 
 _LONG_BYTES: Final = 1_000_000
 """From here on one pass over a body may take ten milliseconds."""

@@ -25,7 +25,7 @@ from gateway.experiments.records import ExperimentRecord
 from gateway.experiments.rows import spec_document
 from gateway.settings.experiments import ExperimentSpec
 from gateway.tenants.authenticator import Authenticator
-from gateway.tenants.principal import Principal
+from gateway.tenants.keys import Principal
 
 logger = logging.getLogger(__name__)
 

@@ -30,7 +30,7 @@ from gateway.experiments.recent import (
 )
 from gateway.experiments.totals import FeedbackKind
 from gateway.storage.database import Database
-from gateway.tenants.principal import Principal
+from gateway.tenants.keys import Principal
 
 logger = logging.getLogger(__name__)
 

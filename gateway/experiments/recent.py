@@ -13,7 +13,7 @@ from gateway.answers.outcomes import ArmRef, RequestOutcome
 from gateway.experiments.totals import NUM_UNIT_BUCKETS
 from gateway.storage.database import Database
 from gateway.storage.tables import ledger
-from gateway.tenants.principal import Principal
+from gateway.tenants.keys import Principal
 
 MAX_RECENT: Final = 50_000
 """Requests in memory; about 30 MB."""

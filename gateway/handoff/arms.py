@@ -16,7 +16,7 @@ from gateway.planning.model_catalog import AUTO
 from gateway.schema.common import OutriderOptions
 from gateway.schema.envelope import ReadRequest
 from gateway.schema.kinds import Endpoint
-from gateway.tenants.principal import ANONYMOUS
+from gateway.tenants.keys import ANONYMOUS
 
 _NO_OPTIONS: Final = OutriderOptions()
 _REFUSALS: Final = frozenset({400, 403, 404, 409, 413, 422})

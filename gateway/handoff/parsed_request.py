@@ -16,7 +16,7 @@ from gateway.schema.kinds import Endpoint
 from gateway.settings.server_traits import ServerTraits
 from gateway.telemetry.spans import RequestMarks, record_request
 from gateway.telemetry.tracer import NULL_SPAN, Span
-from gateway.tenants.principal import ANONYMOUS, Principal
+from gateway.tenants.keys import ANONYMOUS, Principal
 from gateway.upstream.call import UpstreamCall
 from gateway.upstream.dialects.base import Resume
 from gateway.upstream.dialects.openai_request import is_resumable, request_body

@@ -15,7 +15,7 @@ from gateway.ledger.queries import UsageFilter
 from gateway.ledger.timestamps import PATTERN, parse_time
 from gateway.ledger.usage_report import UsageQuestion, UsageReport, usage_report
 from gateway.storage.database import Database
-from gateway.tenants.principal import Principal
+from gateway.tenants.keys import Principal
 
 USAGE_MODELS: Final[tuple[type[BaseModel], ...]] = (UsageReport,)
 """Models for the components of the OpenAPI document."""

@@ -6,7 +6,7 @@ from typing import Final, Literal, get_args
 
 from gateway.limits.limiter import LimitState, Scope
 from gateway.tenants.amounts import NANOS_PER_USD, Amounts, LimitName, LimitSpec, Want
-from gateway.tenants.principal import Principal
+from gateway.tenants.keys import Principal
 
 Unit = Literal["requests", "tokens", "usd_nanos"]
 Period = Literal["minute", "day", "month", "open"]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from gateway.tenants.amounts import Amounts, LimitName, Want
-from gateway.tenants.principal import Principal
+from gateway.tenants.keys import Principal
 
 Scope = Literal["key", "team"]
 

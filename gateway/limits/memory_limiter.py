@@ -14,7 +14,7 @@ from gateway.limits.refusals import LimitRefusal, decisive, refusal_error
 from gateway.limits.unlimited import UnlimitedReservation
 from gateway.limits.windows import ClockTimes, Counter, Counters
 from gateway.tenants.amounts import Amounts, Want
-from gateway.tenants.principal import Principal
+from gateway.tenants.keys import Principal
 
 _MIN_SWEEP: Final = 4096
 _MAX_PLANS: Final = 65_536

@@ -16,7 +16,7 @@ from gateway.limits.refusals import LimitRefusal, decisive, refusal_error
 from gateway.limits.unlimited import UnlimitedReservation
 from gateway.settings.tree import SettingsError
 from gateway.tenants.amounts import Amounts, Want
-from gateway.tenants.principal import Principal
+from gateway.tenants.keys import Principal
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from gateway.limits.limit_rules import Holding
 from gateway.limits.limiter import LimitState
 from gateway.tenants.amounts import Amounts, Want
-from gateway.tenants.principal import Principal
+from gateway.tenants.keys import Principal
 
 
 class UnlimitedReservation:

@@ -23,7 +23,7 @@ from gateway.metering.upstream_rows import upstream_entry
 from gateway.slo.classes import ResolvedObjective
 from gateway.telemetry.tracer import NULL_SPAN, Span
 from gateway.tenants.authenticator import EndRequest
-from gateway.tenants.principal import Principal
+from gateway.tenants.keys import Principal
 from gateway.upstream.attempts import Attempt
 
 MeteredEnding = Literal["answered", "cancelled", "failed"]

@@ -13,7 +13,7 @@ from gateway.metering.charging import NONE, Reserved, beyond, capped, missing, u
 from gateway.metering.tenancy import Tenancy
 from gateway.metering.token_allowance import TokenAllowance
 from gateway.tenants.amounts import Amounts, Want
-from gateway.tenants.principal import Principal
+from gateway.tenants.keys import Principal
 
 _ONE_REQUEST: Final = {"": Amounts(requests=1)}
 """A request whose tier is unknown: it counts for the limits over all models."""

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from gateway.schema.json_bounds import JsonBounds
+from gateway.schema.parsing import JsonBounds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ from gateway.metering.token_allowance import TokenAllowance
 from gateway.schema.chat import ChatRequest
 from gateway.schema.common import OutriderOptions
 from gateway.schema.completions import CompletionRequest
-from gateway.tenants.principal import Principal
+from gateway.tenants.keys import Principal
 from gateway.text.chat import ChatTokenizer, Prompt
 from gateway.text.tool_parser import ToolReading
 from router.cascade import CascadePlan

@@ -4,7 +4,7 @@ from typing import Protocol
 
 from gateway.slo.classes import ResolvedObjective
 from gateway.telemetry.tracer import Span
-from gateway.tenants.principal import Principal
+from gateway.tenants.keys import Principal
 
 
 class ObjectiveRecord(Protocol):

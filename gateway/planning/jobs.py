@@ -36,7 +36,7 @@ from gateway.planning.tier_choice import Candidates, TierChoice, TierChooser
 from gateway.schema.chat import ChatRequest
 from gateway.slo.classes import SloClasses
 from gateway.telemetry.spans import record_route
-from gateway.tenants.principal import Principal
+from gateway.tenants.keys import Principal
 from gateway.text.chat import ChatTokenizer
 from gateway.text.prompt_work import PromptSlots, PromptWork
 from router.guard import GuardOutcome

@@ -10,7 +10,7 @@ from gateway.errors.tree import BadRequestError, PermissionDeniedError
 from gateway.schema.common import OutriderOptions
 from gateway.schema.kinds import Policy
 from gateway.settings.tiers import HandoffSettings
-from gateway.tenants.principal import Principal
+from gateway.tenants.keys import Principal
 
 Place = Literal["local", "cloud"]
 """Models of this machine, or an upstream tier."""

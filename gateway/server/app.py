@@ -51,7 +51,7 @@ from gateway.server.status import StatusEndpoints
 from gateway.tenants.admin import AdminApi
 from gateway.tenants.admin_routes import ADMIN_ROUTES
 from gateway.tenants.admin_schema import ADMIN_MODELS
-from gateway.tenants.principal import Principal
+from gateway.tenants.keys import Principal
 
 _CHAT: Final = "/v1/chat/completions"
 _COMPLETIONS: Final = "/v1/completions"

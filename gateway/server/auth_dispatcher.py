@@ -16,7 +16,7 @@ from engine.errors import EngineError
 from gateway.errors.http import Problem, problem_of, report_problem
 from gateway.errors.tree import AuthenticationError, GatewayError
 from gateway.telemetry.log_context import begin_log_context
-from gateway.tenants.principal import Principal
+from gateway.tenants.keys import Principal
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 ProblemBody = Callable[[Problem], bytes]

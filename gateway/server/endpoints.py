@@ -34,7 +34,7 @@ from gateway.server.responses import AnswerResponse, WorkResponse
 from gateway.telemetry.capture import NULL_CAPTURE, Capture
 from gateway.telemetry.log_context import log_context
 from gateway.telemetry.tracer import NULL_SPAN, NULL_TRACER, Tracer
-from gateway.tenants.principal import ANONYMOUS, Principal
+from gateway.tenants.keys import ANONYMOUS, Principal
 from gateway.upstream.call import HOPS_HEADER
 
 MAX_SMALL_BODY_BYTES: Final = 2**20

@@ -26,10 +26,9 @@ from gateway.tenants.admin_schema import (
     team_report,
 )
 from gateway.tenants.key_store import KeyStore, ShownKey
-from gateway.tenants.keys import KEY_ID
+from gateway.tenants.keys import KEY_ID, Principal
 from gateway.tenants.merging import merged_changes
 from gateway.tenants.parts import KeyParts
-from gateway.tenants.principal import Principal
 from gateway.tenants.records import KeyRecord, TeamRecord
 
 logger = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.schema.common import WHOLE, RequestModel
 from gateway.tenants.amounts import LimitSpec
-from gateway.tenants.principal import Scopes
+from gateway.tenants.keys import Scopes
 from gateway.tenants.records import KeyOrder, KeyRecord, KeyStatus, TeamOrder, TeamRecord
 
 MAX_NAME_CHARS = 128

@@ -12,9 +12,8 @@ from gateway.settings.keys import KeyMode
 from gateway.tenants.admin_token import MAX_TOKEN_CHARS
 from gateway.tenants.auth_throttle import AuthThrottle
 from gateway.tenants.key_registry import KeyEntry, KeyRegistry
-from gateway.tenants.keys import KeyHasher, id_in
+from gateway.tenants.keys import ANONYMOUS, KeyHasher, Principal, Scopes, id_in
 from gateway.tenants.metrics import FailureReason, TenantMetrics
-from gateway.tenants.principal import ANONYMOUS, Principal, Scopes
 
 EndRequest = Callable[[AuthenticationError], None]
 """Ends a running request with this error; called once, in the event loop, and must not block."""

@@ -9,8 +9,7 @@ from typing import Final
 from gateway.storage.refresh import PeriodicRefresh
 from gateway.tenants.amounts import NO_LIMITS
 from gateway.tenants.key_store import KeyStore
-from gateway.tenants.keys import KeyHasher
-from gateway.tenants.principal import Principal
+from gateway.tenants.keys import KeyHasher, Principal
 from gateway.tenants.records import KeyRecord, KeyTable
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from sqlalchemy import RowMapping
 
 from gateway.tenants.amounts import LimitSpec
-from gateway.tenants.principal import Scopes
+from gateway.tenants.keys import Scopes
 from gateway.tenants.records import KeyOrder, KeyRecord, TeamOrder, TeamRecord
 
 logger = logging.getLogger(__name__)

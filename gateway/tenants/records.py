@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from gateway.tenants.amounts import NO_LIMITS, LimitSpec
-from gateway.tenants.keys import prefix_of
-from gateway.tenants.principal import Scopes
+from gateway.tenants.keys import Scopes, prefix_of
 
 KeyStatus = Literal["active", "expired", "revoked"]
 

@@ -17,7 +17,7 @@ from engine.errors import PromptTooLongError, UnsupportedModelError
 from engine.model.checkpoint_files import generation_eos
 from gateway.errors.tree import BadRequestError
 from gateway.schema.chat import AssistantMessage, InputMessage, Message, ToolMessage, join_parts
-from gateway.schema.json_bounds import JsonBounds, check_json_bounds
+from gateway.schema.parsing import JsonBounds, check_json_bounds
 from gateway.schema.template_variables import read_variables, reserved_variables
 from gateway.schema.tools import Tool
 from gateway.text.detokenizer import (

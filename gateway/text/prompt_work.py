@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from gateway.errors.tree import BadRequestError, PromptQueueFullError
-from gateway.schema.json_bounds import JsonBounds
+from gateway.schema.parsing import JsonBounds
 
 # Below this a prompt is built within about a millisecond: less than a hop to a thread may cost.
 INLINE_CHARS: Final = 4096

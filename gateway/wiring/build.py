@@ -16,7 +16,7 @@ from gateway.backends.in_process import InProcessEngineClient
 from gateway.backends.process_client import ProcessEngineClient
 from gateway.backends.spawning import EngineProcess
 from gateway.backends.step_loop import LoadingCallback, no_progress
-from gateway.schema.json_bounds import JsonBounds
+from gateway.schema.parsing import JsonBounds
 from gateway.settings.tree import Settings
 from gateway.wiring.engine import (
     allowed_difference,

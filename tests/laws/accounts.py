@@ -23,7 +23,7 @@ from gateway.ledger.book import Ledger
 from gateway.ledger.writer import JournaledLedger
 from gateway.storage import tables
 from gateway.tenants.amounts import NO_LIMITS, LimitSpec
-from gateway.tenants.principal import Scopes
+from gateway.tenants.keys import Scopes
 from gateway.tenants.records import KeyOrder, TeamOrder
 from router.policy import RoutePolicy
 from tests.databases import with_tables

@@ -12,7 +12,7 @@ from typing import Any, Final, NoReturn
 import msgspec
 
 from gateway.errors.tree import BadRequestError
-from gateway.schema.json_bounds import JsonBounds, check_json_bounds
+from gateway.schema.parsing import JsonBounds, check_json_bounds
 from gateway.upstream.dialects.anthropic_words import TOOL_CHOICES
 
 BlockDict = dict[str, Any]

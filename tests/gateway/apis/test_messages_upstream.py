@@ -10,7 +10,7 @@ import pytest
 
 from engine.errors import QueueFullError
 from gateway.errors.tree import BadRequestError, ModelNotFoundError, PermissionDeniedError
-from gateway.tenants.principal import ANONYMOUS, Principal, Scopes
+from gateway.tenants.keys import ANONYMOUS, Principal, Scopes
 from gateway.text.chat import ChatTokenizer
 from gateway.wiring.application import build_jobs, build_tokenizing
 from tests.gateway.conftest import Server

@@ -14,7 +14,7 @@ from gateway.dashboard.api import DashboardApi, DashboardSources
 from gateway.dashboard.recent import RecentOutcomes
 from gateway.dashboard.schema import Dashboard
 from gateway.settings.slo import default_classes
-from gateway.tenants.principal import ANONYMOUS, Principal, Scopes
+from gateway.tenants.keys import ANONYMOUS, Principal, Scopes
 from tests.gateway.dashboard.outcomes import Clock, outcome
 
 ADMIN = Principal(key_id="boss", name="boss", tenant="boss", scopes=Scopes(is_admin=True))

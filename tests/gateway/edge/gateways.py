@@ -13,7 +13,7 @@ from gateway.metering.tenancy import Tenancy
 from gateway.planning.gateway_limits import GatewayLimits
 from gateway.settings.http_bounds import HttpSettings
 from gateway.settings.tree import Settings, load_settings
-from gateway.tenants.principal import Scopes
+from gateway.tenants.keys import Scopes
 from gateway.tenants.records import KeyOrder
 from gateway.text.chat import ChatTokenizer
 from gateway.wiring.application import build_app

@@ -3,7 +3,7 @@
 from starlette.requests import Request
 
 from gateway.edge.bodies import BodyBudget, read_json_body
-from gateway.schema.json_bounds import JsonBounds
+from gateway.schema.parsing import JsonBounds
 
 _BODY_BYTES = 2**20
 

@@ -23,7 +23,7 @@ from gateway.experiments.registry import ExperimentRegistry
 from gateway.experiments.statistics.report_text import print_report
 from gateway.experiments.totals import ArmTotals
 from gateway.settings.experiments import ExperimentSpec
-from gateway.tenants.principal import Principal, Scopes
+from gateway.tenants.keys import Principal, Scopes
 from gateway.text.chat import ChatTokenizer
 from router.policy import NO_CONSTRAINTS, Route, RouteConstraintError, RouteConstraints
 from tests.gateway.hybrid import CHAT, TestPolicy, World, hybrid

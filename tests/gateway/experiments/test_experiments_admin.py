@@ -30,7 +30,7 @@ from gateway.experiments.admin_schema import (
 )
 from gateway.experiments.experiments import Experiments
 from gateway.schema.errors import ErrorResponse
-from gateway.tenants.principal import ANONYMOUS, Principal
+from gateway.tenants.keys import ANONYMOUS, Principal
 from tests.gateway.edge.reading import read_small_body
 from tests.gateway.experiments.making import SECRET, spec, user
 from tests.gateway.tenants.world import ADMIN_TOKEN, World

@@ -20,7 +20,7 @@ from gateway.experiments.totals import FeedbackTotals
 from gateway.ledger.row import LedgerRow
 from gateway.storage.database import Database
 from gateway.storage.tables import ledger
-from gateway.tenants.principal import Principal
+from gateway.tenants.keys import Principal
 from tests.gateway.experiments.measuring import NOON, outcome, posted
 
 _ALICE = Principal(key_id="key00001", name="alice", tenant="key00001")

@@ -20,7 +20,7 @@ from gateway.ledger.storing import RowStore
 from gateway.ledger.usage_api import USAGE_MODELS, USAGE_OPERATION, UsageApi
 from gateway.storage.database import Database
 from gateway.storage.tables import keys
-from gateway.tenants.principal import ANONYMOUS, Principal, Scopes
+from gateway.tenants.keys import ANONYMOUS, Principal, Scopes
 from gateway.tools.admin.usage_cli import USAGE_HELP, usage
 from tests.gateway.ledger.ledgers import NOON, FrailDatabase, row
 from tests.gateway.ledger.rows import DAY_S, PRICES, some_rows, store

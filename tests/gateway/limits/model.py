@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from gateway.tenants.amounts import Amounts, LimitSpec, Want
-from gateway.tenants.principal import Principal
+from gateway.tenants.keys import Principal
 
 Name = tuple[str, str, str | None, str]
 """Scope, owner, tier or None for all, and the limit's name."""

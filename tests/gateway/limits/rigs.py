@@ -13,7 +13,7 @@ from gateway.limits.redis_limiter import RedisLimiter
 from gateway.limits.redis_scripts import Scripts
 from gateway.limits.redis_store import RedisStore
 from gateway.tenants.amounts import NO_LIMITS, Amounts, LimitSpec, Want
-from gateway.tenants.principal import Principal
+from gateway.tenants.keys import Principal
 
 T = TypeVar("T")
 

@@ -14,7 +14,7 @@ from gateway.limits.memory_limiter import MemoryLimiter
 from gateway.limits.redis_store import RedisStore
 from gateway.tenants.amounts import Amounts, LimitSpec, Want
 from gateway.tenants.auth_throttle import AuthThrottle
-from gateway.tenants.principal import Principal
+from gateway.tenants.keys import Principal
 from gateway.tenants.records import KeyOrder
 from gateway.upstream.breaker import Breaker
 from gateway.upstream.retry_after import asked_wait_s

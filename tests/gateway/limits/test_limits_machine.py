@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from gateway.errors.tree import BudgetError, RateLimitError
 from gateway.limits.limiter import Reservation
 from gateway.tenants.amounts import Amounts, LimitSpec, Want
-from gateway.tenants.principal import Principal
+from gateway.tenants.keys import Principal
 from tests.gateway.limits.model import Held, Model, amount_of, limits_of
 from tests.gateway.limits.rigs import Rig, key
 

@@ -15,7 +15,7 @@ from gateway.limits.memory_limiter import MemoryLimiter
 from gateway.storage import tables
 from gateway.storage.database import Database
 from gateway.tenants.amounts import NO_LIMITS, LimitSpec
-from gateway.tenants.principal import Scopes
+from gateway.tenants.keys import Scopes
 from gateway.tenants.records import KeyOrder
 from gateway.text.chat import ChatTokenizer
 from tests.databases import with_tables

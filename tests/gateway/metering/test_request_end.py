@@ -12,7 +12,7 @@ from gateway.ledger.row import LedgerRow
 from gateway.metering.meter import RequestMeter
 from gateway.metering.tenancy import Tenancy
 from gateway.slo.classes import ResolvedObjective
-from gateway.tenants.principal import ANONYMOUS
+from gateway.tenants.keys import ANONYMOUS
 
 FACTS = AnswerFacts(
     tier="small", reason="x", job_id="chatcmpl-1", outcome="stop", num_tokens=11, ttft_s=0.5

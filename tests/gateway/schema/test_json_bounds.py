@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gateway.edge import bodies
 from gateway.errors.tree import BodyTooComplexError
 from gateway.handoff import reading
-from gateway.schema.json_bounds import JsonBounds, check_json_bounds
+from gateway.schema.parsing import JsonBounds, check_json_bounds
 from tests.gateway.conftest import Server
 
 NAMES = ("values", "strings", "fields", "objects", "nesting")

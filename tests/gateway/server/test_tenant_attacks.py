@@ -20,7 +20,7 @@ from engine.errors import QueueFullError
 from gateway.telemetry.logs import TextFormatter
 from gateway.tenants import authenticator
 from gateway.tenants.amounts import LimitSpec
-from gateway.tenants.principal import Scopes
+from gateway.tenants.keys import Scopes
 from gateway.tenants.records import KeyOrder, TeamOrder
 from tests.gateway.conftest import wait_for
 from tests.gateway.hybrid import CHAT, LOCAL_TEXT, TestPolicy

@@ -26,9 +26,8 @@ from gateway.tenants.admin import AdminApi
 from gateway.tenants.admin_routes import ADMIN_ROUTES
 from gateway.tenants.admin_schema import ADMIN_MODELS, KeyReport, NewKeyReport, TeamReport
 from gateway.tenants.key_store import KeyStore
-from gateway.tenants.keys import id_in
+from gateway.tenants.keys import Principal, Scopes, id_in
 from gateway.tenants.parts import open_parts
-from gateway.tenants.principal import Principal, Scopes
 from gateway.tenants.records import KeyOrder
 from tests.gateway.edge.reading import read_small_body
 from tests.gateway.tenants.world import ADMIN_TOKEN, World

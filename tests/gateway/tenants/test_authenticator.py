@@ -14,9 +14,8 @@ from gateway.errors.http import problem_of
 from gateway.errors.tree import AuthenticationError, PermissionDeniedError, RateLimitError
 from gateway.tenants import authenticator
 from gateway.tenants.authenticator import ADMIN_TOKEN_ID
-from gateway.tenants.keys import mint_key
+from gateway.tenants.keys import ANONYMOUS, Principal, Scopes, mint_key
 from gateway.tenants.parts import open_parts
-from gateway.tenants.principal import ANONYMOUS, Principal, Scopes
 from gateway.tenants.records import KeyOrder
 from tests.gateway.tenants.world import ADMIN_TOKEN, World
 

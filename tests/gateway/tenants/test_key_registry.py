@@ -11,7 +11,7 @@ from sqlalchemy import text
 
 from gateway.storage.database import DatabaseError
 from gateway.tenants.amounts import NO_LIMITS, LimitSpec
-from gateway.tenants.principal import Scopes
+from gateway.tenants.keys import Scopes
 from gateway.tenants.records import KeyOrder, TeamOrder
 from tests.gateway.tenants.world import HASHER, World
 

@@ -15,8 +15,7 @@ from gateway.storage import tables
 from gateway.storage.database import Database
 from gateway.tenants.amounts import LimitSpec
 from gateway.tenants.key_store import KeyStore, load_secret
-from gateway.tenants.keys import KeyHasher
-from gateway.tenants.principal import Scopes
+from gateway.tenants.keys import KeyHasher, Scopes
 from gateway.tenants.records import KeyOrder, TeamOrder
 
 HASHER = KeyHasher(b"a secret of these tests")

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gateway.errors.tree import PermissionDeniedError
-from gateway.tenants.principal import ANONYMOUS, Scopes
+from gateway.tenants.keys import ANONYMOUS, Scopes
 from gateway.tenants.records import KeyOrder
 from gateway.tools.admin.keys_cli import app
 from tests.gateway.metering.tenants import Open, opened

@@ -12,9 +12,8 @@ from pydantic import SecretStr
 from gateway.settings.keys import KeySettings
 from gateway.settings.tree import Settings, SettingsError
 from gateway.storage.open import open_database
-from gateway.tenants.keys import mint_key
+from gateway.tenants.keys import ANONYMOUS, mint_key
 from gateway.tenants.parts import build_key_parts, key_store
-from gateway.tenants.principal import ANONYMOUS
 from gateway.tenants.records import KeyOrder
 
 

@@ -13,7 +13,7 @@ from sqlalchemy import text
 
 from gateway.errors.tree import AuthenticationError
 from gateway.tenants.amounts import LimitSpec
-from gateway.tenants.principal import ANONYMOUS
+from gateway.tenants.keys import ANONYMOUS
 from gateway.tenants.records import KeyOrder
 from tests.gateway.hybrid import LOCAL_TEXT
 from tests.gateway.metering.tenants import Open, opened
