@@ -78,7 +78,17 @@ class ModelSettings(Section):
     large one; "none" for no such tier."""
     router: Path | None = None
     """Folder of a trained router. A router fits one pair of models."""
-    tool_format: Literal["auto", "hermes", "llama3", "mistral"] = "auto"
+    tool_format: Literal[
+        "auto",
+        "hermes",
+        "llama3",
+        "mistral",
+        "mistral11",
+        "granite",
+        "phi4",
+        "cohere",
+        "deepseek",
+    ] = "auto"
     """Format of the models' tool calls; auto: taken from their chat templates."""
 
     @property

@@ -169,7 +169,10 @@ class ChatTokenizer:
             if tools or any(map(_is_of_tools, messages)):
                 described = template_tools(tools)
                 if not self.dialect.is_native:
-                    conversation, described = write_out(conversation, described), []
+                    conversation, described = (
+                        write_out(conversation, described, self.dialect.format),
+                        [],
+                    )
                 if described:
                     variables["tools"] = described
             return self._render(conversation, variables, end, work)

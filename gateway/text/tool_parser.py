@@ -4,22 +4,24 @@ The grammar of the request (gateway/text/tools.py) lets the model write calls in
 only, so the parser reads just that, with any white space between the parts. All else is content.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from gateway.schema.tools import FUNCTION_NAME
 from gateway.text.thinking import overlap
-from gateway.text.tool_formats import ToolFormat
+from gateway.text.tool_formats import ANY_ID, ToolFormat
 
-_NAME_BEGINS: Final = '{"name":"'
 _SLICE_CHARS: Final = 256
 """Text is read in slices, so that what is held, and copied at each change of state, stays short."""
 _MAX_HEAD_CHARS: Final = 256
 """Longer text in front of arguments, or behind them, is refused: it would be read again with each
 token. The longest name and its marks take about 120 characters."""
+_MAX_ID_CHARS: Final = 9
+_NAME: Final = re.compile(r"[a-zA-Z0-9_-]{0,64}")
 
 PieceKind = Literal["content", "call", "arguments"]
+ParserState = Literal["text", "head", "arguments", "close", "tail", "rest"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +61,14 @@ class ToolParser:
     def __init__(self, reading: ToolReading) -> None:
         self._format = reading.format
         self._only_calls = reading.only_calls
-        self._state: Literal["text", "head", "arguments", "tail", "rest"] = "text"
-        self._is_next = False  # behind a separator: the head has no marker
+        self._state: ParserState = "text"
+        self._is_next = False  # behind another call: the head has a separator, no marker
         self._held = ""
         self._space: list[str] = []  # in front of the held text; dropped if a call follows
         self._num_space = 0
         self._num_seen = 0
         self._pieces: list[ToolPiece] = []
-        self._json = _JsonScanner()
+        self._json = _JsonScanner(is_bare=False)
         self.num_calls = 0
 
     @property
@@ -108,6 +110,8 @@ class ToolParser:
                 return self._head()
             case "arguments":
                 return self._arguments()
+            case "close":
+                return self._close()
             case "tail":
                 return self._tail()
             case "rest":
@@ -121,6 +125,7 @@ class ToolParser:
             return self._release(len(self._held) - overlap(self._held, marker))
         self._release(position)
         self._drop_space()
+        self._is_next = False
         self._state = "head"
         return True
 
@@ -146,61 +151,72 @@ class ToolParser:
     def _read_head(self, head: str) -> bool:
         """Read a call's head; False when more text is needed."""
         form = self._format
-        begins = _NAME_BEGINS if self._is_next else form.marker + form.lead + _NAME_BEGINS
-        name_at = _match(head, 0, begins)
+        before = form.separator or "" if self._is_next else form.marker + form.lead
+        name_at = _match(head, 0, before + form.call_begin)
         if name_at is None:
             return False
-        name, quote, _ = head[name_at:].partition('"')
-        is_name = FUNCTION_NAME.fullmatch(name) or not (name or quote)
-        if name_at == 0 or not is_name:
+        name = _NAME.match(head, max(name_at, 0))
+        assert name is not None, "the pattern matches the empty text"
+        if name_at < 0 or (not name[0] and name.end() < len(head)):
             return self._refuse_head()
-        behind = _match(head, name_at + len(name), f'","{form.arguments_key}":')
+        behind = _match(head, name.end(), form.call_middle + form.first_char)
         if behind is None:
             return False
-        if behind == 0:
+        if behind < 0 or not name[0]:
             return self._refuse_head()
-        self._held = self._held[behind:]
-        self._pieces.append(ToolPiece("call", name, self.num_decided))
+        self._held = self._held[behind - len(form.first_char) :]
+        self._pieces.append(ToolPiece("call", name[0], self.num_decided))
         self.num_calls += 1
-        self._json = _JsonScanner()
+        self._json = _JsonScanner(is_bare=bool(form.first_char))
         self._state = "arguments"
         return True
 
     def _refuse_head(self) -> bool:
         """Turn text that looked like a call into content."""
         self._emit_content(len(self._format.trigger) if not self._is_next else 1)
+        self._is_next = False
         self._state = "text" if self._format.repeats else "rest"
         return True
 
     def _arguments(self) -> bool:
-        """Read arguments up to the brace that closes the call."""
+        """Read arguments up to their end."""
         if self._json.is_new:
             self._held = self._held.lstrip()
         end = self._json.scan(self._held)
         self._emit("arguments", len(self._held) if end is None else end)
         if end is None:
             return False
-        self._held = self._held[1:]
-        self._state = "tail" if self._format.end else "rest"
+        self._state = "close"
         return True
+
+    def _close(self) -> bool:
+        """Read the end of one call."""
+        return self._skip(self._format.call_end, "tail")
 
     def _tail(self) -> bool:
         """Read on behind a call: the next one of a list, or the end."""
         form = self._format
-        tail = self._held[:_MAX_HEAD_CHARS]
-        begun = tail.lstrip()
-        if form.separator is not None and begun.startswith(form.separator.strip()):
-            num_space = len(tail) - len(begun)
-            self._held = self._held[num_space + len(form.separator.strip()) :]
-            self._is_next = True
-            self._state = "head"
-            return True
-        behind = _match(tail, 0, form.end)
-        if behind is None and len(tail) < _MAX_HEAD_CHARS:
+        if form.separator is not None:
+            tail = self._held[:_MAX_HEAD_CHARS]
+            # What separates calls may be nothing but the beginning of the next one.
+            behind = _match(tail, 0, form.separator.strip() or form.call_begin)
+            if behind is None and len(tail) < _MAX_HEAD_CHARS:
+                return False
+            if behind is not None and behind > 0:
+                self._is_next = True
+                self._state = "head"
+                return True
+        return self._skip(form.trail + form.end, "text" if form.repeats else "rest")
+
+    def _skip(self, pattern: str, state: ParserState) -> bool:
+        """Go on to `state` behind this text, or where it does not stand here."""
+        head = self._held[:_MAX_HEAD_CHARS]
+        behind = _match(head, 0, pattern)
+        if behind is None and len(head) < _MAX_HEAD_CHARS:
             return False
-        self._held = self._held[behind or 0 :]
-        self._state = "text" if form.repeats else "rest"
-        return True
+        self._held = self._held[max(behind or 0, 0) :]
+        self._state = state
+        return bool(self._held)
 
     def _release(self, length: int) -> bool:
         """Release content of this length, but for white space at its end: a call may follow."""
@@ -231,18 +247,19 @@ class ToolParser:
 
 
 class _JsonScanner:
-    """Finds where a JSON value ends that stands last in an object: at that object's brace."""
+    """Finds the end of a JSON value: an object (`is_bare`), or the last value in an object."""
 
-    __slots__ = ("depth", "in_string", "is_escaped", "is_new")
+    __slots__ = ("depth", "in_string", "is_bare", "is_escaped", "is_new")
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_bare: bool) -> None:
+        self.is_bare = is_bare
         self.depth = 0
         self.in_string = False
         self.is_escaped = False
         self.is_new = True
 
     def scan(self, text: str) -> int | None:
-        """Return the position of the brace; None when the value goes on behind `text`."""
+        """Return the position behind the value; None when the value goes on behind `text`."""
         for position, char in enumerate(text):
             self.is_new = False
             if self.is_escaped:
@@ -258,13 +275,15 @@ class _JsonScanner:
                 if self.depth == 0:
                     return position
                 self.depth -= 1
+                if self.depth == 0 and self.is_bare:
+                    return position + 1
         return None
 
 
 def _match(text: str, start: int, pattern: str) -> int | None:
     """Match `pattern` in `text` from `start` on, white space in either left out.
 
-    Returns the position behind it; 0 where it does not match; None where the text ends too soon.
+    Returns the position behind it; -1 where it does not match; None where the text ends too soon.
     """
     position = start
     for char in pattern:
@@ -274,7 +293,25 @@ def _match(text: str, start: int, pattern: str) -> int | None:
             position += 1
         if position == len(text):
             return None
+        if char == ANY_ID:
+            behind = _behind_id(text, position)
+            if behind is None or behind < 0:
+                return behind
+            position = behind
+            continue
         if text[position] != char:
-            return 0
+            return -1
         position += 1
     return position
+
+
+def _behind_id(text: str, start: int) -> int | None:
+    """Return the position behind an id; -1 and None as `_match` does."""
+    position = start
+    while position < len(text) and text[position].isalnum() and text[position].isascii():
+        position += 1
+    if position - start > _MAX_ID_CHARS:
+        return -1
+    if position == len(text):
+        return None
+    return position if position > start else -1

@@ -10,7 +10,7 @@ from typing import Any, Final
 from gateway.errors.tree import BadRequestError
 from gateway.schema.chat import AssistantMessage
 from gateway.schema.tools import Tool, ToolCallParam
-from gateway.text.tool_formats import HERMES, ToolFormat
+from gateway.text.tool_formats import ANY_ID, ToolFormat
 
 TemplateMessage = dict[str, Any]
 
@@ -19,10 +19,9 @@ You may call these functions:
 <tools>
 {tools}
 </tools>
-To call one, write a JSON object with its name and arguments, like this:
-<tool_call>
-{{"name": "function-name", "arguments": {{"argument-name": "value"}}}}
-</tool_call>"""
+To call one, write its name and arguments like this:
+{example}"""
+_EXAMPLE: Final = {"name": "function-name", "arguments": {"argument-name": "value"}}
 _SHORT_ID: Final = re.compile("[a-zA-Z0-9]{9}")
 
 
@@ -41,26 +40,25 @@ def template_tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
 
 
 def template_calls(message: AssistantMessage, path: str, form: ToolFormat) -> list[dict[str, Any]]:
-    """An earlier answer's calls, with their arguments as objects.
+    """An earlier answer's calls, with their arguments as objects or as the format needs them.
 
     Raises BadRequestError, with the field below `path`, where arguments are no JSON object.
     """
-    return [
-        {
-            "id": template_call_id(call.id, form),
-            "type": "function",
-            "function": {
-                "name": call.function.name,
-                "arguments": _arguments(call, f"{path}.tool_calls.{index}.function.arguments"),
-            },
+    calls = []
+    for index, call in enumerate(message.tool_calls or []):
+        arguments = _arguments(call, f"{path}.tool_calls.{index}.function.arguments")
+        function = {
+            "name": call.function.name,
+            "arguments": _dumps(arguments) if form.has_text_arguments else arguments,
         }
-        for index, call in enumerate(message.tool_calls or [])
-    ]
+        identity = {"id": template_call_id(call.id, form), "type": "function"}
+        calls.append({**identity, "function": function})
+    return calls
 
 
 def template_call_id(call_id: str, form: ToolFormat) -> str:
     """Return an id for a template; Mistral's refuse ids that are not nine letters or digits."""
-    if form.name != "mistral" or _SHORT_ID.fullmatch(call_id):
+    if form.marker != "[TOOL_CALLS]" or _SHORT_ID.fullmatch(call_id):
         return call_id
     return hashlib.sha256(call_id.encode()).hexdigest()[:9]
 
@@ -82,37 +80,68 @@ def _refuse_constant(name: str) -> None:
 
 
 def write_out(
-    conversation: Sequence[TemplateMessage], tools: Sequence[dict[str, Any]]
+    conversation: Sequence[TemplateMessage], tools: Sequence[dict[str, Any]], form: ToolFormat
 ) -> list[TemplateMessage]:
-    """Write tools, calls and results as ordinary messages (hermes).
+    """Write tools, calls and results as ordinary messages.
 
     Results that stand together are one message, as roles must alternate for many templates.
     """
     written: list[TemplateMessage] = []
     for is_result, group in groupby(conversation, key=lambda message: message["role"] == "tool"):
-        if is_result:
+        if not is_result:
+            written += [_with_written_calls(message, form) for message in group]
+        elif form.result_role == "user":
             written.append({"role": "user", "content": "\n".join(map(_written_result, group))})
         else:
-            written += map(_with_written_calls, group)
+            written += [{"role": form.result_role, "content": item["content"]} for item in group]
     if not tools:
         return written
-    listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
-    instruction = _INSTRUCTION.format(tools=listed)
-    if written[0]["role"] == "system":
-        system = f"{written[0]['content']}\n\n{instruction}"
-        return [{**written[0], "content": system}, *written[1:]]
-    return [{"role": "system", "content": instruction}, *written]
+    if form.system_field:
+        fields = {form.system_field: _dumps([tool["function"] for tool in tools])}
+        return _with_system(written, fields, "")
+    listed = "\n".join(map(_dumps, tools))
+    example = write_calls([_EXAMPLE], form)
+    return _with_system(written, {}, _INSTRUCTION.format(tools=listed, example=example))
+
+
+def write_calls(calls: Sequence[dict[str, Any]], form: ToolFormat) -> str:
+    """Write calls as a model of this format does."""
+    texts = []
+    for index, call in enumerate(calls):
+        begin, middle = (
+            text.replace(ANY_ID, str(index)) for text in (form.call_begin, form.call_middle)
+        )
+        arguments = call["arguments"]
+        text = arguments if isinstance(arguments, str) else _dumps(arguments)
+        texts.append(f"{begin}{call['name']}{middle}{text}{form.call_end}")
+    if form.separator is not None:
+        texts = [form.separator.join(texts)]
+    begin, end = form.marker + form.lead, form.trail + form.end
+    return form.between.join(f"{begin}{text}{end}" for text in texts)
+
+
+def _with_system(
+    written: list[TemplateMessage], fields: dict[str, Any], instruction: str
+) -> list[TemplateMessage]:
+    """Add fields and an instruction to the system message; begin with one where there is none."""
+    if written[0]["role"] != "system":
+        return [{"role": "system", "content": instruction, **fields}, *written]
+    parts = [part for part in (written[0]["content"], instruction) if part]
+    return [{**written[0], "content": "\n\n".join(parts), **fields}, *written[1:]]
 
 
 def _written_result(message: TemplateMessage) -> str:
     return f"<tool_response>\n{message['content']}\n</tool_response>"
 
 
-def _with_written_calls(message: TemplateMessage) -> TemplateMessage:
-    calls = message.get("tool_calls", [])
+def _with_written_calls(message: TemplateMessage, form: ToolFormat) -> TemplateMessage:
+    calls = [call["function"] for call in message.get("tool_calls", [])]
     parts = [message["content"]] if message["content"] or not calls else []
-    for call in calls:
-        written = json.dumps(call["function"], ensure_ascii=False)
-        parts.append(f"{HERMES.marker}\n{written}\n{HERMES.end}")
+    if calls:
+        parts.append(write_calls(calls, form))
     others = {key: value for key, value in message.items() if key != "tool_calls"}
     return {**others, "content": "\n".join(parts)}
+
+
+def _dumps(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

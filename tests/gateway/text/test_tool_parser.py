@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.text.tool_formats import FORMATS, HERMES, LLAMA3, MISTRAL, ToolFormat
+from gateway.text.tool_formats import FORMATS, HERMES, LLAMA3, MISTRAL, ToolFormat, find_dialect
 from gateway.text.tool_parser import ToolParser, ToolReading
+from gateway.text.tool_prompt import write_calls
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 
@@ -46,16 +47,17 @@ def parse(
 
 def written(form: ToolFormat, calls: list[tuple[str, Any]], before: str = "") -> str:
     """As a model writes it that keeps to the format."""
-    objects = [
-        f'{{"name": "{name}", "{form.arguments_key}": {json.dumps(arguments, ensure_ascii=False)}}}'
-        for name, arguments in calls
-    ]
-    if form.repeats:
-        sections = [form.marker + form.lead + text + form.trail + form.end for text in objects]
-        return before + "\n".join(sections)
-    body = (form.separator or "").join(objects)
-    return before + form.marker + form.lead + body + form.trail + form.end
+    named = [{"name": name, "arguments": arguments} for name, arguments in calls]
+    return before + write_calls(named, form)
 
+
+LISTS = [
+    *(form for form in FORMATS.values() if form.has_parallel_calls),
+    replace(MISTRAL, lead=" ["),
+    find_dialect("{{ tools }} [TOOL_CALLS] [CALL_ID] [ARGS]", {}).format,
+    find_dialect("{{ tools }} <｜tool▁calls▁begin｜> ```json", {}).format,  # noqa: RUF001 - its spelling
+    find_dialect('{{ tools }} <|tool|> <|tool_call|>{"name"', {}).format,
+]
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=8),
@@ -68,7 +70,7 @@ CUTS = st.lists(st.integers(0, 400), max_size=30)
 
 
 @given(
-    form=st.sampled_from([HERMES, MISTRAL, replace(MISTRAL, lead=" [")]),
+    form=st.sampled_from(LISTS),
     before=st.text("ab <[\n{", max_size=10),
     calls=st.lists(st.tuples(NAMES, ARGUMENTS), min_size=1, max_size=3),
     cuts=CUTS,

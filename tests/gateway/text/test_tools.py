@@ -4,26 +4,21 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
-import xgrammar
 from transformers import AutoTokenizer
 
 from gateway.backends.step_loop import no_progress
 from gateway.errors.tree import BadRequestError
-from gateway.schema.chat import ChatRequest
-from gateway.schema.parsing import parse
 from gateway.schema.responses import ChatCompletion, ChatCompletionChunk
 from gateway.settings.tree import load_settings
 from gateway.text.chat import ChatTokenizer
-from gateway.text.thinking import Thinking
 from gateway.text.tool_formats import HERMES, LLAMA3, MISTRAL, ToolDialect, find_dialect
-from gateway.text.tools import ToolPlan, plan_tools
+from gateway.text.tools import plan_tools
 from gateway.wiring.application import build_app
 from gateway.wiring.build import build_client, build_parts
 from gateway.wiring.parts import GatewayParts
@@ -31,38 +26,20 @@ from gateway.wiring.serving import background_gateway
 from tests.engines import shipped_tokenizer
 from tests.gateway.conftest import LengthPolicy, Server, serve
 from tests.gateway.scripted_client import Script, ScriptedClient, Step
-from tests.grammars import shipped_compiler, shipped_token_bytes
+from tests.gateway.text.tool_cases import (
+    CLOCK,
+    HELLO,
+    TOOLS,
+    WEATHER,
+    compiled,
+    plan,
+    request,
+    verdict,
+)
 
-HELLO = {"role": "user", "content": "Hello"}
-WEATHER = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "description": "The weather in a city",
-        "parameters": {
-            "type": "object",
-            "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
-            "required": ["city"],
-            "additionalProperties": False,
-        },
-    },
-}
-CLOCK = {"type": "function", "function": {"name": "clock"}}
-TOOLS = [WEATHER, CLOCK]
 OSLO = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 TIME = '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'
 NAMED = {"type": "function", "function": {"name": "clock"}}
-
-
-def request(**fields: Any) -> ChatRequest:
-    body = {"model": "auto", "messages": [HELLO], "tools": TOOLS, **fields}
-    return parse(ChatRequest, json.dumps(body).encode())
-
-
-def plan(**fields: Any) -> ToolPlan:
-    found = plan_tools(request(**fields))
-    assert found is not None
-    return found
 
 
 # ---- formats ------------------------------------------------------------------------------
@@ -74,35 +51,7 @@ QWEN = r"""{%- if tools %}{{- "# Tools\n<tools>" }}{%- for tool in tools %}{{- t
 + call.function.arguments.city + "</tool_call>" }}{%- endfor %}
 {%- if message.role == "tool" %}{{- " <" + message.name + ">" }}{%- endif %}
 {{- "\n" }}{%- endfor %}"""
-LLAMA = """{{- 'Respond in the format {"name": function name, "parameters": dictionary of argument \
-name and its value}.' }}{{ tools }}"""
 MISTRAL_V3 = """{{- "[AVAILABLE_TOOLS] [" }}{{ tools }}{{- "[TOOL_CALLS] [" }}"""
-MISTRAL_V7 = """{{- "[AVAILABLE_TOOLS][" }}{{ tools }}{{- "[TOOL_CALLS][" }}"""
-MISTRAL_V11 = """{{ tools }}{{- "[TOOL_CALLS]" + name + "[ARGS]" }}"""
-QWEN_CODER = """{{ tools }}<tool_call>\n<function=f>\n<parameter=a>"""
-
-
-@pytest.mark.parametrize(
-    ("template", "name", "lead", "is_native"),
-    [
-        (QWEN, "hermes", "\n", True),
-        ({"default": "x", "tool_use": QWEN}, "hermes", "\n", True),
-        (LLAMA, "llama3", "", True),
-        (MISTRAL_V3, "mistral", " [", True),
-        (MISTRAL_V7, "mistral", "[", True),
-        (MISTRAL_V11, "hermes", "\n", False),
-        (QWEN_CODER, "hermes", "\n", False),
-        ("{{ messages }}", "hermes", "\n", False),
-        (None, "hermes", "\n", False),
-    ],
-)
-def test_formats_are_told_from_templates(
-    template: Any, name: str, lead: str, is_native: bool
-) -> None:
-    dialect = find_dialect(template, {"[TOOL_CALLS]": 5, "<s>": 1})
-    assert (dialect.format.name, dialect.format.lead) == (name, lead)
-    assert dialect.is_native == is_native
-    assert dialect.special_ids == ({"[TOOL_CALLS]": 5} if name == "mistral" else {})
 
 
 def test_a_format_can_be_set() -> None:
@@ -275,49 +224,6 @@ def test_no_calls_are_possible(fields: dict[str, Any]) -> None:
 # ---- grammars -----------------------------------------------------------------------------
 
 MARK_ID = 5  # a special token of the shipped tokenizer; it plays the marker
-
-
-@cache
-def compiler_with_specials() -> xgrammar.GrammarCompiler:
-    """xgrammar itself; special tokens have bytes that are no text, so that only ids name them."""
-    token_bytes = list(shipped_token_bytes())
-    for token_id, token in shipped_tokenizer().added_tokens_decoder.items():
-        if token.special:
-            token_bytes[token_id] = b"\xff"
-    info = xgrammar.TokenizerInfo(
-        token_bytes, xgrammar.VocabType.RAW, stop_token_ids=[shipped_tokenizer().eos_token_id]
-    )
-    return xgrammar.GrammarCompiler(info, max_threads=1)
-
-
-def compiled(
-    dialect: ToolDialect, thinking: Thinking = "none", **fields: Any
-) -> Callable[[], xgrammar.GrammarMatcher]:
-    """A maker of matchers, through our own compiler where it can."""
-    spec = plan(**fields).grammar(dialect, thinking)
-    if dialect.special_ids:
-        special = compiler_with_specials().compile_structural_tag(spec.text)
-        return lambda: xgrammar.GrammarMatcher(special)
-    grammar = shipped_compiler().compile(spec).result(120)
-    return lambda: grammar.matcher()._matcher
-
-
-def verdict(
-    grammar: Callable[[], xgrammar.GrammarMatcher], text: str, special: dict[str, int] | None = None
-) -> str:
-    """whole: may end here; begun: may go on; refused."""
-    parts = [text]
-    for mark in special or {}:
-        parts = [piece for part in parts for piece in part.replace(mark, f"\0{mark}\0").split("\0")]
-    ids: list[int] = []
-    for part in parts:
-        known = (special or {}).get(part)
-        encode = shipped_tokenizer().backend_tokenizer.encode
-        ids += [known] if known is not None else encode(part, add_special_tokens=False).ids
-    matcher = grammar()
-    if not all(matcher.accept_token(token_id) for token_id in ids):
-        return "refused"
-    return "whole" if matcher.accept_token(shipped_tokenizer().eos_token_id) else "begun"
 
 
 HERMES_DIALECT = ToolDialect(format=HERMES, is_native=False, special_ids={})

@@ -1,0 +1,264 @@
+"""Formats of tools by model family: told from templates, shown, enforced and read."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from gateway.text.chat import ChatTokenizer
+from gateway.text.tool_formats import ANY_ID, FORMATS, ToolDialect, ToolFormat, find_dialect
+from gateway.text.tool_parser import ToolParser, ToolReading
+from gateway.text.tool_prompt import write_calls
+from tests.gateway.text.tool_cases import HELLO, compiled, request, verdict
+
+# Templates as the families write them, cut down to the parts that tell the formats.
+QWEN3 = r"""{%- if tools %}{{- "# Tools\n<tools>" }}{%- for tool in tools %}{{- tool | tojson }}
+{%- endfor %}{{- "</tools>\n<tool_call>\n{\"name\": <function-name>, \"arguments\": <args>}" }}
+{%- endif %}"""
+LLAMA31 = """{{- 'Respond in the format {"name": function name, "parameters": dictionary of \
+argument name and its value}.' }}{{ tools }}"""
+MISTRAL3 = """{{- "[AVAILABLE_TOOLS] [" }}{{ tools }}{{- "[TOOL_CALLS] [" }}"""
+MISTRAL7 = """{{- "[AVAILABLE_TOOLS][" }}{{ tools }}{{- "[TOOL_CALLS][" }}"""
+MISTRAL11 = """{{ tools }}{{- "[TOOL_CALLS]" + name + "[CALL_ID]" + id + "[ARGS]" }}"""
+MISTRAL13 = """{{ tools }}{{- "[TOOL_CALLS]" + name + "[ARGS]" }}"""
+GRANITE3 = """{%- if tools %}{{ "When a tool is required to answer, respond with <|tool_call|> \
+followed by a JSON list of tools used." }}{{ tools | tojson(indent=4) }}{%- endif %}"""
+GRANITE4 = QWEN3
+PHI4_MINI = """{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] }}
+{%- if message['role'] == 'system' and 'tools' in message and message['tools'] is not none %}
+{{- '<|tool|>' + message['tools'] + '<|/tool|>' }}{% endif %}{{- '<|end|>' }}{% endfor %}"""
+PHI4_OWN = """{%- for tool in tools %}{{ '<|tool|>' + (tool['function'] | tojson) + '<|/tool|>' }}\
+{%- endfor %}{{ '<|tool_call|>{"name": "foo", "arguments": {"a": 1}}<|/tool_call|>' }}"""
+COMMAND_R7B = """{% for tool in tools %}{{ tool['function']['name'] }}{% endfor %}\
+<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "f", "parameters": {}}]<|END_ACTION|>"""
+DEEPSEEK31 = """{{ tools }}{{'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + \
+tool['function']['name'] + '<｜tool▁sep｜>' + tool['function']['arguments'] }}"""  # noqa: RUF001
+DEEPSEEK3 = """{{ tools }}{{'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + tool['type'] + \
+'<｜tool▁sep｜>' + name + '\\n' + '```json' + '\\n' + arguments | tojson }}"""  # noqa: RUF001
+GEMMA3 = """{% for message in messages %}<start_of_turn>{{ message.role }}{% endfor %}"""
+
+WEATHER_CALL = {"name": "get_weather", "arguments": {"city": "Oslo"}}
+CLOCK_CALL: dict[str, Any] = {"name": "clock", "arguments": {}}
+OSLO = '{"city": "Oslo"}'
+FREE_IDS = (0, 1, 3, 4, 5)
+"""Special tokens of the shipped tokenizer that play those of a format."""
+
+
+@pytest.mark.parametrize(
+    ("template", "name", "is_native", "call"),
+    [
+        (
+            QWEN3,
+            "hermes",
+            True,
+            f'<tool_call>\n{{"name": "get_weather", "arguments": {OSLO}}}\n</tool_call>',
+        ),
+        (
+            GRANITE4,
+            "hermes",
+            True,
+            f'<tool_call>\n{{"name": "get_weather", "arguments": {OSLO}}}\n</tool_call>',
+        ),
+        (
+            {"default": "x", "tool_use": QWEN3},
+            "hermes",
+            True,
+            f'<tool_call>\n{{"name": "get_weather", "arguments": {OSLO}}}\n</tool_call>',
+        ),
+        (LLAMA31, "llama3", True, f'{{"name": "get_weather", "parameters": {OSLO}}}'),
+        (
+            MISTRAL3,
+            "mistral",
+            True,
+            f'[TOOL_CALLS] [{{"name": "get_weather", "arguments": {OSLO}}}]',
+        ),
+        (
+            MISTRAL7,
+            "mistral",
+            True,
+            f'[TOOL_CALLS][{{"name": "get_weather", "arguments": {OSLO}}}]',
+        ),
+        (MISTRAL11, "mistral11", True, f"[TOOL_CALLS]get_weather[CALL_ID]0[ARGS]{OSLO}"),
+        (MISTRAL13, "mistral11", True, f"[TOOL_CALLS]get_weather[ARGS]{OSLO}"),
+        (
+            GRANITE3,
+            "granite",
+            True,
+            f'<|tool_call|>[{{"name": "get_weather", "arguments": {OSLO}}}]',
+        ),
+        (
+            PHI4_MINI,
+            "phi4",
+            False,
+            f'<|tool_call|>[{{"name": "get_weather", "arguments": {OSLO}}}]<|/tool_call|>',
+        ),
+        (
+            PHI4_OWN,
+            "phi4",
+            True,
+            f'<|tool_call|>{{"name": "get_weather", "arguments": {OSLO}}}<|/tool_call|>',
+        ),
+        (
+            COMMAND_R7B,
+            "cohere",
+            True,
+            '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "get_weather", '
+            f'"parameters": {OSLO}}}\n]<|END_ACTION|>',
+        ),
+        (
+            DEEPSEEK31,
+            "deepseek",
+            True,
+            f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{OSLO}"  # noqa: RUF001
+            "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",  # noqa: RUF001
+        ),
+        (
+            DEEPSEEK3,
+            "deepseek",
+            True,
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>"  # noqa: RUF001
+            f"get_weather\n```json\n{OSLO}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",  # noqa: RUF001
+        ),
+        (
+            GEMMA3,
+            "hermes",
+            False,
+            f'<tool_call>\n{{"name": "get_weather", "arguments": {OSLO}}}\n</tool_call>',
+        ),
+        (
+            None,
+            "hermes",
+            False,
+            f'<tool_call>\n{{"name": "get_weather", "arguments": {OSLO}}}\n</tool_call>',
+        ),
+    ],
+)
+def test_a_template_tells_the_format_of_its_family(
+    template: Any, name: str, is_native: bool, call: str
+) -> None:
+    dialect = find_dialect(template, {"[TOOL_CALLS]": 5, "<s>": 1})
+    assert (dialect.format.name, dialect.is_native) == (name, is_native)
+    assert write_calls([WEATHER_CALL], dialect.format) == call
+    assert read(call, dialect.format) == ("", [("get_weather", OSLO)])
+    is_mistral = name.startswith("mistral")
+    assert dialect.special_ids == ({"[TOOL_CALLS]": 5} if is_mistral else {})
+
+
+def read(text: str, form: ToolFormat) -> tuple[str, list[tuple[str, str]]]:
+    """Return the content, and the name and arguments of each call."""
+    parser = ToolParser(ToolReading(format=form))
+    content, calls = "", []
+    for piece in [*parser.push(text), *parser.flush()]:
+        match piece.kind:
+            case "content":
+                content += piece.text
+            case "call":
+                calls.append((piece.text, ""))
+            case "arguments":
+                calls[-1] = (calls[-1][0], calls[-1][1] + piece.text)
+    return content, calls
+
+
+def special_marks(form: ToolFormat) -> dict[str, int]:
+    """Ids for the format's marks, as in a tokenizer in which they are special tokens."""
+    texts = [form.marker, form.call_begin, form.call_middle, form.call_end, form.end]
+    marks = dict.fromkeys(text.strip() for text in texts if text and text[0] in "<[")
+    return dict(zip((mark for mark in marks if ANY_ID not in mark), FREE_IDS, strict=False))
+
+
+VARIANTS = [
+    *FORMATS.values(),
+    *(find_dialect(t, {}).format for t in (MISTRAL11, DEEPSEEK3, PHI4_OWN)),
+]
+CASES = [(form, False) for form in VARIANTS] + [
+    (form, True) for form in FORMATS.values() if special_marks(form)
+]
+
+
+@pytest.mark.parametrize(
+    ("form", "is_special"),
+    CASES,
+    ids=[f"{form.name}-{form.call_middle.strip()}-{special}" for form, special in CASES],
+)
+def test_the_grammar_of_a_family_allows_its_calls_and_no_others(
+    form: ToolFormat, is_special: bool
+) -> None:
+    special = special_marks(form) if is_special else {}
+    dialect = ToolDialect(format=form, is_native=True, special_ids=special)
+    one, two = write_calls([WEATHER_CALL], form), write_calls([WEATHER_CALL, CLOCK_CALL], form)
+    auto = compiled(dialect)
+    assert verdict(auto, "Hi", special) == "whole"
+    assert verdict(auto, one, special) == "whole"
+    wrong = (
+        one.replace("get_weather", "other"),
+        one.replace("get_weather", "clock"),
+        one.replace('"Oslo"', "5"),
+        one.replace(OSLO, "{}"),
+        one.replace(OSLO, "5"),
+    )
+    for text in wrong:
+        assert verdict(auto, text, special) == "refused", text
+    if form.marker:
+        assert verdict(auto, f"Hi {one}", special) == "whole"
+    if form.has_parallel_calls:
+        assert verdict(auto, two, special) == "whole"
+        assert verdict(compiled(dialect, parallel_tool_calls=False), two, special) != "whole"
+        assert [name for name, _ in read(two, form)[1]] == ["get_weather", "clock"]
+    required = compiled(dialect, tool_choice="required")
+    assert verdict(required, one, special) == "whole"
+    assert verdict(required, "Hi", special) == "refused"
+    assert verdict(required, "", special) == "begun"
+    named = compiled(dialect, tool_choice={"type": "function", "function": {"name": "clock"}})
+    assert verdict(named, write_calls([CLOCK_CALL], form), special) == "whole"
+    assert verdict(named, one, special) == "refused"
+
+
+CALLED = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [
+        {
+            "id": "call_1",
+            "type": "function",
+            "function": {"name": "get_weather", "arguments": '{"city": "Oslo"}'},
+        }
+    ],
+}
+RESULT = {"role": "tool", "tool_call_id": "call_1", "content": "Rain"}
+
+
+def shown(folder: Any, template: str, **options: Any) -> str:
+    """Render a conversation with a call and its result."""
+    loaded = AutoTokenizer.from_pretrained(folder)
+    loaded.chat_template = template
+    tokenizer = ChatTokenizer(loaded, **options)
+    asked = request(messages=[HELLO, CALLED, RESULT])
+    prompt = asyncio.run(tokenizer.render_chat(asked.messages, None, asked.tools or ()))
+    return str(loaded.decode(prompt.token_ids))
+
+
+def test_phi_gets_its_tools_in_a_field_of_the_system_message(tokenizer_folder: Any) -> None:
+    text = shown(tokenizer_folder, PHI4_MINI)
+    listed = text.partition("<|system|><|tool|>")[2].partition("<|/tool|>")[0]
+    assert [tool["name"] for tool in json.loads(listed)] == ["get_weather", "clock"]
+    assert "<|assistant|><|tool_call|>[{" in text
+    assert "<|tool_response|>Rain<|end|>" in text
+
+
+def test_arguments_are_text_where_a_template_joins_them(tokenizer_folder: Any) -> None:
+    template = (
+        "{{ tools[0].function.name }}{% for m in messages %}{% for tool in m.tool_calls %}"
+        "{{ '<｜tool▁calls▁begin｜>' + tool['function']['arguments'] }}"  # noqa: RUF001
+        "{% endfor %}{% endfor %}"
+    )
+    assert OSLO in shown(tokenizer_folder, template)
+
+
+def test_a_wanted_format_is_shown_where_the_template_knows_no_tools(tokenizer_folder: Any) -> None:
+    template = "{% for message in messages %}{{ message.role + ':' + message.content }}{% endfor %}"
+    text = shown(tokenizer_folder, template, tool_format="mistral11")
+    assert '[TOOL_CALLS]function-name[ARGS]{"argument-name": "value"}' in text
+    assert f"[TOOL_CALLS]get_weather[ARGS]{OSLO}" in text
+    assert "<tool_call>" not in text

@@ -1,0 +1,87 @@
+"""Requests with tools, and their grammars, for the tests of formats."""
+
+import json
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import xgrammar
+
+from gateway.schema.chat import ChatRequest
+from gateway.schema.parsing import parse
+from gateway.text.thinking import Thinking
+from gateway.text.tool_formats import ToolDialect
+from gateway.text.tools import ToolPlan, plan_tools
+from tests.engines import shipped_tokenizer
+from tests.grammars import shipped_compiler, shipped_token_bytes
+
+HELLO = {"role": "user", "content": "Hello"}
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather in a city",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    },
+}
+CLOCK = {"type": "function", "function": {"name": "clock"}}
+TOOLS = [WEATHER, CLOCK]
+
+
+def request(**fields: Any) -> ChatRequest:
+    body = {"model": "auto", "messages": [HELLO], "tools": TOOLS, **fields}
+    return parse(ChatRequest, json.dumps(body).encode())
+
+
+def plan(**fields: Any) -> ToolPlan:
+    found = plan_tools(request(**fields))
+    assert found is not None
+    return found
+
+
+@cache
+def compiler_with_specials() -> xgrammar.GrammarCompiler:
+    """xgrammar itself; special tokens have bytes that are no text, so that only ids name them."""
+    token_bytes = list(shipped_token_bytes())
+    for token_id, token in shipped_tokenizer().added_tokens_decoder.items():
+        if token.special:
+            token_bytes[token_id] = b"\xff"
+    info = xgrammar.TokenizerInfo(
+        token_bytes, xgrammar.VocabType.RAW, stop_token_ids=[shipped_tokenizer().eos_token_id]
+    )
+    return xgrammar.GrammarCompiler(info, max_threads=1)
+
+
+def compiled(
+    dialect: ToolDialect, thinking: Thinking = "none", **fields: Any
+) -> Callable[[], xgrammar.GrammarMatcher]:
+    """A maker of matchers, through our own compiler where it can."""
+    spec = plan(**fields).grammar(dialect, thinking)
+    if dialect.special_ids:
+        special = compiler_with_specials().compile_structural_tag(spec.text)
+        return lambda: xgrammar.GrammarMatcher(special)
+    grammar = shipped_compiler().compile(spec).result(120)
+    return lambda: grammar.matcher()._matcher
+
+
+def verdict(
+    grammar: Callable[[], xgrammar.GrammarMatcher], text: str, special: dict[str, int] | None = None
+) -> str:
+    """whole: may end here; begun: may go on; refused."""
+    parts = [text]
+    for mark in special or {}:
+        parts = [piece for part in parts for piece in part.replace(mark, f"\0{mark}\0").split("\0")]
+    ids: list[int] = []
+    for part in parts:
+        known = (special or {}).get(part)
+        encode = shipped_tokenizer().backend_tokenizer.encode
+        ids += [known] if known is not None else encode(part, add_special_tokens=False).ids
+    matcher = grammar()
+    if not all(matcher.accept_token(token_id) for token_id in ids):
+        return "refused"
+    return "whole" if matcher.accept_token(shipped_tokenizer().eos_token_id) else "begun"
