@@ -56,7 +56,8 @@ DIRECT = RouteReason()
 """No tier was tried before."""
 
 
-PlaceName = Literal["local", "cloud"]
+Place = Literal["local", "cloud"]
+"""Models of this machine, or an upstream tier."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from gateway.handoff.cloud_parts import CloudParts
 from gateway.planning.job import check_token_ids
 from gateway.planning.jobs import JobBuilder
 from gateway.planning.model_catalog import AUTO
-from gateway.planning.placement import check_model, permitted
+from gateway.planning.parsed_request import check_model, permitted
 from gateway.planning.prompts import chat_prompt
 from gateway.schema.chat import ChatRequest
 from gateway.schema.parsing import parse

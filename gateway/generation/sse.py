@@ -16,6 +16,7 @@ from gateway.answers.responder import RouteReason
 from gateway.generation.choice import Delta
 from gateway.generation.generation import Generation
 from gateway.generation.trace import DeltaTrace
+from gateway.planning.job import Job
 from gateway.schema.line_ends import escape_line_ends
 from gateway.text.chat import ChatTokenizer
 
@@ -281,13 +282,17 @@ def _trace_fields(trace: DeltaTrace | None) -> bytes:
     return body
 
 
+def _format_of(job: Job) -> Format:
+    kind = ChatFormat if job.endpoint == "chat" else CompletionFormat
+    return kind(job.tokenizer, job.num_top_logprobs)
+
+
 class ChunkWriter:
     """Writes the events of one stream."""
 
     def __init__(
         self,
         generation: Generation,
-        form: Format,
         origin: RouteReason,
         *,
         with_usage: bool,
@@ -296,7 +301,7 @@ class ChunkWriter:
     ) -> None:
         """`with_usage`: a last chunk has the usage. `with_running_usage`: so has each before it."""
         self._generation = generation
-        self._form = form
+        self._form = _format_of(generation.job)
         self._origin = origin
         self._with_usage = with_usage
         self._with_running_usage = with_running_usage
@@ -361,11 +366,10 @@ class ChunkWriter:
         return self._head + b'],"usage":' + numbers + b',"outrider":' + outrider + b"}\n\n" + DONE
 
 
-def whole_body(
-    generation: Generation, form: Format, origin: RouteReason, deltas: Iterable[Delta]
-) -> bytes:
+def whole_body(generation: Generation, origin: RouteReason, deltas: Iterable[Delta]) -> bytes:
     """Write the response without streaming."""
     job = generation.job
+    form = _format_of(job)
     by_choice: defaultdict[int, list[Delta]] = defaultdict(list)
     for delta in deltas:
         by_choice[delta.index].append(delta)

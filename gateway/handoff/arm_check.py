@@ -8,9 +8,9 @@ import msgspec
 from engine.errors import EngineError
 from gateway.errors.http import problem_of
 from gateway.errors.tree import ConflictError, GatewayError
-from gateway.handoff.parsed_request import RequestContext
 from gateway.handoff.planner import Planner
 from gateway.planning.model_catalog import AUTO
+from gateway.planning.parsed_request import RequestContext
 from gateway.settings.arm_overlay import SERVICE_TIER
 from gateway.settings.experiments import ExperimentSpec
 

@@ -9,10 +9,10 @@ import msgspec
 from gateway.errors.http import problem_of
 from gateway.errors.tree import BudgetError, RateLimitError
 from gateway.experiments.assigner import Assigner, Assignment, Subject, conversation_unit
-from gateway.handoff.parsed_request import RequestContext
 from gateway.ledger.row import MAX_LENGTHS
 from gateway.planning.job import ApiRequest
 from gateway.planning.model_catalog import AUTO
+from gateway.planning.parsed_request import RequestContext
 from gateway.schema.common import OutriderOptions
 from gateway.schema.envelope import ReadRequest
 from gateway.schema.kinds import Endpoint

@@ -13,7 +13,6 @@ from gateway.errors.tree import BadRequestError, GatewayError, UnavailableError
 from gateway.handoff.cloud_parts import CloudParts
 from gateway.handoff.cloud_responder import CloudResponder
 from gateway.handoff.live_model_catalog import LiveModelCatalog
-from gateway.handoff.parsed_request import ParsedRequest
 from gateway.handoff.required_capabilities import uses_of
 from gateway.metering.meter import RequestMeter
 from gateway.metering.metrics import GatewayMetrics
@@ -21,6 +20,7 @@ from gateway.metering.reserved_usage import UsageEstimate
 from gateway.metering.token_allowance import TokenAllowance
 from gateway.planning.gateway_limits import GatewayLimits
 from gateway.planning.model_catalog import ModelCatalog
+from gateway.planning.parsed_request import ParsedRequest
 from gateway.planning.routing_parts import RoutingParts
 from gateway.schema.kinds import Endpoint
 from gateway.upstream.bounds import most_predicted_tokens, most_prompt_tokens

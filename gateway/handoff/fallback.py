@@ -20,7 +20,7 @@ from gateway.answers.responder import (
     AnswerFacts,
     HandOffError,
     HandOffKind,
-    PlaceName,
+    Place,
     Responder,
     RouteReason,
 )
@@ -56,7 +56,7 @@ class AnswerCandidate:
     must still have time to answer; None: no bound.
     """
 
-    name: PlaceName
+    name: Place
     open: Callable[[RouteReason], Awaitable[Responder]]
     patience_s: Callable[[], float | None] = field(default=lambda: None)
 
@@ -90,20 +90,24 @@ class FallbackChain:
         self,
         lineup: Lineup,
         *,
+        is_streamed: bool,
+        is_private: bool = False,
         deadline_s: float | None = None,
         instead: Instead | None = None,
     ) -> None:
-        """`deadline_s`: on the gateway's clock.
+        """`is_private`: only the local models may see the request. `deadline_s`: on the clock.
 
         `instead` is called once, before the first part and with the error that would be raised, to
         get another lineup in place of this one.
         """
+        self.is_streamed = is_streamed
+        self.is_private = is_private
         self.deadline_s = deadline_s
         self.responder: Responder | None = None
         self._lineup = lineup
         self._instead = instead
-        self._failures: dict[PlaceName, Exception] = {}
-        self._current: PlaceName | None = None
+        self._failures: dict[Place, Exception] = {}
+        self._current: Place | None = None
 
     @property
     def arm(self) -> str:
@@ -212,7 +216,7 @@ class FallbackChain:
             ) from None
 
 
-def _may_go_on(error: GatewayError | EngineError, place: PlaceName) -> bool:
+def _may_go_on(error: GatewayError | EngineError, place: Place) -> bool:
     """Return whether another place may still answer: the request itself is not at fault."""
     if isinstance(error, EngineLostTwiceError):
         return False  # the request may be what crashes engines
@@ -235,7 +239,7 @@ def _may_go_on(error: GatewayError | EngineError, place: PlaceName) -> bool:
     )
 
 
-def _after_failure(origin: RouteReason, place: PlaceName, error: Exception) -> RouteReason:
+def _after_failure(origin: RouteReason, place: Place, error: Exception) -> RouteReason:
     """Return why the next place is tried."""
     kind: HandOffKind = "failure"
     match error:
@@ -265,7 +269,7 @@ def _name_of(error: Exception) -> str:
     return str(getattr(error, "code", None) or type(error).__name__)
 
 
-def _summary(failures: Mapping[PlaceName, Exception]) -> Exception:
+def _summary(failures: Mapping[Place, Exception]) -> Exception:
     """One error for all failures: the original one if there was a single place."""
     if len(failures) == 1:
         return next(iter(failures.values()))

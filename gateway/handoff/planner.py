@@ -9,7 +9,7 @@ from engine.errors import EngineError, PromptTooLongError
 from gateway.answers.responder import (
     DIRECT,
     HandOffError,
-    PlaceName,
+    Place,
     Responder,
     RouteReason,
     UpstreamEscalation,
@@ -17,14 +17,11 @@ from gateway.answers.responder import (
 from gateway.backends.client import EngineClient
 from gateway.errors.tree import BudgetError, GatewayError, RateLimitError
 from gateway.generation.generation import Generation
-from gateway.generation.sse import ChatFormat, CompletionFormat
 from gateway.generation.usage_summary import usage_summary
 from gateway.handoff.cloud_calls import CloudCalls
 from gateway.handoff.cloud_parts import CloudParts
 from gateway.handoff.fallback import AnswerCandidate, FallbackChain, Lineup
-from gateway.handoff.local_load import LocalLoad
-from gateway.handoff.local_responder import LocalResponder, Writing
-from gateway.handoff.parsed_request import ParsedRequest, RequestContext, trace_request
+from gateway.handoff.local_responder import LocalLoad, LocalResponder, Writing
 from gateway.handoff.reading import RequestReader
 from gateway.metering.local_work import LocalWork
 from gateway.metering.meter import RequestMeter
@@ -33,9 +30,13 @@ from gateway.metering.reserved_usage import UsageEstimate
 from gateway.planning.job import Job
 from gateway.planning.jobs import JobBuilder
 from gateway.planning.model_catalog import AUTO
-from gateway.planning.placement import without_tier
+from gateway.planning.parsed_request import (
+    ParsedRequest,
+    RequestContext,
+    trace_request,
+    without_tier,
+)
 from gateway.planning.routing_parts import RoutingParts
-from gateway.schema.chat import ChatRequest
 from gateway.schema.kinds import Endpoint
 from gateway.upstream.mirror import MirroredAnswer
 
@@ -44,19 +45,10 @@ _RESERVE: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """The plan for a request's answer. is_private: only the local models may see it."""
-
-    answering: FallbackChain
-    is_streamed: bool
-    is_private: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Order:
     """The places in order, and why the first one is the first."""
 
-    places: tuple[PlaceName, ...]
+    places: tuple[Place, ...]
     origin: RouteReason
 
 
@@ -75,7 +67,7 @@ class Planner:
     local_tiers: Collection[str]
     clock: Callable[[], float]
 
-    async def plan(self, endpoint: Endpoint, body: bytes, context: RequestContext) -> Plan:
+    async def plan(self, endpoint: Endpoint, body: bytes, context: RequestContext) -> FallbackChain:
         """Plan the answer. Raises GatewayError or EngineError."""
         parsed = await self.reader.read(endpoint, body, context)
         trace_request(parsed)
@@ -84,12 +76,12 @@ class Planner:
             plain = await self.reader.without_arms(parsed, body, context, error)
             return None if plain is None else self._lineup(plain)
 
-        return Plan(
-            answering=FallbackChain(
-                self._lineup(parsed), deadline_s=parsed.constraints.deadline_s, instead=without_arms
-            ),
+        return FallbackChain(
+            self._lineup(parsed),
             is_streamed=parsed.is_streamed,
             is_private=parsed.constraints.is_private,
+            deadline_s=parsed.constraints.deadline_s,
+            instead=without_arms,
         )
 
     def _lineup(self, parsed: ParsedRequest) -> Lineup:
@@ -239,10 +231,8 @@ class Planner:
         )
         if context.meter is not None and job.work is not None:
             context.meter.follow_local(job.work, partial(usage_summary, generation, origin))
-        form = ChatFormat if isinstance(request, ChatRequest) else CompletionFormat
         return LocalResponder(
             generation,
-            form(job.tokenizer, request.top_count),
             Writing(
                 is_streamed=parsed.is_streamed,
                 with_usage=request.wants_usage_chunk,

@@ -22,12 +22,13 @@ from gateway.handoff.cloud_calls import CloudCalls
 from gateway.handoff.cloud_parts import CloudParts
 from gateway.handoff.live_model_catalog import LiveModelCatalog
 from gateway.handoff.misplaced_options import refuse_misplaced_options, refuse_privacy_header
-from gateway.handoff.parsed_request import ParsedRequest, RequestContext
 from gateway.handoff.required_capabilities import describe, lacking, required_capabilities
 from gateway.planning.job import ApiRequest
 from gateway.planning.model_catalog import AUTO, ResolvedModel
-from gateway.planning.placement import (
+from gateway.planning.parsed_request import (
+    ParsedRequest,
     PlacementConstraints,
+    RequestContext,
     check_model,
     constraints_of,
     permitted_places,
@@ -232,7 +233,7 @@ class RequestReader:
             service_tier=service_tier if isinstance(service_tier, str) else None,
         )
         if context.meter is not None:
-            context.meter.serve_under(resolved)
+            context.meter.serve_under(resolved.class_name, resolved.objective)
 
     def _constraints(
         self,

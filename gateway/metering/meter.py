@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from engine.request import NO_OBJECTIVE, LatencyObjective
 from gateway.answers.outcomes import ArmRef, OutcomeSink, RequestOutcome
 from gateway.answers.responder import AnswerFacts
 from gateway.errors.tree import DeadlineExceededError
@@ -20,7 +21,6 @@ from gateway.metering.rows import Entry, LocalAnswer, local_entries
 from gateway.metering.tenancy import Tenancy
 from gateway.metering.token_allowance import TokenAllowance
 from gateway.metering.upstream_rows import upstream_entry
-from gateway.slo.classes import ResolvedObjective
 from gateway.telemetry.tracer import NULL_SPAN, Span
 from gateway.tenants.authenticator import EndRequest
 from gateway.tenants.keys import Principal
@@ -74,7 +74,8 @@ class RequestMeter:
     arms: tuple[ArmRef, ...] = ()
     """The arms that its outcome counts for."""
     is_streamed: bool = False
-    _objective: ResolvedObjective | None = None
+    _slo_class: str = ""
+    _objective: LatencyObjective = NO_OBJECTIVE
     _usage: ReservedUsage | None = None
     _local_answers: list[_FollowedAnswer] = field(default_factory=list)
     _attempts: list[Attempt] = field(default_factory=list)
@@ -120,9 +121,9 @@ class RequestMeter:
 
     # ---- meanwhile ----------------------------------------------------------------------------
 
-    def serve_under(self, objective: ResolvedObjective) -> None:
+    def serve_under(self, slo_class: str, objective: LatencyObjective) -> None:
         """Set the latency objective of the request; the last call holds."""
-        self._objective = objective
+        self._slo_class, self._objective = slo_class, objective
 
     def follow_local(self, work: LocalWork, tell: Callable[[], LocalAnswer]) -> None:
         """Follow a local answer; `tell` describes it once all of its work is over."""
@@ -236,7 +237,6 @@ class RequestMeter:
         tell(sinks, self._outcome(end, self._booked or ()))
 
     def _outcome(self, end: RequestEnd, rows: Sequence[LedgerRow]) -> RequestOutcome:
-        objective = self._objective
         return RequestOutcome(
             request_id=self.request_id,
             client_request_id=self.client_request_id,
@@ -247,9 +247,9 @@ class RequestMeter:
             is_streamed=self.is_streamed,
             cost_nanos=sum(row.cost_nanos for row in rows),
             charge_nanos=sum(row.charge_nanos for row in rows),
-            slo_class="" if objective is None else objective.class_name,
-            slo_ttft_s=None if objective is None else objective.ttft_s,
-            slo_inter_token_s=None if objective is None else objective.inter_token_s,
+            slo_class=self._slo_class,
+            slo_ttft_s=self._objective.ttft_s,
+            slo_inter_token_s=self._objective.inter_token_s,
             arms=self.arms,
             **end.fields(),
         )

@@ -26,6 +26,7 @@ from gateway.metering.token_allowance import TokenAllowance
 from gateway.schema.chat import ChatRequest
 from gateway.schema.common import OutriderOptions
 from gateway.schema.completions import CompletionRequest
+from gateway.schema.kinds import Endpoint
 from gateway.tenants.keys import Principal
 from gateway.text.chat import ChatTokenizer, Prompt
 from gateway.text.tool_parser import ToolReading
@@ -85,47 +86,60 @@ class Answer:
 class Job:
     """An API request, ready for the engine: what to generate and how to read it.
 
-    `tier` and `model_id` are where it begins. `num_prompt_tokens` counts each prompt once. `seed`
-    is the one reported. `arrival_s` is on the gateway's clock. `splits_thinking`: thinking is told
-    from the answer (chat). `tools`: how calls are told from it, where there may be some.
-    `grammar_param`: the field that asked for a grammar. `quality`: how safe the router judged the
-    small answer to be. `cascade` (then `escalation` or `take_over` too): the watch of the small
-    answers; their requests say `may_escalate` and ask for log-probabilities. `take_over`: weak
-    answers go to an upstream tier; there is one choice then. `on_prefill` is called with the
-    seconds that a choice queued, `on_answer` once for each choice that ended by itself; they must
-    not block. is_bounded: the client has set the answer's length. `credit`: the tokens that its
-    tenant has left for it, None where they are not counted. `work` is told what the engine did.
-    `service_tier`: the one named in the response, where the request named one; `arm`: the same of
-    experiments.
-
     Raises ValueError for a cascade without a tier to escalate to.
     """
 
     job_id: str
     created: int
+    """Seconds since 1970, for the response."""
     model_id: str
+    """The checkpoint that it begins on."""
     tier: Tier
+    """The tier that it begins on."""
     reason: str
+    """Why that tier, in one line."""
     seed: int | None
+    """The one that is reported."""
     arrival_s: float
+    """On the gateway's clock."""
     num_prompt_tokens: int
+    """Each prompt counts once, however many choices it has."""
     choices: tuple[ChoicePlan, ...]
     tokenizer: ChatTokenizer
+    endpoint: Endpoint = "chat"
+    """Gives the response its form."""
+    num_top_logprobs: int | None = None
+    """Alternatives to write beside each token; None: no log-probabilities at all."""
     stops: tuple[str, ...] = ()
     splits_thinking: bool = False
+    """Thinking is told from the answer (chat)."""
     tools: ToolReading | None = None
+    """The rules for reading calls, where there may be some."""
     grammar_param: str | None = None
+    """The field that brought a grammar."""
     quality: float | None = None
+    """How safe the router judged the small answer to be."""
     cascade: CascadePlan | None = None
+    """The watch of the small answers. Their requests say `may_escalate` and have log-probabilities.
+
+    With it goes one of `escalation` and `take_over`."""
     escalation: EscalationTarget | None = None
     take_over: EscalateFn | None = None
+    """Lets an upstream tier take a weak answer; there is one choice then."""
     on_prefill: Callable[[float], None] | None = None
+    """Called with the seconds that a choice queued; must not block."""
     on_answer: Callable[[Answer], None] | None = None
+    """Called once for each choice that ended by itself; must not block."""
     is_bounded: bool = False
+    """The client has set the answer's length."""
     service_tier: str | None = None
+    """The one named in the response, where the request named one."""
     arm: str = ""
+    """The arms of experiments, as text."""
     credit: TokenAllowance | None = None
+    """The tokens that its tenant has left for it; None where they are not counted."""
     work: LocalWork | None = None
+    """Receives the engine's account of what it did."""
 
     def traced(self) -> "Job":
         """Return the same job with the engine telling where each token came from."""

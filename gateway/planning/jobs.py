@@ -21,14 +21,12 @@ from gateway.planning.job import (
     EngineRequestDefaults,
     EscalationTarget,
     Job,
-    Rendered,
     engine_requests,
     escalated_requests,
     read_service_tier,
 )
-from gateway.planning.job_context import JobContext
 from gateway.planning.model_catalog import AUTO
-from gateway.planning.placement import permitted
+from gateway.planning.parsed_request import RequestContext, permitted
 from gateway.planning.prompts import ChatPrompts, CompletionPrompts, Prompts, continues_text
 from gateway.planning.route_report import describe_route
 from gateway.planning.routing_parts import RoutingParts
@@ -115,7 +113,10 @@ class JobBuilder:
         return names | aliases
 
     async def job(
-        self, request: ApiRequest, context: JobContext, upstream: UpstreamEscalation | None = None
+        self,
+        request: ApiRequest,
+        context: RequestContext,
+        upstream: UpstreamEscalation | None = None,
     ) -> Job:
         """Build the job of a conversation or of prompts. `upstream` plays the large model's part.
 
@@ -129,7 +130,10 @@ class JobBuilder:
         return self._counted(planned)
 
     async def route_report(
-        self, request: ApiRequest, context: JobContext, upstream: UpstreamEscalation | None = None
+        self,
+        request: ApiRequest,
+        context: RequestContext,
+        upstream: UpstreamEscalation | None = None,
     ) -> dict[str, Any]:
         """Return the request's route as `RouteReport`; nothing is counted or remembered.
 
@@ -149,7 +153,7 @@ class JobBuilder:
         return ChatPrompts(request, self.tokenizers, work, memory, salt)
 
     async def _plan(
-        self, request: ApiRequest, context: JobContext, upstream: UpstreamEscalation | None
+        self, request: ApiRequest, context: RequestContext, upstream: UpstreamEscalation | None
     ) -> _Planned:
         """Choose a tier and make its job."""
         prompts = self._prompts(request, context.principal)
@@ -165,21 +169,24 @@ class JobBuilder:
         return _Planned(job=job, prompts=prompts, candidates=candidates, choice=choice)
 
     def _objective(
-        self, request: ApiRequest, rendered: Rendered, context: JobContext
+        self, request: ApiRequest, num_prompt_tokens: int, context: RequestContext
     ) -> LatencyObjective:
-        """Return the request's latency objective. Raises BadRequestError."""
+        """Return the request's latency objective. Raises BadRequestError.
+
+        `num_prompt_tokens`: of its longest prompt.
+        """
         resolved = self.classes.resolve(
             request.outrider,
             has_tools=isinstance(request, ChatRequest) and bool(request.tools),
             service_tier=request.service_tier,
-            num_prompt_tokens=max(len(prompt.token_ids) for prompt in rendered.prompts),
+            num_prompt_tokens=num_prompt_tokens,
             is_arms=context.has_arms_slo,
         )
         if context.meter is not None:
-            context.meter.serve_under(resolved)
+            context.meter.serve_under(resolved.class_name, resolved.objective)
         return resolved.objective
 
-    def _trace_route(self, context: JobContext, choice: TierChoice, start_s: float) -> None:
+    def _trace_route(self, context: RequestContext, choice: TierChoice, start_s: float) -> None:
         if context.span.is_recording:
             record_route(
                 context.span,
@@ -194,7 +201,7 @@ class JobBuilder:
         self,
         prompts: Prompts,
         choice: TierChoice,
-        context: JobContext,
+        context: RequestContext,
         upstream: UpstreamEscalation | None,
     ) -> Job:
         """Build one engine request for each choice of each prompt."""
@@ -202,7 +209,8 @@ class JobBuilder:
         arrival_s = context.arrival_s
         service_tier = read_service_tier(request.service_tier)
         rendered = await prompts.rendered(choice.info)
-        if not all(prompt.token_ids for prompt in rendered.prompts):
+        lengths = [len(prompt.token_ids) for prompt in rendered.prompts]
+        if not all(lengths):
             raise BadRequestError("The prompt is empty.")
         temperature = 1.0 if request.temperature is None else request.temperature
         seed = request.seed
@@ -220,7 +228,7 @@ class JobBuilder:
             default_max_tokens=self.limits.default_max_tokens,
             principal=context.principal,
             priority=service_tier.priority,
-            objective=self._objective(request, rendered, context),
+            objective=self._objective(request, max(lengths), context),
             watch=None if plan is None else plan.wants_hidden_state,
         )
         requests = engine_requests(request, rendered, frame)
@@ -241,7 +249,7 @@ class JobBuilder:
                 tools=other.tools,
                 opens_thinking=other.prompts[0].opens_thinking,
             )
-        num_prompt_tokens = sum(len(prompt.token_ids) for prompt in rendered.prompts)
+        num_prompt_tokens = sum(lengths)
         return Job(
             job_id=frame.job_id,
             created=int(time.time()),
@@ -255,7 +263,9 @@ class JobBuilder:
                 ChoicePlan(request=small, opens_thinking=opens, escalated=large)
                 for small, opens, large in zip(requests, opens_thinking, escalated, strict=True)
             ),
-            tokenizer=choice.tokenizer,
+            endpoint=prompts.endpoint,
+            tokenizer=rendered.tokenizer,
+            num_top_logprobs=request.top_count,
             stops=request.stop_strings,
             splits_thinking=isinstance(request, ChatRequest) and not continues_text(request),
             tools=rendered.tools,

@@ -18,6 +18,7 @@ from gateway.planning.model_catalog import AUTO
 from gateway.schema.chat import AssistantMessage, ChatRequest, Message, join_parts
 from gateway.schema.common import OutriderOptions
 from gateway.schema.completions import CompletionRequest
+from gateway.schema.kinds import Endpoint
 from gateway.text.chat import ChatTokenizer, Prompt, PromptEnd
 from gateway.text.prompt_work import UNBOUNDED, PromptWork
 from gateway.text.structured import StructuredPlan, plan_structured
@@ -85,6 +86,7 @@ class Prompts(ABC):
     something in one tokenizer only.
     """
 
+    endpoint: Endpoint
     id_prefix: str
     request: ApiRequest
     dialogue: Dialogue | None = None
@@ -146,6 +148,7 @@ class Prompts(ABC):
 class ChatPrompts(Prompts):
     """The prompt of a conversation."""
 
+    endpoint = "chat"
     id_prefix = "chatcmpl"
 
     request: ChatRequest
@@ -211,6 +214,7 @@ class ChatPrompts(Prompts):
 class CompletionPrompts(Prompts):
     """One or several prompts, of text or token ids."""
 
+    endpoint = "completion"
     id_prefix = "cmpl"
 
     request: CompletionRequest

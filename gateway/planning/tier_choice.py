@@ -31,7 +31,6 @@ class TierChoice:
 
     info: TierInfo
     reason: str
-    tokenizer: ChatTokenizer
     route: Route | None = None
     escalation: TierInfo | None = None
     hands_over: bool = False
@@ -285,10 +284,9 @@ class TierChooser:
         return replace(self._choice(info, route.reason, route), escalation=other)
 
     def _choice(self, info: TierInfo, reason: str, route: Route | None = None) -> TierChoice:
-        tokenizer = self.tokenizers.get(info.tier)
-        if tokenizer is None:
+        if info.tier not in self.tokenizers:
             raise TierUnavailableError(f"The {info.tier} tier has no tokenizer.")
-        return TierChoice(info=info, reason=reason, tokenizer=tokenizer, route=route)
+        return TierChoice(info=info, reason=reason, route=route)
 
 
 def _requested_constraints(options: OutriderOptions) -> RouteConstraints:

@@ -21,11 +21,11 @@ from gateway.edge.bodies import BodyBudget, end_turn, read_json_body
 from gateway.edge.idempotency import HEADER as IDEMPOTENCY_KEY
 from gateway.edge.idempotency import IdempotentAnswers
 from gateway.errors.tree import GatewayError
-from gateway.handoff.parsed_request import RequestContext
 from gateway.handoff.planner import Planner
 from gateway.metering.meter import RequestMeter
 from gateway.metering.tenancy import Tenancy
 from gateway.planning.gateway_limits import GatewayLimits
+from gateway.planning.parsed_request import RequestContext
 from gateway.schema.kinds import Endpoint
 from gateway.server.auth_dispatcher import principal_of
 from gateway.server.json_response import json_response
@@ -224,7 +224,7 @@ class AnswerEndpoints:
         try:
             translated = None if surface is None else await surface.read(body)
             await end_turn(body)
-            plan = await self.planner.plan(
+            answering = await self.planner.plan(
                 endpoint,
                 body if translated is None else translated.chat_body,
                 request_context(request, meter.arrival_s, meter),
@@ -232,12 +232,11 @@ class AnswerEndpoints:
         except BaseException as error:
             observer.observe_end(None, "failed", None, error)
             raise
-        meter.is_streamed = plan.is_streamed
+        meter.is_streamed = answering.is_streamed
         if watch is not None:
-            watch.planned(is_private=plan.is_private, is_streamed=plan.is_streamed)
+            watch.planned(is_private=answering.is_private, is_streamed=answering.is_streamed)
         return AnswerResponse(
-            plan.answering,
-            is_streamed=plan.is_streamed,
+            answering,
             clock=self.clock,
             meter=meter,
             writer=None if translated is None else translated.writer,

@@ -91,7 +91,6 @@ class AnswerResponse(Response):
         self,
         answering: FallbackChain,
         *,
-        is_streamed: bool,
         clock: Callable[[], float],
         meter: RequestMeter | None = None,
         writer: AnswerWriter | None = None,
@@ -113,7 +112,6 @@ class AnswerResponse(Response):
         self._recording = recording
         self._error: Exception | None = None
         self._ending: MeteredEnding = "failed"
-        self._is_streamed = is_streamed
         self._clock = clock
         self._arrival_s = clock()
         self._has_started = False
@@ -174,7 +172,7 @@ class AnswerResponse(Response):
             self._limit.reschedule(asyncio.get_running_loop().time())
 
     async def _send(self, send: Send) -> None:
-        if self._is_streamed:
+        if self._answering.is_streamed:
             await self._send_stream(send)
         else:
             await self._send_whole(send)

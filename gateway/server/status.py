@@ -20,7 +20,7 @@ from gateway.metering.metrics import GatewayMetrics
 from gateway.metering.tenancy import Tenancy
 from gateway.planning.jobs import JobBuilder
 from gateway.planning.model_catalog import AUTO
-from gateway.planning.placement import check_model
+from gateway.planning.parsed_request import check_model
 from gateway.schema.openapi import LoadedLimits
 from gateway.server.auth_dispatcher import principal_of
 from gateway.server.json_response import json_response

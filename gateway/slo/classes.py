@@ -23,31 +23,13 @@ _FLEX: Final = "flex"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedObjective:
-    """The latency objective of a request. Seconds; None for no such objective.
+    """The latency objective of a request, and the class that it belongs to.
 
-    `class_name`: for metrics, and for objectives that the request leaves out. is_batch: it uses the
-    capacity that others leave. is_own: the request itself named the class or a latency. refuses:
-    prefer an immediate refusal to a late answer.
+    `class_name`: for metrics, and for objectives that the request leaves out.
     """
 
     class_name: str
-    ttft_s: float | None = None
-    inter_token_s: float | None = None
-    is_batch: bool = False
-    is_own: bool = False
-    refuses: bool = False
-
-    @property
-    def objective(self) -> LatencyObjective:
-        """Return the objective for the engine."""
-        if self.ttft_s is None and self.inter_token_s is None and not self.is_batch:
-            return NO_OBJECTIVE
-        return LatencyObjective(
-            ttft_s=self.ttft_s,
-            inter_token_s=self.inter_token_s,
-            is_batch=self.is_batch,
-            refuses=self.refuses,
-        )
+    objective: LatencyObjective
 
 
 class SloClasses:
@@ -105,16 +87,18 @@ class SloClasses:
         name = own_class or self._inferred(has_tools, service_tier, num_prompt_tokens)
         settings = self._classes[name]
         ttft_s = _seconds(settings.ttft_ms if own_ttft_ms is None else own_ttft_ms)
-        return ResolvedObjective(
-            class_name=name,
+        inter_token_s = _seconds(
+            settings.inter_token_ms if own_inter_token_ms is None else own_inter_token_ms
+        )
+        if ttft_s is None and inter_token_s is None and not settings.is_batch:
+            return ResolvedObjective(class_name=name, objective=NO_OBJECTIVE)
+        objective = LatencyObjective(
             ttft_s=ttft_s,
-            inter_token_s=_seconds(
-                settings.inter_token_ms if own_inter_token_ms is None else own_inter_token_ms
-            ),
+            inter_token_s=inter_token_s,
             is_batch=settings.is_batch,
-            is_own=any(own is not None for own in (own_class, own_ttft_ms, own_inter_token_ms)),
             refuses=self._refuses(ttft_s, is_own=own_ttft_ms is not None and not is_arms),
         )
+        return ResolvedObjective(class_name=name, objective=objective)
 
     def _inferred(self, has_tools: bool, service_tier: str | None, num_prompt_tokens: int) -> str:
         # A request for the cheap place in the queue accepts waiting, with tools or without.

@@ -16,7 +16,7 @@ from gateway.experiments.feedback import FeedbackApi
 from gateway.handoff.arm_check import arm_check
 from gateway.handoff.cloud_calls import CloudCalls
 from gateway.handoff.live_model_catalog import LiveModelCatalog
-from gateway.handoff.local_load import LocalLoad
+from gateway.handoff.local_responder import LocalLoad
 from gateway.handoff.planner import Planner
 from gateway.handoff.reading import RequestReader
 from gateway.ledger.usage_api import UsageApi

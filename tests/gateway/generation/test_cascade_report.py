@@ -13,12 +13,11 @@ from starlette.types import Message
 
 from gateway.answers.responder import Responder, RouteReason
 from gateway.generation.generation import Generation
-from gateway.generation.sse import ChatFormat, CompletionFormat
 from gateway.handoff.fallback import AnswerCandidate, FallbackChain, Lineup
-from gateway.handoff.local_load import LocalLoad
-from gateway.handoff.local_responder import LocalResponder, Writing
+from gateway.handoff.local_responder import LocalLoad, LocalResponder, Writing
 from gateway.metering.metrics import GatewayMetrics
 from gateway.planning.job import Job
+from gateway.schema.kinds import Endpoint
 from gateway.schema.responses import ChatCompletion, ChatCompletionChunk, Completion
 from gateway.server.responses import AnswerResponse, header_text
 from gateway.text.chat import ChatTokenizer
@@ -69,8 +68,9 @@ def answered(
     engine: ScriptedClient, job: Job, *, num_top: int | None = None, **options: Any
 ) -> Answered:
     metrics = GatewayMetrics()
+    endpoint: Endpoint = "completion" if options.pop("is_completion", False) else "chat"
+    job = replace(job, endpoint=endpoint, num_top_logprobs=num_top)
     generation = Generation(engine, job, metrics)
-    form = CompletionFormat if options.pop("is_completion", False) else ChatFormat
     writing = Writing(
         is_streamed=options["stream"],
         with_usage=options.get("with_usage", False),
@@ -79,10 +79,11 @@ def answered(
 
     async def open_leg(origin: RouteReason) -> Responder:
         ticket = LocalLoad(time.monotonic).admit()
-        return LocalResponder(generation, form(job.tokenizer, num_top), writing, origin, ticket)
+        return LocalResponder(generation, writing, origin, ticket)
 
-    answering = FallbackChain(Lineup(candidates=[AnswerCandidate(name="local", open=open_leg)]))
-    response = AnswerResponse(answering, is_streamed=writing.is_streamed, clock=time.monotonic)
+    lineup = Lineup(candidates=[AnswerCandidate(name="local", open=open_leg)])
+    answering = FallbackChain(lineup, is_streamed=writing.is_streamed)
+    response = AnswerResponse(answering, clock=time.monotonic)
     sent: list[Message] = []
 
     async def receive() -> Message:

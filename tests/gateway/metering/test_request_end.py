@@ -5,13 +5,13 @@ from collections.abc import Callable
 import pytest
 
 from engine.errors import QueueFullError
+from engine.request import LatencyObjective
 from gateway.answers.outcomes import ArmRef, RequestOutcome
 from gateway.answers.responder import AnswerFacts
 from gateway.errors.tree import BadRequestError, DeadlineExceededError, EngineLostError
 from gateway.ledger.row import LedgerRow
 from gateway.metering.meter import RequestMeter
 from gateway.metering.tenancy import Tenancy
-from gateway.slo.classes import ResolvedObjective
 from gateway.tenants.keys import ANONYMOUS
 
 FACTS = AnswerFacts(
@@ -57,7 +57,7 @@ def meter(told: Told) -> RequestMeter:
         sinks=(Broken(), told),
         arms=(ARM,),
     )
-    made.serve_under(ResolvedObjective(class_name="short-chat", ttft_s=0.5, inter_token_s=0.15))
+    made.serve_under("short-chat", LatencyObjective(ttft_s=0.5, inter_token_s=0.15))
     return made
 
 
@@ -94,7 +94,7 @@ def test_it_is_told_once_however_it_comes(
 def test_an_answer_that_missed_an_objective_is_not_attained(
     meter: RequestMeter, told: Told
 ) -> None:
-    meter.serve_under(ResolvedObjective(class_name="short-chat", ttft_s=0.49))
+    meter.serve_under("short-chat", LatencyObjective(ttft_s=0.49))
     book(meter)
     end(meter)
     assert not told[0].is_attained

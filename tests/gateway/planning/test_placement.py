@@ -7,7 +7,8 @@ import pytest
 
 from gateway.errors.http import problem_of
 from gateway.errors.tree import BadRequestError
-from gateway.planning.placement import Named, PlacementConstraints, PlacementPolicy, constraints_of
+from gateway.planning.parsed_request import PlacementConstraints, constraints_of
+from gateway.planning.placement import Named, PlacementPolicy
 from gateway.schema.common import OutriderOptions
 from gateway.schema.kinds import Policy
 from gateway.settings.tiers import HandoffSettings

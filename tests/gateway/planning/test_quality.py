@@ -11,7 +11,7 @@ from engine.events import EngineInfo
 from engine.request import CascadeParams, EngineRequest
 from gateway.errors.tree import BadRequestError
 from gateway.generation.generation import Job
-from gateway.handoff.parsed_request import RequestContext
+from gateway.planning.parsed_request import RequestContext
 from gateway.schema.chat import ChatRequest
 from gateway.schema.responses import ChatCompletion
 from gateway.text.chat import ChatTokenizer

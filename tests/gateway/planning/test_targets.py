@@ -11,9 +11,9 @@ import pytest
 from engine.errors import EngineError, PromptTooLongError
 from engine.events import EngineInfo, TierInfo
 from gateway.errors.tree import BadRequestError
-from gateway.handoff.parsed_request import RequestContext
 from gateway.planning.gateway_limits import GatewayLimits
 from gateway.planning.job import Answer, Job
+from gateway.planning.parsed_request import RequestContext
 from gateway.planning.routing_parts import RoutingParts
 from gateway.schema.chat import ChatRequest
 from gateway.schema.completions import CompletionRequest

@@ -12,7 +12,7 @@ from gateway.errors.tree import BadRequestError
 from gateway.schema.common import OutriderOptions
 from gateway.settings.slo import SloSettings
 from gateway.settings.toml_text import to_toml
-from gateway.slo.classes import SloClasses
+from gateway.slo.classes import ResolvedObjective, SloClasses
 
 
 def options(**slo: Any) -> OutriderOptions:
@@ -29,6 +29,10 @@ CLASSES = SloClasses(
 )
 
 
+def latencies(resolved: ResolvedObjective) -> tuple[float | None, float | None]:
+    return resolved.objective.ttft_s, resolved.objective.inter_token_s
+
+
 @pytest.mark.parametrize(
     ("asked", "name"),
     [
@@ -40,33 +44,29 @@ CLASSES = SloClasses(
         ({"service_tier": "priority"}, "short-chat"),
     ],
 )
-def test_who_names_no_class_gets_the_one_that_fits(asked: dict[str, Any], name: str) -> None:
+def test_a_request_without_a_class_gets_the_one_that_fits(asked: dict[str, Any], name: str) -> None:
     resolved = CLASSES.resolve(None, **asked)
     assert resolved.class_name == name
-    assert not resolved.is_own
-    assert not resolved.refuses
-    assert resolved.is_batch == (name == "batch")
+    assert not resolved.objective.refuses
+    assert resolved.objective.is_batch == (name == "batch")
 
 
 def test_an_own_class_wins_over_what_the_request_looks_like() -> None:
     resolved = CLASSES.resolve(options(**{"class": "voice"}), has_tools=True, service_tier="flex")
-    assert (resolved.class_name, resolved.ttft_s, resolved.inter_token_s) == ("voice", 0.2, 0.03)
-    assert resolved.is_own
-    assert not resolved.is_batch
-    assert not resolved.refuses, "the objective is the class's, not the request's"
+    assert (resolved.class_name, *latencies(resolved)) == ("voice", 0.2, 0.03)
+    assert not resolved.objective.is_batch
+    assert not resolved.objective.refuses, "the objective is the class's, not the request's"
 
 
 def test_own_latencies_win_one_by_one_over_the_class() -> None:
     resolved = CLASSES.resolve(options(**{"class": "voice"}, inter_token_ms=55))
-    assert (resolved.ttft_s, resolved.inter_token_s) == (0.2, 0.055)
+    assert latencies(resolved) == (0.2, 0.055)
     resolved = CLASSES.resolve(options(ttft_ms=70))
-    assert (resolved.class_name, resolved.ttft_s, resolved.inter_token_s) == (
+    assert (resolved.class_name, *latencies(resolved)) == (
         "short-chat",
         0.07,
         0.1,
     )
-    assert resolved.refuses
-    assert resolved.objective.ttft_s == 0.07
     assert resolved.objective.refuses
 
 
@@ -78,11 +78,15 @@ def test_a_class_without_objectives_asks_the_engine_for_nothing() -> None:
 
 
 @pytest.mark.parametrize(("rule", "own", "others"), [("all", True, True), ("never", False, False)])
-def test_the_operator_says_who_is_refused(rule: str, own: bool, others: bool) -> None:
+def test_the_refusal_rule_decides_which_requests_may_be_refused(
+    rule: str, own: bool, others: bool
+) -> None:
     classes = SloClasses(SloSettings.model_validate({"refuse": rule}))
-    assert classes.resolve(options(ttft_ms=5)).refuses is own
-    assert classes.resolve(None).refuses is others
-    assert not classes.resolve(options(**{"class": "batch"})).refuses, "it has no such objective"
+    assert classes.resolve(options(ttft_ms=5)).objective.refuses is own
+    assert classes.resolve(None).objective.refuses is others
+    assert not classes.resolve(options(**{"class": "batch"})).objective.refuses, (
+        "it has no such objective"
+    )
 
 
 def test_an_unknown_class_is_refused_naming_those_there_are() -> None:
@@ -96,7 +100,7 @@ def test_an_unknown_class_is_refused_naming_those_there_are() -> None:
         CLASSES.check(options(**{"class": ""}))
 
 
-def test_a_setting_of_a_class_that_there_always_is_leaves_the_others() -> None:
+def test_changing_a_standard_class_leaves_the_others_as_they_are() -> None:
     settings = SloSettings.model_validate({"classes": {"short_chat": {"ttft_ms": 300}}})
     changed = settings.classes["short-chat"]
     assert (changed.ttft_ms, changed.inter_token_ms) == (300, 100)
