@@ -121,11 +121,15 @@ def bearer(key: str) -> dict[str, str]:
 
 @contextmanager
 def accounts(
-    folder: Path, flags: Mapping[str, Any] | None = None, *, policy: RoutePolicy | None = None
+    folder: Path,
+    flags: Mapping[str, Any] | None = None,
+    *,
+    policy: RoutePolicy | None = None,
+    client: ProcessEngineClient | None = None,
 ) -> Iterator[Accounts]:
     """A gateway on a database of its own."""
     database = {"database_url": with_tables(folder / "books.db")}
-    with gateway({**BOOKS, **database, **(flags or {})}, policy=policy) as made:
+    with gateway({**BOOKS, **database, **(flags or {})}, policy=policy, client=client) as made:
         opened = Accounts(made)
         key = opened.new_key("inspector", scopes=Scopes(reads_metrics=True))
         # Until the gateway has heard of its first key, it lets everybody in, as nobody.

@@ -13,6 +13,7 @@ from engine.model.load import load_model
 from engine.passes.runner import ModelRunner
 from engine.request import Tier
 from gateway.backends.in_process import InProcessEngineClient
+from gateway.backends.process_client import ProcessEngineClient
 from gateway.settings.tree import Settings, load_settings
 from gateway.wiring.application import build_app
 from gateway.wiring.build import build_client, build_parts
@@ -60,13 +61,14 @@ def gateway(
     flags: Mapping[str, Any] | None = None,
     *,
     policy: RoutePolicy | None = None,
+    client: ProcessEngineClient | None = None,
 ) -> Iterator[Gateway]:
     """A gateway with these settings. Its engine is its own; the weights are everybody's.
 
-    `policy` decides in the place of the pair's router.
+    `policy` decides in the place of the pair's router; `client` is another engine's.
     """
     settings = load_settings(flags={**ENGINE, **(flags or {})}, environ={}, config_file=None)
-    engine = build_client(settings)
+    engine = client or build_client(settings)
     if isinstance(engine, InProcessEngineClient):
         engine = InProcessEngineClient(lambda _: join(settings, _runners(settings), None))
     parts = build_parts(settings, engine)

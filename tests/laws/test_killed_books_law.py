@@ -121,6 +121,7 @@ async def load(
     return answers
 
 
+@pytest.mark.slow
 def test_a_killed_gateway_has_booked_what_it_answered(tmp_path: Path) -> None:
     elsewhere = {
         "models.large": "none",
