@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from draft.training.tasks.base import Message, Tool
+from draft.training.tasks.base import TaskMessage, TaskTool
 
 BOS, END, PAD = "<|bos|>", "<|end|>", "<|pad|>"
 ROLES = ("system", "user", "assistant")
@@ -59,7 +59,7 @@ CHAT_TEMPLATE = r"""
 """.strip()
 
 
-def with_tools(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
+def with_tools(messages: Sequence[TaskMessage], tools: Sequence[TaskTool]) -> list[TaskMessage]:
     """The chat with its tools written into the system message, as CHAT_TEMPLATE renders them."""
     if not tools:
         return list(messages)
@@ -67,10 +67,10 @@ def with_tools(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Messa
     if rest and rest[0]["role"] == "system":
         system = rest.pop(0)["content"] + "\n\n"
     lines = [_signature(tool["function"]) for tool in tools]
-    return [Message(role="system", content="\n".join((f"{system}Tools:", *lines))), *rest]
+    return [TaskMessage(role="system", content="\n".join((f"{system}Tools:", *lines))), *rest]
 
 
-def _signature(function: Tool) -> str:
+def _signature(function: TaskTool) -> str:
     schema = function["parameters"]
     shown = [
         f"{name}{'' if name in schema['required'] else '?'}: {spec['type']}"

@@ -19,7 +19,7 @@ from draft.training.chat_format import (
     SPECIAL_TOKENS,
     with_tools,
 )
-from draft.training.tasks.base import Message
+from draft.training.tasks.base import TaskMessage
 from draft.training.tasks.facts import interview
 from draft.training.tasks.families import DIFFICULTIES, FAMILIES, Task, generate, split_of, stream
 
@@ -132,13 +132,13 @@ def _train_task(rng: random.Random, mix: Mix, max_tokens: int) -> Task:
 
 def conversation(
     rng: random.Random, max_turns: int, mix: Mix | None = None, max_tokens: int = 512
-) -> list[Message]:
+) -> list[TaskMessage]:
     """A chat of one to max_turns unrelated tasks, sometimes under a system prompt.
 
     A task that brings its own tools or history ends the chat that it is drawn for, or is one alone.
     """
     mix = mix or Mix()
-    messages: list[Message] = []
+    messages: list[TaskMessage] = []
     if rng.random() < 0.25:
         messages.append({"role": "system", "content": rng.choice(_SYSTEM_PROMPTS)})
     num_turns = 1 if rng.random() < 0.6 else rng.randint(1, max_turns)
@@ -178,7 +178,7 @@ class Packer:
             positions=torch.tensor([self._positions(rng, ids, mix) for ids, _ in packed]),
         )
 
-    def encode(self, messages: list[Message]) -> tuple[list[int], list[float]]:
+    def encode(self, messages: list[TaskMessage]) -> tuple[list[int], list[float]]:
         """Token ids as the chat template renders them, and each token's loss weight."""
         encoded = self._tokenizer.encode_batch([message["content"] for message in messages])
         ids, weights = [self._bos_id], [0.0]

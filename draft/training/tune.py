@@ -35,7 +35,7 @@ _WORTH_MOVING = 1.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class DraftLimits:
     """A tree's limits. `adaptive`: sized by what passes cost, up to the limits; else always full.
 
     Hashable: what is measured is looked up by it.
@@ -127,7 +127,7 @@ class Tried:
     """A choice with its runs; ratios are to plain decoding in the same round."""
 
     limit: Limit
-    choice: Choice
+    choice: DraftLimits
     runs: tuple[RunFigures, ...]
     ratios: tuple[float, ...]
 
@@ -145,7 +145,7 @@ class TuneReport:
     `plain_runs`: plain decoding, once a round and limit.
     """
 
-    best: Choice
+    best: DraftLimits
     gain: float = 1.0
     plain_runs: list[RunFigures] = field(default_factory=list)
     tried: list[Tried] = field(default_factory=list)
@@ -171,7 +171,7 @@ class Tuner:
     def __init__(
         self,
         *,
-        build: Callable[[Choice], Engine],
+        build: Callable[[DraftLimits], Engine],
         runners: Mapping[Tier, ModelRunner],
         traffic: Traffic,
         rounds: int = 3,
@@ -187,18 +187,21 @@ class Tuner:
         self._traffic = traffic
         self._rounds = rounds
         self._on_run = on_run
-        self._engines: dict[Choice, Engine] = {}
+        self._engines: dict[DraftLimits, Engine] = {}
         self._num_runs = 0
 
     def tune(
-        self, grid: Mapping[Limit, Sequence[int]] = DEFAULT_GRID, *, start: Choice | None = None
+        self,
+        grid: Mapping[Limit, Sequence[int]] = DEFAULT_GRID,
+        *,
+        start: DraftLimits | None = None,
     ) -> TuneReport:
         """Try the values of each limit in turn. Raises EngineError when a request fails.
 
         start: the limits in use. With the nodes, trees that are always full are tried beside
         adaptive ones, to show what sizing them gains; they are not chosen.
         """
-        report = TuneReport(best=start or Choice())
+        report = TuneReport(best=start or DraftLimits())
         cases = [self._choices(report.best, limit, values) for limit, values in grid.items()]
         total = sum((len(choices) + 1) * (self._rounds + 1) for choices in cases)
         for limit, values in grid.items():
@@ -207,7 +210,7 @@ class Tuner:
             report.best, report.gain = _best(tried, report.best)
         return report
 
-    def _choices(self, best: Choice, limit: Limit, values: Sequence[int]) -> list[Choice]:
+    def _choices(self, best: DraftLimits, limit: Limit, values: Sequence[int]) -> list[DraftLimits]:
         """The present best first, then what else there is to try."""
         modes = (best.adaptive, not best.adaptive) if limit == "max_draft_nodes" else (None,)
         found = [best]
@@ -219,11 +222,11 @@ class Tuner:
         return list(dict.fromkeys(found))
 
     def _try(
-        self, report: TuneReport, limit: Limit, choices: Sequence[Choice], total: int
+        self, report: TuneReport, limit: Limit, choices: Sequence[DraftLimits], total: int
     ) -> list[Tried]:
         """Plain decoding and all choices, round by round; the first round warms up."""
-        cases: list[Choice | None] = [None, *choices]
-        runs: dict[Choice | None, list[RunFigures]] = {case: [] for case in cases}
+        cases: list[DraftLimits | None] = [None, *choices]
+        runs: dict[DraftLimits | None, list[RunFigures]] = {case: [] for case in cases}
         for turn in range(self._rounds + 1):
             for case in cases:
                 figures = self._run(case, report.best)
@@ -245,7 +248,7 @@ class Tuner:
             for choice in choices
         ]
 
-    def _run(self, choice: Choice | None, best: Choice) -> RunFigures:
+    def _run(self, choice: DraftLimits | None, best: DraftLimits) -> RunFigures:
         """The traffic once; without a choice, by the present best's engine without drafting."""
         key = choice or best
         if key not in self._engines:
@@ -261,7 +264,7 @@ class Tuner:
         )
 
 
-def _best(tried: Sequence[Tried], current: Choice) -> tuple[Choice, float]:
+def _best(tried: Sequence[Tried], current: DraftLimits) -> tuple[DraftLimits, float]:
     """The choice to go on with, and its gain over plain decoding.
 
     Never one whose trees are always full: the best of those at this concurrency loses at another.

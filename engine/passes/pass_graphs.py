@@ -43,7 +43,7 @@ _CUBLAS_BYTES = 64 << 20
 
 Run = Callable[[], None]
 # Records what a function does and returns how to do it again, with the tensors' new contents.
-Capture = Callable[[Run], Run]
+CaptureFn = Callable[[Run], Run]
 
 
 class CudaCapture:
@@ -137,7 +137,7 @@ class PassGraphs:
 
     @torch.inference_mode()
     def capture(
-        self, capture: Capture, on_progress: Callable[[int, int], None] | None = None
+        self, capture: CaptureFn, on_progress: Callable[[int, int], None] | None = None
     ) -> None:
         """Record every size and tile shape, the largest first; `on_progress(done, total)`.
 
@@ -164,7 +164,7 @@ class PassGraphs:
             time.perf_counter() - begun_s,
         )
 
-    def _capture_one(self, capture: Capture, num_rows: int, shape: TileShape) -> CapturedPass:
+    def _capture_one(self, capture: CaptureFn, num_rows: int, shape: TileShape) -> CapturedPass:
         layout = self._layout(num_rows)
         inputs = layout.inputs(self._words)
         max_keys = self._planner.max_keys(shape, num_rows)

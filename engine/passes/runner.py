@@ -13,7 +13,7 @@ from engine.model.protocol import CausalModel
 from engine.passes.device_rows import DeviceRows
 from engine.passes.flat_rows import FlatRows, ForwardSlice
 from engine.passes.pass_clock import PassClock, PassTime, PassTimes
-from engine.passes.pass_graphs import BUCKETS, Capture, CudaCapture, PassGraphs
+from engine.passes.pass_graphs import BUCKETS, CaptureFn, CudaCapture, PassGraphs
 from engine.passes.step_buffers import StagedPass, StepBuffers, tree_rows, upload
 from engine.passes.tile_plans import TilePlanner, prepare_plan
 from kernels.attention.attention_tiles import MAX_SEQUENCES
@@ -254,7 +254,7 @@ class ModelRunner:
         self,
         on_progress: Callable[[int, int], None] | None = None,
         *,
-        capture: Capture | None = None,
+        capture: CaptureFn | None = None,
         max_rows: int = BUCKETS[-1],
     ) -> int:
         """Record the passes of up to `max_rows` rows; returns how many were.

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-Ending = Literal["answered", "cancelled", "failed", "refused"]
+RequestEnding = Literal["answered", "cancelled", "failed", "refused"]
 """Whole; given up by the client; an error of ours or of a server's; refused for what it asks, or
 because there was no room for it (status 429)."""
 
@@ -38,7 +38,7 @@ class RequestOutcome:
     endpoint: str = ""
     model: str = ""
     tier: str = ""
-    ending: Ending = "answered"
+    ending: RequestEnding = "answered"
     status: int | None = None
     error_code: str | None = None
     ended_at: float = 0.0

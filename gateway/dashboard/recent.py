@@ -7,11 +7,11 @@ from typing import Any, Final, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from gateway.answers.outcomes import Ending, RequestOutcome
+from gateway.answers.outcomes import RequestEnding, RequestOutcome
 from gateway.slo.goodput import attained
 
 WINDOW_S: Final = 300.0
-ENDINGS: Final[tuple[Ending, ...]] = get_args(Ending)
+ENDINGS: Final[tuple[RequestEnding, ...]] = get_args(RequestEnding)
 UNKNOWN: Final = "none"
 
 _ENDING_CODES: Final = {ending: code for code, ending in enumerate(ENDINGS)}

@@ -15,7 +15,7 @@ from gateway.text.stopping import StopMatcher
 from gateway.text.thinking import TextKind, ThinkingSplitter
 from gateway.text.tool_parser import PieceKind, ToolParser, ToolPiece
 
-FinishReason = Literal["stop", "length", "tool_calls"]
+ApiFinishReason = Literal["stop", "length", "tool_calls"]
 AnswerKind = TextKind | PieceKind
 Piece = tuple[str, bool]
 _Pieces = list[tuple[AnswerKind, str, Mark]]
@@ -40,7 +40,7 @@ class Delta:
     pieces: tuple[Piece, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     tokenizer: ChatTokenizer | None = None
-    finish_reason: FinishReason | None = None
+    finish_reason: ApiFinishReason | None = None
     stop: str | None = None
     trace: DeltaTrace | None = None
 
@@ -97,7 +97,7 @@ class Choice:
         request = plan.request
         reader = job if target is None else target
         self.usage = ChoiceUsage(num_prediction_tokens=len(request.prediction_token_ids))
-        self.finish_reason: FinishReason | None = None
+        self.finish_reason: ApiFinishReason | None = None
         self._stop: str | None = None
         self._index = index
         self._request_id = request.request_id
@@ -163,7 +163,7 @@ class Choice:
         usage.num_reused_tokens += min(event.num_reused_tokens, num_read)
         return self._deltas(out)
 
-    def end(self, finish_reason: FinishReason) -> list[Delta]:
+    def end(self, finish_reason: ApiFinishReason) -> list[Delta]:
         """Release the held text: the engine is done."""
         out: _Pieces = []
         mark = replace(self._last_mark, was_drafted=False)
@@ -183,7 +183,7 @@ class Choice:
             return DRAFTED if was_drafted else OWN
         return self._trace.mark(event.trace, position, was_drafted=was_drafted)
 
-    def _finish(self, reason: FinishReason) -> None:
+    def _finish(self, reason: ApiFinishReason) -> None:
         """Set the reason; calls that the model chose have one of their own, as at OpenAI."""
         if reason == "stop" and self._tools and not self._tools.is_named and self._num_calls:
             reason = "tool_calls"

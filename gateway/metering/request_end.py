@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gateway.answers.outcomes import Ending, OutcomeSink, RequestOutcome
+from gateway.answers.outcomes import OutcomeSink, RequestEnding, RequestOutcome
 from gateway.answers.responder import AnswerFacts
 from gateway.errors.http import problem_of
 
@@ -22,7 +22,7 @@ class RequestEnd:
     """
 
     facts: AnswerFacts | None
-    ending: Ending
+    ending: RequestEnding
     status: int | None
     error_code: str | None
     duration_s: float
@@ -75,7 +75,7 @@ def tell(sinks: Iterable[OutcomeSink], outcome: RequestOutcome) -> None:
             logger.exception("outcome not counted error=%s", type(error).__name__)
 
 
-def _ending(outcome: str, error: BaseException | None) -> Ending:
+def _ending(outcome: str, error: BaseException | None) -> RequestEnding:
     """Return the kind of ending: a client that leaves is no error, a passed deadline is."""
     if outcome == "answered":
         return "answered"

@@ -30,7 +30,7 @@ from gateway.planning.parsed_request import RequestContext, permitted
 from gateway.planning.prompts import ChatPrompts, CompletionPrompts, Prompts, continues_text
 from gateway.planning.route_report import describe_route
 from gateway.planning.routing_parts import RoutingParts
-from gateway.planning.tier_choice import Candidates, TierChoice, TierChooser
+from gateway.planning.tier_choice import CandidateTiers, TierChoice, TierChooser
 from gateway.schema.chat import ChatRequest
 from gateway.slo.classes import SloClasses
 from gateway.telemetry.spans import record_route
@@ -50,7 +50,7 @@ class _Planned:
 
     job: Job
     prompts: Prompts
-    candidates: Candidates
+    candidates: CandidateTiers
     choice: TierChoice
 
 

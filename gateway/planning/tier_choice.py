@@ -17,7 +17,7 @@ from router.costs import ConversationSize, gain_factor, prices_by_size
 from router.policy import Route, RouteConstraintError, RouteConstraints, RoutePolicy
 
 _CHARS_PER_TOKEN = 4.0
-Candidates = Sequence[TierInfo]
+CandidateTiers = Sequence[TierInfo]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class TierChoice:
 class _Budget:
     """The tiers that cannot cost more than `max_cost_usd`, and whether both may answer."""
 
-    affordable: Candidates
+    affordable: CandidateTiers
     may_escalate: bool = True
     costs: Mapping[Tier, float] = field(default_factory=dict)
 
@@ -64,7 +64,7 @@ class TierChooser:
     async def choose(
         self,
         prompts: Prompts,
-        candidates: Candidates,
+        candidates: CandidateTiers,
         upstream: UpstreamEscalation | None,
         engine: EngineInfo,
     ) -> TierChoice:
@@ -96,7 +96,7 @@ class TierChooser:
         await self._budget(prompts, candidates)
         return self._choice(candidates[0], "requested")
 
-    async def costs_usd(self, prompts: Prompts, infos: Candidates) -> dict[Tier, float]:
+    async def costs_usd(self, prompts: Prompts, infos: CandidateTiers) -> dict[Tier, float]:
         """Return the request's highest cost by tier; empty where no prices are set.
 
         Tiers for which it is too long are left out; if it is for all, raises PromptTooLongError.
@@ -123,7 +123,7 @@ class TierChooser:
             )
         return costs
 
-    async def _budget(self, prompts: Prompts, candidates: Candidates) -> _Budget:
+    async def _budget(self, prompts: Prompts, candidates: CandidateTiers) -> _Budget:
         most = prompts.options.max_cost_usd
         if most is None:
             return _Budget(affordable=candidates)
@@ -139,7 +139,7 @@ class TierChooser:
             raise _too_dear(min(costs.values()), most)
         return _Budget(affordable=affordable, may_escalate=sum(costs.values()) <= most, costs=costs)
 
-    async def _routed(self, prompts: Prompts, candidates: Candidates) -> TierChoice:
+    async def _routed(self, prompts: Prompts, candidates: CandidateTiers) -> TierChoice:
         budget = await self._budget(prompts, candidates)
         dialogue = prompts.dialogue
         sticky = None if dialogue is None else dialogue.tier
@@ -186,7 +186,7 @@ class TierChooser:
             ) from None
 
     def _constraints(
-        self, prompts: Prompts, candidates: Candidates, budget: _Budget
+        self, prompts: Prompts, candidates: CandidateTiers, budget: _Budget
     ) -> RouteConstraints:
         tiers = {info.tier: info for info in candidates}
         if set(tiers) != {"small", "large"}:
@@ -221,7 +221,7 @@ class TierChooser:
         return len({t.rendering for t in self.tokenizers.values()}) == 1
 
     def _in_tool_loop(
-        self, dialogue: Dialogue, prompts: Prompts, candidates: Candidates, budget: _Budget
+        self, dialogue: Dialogue, prompts: Prompts, candidates: CandidateTiers, budget: _Budget
     ) -> TierChoice:
         """Continue on the tier that made the calls, which alone knows their purpose."""
         tier = dialogue.tier or "large"
@@ -254,7 +254,9 @@ class TierChooser:
             quality=route.quality,
         )
 
-    async def _fitted(self, prompts: Prompts, route: Route, affordable: Candidates) -> TierChoice:
+    async def _fitted(
+        self, prompts: Prompts, route: Route, affordable: CandidateTiers
+    ) -> TierChoice:
         """Choose the route's tier, unless the request is too long for it and fits the other one."""
         tiers = {info.tier: info for info in affordable}
         info = tiers.get(route.tier)
@@ -305,7 +307,7 @@ def _requested_constraints(options: OutriderOptions) -> RouteConstraints:
     )
 
 
-def _narrowed(wanted: str | None, candidates: Candidates, engine: EngineInfo) -> Candidates:
+def _narrowed(wanted: str | None, candidates: CandidateTiers, engine: EngineInfo) -> CandidateTiers:
     """The candidates of the tier that the options name. Raises BadRequestError for none."""
     if wanted is None:
         return candidates
@@ -344,7 +346,7 @@ async def _fits(prompts: Prompts, info: TierInfo) -> bool:
     return longest + (limit or max(prompts.request.min_tokens or 0, 1)) <= info.max_context
 
 
-def cascade_tier(candidates: Candidates, engine: EngineInfo) -> TierInfo:
+def cascade_tier(candidates: CandidateTiers, engine: EngineInfo) -> TierInfo:
     """Return the large tier, bounded by the small model's limits, for a speculative cascade.
 
     Raises BadRequestError where one of the two models has no part in the answer.
@@ -365,7 +367,7 @@ def cascade_tier(candidates: Candidates, engine: EngineInfo) -> TierInfo:
     return _bounded(large, tuple(engine.tiers.values()))
 
 
-def _bounded(info: TierInfo, others: Candidates) -> TierInfo:
+def _bounded(info: TierInfo, others: CandidateTiers) -> TierInfo:
     """A tier within the limits of all: both models have a part in the answer."""
     return replace(
         info,

@@ -18,7 +18,7 @@ from gateway.errors.tree import AuthenticationError, GatewayError
 from gateway.telemetry.log_context import begin_log_context
 from gateway.tenants.keys import Principal
 
-Endpoint = Callable[[Request], Awaitable[Response]]
+EndpointHandler = Callable[[Request], Awaitable[Response]]
 ProblemBody = Callable[[Problem], bytes]
 ProblemPage = Callable[[Problem], Response]
 
@@ -50,7 +50,7 @@ class AuthDispatcher:
     def __init__(
         self,
         app: FastAPI,
-        endpoints: Mapping[str, Endpoint],
+        endpoints: Mapping[str, EndpointHandler],
         *,
         authenticate: Authenticate,
         problem_bodies: Mapping[str, ProblemBody] | None = None,

@@ -28,24 +28,24 @@ _NUM_WORDS = MAX_TREE_NODES // 64
 # for arguments that are no multiple of 16.
 _ALIGNMENT = 16
 
-Integers = NDArray[np.int32]
+Int32Array = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedRows:
     """Host arrays by the names of `TilePlan`'s tensors, which say what they hold."""
 
-    row_starts: Integers
-    num_rows: Integers
-    kv_lens: Integers
-    first_keys: Integers
-    tree_starts: Integers
-    block_indptr: Integers
-    block_ids: Integers
-    row_begins: Integers
-    row_ends: Integers
+    row_starts: Int32Array
+    num_rows: Int32Array
+    kv_lens: Int32Array
+    first_keys: Int32Array
+    tree_starts: Int32Array
+    block_indptr: Int32Array
+    block_ids: Int32Array
+    row_begins: Int32Array
+    row_ends: Int32Array
     ancestor_words: NDArray[np.int64]
-    path_slots: Integers | None
+    path_slots: Int32Array | None
 
 
 def pack_rows(
@@ -83,7 +83,7 @@ def pack_rows(
     )
 
 
-def _padded(values: npt.ArrayLike) -> Integers:
+def _padded(values: npt.ArrayLike) -> Int32Array:
     """The numbers as int32, and zeros up to a multiple of 16."""
     numbers = np.asarray(values, dtype=np.int32)
     return np.pad(numbers, (0, -len(numbers) % _ALIGNMENT))
@@ -91,7 +91,7 @@ def _padded(values: npt.ArrayLike) -> Integers:
 
 def _pack_visible(
     batch: AttentionBatch, window: int | None, has_paths: bool
-) -> tuple[Integers, Integers, NDArray[np.int64], Integers | None]:
+) -> tuple[Int32Array, Int32Array, NDArray[np.int64], Int32Array | None]:
     """(positions [n], row_ends [n], ancestor_words [n, 4], path_slots [n, max_path] or None)."""
     total_rows = batch.query_indptr[-1]
     positions = np.zeros(total_rows, dtype=np.int32)
@@ -222,7 +222,7 @@ def _newest_ancestors(mask: int, count: int) -> int:
     return mask
 
 
-def _fill_paths(paths: Integers, words: NDArray[np.int64], tree_start: int) -> None:
+def _fill_paths(paths: Int32Array, words: NDArray[np.int64], tree_start: int) -> None:
     """Write the slots of each row's set bits, ascending, to the front of its path."""
     bits = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")
     row, node = bits.nonzero()

@@ -10,10 +10,10 @@ from typing import Any, Literal, TypedDict
 CheckKind = Literal["regex", "exact", "json", "tool_call"]
 
 # A tool as an OpenAI request has it: {"type": "function", "function": {"name": ...}}.
-Tool = Mapping[str, Any]
+TaskTool = Mapping[str, Any]
 
 
-class Message(TypedDict):
+class TaskMessage(TypedDict):
     """One chat message: role (system, user or assistant) and content."""
 
     role: str
@@ -34,11 +34,11 @@ class Task:
     answer: str
     expected: str
     kind: CheckKind = "regex"
-    history: tuple[Message, ...] = ()
-    tools: tuple[Tool, ...] = ()
+    history: tuple[TaskMessage, ...] = ()
+    tools: tuple[TaskTool, ...] = ()
 
     @property
-    def messages(self) -> list[Message]:
+    def messages(self) -> list[TaskMessage]:
         """The chat that ends with the prompt."""
         return [*self.history, {"role": "user", "content": self.prompt}]
 
@@ -49,7 +49,7 @@ class Task:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Draft:
+class TaskDraft:
     """A family's output before dressing: bare prompt, worked steps, final answer.
 
     kind "regex" and "json" get an `Answer: ` line after the steps; "exact" and "tool_call" answer
@@ -62,12 +62,12 @@ class Draft:
     final: str
     kind: CheckKind = "regex"
     expected: str | None = None
-    history: tuple[Message, ...] = ()
-    tools: tuple[Tool, ...] = ()
+    history: tuple[TaskMessage, ...] = ()
+    tools: tuple[TaskTool, ...] = ()
     is_dressed: bool = False
 
 
-Maker = Callable[[int, random.Random], Draft]
+Maker = Callable[[int, random.Random], TaskDraft]
 
 # Words around a prompt carry no difficulty; a router has to learn to look past them.
 _OPENINGS = (
@@ -77,7 +77,7 @@ _OPENINGS = (
 _CLOSINGS = ("", "", "", "", "", " Thanks!", " Please show the steps.", " Work step by step.")
 
 
-def answer_text(draft: Draft) -> str:
+def answer_text(draft: TaskDraft) -> str:
     """The answer as the model is to write it."""
     if draft.kind in ("exact", "tool_call"):
         return draft.final
@@ -85,7 +85,7 @@ def answer_text(draft: Draft) -> str:
     return "\n".join((*draft.steps, f"Answer: {draft.final}{period}"))
 
 
-def dressed(draft: Draft, family: str, difficulty: int, rng: random.Random) -> Task:
+def dressed(draft: TaskDraft, family: str, difficulty: int, rng: random.Random) -> Task:
     """Put an opening and a closing around a bare prompt and lay out the answer."""
     prompt = draft.prompt
     if not draft.is_dressed:
@@ -103,14 +103,14 @@ def dressed(draft: Draft, family: str, difficulty: int, rng: random.Random) -> T
     )
 
 
-def turns(*pairs: tuple[str, str]) -> tuple[Message, ...]:
+def turns(*pairs: tuple[str, str]) -> tuple[TaskMessage, ...]:
     """A chat of (user, assistant) pairs."""
     return tuple(
         message
         for asked, answered in pairs
         for message in (
-            Message(role="user", content=asked),
-            Message(role="assistant", content=answered),
+            TaskMessage(role="user", content=asked),
+            TaskMessage(role="assistant", content=answered),
         )
     )
 

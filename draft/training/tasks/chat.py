@@ -2,7 +2,7 @@
 
 import random
 
-from draft.training.tasks.base import NAMES, Draft
+from draft.training.tasks.base import NAMES, TaskDraft
 
 _GREETINGS = ("Hi", "Hello", "Hey", "Good morning", "Good evening", "Hi there", "Hello there")
 _MOODS = (
@@ -171,13 +171,15 @@ _LEADS = (
 )  # fmt: skip
 
 
-def small_talk(difficulty: int, rng: random.Random) -> Draft:
+def small_talk(difficulty: int, rng: random.Random) -> TaskDraft:
     """Draw a greeting (1), the model's name or a capital (2), an explanation (3), two at once (4).
 
     The answer has no steps.
     """
     prompt, answer = _KINDS[difficulty](rng)
-    return Draft(prompt=_sentence(prompt), steps=(), final=answer, kind="exact", is_dressed=True)
+    return TaskDraft(
+        prompt=_sentence(prompt), steps=(), final=answer, kind="exact", is_dressed=True
+    )
 
 
 def _sentence(text: str) -> str:

@@ -9,9 +9,9 @@ from draft.training.tasks.base import (
     CITIES,
     NAMES,
     WEEKDAYS,
-    Draft,
     Maker,
-    Message,
+    TaskDraft,
+    TaskMessage,
     answer_text,
     turns,
 )
@@ -88,9 +88,9 @@ def quoted(*facts: Fact) -> list[str]:
     return [f"The text says: {' '.join(fact.sentence for fact in facts)}"]
 
 
-def about(fact: Fact) -> Draft:
+def about(fact: Fact) -> TaskDraft:
     """The plain question about a fact."""
-    return Draft(prompt=fact.question, steps=quoted(fact), final=fact.value)
+    return TaskDraft(prompt=fact.question, steps=quoted(fact), final=fact.value)
 
 
 def with_text(text: str, question: str, rng: random.Random) -> str:
@@ -119,11 +119,13 @@ def mixed_facts(count: int, rng: random.Random) -> list[Fact]:
     ]
 
 
-def _lookup(difficulty: int, rng: random.Random) -> Draft:
+def _lookup(difficulty: int, rng: random.Random) -> TaskDraft:
     facts = mixed_facts((2, 4, 6, 9)[difficulty - 1], rng)
     asked = about(rng.choice(facts))
     text = " ".join(fact.sentence for fact in facts)
-    return Draft(prompt=with_text(text, asked.prompt, rng), steps=asked.steps, final=asked.final)
+    return TaskDraft(
+        prompt=with_text(text, asked.prompt, rng), steps=asked.steps, final=asked.final
+    )
 
 
 _PLACES = (
@@ -176,15 +178,15 @@ def passage(num_tokens: int, rng: random.Random) -> Passage:
     return Passage(text=" ".join(sentences), facts=facts)
 
 
-def _passage(difficulty: int, rng: random.Random) -> Draft:
+def _passage(difficulty: int, rng: random.Random) -> TaskDraft:
     drawn = passage(rng.randrange(*_PASSAGE_TOKENS[difficulty - 1]), rng)
     asked = about(rng.choice(drawn.facts))
-    return Draft(
+    return TaskDraft(
         prompt=with_text(drawn.text, asked.prompt, rng), steps=asked.steps, final=asked.final
     )
 
 
-def interview(num_tokens: int, rng: random.Random) -> list[Message]:
+def interview(num_tokens: int, rng: random.Random) -> list[TaskMessage]:
     """A chat of about num_tokens: a passage, then questions about each of its facts.
 
     Looking up is learnt from many questions about one text: each answer counts.
@@ -222,7 +224,7 @@ def person_record(
     return f"{name} {told}.", record
 
 
-def _json(difficulty: int, rng: random.Random) -> Draft:
+def _json(difficulty: int, rng: random.Random) -> TaskDraft:
     if difficulty == 4:
         return _json_by_schema(rng)
     num_fields = (1, 2, 4)[difficulty - 1]
@@ -239,7 +241,7 @@ def _json(difficulty: int, rng: random.Random) -> Draft:
         )
     )
     steps = [", ".join(f"{key} is {value}" for key, value in record.items())]
-    return Draft(prompt=prompt, steps=steps, final=json.dumps(record), kind="json")
+    return TaskDraft(prompt=prompt, steps=steps, final=json.dumps(record), kind="json")
 
 
 def _schema(record: dict[str, str | int], keys: Sequence[str]) -> str:
@@ -247,7 +249,7 @@ def _schema(record: dict[str, str | int], keys: Sequence[str]) -> str:
     return json.dumps(types)
 
 
-def _json_by_schema(rng: random.Random) -> Draft:
+def _json_by_schema(rng: random.Random) -> TaskDraft:
     """More is said than asked for, and the schema has an order of its own."""
     sentence, record = person_record(rng.choice(NAMES), rng.choice((4, 5)), rng)
     keys = rng.sample(sorted(record), rng.choice((3, 4)))
@@ -260,7 +262,7 @@ def _json_by_schema(rng: random.Random) -> Draft:
             f"{sentence} Give me that as a JSON object with the keys {', '.join(keys)}.",
         )
     )
-    return Draft(prompt=prompt, steps=(), final=json.dumps(kept), kind="json")
+    return TaskDraft(prompt=prompt, steps=(), final=json.dumps(kept), kind="json")
 
 
 FACT_FAMILIES: dict[str, Maker] = {"lookup": _lookup, "passage": _passage, "json": _json}

@@ -2,7 +2,7 @@
 
 import random
 
-from draft.training.tasks.base import Draft, Maker
+from draft.training.tasks.base import Maker, TaskDraft
 from draft.training.tasks.chat import small_talk
 
 # By length: difficulty 1 draws from words of 3-4 letters, 4 from words of 9 and more.
@@ -38,7 +38,7 @@ _WORDS_BY_LEVEL = tuple(tuple(words.split()) for words in _WORDS)
 _ALL_WORDS = tuple(word for words in _WORDS_BY_LEVEL[:3] for word in words)
 
 
-def _sort_words(difficulty: int, rng: random.Random) -> Draft:
+def _sort_words(difficulty: int, rng: random.Random) -> TaskDraft:
     words = rng.sample(_ALL_WORDS, (3, 4, 5, 6)[difficulty - 1])
     listed = ", ".join(words)
     prompt = rng.choice(
@@ -52,14 +52,14 @@ def _sort_words(difficulty: int, rng: random.Random) -> Draft:
     )
     order = sorted(words)
     steps = [f"{lead} comes {word}." for lead, word in zip(_leads(len(order)), order, strict=True)]
-    return Draft(prompt=prompt, steps=steps, final=", ".join(order))
+    return TaskDraft(prompt=prompt, steps=steps, final=", ".join(order))
 
 
 def _leads(count: int) -> list[str]:
     return ["First", *["Then"] * (count - 2), "Last"]
 
 
-def _count_letters(difficulty: int, rng: random.Random) -> Draft:
+def _count_letters(difficulty: int, rng: random.Random) -> TaskDraft:
     word = rng.choice(_WORDS_BY_LEVEL[difficulty - 1])
     present = rng.random() < 0.85
     letter = rng.choice(word if present else "abcdefghijklmnopqrstuvwxyz")
@@ -77,10 +77,10 @@ def _count_letters(difficulty: int, rng: random.Random) -> Draft:
         count += spelled == letter
         marks.append(f"{spelled}:{count}")
     steps = [f"Counting {letter} in {word}: {', '.join(marks)}."]
-    return Draft(prompt=prompt, steps=steps, final=str(count))
+    return TaskDraft(prompt=prompt, steps=steps, final=str(count))
 
 
-def _reverse_word(difficulty: int, rng: random.Random) -> Draft:
+def _reverse_word(difficulty: int, rng: random.Random) -> TaskDraft:
     word = rng.choice(_WORDS_BY_LEVEL[difficulty - 1])
     steps = [f"{word} is spelled {'-'.join(word)}."]
     if difficulty == 4:
@@ -95,10 +95,10 @@ def _reverse_word(difficulty: int, rng: random.Random) -> Draft:
             f"How do you write {word} from back to front?",
         )
     )
-    return Draft(prompt=prompt, steps=steps, final="-".join(reversed(word)))
+    return TaskDraft(prompt=prompt, steps=steps, final="-".join(reversed(word)))
 
 
-def _reverse_without(word: str, steps: list[str], rng: random.Random) -> Draft:
+def _reverse_without(word: str, steps: list[str], rng: random.Random) -> TaskDraft:
     letter = rng.choice(sorted(set(word)))
     prompt = rng.choice(
         (
@@ -109,7 +109,7 @@ def _reverse_without(word: str, steps: list[str], rng: random.Random) -> Draft:
         )
     )
     kept = [spelled for spelled in reversed(word) if spelled != letter]
-    return Draft(prompt=prompt, steps=steps, final="-".join(kept))
+    return TaskDraft(prompt=prompt, steps=steps, final="-".join(kept))
 
 
 LANGUAGE_FAMILIES: dict[str, Maker] = {

@@ -4,7 +4,7 @@
 import random
 from itertools import pairwise
 
-from draft.training.tasks.base import NAMES, WEEKDAYS, Draft, Maker
+from draft.training.tasks.base import NAMES, WEEKDAYS, Maker, TaskDraft
 
 _COLUMNS = ("ones", "tens", "hundreds", "thousands", "ten thousands", "hundred thousands")
 _MONTHS = (
@@ -25,7 +25,7 @@ def _digit(number: int, column: int) -> int:
     return number // power % 10
 
 
-def _addition(difficulty: int, rng: random.Random) -> Draft:
+def _addition(difficulty: int, rng: random.Random) -> TaskDraft:
     num_digits = (1, 2, 3, rng.choice((4, 5, 6)))[difficulty - 1]
     left, right = _with_digits(num_digits, rng), _with_digits(num_digits, rng)
     prompt = rng.choice(
@@ -39,7 +39,7 @@ def _addition(difficulty: int, rng: random.Random) -> Draft:
             f"I have to add {right} to {left}. What do I get?",
         )
     )
-    return Draft(prompt=prompt, steps=sum_steps(left, right), final=str(left + right))
+    return TaskDraft(prompt=prompt, steps=sum_steps(left, right), final=str(left + right))
 
 
 def sum_steps(left: int, right: int) -> list[str]:
@@ -55,7 +55,7 @@ def sum_steps(left: int, right: int) -> list[str]:
     return steps
 
 
-def _subtraction(difficulty: int, rng: random.Random) -> Draft:
+def _subtraction(difficulty: int, rng: random.Random) -> TaskDraft:
     left, right = sorted(
         (_with_digits(difficulty, rng), _with_digits(difficulty, rng)), reverse=True
     )
@@ -80,10 +80,10 @@ def _subtraction(difficulty: int, rng: random.Random) -> Draft:
             f"If I take {right} away from {left}, what is left?",
         )
     )
-    return Draft(prompt=prompt, steps=steps, final=str(left - right))
+    return TaskDraft(prompt=prompt, steps=steps, final=str(left - right))
 
 
-def _multiplication(difficulty: int, rng: random.Random) -> Draft:
+def _multiplication(difficulty: int, rng: random.Random) -> TaskDraft:
     num_digits = (1, 2, 3, rng.choice((4, 5, 6)))[difficulty - 1]
     number, factor = _with_digits(num_digits, rng), rng.randrange(2, 10)
     steps, carry = [], 0
@@ -110,10 +110,10 @@ def _multiplication(difficulty: int, rng: random.Random) -> Draft:
             f"One box holds {number} nails. How many nails are in {factor} boxes?",
         )
     )
-    return Draft(prompt=prompt, steps=steps, final=str(number * factor))
+    return TaskDraft(prompt=prompt, steps=steps, final=str(number * factor))
 
 
-def _sort_numbers(difficulty: int, rng: random.Random) -> Draft:
+def _sort_numbers(difficulty: int, rng: random.Random) -> TaskDraft:
     count = (3, 4, 5, 6)[difficulty - 1]
     numbers = rng.sample(range(10, 100) if difficulty < 3 else range(100, 1000), count)
     downwards = difficulty > 1 and rng.random() < 0.3
@@ -130,10 +130,10 @@ def _sort_numbers(difficulty: int, rng: random.Random) -> Draft:
         )
     )
     steps = [f"The {word} left is {number}." for number in order]
-    return Draft(prompt=prompt, steps=steps, final=", ".join(map(str, order)))
+    return TaskDraft(prompt=prompt, steps=steps, final=", ".join(map(str, order)))
 
 
-def _compare(difficulty: int, rng: random.Random) -> Draft:
+def _compare(difficulty: int, rng: random.Random) -> TaskDraft:
     if difficulty == 4:
         whole = rng.randrange(1, 100)
         # Decimals of unequal length (3.9 against 3.11) are the hard case.
@@ -167,10 +167,10 @@ def _compare(difficulty: int, rng: random.Random) -> Draft:
             f"Of the two numbers {left} and {right}, which is {word}?",
         )
     )
-    return Draft(prompt=prompt, steps=[" ".join(steps) + "."], final=final)
+    return TaskDraft(prompt=prompt, steps=[" ".join(steps) + "."], final=final)
 
 
-def _sequence(difficulty: int, rng: random.Random) -> Draft:
+def _sequence(difficulty: int, rng: random.Random) -> TaskDraft:
     growth = rng.randrange(2, 12) if difficulty == 4 else 0
     step = rng.randrange(1, (6, 13, 30, 40)[difficulty - 1])
     if difficulty == 3 and rng.random() < 0.5:
@@ -200,7 +200,7 @@ def _sequence(difficulty: int, rng: random.Random) -> Draft:
             f"The pattern is {listed}. What is the next number?",
         )
     )
-    return Draft(prompt=prompt, steps=steps, final=str(terms[4]))
+    return TaskDraft(prompt=prompt, steps=steps, final=str(terms[4]))
 
 
 # (large unit, small unit, factor)
@@ -238,7 +238,7 @@ def _times(number: int, factor: int) -> list[str]:
     return [f"{number}×{factor}={number * factor}"]
 
 
-def _convert_units(difficulty: int, rng: random.Random) -> Draft:
+def _convert_units(difficulty: int, rng: random.Random) -> TaskDraft:
     large, small, factor = rng.choice(_DECIMAL_UNITS if difficulty == 1 else _OTHER_UNITS)
     number = rng.randrange(2, (100, 10, 60, 30)[difficulty - 1])
     product = number * factor
@@ -258,10 +258,10 @@ def _convert_units(difficulty: int, rng: random.Random) -> Draft:
             f"I have {amount}. How many {small} is that?",
         )
     )
-    return Draft(prompt=prompt, steps=steps, final=f"{total} {small}")
+    return TaskDraft(prompt=prompt, steps=steps, final=f"{total} {small}")
 
 
-def _weekday(difficulty: int, rng: random.Random) -> Draft:
+def _weekday(difficulty: int, rng: random.Random) -> TaskDraft:
     low, high = ((1, 7), (7, 28), (28, 100), (200, 2000))[difficulty - 1]
     num_days, start = rng.randrange(low, high), rng.randrange(7)
     back = difficulty > 1 and rng.random() < 0.3
@@ -286,10 +286,10 @@ def _weekday(difficulty: int, rng: random.Random) -> Draft:
         f"What weekday came {num_days} days before a {today}?",
         f"If today is {today}, what day of the week was it {num_days} days ago?",
     )
-    return Draft(prompt=rng.choice(backward if back else forward), steps=steps, final=path[-1])
+    return TaskDraft(prompt=rng.choice(backward if back else forward), steps=steps, final=path[-1])
 
 
-def _days_between(difficulty: int, rng: random.Random) -> Draft:
+def _days_between(difficulty: int, rng: random.Random) -> TaskDraft:
     num_months = (0, 1, rng.choice((2, 3)), rng.choice((6, 7, 8, 9)))[difficulty - 1]
     first = rng.randrange(12 - num_months)
     name, length_days = _MONTHS[first]
@@ -315,13 +315,13 @@ def _days_between(difficulty: int, rng: random.Random) -> Draft:
             f"It is {name} {start_day}. How many days until {last} {end_day}?",
         )
     )
-    return Draft(prompt=prompt, steps=steps, final=f"{total} days")
+    return TaskDraft(prompt=prompt, steps=steps, final=f"{total} days")
 
 
 _THINGS = ("apples", "books", "coins", "cards", "stamps", "shells", "pencils", "marbles", "eggs")
 
 
-def _word_problem(difficulty: int, rng: random.Random) -> Draft:
+def _word_problem(difficulty: int, rng: random.Random) -> TaskDraft:
     name, other = rng.sample(NAMES, 2)
     thing = rng.choice(_THINGS)
     held = rng.randrange(2, (15, 30, 50, 60)[difficulty - 1])
@@ -354,7 +354,7 @@ def _word_problem(difficulty: int, rng: random.Random) -> Draft:
             f"What is the number of {thing} that {name} has at the end?",
         )
     )
-    return Draft(prompt=" ".join([*story, question]), steps=steps, final=f"{held} {thing}")
+    return TaskDraft(prompt=" ".join([*story, question]), steps=steps, final=f"{held} {thing}")
 
 
 NUMBER_FAMILIES: dict[str, Maker] = {

@@ -6,7 +6,15 @@ import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from draft.training.tasks.base import CITIES, NAMES, WEEKDAYS, Draft, Maker, Message, Tool
+from draft.training.tasks.base import (
+    CITIES,
+    NAMES,
+    WEEKDAYS,
+    Maker,
+    TaskDraft,
+    TaskMessage,
+    TaskTool,
+)
 
 _SONGS = ("Yesterday", "Hello", "Imagine", "Thunder", "Dancing Queen", "Moon River", "Summer")
 _LANGUAGES = ("French", "German", "Spanish", "Italian", "Polish", "Turkish", "Japanese")
@@ -218,7 +226,7 @@ class _Named:
     name: str
     parameters: Mapping[str, str]
 
-    def tool(self) -> Tool:
+    def tool(self) -> TaskTool:
         kind = self.kind
         required = [key for key in kind.parameters if all(_uses(t, key) for t in _asked(kind))]
         return {
@@ -281,7 +289,7 @@ def _toolbox(difficulty: int, rng: random.Random) -> tuple[list[_Named], _Named]
     return shown, named[wanted.names[0]]
 
 
-def tool_call(difficulty: int, rng: random.Random) -> Draft:
+def tool_call(difficulty: int, rng: random.Random) -> TaskDraft:
     """One request under a list of tools: a call, a plain no, or words about a call's result."""
     shown, wanted = _toolbox(difficulty, rng)
     kind = wanted.kind
@@ -294,13 +302,15 @@ def tool_call(difficulty: int, rng: random.Random) -> Draft:
     if rng.random() < 0.12:
         tools = [tool for tool in tools if tool["function"]["name"] != wanted.name]
         if tools:
-            return Draft(prompt=prompt, steps=(), final=_NO_TOOL, kind="exact", tools=tuple(tools))
+            return TaskDraft(
+                prompt=prompt, steps=(), final=_NO_TOOL, kind="exact", tools=tuple(tools)
+            )
         tools = [named.tool() for named in shown]
     call = call_text(wanted.name, arguments)
     if rng.random() < 0.2:
         return _told(wanted, prompt, call, values, tools, rng)
     expected = json.dumps({"name": wanted.name, "arguments": arguments})
-    return Draft(
+    return TaskDraft(
         prompt=prompt,
         steps=(),
         final=call,
@@ -315,22 +325,22 @@ def _told(
     asked: str,
     call: str,
     values: Mapping[str, str | int],
-    tools: Sequence[Tool],
+    tools: Sequence[TaskTool],
     rng: random.Random,
-) -> Draft:
+) -> TaskDraft:
     """The turn after a call: its result is put into words."""
     result = {key: rng.choice(choices) for key, choices in wanted.kind.result.items()}
     told = {**values, **result}
     reply = wanted.kind.reply.format(**told, result_word=result.get("word", ""))
     response = f"<tool_response>\n{json.dumps(result)}\n</tool_response>"
-    return Draft(
+    return TaskDraft(
         prompt=response,
         steps=(),
         final=reply[0].upper() + reply[1:],
         kind="exact",
         history=(
-            Message(role="user", content=asked),
-            Message(role="assistant", content=call),
+            TaskMessage(role="user", content=asked),
+            TaskMessage(role="assistant", content=call),
         ),
         tools=tuple(tools),
         is_dressed=True,

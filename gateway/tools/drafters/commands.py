@@ -281,14 +281,14 @@ def _tune(
 ) -> "TuneReport":
     from rich.progress import Progress
 
-    from draft.training.tune import Choice, Tuner
+    from draft.training.tune import DraftLimits, Tuner
     from gateway.tools.console.terminal import make_console
     from gateway.wiring import engine as engine_wiring
 
     runners = engine_wiring.load_runners(settings, _say_stage())
     budget = engine_wiring.measure_budget(settings, runners, _say_stage())
 
-    def build(choice: Choice) -> "Engine":
+    def build(choice: DraftLimits) -> "Engine":
         limits = {
             "adaptive": choice.adaptive,
             "max_draft_nodes": choice.max_draft_nodes,
@@ -312,7 +312,7 @@ def _tune(
 
         tuner = Tuner(build=build, runners=runners, traffic=traffic, rounds=rounds, on_run=on_run)
         in_use = settings.speculation
-        start = Choice(
+        start = DraftLimits(
             adaptive=True,
             max_draft_nodes=in_use.max_draft_nodes,
             max_draft_depth=in_use.max_draft_depth,

@@ -8,7 +8,7 @@ from draft.config import DraftConfig
 from draft.training import tune
 from draft.training.prompt_file import PromptDataError, PromptRow
 from draft.training.tune import (
-    Choice,
+    DraftLimits,
     RunFigures,
     Traffic,
     Tried,
@@ -42,7 +42,7 @@ def figures(rate: float) -> RunFigures:
     )
 
 
-def engine_of(choice: Choice) -> Engine:
+def engine_of(choice: DraftLimits) -> Engine:
     return make_engine(
         tiny_pair(),
         draft=DraftConfig(
@@ -68,7 +68,7 @@ def test_figures_by_depth() -> None:
 
 
 def test_a_run_counts_what_it_added_itself() -> None:
-    engine = engine_of(Choice(max_draft_depth=4, max_draft_nodes=8))
+    engine = engine_of(DraftLimits(max_draft_depth=4, max_draft_nodes=8))
     runners = runners_of(engine)
     first = run_traffic(engine, runners, TRAFFIC, salt="a", drafts=True)  # type: ignore[arg-type]
     second = run_traffic(engine, runners, TRAFFIC, salt="b", drafts=True)  # type: ignore[arg-type]
@@ -98,7 +98,7 @@ def test_all_values_and_plain_decoding_run_in_turn(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(tune, "run_traffic", watched)
     tuner = Tuner(build=engine_of, runners={}, traffic=TRAFFIC, rounds=2)
     standing = 2
-    report = tuner.tune({"max_draft_depth": (1, 3)}, start=Choice(max_draft_depth=standing))
+    report = tuner.tune({"max_draft_depth": (1, 3)}, start=DraftLimits(max_draft_depth=standing))
     assert [depth for depth, _ in order] == [None, standing, 1, 3] * 3
     assert len({salt for _, salt in order}) == len(order)  # nobody finds another's prefix
     assert [tried.choice.max_draft_depth for tried in report.tried] == [standing, 1, 3]
@@ -127,7 +127,7 @@ def test_the_quickest_wins_unless_it_is_noise(monkeypatch: pytest.MonkeyPatch) -
             traffic=TRAFFIC,
             rounds=4,
         )
-        report = tune.TuneReport(best=Choice(max_draft_depth=standing))
+        report = tune.TuneReport(best=DraftLimits(max_draft_depth=standing))
         choices = tuner._choices(report.best, "max_draft_depth", values)
         report.tried = tuner._try(report, "max_draft_depth", choices, 0)
         report.best, report.gain = tune._best(report.tried, report.best)
@@ -142,7 +142,7 @@ def test_the_quickest_wins_unless_it_is_noise(monkeypatch: pytest.MonkeyPatch) -
 
 def test_full_trees_are_tried_beside_adaptive_ones() -> None:
     tuner = Tuner(build=engine_of, runners={}, traffic=TRAFFIC, rounds=1)
-    start = Choice(max_draft_nodes=4, max_draft_depth=3)
+    start = DraftLimits(max_draft_nodes=4, max_draft_depth=3)
     report = tuner.tune({"max_draft_nodes": (2, 6)}, start=start)
 
     def sizes(*, adaptive: bool) -> list[int]:
@@ -154,7 +154,7 @@ def test_full_trees_are_tried_beside_adaptive_ones() -> None:
 
 
 def test_full_trees_are_shown_but_not_chosen() -> None:
-    small, full = Choice(max_draft_nodes=4), Choice(max_draft_nodes=8, adaptive=False)
+    small, full = DraftLimits(max_draft_nodes=4), DraftLimits(max_draft_nodes=8, adaptive=False)
     tried = [
         Tried(limit="max_draft_nodes", choice=choice, runs=(figures(1.0),), ratios=(ratio,))
         for choice, ratio in ((small, 2.0), (full, 3.0))
@@ -171,7 +171,7 @@ def test_prompts_that_leave_no_room_are_no_traffic() -> None:
 
 
 def test_settings_say_what_was_found() -> None:
-    choice = Choice(max_draft_depth=6, max_draft_nodes=12, max_branching=2, max_frontier=1)
+    choice = DraftLimits(max_draft_depth=6, max_draft_nodes=12, max_branching=2, max_frontier=1)
     tried = Tried(limit="max_frontier", choice=choice, runs=(figures(200.0),), ratios=(2.0,))
     report = tune.TuneReport(best=choice, gain=2.0, plain_runs=[figures(100.0)], tried=[tried])
     text = speculation_toml(report, conditions="on a test")
