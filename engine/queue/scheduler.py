@@ -4,18 +4,16 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import Protocol
 
-from engine.cache.block_pool import BlockPool, OutOfBlocksError
 from engine.config import EngineConfig
-from engine.queue.policy import QueuePolicy, StepThrottle
+from engine.queue.block_space import BlockCache, BlockSpace, DraftBlocks
+from engine.queue.policy import QueuePolicy
+from engine.queue.prefill_rows import PrefillRows
 from engine.request import Tier
 from engine.sequences.sequence import Sequence, SequenceStatus
 from engine.sequences.work_counts import WorkCounts, note_start
 from engine.ttft_predictor import ServiceTimes
 
-# A batch prompt that may be computed at all gets so many rows, or it would never end.
-_MIN_BATCH_ROWS = 16
 # One part of so many of a pass is left to prompts that are less urgent than one that waits.
 _PATIENT_PART = 4
 
@@ -42,27 +40,6 @@ class PassPlan:
         self.prefills = [p for p in self.prefills if p[0].status is SequenceStatus.RUNNING]
 
 
-class BlockCache(Protocol):
-    """The KV cache of a tier."""
-
-    @property
-    def pool(self) -> BlockPool:
-        """The blocks that its sequences share."""
-
-    def copy_blocks(self, pairs: list[tuple[int, int]], /) -> None:
-        """Copy the content of blocks: (source, destination)."""
-
-
-class DraftBlocks(Protocol):
-    """Blocks of the small cache that are held for drafts; see `engine.protocols.Drafter`."""
-
-    def release(self, sequence: Sequence) -> None:
-        """Give back what is held for a sequence."""
-
-    def reclaim(self, num_blocks: int) -> None:
-        """Give back at least so many blocks if they are held."""
-
-
 class Scheduler:
     """The one queue, and the sequences that run.
 
@@ -82,14 +59,12 @@ class Scheduler:
         self.held: list[Sequence] = []  # answers that have ended and may be handed over
         self.running: dict[Tier, list[Sequence]] = {tier: [] for tier in caches}
         self.counters: dict[Tier, WorkCounts] = {tier: WorkCounts() for tier in caches}
-        self._caches = caches
-        self._config = config
-        self._policy = policy
-        self._drafts = drafts
         self.times = ServiceTimes(config)
+        self._max_sequences = config.max_sequences
+        self._space = BlockSpace(caches, self.held, drafts)
+        self._rows = PrefillRows(config, self.times)
+        self._policy = policy
         policy.attach(self.times, num_places=config.max_sequences)
-        self._throttle: StepThrottle | None = None  # of the step
-        self._batch_rows = 0  # rows that a pass has left for batch prompts
         self._promised: list[Sequence] = []  # for each of them a running one gave way
 
     @property
@@ -112,7 +87,7 @@ class Scheduler:
             self._list_of(sequence).remove(sequence)
             if sequence.status is not SequenceStatus.HELD:
                 self._policy.removed(sequence)
-        self._release(sequence)
+        self._space.release(sequence)
         sequence.status = SequenceStatus.FINISHED
 
     def hold(self, sequence: Sequence) -> None:
@@ -130,7 +105,7 @@ class Scheduler:
     def preempt(self, sequence: Sequence) -> None:
         """Put a running sequence back into the queue; its tokens stay, its KV is recomputed."""
         self.running[sequence.tier].remove(sequence)
-        self._release(sequence)
+        self._space.release(sequence)
         self._policy.preempted(sequence)
         sequence.num_preemptions += 1
         for counts in self.counts(sequence, sequence.tier):
@@ -171,15 +146,16 @@ class Scheduler:
         To be called once a step, before its first plan: what is planned already cannot give way.
         It also asks the policy for the step's throttle.
         """
-        self._throttle = self._policy.step_throttle(now_s) if self._policy.has_objectives else None
+        policy = self._policy
+        self._rows.throttle = policy.step_throttle(now_s) if policy.has_objectives else None
         self._promised = [s for s in self._promised if s.status is SequenceStatus.WAITING]
-        capacity = self._config.max_sequences
+        capacity = self._max_sequences
         for tier in self.running:
-            if self.num_running + len(self._promised) < capacity or not self._policy.may_displace:
+            if self.num_running + len(self._promised) < capacity or not policy.may_displace:
                 return
             for newcomer in self._next_of_each_tenant(tier, now_s):
                 tenant = newcomer.request.tenant
-                victim = self._policy.displaced(
+                victim = policy.displaced(
                     newcomer,
                     {sequence: 1 for running in self.running.values() for sequence in running},
                     wanted=1 + sum(s.request.tenant == tenant for s in self._promised),
@@ -209,8 +185,8 @@ class Scheduler:
         """Fill one pass of a tier's model: decode first, then prefill chunks, then newcomers."""
         plan = PassPlan()
         running = sorted(self.running[tier], key=lambda sequence: sequence.arrival_number)
-        if self._throttle is not None and (paused := self._throttle.paused):
-            running = [sequence for sequence in running if sequence not in paused]
+        if (throttle := self._rows.throttle) is not None and throttle.paused:
+            running = [sequence for sequence in running if sequence not in throttle.paused]
         for sequence in running:
             # an older sequence may have taken this one's place in this very loop
             is_due = sequence.status is SequenceStatus.RUNNING and sequence.is_decoding
@@ -232,7 +208,8 @@ class Scheduler:
         self, plan: PassPlan, running: list[Sequence], tier: Tier, now_s: float
     ) -> int:
         """Give the prompts that are under way their rows; returns how many a pass has left."""
-        budget = self._prefill_budget(tier) - len(plan.decodes)
+        is_decoding = any(s.is_decoding for others in self.running.values() for s in others)
+        budget = self._rows.begin_pass(tier, is_decoding=is_decoding) - len(plan.decodes)
         prompts = [sequence for sequence in running if not sequence.is_decoding]
         if self._policy.has_objectives:
             return budget - self._plan_by_urgency(plan, prompts, tier, budget, now_s)
@@ -249,7 +226,7 @@ class Scheduler:
         """
         start_by_s = self._policy.start_by_s
         newcomer_s = math.inf
-        if prompts and self.num_running < self._config.max_sequences:
+        if prompts and self.num_running < self._max_sequences:
             waiting = (start_by_s(s) for s in self.waiting if s.tier == tier)
             newcomer_s = min((at_s for at_s in waiting if at_s >= now_s), default=math.inf)
         left, for_patient = budget, max(budget // _PATIENT_PART, 1)
@@ -264,44 +241,18 @@ class Scheduler:
         """Take the next chunk of a prompt into a pass, if it still runs; returns its rows."""
         if sequence.status is not SequenceStatus.RUNNING:
             return 0
-        num_tokens = self._chunk(sequence, budget)
+        num_tokens = self._rows.take(sequence, budget)
         if num_tokens <= 0 or not self._reserve(sequence, num_tokens):
             return 0
         plan.prefills.append((sequence, num_tokens))
         return num_tokens
-
-    def _prefill_budget(self, tier: Tier) -> int:
-        """Rows that a pass may have; fewer while running answers wait for their next token."""
-        config = self._config
-        is_decoding = any(s.is_decoding for running in self.running.values() for s in running)
-        budget = config.max_tokens_per_step
-        if is_decoding:
-            budget = self.times.prefill_rows(tier, config.prefill_chunk_s)
-        if self._throttle is not None:
-            row_s = self.times.row_s(tier)
-            affordable = budget if row_s is None else self._throttle.batch_prefill_s / row_s
-            self._batch_rows = int(max(min(affordable, budget), _MIN_BATCH_ROWS))
-        return budget
-
-    def _chunk(self, sequence: Sequence, budget: int) -> int:
-        """Count how many of its uncomputed tokens go into the pass."""
-        num_tokens = min(sequence.num_prefill_tokens, budget)
-        if self._throttle is not None and sequence.request.objective.is_batch:
-            num_tokens = min(num_tokens, self._batch_rows)
-            self._batch_rows -= num_tokens
-        return num_tokens
-
-    def _is_left_out(self, sequence: Sequence) -> bool:
-        """True if it is a batch sequence and batch prompts have had their rows of the pass."""
-        is_full = self._throttle is not None and self._batch_rows <= 0
-        return is_full and sequence.request.objective.is_batch
 
     def _admit(self, tier: Tier, budget: int, now_s: float) -> Iterator[tuple[Sequence, int]]:
         """Start waiting sequences while rows and blocks last, in the policy's order.
 
         Gives the number of tokens to prefill; 0 for one that decodes at once.
         """
-        max_sequences = self._config.max_sequences
+        max_sequences = self._max_sequences
         if budget <= 0 or self.num_running >= max_sequences:
             return
         candidates = [sequence for sequence in self.waiting if sequence.tier == tier]
@@ -310,15 +261,14 @@ class Scheduler:
                 return
             if self.num_running + self._num_promised(sequence) >= max_sequences:
                 continue
-            if self._prompt_is_under_way(sequence) or self._is_left_out(sequence):
+            if self._prompt_is_under_way(sequence) or self._rows.leaves_out(sequence):
                 continue
             if not self._fits(sequence) and not self._displace(sequence):
                 return
-            num_tokens = self._chunk(sequence, budget)
+            num_tokens = self._rows.take(sequence, budget)
             num_rows = max(num_tokens, 1)
-            self._caches[tier].copy_blocks(
-                sequence.view.reserve(sequence.view.num_computed_tokens + num_rows)
-            )
+            has_room = self._space.reserve(sequence, sequence.view.num_computed_tokens + num_rows)
+            assert has_room, "its whole prompt fits"
             self.waiting.remove(sequence)
             self.running[tier].append(sequence)
             sequence.status = SequenceStatus.RUNNING
@@ -356,6 +306,9 @@ class Scheduler:
             for other in self._promised
         )
 
+    def _fits(self, newcomer: Sequence) -> bool:
+        return self._space.fits(newcomer, self.running[newcomer.tier])
+
     def _displace(self, newcomer: Sequence) -> bool:
         """Pre-empt those whose blocks the newcomer has a claim to; whether it fits then."""
         tier, view = newcomer.tier, newcomer.view
@@ -385,62 +338,12 @@ class Scheduler:
             for other in self.running[sequence.tier]
         )
 
-    def _fits(self, sequence: Sequence) -> bool:
-        """Match the prefix cache and see whether the whole prompt can be held beside the others.
-
-        One block for each running sequence is kept free, or the newcomer would soon be pre-empted.
-        """
-        tier = sequence.tier
-        pool = self._caches[tier].pool
-        headroom = len(self.running[tier])
-        view = sequence.view
-        if pool.num_available <= headroom:
-            self._make_room(tier, headroom + 1)
-            if pool.num_available <= headroom:
-                return False
-        view.match_prefix(sequence.token_ids)
-        needed = view.num_blocks_needed(len(sequence.token_ids)) + headroom
-        if needed > pool.num_available:
-            self._make_room(tier, needed)
-        if needed > pool.num_available:
-            view.release()
-            return False
-        return True
-
     def _reserve(self, sequence: Sequence, num_tokens: int) -> bool:
         """Make room for a running sequence's next tokens; False if it had to give way itself."""
-        view = sequence.view
-        num_slots = view.num_computed_tokens + num_tokens
-        while True:
-            try:
-                copies = view.reserve(num_slots)
-            except OutOfBlocksError:
-                if self._make_room(sequence.tier, view.num_blocks_needed(num_slots)):
-                    continue
-                victim = max(self.running[sequence.tier], key=lambda s: s.arrival_number)
-                self.preempt(victim)
-                if victim is sequence:
-                    return False
-            else:
-                self._caches[sequence.tier].copy_blocks(copies)
-                return True
-
-    def _make_room(self, tier: Tier, num_blocks: int) -> bool:
-        """Release blocks that running answers do not need; True if that made enough room.
-
-        Held answers go first: their blocks may never be needed again.
-        """
-        pool = self._caches[tier].pool
-        for sequence in reversed(self.held):
-            if pool.num_available >= num_blocks:
-                return True
-            if sequence.tier == tier:
-                sequence.view.release()
-        if tier == "small" and self._drafts is not None:
-            self._drafts.reclaim(num_blocks - pool.num_available)
-        return pool.num_available >= num_blocks
-
-    def _release(self, sequence: Sequence) -> None:
-        sequence.view.release()
-        if self._drafts is not None:
-            self._drafts.release(sequence)
+        num_slots = sequence.view.num_computed_tokens + num_tokens
+        while not self._space.reserve(sequence, num_slots):
+            victim = max(self.running[sequence.tier], key=lambda s: s.arrival_number)
+            self.preempt(victim)
+            if victim is sequence:
+                return False
+        return True

@@ -1,0 +1,95 @@
+"""Room for sequences in the KV caches, taken from held answers and drafts where blocks run out."""
+
+from collections.abc import Collection, Mapping, Reversible
+from typing import Protocol
+
+from engine.cache.block_pool import BlockPool, OutOfBlocksError
+from engine.request import Tier
+from engine.sequences.sequence import Sequence
+
+
+class BlockCache(Protocol):
+    """The KV cache of a tier."""
+
+    @property
+    def pool(self) -> BlockPool:
+        """The blocks that its sequences share."""
+
+    def copy_blocks(self, pairs: list[tuple[int, int]], /) -> None:
+        """Copy the content of blocks: (source, destination)."""
+
+
+class DraftBlocks(Protocol):
+    """Blocks of the small cache that are held for drafts; see `engine.protocols.Drafter`."""
+
+    def release(self, sequence: Sequence) -> None:
+        """Give back what is held for a sequence."""
+
+    def reclaim(self, num_blocks: int) -> None:
+        """Give back at least so many blocks if they are held."""
+
+
+class BlockSpace:
+    """Gives blocks to sequences. Never takes one from a sequence that runs."""
+
+    def __init__(
+        self,
+        caches: Mapping[Tier, BlockCache],
+        held: Reversible[Sequence],
+        drafts: DraftBlocks | None,
+    ) -> None:
+        """`held`: answers that have ended and may be handed over, the latest last."""
+        self._caches = caches
+        self._held = held
+        self._drafts = drafts
+
+    def reserve(self, sequence: Sequence, num_slots: int) -> bool:
+        """Give a sequence slots for so many tokens in all; False if there are not enough blocks."""
+        view = sequence.view
+        while True:
+            try:
+                copies = view.reserve(num_slots)
+            except OutOfBlocksError:
+                if not self._make_room(sequence.tier, view.num_blocks_needed(num_slots)):
+                    return False
+            else:
+                self._caches[sequence.tier].copy_blocks(copies)
+                return True
+
+    def fits(self, newcomer: Sequence, running: Collection[Sequence]) -> bool:
+        """Match the prefix cache and see whether the whole prompt can be held beside the others.
+
+        One block for each running sequence is kept free, or the newcomer would soon be pre-empted.
+        """
+        tier, view = newcomer.tier, newcomer.view
+        pool = self._caches[tier].pool
+        headroom = len(running)
+        if pool.num_available <= headroom and not self._make_room(tier, headroom + 1):
+            return False
+        view.match_prefix(newcomer.token_ids)
+        needed = view.num_blocks_needed(len(newcomer.token_ids)) + headroom
+        if needed > pool.num_available and not self._make_room(tier, needed):
+            view.release()
+            return False
+        return True
+
+    def _make_room(self, tier: Tier, num_blocks: int) -> bool:
+        """Release blocks that running answers do not need; True if that made enough room.
+
+        Held answers go first: their blocks may never be needed again.
+        """
+        pool = self._caches[tier].pool
+        for sequence in reversed(self._held):
+            if pool.num_available >= num_blocks:
+                return True
+            if sequence.tier == tier:
+                sequence.view.release()
+        if tier == "small" and self._drafts is not None:
+            self._drafts.reclaim(num_blocks - pool.num_available)
+        return pool.num_available >= num_blocks
+
+    def release(self, sequence: Sequence) -> None:
+        """Give back a sequence's blocks and drafts."""
+        sequence.view.release()
+        if self._drafts is not None:
+            self._drafts.release(sequence)

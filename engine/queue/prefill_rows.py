@@ -1,0 +1,45 @@
+"""Rows of a pass that prompts may have, those of batch requests counted apart."""
+
+from engine.config import EngineConfig
+from engine.queue.policy import StepThrottle
+from engine.request import Tier
+from engine.sequences.sequence import Sequence
+from engine.ttft_predictor import ServiceTimes
+
+# A batch prompt that may be computed at all gets so many rows, or it would never end.
+_MIN_BATCH_ROWS = 16
+
+
+class PrefillRows:
+    """Bounds the prompts of a pass, in tokens and in time."""
+
+    def __init__(self, config: EngineConfig, times: ServiceTimes) -> None:
+        self.throttle: StepThrottle | None = None
+        """Of the step; None where batch requests are not held back."""
+        self._config = config
+        self._times = times
+        self._num_batch_rows = 0
+
+    def begin_pass(self, tier: Tier, *, is_decoding: bool) -> int:
+        """Return the rows that a pass may have; fewer where answers wait for their next token."""
+        num_rows = self._config.max_tokens_per_step
+        if is_decoding:
+            num_rows = self._times.prefill_rows(tier, self._config.prefill_chunk_s)
+        if self.throttle is not None:
+            row_s = self._times.row_s(tier)
+            affordable = num_rows if row_s is None else self.throttle.batch_prefill_s / row_s
+            self._num_batch_rows = int(max(min(affordable, num_rows), _MIN_BATCH_ROWS))
+        return num_rows
+
+    def take(self, sequence: Sequence, num_left: int) -> int:
+        """Return how many of its uncomputed tokens go into the pass, which has `num_left` rows."""
+        num_tokens = min(sequence.num_prefill_tokens, num_left)
+        if self.throttle is not None and sequence.request.objective.is_batch:
+            num_tokens = min(num_tokens, self._num_batch_rows)
+            self._num_batch_rows -= num_tokens
+        return num_tokens
+
+    def leaves_out(self, sequence: Sequence) -> bool:
+        """True if it is a batch sequence and batch prompts have had their rows of the pass."""
+        is_full = self.throttle is not None and self._num_batch_rows <= 0
+        return is_full and sequence.request.objective.is_batch
