@@ -11,7 +11,7 @@ from pathlib import Path
 from gateway.server.listening import listen
 from gateway.settings.tree import Settings, SettingsError, is_missing_folder
 from gateway.tools.doctor.conflicts import UNINSTALL, kernels_conflict
-from gateway.tools.doctor.findings import Finding
+from gateway.tools.doctor.findings import Finding, FindingStatus
 from gateway.wiring.hardware import available_memory_bytes, usable_physical_cores
 
 _GIB = 2**30
@@ -48,6 +48,7 @@ def _local_checks(settings: Settings) -> list[tuple[str, Callable[[], Finding]]]
         ("torch", _torch),
         ("device", lambda: _device(settings)),
         ("bfloat16", lambda: _bfloat16(settings)),
+        ("products", lambda: _products(settings)),
         ("triton", _triton),
         ("threads", lambda: _threads(settings)),
     ]
@@ -129,6 +130,19 @@ def _cpu_has_bfloat16() -> bool:
     except OSError:
         return False
     return not {"amx_bf16", "avx512_bf16", "bf16"}.isdisjoint(flags)
+
+
+def _products(settings: Settings) -> Finding:
+    """Whose matrix products a CPU runs."""
+    import torch
+
+    from kernels.cpu.product_library import product_support
+
+    if torch.cuda.is_available() and settings.engine.device != "cpu":
+        return Finding(name="products", status="ok", detail="the GPU's")
+    support = product_support()
+    status: FindingStatus = "warning" if support.advice else "ok"
+    return Finding(name="products", status=status, detail=support.detail, advice=support.advice)
 
 
 def _triton() -> Finding:

@@ -21,6 +21,7 @@ from gateway.tools.doctor import conflicts, doctor
 from gateway.tools.doctor.doctor import examine
 from gateway.tools.doctor.findings import Finding
 from gateway.wiring.hardware import available_memory_bytes, usable_physical_cores
+from kernels.cpu import product_library
 from tests.models import save_hf_model
 
 runner = CliRunner()
@@ -53,6 +54,25 @@ def test_all_is_well_with_a_good_checkpoint(checkpoint: Path, free_port: int) ->
     assert "LlamaForCausalLM" in found["large model"].detail
     assert "small model" not in found
     assert found["torch"].status == "ok"
+
+
+@pytest.mark.parametrize("is_built", [True, False])
+def test_one_line_says_whether_products_were_built(
+    is_built: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_built:
+        support = product_library.product_support()
+        if support.library is None:
+            pytest.skip(support.detail)
+        assert doctor._products(load_settings(environ={}, flags={})).status == "ok"
+        return
+    monkeypatch.setattr(product_library.platform, "machine", lambda: "x86_64")
+    missing = product_library.product_support(tmp_path)
+    monkeypatch.setattr(product_library, "product_support", lambda: missing)
+    check = doctor._products(load_settings(environ={}, flags={"engine.device": "cpu"}))
+    assert check.status == "warning"
+    assert "not built" in check.detail
+    assert "g++" in check.advice
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:

@@ -1,0 +1,162 @@
+"""The compiled products (products.cpp), loaded with ctypes where they were built.
+
+The ordinary build makes them if there is a C++ compiler (pyproject.toml); nothing needs them.
+"""
+
+import ctypes
+import functools
+import platform
+from dataclasses import dataclass
+from enum import IntEnum
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from typing import Final
+
+import torch  # before the library: it brings the OpenMP runtime whose threads are used
+
+_STEM: Final = "_products"
+_VERSION: Final = 1  # as kVersion in products.cpp
+_X86: Final = ("x86_64", "amd64")
+_BUILD_ADVICE: Final = (
+    "Install a C++ compiler (Debian, Ubuntu: apt install g++) and install Outrider again: bfloat16 "
+    "models answer faster."
+)
+_Address = ctypes.c_void_p
+_Int32, _Int64 = ctypes.c_int32, ctypes.c_int64
+
+
+class Kind(IntEnum):
+    """The numbers that a weight is made of."""
+
+    BFLOAT16 = 0
+    INT8 = 1
+
+
+class InstructionSet(IntEnum):
+    """Which kernels run; numbered as in products.h. A larger one is faster."""
+
+    NONE = 0
+    AVX2 = 1
+    AVX512 = 2  # with bfloat16 and VNNI dot products
+
+
+class Product(ctypes.Structure):
+    """A packed weight as the library reads it (struct Product in products.h)."""
+
+    _fields_ = (
+        ("out_features", _Int64),
+        ("in_features", _Int64),
+        ("panels", _Address),
+        ("bias", _Address),
+        ("scales", _Address),
+        ("totals", _Address),
+        ("kind", _Int32),
+        ("instruction_set", _Int32),
+    )
+
+
+class ProductLibrary:
+    """The library's functions. Raises OSError for what is not it, or of another version."""
+
+    def __init__(self, path: Path) -> None:
+        library = ctypes.CDLL(str(path))
+        try:
+            library.outrider_products_version.restype = _Int32
+            version = library.outrider_products_version()
+            self._best = library.outrider_best_instruction_set
+            self._packed_bytes = library.outrider_packed_bytes
+            self._pack = library.outrider_pack
+            self._multiply = library.outrider_multiply
+            self._use_threads = library.outrider_use_threads
+        except AttributeError as error:
+            raise OSError(f"{path} does not hold the products: {error}") from error
+        if version != _VERSION:
+            raise OSError(f"{path} is of version {version}, not {_VERSION}: install again")
+        self._best.argtypes, self._best.restype = (_Int32,), _Int32
+        self._packed_bytes.argtypes = (_Int32, _Int64, _Int64)
+        self._packed_bytes.restype = _Int64
+        self._pack.argtypes = (_Int32, _Address, _Int64, _Int64, _Address, _Int32)
+        self._pack.restype = None
+        self._multiply.argtypes = (_Address, _Address, _Int64, _Address, _Int32)
+        self._multiply.restype = _Int32
+        self._use_threads.argtypes, self._use_threads.restype = (_Address,), None
+        self._use_threads(_parallel_region())
+
+    def best_instruction_set(self, kind: Kind) -> InstructionSet:
+        """Return the best one that this processor has."""
+        return InstructionSet(self._best(kind))
+
+    def pack(self, kind: Kind, weight: torch.Tensor) -> torch.Tensor:
+        """Return the panels of a contiguous weight [out_features, in_features]: uint8 [bytes]."""
+        out_features, in_features = weight.shape
+        num_bytes = self._packed_bytes(kind, out_features, in_features)
+        panels = torch.empty(num_bytes, dtype=torch.uint8)
+        self._pack(
+            kind,
+            weight.data_ptr(),
+            out_features,
+            in_features,
+            panels.data_ptr(),
+            torch.get_num_threads(),
+        )
+        return panels
+
+    def multiply(self, product: int, x: torch.Tensor, y: torch.Tensor, num_threads: int) -> None:
+        """Write y = x @ weight.T + bias. product: address of a `Product`; others contiguous."""
+        if self._multiply(product, x.data_ptr(), x.shape[0], y.data_ptr(), num_threads):
+            raise MemoryError(f"a product of {x.shape[0]} rows found no memory for its rows")
+
+
+def _parallel_region() -> int:
+    """Return the address of GOMP_parallel in the OpenMP runtime that torch has loaded.
+
+    libgomp has it, and LLVM's and Intel's runtimes too, for what GCC compiled. Raises OSError.
+    """
+    try:
+        function = ctypes.CDLL(None).GOMP_parallel
+    except (AttributeError, TypeError) as error:
+        raise OSError("torch's OpenMP runtime has no GOMP_parallel to share threads by") from error
+    address = ctypes.cast(function, _Address).value
+    assert address is not None
+    return address
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProductSupport:
+    """The library, or None and why it is not used. `advice`: how to get it, "" if nothing helps."""
+
+    library: ProductLibrary | None
+    instruction_set: InstructionSet
+    detail: str
+    advice: str = ""
+
+
+def library_path(folder: Path) -> Path | None:
+    """Return the built library in a folder, if there is one."""
+    places = (folder / f"{_STEM}{suffix}" for suffix in EXTENSION_SUFFIXES)
+    return next((place for place in places if place.is_file()), None)
+
+
+@functools.cache
+def product_support(folder: Path = Path(__file__).parent) -> ProductSupport:
+    """Load the library, once, and say whether this processor can run it."""
+    path = library_path(folder)
+    if path is None:
+        if platform.machine().lower() not in _X86:
+            return _unsupported(f"torch's; the compiled ones are for x86, not {platform.machine()}")
+        return _unsupported("torch's; the compiled ones were not built", _BUILD_ADVICE)
+    try:
+        library = ProductLibrary(path)
+    except OSError as error:
+        return _unsupported(f"torch's; the compiled ones do not load: {error}", _BUILD_ADVICE)
+    best = library.best_instruction_set(Kind.BFLOAT16)
+    if best is InstructionSet.NONE:
+        return _unsupported("torch's; this processor has neither AVX2 nor AVX-512")
+    detail = f"compiled, for {best.name} in {path.name}"
+    return ProductSupport(library=library, instruction_set=best, detail=detail)
+
+
+def _unsupported(detail: str, advice: str = "") -> ProductSupport:
+    return ProductSupport(
+        library=None, instruction_set=InstructionSet.NONE, detail=detail, advice=advice
+    )

@@ -1,0 +1,339 @@
+// Packing, threads and the C functions that Python calls.
+#include "products.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include <atomic>
+
+#if defined(__x86_64__) && defined(__GNUC__)
+#include <immintrin.h>
+#endif
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace outrider {
+namespace {
+
+// Raised with every change of the functions or structures below.
+constexpr int32_t kVersion = 1;
+constexpr int64_t kAlignment = 64;
+constexpr size_t kHugePageBytes = size_t(2) << 20;
+
+int64_t ceil_div(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
+
+const Kernels* kernels_of(int32_t kind, int32_t instruction_set) {
+    if (instruction_set == kAvx512) return avx512_kernels(Kind(kind));
+    if (instruction_set == kAvx2) return avx2_kernels(Kind(kind));
+    return nullptr;
+}
+
+int64_t row_bytes_of(int32_t kind, int64_t in_features) {
+    return kind == kInt8 ? in_features : 2 * in_features;
+}
+
+// ---- threads --------------------------------------------------------------------------------
+
+// libgomp's entry, which compilers call for a parallel region: the threads are those that torch
+// computes with. A second pool would wait for the cores that the first one still spins on.
+using ParallelRegion = void (*)(void (*work)(void*), void* data, unsigned threads, unsigned flags);
+ParallelRegion parallel_region = nullptr;
+
+// Hands out the numbers 0 to `count` - 1, to each thread the next one.
+struct Tickets {
+    explicit Tickets(int64_t count) : count(count) {}
+    int64_t take() { return next.fetch_add(1, std::memory_order_relaxed); }
+    std::atomic<int64_t> next{0};
+    const int64_t count;
+};
+
+void run_parallel(void (*work)(void*), void* data, int64_t threads) {
+    if (threads > 1 && parallel_region) {
+        parallel_region(work, data, unsigned(threads), 0);
+    } else {
+        work(data);
+    }
+}
+
+// ---- packing --------------------------------------------------------------------------------
+
+// packed[step][row] = the step's 4 bytes of that row; rows of `row_bytes` bytes, the last step
+// filled up with zeros. `packed_rows`: rows of the result, of which `rows` are written.
+void transpose_steps(const char* x, int64_t row_bytes, int64_t rows, int64_t packed_rows,
+                     char* packed) {
+    const int64_t whole = row_bytes / kStepBytes;
+    const int64_t stride = packed_rows * kStepBytes;
+    int64_t row = 0;
+#if defined(__x86_64__) && defined(__GNUC__)
+    for (; row + 4 <= rows; row += 4) {
+        const char* from = x + row * row_bytes;
+        char* to = packed + row * kStepBytes;
+        int64_t step = 0;
+        for (; step + 4 <= whole; step += 4, from += 16, to += 4 * stride) {
+            __m128 a = _mm_loadu_ps(reinterpret_cast<const float*>(from));
+            __m128 b = _mm_loadu_ps(reinterpret_cast<const float*>(from + row_bytes));
+            __m128 c = _mm_loadu_ps(reinterpret_cast<const float*>(from + 2 * row_bytes));
+            __m128 d = _mm_loadu_ps(reinterpret_cast<const float*>(from + 3 * row_bytes));
+            _MM_TRANSPOSE4_PS(a, b, c, d);
+            _mm_storeu_ps(reinterpret_cast<float*>(to), a);
+            _mm_storeu_ps(reinterpret_cast<float*>(to + stride), b);
+            _mm_storeu_ps(reinterpret_cast<float*>(to + 2 * stride), c);
+            _mm_storeu_ps(reinterpret_cast<float*>(to + 3 * stride), d);
+        }
+        for (; step < whole; ++step, from += 4, to += stride) {
+            for (int each = 0; each < 4; ++each) {
+                memcpy(to + 4 * each, from + each * row_bytes, kStepBytes);
+            }
+        }
+    }
+#endif
+    for (int64_t each = row; each < rows; ++each) {
+        const char* from = x + each * row_bytes;
+        for (int64_t step = 0; step < whole; ++step) {
+            memcpy(packed + step * stride + each * kStepBytes, from + step * kStepBytes,
+                   kStepBytes);
+        }
+    }
+    const int64_t rest = row_bytes % kStepBytes;
+    if (!rest) return;
+    for (int64_t each = 0; each < rows; ++each) {
+        char* last = packed + whole * stride + each * kStepBytes;
+        memset(last, 0, kStepBytes);
+        memcpy(last, x + each * row_bytes + whole * kStepBytes, size_t(rest));
+    }
+}
+
+struct Packing {
+    const char* weight;
+    int64_t out_features, row_bytes, steps;
+    char* panels;
+    Tickets tickets;
+};
+
+void pack_panels(void* data) {
+    Packing& packing = *static_cast<Packing*>(data);
+    for (int64_t panel; (panel = packing.tickets.take()) < packing.tickets.count;) {
+        const int64_t first = panel * kPanelColumns;
+        const int64_t left = packing.out_features - first;
+        const int64_t columns = left < kPanelColumns ? left : kPanelColumns;
+        char* place = packing.panels + panel * packing.steps * kPanelStepBytes;
+        if (columns < kPanelColumns) memset(place, 0, size_t(packing.steps * kPanelStepBytes));
+        transpose_steps(packing.weight + first * packing.row_bytes, packing.row_bytes, columns,
+                        kPanelColumns, place);
+    }
+}
+
+void advise_huge_pages(char* start, int64_t num_bytes) {
+#if defined(__linux__)
+    const uintptr_t mask = kHugePageBytes - 1;
+    const uintptr_t first = (reinterpret_cast<uintptr_t>(start) + mask) & ~mask;
+    const uintptr_t last = (reinterpret_cast<uintptr_t>(start) + uintptr_t(num_bytes)) & ~mask;
+    if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+#else
+    (void)start;
+    (void)num_bytes;
+#endif
+}
+
+// ---- the product ----------------------------------------------------------------------------
+
+// Rows in groups of equal size, but for the last ones, which have one row less.
+struct Groups {
+    Groups(int64_t rows, int64_t most) : count(ceil_div(rows, most)), rows(rows) {}
+    int64_t start(int64_t group) const { return group * rows / count; }
+    int64_t size(int64_t group) const { return start(group + 1) - start(group); }
+    const int64_t count, rows;
+};
+
+struct Call {
+    const Product& product;
+    const Kernels& kernels;
+    int64_t num_rows, steps;
+    const char* rows;  // [groups][steps][rows of the group][4 bytes], chunk after chunk
+    const float* row_scales;
+    uint16_t* y;
+    Tickets panels;
+};
+
+// Multiplies a chunk of rows with a panel; `next`: the panel that follows, or null.
+void multiply_chunk(const Call& call, int64_t first_row, int64_t rows, const char* panel,
+                    const char* next, void* sums) {
+    const Groups groups(rows, call.kernels.max_group_rows);
+    const bool is_few = rows <= kFewRows;
+    memset(sums, 0, size_t(rows * kPanelStepBytes));
+    const char* chunk = call.rows + first_row * call.steps * kStepBytes;
+    for (int64_t step = 0; step < call.steps; step += kBlockSteps) {
+        const int64_t left = call.steps - step;
+        const int64_t steps = left < kBlockSteps ? left : kBlockSteps;
+        const char* weights = panel + step * kPanelStepBytes;
+        const char* ahead = is_few               ? weights + kNearBytes
+                            : left > kBlockSteps ? weights + steps * kPanelStepBytes
+                                                 : next;
+        // Groups share the work of fetching what is wanted next.
+        const int64_t share = ahead ? ceil_div(kPanelStepBytes, groups.count) : 0;
+        for (int64_t group = 0; group < groups.count; ++group) {
+            const int64_t start = groups.start(group), size = groups.size(group);
+            Block block;
+            block.weights = weights;
+            block.rows = chunk + (start * call.steps + step * size) * kStepBytes;
+            block.prefetch = ahead ? ahead + group * share * steps : weights;
+            block.prefetch_stride = share;
+            block.steps = steps;
+            block.sums = static_cast<char*>(sums) + start * kPanelStepBytes;
+            call.kernels.multiply[size - 1](block);
+        }
+    }
+}
+
+void finish_chunk(const Call& call, int64_t first_row, int64_t rows, int64_t panel,
+                  const void* sums) {
+    const Product& product = call.product;
+    const int64_t first = panel * kPanelColumns;
+    const int64_t left = product.out_features - first;
+    Outputs outputs;
+    outputs.sums = sums;
+    outputs.rows = rows;
+    outputs.columns = left < kPanelColumns ? left : kPanelColumns;
+    outputs.bias = product.bias ? product.bias + first : nullptr;
+    outputs.scales = product.scales ? product.scales + first : nullptr;
+    outputs.totals = product.totals ? product.totals + first : nullptr;
+    outputs.row_scales = call.row_scales ? call.row_scales + first_row : nullptr;
+    outputs.y = call.y + first_row * product.out_features + first;
+    outputs.y_stride = product.out_features;
+    call.kernels.finish(outputs);
+}
+
+void multiply_panels(void* data) {
+    Call& call = *static_cast<Call*>(data);
+    alignas(kAlignment) char sums[kChunkRows * kPanelStepBytes];
+    const int64_t panel_bytes = call.steps * kPanelStepBytes;
+    int64_t panel = call.panels.take();
+    while (panel < call.panels.count) {
+        const int64_t next = call.panels.take();
+        const char* weights = call.product.panels + panel * panel_bytes;
+        for (int64_t row = 0; row < call.num_rows; row += kChunkRows) {
+            const int64_t left = call.num_rows - row;
+            const int64_t rows = left < kChunkRows ? left : kChunkRows;
+            const char* ahead = left > kChunkRows ? weights
+                                : next < call.panels.count
+                                    ? call.product.panels + next * panel_bytes
+                                    : nullptr;
+            multiply_chunk(call, row, rows, weights, ahead, sums);
+            finish_chunk(call, row, rows, panel, sums);
+        }
+        panel = next;
+    }
+}
+
+// Packs all rows, group by group as multiply_chunk takes them.
+void pack_rows(const char* x, int64_t row_bytes, int64_t num_rows, int64_t steps,
+               int64_t max_group_rows, char* packed) {
+    for (int64_t chunk = 0; chunk < num_rows; chunk += kChunkRows) {
+        const int64_t left = num_rows - chunk;
+        const Groups groups(left < kChunkRows ? left : kChunkRows, max_group_rows);
+        for (int64_t group = 0; group < groups.count; ++group) {
+            const int64_t first = chunk + groups.start(group), size = groups.size(group);
+            transpose_steps(x + first * row_bytes, row_bytes, size, size,
+                            packed + first * steps * kStepBytes);
+        }
+    }
+}
+
+// Memory of one call, given back at its end.
+class Scratch {
+   public:
+    explicit Scratch(int64_t num_bytes)
+        : data_(static_cast<char*>(
+              aligned_alloc(kAlignment, size_t(ceil_div(num_bytes, kAlignment) * kAlignment)))) {}
+    ~Scratch() { free(data_); }
+    Scratch(const Scratch&) = delete;
+    Scratch& operator=(const Scratch&) = delete;
+    char* data() const { return data_; }
+
+   private:
+    char* data_;
+};
+
+}  // namespace
+}  // namespace outrider
+
+// ---- for Python -----------------------------------------------------------------------------
+
+using namespace outrider;
+
+EXPORT int32_t outrider_products_version() { return kVersion; }
+
+// The best instruction set for a kind of weights that this processor and system have.
+EXPORT int32_t outrider_best_instruction_set(int32_t kind) {
+#if defined(__x86_64__) && defined(__GNUC__)
+    __builtin_cpu_init();
+    const bool has_avx512 = __builtin_cpu_supports("avx512f") &&
+                            __builtin_cpu_supports("avx512bw") &&
+                            __builtin_cpu_supports("avx512dq") &&
+                            __builtin_cpu_supports("avx512vl") &&
+                            __builtin_cpu_supports("avx512bf16") &&
+                            __builtin_cpu_supports("avx512vnni");
+    if (has_avx512) return kAvx512;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return kAvx2;
+#endif
+    (void)kind;
+    return kNone;
+}
+
+// Takes the address of the OpenMP runtime's GOMP_parallel, or null for one thread.
+EXPORT void outrider_use_threads(void* gomp_parallel) {
+    parallel_region = reinterpret_cast<ParallelRegion>(gomp_parallel);
+}
+
+EXPORT int64_t outrider_packed_bytes(int32_t kind, int64_t out_features, int64_t in_features) {
+    return ceil_div(out_features, kPanelColumns) * kPanelStepBytes *
+           ceil_div(row_bytes_of(kind, in_features), kStepBytes);
+}
+
+// weight: [out_features, in_features], contiguous; panels: outrider_packed_bytes, aligned to 64.
+EXPORT void outrider_pack(int32_t kind, const char* weight, int64_t out_features,
+                          int64_t in_features, char* panels, int32_t threads) {
+    const int64_t row_bytes = row_bytes_of(kind, in_features);
+    const int64_t steps = ceil_div(row_bytes, kStepBytes);
+    const int64_t count = ceil_div(out_features, kPanelColumns);
+    advise_huge_pages(panels, count * steps * kPanelStepBytes);
+    Packing packing{weight, out_features, row_bytes, steps, panels, Tickets(count)};
+    run_parallel(pack_panels, &packing, threads);
+}
+
+// y = x @ weight.T + bias; x: bfloat16 [rows, in_features], y: bfloat16 [rows, out_features], both
+// contiguous. Returns 0, or -1 where memory is short or the instruction set is not known.
+EXPORT int32_t outrider_multiply(const Product* product, const uint16_t* x, int64_t rows,
+                                 uint16_t* y, int32_t threads) {
+    const Kernels* kernels = kernels_of(product->kind, product->instruction_set);
+    if (!kernels) return -1;
+    const int64_t row_bytes = row_bytes_of(product->kind, product->in_features);
+    const int64_t steps = ceil_div(row_bytes, kStepBytes);
+    const bool is_int8 = product->kind == kInt8;
+    const bool is_ready = !is_int8 && rows == 1 && row_bytes % kStepBytes == 0;
+    const int64_t quantised_bytes =
+        is_int8 ? ceil_div(rows * row_bytes, kAlignment) * kAlignment : 0;
+    const int64_t packed_bytes = is_ready ? 0 : rows * steps * kStepBytes;
+    Scratch scratch(packed_bytes + quantised_bytes + (is_int8 ? rows * 4 : 0) + kAlignment);
+    if (!scratch.data()) return -1;
+    char* packed = scratch.data();
+    char* quantised = packed + ceil_div(packed_bytes, kAlignment) * kAlignment;
+    const char* from = reinterpret_cast<const char*>(x);
+    float* scales = nullptr;
+    if (is_int8) {
+        scales = reinterpret_cast<float*>(quantised + quantised_bytes);
+        for (int64_t row = 0; row < rows; ++row) {
+            scales[row] = kernels->quantise(x + row * product->in_features, product->in_features,
+                                            reinterpret_cast<uint8_t*>(quantised) + row * row_bytes);
+        }
+        from = quantised;
+    }
+    if (!is_ready) pack_rows(from, row_bytes, rows, steps, kernels->max_group_rows, packed);
+    Call call{*product, *kernels, rows,  steps, is_ready ? from : packed,
+              scales,   y,        Tickets(ceil_div(product->out_features, kPanelColumns))};
+    run_parallel(multiply_panels, &call, threads);
+    return 0;
+}

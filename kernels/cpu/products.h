@@ -1,0 +1,75 @@
+// Products of a few rows with weights that are read once: y = x @ weight.T + bias.
+//
+// A weight is held in panels of 32 columns (its outputs). A panel is a list of steps along k, and
+// a step is 4 bytes of each column: two bfloat16 or four int8. Rows are packed likewise, in groups.
+// The sum of a row and a column is one chain over the steps in their order, whatever the group, the
+// panel and the thread. So a row's bits depend on that row and the weight alone.
+#pragma once
+
+#include <stdint.h>
+
+namespace outrider {
+
+constexpr int64_t kPanelColumns = 32;
+constexpr int64_t kStepBytes = 4;
+constexpr int64_t kPanelStepBytes = kPanelColumns * kStepBytes;
+// A block of a panel, 16 KiB, stays in the level-1 cache while group after group is multiplied
+// with it, and the block that follows is fetched meanwhile.
+constexpr int64_t kBlockSteps = 128;
+// Up to this many rows memory is what takes time: the processor's own prefetching does best, with
+// hints this far ahead to carry it over the ends of pages and panels. Measured on Zen 4.
+constexpr int64_t kFewRows = 2;
+constexpr int64_t kNearBytes = 2048;
+// Rows whose sums are kept between the blocks of a panel.
+constexpr int64_t kChunkRows = 64;
+
+enum Kind : int32_t { kBfloat16 = 0, kInt8 = 1 };
+enum InstructionSet : int32_t { kNone = 0, kAvx2 = 1, kAvx512 = 2 };
+
+// A weight as callers describe it; product_library.py declares the same fields in this order.
+struct Product {
+    int64_t out_features;
+    int64_t in_features;
+    const char* panels;     // [panels][steps][32 columns][4 bytes]
+    const float* bias;      // [out_features] or null
+    const float* scales;    // int8: of each column, [out_features]
+    const int32_t* totals;  // int8: over k, of each column, [panels * 32]
+    int32_t kind;
+    int32_t instruction_set;
+};
+
+// A group of rows and a block of a panel, which a kernel multiplies and adds to `sums`.
+struct Block {
+    const char* weights;      // [steps][32 columns][4 bytes]
+    const char* rows;         // [steps][rows of the group][4 bytes]
+    const char* prefetch;     // the block that follows
+    int64_t prefetch_stride;  // bytes of it for each step
+    int64_t steps;
+    void* sums;  // [rows of the group][32 columns], float or int32
+};
+
+// The outputs of a panel that are ready to be scaled, rounded and written.
+struct Outputs {
+    const void* sums;         // [rows][32 columns]
+    int64_t rows, columns;    // what there is of the panel
+    const float* bias;        // [columns] or null
+    const float* scales;      // int8: [columns]
+    const float* row_scales;  // int8: [rows]
+    const int32_t* totals;    // int8: [columns]
+    uint16_t* y;              // bfloat16
+    int64_t y_stride;         // elements
+};
+
+// All that an instruction set brings for one kind of weights.
+struct Kernels {
+    int64_t max_group_rows;
+    void (*const* multiply)(const Block&);  // [max_group_rows], for 1, 2, ... rows
+    void (*finish)(const Outputs&);
+    // int8: x, bfloat16 [in_features] -> what the kernels multiply; returns the row's scale.
+    float (*quantise)(const uint16_t* x, int64_t in_features, uint8_t* quantised);
+};
+
+const Kernels* avx512_kernels(Kind kind);
+const Kernels* avx2_kernels(Kind kind);
+
+}  // namespace outrider

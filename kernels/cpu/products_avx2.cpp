@@ -1,0 +1,116 @@
+// Kernels for AVX2: bfloat16 widened to float32, int8 multiplied in pairs that cannot overflow.
+#include "products.h"
+
+#if defined(__x86_64__) && defined(__GNUC__)
+#pragma GCC target("avx2,fma")
+#include <immintrin.h>
+
+#include "rounding.h"
+
+namespace {
+
+using outrider::Block;
+
+constexpr int kMaxGroupRows = 3;  // 4 * 3 sums of 16 registers
+
+struct Bfloat16 {
+    using Sums = __m256;
+    struct Pair {
+        __m256 even, odd;
+    };
+    static Sums load(const void* sums) { return _mm256_loadu_ps(static_cast<const float*>(sums)); }
+    static void store(void* sums, Sums values) {
+        _mm256_storeu_ps(static_cast<float*>(sums), values);
+    }
+    static Pair ready(__m256i pairs) {
+        const __m256i high = _mm256_set1_epi32(int32_t(0xffff0000));
+        return {_mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16)),
+                _mm256_castsi256_ps(_mm256_and_si256(pairs, high))};
+    }
+    static Sums add(Sums sums, Pair row, Pair weights) {
+        sums = _mm256_fmadd_ps(row.even, weights.even, sums);
+        return _mm256_fmadd_ps(row.odd, weights.odd, sums);
+    }
+};
+
+struct Int8 {
+    using Sums = __m256i;
+    using Pair = __m256i;
+    static Sums load(const void* sums) {
+        return _mm256_loadu_si256(static_cast<const __m256i*>(sums));
+    }
+    static void store(void* sums, Sums values) {
+        _mm256_storeu_si256(static_cast<__m256i*>(sums), values);
+    }
+    static Pair ready(__m256i bytes) { return bytes; }
+    static Sums add(Sums sums, Pair row, Pair weights) {
+        // |weight| * (row with the weight's sign): rows reach +-127, so a pair fits 16 bits.
+        const __m256i pairs =
+            _mm256_maddubs_epi16(_mm256_abs_epi8(weights), _mm256_sign_epi8(row, weights));
+        return _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+    }
+};
+
+template <class Dot, int kRows>
+void multiply(const Block& block) {
+    typename Dot::Sums sums[kRows][4];
+    char* place = static_cast<char*>(block.sums);
+#pragma GCC unroll 4
+    for (int row = 0; row < kRows; ++row) {
+#pragma GCC unroll 4
+        for (int part = 0; part < 4; ++part) {
+            sums[row][part] = Dot::load(place + 128 * row + 32 * part);
+        }
+    }
+    const char *weights = block.weights, *rows = block.rows, *ahead = block.prefetch;
+    for (int64_t step = 0; step < block.steps; ++step) {
+        _mm_prefetch(ahead, _MM_HINT_T1);
+        _mm_prefetch(ahead + 64, _MM_HINT_T1);
+        ahead += block.prefetch_stride;
+        typename Dot::Pair spread[kRows];
+#pragma GCC unroll 4
+        for (int row = 0; row < kRows; ++row) {
+            int32_t four_bytes;
+            memcpy(&four_bytes, rows + 4 * row, sizeof four_bytes);
+            spread[row] = Dot::ready(_mm256_set1_epi32(four_bytes));
+        }
+#pragma GCC unroll 4
+        for (int part = 0; part < 4; ++part) {
+            const auto ready = Dot::ready(
+                _mm256_loadu_si256(reinterpret_cast<const __m256i*>(weights + 32 * part)));
+#pragma GCC unroll 4
+            for (int row = 0; row < kRows; ++row) {
+                sums[row][part] = Dot::add(sums[row][part], spread[row], ready);
+            }
+        }
+        weights += outrider::kPanelStepBytes;
+        rows += outrider::kStepBytes * kRows;
+    }
+#pragma GCC unroll 4
+    for (int row = 0; row < kRows; ++row) {
+#pragma GCC unroll 4
+        for (int part = 0; part < 4; ++part) {
+            Dot::store(place + 128 * row + 32 * part, sums[row][part]);
+        }
+    }
+}
+
+template <class Dot>
+struct ByRows {
+    static constexpr void (*kKernels[kMaxGroupRows])(const Block&) = {
+        multiply<Dot, 1>, multiply<Dot, 2>, multiply<Dot, 3>};
+};
+
+constexpr outrider::Kernels kBfloat16Kernels = {
+    kMaxGroupRows, ByRows<Bfloat16>::kKernels, finish_bfloat16, nullptr};
+constexpr outrider::Kernels kInt8Kernels = {kMaxGroupRows, ByRows<Int8>::kKernels,
+                                            finish_int8<0>, quantise_row<0>};
+
+}  // namespace
+
+const outrider::Kernels* outrider::avx2_kernels(Kind kind) {
+    return kind == kInt8 ? &kInt8Kernels : &kBfloat16Kernels;
+}
+#else
+const outrider::Kernels* outrider::avx2_kernels(Kind) { return nullptr; }
+#endif

@@ -1,0 +1,35 @@
+"""The compiled part of Outrider; all else is in pyproject.toml.
+
+Plain C functions, loaded with ctypes: neither Python's headers nor torch's are needed. Without a
+C++ compiler, or with one that cannot build them, installing goes on without them, torch's own
+products are used, and `outrider doctor` says so. To build them in place after a change:
+python setup.py build_ext --inplace
+"""
+
+from setuptools import Extension, setup
+
+setup(
+    ext_modules=[
+        Extension(
+            "kernels.cpu._products",
+            sources=[
+                "kernels/cpu/products.cpp",
+                "kernels/cpu/products_avx2.cpp",
+                "kernels/cpu/products_avx512.cpp",
+            ],
+            depends=["kernels/cpu/products.h", "kernels/cpu/rounding.h"],
+            language="c++",
+            # No contraction: a sum and a product fused on one processor only would change bits.
+            extra_compile_args=[
+                "-std=c++17",
+                "-O3",
+                "-ffp-contract=off",
+                "-fno-exceptions",
+                "-fno-rtti",
+                "-fvisibility=hidden",
+            ],
+            optional=True,
+            py_limited_api=True,  # no Python functions are called: one build serves every version
+        )
+    ]
+)

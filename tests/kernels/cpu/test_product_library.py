@@ -1,0 +1,84 @@
+"""Building the compiled products with the ordinary build, and doing without them."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernels.cpu import product_library
+from kernels.cpu.panel_linear import PanelLinear, can_use_panels
+from kernels.cpu.product_library import InstructionSet, library_path, product_support
+
+ROOT = Path(__file__).parents[3]
+HAS_COMPILER = shutil.which("g++") is not None or shutil.which("c++") is not None
+
+
+def build(folder: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run the build of setup.py in a copy of what it needs."""
+    (folder / "kernels").mkdir()
+    shutil.copytree(
+        ROOT / "kernels" / "cpu",
+        folder / "kernels" / "cpu",
+        ignore=shutil.ignore_patterns("*.so", "__pycache__"),
+    )
+    shutil.copy(ROOT / "setup.py", folder)
+    return subprocess.run(
+        [sys.executable, "setup.py", "build_ext", "--inplace"],
+        cwd=folder,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_COMPILER, reason="there is no C++ compiler")
+def test_the_ordinary_build_makes_a_library_that_loads(tmp_path: Path) -> None:
+    result = build(tmp_path, {})
+    assert result.returncode == 0, result.stderr
+    support = product_support(tmp_path / "kernels" / "cpu")
+    assert support.library is not None, support.detail
+    assert support.instruction_set is not InstructionSet.NONE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compiler", ["/no/such/compiler", shutil.which("false") or "false"])
+def test_without_a_compiler_that_works_the_build_goes_on(tmp_path: Path, compiler: str) -> None:
+    result = build(tmp_path, {"CC": compiler, "CXX": compiler})
+    assert result.returncode == 0, result.stderr
+    assert library_path(tmp_path / "kernels" / "cpu") is None
+
+
+def test_a_library_that_is_something_else_is_not_used(tmp_path: Path) -> None:
+    suffix = product_library.EXTENSION_SUFFIXES[0]
+    (tmp_path / f"_products{suffix}").write_bytes(b"no library")
+    support = product_support(tmp_path)
+    assert support.library is None
+    assert "do not load" in support.detail
+
+
+def test_a_library_of_another_version_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = library_path(Path(product_library.__file__).parent)
+    if built is None:
+        pytest.skip("the library was not built")
+    shutil.copy(built, tmp_path)
+    monkeypatch.setattr(product_library, "_VERSION", 0)
+    support = product_support(tmp_path)
+    assert support.library is None
+    assert "install again" in support.detail
+
+
+def test_without_the_library_panels_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = product_support(tmp_path)
+    monkeypatch.setattr("kernels.cpu.panel_linear.product_support", lambda: missing)
+    weight = torch.zeros((8, 16), dtype=torch.bfloat16)
+    assert not can_use_panels(weight)
+    with pytest.raises(RuntimeError, match="compiled products"):
+        PanelLinear(weight)
