@@ -6,9 +6,7 @@ It has no script and loads no font or picture: the file can be mailed, and opens
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
-from importlib.resources import files
 from pathlib import Path
-from string import Template
 
 from gateway.tools.bench.compare import RunComparison
 from gateway.tools.bench.figure_text import figure_text
@@ -24,6 +22,7 @@ from gateway.tools.bench.report_tables import (
     search_table,
 )
 from gateway.tools.bench.results import BenchResult, Quantities, ResultError, Summary
+from gateway.tools.console.report_page import filled_page
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,11 +102,12 @@ def comparison_page(
 
 def page(*, title: str, subtitle: str, lead: str, body: str) -> str:
     """The frame; all but the body is escaped here."""
-    template = (
-        files("gateway.tools.bench").joinpath("bench_report.html").read_text(encoding="utf-8")
-    )
-    return Template(template).substitute(
-        title=escape(title), subtitle=escape(subtitle), lead=escape(lead), body=body
+    return filled_page(
+        "bench/bench_report.html",
+        title=escape(title),
+        subtitle=escape(subtitle),
+        lead=escape(lead),
+        body=body,
     )
 
 

@@ -2,10 +2,9 @@
 
 from collections.abc import Iterable, Mapping
 from html import escape
-from importlib.resources import files
-from string import Template
 from typing import Any, Final
 
+from gateway.tools.console.report_page import filled_page
 from gateway.tools.routers.inputs import RouterEvaluation
 from gateway.tools.routers.plots import (
     STAGE_LABELS,
@@ -27,12 +26,10 @@ _NUM_SETTINGS: Final = 11
 def report_page(judged: RouterEvaluation, prices: Prices | None) -> str:
     """The page as HTML. Everything that comes from data is escaped."""
     report = judged.report
-    template = (
-        files("gateway.tools.routers").joinpath("router_report.html").read_text(encoding="utf-8")
-    )
     head, settings = _settings(judged, prices)
     setting = setting_text(report.setting, judged.rows.stages[-1])
-    return Template(template).substitute(
+    return filled_page(
+        "routers/router_report.html",
         router=escape(judged.router.resolve().name),
         subtitle=escape(_subtitle(judged)),
         lead=_lead(report),

@@ -112,7 +112,8 @@ def test_pictures_take_the_page_s_colours(page: str) -> None:
     assert not re.search(r"#[0-9a-f]{6}\b", pictures)
     assert "prefers-color-scheme: dark" in page
     for name in re.findall(r"var\(--(\w+)\)", page):
-        assert page.count(f"--{name}:") == 2
+        is_another_s = f"--{name}: var(--" in page
+        assert page.count(f"--{name}:") == (1 if is_another_s else 2), "light and dark"
 
 
 def test_path_of_the_machine_is_not_in_it(page: str, tmp_path: Path) -> None:
