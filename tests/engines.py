@@ -201,6 +201,7 @@ def make_engine(  # noqa: PLR0913 - one place that knows how the parts fit toget
     small_blocks: int = 256,
     block_size: int = 16,
     prefix_caching: bool = True,
+    window_blocks: int | None = None,
     config: EngineConfig | None = None,
     verifier: Verifier | None = None,
     grammars: Mapping[Tier, GrammarCompiler] | None = None,
@@ -208,19 +209,22 @@ def make_engine(  # noqa: PLR0913 - one place that knows how the parts fit toget
 ) -> Engine:
     """Both tiers; drafts with the small model unless another drafter is given.
 
-    `on_device`: trees grow without the host where they can.
+    `on_device`: trees grow without the host where they can. `window_blocks`: of each model's
+    layers with a window.
     """
     large = ModelRunner(
         model=pair.large,
         num_blocks=large_blocks,
         block_size=block_size,
         prefix_caching=prefix_caching,
+        num_window_blocks=window_blocks,
     )
     small = ModelRunner(
         model=pair.small,
         num_blocks=small_blocks,
         block_size=block_size,
         prefix_caching=prefix_caching,
+        num_window_blocks=window_blocks,
     )
     if drafter is None and speculates:
         drafter = TreeDrafter(

@@ -5,7 +5,12 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
+from engine.cache.window_blocks import WindowBlocks
+
 BlockHash = bytes
+# A long prompt needs window blocks for one chunk at a time, so they bound what is available only
+# where they would not do for that.
+_STEP_TOKENS = 4096
 
 
 class OutOfBlocksError(Exception):
@@ -27,11 +32,16 @@ class BlockPool:
 
     A block is free (not held, nothing worth keeping), evictable (not held, but it can
     be found by its hash; least recently used goes first) or held by `ref_count` sequences.
+    `window`: where the layers with a window have a smaller cache of their own.
     """
 
-    def __init__(self, *, num_blocks: int, block_size: int) -> None:
+    def __init__(
+        self, *, num_blocks: int, block_size: int, window: WindowBlocks | None = None
+    ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.window = window
+        self._step_blocks = _STEP_TOKENS // block_size
         # popped from the end, so low numbers first: a lone sequence gets ascending blocks
         self._free = list(range(num_blocks - 1, -1, -1))
         self._evictable: OrderedDict[int, None] = OrderedDict()
@@ -41,13 +51,16 @@ class BlockPool:
 
     @property
     def num_available(self) -> int:
-        """Blocks that could be allocated now."""
-        return len(self._free) + len(self._evictable)
+        """Blocks that could be allocated now, and held by a view with their windowed keys."""
+        available = len(self._free) + len(self._evictable)
+        if self.window is None or self.window.num_available >= self._step_blocks:
+            return available
+        return min(available, self.window.num_available)
 
     @property
     def num_used(self) -> int:
         """Blocks that sequences hold."""
-        return self.num_blocks - self.num_available
+        return self.num_blocks - len(self._free) - len(self._evictable)
 
     def ref_count(self, block: int) -> int:
         """Count how many sequences hold the block."""
@@ -78,7 +91,7 @@ class BlockPool:
             assert self._ref_counts[block] >= 0, f"block {block} was released twice"
             if self._ref_counts[block] == 0:
                 if self._hashes[block] is None:
-                    self._free.append(block)
+                    self._free_block(block)
                 else:
                     self._evictable[block] = None
 
@@ -96,7 +109,14 @@ class BlockPool:
         """The block that holds this prefix, if it is still there."""
         return self._block_of_hash.get(block_hash)
 
+    def _free_block(self, block: int) -> None:
+        self._free.append(block)
+        if self.window is not None:
+            self.window.forget(block)
+
     def _forget(self, block: int) -> None:
+        if self.window is not None:
+            self.window.forget(block)
         block_hash = self._hashes[block]
         if block_hash is not None:
             del self._block_of_hash[block_hash]

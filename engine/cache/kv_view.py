@@ -10,11 +10,16 @@ class KVView:
 
     Slots are logical: slot s lies in block `block_table[s // block_size]`. Slots below
     `num_computed_tokens` hold accepted tokens; what lies behind is scratch for the next pass.
+
+    Where layers with a window have a smaller cache, `window_table` says where the same blocks lie
+    in it: 0 for those that the window has passed. It is empty where they have none.
     """
 
     def __init__(self, pool: BlockPool, *, root: BlockHash, prefix_caching: bool = True) -> None:
         self.pool = pool
         self.block_table: list[int] = []
+        self.window_table: list[int] = []
+        self._num_passed = 0  # leading blocks of which the window block is not held
         self.num_computed_tokens = 0
         self.num_cached_tokens = 0
         self._prefix_caching = prefix_caching
@@ -30,20 +35,50 @@ class KVView:
         assert not self.block_table
         if not self._prefix_caching:
             return 0
-        block_size = self.pool.block_size
-        parent = self._root
-        for start in range(0, len(token_ids) - block_size + 1, block_size):
-            block_hash = chain_hash(parent, token_ids[start : start + block_size])
-            block = self.pool.find(block_hash)
-            if block is None:
-                break
+        found = self._find_prefix(token_ids)
+        for block, block_hash in found:
             self.pool.share(block)
             self.block_table.append(block)
             self._hashes.append(block_hash)
-            parent = block_hash
-        num_matched = len(self.block_table) * block_size
+        num_matched = len(found) * self.pool.block_size
         self.num_computed_tokens = self.num_cached_tokens = min(num_matched, len(token_ids) - 1)
+        self._hold_window()
         return self.num_cached_tokens
+
+    def _find_prefix(self, token_ids: Sequence[int]) -> list[tuple[int, BlockHash]]:
+        """Return the blocks, with their hashes, of the longest prefix that a pass can go on from.
+
+        A pass needs the windowed keys of the last tokens, which may be gone where the others are
+        still there.
+        """
+        block_size, window = self.pool.block_size, self.pool.window
+        parent = self._root
+        found: list[tuple[int, BlockHash]] = []
+        num_usable, first_present = 0, 0
+        for start in range(0, len(token_ids) - block_size + 1, block_size):
+            parent = chain_hash(parent, token_ids[start : start + block_size])
+            block = self.pool.find(parent)
+            if block is None:
+                break
+            found.append((block, parent))
+            if window is None:
+                num_usable = len(found)
+                continue
+            if not window.has(block):
+                first_present = len(found)
+            num_tokens = min(len(found) * block_size, len(token_ids) - 1)
+            if window.first_seen(num_tokens) >= first_present:
+                num_usable = len(found)
+        return found[:num_usable]
+
+    def _hold_window(self) -> None:
+        """Hold the window blocks of a prefix that was found."""
+        window = self.pool.window
+        if window is None:
+            return
+        self._num_passed = min(window.first_seen(self.num_computed_tokens), len(self.block_table))
+        self.window_table = [0] * self._num_passed
+        self.window_table += [window.hold(each) for each in self.block_table[self._num_passed :]]
 
     def num_blocks_needed(self, num_slots: int) -> int:
         """Blocks to allocate before `num_slots` slots can be written, copies of shared ones too."""
@@ -56,7 +91,10 @@ class KVView:
         Returns the (source, copy) block pairs whose content must be copied first, because others
         hold or may find the source. Raises OutOfBlocksError.
         """
-        if self.num_blocks_needed(num_slots) > self.pool.num_available:
+        needed, window = self.num_blocks_needed(num_slots), self.pool.window
+        if needed > self.pool.num_available:
+            raise OutOfBlocksError
+        if window is not None and needed > window.num_available:
             raise OutOfBlocksError
         copies = []
         for index in self._unwritable(num_slots):
@@ -64,9 +102,17 @@ class KVView:
             self.block_table[index] = copy
             del self._hashes[index:]
             copies.append((source, copy))
+            if window is not None:
+                self.window_table[index] = window.copy(source, copy)
         while len(self.block_table) * self.pool.block_size < num_slots:
-            self.block_table.append(self.pool.allocate())
+            block = self.pool.allocate()
+            self.block_table.append(block)
+            if window is not None:
+                self.window_table.append(window.hold(block))
         # Sources are let go only now: an allocation above must not evict what is to be copied.
+        if window is not None:
+            for source, _ in copies:
+                window.let_go(source)
         self.pool.release(source for source, _ in copies)
         return copies
 
@@ -84,6 +130,7 @@ class KVView:
     def advance(self, num_computed_tokens: int, token_ids: Sequence[int]) -> None:
         """Slots below `num_computed_tokens` now hold accepted tokens: publish the full blocks."""
         self.num_computed_tokens = num_computed_tokens
+        self._pass_window()
         if not self._prefix_caching:
             return
         block_size = self.pool.block_size
@@ -96,25 +143,50 @@ class KVView:
             self.pool.publish(self.block_table[index], block_hash)
             self._hashes.append(block_hash)
 
+    def _pass_window(self) -> None:
+        """Let go of the window blocks that no later row sees."""
+        window = self.pool.window
+        if window is None:
+            return
+        first = min(window.first_kept(self.num_computed_tokens), len(self.block_table))
+        for index in range(self._num_passed, first):
+            window.let_go(self.block_table[index])
+            self.window_table[index] = 0
+        self._num_passed = max(self._num_passed, first)
+
     def rewind(self, num_tokens: int) -> None:
-        """Forget what was computed behind `num_tokens`, and give those blocks back."""
-        self.num_computed_tokens = min(self.num_computed_tokens, max(num_tokens, 0))
+        """Forget what was computed behind `num_tokens`, and give those blocks back.
+
+        All of it is forgotten where the window has passed tokens that would be seen again.
+        """
+        kept = min(self.num_computed_tokens, max(num_tokens, 0))
+        window = self.pool.window
+        if window is not None and window.first_seen(kept) < self._num_passed:
+            kept = 0
+        self.num_computed_tokens = kept
         del self._hashes[self.num_computed_tokens // self.pool.block_size :]
         self.trim()
 
     def trim(self) -> None:
         """Give back the blocks that hold no accepted token."""
-        keep = -(-self.num_computed_tokens // self.pool.block_size)
-        if len(self.block_table) > keep:
-            self.pool.release(reversed(self.block_table[keep:]))
-            del self.block_table[keep:]
+        self._keep(-(-self.num_computed_tokens // self.pool.block_size))
 
     def release(self) -> None:
         """Give everything back; published blocks stay findable until they are evicted."""
-        self.pool.release(reversed(self.block_table))
-        self.block_table.clear()
+        self._keep(0)
         self._hashes.clear()
         self.num_computed_tokens = 0
+
+    def _keep(self, num_blocks: int) -> None:
+        """Give back the blocks behind the first `num_blocks`."""
+        window = self.pool.window
+        if window is not None:
+            for block in reversed(self.block_table[max(num_blocks, self._num_passed) :]):
+                window.let_go(block)
+            del self.window_table[num_blocks:]
+            self._num_passed = min(self._num_passed, num_blocks)
+        self.pool.release(reversed(self.block_table[num_blocks:]))
+        del self.block_table[num_blocks:]
 
     def slot(self, logical: int) -> int:
         """The cache slot of a logical one."""

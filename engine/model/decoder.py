@@ -62,7 +62,7 @@ class _Pass:
     """
 
     positions: Tensor
-    slot_mapping: Tensor
+    slots: tuple[Tensor, Tensor]  # of the layers without a window, and of those with one
     attention: Plan
     kv_cache: KVCache
     is_fused: bool
@@ -208,7 +208,7 @@ class DecoderModel:
         """
         here = _Pass(
             positions=positions,
-            slot_mapping=slot_mapping,
+            slots=(slot_mapping, kv_cache.slots_of(slot_mapping)),
             attention=attention,
             kv_cache=kv_cache,
             is_fused=uses_triton(self.device),
@@ -275,11 +275,12 @@ class DecoderModel:
         heads = projected.view(num_rows, -1, config.head_dim)  # queries, keys, values
         k_cache, v_cache = here.kv_cache.layers[index]
         k_scale, v_scale = here.kv_cache.layer_scales[index]
+        slots = here.slots[layer.has_window]
         if here.is_fused:
             query = rope_write_kv(
                 heads,
                 here.positions,
-                here.slot_mapping,
+                slots,
                 self._rotary[layer.rotation],
                 k_cache,
                 v_cache,
@@ -296,7 +297,7 @@ class DecoderModel:
             if self._rotary[layer.rotation].turns:
                 query_key = self._rotate(query_key, *here.turns[layer.rotation])
             query, key = query_key[:, :num_query_heads], query_key[:, num_query_heads:]
-            write_kv_reference(key, value, k_cache, v_cache, here.slot_mapping, k_scale, v_scale)
+            write_kv_reference(key, value, k_cache, v_cache, slots, k_scale, v_scale)
         plan = here.attention
         if plan.full is not None and not layer.has_window:
             plan = plan.full

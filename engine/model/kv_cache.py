@@ -1,6 +1,8 @@
-"""The tensor that holds all cached keys and values of one model."""
+"""The tensors that hold all cached keys and values of one model."""
 
 import math
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -9,17 +11,31 @@ from torch import Tensor
 from engine.model.config import ModelConfig
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerGroup:
+    """Layers whose blocks are numbered alike.
+
+    `tensor`: [layers of the group, 2, num_blocks, block_size, num_kv_heads, head_dim]; `scales`:
+    float32 [layers of the group, 2, num_blocks, block_size, num_kv_heads] where `is_scaled`.
+    """
+
+    tensor: Tensor
+    scales: Tensor | None
+
+
 class KVCache:
     """Keys and values of `num_blocks` blocks for every layer of a model, zero at first.
 
-    `tensor`: [num_layers, 2, num_blocks, block_size, num_kv_heads, head_dim]; `layers[i]` is
-    (k_cache, v_cache), views of it, each [num_blocks, block_size, num_kv_heads, head_dim].
-    A slot is block * block_size + offset. The owners of blocks are the block pool's
-    business.
+    `layers[i]` is (k_cache, v_cache), each [num_blocks, block_size, num_kv_heads, head_dim]. A slot
+    is block * block_size + offset. The owners of blocks are the block pool's business.
 
-    In float8_e4m3fn each head of a slot has a scale (`kernels.kv.write_kv`): `scales`, float32
-    [num_layers, 2, num_blocks, block_size, num_kv_heads], and `layer_scales[i]` is (k_scale,
-    v_scale), each [num_blocks, block_size, num_kv_heads]. Otherwise `scales` and both are None.
+    With `num_window_blocks`, layers with a window have a group of their own, of so many blocks:
+    `window_blocks`, int32 [num_blocks], says which of them each block has (0: none, see
+    `engine.cache.window_blocks`), and `slots_of` turns slots into the group's. `full` and `window`
+    are the groups; one of them is None if the model has no such layers or they are not apart.
+
+    In float8_e4m3fn each head of a slot has a scale (`kernels.kv.write_kv`): `layer_scales[i]` is
+    (k_scale, v_scale), each [num_blocks, block_size, num_kv_heads]. Otherwise both are None.
     """
 
     def __init__(
@@ -30,6 +46,7 @@ class KVCache:
         block_size: int,
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
+        num_window_blocks: int | None = None,
     ) -> None:
         """Allocate; raises ValueError for sizes below one."""
         if num_blocks < 1 or block_size < 1:
@@ -38,32 +55,85 @@ class KVCache:
             )
         self.num_blocks = num_blocks
         self.block_size = block_size
-        # Zeros, not garbage: a masked NaN would still poison the weighted sum of values.
-        heads = (config.num_layers, 2, num_blocks, block_size, config.num_kv_heads)
+        self.dtype = dtype
         where = torch.device(device)
-        self.tensor = _lazy_zeros((*heads, config.head_dim), dtype=dtype, device=where)
-        self.layers: tuple[tuple[Tensor, Tensor], ...] = tuple(
-            (layer[0], layer[1]) for layer in self.tensor
-        )
-        self.scales: Tensor | None = None
-        self.layer_scales: tuple[tuple[Tensor, Tensor] | tuple[None, None], ...]
-        self.layer_scales = ((None, None),) * config.num_layers
-        if is_scaled(dtype):
-            self.scales = _lazy_zeros(heads, dtype=torch.float32, device=where)
-            self.layer_scales = tuple((layer[0], layer[1]) for layer in self.scales)
+        is_apart = [
+            num_window_blocks is not None and layer.window is not None for layer in config.layers
+        ]
+
+        def group(num_layers: int, blocks: int) -> LayerGroup | None:
+            if not num_layers:
+                return None
+            # Zeros, not garbage: a masked NaN would still poison the weighted sum of values.
+            heads = (num_layers, 2, blocks, block_size, config.num_kv_heads)
+            scales = None
+            if is_scaled(dtype):
+                scales = _lazy_zeros(heads, dtype=torch.float32, device=where)
+            tensor = _lazy_zeros((*heads, config.head_dim), dtype=dtype, device=where)
+            return LayerGroup(tensor=tensor, scales=scales)
+
+        self.full = group(is_apart.count(False), num_blocks)
+        self.window = group(is_apart.count(True), num_window_blocks or 0)
+        self.window_blocks: Tensor | None = None
+        if self.window is not None:
+            self.window_blocks = torch.zeros(num_blocks, dtype=torch.int32, device=where)
+        layers = {False: _layers_of(self.full), True: _layers_of(self.window)}
+        found = [next(layers[apart]) for apart in is_apart]
+        self.layers = tuple(caches for caches, _ in found)
+        self.layer_scales = tuple(scales for _, scales in found)
+        self.is_apart = tuple(is_apart)
+
+    @property
+    def groups(self) -> tuple[LayerGroup, ...]:
+        """Return the groups that there are."""
+        return tuple(group for group in (self.full, self.window) if group is not None)
 
     @property
     def size_bytes(self) -> int:
         """Memory of the cache, scales included."""
-        return self.tensor.nbytes + (0 if self.scales is None else self.scales.nbytes)
+        return sum(
+            group.tensor.nbytes + (0 if group.scales is None else group.scales.nbytes)
+            for group in self.groups
+        )
+
+    def slots_of(self, slots: Tensor) -> Tensor:
+        """Return the window group's slots for slots of the cache, int64 [n]; -1 stays -1."""
+        if self.window_blocks is None:
+            return slots
+        blocks = self.window_blocks.index_select(0, (slots // self.block_size).clamp(min=0))
+        own = blocks.to(torch.int64) * self.block_size + slots % self.block_size
+        return own.where(slots >= 0, -1)
 
     @staticmethod
-    def bytes_per_block(config: ModelConfig, *, block_size: int, dtype: torch.dtype) -> int:
-        """Memory that one block takes over all layers, scales included."""
+    def bytes_per_block(
+        config: ModelConfig, *, block_size: int, dtype: torch.dtype, windowed: bool | None = None
+    ) -> int:
+        """Memory that one block takes over all layers, scales included.
+
+        windowed: over those with a window only, or over those without.
+        """
+        num_layers = sum(
+            windowed is None or windowed == (layer.window is not None) for layer in config.layers
+        )
         head_bytes = config.head_dim * dtype.itemsize
         if is_scaled(dtype):
             head_bytes += torch.float32.itemsize
-        return config.num_layers * 2 * config.num_kv_heads * head_bytes * block_size
+        return num_layers * 2 * config.num_kv_heads * head_bytes * block_size
+
+
+_Caches = tuple[Tensor, Tensor]
+_Scales = tuple[Tensor, Tensor] | tuple[None, None]
+
+
+def _layers_of(group: LayerGroup | None) -> Iterator[tuple[_Caches, _Scales]]:
+    """Yield each layer's views of its group: ((keys, values), (their scales))."""
+    if group is None:
+        return
+    for index, layer in enumerate(group.tensor):
+        scales: _Scales = (None, None)
+        if group.scales is not None:
+            scales = (group.scales[index][0], group.scales[index][1])
+        yield (layer[0], layer[1]), scales
 
 
 def is_scaled(dtype: torch.dtype) -> bool:

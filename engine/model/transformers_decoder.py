@@ -44,7 +44,7 @@ _HALF_TOLERANCE: Final = 0.25
 class _Pass:
     """What the layers of a pass share; `layer` counts them as they come."""
 
-    slot_mapping: Tensor
+    slots: tuple[Tensor, Tensor]  # of the layers without a window, and of those with one
     attention: Plan
     kv_cache: KVCache
     windows: tuple[int | None, ...]
@@ -147,7 +147,7 @@ class TransformersModel:
     ) -> ForwardOutput:
         """Run n rows; arguments and result are those of `DecoderModel.forward`."""
         here = _Pass(
-            slot_mapping=slot_mapping,
+            slots=(slot_mapping, kv_cache.slots_of(slot_mapping)),
             attention=attention,
             kv_cache=kv_cache,
             windows=self._windows,
@@ -258,9 +258,10 @@ def _attend(  # noqa: PLR0913 - transformers' own arguments
     if scaling is None:
         scaling = query.shape[-1] ** -0.5
     query, key, value = (_padded(rows_of_heads(each), size) for each in (query, key, value))
-    write_kv(key, value, k_cache, v_cache, here.slot_mapping, k_scale, v_scale)
+    has_window = here.windows[layer] is not None
+    write_kv(key, value, k_cache, v_cache, here.slots[has_window], k_scale, v_scale)
     plan = here.attention
-    if plan.full is not None and here.windows[layer] is None:
+    if plan.full is not None and not has_window:
         plan = plan.full
     attended = paged_attention(
         query,

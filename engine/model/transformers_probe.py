@@ -158,6 +158,8 @@ def _refuse_by_config(architecture: str, config: PreTrainedConfig) -> None:
         raise _CannotRunError("it is an encoder-decoder.")
     if architecture not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
         raise _CannotRunError("it is not a causal language model.")
+    if architecture != MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type, architecture):
+        raise _CannotRunError(f"config.json calls it a {config.model_type}, which is another one.")
     if architecture.endswith("ForConditionalGeneration") or config.get_text_config() is not config:
         raise _CannotRunError(
             "it takes more than text. A checkpoint of its text model alone can be served."

@@ -45,6 +45,7 @@ class FlatRows:
     query_indptr: list[int] = field(default_factory=lambda: [0])
     kv_lens: list[int] = field(default_factory=list)
     block_tables: list[list[int]] = field(default_factory=list)
+    window_tables: list[list[int]] = field(default_factory=list)
     tree_starts: list[int] = field(default_factory=list)
     ancestor_masks: list[list[int] | None] = field(default_factory=list)
 
@@ -63,6 +64,7 @@ class FlatRows:
         self.query_indptr.append(total)
         self.kv_lens.append(end)
         self.block_tables.append(table)
+        self.window_tables.append(piece.view.window_table)
         self.tree_starts.append(end if piece.tree_start is None else piece.tree_start)
         self.ancestor_masks.append(piece.ancestor_masks)
 
@@ -89,6 +91,7 @@ class FlatRows:
             self.query_indptr.append(len(self.token_ids))
             self.kv_lens.append(kv_len)
             self.block_tables.append(view.block_table)
+            self.window_tables.append(view.window_table)
             self.tree_starts.append(tree_start)
             self.ancestor_masks.append([masks[row] for row in real])
         self.logit_rows += range(len(self.logit_rows), len(self.token_ids))
@@ -110,6 +113,7 @@ class FlatRows:
             query_indptr=self.query_indptr,
             kv_lens=self.kv_lens,
             block_tables=self.block_tables,
+            window_tables=self.window_tables if any(self.window_tables) else None,
             tree_starts=self.tree_starts,
             ancestor_masks=self.ancestor_masks,
         )

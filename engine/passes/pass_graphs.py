@@ -77,10 +77,14 @@ class CudaCapture:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapturedPass:
-    """A recorded pass: its layout, its inputs, and how to run it again."""
+    """A recorded pass: its layout, its inputs, and how to run it again.
+
+    The plan is kept because what was recorded goes on reading and writing its tensors.
+    """
 
     layout: PassLayout
     inputs: PassInputs
+    plan: TilePlan
     shape: TileShape
     max_keys: int
     replay: Run
@@ -174,6 +178,7 @@ class PassGraphs:
             max_keys=max_keys,
             zeros=layout.tensor(self._words, "zeros") if layout.has_full else None,
             paths=None if self._paths is None else self._paths[:num_rows],
+            window_blocks=self._kv_cache.window_blocks,
         )
         self._write_padding(layout)
 
@@ -181,7 +186,12 @@ class PassGraphs:
             self._run(inputs, plan, num_rows)
 
         return CapturedPass(
-            layout=layout, inputs=inputs, shape=shape, max_keys=max_keys, replay=capture(run)
+            layout=layout,
+            inputs=inputs,
+            plan=plan,
+            shape=shape,
+            max_keys=max_keys,
+            replay=capture(run),
         )
 
     def _write_padding(self, layout: PassLayout) -> None:
@@ -191,7 +201,7 @@ class PassGraphs:
 
     def _run(self, inputs: PassInputs, plan: TilePlan, num_rows: int) -> None:
         """Return what is recorded: from the static inputs to the static outputs."""
-        prepare_plan(plan, inputs)
+        prepare_plan(plan, inputs, self._kv_cache.window_blocks)
         output = self._model.forward(
             inputs.token_ids,
             inputs.positions,

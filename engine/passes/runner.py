@@ -8,7 +8,8 @@ from torch import Tensor
 
 from engine.cache.block_pool import BlockPool, root_hash
 from engine.cache.kv_view import KVView
-from engine.model.kv_cache import KVCache
+from engine.cache.window_blocks import WindowBlocks
+from engine.model.kv_cache import KVCache, LayerGroup
 from engine.model.protocol import CausalModel
 from engine.passes.device_rows import DeviceRows
 from engine.passes.flat_rows import FlatRows, ForwardSlice
@@ -41,9 +42,10 @@ class PassOutput:
 class ModelRunner:
     """A model, its KV cache and the pool of the cache's blocks.
 
-    kv_dtype: of the cache, the model's where it is None. cuda_graphs: whether `capture_graphs`
-    records passes; before it is called, and for passes that are none of the recorded ones, kernels
-    are launched one by one.
+    kv_dtype: of the cache, the model's where it is None. num_window_blocks: of the layers that have
+    a window, where they get a smaller cache of their own (see `engine.cache.window_blocks`).
+    cuda_graphs: whether `capture_graphs` records passes; before it is called, and for passes that
+    are none of the recorded ones, kernels are launched one by one.
     """
 
     model: CausalModel
@@ -53,6 +55,7 @@ class ModelRunner:
     prefix_caching: bool = True
     kv_dtype: torch.dtype | None = None
     cuda_graphs: bool = True
+    num_window_blocks: int | None = None
     pool: BlockPool = field(init=False)
     kv_cache: KVCache = field(init=False)
     # Told the rows, the seconds and the rows' mean context of every pass, once it is over.
@@ -70,13 +73,21 @@ class ModelRunner:
                 f"kv_dtype={self.kv_dtype} must be the model's ({model.dtype}) or "
                 "torch.float8_e4m3fn, the one with scales"
             )
-        self.pool = BlockPool(num_blocks=self.num_blocks, block_size=self.block_size)
+        window = None
+        if self.num_window_blocks is not None and model.config.sliding_window is not None:
+            window = WindowBlocks(
+                num_blocks=self.num_window_blocks,
+                window=model.config.sliding_window,
+                block_size=self.block_size,
+            )
+        self.pool = BlockPool(num_blocks=self.num_blocks, block_size=self.block_size, window=window)
         self.kv_cache = KVCache(
             model.config,
             num_blocks=self.num_blocks,
             block_size=self.block_size,
             dtype=self.kv_dtype or model.dtype,
             device=model.device,
+            num_window_blocks=None if window is None else window.num_blocks,
         )
         trained = model.config.max_position_embeddings
         self.max_context = min(
@@ -104,7 +115,7 @@ class ModelRunner:
         """An empty view whose prefix cache is shared only under the same salt."""
         return KVView(
             self.pool,
-            root=root_hash(self.model.fingerprint, str(self.kv_cache.tensor.dtype), cache_salt),
+            root=root_hash(self.model.fingerprint, str(self.kv_cache.dtype), cache_salt),
             prefix_caching=self.prefix_caching,
         )
 
@@ -113,29 +124,61 @@ class ModelRunner:
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks, all layers: (source, destination) pairs."""
         if pairs:
-            offsets = range(self.block_size)
-            self.move_slots(
-                [source * self.block_size + offset for source, _ in pairs for offset in offsets],
-                [copy * self.block_size + offset for _, copy in pairs for offset in offsets],
-            )
+            self._move_in(self.kv_cache.full, *self._upload_pairs(self._slots_of_blocks(pairs)))
+        self._settle_window()
 
     def move_slots(self, source_slots: list[int], destination_slots: list[int]) -> None:
         """Move keys and values between cache slots, safe under overlap."""
-        number = len(source_slots)
-        if number:
-            padding = [0] * (number % 2)  # the second half is to begin at a multiple of 16 bytes
-            both = upload(source_slots + padding + destination_slots, self.device)
-            self._move(both[:number], both[number + len(padding) :])
+        if source_slots:
+            self._move(*self._upload_pairs((source_slots, destination_slots)))
 
     def compact(self, src_slots: Tensor, dst_slots: Tensor) -> None:
         """`move_slots` for slots that only the device knows: int64 [n] each, -1 for no move."""
         if src_slots.numel():
             self._move(src_slots.where(dst_slots >= 0, -1), dst_slots)
 
-    @torch.inference_mode()
+    def _slots_of_blocks(self, pairs: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
+        """All slots of the first blocks of the pairs, and all slots of the second ones."""
+        first, second = (
+            [
+                block * self.block_size + offset
+                for block in blocks
+                for offset in range(self.block_size)
+            ]
+            for blocks in zip(*pairs, strict=True)
+        )
+        return first, second
+
+    def _upload_pairs(self, slots: tuple[list[int], list[int]]) -> tuple[Tensor, Tensor]:
+        number = len(slots[0])
+        padding = [0] * (number % 2)  # the second half is to begin at a multiple of 16 bytes
+        both = upload(slots[0] + padding + slots[1], self.device)
+        return both[:number], both[number + len(padding) :]
+
     def _move(self, src_slots: Tensor, dst_slots: Tensor) -> None:
+        self._settle_window()
         cache = self.kv_cache
-        compact_kv(cache.tensor, src_slots, dst_slots, cache.scales)
+        self._move_in(cache.full, src_slots, dst_slots)
+        if cache.window is not None:
+            self._move_in(cache.window, cache.slots_of(src_slots), cache.slots_of(dst_slots))
+
+    @torch.inference_mode()
+    def _move_in(self, group: LayerGroup | None, src_slots: Tensor, dst_slots: Tensor) -> None:
+        if group is not None:
+            compact_kv(group.tensor, src_slots, dst_slots, group.scales)
+
+    @torch.inference_mode()
+    def _settle_window(self) -> None:
+        """Tell the device which window blocks the views have got, and make the copies they want."""
+        window, table = self.pool.window, self.kv_cache.window_blocks
+        if window is None or table is None:
+            return
+        if changes := window.take_changes():
+            blocks, own = self._upload_pairs((list(changes), list(changes.values())))
+            table.index_copy_(0, blocks, own.to(torch.int32))
+        if copies := window.take_copies():
+            slots = self._upload_pairs(self._slots_of_blocks(copies))
+            self._move_in(self.kv_cache.window, *slots)
 
     # ---- passes ---------------------------------------------------------------------------
 
@@ -148,6 +191,7 @@ class ModelRunner:
         nor for the result. Without them, device rows are read by the host first.
         """
         self._clock.start()
+        self._settle_window()
         if self._graphs is not None or uses_triton(self.device):
             staged = self._buffers.stage(slices, device_rows)
             output = self._run_staged(staged)
@@ -214,8 +258,9 @@ class ModelRunner:
             max_keys=staged.max_keys(self.block_size),
             zeros=layout.tensor(words, "zeros") if layout.has_full else None,
             paths=self._plans().paths(staged.num_rows),
+            window_blocks=self.kv_cache.window_blocks,
         )
-        prepare_plan(plan, inputs)
+        prepare_plan(plan, inputs, self.kv_cache.window_blocks)
         logit_rows = None
         if not staged.wants_all_logits:
             logit_rows = layout.tensor(words, "logit_rows")[: len(staged.logit_rows)]

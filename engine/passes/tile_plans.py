@@ -87,11 +87,12 @@ class TilePlanner:
         max_keys: int,
         zeros: Tensor | None,
         paths: Tensor | None,
+        window_blocks: Tensor | None = None,
     ) -> TilePlan:
         """The plan of a pass; `prepare_plan` must run before each use.
 
         zeros: int32 as many as rows or sequences, where some layers have a window and some none;
-        paths: see `paths`.
+        paths: see `paths`. window_blocks: `KVCache.window_blocks`.
         """
         num_rows, num_sequences = len(inputs.token_ids), len(inputs.row_starts)
         needed = self._workspace_size(shape, num_rows=num_rows, max_keys=max_keys)
@@ -100,7 +101,11 @@ class TilePlanner:
             workspace = torch.empty(needed, dtype=torch.float32, device=self._device)
 
         def plan_of(
-            begins: Tensor, first_keys: Tensor, words: Tensor, full: TilePlan | None
+            begins: Tensor,
+            first_keys: Tensor,
+            words: Tensor,
+            block_ids: Tensor,
+            full: TilePlan | None,
         ) -> TilePlan:
             return TilePlan(
                 row_starts=inputs.row_starts,
@@ -109,7 +114,7 @@ class TilePlanner:
                 first_keys=first_keys,
                 tree_starts=inputs.tree_starts,
                 block_indptr=inputs.block_indptr,
-                block_ids=inputs.block_ids,
+                block_ids=block_ids,
                 row_begins=begins,
                 row_ends=inputs.row_ends,
                 ancestor_words=words,
@@ -124,8 +129,17 @@ class TilePlanner:
 
         full = None
         if zeros is not None:
-            full = plan_of(zeros[:num_rows], zeros[:num_sequences], inputs.full_words, None)
-        return plan_of(inputs.row_begins, inputs.first_keys, inputs.ancestor_words, full)
+            full = plan_of(
+                zeros[:num_rows],
+                zeros[:num_sequences],
+                inputs.full_words,
+                inputs.block_ids,
+                None,
+            )
+        block_ids = inputs.block_ids
+        if window_blocks is not None:
+            block_ids = torch.empty_like(block_ids)  # written by `prepare_plan`
+        return plan_of(inputs.row_begins, inputs.first_keys, inputs.ancestor_words, block_ids, full)
 
     def _max_tiles(self, shape: TileShape, num_rows: int, num_sequences: int) -> int:
         return min(num_rows, num_sequences + num_rows // shape.rows_per_tile)
@@ -142,8 +156,13 @@ class TilePlanner:
         )
 
 
-def prepare_plan(plan: TilePlan, inputs: PassInputs) -> None:
-    """Work out on the device what a plan derives from a pass's inputs, which may have changed."""
+def prepare_plan(plan: TilePlan, inputs: PassInputs, window_blocks: Tensor | None = None) -> None:
+    """Work out on the device what a plan derives from a pass's inputs, which may have changed.
+
+    window_blocks: as for `TilePlanner.plan`.
+    """
+    if window_blocks is not None:
+        torch.index_select(window_blocks, 0, inputs.block_ids, out=plan.block_ids)
     if plan.path_slots is not None:
         tree_paths(inputs.full_words, inputs.row_tree_starts, plan.path_slots)
     plan.prepare()

@@ -50,7 +50,9 @@ class BlockSpace:
             try:
                 copies = view.reserve(num_slots)
             except OutOfBlocksError:
-                if not self._make_room(sequence.tier, view.num_blocks_needed(num_slots)):
+                needed = view.num_blocks_needed(num_slots)
+                is_short = needed > view.pool.num_available  # else window blocks are short
+                if not is_short or not self._make_room(sequence.tier, needed):
                     return False
             else:
                 self._caches[sequence.tier].copy_blocks(copies)

@@ -5,7 +5,6 @@ and loads no torch for that.
 """
 
 import logging
-import math
 import os
 from collections.abc import Mapping
 from functools import partial
@@ -16,7 +15,8 @@ from engine.request import TIERS, Tier
 from gateway.backends.step_loop import LoadingCallback
 from gateway.settings.paths import cache_folder
 from gateway.settings.tree import Settings
-from gateway.wiring.hardware import available_memory_bytes, usable_physical_cores
+from gateway.wiring.hardware import usable_physical_cores
+from gateway.wiring.kv_budget import cache_sizes, kv_dtype
 
 if TYPE_CHECKING:
     import torch
@@ -32,10 +32,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_GIB = 2**30
 _BYTES_PER_THREAD = 16 * 2**20  # about a millisecond of memory traffic
-_CPU_KV_SHARE = 0.25  # of the memory that is free: others live on the machine too
-_GPU_KV_SHARE = 0.85  # of the memory left beside the weights: the rest is for activations
 
 MISMATCH_ADVICE = (
     "To serve both without drafting: --no-speculation (speculation.enabled = false). To draft "
@@ -77,15 +74,16 @@ def load_runners(settings: Settings, on_progress: LoadingCallback) -> "dict[Tier
         )
     weight_bytes = max(model.weight_bytes for model in models.values())
     torch.set_num_threads(options.num_threads or default_num_threads(weight_bytes))
-    num_blocks = _num_blocks(settings, models, device)
+    sizes = cache_sizes(settings, models, device)
     runners = {
         tier: ModelRunner(
             model=model,
-            num_blocks=num_blocks,
+            num_blocks=sizes.num_blocks,
+            num_window_blocks=sizes.num_window_blocks.get(tier),
             block_size=options.block_size,
             max_context=options.max_context,
             prefix_caching=options.prefix_caching,
-            kv_dtype=_kv_dtype(settings, model),
+            kv_dtype=kv_dtype(settings, model),
             cuda_graphs=options.cuda_graphs,
         )
         for tier, model in models.items()
@@ -297,71 +295,6 @@ def _check_modes(settings: Settings, device: "torch.device") -> None:
             "engine.deterministic on a GPU needs Triton, which is not installed here (it exists on "
             "Linux only). Install triton, use --device cpu, or leave engine.deterministic off."
         )
-
-
-def _kv_dtype(settings: Settings, model: "CausalModel") -> "torch.dtype":
-    """Return the data type of a model's KV cache."""
-    import torch
-
-    return torch.float8_e4m3fn if settings.engine.kv_cache_dtype == "fp8" else model.dtype
-
-
-def _num_blocks(
-    settings: Settings, models: "Mapping[Tier, CausalModel]", device: "torch.device"
-) -> int:
-    """Return the blocks of each tier's KV cache: equal counts, for both hold the same tokens.
-
-    Raises EngineError when the memory does not hold one answer of full length.
-    """
-    import torch
-
-    from engine.model.kv_cache import KVCache
-
-    options = settings.engine
-    if options.num_blocks is not None:
-        return options.num_blocks
-    if options.kv_cache_gib is not None:
-        budget_bytes = options.kv_cache_gib * _GIB
-    elif device.type == "cuda":
-        free_bytes = torch.cuda.mem_get_info(device)[0] - _graph_bytes(settings, models)
-        budget_bytes = max(free_bytes, 0) * _GPU_KV_SHARE
-    else:
-        budget_bytes = available_memory_bytes() * _CPU_KV_SHARE
-    bytes_per_block = sum(
-        KVCache.bytes_per_block(
-            model.config, block_size=options.block_size, dtype=_kv_dtype(settings, model)
-        )
-        for model in models.values()
-    )
-    longest = max(model.config.max_position_embeddings for model in models.values())
-    context = min(longest, options.max_context or longest)
-    blocks_per_answer = math.ceil(context / options.block_size)
-    # More than every answer at full length is never in use.
-    useful = blocks_per_answer * options.max_sequences
-    num_blocks = min(int(budget_bytes // bytes_per_block), useful)
-    if options.max_context is not None and num_blocks < blocks_per_answer:
-        raise EngineError(
-            f"engine.max_context={context} needs {blocks_per_answer} KV blocks, but the memory for "
-            f"them holds {num_blocks} ({budget_bytes / _GIB:.2f} GiB). Lower max_context or raise "
-            "engine.kv_cache_gib."
-        )
-    if num_blocks < 2:
-        raise EngineError(
-            f"{budget_bytes / _GIB:.3f} GiB for the KV cache is less than two blocks "
-            f"({2 * bytes_per_block / _GIB:.3f} GiB). Free memory or raise engine.kv_cache_gib."
-        )
-    return num_blocks
-
-
-def _graph_bytes(settings: Settings, models: "Mapping[Tier, CausalModel]") -> int:
-    """Return the device memory to leave to CUDA graphs, recorded after the cache exists."""
-    from engine.passes.pass_graphs import estimate_bytes
-
-    if not settings.engine.cuda_graphs:
-        return 0
-    return sum(
-        estimate_bytes(model.config, model.dtype) for model in models.values() if model.can_record
-    )
 
 
 def _build_drafter(

@@ -4,7 +4,7 @@ Made once on the host, used by every layer.
 """
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -40,7 +40,8 @@ class AttentionBatch:
     slot s < `tree_starts[b]` iff s <= kv_len - nq + i, and slot s >= `tree_starts[b]` iff bit
     s - tree_start of `ancestor_masks[b][i]` is set (its own slot's bit included). Causal
     sequences have tree_start == kv_len and None for masks; trees have tree_start <= kv_len - nq
-    and parents in lower slots than their children.
+    and parents in lower slots than their children. `window_tables`: the block ids for layers with
+    a window, where those have a cache of their own; blocks that no row sees may be any number.
     """
 
     query_indptr: list[int]
@@ -48,6 +49,13 @@ class AttentionBatch:
     block_tables: list[list[int]]
     tree_starts: list[int]
     ancestor_masks: list[list[int] | None]
+    window_tables: list[list[int]] | None = None
+
+    def of_window(self) -> "AttentionBatch":
+        """Return the batch as the layers with a window find it."""
+        if self.window_tables is None:
+            return self
+        return replace(self, block_tables=self.window_tables, window_tables=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +138,7 @@ def plan_spans(  # noqa: PLR0913 - a step's plan depends on the model's shape
     The arguments are those of `kernels.attention.paged_attention.plan_attention`.
     """
     planner = _Planner(
-        batch=batch,
+        batch=batch if sliding_window is None else batch.of_window(),
         block_size=block_size,
         num_query_heads=num_query_heads,
         group_size=num_query_heads // num_kv_heads,

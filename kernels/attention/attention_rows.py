@@ -154,7 +154,12 @@ def plan_tiles(  # noqa: PLR0913 - a step's plan depends on the model's shape
             deterministic=deterministic,
         )
     packed = [
-        pack_rows(batch, window=window, has_paths=shape.is_deterministic) for window in windows
+        pack_rows(
+            batch if window is None else batch.of_window(),
+            window=window,
+            has_paths=shape.is_deterministic,
+        )
+        for window in windows
     ]
     max_tiles = max_tiles_of(shape, np.diff(batch.query_indptr))
     max_kv_len = max(batch.kv_lens, default=0)

@@ -64,7 +64,7 @@ def plan_in_order(  # noqa: PLR0913 - a step's plan depends on the model's shape
     group_size = num_query_heads // num_kv_heads
     heights = library_heights(group_size, head_dim, torch.get_num_threads(), device)
     return plan_bands(
-        batch,
+        batch if sliding_window is None else batch.of_window(),
         block_size=block_size,
         group_size=group_size,
         num_kv_heads=num_kv_heads,

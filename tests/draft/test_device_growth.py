@@ -264,7 +264,7 @@ def test_a_view_that_was_reclaimed_ends_the_growth_and_is_not_written_to() -> No
     assert trees.forest is not None
     assert trees.forest.num_trees == 2
     runner = engine._runners["small"]
-    cache = runner.kv_cache.tensor.clone()
+    cache = runner.kv_cache.groups[0].tensor.clone()
     drafts = drafts_of(trees)
     assert drafts.trees.level == 1
     path = torch.full((2, trees.forest.max_depth), -1)
@@ -273,7 +273,7 @@ def test_a_view_that_was_reclaimed_ends_the_growth_and_is_not_written_to() -> No
         accepted_path=path, emitted_tokens=torch.full((2, trees.forest.max_depth + 1), 5)
     )
     drafts.keep(trees.forest, verdicts)
-    assert torch.equal(runner.kv_cache.tensor, cache)
+    assert torch.equal(runner.kv_cache.groups[0].tensor, cache)
     drafts.commit(ForestReadback(trees.forest, verdicts).wait())()
     assert runner.pool.num_used == 0
 

@@ -19,7 +19,7 @@ BUSHY = DraftConfig(max_branching=6, max_frontier=8, max_draft_nodes=60, min_pat
 
 def cached_kv(runner: ModelRunner, view: KVView, num_tokens: int) -> Tensor:
     """[num_layers, 2, num_tokens, num_kv_heads, head_dim] of a view's first tokens."""
-    cache = runner.kv_cache.tensor
+    cache = runner.kv_cache.groups[0].tensor
     slots = torch.tensor([view.slot(logical) for logical in range(num_tokens)])
     return cache.flatten(2, 3)[:, :, slots]
 

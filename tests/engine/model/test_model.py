@@ -139,7 +139,7 @@ def test_after_compaction_the_accepted_path_continues(pair: Pair) -> None:
     path = ancestors_of(13)
     slots = [table[s // BLOCK_SIZE] * BLOCK_SIZE + s % BLOCK_SIZE for s in range(19, 40)]
     compact_kv(
-        cache.tensor,
+        cache.groups[0].tensor,
         torch.tensor([slots[node] for node in path]),
         torch.tensor(slots[: len(path)]),
     )

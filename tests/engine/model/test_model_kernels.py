@@ -105,7 +105,9 @@ def test_the_bundled_drafter_computes_the_same(
         assert plain.std() > 1, name  # logits that tell tokens apart
         torch.testing.assert_close(fused, plain, atol=2e-4, rtol=1e-4, msg=name)
     fused_cache, plain_cache = exact[1]
-    torch.testing.assert_close(fused_cache.tensor.cpu(), plain_cache.tensor, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        fused_cache.groups[0].tensor.cpu(), plain_cache.groups[0].tensor, atol=1e-4, rtol=1e-4
+    )
 
 
 @pytest.mark.slow
@@ -132,8 +134,8 @@ def test_an_fp8_cache_costs_little(small_bfloat16: Twins, halves: Logits) -> Non
             assert 0 < error < 0.15 * right.std(), name
         assert (fused - plain).square().mean().sqrt() < 0.1 * right.std(), name
     for cache in caches:
-        assert cache.scales is not None
-        assert 12 + 14 + 11 + 2 <= (cache.scales[0, 0, ..., 0] > 0).sum() <= 45
+        assert cache.groups[0].scales is not None
+        assert 12 + 14 + 11 + 2 <= (cache.groups[0].scales[0, 0, ..., 0] > 0).sum() <= 45
 
 
 @pytest.mark.parametrize(
@@ -216,12 +218,12 @@ def test_rows_without_a_slot_change_nothing(small: Twins, monkeypatch: pytest.Mo
     with use_kernels("triton"):
         alone = run(model, new_cache(model), rows).logits
         cache = new_cache(model)
-        cache.tensor.fill_(7)
+        cache.groups[0].tensor.fill_(7)
         monkeypatch.setattr(model, "forward", padded)
         together = run(model, cache, rows).logits
     assert together.shape[0] == 5
     torch.testing.assert_close(together[:3], alone, atol=1e-4, rtol=1e-4)
-    is_changed = (cache.tensor != 7).flatten(4).any(-1).flatten(2)  # [layers, 2, slots]
+    is_changed = (cache.groups[0].tensor != 7).flatten(4).any(-1).flatten(2)  # [layers, 2, slots]
     expected = torch.zeros_like(is_changed)
     expected[:, :, 20:23] = True  # block 5
     assert torch.equal(is_changed, expected)
@@ -266,13 +268,13 @@ def test_the_size_of_a_scaled_cache() -> None:
     cache = new_cache(model, torch.float8_e4m3fn)
     per_block = KVCache.bytes_per_block(model.config, block_size=4, dtype=torch.float8_e4m3fn)
     assert cache.size_bytes == NUM_BLOCKS * per_block == NUM_BLOCKS * 2 * 2 * 4 * 2 * (32 + 4)
-    assert cache.scales is not None
-    assert cache.scales.shape == cache.tensor.shape[:-1]
+    assert cache.groups[0].scales is not None
+    assert cache.groups[0].scales.shape == cache.groups[0].tensor.shape[:-1]
     for index, (k_scale, v_scale) in enumerate(cache.layer_scales):
         assert k_scale is not None
         assert v_scale is not None
-        assert k_scale.data_ptr() == cache.scales[index, 0].data_ptr()
-        assert v_scale.data_ptr() == cache.scales[index, 1].data_ptr()
+        assert k_scale.data_ptr() == cache.groups[0].scales[index, 0].data_ptr()
+        assert v_scale.data_ptr() == cache.groups[0].scales[index, 1].data_ptr()
     plain = new_cache(model)
     assert plain.scales is None
     assert plain.layer_scales == ((None, None), (None, None))

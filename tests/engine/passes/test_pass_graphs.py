@@ -1,8 +1,11 @@
 """What is recorded, when a recorded pass serves, and what becomes of its results."""
 
+import gc
 import logging
 import random
+import weakref
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +15,7 @@ from engine.passes.device_rows import DeviceRows
 from engine.passes.flat_rows import ForwardSlice
 from engine.passes.pass_graphs import BUCKETS, CapturedPass, PassGraphs, estimate_bytes
 from engine.passes.runner import ModelRunner
+from engine.passes.tile_plans import TilePlanner
 from kernels.triton_support import use_kernels
 from tests.engine.passes.twins import (
     Piece,
@@ -85,7 +89,28 @@ def test_every_size_is_recorded_the_largest_first_and_told() -> None:
     assert len(sizes) > len(set(sizes)), "a size with two shapes of tile"
     assert told == [(done, number) for done in range(1, number + 1)]
     assert number == len(sizes)
-    assert not twin.runner.kv_cache.tensor.any(), "recording wrote to the cache"
+    assert not twin.runner.kv_cache.groups[0].tensor.any(), "recording wrote to the cache"
+
+
+def test_a_recordings_tensors_live_as_long_as_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CUDA graph keeps addresses and nothing else, so this recorder drops the pass as well."""
+    works: list[weakref.ref[torch.Tensor]] = []
+    make_plan = TilePlanner.plan
+
+    def noting(self: TilePlanner, *inputs: Any, **options: Any) -> Any:
+        plan = make_plan(self, *inputs, **options)
+        works.append(weakref.ref(plan.work))
+        return plan
+
+    def record(run: Callable[[], None]) -> Callable[[], None]:
+        run()
+        return lambda: None
+
+    monkeypatch.setattr(TilePlanner, "plan", noting)
+    twin = make_twin(MODEL)
+    assert twin.runner.capture_graphs(capture=record, max_rows=8) == len(works) > 0
+    gc.collect()
+    assert all(work() is not None for work in works)
 
 
 def test_recording_leaves_what_the_cache_holds() -> None:
@@ -93,9 +118,9 @@ def test_recording_leaves_what_the_cache_holds() -> None:
     pieces = [rows(0, 9)]
     twin.run(pieces)
     twin.advance(pieces)
-    before = twin.runner.kv_cache.tensor.clone()
+    before = twin.runner.kv_cache.groups[0].tensor.clone()
     twin.runner.capture_graphs(capture=record_eagerly, max_rows=8)
-    assert torch.equal(twin.runner.kv_cache.tensor, before)
+    assert torch.equal(twin.runner.kv_cache.groups[0].tensor, before)
 
 
 @pytest.mark.parametrize("cuda_graphs", [True, False])
@@ -253,10 +278,10 @@ def test_fp8_caches_go_through_buffers_too(replayed: list[int]) -> None:
         for twin in (plain, staged):
             twin.advance(pieces)
     caches = [twin.runner.kv_cache for twin in (plain, staged)]
-    assert caches[0].tensor.dtype == torch.float8_e4m3fn
-    assert caches[0].scales is not None
-    assert caches[1].scales is not None
-    torch.testing.assert_close(caches[0].scales, caches[1].scales)
+    assert caches[0].groups[0].tensor.dtype == torch.float8_e4m3fn
+    assert caches[0].groups[0].scales is not None
+    assert caches[1].groups[0].scales is not None
+    torch.testing.assert_close(caches[0].groups[0].scales, caches[1].groups[0].scales)
     assert len(replayed) == 2
 
 
@@ -277,8 +302,8 @@ def test_a_cache_that_the_model_cannot_use_is_refused() -> None:
 def test_slots_are_moved_with_their_scales(knows_host: bool) -> None:
     """Known to the host or to the device only, where -1 on either side is no move."""
     runner = make_twin(MODEL, kv_dtype=torch.float8_e4m3fn).runner
-    contents = runner.kv_cache.tensor.view(torch.uint8)
-    scales = runner.kv_cache.scales
+    contents = runner.kv_cache.groups[0].tensor.view(torch.uint8)
+    scales = runner.kv_cache.groups[0].scales
     assert scales is not None
     contents.random_(0, 120)
     scales.uniform_()

@@ -62,7 +62,9 @@ def twins_of(architecture: str, max_rows: int) -> tuple[Twin, Twin]:
 
 def assert_same_cache(plain: ModelRunner, staged: ModelRunner) -> None:
     """Nothing is written beside the rows' own slots."""
-    torch.testing.assert_close(staged.kv_cache.tensor, plain.kv_cache.tensor, rtol=0, atol=2e-4)
+    torch.testing.assert_close(
+        staged.kv_cache.groups[0].tensor, plain.kv_cache.groups[0].tensor, rtol=0, atol=2e-4
+    )
 
 
 def assert_close(found: Tensor, expected: Tensor) -> None:
@@ -216,4 +218,4 @@ def test_padding_alone_does_nothing(is_staged: bool) -> None:
     assert found.logits.shape == (rows.total_rows, 131)
     assert nothing.logits.shape == (0, 131)
     assert nothing.hidden.shape == (0, 64)
-    assert not twin.runner.kv_cache.tensor.any()
+    assert not twin.runner.kv_cache.groups[0].tensor.any()

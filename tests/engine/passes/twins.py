@@ -51,7 +51,7 @@ class Twin:
         for view in self.views:
             view.release()
         self.views.clear()
-        self.runner.kv_cache.tensor.zero_()
+        self.runner.kv_cache.groups[0].tensor.zero_()
 
     def view(self, sequence: int) -> KVView:
         while len(self.views) <= sequence:

@@ -19,6 +19,7 @@ from gateway.cli import app
 from gateway.settings.tree import Settings, load_settings
 from gateway.wiring import build as wiring
 from gateway.wiring import engine as engine_wiring
+from gateway.wiring.kv_budget import cache_sizes
 from kernels.triton_support import use_kernels
 
 QUICK = {
@@ -77,16 +78,16 @@ def test_each_mode_has_a_flag(
 def test_modes_reach_the_runners() -> None:
     usual = runners_of()
     for runner in usual.values():
-        assert runner.kv_cache.tensor.dtype == torch.float32
-        assert runner.kv_cache.scales is None
+        assert runner.kv_cache.dtype == torch.float32
+        assert runner.kv_cache.groups[0].scales is None
         assert runner.cuda_graphs
         assert not runner.model.deterministic
     changed = runners_of(
         engine__kv_cache_dtype="fp8", engine__deterministic=True, engine__cuda_graphs=False
     )
     for runner in changed.values():
-        assert runner.kv_cache.tensor.dtype == torch.float8_e4m3fn
-        assert runner.kv_cache.scales is not None
+        assert runner.kv_cache.dtype == torch.float8_e4m3fn
+        assert runner.kv_cache.groups[0].scales is not None
         assert not runner.cuda_graphs
         assert runner.model.deterministic
 
@@ -100,7 +101,7 @@ def test_the_same_memory_holds_more_blocks_in_fp8() -> None:
     }
     budget = 0.002 * 2**30
     for runner in sizes.values():
-        config, dtype = runner.model.config, runner.kv_cache.tensor.dtype
+        config, dtype = runner.model.config, runner.kv_cache.dtype
         own = KVCache.bytes_per_block(config, block_size=16, dtype=dtype) * runner.num_blocks
         assert own < budget
     assert 3 * sizes["auto"].num_blocks < sizes["fp8"].num_blocks  # a quarter, and the scales
@@ -149,11 +150,11 @@ def test_the_cache_leaves_room_for_the_graphs(monkeypatch: pytest.MonkeyPatch) -
     needed = sum(estimate_bytes(model.config, model.dtype) for model in models.values())
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (needed + (8 << 20), 1 << 40))
     num_blocks = {
-        on: engine_wiring._num_blocks(
+        on: cache_sizes(
             settings_of(engine__max_context=None, engine__cuda_graphs=on),
             models,  # type: ignore[arg-type]
             torch.device("cuda"),
-        )
+        ).num_blocks
         for on in (True, False)
     }
     bytes_per_block = sum(

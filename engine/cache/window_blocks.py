@@ -1,0 +1,123 @@
+"""The smaller cache of the layers that see a window: its blocks, lent to blocks of the pool."""
+
+from collections import OrderedDict
+
+# Tokens behind a window that are kept, for a drafter's view that goes back a few tokens.
+_SLACK_TOKENS = 64
+# Blocks that a running answer holds beside its window's: begun ones at both ends, and its tree's.
+_SPARE_BLOCKS = 6
+
+
+def window_block_demand(
+    window: int, *, block_size: int, max_sequences: int, max_step_tokens: int
+) -> int:
+    """Return how many window blocks are enough for `max_sequences` answers of any length.
+
+    window, max_step_tokens (rows of a pass, of all answers together): in tokens.
+    """
+    per_answer = -(-(window + _SLACK_TOKENS) // block_size) + _SPARE_BLOCKS
+    return 1 + max_sequences * per_answer + -(-max_step_tokens // block_size)
+
+
+class OutOfWindowBlocksError(Exception):
+    """Every window block is held. A view asks for room before it holds one."""
+
+
+class WindowBlocks:
+    """Window blocks, each lent to one block of the pool: where its windowed layers' keys lie.
+
+    A view holds the window blocks of the tokens that its next rows may see. One that no view holds
+    stays with its block, for a later prefix hit, until another block needs it: the least recently
+    held goes first. Window block 0 is never lent: what is read or written for a block without a
+    window block is read and written there, and is never used.
+
+    `changes`: block to window block, since they were last taken; `copies`: (source, copy) window
+    blocks whose content must be copied before the next pass. `window`: in tokens.
+    """
+
+    def __init__(self, *, num_blocks: int, window: int, block_size: int) -> None:
+        self.num_blocks = num_blocks
+        self.changes: dict[int, int] = {}
+        self.copies: list[tuple[int, int]] = []
+        self._reach = window - 1
+        self._block_size = block_size
+        self._free = list(range(num_blocks - 1, 0, -1))
+        self._of_block: dict[int, int] = {}
+        self._num_holders: dict[int, int] = {}  # by block
+        self._unheld: OrderedDict[int, None] = (
+            OrderedDict()
+        )  # blocks whose window block no view holds
+
+    @property
+    def num_available(self) -> int:
+        """Window blocks that could be lent now."""
+        return len(self._free) + len(self._unheld)
+
+    def first_seen(self, num_tokens: int) -> int:
+        """The index, in a view's table, of the first block that rows behind `num_tokens` see."""
+        return max(num_tokens - self._reach, 0) // self._block_size
+
+    def first_kept(self, num_tokens: int) -> int:
+        """The index of the first block that a view of `num_tokens` goes on holding."""
+        return max(num_tokens - self._reach - _SLACK_TOKENS, 0) // self._block_size
+
+    def has(self, block: int) -> bool:
+        """True if the block's windowed keys are there."""
+        return block in self._of_block
+
+    def hold(self, block: int) -> int:
+        """Return the block's window block and keep it; lend one if it has none.
+
+        Raises OutOfWindowBlocksError.
+        """
+        window_block = self._of_block.get(block)
+        if window_block is None:
+            window_block = self._take()
+            self._of_block[block] = window_block
+            self.changes[block] = window_block
+        self._unheld.pop(block, None)
+        self._num_holders[block] = self._num_holders.get(block, 0) + 1
+        return window_block
+
+    def let_go(self, block: int) -> None:
+        """Let others have the block's window block when they need it."""
+        self._num_holders[block] -= 1
+        if not self._num_holders[block]:
+            del self._num_holders[block]
+            self._unheld[block] = None
+
+    def copy(self, source: int, copy: int) -> int:
+        """Lend a window block to `copy`, to be filled with what the one of `source` holds."""
+        held = self._of_block[source]
+        window_block = self.hold(copy)
+        self.copies.append((held, window_block))
+        return window_block
+
+    def forget(self, block: int) -> None:
+        """Take back what was lent to a block that is about to mean something else."""
+        if block in self._unheld:
+            del self._unheld[block]
+            self._free.append(self._detach(block))
+
+    def take_changes(self) -> dict[int, int]:
+        """Return the changes, and begin anew."""
+        changes, self.changes = self.changes, {}
+        return changes
+
+    def take_copies(self) -> list[tuple[int, int]]:
+        """Return the copies to be made, and begin anew; of two into one block the last counts."""
+        last = {copy: source for source, copy in self.copies}
+        self.copies = []
+        return [(source, copy) for copy, source in last.items()]
+
+    def _take(self) -> int:
+        if self._free:
+            return self._free.pop()
+        if not self._unheld:
+            raise OutOfWindowBlocksError
+        block, _ = self._unheld.popitem(last=False)
+        return self._detach(block)
+
+    def _detach(self, block: int) -> int:
+        self.changes[block] = 0
+        return self._of_block.pop(block)

@@ -1,0 +1,160 @@
+"""Memory for keys and values: how many blocks each tier's cache gets.
+
+torch is imported inside functions: the gateway's process imports the wiring without it.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from engine.config import EngineConfig
+from engine.errors import EngineError
+from engine.request import Tier
+from gateway.settings.tree import Settings
+from gateway.wiring.hardware import available_memory_bytes
+
+if TYPE_CHECKING:
+    import torch
+
+    from engine.model.protocol import CausalModel
+
+_GIB = 2**30
+_CPU_KV_SHARE = 0.25  # of the memory that is free: others live on the machine too
+_GPU_KV_SHARE = 0.85  # of the memory left beside the weights: the rest is for activations
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheSizes:
+    """Blocks of the caches: `num_blocks` of every tier, for both hold the same tokens.
+
+    `num_window_blocks`: of the tiers whose layers with a window get a smaller cache of their own.
+    """
+
+    num_blocks: int
+    num_window_blocks: Mapping[Tier, int]
+
+
+def kv_dtype(settings: Settings, model: "CausalModel") -> "torch.dtype":
+    """Return the data type of a model's KV cache."""
+    import torch
+
+    return torch.float8_e4m3fn if settings.engine.kv_cache_dtype == "fp8" else model.dtype
+
+
+def cache_sizes(
+    settings: Settings, models: "Mapping[Tier, CausalModel]", device: "torch.device"
+) -> CacheSizes:
+    """Share the memory out.
+
+    Raises EngineError when it does not hold one answer of full length.
+    """
+    options = settings.engine
+    longest = max(model.config.max_position_embeddings for model in models.values())
+    context = min(longest, options.max_context or longest)
+    blocks_per_answer = math.ceil(context / options.block_size)
+    demands = _window_demands(settings, models)
+    if options.num_blocks is not None:
+        return _sizes(options.num_blocks, demands)
+    # More than every answer at full length is never in use.
+    useful = blocks_per_answer * options.max_sequences
+    budget_bytes = _budget_bytes(settings, models, device)
+    num_blocks = min(_num_blocks(settings, models, demands, budget_bytes), useful)
+    if options.max_context is not None and num_blocks < blocks_per_answer:
+        raise EngineError(
+            f"engine.max_context={context} needs {blocks_per_answer} KV blocks, but the memory for "
+            f"them holds {num_blocks} ({budget_bytes / _GIB:.2f} GiB). Lower max_context or raise "
+            "engine.kv_cache_gib."
+        )
+    if num_blocks < 2:
+        least_bytes = 2 * sum(_bytes_per_block(settings, model) for model in models.values())
+        raise EngineError(
+            f"{budget_bytes / _GIB:.3f} GiB for the KV cache is less than two blocks "
+            f"({least_bytes / _GIB:.3f} GiB). Free memory or raise engine.kv_cache_gib."
+        )
+    return _sizes(num_blocks, demands)
+
+
+def _sizes(num_blocks: int, demands: Mapping[Tier, int]) -> CacheSizes:
+    """Leave windows out where their cache would not be the smaller one."""
+    smaller = {tier: demand for tier, demand in demands.items() if demand < num_blocks}
+    return CacheSizes(num_blocks=num_blocks, num_window_blocks=smaller)
+
+
+def _window_demands(settings: Settings, models: "Mapping[Tier, CausalModel]") -> dict[Tier, int]:
+    """Return the window blocks that serve any mix of answers, for tiers that have windows."""
+    from engine.cache.window_blocks import window_block_demand
+
+    options = settings.engine
+    return {
+        tier: window_block_demand(
+            model.config.sliding_window,
+            block_size=options.block_size,
+            max_sequences=options.max_sequences,
+            max_step_tokens=EngineConfig().max_tokens_per_step,
+        )
+        for tier, model in models.items()
+        if model.config.sliding_window is not None
+    }
+
+
+def _num_blocks(
+    settings: Settings,
+    models: "Mapping[Tier, CausalModel]",
+    demands: Mapping[Tier, int],
+    budget_bytes: float,
+) -> int:
+    """Return the greatest number of blocks that fits into the budget."""
+    per_block = sum(_bytes_per_block(settings, model) for model in models.values())
+    apart: set[Tier] = set()
+    fixed_bytes = 0
+    # A window's cache stops growing at its demand: the smallest demand is reached first.
+    for tier in sorted(demands, key=lambda tier: demands[tier]):
+        if per_block and (budget_bytes - fixed_bytes) // per_block <= demands[tier]:
+            break
+        windowed = _bytes_per_block(settings, models[tier], windowed=True)
+        apart.add(tier)
+        fixed_bytes += windowed * demands[tier]
+        per_block -= windowed
+    return int((budget_bytes - fixed_bytes) // per_block) if per_block else _MOST_BLOCKS
+
+
+_MOST_BLOCKS = 2**31 - 1  # block ids are int32 on the device
+
+
+def _bytes_per_block(
+    settings: Settings, model: "CausalModel", *, windowed: bool | None = None
+) -> int:
+    from engine.model.kv_cache import KVCache
+
+    return KVCache.bytes_per_block(
+        model.config,
+        block_size=settings.engine.block_size,
+        dtype=kv_dtype(settings, model),
+        windowed=windowed,
+    )
+
+
+def _budget_bytes(
+    settings: Settings, models: "Mapping[Tier, CausalModel]", device: "torch.device"
+) -> float:
+    """Return the memory for all caches."""
+    import torch
+
+    if settings.engine.kv_cache_gib is not None:
+        return settings.engine.kv_cache_gib * _GIB
+    if device.type == "cuda":
+        free_bytes = torch.cuda.mem_get_info(device)[0] - _graph_bytes(settings, models)
+        return max(free_bytes, 0) * _GPU_KV_SHARE
+    return available_memory_bytes() * _CPU_KV_SHARE
+
+
+def _graph_bytes(settings: Settings, models: "Mapping[Tier, CausalModel]") -> int:
+    """Return the device memory to leave to CUDA graphs, recorded after the cache exists."""
+    from engine.passes.pass_graphs import estimate_bytes
+
+    if not settings.engine.cuda_graphs:
+        return 0
+    return sum(
+        estimate_bytes(model.config, model.dtype) for model in models.values() if model.can_record
+    )

@@ -1,0 +1,98 @@
+"""Layers with a window keep only its keys, and every answer stays as it was."""
+
+import pytest
+import torch
+
+from draft.config import DraftConfig
+from engine.config import EngineConfig
+from engine.request import EngineRequest
+from kernels.triton_support import use_kernels
+from tests.engine.passes.twins import record_eagerly
+from tests.engines import (
+    Pair,
+    assert_idle,
+    make_engine,
+    make_request,
+    random_prompt,
+    serve,
+    texts,
+    tiny_pair,
+)
+from tests.laws.mixed import plainly
+
+BLOCK_SIZE = 4
+# For prompts that go far beyond the window (7 or 9 tokens) and what is kept behind it (64).
+LENGTHS = (3, 20, 31, 60, 97, 140, 180)
+BLOCKS = 70
+WINDOW_BLOCKS = 66
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        "gemma2",
+        pytest.param("mistral", marks=pytest.mark.slow),  # all layers have a window
+        pytest.param("gpt-oss", marks=pytest.mark.slow),
+        pytest.param("starcoder2", marks=pytest.mark.slow),  # through transformers
+    ],
+)
+def pair(request: pytest.FixtureRequest) -> Pair:
+    return tiny_pair(request.param, max_positions=256, drift=0.03)
+
+
+def long_requests(max_tokens: int = 40) -> list[EngineRequest]:
+    """Two of each length, the second one longer by a few tokens, so that prefixes are found."""
+    return [
+        make_request(
+            f"{length}-{more}",
+            random_prompt(220, seed=length)[: length + 9 * more],
+            max_tokens=max_tokens,
+            temperature=0.8 * (length % 2),
+            seed=length,
+        )
+        for length in LENGTHS
+        for more in (0, 1)
+    ]
+
+
+@pytest.mark.parametrize("on_device", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_answers_do_not_depend_on_the_windows_cache(pair: Pair, on_device: bool) -> None:
+    requests = long_requests()
+    engine = make_engine(
+        pair,
+        block_size=BLOCK_SIZE,
+        large_blocks=BLOCKS,
+        small_blocks=BLOCKS,
+        window_blocks=WINDOW_BLOCKS,
+        on_device=on_device,
+        draft=DraftConfig(max_branching=4),
+        config=EngineConfig(max_tokens_per_step=96),
+    )
+    right = plainly(pair, requests)
+    for _ in range(2):  # the second time with prefixes from the cache
+        assert texts(serve(engine, requests)) == right
+    stats = engine.stats().tiers["large"]
+    assert stats.num_preemptions > 0
+    assert stats.prefix_cache_hits > 0
+    assert_idle(engine)
+
+
+@pytest.mark.slow
+def test_plans_on_the_device_find_the_windows_cache() -> None:
+    """In Triton's interpreter: the passes that a GPU would run, recorded ones among them."""
+    pair = tiny_pair("gemma2", max_positions=256, drift=0.03)
+    requests = long_requests(max_tokens=8)[7:8]
+    right = plainly(pair, requests)
+    with use_kernels("triton"), torch.inference_mode():
+        engine = make_engine(
+            pair,
+            block_size=BLOCK_SIZE,
+            large_blocks=200,
+            small_blocks=200,
+            window_blocks=WINDOW_BLOCKS,
+            on_device=True,
+        )
+        for runner in engine._runners.values():
+            assert runner.capture_graphs(capture=record_eagerly, max_rows=8)
+        assert texts(serve(engine, requests)) == right
+    assert_idle(engine)
