@@ -88,6 +88,8 @@ class ModelSettings(Section):
         "phi4",
         "cohere",
         "deepseek",
+        "qwen3_coder",
+        "glm45",
     ] = "auto"
     """Format of the models' tool calls; auto: taken from their chat templates."""
 

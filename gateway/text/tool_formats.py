@@ -5,16 +5,40 @@ prompts are made of them. The table of families is in docs/models.md.
 """
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
 from typing import Any, Final, Literal, get_args
 
 ToolFormatName = Literal[
-    "hermes", "llama3", "mistral", "mistral11", "granite", "phi4", "cohere", "deepseek"
+    "hermes",
+    "llama3",
+    "mistral",
+    "mistral11",
+    "granite",
+    "phi4",
+    "cohere",
+    "deepseek",
+    "qwen3_coder",
+    "glm45",
 ]
 
 ANY_ID: Final = "#"
 """In a format's texts: the id of a call, one to nine letters or digits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class XmlArguments:
+    """Arguments between tags: `key_begin KEY key_end value_begin VALUE value_end between`, each.
+
+    `pad` stands around each value and belongs to the format.
+    """
+
+    key_begin: str
+    key_end: str
+    value_begin: str = ""
+    value_end: str
+    between: str = "\n"
+    pad: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +61,8 @@ class ToolFormat:
     end: str = ""
     repeats: bool = False
     between: str = "\n"
+    xml: XmlArguments | None = None
+    """The tags around arguments; None: they are a JSON object."""
     system_field: str = ""
     """The field of the system message in which the template expects the tools, where it has one."""
     result_role: str = "user"
@@ -60,13 +86,16 @@ class ToolFormat:
 
         Arguments inside an object end where the object does; all others end with themselves.
         """
+        if self.xml is not None:
+            return "<"
         return "" if self.call_end.startswith("}") else "{"
 
     @property
     def marks(self) -> str:
         """All texts of the format, in which special tokens may stand."""
         parts = (self.lead, self.call_begin, self.call_middle, self.call_end, self.trail)
-        return "\n".join([self.marker, *parts, self.end])
+        tags = () if self.xml is None else astuple(self.xml)
+        return "\n".join([self.marker, *parts, self.end, *tags])
 
 
 def _wide(words: str) -> str:
@@ -128,9 +157,47 @@ DEEPSEEK: Final = ToolFormat(
     separator="",
     end=_wide("tool▁calls▁end"),
 )
+QWEN3_CODER: Final = ToolFormat(
+    name="qwen3_coder",
+    marker="<tool_call>",
+    lead="\n",
+    call_begin="<function=",
+    call_middle=">\n",
+    call_end="</function>",
+    trail="\n",
+    end="</tool_call>",
+    repeats=True,
+    xml=XmlArguments(key_begin="<parameter=", key_end=">", value_end="</parameter>", pad="\n"),
+)
+GLM45: Final = ToolFormat(
+    name="glm45",
+    marker="<tool_call>",
+    call_begin="",
+    call_middle="\n",
+    call_end="",
+    end="</tool_call>",
+    repeats=True,
+    xml=XmlArguments(
+        key_begin="<arg_key>",
+        key_end="</arg_key>",
+        value_begin="\n<arg_value>",
+        value_end="</arg_value>",
+    ),
+)
 FORMATS: Final[Mapping[ToolFormatName, ToolFormat]] = {
     form.name: form
-    for form in (HERMES, LLAMA3, MISTRAL, MISTRAL11, GRANITE, PHI4, COHERE, DEEPSEEK)
+    for form in (
+        HERMES,
+        LLAMA3,
+        MISTRAL,
+        MISTRAL11,
+        GRANITE,
+        PHI4,
+        COHERE,
+        DEEPSEEK,
+        QWEN3_CODER,
+        GLM45,
+    )
 }
 assert set(FORMATS) == set(get_args(ToolFormatName))
 
@@ -171,21 +238,9 @@ def _template_format(text: str) -> ToolFormat | None:
     """Return the format that a template writes; None for none and for those that are unknown."""
     if not _shows_tools(text):
         return None
-    if "[TOOL_CALLS]" in text:
-        return _mistral(text)
-    if '{"name": function name, "parameters":' in text:
-        return LLAMA3
-    if "<|START_ACTION|>" in text:
-        return COHERE
-    if DEEPSEEK.marker in text:
-        return _deepseek(text)
-    if "<|tool|>" in text:
-        return _phi4(text)
-    if "<|tool_call|>" in text:
-        return GRANITE
-    # Qwen3-Coder and GLM write XML between the same tags.
-    if "<tool_call>" in text and not re.search("<function=|<arg_key>", text):
-        return HERMES
+    for marks, form in _TOLD_BY:
+        if all(mark in text for mark in marks):
+            return form if isinstance(form, ToolFormat) else form(text)
     return None
 
 
@@ -221,6 +276,37 @@ def _phi4(text: str) -> ToolFormat:
             PHI4, lead="", trail="", separator=None, repeats=True, between="", system_field=""
         )
     return replace(PHI4, system_field="")
+
+
+def _glm(text: str) -> ToolFormat:
+    """Return the format of GLM 4.5, or that of 4.7 and later, without line ends."""
+    if GLM45.xml is None or "</arg_key><arg_value>" not in text:
+        return GLM45
+    tags = replace(GLM45.xml, value_begin="<arg_value>", between="")
+    return replace(GLM45, call_middle="", between="", xml=tags)
+
+
+def _seed(text: str) -> ToolFormat:
+    """Return the format of Seed-OSS, which is Qwen's with tags of its own around a call."""
+    assert QWEN3_CODER.xml is not None, "its arguments are between tags"
+    tags = replace(QWEN3_CODER.xml, pad="")
+    begin, end = "<seed:tool_call>", "</seed:tool_call>"
+    return replace(QWEN3_CODER, marker=begin, end=end, xml=tags)
+
+
+_TOLD_BY: Final[Sequence[tuple[Sequence[str], ToolFormat | Callable[[str], ToolFormat]]]] = (
+    (["[TOOL_CALLS]"], _mistral),
+    (['{"name": function name, "parameters":'], LLAMA3),
+    (["<|START_ACTION|>"], COHERE),
+    ([DEEPSEEK.marker], _deepseek),
+    (["<|tool|>"], _phi4),
+    (["<|tool_call|>"], GRANITE),
+    (["<seed:tool_call>"], _seed),
+    (["<tool_call>", "<arg_key>"], _glm),
+    (["<tool_call>", "<function="], QWEN3_CODER),
+    (["<tool_call>"], HERMES),
+)
+"""Texts in a template that tell its format; the first row of which all are there."""
 
 
 def _shows_tools(text: str) -> bool:

@@ -1,18 +1,24 @@
-"""The grammar of an answer with tool calls, made of the texts of a format (tool_formats.py).
-
-It is xgrammar's structural tag, written by hand: this process does without xgrammar.
-"""
+"""The grammar of an answer with tool calls, made of the texts of a format (tool_formats.py)."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from gateway.schema.tools import FunctionDefinition
-from gateway.text.tool_formats import ANY_ID, ToolDialect
+from gateway.text.grammar_parts import (
+    GrammarPart,
+    Literals,
+    any_of,
+    const,
+    optional,
+    sequence,
+    star,
+    tag,
+)
+from gateway.text.tool_formats import ToolDialect
+from gateway.text.xml_grammar import xml_arguments_grammar
 
 _COMBINES: Final = frozenset({"$ref", "anyOf", "allOf", "oneOf", "if", "not"})
-
-GrammarPart = dict[str, Any]
 
 
 def answer_grammar(
@@ -41,18 +47,15 @@ class _Builder:
 
     def __init__(self, dialect: ToolDialect, may_repeat: bool) -> None:
         self._form = dialect.format
-        self._special_ids: Mapping[str, int] = dialect.special_ids
-        self._literals = re.compile(
-            "|".join([f"({re.escape(text)})" for text in dialect.special_ids] + [f"({ANY_ID})"])
-        )
+        self._literals = Literals(dialect.special_ids)
         self._is_single = not (may_repeat and dialect.format.has_parallel_calls)
 
     def answer(self, functions: Sequence[FunctionDefinition], *, must_call: bool) -> GrammarPart:
         """Build an answer of calls only, or of text with calls."""
         if not self._form.marker:
-            calls = _any_of([self._call(function) for function in functions])
+            calls = any_of([self._call(function) for function in functions])
             trigger = self._form.trigger
-            return calls if must_call else _any_of([calls, _text_not_starting_with(trigger)])
+            return calls if must_call else any_of([calls, _text_not_starting_with(trigger)])
         section = self._section(functions)
         ends_with_it = self._is_single or not self._form.repeats
         if must_call:
@@ -63,7 +66,7 @@ class _Builder:
                 "at_least_one": True,
                 "stop_after_first": ends_with_it,
             }
-        if self._form.marker not in self._special_ids:
+        if not self._literals.is_special(self._form.marker):
             return {
                 "type": "triggered_tags",
                 "triggers": [self._form.marker],
@@ -73,25 +76,25 @@ class _Builder:
         # No text spells a special token, so text and calls need no trigger to be told apart.
         text = {"type": "any_text"}
         if ends_with_it:
-            return _sequence([text, {"type": "optional", "content": section}])
-        return _sequence([{"type": "star", "content": _sequence([text, section])}, text])
+            return sequence([text, optional(section)])
+        return sequence([star(sequence([text, section])), text])
 
     def _section(self, functions: Sequence[FunctionDefinition]) -> GrammarPart:
         """Build a section: calls with the markers around them."""
         form = self._form
-        content = [*self._texts(form.lead), self._calls(functions), *self._texts(form.trail)]
-        return {
-            "type": "tag",
-            "begin": self._mark(form.marker),
-            "content": _sequence(content),
-            "end": self._mark(form.end),
-        }
+        content = [
+            *self._literals.parts(form.lead),
+            self._calls(functions),
+            *self._literals.parts(form.trail),
+        ]
+        mark = self._literals.mark
+        return tag(mark(form.marker), sequence(content), mark(form.end))
 
     def _calls(self, functions: Sequence[FunctionDefinition]) -> GrammarPart:
         """Build the calls between a marker and its end."""
         calls = [self._call(function) for function in functions]
         if self._form.separator is None:
-            return _any_of(calls)
+            return any_of(calls)
         return {
             "type": "tags_with_separator",
             "tags": calls,
@@ -102,31 +105,18 @@ class _Builder:
 
     def _call(self, function: FunctionDefinition) -> GrammarPart:
         """Build one call, as a tag: only tags can be repeated with a separator."""
-        form = self._form
-        arguments = {"type": "json_schema", "json_schema": arguments_schema(function)}
-        head = form.call_begin + function.name + form.call_middle
-        begin, *rest = self._texts(head)
-        if begin["type"] == "token":
-            return _tag(begin, _sequence([*rest, arguments, *self._texts(form.call_end)]), "")
-        end = self._texts(form.call_end)
-        if len(end) == 1 and "value" in end[0]:
-            return _tag(begin["value"], _sequence([*rest, arguments]), end[0]["value"])
-        return _tag(begin["value"], _sequence([*rest, arguments, *end]), "")
+        form, parts = self._form, self._literals.parts
+        begin, *rest = parts(form.call_begin + function.name + form.call_middle)
+        content, end = [*rest, *self._arguments(function)], form.call_end
+        if self._literals.is_special(end) or len(parts(end)) != 1:
+            content, end = [*content, *parts(end)], ""
+        return tag(begin.get("value", begin), sequence(content or [const("")]), end)
 
-    def _texts(self, text: str) -> list[GrammarPart]:
-        """Split a text of the format: special tokens go by their ids, an id is any id."""
-        return [self._text(part) for part in self._literals.split(text) if part]
-
-    def _text(self, text: str) -> GrammarPart:
-        if text == ANY_ID:
-            return {"type": "regex", "pattern": "[a-zA-Z0-9]{1,9}"}
-        mark = self._mark(text)
-        return {"type": "const_string", "value": text} if isinstance(mark, str) else mark
-
-    def _mark(self, text: str) -> str | GrammarPart:
-        """Return a marker; a special token goes by its id, as it is no text for a grammar."""
-        token_id = self._special_ids.get(text)
-        return text if token_id is None else {"type": "token", "token": token_id}
+    def _arguments(self, function: FunctionDefinition) -> list[GrammarPart]:
+        schema, xml = arguments_schema(function), self._form.xml
+        if xml is not None:
+            return xml_arguments_grammar(schema, function.name, xml, self._literals)
+        return [{"type": "json_schema", "json_schema": schema}]
 
 
 def _text_not_starting_with(start: str) -> GrammarPart:
@@ -136,15 +126,3 @@ def _text_not_starting_with(start: str) -> GrammarPart:
         before = re.escape(start[:index])
         others += [before, rf"{before}[^{re.escape(char)}][\s\S]*"]
     return {"type": "regex", "pattern": "|".join(others)}
-
-
-def _tag(begin: str | GrammarPart, content: GrammarPart, end: str) -> GrammarPart:
-    return {"type": "tag", "begin": begin, "content": content, "end": end}
-
-
-def _sequence(elements: list[GrammarPart]) -> GrammarPart:
-    return elements[0] if len(elements) == 1 else {"type": "sequence", "elements": elements}
-
-
-def _any_of(elements: list[GrammarPart]) -> GrammarPart:
-    return elements[0] if len(elements) == 1 else {"type": "or", "elements": elements}

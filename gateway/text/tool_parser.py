@@ -9,8 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from gateway.text.arguments import ArgumentsReader, JsonArguments, XmlArgumentsReader
 from gateway.text.thinking import overlap
 from gateway.text.tool_formats import ANY_ID, ToolFormat
+from gateway.text.xml_values import ValueForm
 
 _SLICE_CHARS: Final = 256
 """Text is read in slices, so that what is held, and copied at each change of state, stays short."""
@@ -42,13 +44,15 @@ class ToolReading:
 
     `only_calls`: there is no content. `is_named`: the client chose the function, so that the end of
     the call is a plain stop (as OpenAI has it). `special_texts`: the texts of special tokens, by
-    id, which are part of the format.
+    id, which are part of the format. `value_forms`: of each function's arguments, where the format
+    leaves their types open.
     """
 
     format: ToolFormat
     only_calls: bool = False
     is_named: bool = False
     special_texts: Mapping[int, str] = field(default_factory=dict)
+    value_forms: Mapping[str, Mapping[str, ValueForm]] = field(default_factory=dict)
 
 
 class ToolParser:
@@ -61,6 +65,7 @@ class ToolParser:
     def __init__(self, reading: ToolReading) -> None:
         self._format = reading.format
         self._only_calls = reading.only_calls
+        self._value_forms = reading.value_forms
         self._state: ParserState = "text"
         self._is_next = False  # behind another call: the head has a separator, no marker
         self._held = ""
@@ -68,13 +73,13 @@ class ToolParser:
         self._num_space = 0
         self._num_seen = 0
         self._pieces: list[ToolPiece] = []
-        self._json = _JsonScanner(is_bare=False)
+        self._reader: ArgumentsReader = JsonArguments(is_bare=False)
         self.num_calls = 0
 
     @property
     def num_decided(self) -> int:
         """Characters of the text that are decided."""
-        return self._num_seen - len(self._held) - self._num_space
+        return self._num_seen - len(self._held) - self._num_space - self._reader.num_held
 
     def push(self, text: str) -> list[ToolPiece]:
         """Return the pieces that can be released now, in order; no empty ones."""
@@ -94,6 +99,7 @@ class ToolParser:
             self._drop_space()
             self._emit("content", len(self._held))
         self._held = ""
+        self._reader.num_held = 0
         self._drop_space()
         return self._take()
 
@@ -167,9 +173,15 @@ class ToolParser:
         self._held = self._held[behind - len(form.first_char) :]
         self._pieces.append(ToolPiece("call", name[0], self.num_decided))
         self.num_calls += 1
-        self._json = _JsonScanner(is_bare=bool(form.first_char))
+        self._reader = self._arguments_reader(name[0])
         self._state = "arguments"
         return True
+
+    def _arguments_reader(self, name: str) -> ArgumentsReader:
+        xml = self._format.xml
+        if xml is None:
+            return JsonArguments(is_bare=bool(self._format.first_char))
+        return XmlArgumentsReader(xml, self._value_forms.get(name, {}))
 
     def _refuse_head(self) -> bool:
         """Turn text that looked like a call into content."""
@@ -180,14 +192,13 @@ class ToolParser:
 
     def _arguments(self) -> bool:
         """Read arguments up to their end."""
-        if self._json.is_new:
-            self._held = self._held.lstrip()
-        end = self._json.scan(self._held)
-        self._emit("arguments", len(self._held) if end is None else end)
-        if end is None:
-            return False
-        self._state = "close"
-        return True
+        num_read, text = self._reader.read(self._held)
+        self._held = self._held[num_read:]
+        if text:
+            self._pieces.append(ToolPiece("arguments", text, self.num_decided))
+        if self._reader.is_done:
+            self._state = "close"
+        return self._reader.is_done
 
     def _close(self) -> bool:
         """Read the end of one call."""
@@ -244,40 +255,6 @@ class ToolParser:
         text, self._held = self._held[:length], self._held[length:]
         if text:
             self._pieces.append(ToolPiece(kind, text, self.num_decided))
-
-
-class _JsonScanner:
-    """Finds the end of a JSON value: an object (`is_bare`), or the last value in an object."""
-
-    __slots__ = ("depth", "in_string", "is_bare", "is_escaped", "is_new")
-
-    def __init__(self, *, is_bare: bool) -> None:
-        self.is_bare = is_bare
-        self.depth = 0
-        self.in_string = False
-        self.is_escaped = False
-        self.is_new = True
-
-    def scan(self, text: str) -> int | None:
-        """Return the position behind the value; None when the value goes on behind `text`."""
-        for position, char in enumerate(text):
-            self.is_new = False
-            if self.is_escaped:
-                self.is_escaped = False
-            elif self.in_string:
-                self.is_escaped = char == "\\"
-                self.in_string = char != '"'
-            elif char == '"':
-                self.in_string = True
-            elif char in "{[":
-                self.depth += 1
-            elif char in "}]":
-                if self.depth == 0:
-                    return position
-                self.depth -= 1
-                if self.depth == 0 and self.is_bare:
-                    return position + 1
-        return None
 
 
 def _match(text: str, start: int, pattern: str) -> int | None:

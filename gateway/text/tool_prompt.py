@@ -111,13 +111,24 @@ def write_calls(calls: Sequence[dict[str, Any]], form: ToolFormat) -> str:
         begin, middle = (
             text.replace(ANY_ID, str(index)) for text in (form.call_begin, form.call_middle)
         )
-        arguments = call["arguments"]
-        text = arguments if isinstance(arguments, str) else _dumps(arguments)
+        text = _written_arguments(call["arguments"], form)
         texts.append(f"{begin}{call['name']}{middle}{text}{form.call_end}")
     if form.separator is not None:
         texts = [form.separator.join(texts)]
     begin, end = form.marker + form.lead, form.trail + form.end
     return form.between.join(f"{begin}{text}{end}" for text in texts)
+
+
+def _written_arguments(arguments: dict[str, Any] | str, form: ToolFormat) -> str:
+    xml = form.xml
+    if isinstance(arguments, str) or xml is None:
+        return arguments if isinstance(arguments, str) else _dumps(arguments)
+    texts = []
+    for key, value in arguments.items():
+        text = value if isinstance(value, str) else _dumps(value)
+        begin = f"{xml.key_begin}{key}{xml.key_end}{xml.value_begin}{xml.pad}"
+        texts.append(f"{begin}{text}{xml.pad}{xml.value_end}{xml.between}")
+    return "".join(texts)
 
 
 def _with_system(

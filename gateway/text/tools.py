@@ -17,6 +17,7 @@ from gateway.text.thinking import Thinking, behind_thinking
 from gateway.text.tool_formats import ToolDialect
 from gateway.text.tool_grammar import answer_grammar
 from gateway.text.tool_parser import ToolReading
+from gateway.text.xml_values import value_forms
 
 _MAX_NAMES: Final = 32
 
@@ -57,6 +58,11 @@ class ToolPlan:
             only_calls=self.must_call,
             is_named=self.named is not None,
             special_texts={token_id: text for text, token_id in dialect.special_ids.items()},
+            value_forms={
+                tool.function.name: value_forms(tool.function.parameters) for tool in self.tools
+            }
+            if dialect.format.xml
+            else {},
         )
 
 

@@ -12,6 +12,7 @@ from tests.sizes import repeats
 
 MAX_HELD_CHARS = 512
 HERMES_HEAD = '<tool_call>\n{"name": "f", "arguments": {}}'
+QWEN_HEAD = "<tool_call>\n<function=f>\n"
 NUM_CHARS = repeats(20_000, 4_000)
 SPACE = " " * NUM_CHARS
 HOSTILE = {
@@ -24,6 +25,16 @@ HOSTILE = {
     "a long name": '<tool_call>\n{"name": "' + "a" * NUM_CHARS,
     "llama space": f'{{"name":{SPACE}x',
     "mistral openings": "[TOOL_CALLS] " * (NUM_CHARS // 13),
+    "xml value without an end": f"{QWEN_HEAD}<parameter=a>\n" + "x\n" * (NUM_CHARS // 2),
+    "xml value of beginnings of ends": f"{QWEN_HEAD}<parameter=a>" + "\n</param" * (NUM_CHARS // 8),
+    "xml key without an end": f"{QWEN_HEAD}<parameter=" + "a" * NUM_CHARS,
+    "xml keys that repeat": QWEN_HEAD + "<parameter=a>1</parameter>" * (NUM_CHARS // 26),
+    "xml space": f"{QWEN_HEAD}{SPACE}<parameter=a>{SPACE}",
+    "glm keys": "<tool_call>f\n" + "<arg_key>a</arg_key>" * (NUM_CHARS // 20),
+    "glm values": "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>"
+    + "<arg_value>" * (NUM_CHARS // 11),
+    "granite calls": "<|tool_call|>[" + '{"name": "f", "arguments": {}}, ' * (NUM_CHARS // 32),
+    "mistral 11 openings": "[TOOL_CALLS]f[ARGS]" * (NUM_CHARS // 19),
     "mistral space": '[TOOL_CALLS] [{"name": "f", "arguments": {}}' + f"{SPACE}x",
 }
 
