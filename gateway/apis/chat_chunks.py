@@ -13,11 +13,10 @@ import msgspec
 
 from gateway.errors.tree import GenerationError
 from gateway.upstream.dialects.base import DONE, whole_number
+from gateway.upstream.dialects.usage_fields import JsonNumber, UsageFields
 from gateway.upstream.event_stream import EventSplitter, event_data
 
 _NULL: Final = msgspec.Raw(b"null")
-
-_Number = int | float | None
 
 
 class ChatUsage(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,30 +103,14 @@ class _Choice(msgspec.Struct):
     stop_reason: str | int | None = None  # vLLM's: the stop string, or a token's id
 
 
-class _PromptDetails(msgspec.Struct):
-    cached_tokens: _Number = None
-
-
-class _CompletionDetails(msgspec.Struct):
-    reasoning_tokens: _Number = None
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: _Number = None
-    completion_tokens: _Number = None
-    reasoning_tokens: _Number = None  # where SGLang has them
-    prompt_tokens_details: _PromptDetails | None = None
-    completion_tokens_details: _CompletionDetails | None = None
-
-
 class _Answer(msgspec.Struct):
     """A chunk, or a whole completion."""
 
     id: str | int | None = None
-    created: _Number = None
+    created: JsonNumber = None
     model: str | None = None
     choices: list[_Choice] | None = None
-    usage: _Usage | None = None
+    usage: UsageFields | None = None
     service_tier: str | None = None
     outrider: msgspec.Raw = _NULL
 
@@ -260,14 +243,10 @@ def _arguments(function: _Function) -> str:
     return arguments or ""
 
 
-def _usage(usage: _Usage) -> ChatUsage:
-    prompt, completion = usage.prompt_tokens_details, usage.completion_tokens_details
-    reasoning = completion.reasoning_tokens if completion else None
+def _usage(usage: UsageFields) -> ChatUsage:
     return ChatUsage(
-        num_prompt_tokens=whole_number(usage.prompt_tokens),
-        num_completion_tokens=whole_number(usage.completion_tokens),
-        num_cached_tokens=whole_number(prompt.cached_tokens if prompt else None),
-        num_reasoning_tokens=whole_number(
-            usage.reasoning_tokens if reasoning is None else reasoning
-        ),
+        num_prompt_tokens=usage.num_prompt_tokens,
+        num_completion_tokens=usage.num_completion_tokens,
+        num_cached_tokens=usage.num_cached_tokens,
+        num_reasoning_tokens=usage.num_reasoning_tokens,
     )

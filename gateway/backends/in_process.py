@@ -4,24 +4,21 @@ import asyncio
 import logging
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
 from engine.errors import EngineDiedError
-from engine.events import EngineEvent, EngineInfo, EngineStats
-from engine.request import EngineRequest, Tier
-from gateway.backends.client import LOADING_REASON, OnEnd
+from engine.events import EngineInfo
+from gateway.backends.client import LOADING_REASON
+from gateway.backends.command_client import CommandClient
 from gateway.backends.step_loop import LoadingCallback, StepEngine, no_progress, run_step_loop
-from gateway.backends.streams import NOT_READY_MESSAGE, SHUT_DOWN_MESSAGE, EventStreams
+from gateway.backends.streams import SHUT_DOWN_MESSAGE
 from gateway.backends.wire import (
-    Abort,
     Command,
     Events,
     Refused,
     Reply,
-    Settle,
     StatsReply,
     Stop,
-    SwitchTier,
 )
 
 log = logging.getLogger(__name__)
@@ -32,7 +29,7 @@ ENDED_MESSAGE = (
 )
 
 
-class InProcessEngineClient:
+class InProcessEngineClient(CommandClient):
     """An `EngineClient` whose engine steps in a dedicated thread.
 
     The engine is built and used in that thread only. Commands reach it through a thread-safe queue
@@ -47,13 +44,12 @@ class InProcessEngineClient:
         on_progress: LoadingCallback = no_progress,
     ) -> None:
         """`build_engine` loads the models, in the engine's thread, when `start` is called."""
+        super().__init__()
         self._build_engine = build_engine
         self._on_progress = on_progress
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
-        self._streams = EventStreams(self._commands.put)
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._info: EngineInfo | None = None
         self._start_lock = asyncio.Lock()
         self._has_died = False
 
@@ -98,33 +94,8 @@ class InProcessEngineClient:
         """Message for clients while the engine is not ready."""
         return ENDED_MESSAGE if self._has_died else LOADING_REASON
 
-    async def info(self) -> EngineInfo:
-        """Return the loaded models. Raises EngineDiedError before `start`."""
-        if self._info is None:
-            raise EngineDiedError(NOT_READY_MESSAGE)
-        return self._info
-
-    def submit(
-        self, request: EngineRequest, on_end: OnEnd | None = None
-    ) -> AsyncIterator[EngineEvent]:
-        """Queue a request and stream its events."""
-        return self._streams.follow(request, on_end)
-
-    async def switch_tier(self, request_id: str, tier: Tier, *, keeps_answer: bool = False) -> None:
-        """Hand a running request to another tier. Unknown ids are ignored."""
-        self._commands.put(SwitchTier(request_id, tier, keeps_answer))
-
-    async def settle(self, request_id: str) -> None:
-        """The answer stays with its tier. Unknown ids are ignored."""
-        self._commands.put(Settle(request_id))
-
-    async def abort(self, request_id: str) -> None:
-        """End a request. Unknown ids are ignored."""
-        self._commands.put(Abort(request_id))
-
-    async def stats(self) -> EngineStats:
-        """A snapshot, taken between two steps. Raises EngineDiedError when nothing runs."""
-        return await self._streams.call_stats()
+    def _send(self, command: Command) -> None:
+        self._commands.put(command)
 
     # In the engine's thread.
 

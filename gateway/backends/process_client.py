@@ -4,28 +4,23 @@ import asyncio
 import logging
 import shutil
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import zmq.asyncio
 
 from engine.errors import EngineDiedError, EngineError
-from engine.events import EngineEvent, EngineInfo, EngineStats
-from engine.request import EngineRequest, Tier
-from gateway.backends.client import LOADING_REASON, OnEnd
+from gateway.backends.client import LOADING_REASON
+from gateway.backends.command_client import CommandClient
 from gateway.backends.spawning import EngineProcess, EngineRecipe, make_scratch_dir
 from gateway.backends.step_loop import LoadingCallback, no_progress
-from gateway.backends.streams import NOT_READY_MESSAGE, SHUT_DOWN_MESSAGE, EventStreams
+from gateway.backends.streams import SHUT_DOWN_MESSAGE
 from gateway.backends.wire import (
-    Abort,
     Command,
     Events,
     Loading,
     Refused,
     Reply,
-    Settle,
     StatsReply,
-    SwitchTier,
 )
 from gateway.backends.worker import Worker
 
@@ -37,7 +32,7 @@ STABLE_AFTER_S = 60.0
 """An engine that ran this long restarts without delay the next time."""
 
 
-class ProcessEngineClient:
+class ProcessEngineClient(CommandClient):
     """An `EngineClient` that spawns its engine and restarts it when it dies.
 
     Death is noticed at once (a pipe closes) and ends every request in flight with `Failed`. An
@@ -61,18 +56,17 @@ class ProcessEngineClient:
         An engine that was not heard for `unready_after_s` takes no new requests until it is heard
         again.
         """
+        super().__init__()
         self._recipe = recipe
         self._first = first
         self._on_progress = on_progress
         self._stall_timeout_s = stall_timeout_s
         self._unready_after_s = unready_after_s
         self._is_quiet = False
-        self._streams = EventStreams(self._send)
         self._context: zmq.asyncio.Context | None = None
         self._scratch_dir: Path | None = None
         self._worker: Worker | None = None
         self._supervisor: asyncio.Task[None] | None = None
-        self._info: EngineInfo | None = None
         self._num_starts = 0
         self._start_lock = asyncio.Lock()
 
@@ -126,34 +120,6 @@ class ProcessEngineClient:
     def not_ready_reason(self) -> str:
         """Message for clients while the engine is not ready."""
         return LOADING_REASON
-
-    async def info(self) -> EngineInfo:
-        """Return the loaded models. Raises EngineDiedError before `start`."""
-        if self._info is None:
-            raise EngineDiedError(NOT_READY_MESSAGE)
-        return self._info
-
-    def submit(
-        self, request: EngineRequest, on_end: OnEnd | None = None
-    ) -> AsyncIterator[EngineEvent]:
-        """Queue a request and stream its events."""
-        return self._streams.follow(request, on_end)
-
-    async def switch_tier(self, request_id: str, tier: Tier, *, keeps_answer: bool = False) -> None:
-        """Hand a running request to another tier. Unknown ids are ignored."""
-        self._send(SwitchTier(request_id, tier, keeps_answer))
-
-    async def settle(self, request_id: str) -> None:
-        """The answer stays with its tier. Unknown ids are ignored."""
-        self._send(Settle(request_id))
-
-    async def abort(self, request_id: str) -> None:
-        """End a request. Unknown ids are ignored."""
-        self._send(Abort(request_id))
-
-    async def stats(self) -> EngineStats:
-        """A snapshot, taken between two steps. Raises EngineDiedError when nothing runs."""
-        return await self._streams.call_stats()
 
     def _send(self, command: Command) -> None:
         # A dead or loading engine has nothing in flight that a command could be about.

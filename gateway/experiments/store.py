@@ -2,8 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from sqlalchemy import Connection, RowMapping, delete, func, insert, select, update
@@ -27,7 +26,8 @@ from gateway.experiments.rows import (
 )
 from gateway.settings.experiments import ExperimentSpec
 from gateway.storage import tables
-from gateway.storage.database import Database, insert_new
+from gateway.storage.change_counter import ChangeCounter
+from gateway.storage.database import Database
 
 logger = logging.getLogger(__name__)
 
@@ -38,16 +38,17 @@ class ExperimentStore(ExperimentActions):
     def __init__(self, database: Database, *, wall_clock: Callable[[], float] = time.time) -> None:
         super().__init__(wall_clock)
         self._database = database
+        self._changes = ChangeCounter(database, tables.experiment_changes)
 
     def version(self) -> int:
         """Return a number that changes with every change of an experiment."""
-        with self._database.read() as connection:
-            return _changes(connection)
+        return self._changes.read()
 
     def load(self) -> ExperimentTable:
         """Return all experiments, by name; rows that cannot be read are left out, and logged."""
         with self._database.read() as connection:
-            version = _changes(connection)  # first: rows that are newer are only read once more
+            # First: rows that are newer are only read once more.
+            version = self._changes.value(connection)
             records = _all(connection)
         return ExperimentTable(version=version, experiments={one.name: one for one in records})
 
@@ -86,7 +87,7 @@ class ExperimentStore(ExperimentActions):
         Version numbers continue those of a deleted namesake, whose data may still come in.
         """
         now_s = self.wall_clock()
-        with self._writing() as connection:
+        with self._changes.changing() as connection:
             experiments = tables.experiments
             taken = select(experiments.c.name).where(experiments.c.name == name)
             if connection.execute(taken).first() is not None:
@@ -110,12 +111,12 @@ class ExperimentStore(ExperimentActions):
         source: ExperimentSource = "admin" if fingerprint is None else "file"
         row = {"fingerprint": fingerprint, "source": source}
         experiments = tables.experiments
-        with self._writing() as connection:
+        with self._changes.changing() as connection:
             connection.execute(update(experiments).where(experiments.c.name == name).values(row))
 
     def delete(self, name: str) -> None:
         """Forget it with all its versions. Raises ConflictError while it runs."""
-        with self._writing() as connection:
+        with self._changes.changing() as connection:
             if _get(connection, name).is_running:
                 raise ConflictError(f"The experiment {name!r} is running. Stop it first.")
             for table in (tables.experiment_events, tables.experiment_versions):
@@ -126,26 +127,13 @@ class ExperimentStore(ExperimentActions):
     def _change(self, name: str, kind: EventKind, step: Step, detail: str = "") -> ExperimentRecord:
         """Do something to an experiment, and note it where it changed anything."""
         now_s = self.wall_clock()
-        with self._writing() as connection:
+        with self._changes.changing() as connection:
             before = _get(connection, name)
             after = step(before, [one for one in _all(connection) if one.name != name])
             if after != before:
                 _save(connection, before, after, now_s)
                 _note(connection, after, kind, now_s, detail)
         return after
-
-    @contextmanager
-    def _writing(self) -> Iterator[Connection]:
-        """Open a transaction that changes experiments; one at a time, on PostgreSQL by that row."""
-        changes = tables.experiment_changes
-        with self._database.write() as connection:
-            insert_new(connection, changes, [{"id": 1, "version": 0}])
-            connection.execute(update(changes).values(version=changes.c.version + 1))
-            yield connection
-
-
-def _changes(connection: Connection) -> int:
-    return connection.execute(select(tables.experiment_changes.c.version)).scalar() or 0
 
 
 def _joined() -> Any:

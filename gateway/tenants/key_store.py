@@ -13,7 +13,8 @@ from sqlalchemy.exc import IntegrityError
 
 from gateway.errors.tree import ConflictError, NotFoundError
 from gateway.storage import tables
-from gateway.storage.database import Database, insert_new
+from gateway.storage.change_counter import ChangeCounter
+from gateway.storage.database import Database
 from gateway.storage.secrets import drawn_secret
 from gateway.tenants.key_rows import fields_of, key_of, readable, row_of_key, row_of_team, team_of
 from gateway.tenants.keys import KEY_PREFIX, KeyHasher, id_in, mint_key, random_id
@@ -63,19 +64,20 @@ class KeyStore:
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._database = database
+        self._changes = ChangeCounter(database, tables.key_version)
         self._hasher = hasher
         self._random = randomness
         self._wall_clock = wall_clock
 
     def version(self) -> int:
         """Return a number that changes with every change of a key or a team."""
-        with self._database.read() as connection:
-            return _version(connection)
+        return self._changes.read()
 
     def load(self) -> KeyTable:
         """Return all keys and teams; rows that cannot be read are left out, and logged."""
         with self._database.read() as connection:
-            version = _version(connection)  # first: rows that are newer are only read once more
+            # First: rows that are newer are only read once more.
+            version = self._changes.value(connection)
             teams = connection.execute(select(tables.teams)).mappings().all()
             keys = connection.execute(select(tables.keys)).mappings().all()
         return KeyTable(
@@ -97,7 +99,7 @@ class KeyStore:
                 created_at=self._wall_clock(),
             )
             try:
-                with self._writing() as connection:
+                with self._changes.changing() as connection:
                     _check_team(connection, order.team_id)
                     connection.execute(insert(tables.keys).values(_new_row(record)))
             except IntegrityError:
@@ -151,7 +153,7 @@ class KeyStore:
         `merge` returns further changes, in the same transaction. Raises NotFoundError, for its team
         too, and the errors of `merge`.
         """
-        with self._writing() as connection:
+        with self._changes.changing() as connection:
             before = _get_key(connection, key_id)
             changed = {"scopes": replace(before.scopes, **(scopes or {})), **changes}
             changed |= merge(before) if merge is not None else {}
@@ -168,7 +170,7 @@ class KeyStore:
         revoked key.
         """
         key = mint_key(self._random, key_id)
-        with self._writing() as connection:
+        with self._changes.changing() as connection:
             before = _get_key(connection, key_id)
             if before.revoked_at is not None:
                 raise ConflictError("This key is revoked. Make a new one instead.")
@@ -184,7 +186,7 @@ class KeyStore:
 
     def revoke(self, key_id: str) -> KeyRecord:
         """Take a key back for ever; its row stays, for the ledger. Raises NotFoundError."""
-        with self._writing() as connection:
+        with self._changes.changing() as connection:
             keys = tables.keys
             is_it = (keys.c.id == key_id) & keys.c.revoked_at.is_(None)
             connection.execute(update(keys).where(is_it).values(revoked_at=self._wall_clock()))
@@ -203,7 +205,7 @@ class KeyStore:
             **fields_of(order, TeamOrder), team_id=team_id, created_at=self._wall_clock()
         )
         row = {"id": team_id, "created_at": record.created_at, **row_of_team(record)}
-        with _names_taken(order.name), self._writing() as connection:
+        with _names_taken(order.name), self._changes.changing() as connection:
             connection.execute(insert(tables.teams).values(row))
         return record
 
@@ -219,26 +221,13 @@ class KeyStore:
 
         Raises NotFoundError; ConflictError for a taken name; and the errors of `merge`.
         """
-        with _names_taken(changes.get("name", "")), self._writing() as connection:
+        with _names_taken(changes.get("name", "")), self._changes.changing() as connection:
             before = _find_team(connection, words)
             changed = {**changes, **(merge(before) if merge is not None else {})}
             order = TeamOrder(**(fields_of(before, TeamOrder) | changed))
             is_it = tables.teams.c.id == before.team_id
             connection.execute(update(tables.teams).where(is_it).values(row_of_team(order)))
             return _find_team(connection, before.team_id)
-
-    @contextmanager
-    def _writing(self) -> Iterator[Connection]:
-        """Open a transaction that changes keys; one at a time, on PostgreSQL by that row."""
-        versions = tables.key_version
-        with self._database.write() as connection:
-            insert_new(connection, versions, [{"id": 1, "version": 0}])
-            connection.execute(update(versions).values(version=versions.c.version + 1))
-            yield connection
-
-
-def _version(connection: Connection) -> int:
-    return connection.execute(select(tables.key_version.c.version)).scalar() or 0
 
 
 def _get_key(connection: Connection, key_id: str) -> KeyRecord:

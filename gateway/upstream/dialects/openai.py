@@ -24,9 +24,9 @@ from gateway.upstream.dialects.base import (
     garbage,
     read_refusal,
     reported,
-    whole_number,
 )
 from gateway.upstream.dialects.openai_request import request_body
+from gateway.upstream.dialects.usage_fields import UsageFields
 from gateway.upstream.event_stream import event_data
 from gateway.upstream.tally import size_bytes
 from gateway.upstream.upstream_usage import UpstreamUsage
@@ -36,24 +36,6 @@ _NULL: Final = msgspec.Raw(b"null")
 _ERROR_NAME: Final = re.compile(rb"event: ?error\r?[\n\r]")
 # The finish reasons of vLLM and SGLang for an answer that they gave up.
 _FAILED: Final = frozenset({"error", "abort"})
-
-_Number = int | float | None
-
-
-class _PromptDetails(msgspec.Struct):
-    cached_tokens: _Number = None
-
-
-class _CompletionDetails(msgspec.Struct):
-    reasoning_tokens: _Number = None
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: _Number = None
-    completion_tokens: _Number = None
-    reasoning_tokens: _Number = None  # where SGLang has them
-    prompt_tokens_details: _PromptDetails | None = None
-    completion_tokens_details: _CompletionDetails | None = None
 
 
 class _Text(msgspec.Struct):
@@ -82,7 +64,7 @@ class _Answer(msgspec.Struct):
     """A chunk or a whole answer, or an error."""
 
     choices: list[_Choice] | None = None
-    usage: _Usage | None = None
+    usage: UsageFields | None = None
     error: msgspec.Raw = _NULL
     object: str | None = None
 
@@ -325,18 +307,13 @@ def _decoded(data: bytes) -> Any:
         return None
 
 
-def _usage_of(usage: _Usage | None) -> UpstreamUsage | None:
+def _usage_of(usage: UsageFields | None) -> UpstreamUsage | None:
     """Return the reported usage, with impossible numbers as 0; None where there is none."""
     if usage is None or (usage.prompt_tokens is None and usage.completion_tokens is None):
         return None
-    prompt_details = usage.prompt_tokens_details
-    details = usage.completion_tokens_details
-    reasoning = details.reasoning_tokens if details else None
     return UpstreamUsage(
-        num_prompt_tokens=whole_number(usage.prompt_tokens),
-        num_completion_tokens=whole_number(usage.completion_tokens),
-        num_cached_tokens=whole_number(prompt_details.cached_tokens if prompt_details else None),
-        num_reasoning_tokens=whole_number(
-            usage.reasoning_tokens if reasoning is None else reasoning
-        ),
+        num_prompt_tokens=usage.num_prompt_tokens,
+        num_completion_tokens=usage.num_completion_tokens,
+        num_cached_tokens=usage.num_cached_tokens,
+        num_reasoning_tokens=usage.num_reasoning_tokens,
     )

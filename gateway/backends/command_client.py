@@ -1,0 +1,51 @@
+"""The part of an `EngineClient` that is the same wherever the engine runs: commands and streams."""
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator
+
+from engine.errors import EngineDiedError
+from engine.events import EngineEvent, EngineInfo, EngineStats
+from engine.request import EngineRequest, Tier
+from gateway.backends.client import OnEnd
+from gateway.backends.streams import NOT_READY_MESSAGE, EventStreams
+from gateway.backends.wire import Abort, Command, Settle, SwitchTier
+
+
+class CommandClient(ABC):
+    """Sends an engine commands, and follows its requests. Subclasses start and end the engine."""
+
+    def __init__(self) -> None:
+        self._streams = EventStreams(self._send)
+        self._info: EngineInfo | None = None  # None: no engine was started, or it was closed
+
+    @abstractmethod
+    def _send(self, command: Command) -> None:
+        """Send a command; must not block. Without an engine it may be dropped."""
+
+    async def info(self) -> EngineInfo:
+        """Return the loaded models. Raises EngineDiedError before `start`."""
+        if self._info is None:
+            raise EngineDiedError(NOT_READY_MESSAGE)
+        return self._info
+
+    def submit(
+        self, request: EngineRequest, on_end: OnEnd | None = None
+    ) -> AsyncIterator[EngineEvent]:
+        """Queue a request and stream its events."""
+        return self._streams.follow(request, on_end)
+
+    async def switch_tier(self, request_id: str, tier: Tier, *, keeps_answer: bool = False) -> None:
+        """Hand a running request to another tier. Unknown ids are ignored."""
+        self._send(SwitchTier(request_id, tier, keeps_answer))
+
+    async def settle(self, request_id: str) -> None:
+        """Leave the answer with its tier. Unknown ids are ignored."""
+        self._send(Settle(request_id))
+
+    async def abort(self, request_id: str) -> None:
+        """End a request. Unknown ids are ignored."""
+        self._send(Abort(request_id))
+
+    async def stats(self) -> EngineStats:
+        """Return a snapshot, taken between two steps. Raises EngineDiedError when nothing runs."""
+        return await self._streams.call_stats()
