@@ -52,7 +52,7 @@ def written(form: ToolFormat, calls: list[tuple[str, Any]], before: str = "") ->
 
 
 LISTS = [
-    *(form for form in FORMATS.values() if form.has_parallel_calls),
+    *(form for form in FORMATS.values() if form.has_parallel_calls and not form.xml),
     replace(MISTRAL, lead=" ["),
     find_dialect("{{ tools }} [TOOL_CALLS] [CALL_ID] [ARGS]", {}).format,
     find_dialect("{{ tools }} <｜tool▁calls▁begin｜> ```json", {}).format,  # noqa: RUF001 - its spelling
