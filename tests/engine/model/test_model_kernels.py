@@ -276,5 +276,5 @@ def test_the_size_of_a_scaled_cache() -> None:
         assert k_scale.data_ptr() == cache.groups[0].scales[index, 0].data_ptr()
         assert v_scale.data_ptr() == cache.groups[0].scales[index, 1].data_ptr()
     plain = new_cache(model)
-    assert plain.scales is None
+    assert plain.groups[0].scales is None
     assert plain.layer_scales == ((None, None), (None, None))
