@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from engine.model.config import ExpertsConfig, ModelConfig
-from engine.model.layers import GatedMlp, Product
+from engine.model.layers import GatedMlp
 from engine.model.weights import CheckpointReader
 from kernels.experts.expert_mlp import ExpertMlp, ExpertWeights
 from kernels.experts.route import RoutingRule, route
-from kernels.layers.row_invariant_linear import make_linear
+from kernels.layers.row_invariant_linear import Product, make_linear
 
 # Rows are spread to so many equal values: a vector loop leaves nothing of them over.
 _SPREAD = 64

@@ -11,14 +11,12 @@ from engine.model.config import ModelConfig
 from engine.model.weights import CheckpointReader
 from kernels.layers.gated_mul import Activation, gated_mul, gated_mul_reference
 from kernels.layers.layer_norm import LayerNorm
-from kernels.layers.linear import Linear
 from kernels.layers.rms_norm import RmsNorm
 from kernels.layers.rope import RopeConfig
-from kernels.layers.row_invariant_linear import RowInvariantLinear, make_linear, make_norm
+from kernels.layers.row_invariant_linear import Product, make_linear, make_norm
 from kernels.layers.row_invariant_ops import row_invariant_gated_mul
 
 Norm = RmsNorm | LayerNorm
-Product = Linear | RowInvariantLinear
 
 
 class Mlp(Protocol):

@@ -31,7 +31,7 @@ from engine.model.transformers_probe import (
 )
 from kernels.attention.paged_attention import AttentionBatch, Plan, paged_attention, plan_attention
 from kernels.kv.write_kv import write_kv
-from kernels.layers.linear import Linear
+from kernels.layers.row_invariant_linear import make_linear
 
 ATTENTION_NAME: Final = "outrider"
 _CHECKED_ROWS: Final = 7
@@ -62,7 +62,7 @@ class _PackedLinear(nn.Module):
         self.out_features, self.in_features = weight.shape
         self.weight = weight.new_empty(0)  # modules ask for its type and place
         self.bias = bias
-        self._product = Linear(weight, bias)
+        self._product = make_linear(weight, bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [..., in_features] -> [..., out_features]."""

@@ -22,6 +22,7 @@ import torch
 
 from engine.passes.runner import ModelRunner
 from engine.passes.step_times import StepTimeCurve
+from kernels.cpu.product_library import product_support
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +80,7 @@ def _machine() -> dict[str, str | int | None]:
         "processor": model or platform.processor(),
         "num_cpus": os.cpu_count(),
         "torch": torch.__version__,
+        "products": product_support().detail,
     }
 
 

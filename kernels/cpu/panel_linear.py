@@ -6,6 +6,7 @@ same bits alone, in any company and with any number of threads.
 """
 
 import ctypes
+import functools
 
 import torch
 from torch import Tensor
@@ -64,6 +65,13 @@ def can_use_panels(weight: Tensor) -> bool:
         and weight.numel() > 0
         and product_support().library is not None
     )
+
+
+@functools.cache
+def prefers_onednn() -> bool:
+    """True if the processor has tiles (AMX), which make many rows cheap and panels do not use."""
+    library = product_support().library
+    return library is not None and library.has_matrix_tiles
 
 
 class PanelLinear:

@@ -15,7 +15,7 @@ from typing import Final
 import torch  # before the library: it brings the OpenMP runtime whose threads are used
 
 _STEM: Final = "_products"
-_VERSION: Final = 1  # as kVersion in products.cpp
+_VERSION: Final = 2  # as kVersion in products.cpp
 _X86: Final = ("x86_64", "amd64")
 _BUILD_ADVICE: Final = (
     "Install a C++ compiler (Debian, Ubuntu: apt install g++) and install Outrider again: bfloat16 "
@@ -68,10 +68,12 @@ class ProductLibrary:
             self._pack = library.outrider_pack
             self._multiply = library.outrider_multiply
             self._use_threads = library.outrider_use_threads
+            self._has_matrix_tiles = library.outrider_has_matrix_tiles
         except AttributeError as error:
             raise OSError(f"{path} does not hold the products: {error}") from error
         if version != _VERSION:
             raise OSError(f"{path} is of version {version}, not {_VERSION}: install again")
+        self._has_matrix_tiles.argtypes, self._has_matrix_tiles.restype = (), _Int32
         self._best.argtypes, self._best.restype = (_Int32,), _Int32
         self._packed_bytes.argtypes = (_Int32, _Int64, _Int64)
         self._packed_bytes.restype = _Int64
@@ -85,6 +87,11 @@ class ProductLibrary:
     def best_instruction_set(self, kind: Kind) -> InstructionSet:
         """Return the best one that this processor has."""
         return InstructionSet(self._best(kind))
+
+    @property
+    def has_matrix_tiles(self) -> bool:
+        """True if the processor has AMX for bfloat16, which only oneDNN's products use."""
+        return bool(self._has_matrix_tiles())
 
     def pack(self, kind: Kind, weight: torch.Tensor) -> torch.Tensor:
         """Return the panels of a contiguous weight [out_features, in_features]: uint8 [bytes]."""

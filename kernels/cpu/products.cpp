@@ -7,6 +7,7 @@
 #include <atomic>
 
 #if defined(__x86_64__) && defined(__GNUC__)
+#include <cpuid.h>
 #include <immintrin.h>
 #endif
 #if defined(__linux__)
@@ -19,7 +20,7 @@ namespace outrider {
 namespace {
 
 // Raised with every change of the functions or structures below.
-constexpr int32_t kVersion = 1;
+constexpr int32_t kVersion = 2;
 constexpr int64_t kAlignment = 64;
 constexpr size_t kHugePageBytes = size_t(2) << 20;
 
@@ -281,6 +282,16 @@ EXPORT int32_t outrider_best_instruction_set(int32_t kind) {
 #endif
     (void)kind;
     return kNone;
+}
+
+// 1 if the processor has tiles for bfloat16 (AMX), which oneDNN multiplies many rows with.
+EXPORT int32_t outrider_has_matrix_tiles() {
+#if defined(__x86_64__) && defined(__GNUC__)
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 22 & 1);
+#else
+    return 0;
+#endif
 }
 
 // Takes the address of the OpenMP runtime's GOMP_parallel, or null for one thread.

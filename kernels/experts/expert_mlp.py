@@ -10,8 +10,7 @@ from torch import Tensor
 from kernels.experts.grouped_mlp import ExpertStack, GateKind, grouped_mlp
 from kernels.experts.route import Routed
 from kernels.layers.gated_mul import gated_mul_reference
-from kernels.layers.linear import Linear
-from kernels.layers.row_invariant_linear import RowInvariantLinear, make_linear
+from kernels.layers.row_invariant_linear import Product, make_linear
 from kernels.layers.row_invariant_ops import row_invariant_gated_mul
 from kernels.triton_support import uses_triton
 
@@ -71,7 +70,7 @@ class ExpertMlp:
             plain = row_invariant_gated_mul if deterministic else gated_mul_reference
             self._gate = functools.partial(plain, activation=gate)
         self._stack: ExpertStack | None = None
-        self._products: list[tuple[Linear | RowInvariantLinear, Linear | RowInvariantLinear]] = []
+        self._products: list[tuple[Product, Product]] = []
         kept: list[ExpertWeights] = []
         for weights in experts:
             if uses_triton(weights.down):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from kernels.cpu.panel_linear import PanelLinear
+from kernels.cpu.product_library import product_support
 from kernels.layers import row_invariant_linear as module
 from kernels.layers.gated_mul import Activation, gated_mul
 from kernels.layers.linear import Linear
@@ -243,6 +246,30 @@ def test_makers() -> None:
     assert not make_linear(weight, pack=False, deterministic=True).is_packed
     assert type(make_norm(weight[0], 1e-5)) is RmsNorm
     assert type(make_norm(weight[0], 1e-5, deterministic=True)) is RowInvariantNorm
+
+
+def test_bfloat16_has_the_same_product_in_either_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = random(24, 40, dtype=torch.bfloat16)
+    if product_support().library is not None:
+        monkeypatch.setattr(module, "prefers_onednn", lambda: False)
+        assert type(make_linear(weight)) is PanelLinear
+        assert type(make_linear(weight, deterministic=True)) is PanelLinear
+        monkeypatch.setattr(module, "prefers_onednn", lambda: True)
+        assert type(make_linear(weight)) is Linear
+        assert type(make_linear(weight, deterministic=True)) is PanelLinear
+        assert type(make_linear(weight, pack=False)) is Linear
+
+
+def test_without_the_compiled_products_bfloat16_is_torchs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    missing = product_support(tmp_path)
+    monkeypatch.setattr("kernels.cpu.panel_linear.product_support", lambda: missing)
+    weight = random(24, 40, dtype=torch.bfloat16)
+    assert type(make_linear(weight)) is Linear
+    linear = make_linear(weight, deterministic=True)
+    assert type(linear) is RowInvariantLinear
+    assert rows_that_depend_on_company(linear, random(80, 40, dtype=torch.bfloat16)) == []
 
 
 # ---- row-wise operations --------------------------------------------------------------------
