@@ -1,16 +1,15 @@
 """Limits of several gateways, counted in Redis."""
 
-import asyncio
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
-from typing import Final, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 from gateway.errors.tree import StorageError
 from gateway.limits.limit_rules import Demand, Holding, LimitPlan, LimitRule, ordered
 from gateway.limits.limiter import LimitState
 from gateway.limits.metrics import LimitMetrics
+from gateway.limits.redis_leases import RedisLeases, ScriptArgs, Store
 from gateway.limits.redis_scripts import Scripts
 from gateway.limits.refusals import LimitRefusal, decisive, refusal_error
 from gateway.limits.unlimited import UnlimitedReservation
@@ -22,23 +21,7 @@ logger = logging.getLogger(__name__)
 
 _PREFIX: Final = "outrider:limits:"
 _MAX_PLANS: Final = 65_536
-_MAX_UNSETTLED: Final = 100_000
 _MAX_AMOUNT: Final = 2**53  # whole numbers of Lua are exact up to here
-_RENEW_AT_ONCE: Final = 500
-_KEYS_AT_ONCE: Final = 16
-_CLOSE_TIMEOUT_S: Final = 5.0
-
-_Args = list[str | float]
-
-
-class Store(Protocol):
-    """Runs scripts."""
-
-    async def run(self, script: str, key: str, args: Sequence[str | float]) -> list[int]:
-        """Return the script's reply. Raises StorageError, in bounded time."""
-
-    async def close(self) -> None:
-        """Disconnect."""
 
 
 class RedisReservation:
@@ -124,11 +107,11 @@ class RedisReservation:
         total, fault = self._holding.spend(used)
         if fault:
             total, used = self._holding.overall, self._holding.by_tier
-        args: _Args = [self.reservation_id]
+        args: ScriptArgs = [self.reservation_id]
         for i, amount in self._plan.demands(total, used):
             rule = self._plan.rules[i]
             args += [rule.period, _name(rule), 0 if rule.period == "open" else amount]
-        await self._limiter.settle(self, args)
+        await self._limiter.leases.settle(self.reservation_id, self.key, args)
         if fault:
             raise ValueError(f"more than is reserved: {fault}")
 
@@ -155,15 +138,11 @@ class RedisLimiter:
         self._scripts = scripts or Scripts()
         self._metrics = metrics or LimitMetrics()
         self._lease_s = lease_s
+        self.leases = RedisLeases(store, self._scripts, lease_s=lease_s)
         self._gateway_id = gateway_id or secrets.token_hex(8)
         self._num_made = 0
         self._plans: dict[str, LimitPlan] = {}
-        self._open: dict[str, RedisReservation] = {}
-        self._unsettled: dict[str, tuple[str, _Args]] = {}  # reservation → key, arguments
-        self._wake = asyncio.Event()
-        self._keeper: asyncio.Task[None] | None = None
-        self._is_closed = False
-        self._metrics.watch(lambda: len(self._open))
+        self._metrics.watch(lambda: len(self.leases))
 
     @classmethod
     def from_url(
@@ -193,22 +172,11 @@ class RedisLimiter:
             logger.warning(
                 "limits store does not answer; requests with limits are refused until it does"
             )
-        self._keeper = asyncio.create_task(self._keep())
+        self.leases.start()
 
     async def close(self) -> None:
         """Give back all open reservations, as far as Redis is available, and disconnect."""
-        if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.wait([self._keeper])
-        self._is_closed = True
-        for reservation_id, reservation in self._open.items():
-            self._unsettled[reservation_id] = (reservation.key, [reservation_id])
-        self._open.clear()
-        with suppress(StorageError, TimeoutError):
-            async with asyncio.timeout(_CLOSE_TIMEOUT_S):
-                await self.catch_up()
-        if self._unsettled:
-            logger.warning("limits left unsettled reservations=%d", len(self._unsettled))
+        await self.leases.close()
         await self._store.close()
 
     async def reserve(
@@ -229,13 +197,13 @@ class RedisLimiter:
         except StorageError:  # should it have been entered all the same, its lease will end
             raise
         except BaseException:
-            self._leave_unsettled(reservation_id, key, [reservation_id])
+            self.leases.settle_later(reservation_id, key, [reservation_id])
             raise
         states = self._entered(plan, demands, reply)
         reservation = RedisReservation(
             self, plan, key=key, reservation_id=reservation_id, holding=holding, states=states
         )
-        self._open[reservation_id] = reservation
+        self.leases.add(reservation_id, key)
         return reservation
 
     async def grow(
@@ -280,94 +248,10 @@ class RedisLimiter:
             raise refusal_error(refusals, ordered(tuple(states.values())))
         return states
 
-    async def settle(self, reservation: RedisReservation, args: _Args) -> None:
-        """Settle now, or later where Redis is away or the caller is cancelled."""
-        if self._is_closed:  # it has been given back
-            return
-        reservation_id = reservation.reservation_id
-        self._unsettled[reservation_id] = (reservation.key, args)
-        self._open.pop(reservation_id, None)
-        try:
-            await self._settle_one(reservation_id)
-        except BaseException as error:
-            self._leave_unsettled(reservation_id, reservation.key, args)
-            if not isinstance(error, StorageError):
-                raise
-
-    async def renew(self) -> None:
-        """Renew the leases of each tenant separately.
-
-        A tenant whose counters fail (an unavailable node of a cluster, a key of another type) must
-        not cost the others their leases. Raises StorageError where any failed.
-        """
-        by_key: dict[str, list[str]] = {}
-        for reservation in self._open.values():
-            by_key.setdefault(reservation.key, []).append(reservation.reservation_id)
-        for reservation_id, (key, _) in self._unsettled.items():
-            by_key.setdefault(key, []).append(reservation_id)
-        await _for_each_key(self._renew_key, by_key)
-
-    async def _renew_key(self, key: str, ids: list[str]) -> None:
-        for start in range(0, len(ids), _RENEW_AT_ONCE):
-            args: _Args = [self._lease_s, *ids[start : start + _RENEW_AT_ONCE]]
-            num_lost = (await self._store.run(self._scripts.renew, key, args))[0]
-            if num_lost:
-                logger.debug("limits leases gone reservations=%d", num_lost)
-
-    async def catch_up(self) -> None:
-        """Settle the reservations that could not be settled, each tenant while its counters answer.
-
-        Raises StorageError where any failed.
-        """
-        by_key: dict[str, list[str]] = {}
-        for reservation_id, (key, _) in self._unsettled.items():
-            by_key.setdefault(key, []).append(reservation_id)
-        await _for_each_key(self._settle_key, by_key)
-
-    async def _settle_key(self, _: str, ids: list[str]) -> None:
-        for reservation_id in ids:
-            await self._settle_one(reservation_id)
-
-    async def _keep(self) -> None:
-        """Renew and catch up until cancelled."""
-        interval_s = self._lease_s / 3
-        while True:
-            # Not wait_for: until Python 3.12 it loses a cancellation that comes with the event.
-            with suppress(TimeoutError):
-                async with asyncio.timeout(interval_s):
-                    await self._wake.wait()
-                await asyncio.sleep(interval_s / 10)  # an unavailable server is not back at once
-            self._wake.clear()
-            for work in (self.renew, self.catch_up):
-                try:
-                    await work()
-                except StorageError:
-                    if self._unsettled:
-                        self._wake.set()
-
-    async def _settle_one(self, reservation_id: str) -> None:
-        entry = self._unsettled.get(reservation_id)
-        if entry is None:
-            return
-        key, args = entry
-        reply = await self._store.run(self._scripts.settle, key, args)
-        self._unsettled.pop(reservation_id, None)
-        if reply[0] == -1:
-            logger.warning("limits lease was lost; use entered late reservation=%s", reservation_id)
-
-    def _leave_unsettled(self, reservation_id: str, key: str, args: _Args) -> None:
-        """Leave the settlement to the background task."""
-        if len(self._unsettled) >= _MAX_UNSETTLED:
-            oldest = next(iter(self._unsettled))
-            del self._unsettled[oldest]
-            logger.error("limits too many unsettled; one is forgotten reservation=%s", oldest)
-        self._unsettled[reservation_id] = (key, args)
-        self._wake.set()
-
     async def _ask(
         self, key: str, reservation_id: str, step: int, plan: LimitPlan, demands: Sequence[Demand]
     ) -> list[int]:
-        args: _Args = [reservation_id, self._lease_s, step]
+        args: ScriptArgs = [reservation_id, self._lease_s, step]
         for i, amount in demands:
             rule = plan.rules[i]
             args += [rule.period, _name(rule), min(rule.limit, _MAX_AMOUNT), amount]
@@ -381,24 +265,6 @@ class RedisLimiter:
                 self._plans.clear()
             plan = self._plans[principal.key_id] = LimitPlan(principal)
         return plan
-
-
-async def _for_each_key(
-    work: Callable[[str, list[str]], Awaitable[None]], by_key: Mapping[str, list[str]]
-) -> None:
-    """Do this for every key, a few at a time; raise the first failure when all were tried."""
-    turns = asyncio.Semaphore(_KEYS_AT_ONCE)
-
-    async def one(key: str, ids: list[str]) -> None:
-        async with turns:
-            await work(key, ids)
-
-    results = await asyncio.gather(
-        *(one(key, ids) for key, ids in by_key.items()), return_exceptions=True
-    )
-    for failure in results:
-        if failure is not None:
-            raise failure
 
 
 def _key(principal: Principal) -> str:

@@ -95,7 +95,8 @@ def _run(console: Console, plan: BenchPlan, outputs: _Outputs) -> None:
 
 
 def _run_sides(console: Console, plan_a: BenchPlan, plan_b: BenchPlan, outputs: _Outputs) -> None:
-    from gateway.tools.bench.compare import print_comparison, write_comparison
+    from gateway.tools.bench.compare import write_comparison
+    from gateway.tools.bench.compare_table import print_comparison
     from gateway.tools.bench.paired import run_paired
     from gateway.tools.bench.report_html import write_comparison_report
 
@@ -116,7 +117,8 @@ def _run_sides(console: Console, plan_a: BenchPlan, plan_b: BenchPlan, outputs: 
 
 
 def _compare(console: Console, files: tuple[Path, Path], outputs: _Outputs) -> None:
-    from gateway.tools.bench.compare import compare_results, print_comparison, write_comparison
+    from gateway.tools.bench.compare import compare_results, write_comparison
+    from gateway.tools.bench.compare_table import print_comparison
     from gateway.tools.bench.report_html import write_comparison_report
 
     first, second = (read_result(path) for path in files)

@@ -6,7 +6,8 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.tools.bench.compare import RunComparison, interval_text
+from gateway.tools.bench.compare import RunComparison
+from gateway.tools.bench.compare_table import interval_text
 from gateway.tools.bench.figure_text import figure_text
 from gateway.tools.bench.results import (
     BenchResult,

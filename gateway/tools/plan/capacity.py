@@ -10,11 +10,10 @@ from gateway.tools.plan.shapes import ModelSizes
 from gateway.tools.plan.simulate import (
     SimulatedRequest,
     Simulation,
-    SimulationFigures,
     System,
     TierName,
-    figures,
 )
+from gateway.tools.plan.simulation_figures import SimulationFigures, figures
 from gateway.tools.plan.workload import LengthPairs
 
 CONCURRENCIES: Final = (1, 2, 4, 8, 16, 32, 64, 128)

@@ -13,23 +13,18 @@ from hypothesis import strategies as st
 import engine.grammar.json_disjoint as json_disjoint
 from engine.grammar.grammar import InvalidGrammarError
 from engine.grammar.json_disjoint import MAX_DESCRIBED, are_disjoint, types_of
+from engine.grammar.json_keywords import OF_TYPE, UNSUPPORTED
 from engine.grammar.json_pattern import _without
-from engine.grammar.json_schema import (
-    _OF_TYPE,
-    _UNSUPPORTED,
-    MAX_PATTERN_CHARS,
-    MAX_PATTERNS,
-    MAX_VALUES,
-    prepare_schema,
-)
+from engine.grammar.json_scalars import MAX_PATTERN_CHARS
+from engine.grammar.json_schema import MAX_PATTERNS, MAX_VALUES, prepare_schema
 from tests.grammars import random_schema, schema_spec, shipped_compiler
 from tests.sizes import repeats
 
 ENGINE_KILLER = {"type": "object", "properties": [], "required": ["a"]}
 KEYWORDS = sorted(
-    {name for names in _OF_TYPE.values() for name in names}
+    {name for names in OF_TYPE.values() for name in names}
     | {"type", "enum", "const", "anyOf", "oneOf", "allOf", "$ref", "$defs", "definitions"}
-    | {"uniqueItems", *_UNSUPPORTED}
+    | {"uniqueItems", *UNSUPPORTED}
 )
 ODD_VALUES: tuple[Any, ...] = (
     None, True, False, 0, -1, 3, 2.5, 10**400, -(10**400), 1e308, float("inf"), float("nan"),
@@ -71,7 +66,7 @@ def test_numbers_of_400_digits_are_refused(keyword: str, kind: str) -> None:
 @pytest.mark.parametrize("keyword", KEYWORDS)
 def test_every_odd_value_of_a_keyword_is_read_or_refused(keyword: str) -> None:
     for value in ODD_VALUES:
-        for kind in (None, *_OF_TYPE):
+        for kind in (None, *OF_TYPE):
             schema = {keyword: value} if kind is None else {"type": kind, keyword: value}
             refusal_of(schema)
             refusal_of({"oneOf": [schema, {"const": 1}], "$defs": {"a": schema}})
@@ -216,8 +211,8 @@ constants = st.one_of(
     st.builds(lambda listed: {"enum": listed}, st.lists(values, min_size=1, max_size=3)),
 )
 described = st.one_of(
-    st.builds(lambda kinds: {"type": kinds}, st.lists(st.sampled_from(sorted(_OF_TYPE)))),
-    st.builds(lambda kind: {"type": kind}, st.sampled_from(sorted(_OF_TYPE))),
+    st.builds(lambda kinds: {"type": kinds}, st.lists(st.sampled_from(sorted(OF_TYPE)))),
+    st.builds(lambda kind: {"type": kind}, st.sampled_from(sorted(OF_TYPE))),
     st.builds(
         lambda tags, names: {"type": "object", "properties": tags, "required": names},
         st.dictionaries(st.sampled_from("kt"), constants),

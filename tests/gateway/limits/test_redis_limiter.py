@@ -89,7 +89,7 @@ def test_what_a_dead_gateway_had_is_given_back(rig: RedisRig) -> None:
         rig.run(dead.reserve(PRINCIPAL, want(tokens=60, usd_nanos=10**9)))
         rig.run(dead.reserve(PRINCIPAL, want(tokens=40)))
         rig.turn(20)
-        rig.run(dead.renew())
+        rig.run(dead.leases.renew())
         rig.turn(29)  # 49 s in all: it lives because it renewed
         with pytest.raises(RateLimitError, match="2 are under way"):
             rig.reserve(PRINCIPAL)
@@ -114,7 +114,7 @@ def test_a_gateway_that_was_only_away_has_its_use_counted_once(
     rig.run(one.settle(want(tokens=50, usd_nanos=5).by_tier))  # kept for later, without a word
     store.cut = None
     for _ in range(2):
-        rig.run(limiter.catch_up())
+        rig.run(limiter.leases.catch_up())
         assert remaining(rig) == {
             "concurrent_requests": 2,
             "tokens_per_minute": 50,
@@ -135,7 +135,7 @@ def test_an_answer_that_was_lost_enters_nothing_twice(
         rig.run(limiter.reserve(PRINCIPAL, want(tokens=25)))
     rig.run(one.settle(want(tokens=15).by_tier))  # settled, but nobody knows
     store.cut = None
-    rig.run(limiter.catch_up())
+    rig.run(limiter.leases.catch_up())
     assert remaining(rig)["tokens_per_minute"] == 100 - 15 - 25
     rig.turn(30.5)  # the reservation that nobody knows of has no one to renew it
     assert remaining(rig)["tokens_per_minute"] == 100 - 15
@@ -178,7 +178,7 @@ def test_who_leaves_while_redis_is_asked_leaves_nothing_behind(
     one = rig.run(limiter.reserve(PRINCIPAL, want(tokens=60)))
     rig.run(leave_in(limiter.reserve(PRINCIPAL, want(tokens=40))))
     rig.run(leave_in(one.settle(want(tokens=50).by_tier)))
-    rig.run(limiter.catch_up())
+    rig.run(limiter.leases.catch_up())
     assert remaining(rig) == {
         "concurrent_requests": 2,
         "tokens_per_minute": 50,
@@ -320,7 +320,7 @@ def test_a_tenant_whose_counters_fail_costs_no_other_its_lease(
     poison(rig.url, "outrider:limits:{key:failing}:leases")
     rig.turn(20)
     with pytest.raises(StorageError):
-        rig.run(limiter.renew())
+        rig.run(limiter.leases.renew())
     rig.turn(20)  # past the first lease
     with pytest.raises(RateLimitError, match="1 are under way"):
         rig.reserve(healthy)
@@ -340,7 +340,7 @@ def test_a_tenant_whose_counters_fail_does_not_keep_others_from_settling(
     store.cut = None
     poison(rig.url, "outrider:limits:{key:failing}:book")
     with pytest.raises(StorageError):
-        rig.run(limiter.catch_up())
+        rig.run(limiter.leases.catch_up())
     assert remaining(rig)["tokens_per_minute"] == 50
 
 
@@ -355,7 +355,7 @@ def test_a_counter_that_fails_has_the_others_given_back_once(
     rig.run(one.settle({}))
     for _ in range(3):
         with suppress(StorageError):
-            rig.run(limiter.catch_up())
+            rig.run(limiter.leases.catch_up())
     redis.Redis.from_url(rig.url).delete(day)
     assert remaining(rig) == {
         "concurrent_requests": 1,
@@ -490,7 +490,7 @@ def test_a_dead_gateway_holds_nothing_until_a_clock_set_back_is_there_again(
         with pytest.raises(RateLimitError, match="2 are under way"):
             rig.run(alive.reserve(PRINCIPAL, want()))
         rig.turn(20)
-        rig.run(alive.renew())
+        rig.run(alive.leases.renew())
         rig.turn(20)  # the living one's is kept
         rig.run(rig.run(alive.reserve(PRINCIPAL, want())).settle({}))
         assert remaining(rig)["concurrent_requests"] == 1

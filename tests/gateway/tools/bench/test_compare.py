@@ -11,9 +11,9 @@ from gateway.tools.bench.compare import (
     RunComparison,
     compare_results,
     different_conditions,
-    print_comparison,
     write_comparison,
 )
+from gateway.tools.bench.compare_table import print_comparison
 from gateway.tools.bench.resampling import block_indexes, mean_of, quantile_of, side_of
 from gateway.tools.bench.results import Objectives, ResultError
 from tests.gateway.tools.bench.made_results import made_result, made_rows

@@ -33,8 +33,8 @@ from gateway.tools.plan.simulate import (
     Speculation,
     System,
     TierModel,
-    figures,
 )
+from gateway.tools.plan.simulation_figures import figures
 from gateway.tools.plan.workload import fixed_lengths, measured_lengths, usual_lengths
 
 STEP_S = 0.01

@@ -1,0 +1,152 @@
+"""Constraints on JSON strings and numbers, in a form that the grammar compiler enforces."""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from engine.grammar.grammar import InvalidGrammarError
+from engine.grammar.json_disjoint import types_of
+from engine.grammar.json_keywords import EXACT_BELOW, shown, unsupported
+
+MAX_PATTERN_CHARS: Final = 2048
+
+ANY_CHARACTER: Final = r"^[\s\S]"
+_MAX_FACTOR: Final = 1000  # its automaton has a state for each remainder
+_MAX_LISTED: Final = 1000
+# Formats whose grammar in xgrammar lets only well-formed JSON strings through.
+_FORMATS: Final = frozenset({"date", "time", "date-time", "duration", "ipv4", "ipv6", "uuid"})
+_WORD: Final = "[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+_PATTERNS: Final[Mapping[str, str]] = {
+    "email": rf"^[A-Za-z0-9_+-]+(\.[A-Za-z0-9_+-]+)*@{_WORD}(\.{_WORD})+$",
+    "hostname": rf"^{_WORD}(\.{_WORD})*$",
+}
+
+
+def prepare_string(own: dict[str, Any], place: str) -> dict[str, Any]:
+    """Return a pattern or a format. Lengths become a pattern too.
+
+    The compiler's own form of lengths lets raw tabs through. Raises InvalidGrammarError.
+    """
+    bounds = {name: own[name] for name in ("minLength", "maxLength") if name in own}
+    format_ = own.get("format")
+    if "pattern" in own:
+        if bounds:
+            raise unsupported(place, f"{min(bounds)} beside pattern")
+        return {"pattern": checked_pattern(own["pattern"], place)}
+    if bounds:
+        shortest, longest = bounds.get("minLength", 0), bounds.get("maxLength", "")
+        if longest != "" and shortest > longest:
+            raise InvalidGrammarError(f"{place}: minLength={shortest} is over maxLength={longest}")
+        return {"pattern": f"{ANY_CHARACTER}{{{shortest},{longest}}}$"}
+    if isinstance(format_, str) and format_ in _PATTERNS:
+        return {"pattern": _PATTERNS[format_]}
+    return {"format": format_} if format_ in _FORMATS else {}
+
+
+def checked_pattern(pattern: str, place: str) -> str:
+    """Return the pattern. Raises InvalidGrammarError for anchors that the compiler ignores."""
+    if len(pattern) > MAX_PATTERN_CHARS:
+        raise InvalidGrammarError(
+            f"{place}: the pattern has {len(pattern)} characters; the limit is {MAX_PATTERN_CHARS}"
+        )
+    last = len(pattern) - 1
+    if any((c == "^" and i > 0) or (c == "$" and i < last) for i, c in _bare_characters(pattern)):
+        raise unsupported(place, "^ or $ in the middle of a pattern")
+    return pattern
+
+
+def _bare_characters(pattern: str) -> Iterator[tuple[int, str]]:
+    """Places and characters outside classes that no backslash escapes, in one walk."""
+    is_escaped = is_in_class = False
+    for index, char in enumerate(pattern):
+        if is_escaped:
+            is_escaped = False
+        elif char == "\\":
+            is_escaped = True
+        elif is_in_class:
+            is_in_class = char != "]"
+        elif char == "[":
+            is_in_class = True
+        else:
+            yield index, char
+
+
+def prepare_number(own: dict[str, Any], kind: str, place: str) -> dict[str, Any]:
+    """Return the bounds of a number or an integer, each one once. Raises InvalidGrammarError."""
+    for name, value in own.items():
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        # Compared, not converted: an integer of 400 digits is no float. NaN is below nothing.
+        if not is_number or not abs(value) < EXACT_BELOW:
+            raise InvalidGrammarError(
+                f"{place}: {name}={shown(value)} must be a number below 2**53"
+            )
+    if kind == "integer":
+        return _integer(own, place)
+    if "multipleOf" in own:
+        raise unsupported(place, "multipleOf of a number that is not an integer")
+    low, high = own.get("minimum"), own.get("maximum")
+    if low is not None and own.get("exclusiveMinimum", low - 1) >= low:
+        del own["minimum"]
+    elif low is not None:
+        own.pop("exclusiveMinimum", None)
+    if high is not None and own.get("exclusiveMaximum", high + 1) <= high:
+        del own["maximum"]
+    elif high is not None:
+        own.pop("exclusiveMaximum", None)
+    return own
+
+
+def _integer(own: dict[str, Any], place: str) -> dict[str, Any]:
+    """Whole bounds, both included; multiples within bounds are listed."""
+    lows = [math.ceil(own["minimum"])] if "minimum" in own else []
+    lows += [math.floor(own["exclusiveMinimum"]) + 1] if "exclusiveMinimum" in own else []
+    highs = [math.floor(own["maximum"])] if "maximum" in own else []
+    highs += [math.ceil(own["exclusiveMaximum"]) - 1] if "exclusiveMaximum" in own else []
+    bounds = ({"minimum": max(lows)} if lows else {}) | ({"maximum": min(highs)} if highs else {})
+    if lows and highs and max(lows) > min(highs):
+        raise InvalidGrammarError(f"{place}: no integer lies between minimum and maximum")
+    factor = own.get("multipleOf", 1)
+    if factor == 1:
+        return bounds
+    if factor != int(factor) or not 1 <= factor <= _MAX_FACTOR:
+        raise unsupported(place, f"multipleOf={shown(factor)} (only 1 to {_MAX_FACTOR}, whole)")
+    factor = int(factor)
+    if not bounds:
+        return {"multipleOf": factor}
+    if len(bounds) < 2 or (bounds["maximum"] - bounds["minimum"]) // factor > _MAX_LISTED:
+        raise unsupported(place, f"multipleOf beside bounds with over {_MAX_LISTED} multiples")
+    first = -(-bounds["minimum"] // factor) * factor
+    values = list(range(first, bounds["maximum"] + 1, factor))
+    if not values:
+        raise InvalidGrammarError(f"{place}: no multiple of {factor} lies within the bounds")
+    return {"enum": values}
+
+
+def prepare_values(schema: dict[str, Any], name: str, place: str) -> dict[str, Any]:
+    """Return the constant, or the enum's values that are of the schema's type.
+
+    Raises InvalidGrammarError.
+    """
+    values = [schema["const"]] if name == "const" else schema["enum"]
+    if not values:
+        raise InvalidGrammarError(f"{place}: enum must be a list, not empty")
+    kinds = schema.get("type")
+    if kinds is not None:
+        wanted = {kinds} if isinstance(kinds, str) else set(kinds)
+        values = [value for value in values if types_of(value) & wanted]
+        if not values:
+            raise InvalidGrammarError(f"{place}: no value of {name} has the type {kinds!r}")
+    for value in values:
+        _check_exact(value, place)
+    return {"enum": values}
+
+
+def _check_exact(value: Any, place: str) -> None:
+    """Raise for a number that the compiler would write otherwise than the schema does."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        for item in value:
+            _check_exact(item, place)
+    elif isinstance(value, int | float) and not abs(value) < EXACT_BELOW:
+        raise InvalidGrammarError(f"{place}: the number {shown(value)} must be below 2**53")
