@@ -29,8 +29,11 @@ class MockEngine:
     A step emits four of them, about as many as steps with drafts do.
     """
 
-    def __init__(self, tiers: tuple[Tier, ...] = ("small", "large")) -> None:
+    def __init__(
+        self, tiers: tuple[Tier, ...] = ("small", "large"), *, max_context: int = 8192
+    ) -> None:
         self._tiers = tiers
+        self._max_context = max_context
         self.is_ready = False
 
     async def start(self) -> None:
@@ -53,7 +56,7 @@ class MockEngine:
                 tier=tier,
                 model_id=f"mock-{tier}",
                 path="",
-                max_context=8192,
+                max_context=self._max_context,
                 vocab_size=_VOCAB_SIZE,
                 num_parameters=1,
                 dtype="float32",

@@ -147,6 +147,11 @@ JOBS = (
         quick=("--requests", "0", "--repeats", "1", "--seconds", "2"),
     ),
     Job(
+        script="bench_largest_bodies",
+        arguments=("--rounds", "3"),
+        quick=("--rounds", "1", "--only", "tools"),
+    ),
+    Job(
         script="bench_upstream",
         arguments=("--repeats", "3", "--seconds", "8"),
         quick=("--repeats", "1", "--seconds", "2"),

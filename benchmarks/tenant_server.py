@@ -21,11 +21,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.NAME=VALUE")
+    parser.add_argument("--context", type=int, default=8192, help="tokens that a model takes")
     arguments = parser.parse_args(argv)
     flags = dict(assignment.split("=", 1) for assignment in arguments.set)
     settings = load_settings(flags=flags, environ={})
     configure_logging("WARNING", "text")
-    with patch("gateway.wiring.serving.build_client", lambda *_: MockEngine()):
+    engine = MockEngine(max_context=arguments.context)
+    with patch("gateway.wiring.serving.build_client", lambda *_: engine):
         serve_until_signalled(GatewayRun(settings, listen("127.0.0.1", arguments.port)))
 
 

@@ -97,7 +97,9 @@ class Tokenizing:
 
     async def count_tokens(self, body: bytes, principal: Principal) -> Response:
         """The tokens of a prompt of the Messages API. Raises GatewayError or EngineError."""
-        chat = parse(ChatRequest, await _MESSAGES.read_prompt(body))
+        chat_body = await _MESSAGES.read_prompt(body)
+        await end_turn(body)
+        chat = parse(ChatRequest, chat_body)
         info = await self._info(chat.model, principal)
         work = self.jobs.prompt_work(principal.tenant)
         prompt = await chat_prompt(chat, self._tokenizer(info), work=work)

@@ -19,8 +19,8 @@ from gateway.errors.tree import (
 )
 from gateway.schema.parsing import JsonBounds, check_exactly, may_exceed
 
-_LONG_BYTES: Final = 1_000_000
-"""From here on one pass over a body may take ten milliseconds."""
+_LONG_BYTES: Final = 32_768
+"""From here on one pass over a body of many small values may take some milliseconds."""
 
 
 async def end_turn(body: bytes) -> None:

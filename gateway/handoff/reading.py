@@ -127,7 +127,9 @@ class RequestReader:
         refuse_doubled_names(body)
         if envelope.options.privacy is None:
             refuse_privacy_header(context.headers)
+        await end_turn(body)
         refuse_misplaced_options(read.document)
+        await end_turn(body)
         read_variables(read.document.get(FIELD))
         check_model(context.principal, envelope.model)
         assignment = self._assigned(read, body, endpoint, context)
@@ -190,6 +192,7 @@ class RequestReader:
             assignment=assignment,
         )
         parsed = self._without_impossible(parsed)
+        await end_turn(body)
         if "local" in parsed.constraints.places:
             request = validate(_REQUESTS[endpoint], read.document, body)
             if assignment is not None:

@@ -10,6 +10,7 @@ from gateway.apis.messages.request import chat_fields, chat_prompt_fields, tells
 from gateway.apis.messages.schema import CountTokensRequest, MessagesRequest
 from gateway.apis.messages.writer import MessageWriter
 from gateway.apis.reading import read_body
+from gateway.edge.bodies import end_turn
 from gateway.errors.http import Problem
 from gateway.handoff.misplaced_options import refuse_misplaced_options
 
@@ -32,6 +33,7 @@ class MessagesApi:
         read = await read_body(MessagesRequest, body)
         if self._has_upstream_tiers:
             refuse_misplaced_options(read.document)
+            await end_turn(body)
         fields = chat_fields(read.request, has_upstream_tiers=self._has_upstream_tiers)
         writer = MessageWriter(tells_thoughts=tells_thoughts(read.request))
         return TranslatedRequest(chat_body=_encode(fields), writer=writer)

@@ -13,6 +13,7 @@ from gateway.apis.responses.paths import in_own_words
 from gateway.apis.responses.request import ResponsesRequest
 from gateway.apis.responses.translate import chat_document, repeated_fields
 from gateway.apis.responses.writer import ResponseWriter
+from gateway.edge.bodies import end_turn
 from gateway.errors.http import Problem
 from gateway.handoff.misplaced_options import refuse_misplaced_options
 
@@ -49,9 +50,11 @@ class ResponsesApi:
         request, document = read.request, read.document
         if self._has_upstream_tiers:
             refuse_misplaced_options(document)
+            await end_turn(body)
         writer = ResponseWriter(
             repeated_fields(request, document), clock=self._clock, new_id=self._new_id
         )
+        await end_turn(body)
         return TranslatedRequest(chat_body=_encode(chat_document(request, document)), writer=writer)
 
     def problem_body(self, problem: Problem) -> bytes:
