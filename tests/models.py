@@ -1,5 +1,6 @@
 """Random-weight Hugging Face models of every supported architecture, tiny, made on the spot."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -238,3 +239,9 @@ def save_hf_model(name: str, folder: Path, *, seed: int = 0, **overrides: Any) -
     model = make_hf_model(name, seed=seed, **overrides)
     model.save_pretrained(folder)
     return model
+
+
+def edit_config(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({**config, **changes}))

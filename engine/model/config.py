@@ -85,6 +85,7 @@ class ModelConfig:
     model_id: str
     architecture: str
     is_native: bool = True  # False: transformers' own modules run it
+    is_text_part: bool = False  # of a checkpoint that takes images, too
     num_parameters: int | None = None  # None: follows from what is below
     hidden_size: int
     num_query_heads: int

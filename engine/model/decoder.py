@@ -160,7 +160,11 @@ class DecoderModel:
         with (
             torch.inference_mode(),
             CheckpointReader(
-                folder, dtype=DTYPES[name], device=target, on_progress=on_progress
+                folder,
+                dtype=DTYPES[name],
+                device=target,
+                on_progress=on_progress,
+                text_only=config.is_text_part,
             ) as reader,
         ):
             return cls(

@@ -1,6 +1,7 @@
 """Read a checkpoint's config.json into the description of its model."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
@@ -10,6 +11,7 @@ from engine.model.checkpoint_files import read_object
 from engine.model.config import ModelConfig
 from engine.model.families.source import ConfigSource
 from engine.model.families.table import FAMILIES
+from engine.model.families.text_parts import family_of_text, text_config
 
 # With all of these, a config.json leaves nothing to a default of its architecture.
 _NAMED: Final[Mapping[str, tuple[type, ...]]] = {
@@ -46,12 +48,16 @@ def read_model_config(path_or_id: str | Path) -> ModelConfig:
     model_id = str(path_or_id)
     raw = _raw_config(model_id)
     _refuse_unsupported(model_id, raw)
-    if raw["architectures"][0] not in FAMILIES:
+    architecture = raw["architectures"][0]
+    if (family := family_of_text(architecture, raw)) is not None:
+        described = describe(model_id, family, text_config(_transformers_config(model_id)))
+        return replace(described, architecture=architecture, is_text_part=True)
+    if architecture not in FAMILIES:
         from engine.model.transformers_probe import describe_by_probe
 
         return describe_by_probe(model_id, raw)
     config = SimpleNamespace(**raw) if _is_complete(raw) else _transformers_config(model_id)
-    return describe(model_id, raw["architectures"][0], config)
+    return describe(model_id, architecture, config)
 
 
 def describe(model_id: str, architecture: str, config: Any) -> ModelConfig:

@@ -10,6 +10,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from engine.errors import UnsupportedModelError
+from engine.model.families.text_parts import HEADS, PREFIXES
 from engine.model.fingerprint import checkpoint_fingerprint
 
 ProgressCallback = Callable[[int, int], None]
@@ -41,6 +42,9 @@ def resolve_checkpoint(path_or_id: str | Path) -> Path:
 class CheckpointReader:
     """Hands out each tensor of a checkpoint by name, once, in the wanted dtype.
 
+    With `text_only`, names are those of the text model of a checkpoint that takes images, too, and
+    its other tensors are left alone.
+
     A context manager. Tensors are read from the file when they are asked for; nothing but the
     one handed out stays in memory. `on_progress(done_bytes, total_bytes)` is called after each.
     """
@@ -52,6 +56,7 @@ class CheckpointReader:
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
         on_progress: ProgressCallback | None = None,
+        text_only: bool = False,
     ) -> None:
         """Find the files; raises UnsupportedModelError if there are none or one is broken."""
         self._folder = folder
@@ -59,6 +64,9 @@ class CheckpointReader:
         self._device = torch.device(device)
         self._on_progress = on_progress
         self._file_of = _locate_tensors(folder)
+        self._name_in_file: dict[str, str] = {}
+        if text_only:
+            self._keep_text()
         self._unread = set(self._file_of)
         self._open_name: str | None = None
         self._open_file: Any = None  # safe_open has no types
@@ -90,7 +98,9 @@ class CheckpointReader:
         """The tensor `name`; raises UnsupportedModelError if it is missing or misshapen."""
         if name not in self._file_of:
             raise UnsupportedModelError(f"{self._folder}: the tensor {name} is missing.")
-        stored: Tensor = self._file(self._file_of[name]).get_tensor(name)
+        stored: Tensor = self._file(self._file_of[name]).get_tensor(
+            self._name_in_file.get(name, name)
+        )
         if tuple(stored.shape) != tuple(shape):
             raise UnsupportedModelError(
                 f"{self._folder}: the tensor {name} has the shape {list(stored.shape)}, but "
@@ -132,6 +142,22 @@ class CheckpointReader:
             )
         if self._on_progress is not None:
             self._on_progress(self.total_bytes, self.total_bytes)
+
+    def _keep_text(self) -> None:
+        """Give the text model's tensors the names that they have in a checkpoint of their own."""
+        stored, table = self._file_of, "embed_tokens.weight"
+        prefix = next((each for each in PREFIXES if each + table in stored), None)
+        if prefix is None:
+            raise UnsupportedModelError(
+                f"{self._folder} has no text model: none of its tensors is called "
+                f"{' or '.join(each + table for each in PREFIXES[:2])}."
+            )
+        self._name_in_file = {
+            "model." + name.removeprefix(prefix): name for name in stored if name.startswith(prefix)
+        }
+        if (head := next((name for name in HEADS if name in stored), None)) is not None:
+            self._name_in_file["lm_head.weight"] = head
+        self._file_of = {name: stored[old] for name, old in self._name_in_file.items()}
 
     def _file(self, name: str) -> Any:
         if self._open_name != name or self._open_bytes > _REOPEN_AFTER_BYTES:

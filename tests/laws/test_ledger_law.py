@@ -77,7 +77,7 @@ class Chance:
     ],
 )
 def test_the_ledger_is_the_engines_own_count(world: str, decides: str, tmp_path: Path) -> None:
-    num_requests = 80 if world in ("cascade", "few_blocks") else 40
+    num_requests = 40 if world in ("plain", "mid_stream") else 80
     check_books(world, decides, tmp_path, seed=1, num_requests=num_requests)
 
 

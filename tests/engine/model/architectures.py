@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from engine.errors import UnsupportedModelError
+from engine.model.families import text_parts
 from engine.model.load import load_model
 from engine.model.protocol import CausalModel
 from engine.model.read_config import read_model_config
@@ -30,6 +31,7 @@ from tests.engine.model.decoder_passes import (
     new_cache,
     run,
 )
+from tests.multimodal_models import make_multimodal_model
 from tests.transformers_models import make_transformers_model, tiny_config
 
 Outcome = Literal["native", "through transformers", "refused"]
@@ -79,14 +81,18 @@ def survey(model_type: str) -> Surveyed:
 
 
 def _outcome(model_type: str, architecture: str, folder: Path) -> tuple[Outcome, str]:
-    config = tiny_config(model_type)
-    config.save_pretrained(folder)
-    is_native = read_model_config(folder).is_native
-    with torch.device("meta"):
-        size = AutoModelForCausalLM.from_config(config).num_parameters()
-    assert size < _MAX_PARAMETERS, f"{model_type} has {size} parameters even when tiny"
-    reference = make_transformers_model(model_type)
+    if architecture in text_parts.ARCHITECTURES:
+        reference = make_multimodal_model(model_type)
+    else:
+        config = tiny_config(model_type)
+        config.save_pretrained(folder)
+        read_model_config(folder)  # refuses before anything is built
+        with torch.device("meta"):
+            size = AutoModelForCausalLM.from_config(config).num_parameters()
+        assert size < _MAX_PARAMETERS, f"{model_type} has {size} parameters even when tiny"
+        reference = make_transformers_model(model_type)
     reference.save_pretrained(folder)
+    is_native = read_model_config(folder).is_native
     difference = largest_difference(load_model(str(folder)), reference)
     assert difference < 1e-4, f"{model_type}: logits differ by {difference}"
     return "native" if is_native else "through transformers", ""

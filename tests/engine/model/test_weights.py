@@ -15,13 +15,7 @@ from engine.model.decoder import DecoderModel
 from engine.model.read_config import describe, read_model_config
 from engine.model.weights import CheckpointReader, resolve_checkpoint
 from tests.engines import PAIR_FOLDER
-from tests.models import HF_CONFIGS, save_hf_model
-
-
-def edit_config(folder: Path, **changes: Any) -> None:
-    path = folder / "config.json"
-    config = json.loads(path.read_text())
-    path.write_text(json.dumps({**config, **changes}))
+from tests.models import HF_CONFIGS, edit_config, save_hf_model
 
 
 def read_all(folder: Path) -> dict[str, torch.Tensor]:
