@@ -125,7 +125,7 @@ def test_tool_calls_thoughts_and_logprobs() -> None:
     run(body)
 
 
-def test_several_choices_are_others() -> None:
+def test_several_choices_differ() -> None:
     async def body(mock: MockUpstream, session: aiohttp.ClientSession) -> None:
         mock.script = MockScript(num_pieces=8)
         whole = json.loads(await post(session, mock, CHAT | {"n": 2}))

@@ -63,7 +63,7 @@ def test_a_trace_is_read_in_order_of_time_from_zero(tmp_path: Path) -> None:
         (HEADER + "2023-11-16 18:15:46,3\n", "trace.csv:2"),
     ],
 )
-def test_what_is_no_trace_is_said(tmp_path: Path, lines: str, told: str) -> None:
+def test_an_invalid_trace_is_reported(tmp_path: Path, lines: str, told: str) -> None:
     with pytest.raises(SystemExit, match=told):
         read_trace(write(tmp_path, lines), first_s=600)
 

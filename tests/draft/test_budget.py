@@ -107,7 +107,7 @@ def test_only_the_sequences_that_agree_are_drafted_for() -> None:
     assert num_worth(knee(8), [0.9] * 8, 1) == 8
 
 
-def test_a_dear_drafter_is_worth_it_for_nobody() -> None:
+def test_an_expensive_drafter_drafts_for_no_sequence() -> None:
     step = step_budget(FixedTimes(lambda r: 1.0), FixedTimes(lambda r: 2.0), num_sequences=1)
     assert num_worth(step, [1.0], 8) == 0
 

@@ -264,7 +264,7 @@ def test_the_model_goes_on_behind_a_text_and_computes_it_on_the_way() -> None:
     assert tree.frontier_paths() == [[5, 6, 8]]
 
 
-def test_what_must_follow_is_not_asked_about() -> None:
+def test_forced_tokens_are_not_sent_to_the_model() -> None:
     tree = make_tree(max_nodes=20, max_depth=8)
     tree.grow([[(5, 0.7), (4, 0.2)]])
     (five,) = tree.follow([5])

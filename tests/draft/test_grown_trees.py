@@ -43,7 +43,7 @@ def test_the_device_reads_the_calibration_that_the_host_uses() -> None:
     assert DEPTH_CLASS[-1] == len(table.depth_edges)
 
 
-def test_what_is_judged_stands_behind_the_accepted_path() -> None:
+def test_judged_nodes_are_those_behind_the_accepted_path() -> None:
     """Root 0; 1, 2 and 5 behind it, 3 behind 1, 4 behind 3; 3 was named by text only."""
     model, suffix = SOURCE_BIT["model"], SOURCE_BIT["suffix"]
     values: dict[int, list[float]] = {

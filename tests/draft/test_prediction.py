@@ -131,7 +131,7 @@ def test_a_coincidence_does_not_move_the_place() -> None:
     assert prediction[20] in [guess.token_ids[0] for guess in cursor.guesses(1)]
 
 
-def test_what_is_used_up_is_not_offered() -> None:
+def test_used_up_predictions_are_not_offered() -> None:
     cursor = PredictionCursor([1, 2, 3])
     cursor.advance([1, 2, 3], 3)
     assert cursor.guesses(4) == []

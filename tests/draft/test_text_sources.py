@@ -66,7 +66,7 @@ def test_the_prompt_and_the_answer_are_looked_through() -> None:
     assert repeated(sources, sequence) == []
 
 
-def test_only_what_was_asked_for_and_only_so_deep() -> None:
+def test_guesses_keep_to_the_requested_sources_and_depth() -> None:
     prompt = numbers(100, 1)
     sequence = make_sequence([*prompt, *prompt[10:20]], prediction=numbers(50, 2))
     sources = TextSources(max_depth=12)

@@ -187,7 +187,7 @@ def test_reclaiming_takes_the_latest_views_and_no_more_than_needed() -> None:
     assert all(answer.emitted[-2].num_drafted_tokens > 0 for answer in answers.values())
 
 
-def test_releasing_what_is_not_held_does_nothing() -> None:
+def test_releasing_an_unknown_sequence_does_nothing() -> None:
     engine = make_engine(tiny_pair())
     engine.submit(make_request("r", random_prompt(9)))
     (sequence,) = engine._sequences.values()

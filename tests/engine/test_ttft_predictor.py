@@ -201,7 +201,7 @@ def test_a_full_engine_says_how_long_to_wait_and_means_it() -> None:
     bench.drain()
 
 
-def test_only_who_asks_for_it_is_refused() -> None:
+def test_only_requests_that_prefer_it_are_refused() -> None:
     bench = Bench()
     for _ in range(6):
         bench.ask(None)
@@ -236,7 +236,7 @@ def test_batch_is_not_in_the_way_of_one_that_may_take_its_place() -> None:
     bench.drain()
 
 
-def test_what_is_cached_does_not_count() -> None:
+def test_cached_tokens_do_not_count() -> None:
     bench = Bench(row_s=0.01)
     prompt = random_prompt(100, seed=1)
     for number in range(2):
@@ -249,7 +249,7 @@ def test_what_is_cached_does_not_count() -> None:
         bench.drain()
 
 
-def test_a_bad_moment_does_not_refuse_everybody_for_ever() -> None:
+def test_one_slow_moment_does_not_refuse_requests_for_ever() -> None:
     bench = Bench()
     bench.engine._gate.calibration.note(predicted_s=1e-3, actual_s=1e3)
     for _ in range(40):

@@ -153,7 +153,7 @@ def test_a_missing_key_ends_the_start() -> None:
     assert "Traceback" not in result.output
 
 
-def test_the_banner_names_tiers_elsewhere() -> None:
+def test_the_banner_names_upstream_tiers() -> None:
     settings = load_settings(
         environ={},
         flags={
@@ -216,7 +216,7 @@ def test_chat_tells_the_gateways_refusal(server: Server) -> None:
     assert "Traceback" not in result.output
 
 
-def test_chat_tells_that_nobody_answers_at_a_named_url(taken_port: int) -> None:
+def test_chat_reports_a_url_that_does_not_answer(taken_port: int) -> None:
     result = invoke("chat", "--url", "http://127.0.0.1:9", "Hi")
     assert result.exit_code == 1
     assert "no gateway answers at http://127.0.0.1:9" in result.output
@@ -255,7 +255,7 @@ def with_cloud(tokenizer: ChatTokenizer, encode: Callable[[str], list[int]]) -> 
     return lambda script: hybrid(tokenizer, encode, clouds=(script,), tier={"price": price})
 
 
-def test_chat_tells_who_answered_elsewhere_and_what_it_cost(with_cloud: Hybrid) -> None:
+def test_chat_names_the_upstream_tier_and_its_cost(with_cloud: Hybrid) -> None:
     with with_cloud(MockScript(pieces=("From", " afar"), reasoning=("Hm,", " well."))) as world:
         named = invoke("chat", "--url", world.url, "--model", "cloud", "Hi")
         wanted = invoke("chat", "--url", world.url, "--policy", "prefer_cloud", "Hi")

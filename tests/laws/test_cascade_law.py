@@ -474,7 +474,7 @@ def test_many_answers_follow_the_mixture(cascade: CascadeParams, temperature: fl
 # ---- requests -------------------------------------------------------------------------------
 
 
-def test_what_cannot_be_a_cascade_is_refused() -> None:
+def test_requests_that_cannot_be_cascades_are_refused() -> None:
     request = replace(make_request("r", (5, 6, 7)), cascade=CascadeParams(alpha=0.1))
     engine = make_engine(tiny_pair())
     with pytest.raises(InvalidRequestError, match="large tier"):

@@ -225,7 +225,7 @@ def check_limits(
 
 
 @pytest.mark.slow
-def test_a_killed_engine_is_paid_by_nobody(tmp_path: Path) -> None:
+def test_work_of_a_killed_engine_is_not_charged(tmp_path: Path) -> None:
     limits = LimitSpec(tokens_per_day=1_000_000, concurrent_requests=6)
     with accounts(tmp_path, {"engine.process": True}) as made:
         key = made.new_key("tester", limits)

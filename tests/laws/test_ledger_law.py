@@ -181,7 +181,7 @@ OPTIONS: Final[tuple[dict[str, Any], ...]] = (
 
 
 @pytest.mark.slow
-def test_no_answer_depends_on_who_asks(tmp_path: Path) -> None:
+def test_no_answer_depends_on_its_tenant(tmp_path: Path) -> None:
     """Limits, tenants, weights, priorities and salts: the text is what it is without any key."""
     documents = [
         {"model": model, "messages": [{"role": "user", "content": prompt}], **options}

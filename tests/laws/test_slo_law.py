@@ -69,7 +69,7 @@ def test_answers_do_not_depend_on_objectives(
     assert_idle(engine)
 
 
-def test_the_shipped_pair_says_the_same_to_those_who_hurry() -> None:
+def test_objectives_change_no_answer_of_the_shipped_pair() -> None:
     batch = [
         make_request(
             f"batch{n}", prompt, max_tokens=30, temperature=0.8 * (n % 2), seed=n, speculation=False

@@ -308,7 +308,7 @@ def test_an_answer_may_be_cut_more_than_once(clouds: Clouds, front: Gateway) -> 
     assert max(num_continued) > 1
 
 
-def test_silence_is_a_cut_too(clouds: Clouds) -> None:
+def test_silence_counts_as_a_cut(clouds: Clouds) -> None:
     document = {**chat(clouds.prompts[PLAIN][0]), **HOT}
     right = clouds.right(**document)
     with clouds.front(tiers__cloud__timeouts__between_tokens_s=0.5) as front:
@@ -331,7 +331,7 @@ def test_greedy_text_goes_on_behind_itself(clouds: Clouds, front: Gateway, path:
     assert num_continued >= 1
 
 
-def test_what_cannot_go_on_says_nothing_wrong(clouds: Clouds, front: Gateway) -> None:
+def test_an_answer_that_cannot_continue_adds_no_text(clouds: Clouds, front: Gateway) -> None:
     """Calls and logprobs at the wrong moment: an error, behind a beginning that is right."""
     right = clouds.right(**CALLING)
     ends = []

@@ -203,7 +203,7 @@ def test_it_says_when_the_gateway_is_away(site: Site, new_page: NewPage) -> None
     expect(page.locator("#state")).to_have_text("live")
 
 
-def test_it_is_small_and_needs_nothing_from_elsewhere(site: Site) -> None:
+def test_the_page_is_small_and_loads_nothing_from_other_servers(site: Site) -> None:
     page = httpx.get(f"{site.url}/dashboard")
     assert len(page.content) < MAX_PAGE_BYTES
     assert "default-src 'none'" in page.headers["content-security-policy"]

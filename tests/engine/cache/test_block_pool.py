@@ -190,7 +190,7 @@ def test_using_a_cached_block_makes_it_recent() -> None:
     assert [pool.allocate(), pool.allocate()] == [new_block, old_block]
 
 
-def test_blocks_that_nobody_can_find_are_taken_before_cached_ones() -> None:
+def test_unpublished_blocks_are_taken_before_cached_ones() -> None:
     pool = BlockPool(num_blocks=3, block_size=2)
     cached = published(pool, [1, 1])
     cached_block = cached.block_table[0]

@@ -77,7 +77,7 @@ def test_a_shared_block_is_copied_before_it_is_written() -> None:
     assert view.reserve(8) == []  # once is enough
 
 
-def test_a_findable_block_is_copied_even_when_nobody_holds_it() -> None:
+def test_a_published_block_is_copied_even_when_no_view_holds_it() -> None:
     pool = make_pool()
     owner = computed(pool, TOKENS[:8])
     table = list(owner.block_table)
@@ -127,7 +127,7 @@ def test_scratch_is_not_published_and_goes_back() -> None:
     assert pool.num_used == 2
 
 
-def test_what_was_published_twice_is_found_once() -> None:
+def test_a_block_published_twice_is_found_once() -> None:
     pool = make_pool()
     first, second = make_view(pool), make_view(pool)
     for view in (first, second):  # both computed it at the same time

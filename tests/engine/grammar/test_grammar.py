@@ -317,7 +317,7 @@ INVALID = {
 
 
 @pytest.mark.parametrize("name", INVALID)
-def test_what_cannot_be_enforced_is_refused_with_the_reason(name: str) -> None:
+def test_unenforceable_grammars_are_refused_with_the_reason(name: str) -> None:
     spec, reason = INVALID[name]
     with pytest.raises(InvalidGrammarError, match=reason) as caught:
         shipped_compiler().compile(spec).result(20)
@@ -349,7 +349,9 @@ def test_ten_thousand_levels_do_no_harm() -> None:
         ),
     ],
 )
-def test_grammars_that_explode_elsewhere_compile_and_answer_quickly(spec: GrammarSpec) -> None:
+def test_grammars_that_explode_in_other_backends_compile_and_answer_quickly(
+    spec: GrammarSpec,
+) -> None:
     state = state_of(spec)
     path: list[int] = []
     started_s = time.monotonic()
@@ -406,7 +408,7 @@ def test_without_a_compiler_a_grammar_is_refused() -> None:
     assert_idle(engine)
 
 
-def test_others_go_on_while_a_grammar_compiles(slow: SlowCompiler) -> None:
+def test_other_requests_continue_while_a_grammar_compiles(slow: SlowCompiler) -> None:
     engine = make_engine(shipped_pair(), grammars={"large": slow})
     engine.submit(with_grammar(make_request("slow", chat_prompt("hi"), max_tokens=30)))
     assert engine.has_work

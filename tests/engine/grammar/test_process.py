@@ -364,7 +364,7 @@ def test_a_tenant_cannot_flush_anothers_grammars(size_bytes: int) -> None:
     assert cache.get(GrammarSpec(kind="json"), "own")
 
 
-def test_what_is_being_compiled_stays_in_the_cache() -> None:
+def test_a_grammar_in_compilation_stays_in_the_cache() -> None:
     cache = GrammarCache(max_entries=2, max_bytes=1000)
     for number in range(5):
         cache.put(regex(number), "a", Future())

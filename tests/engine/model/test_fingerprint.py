@@ -48,7 +48,7 @@ def test_it_is_sixteen_digits_and_the_same_for_a_copy(folder: Path, tmp_path: Pa
     assert checkpoint_fingerprint(Path(copy)) == found
 
 
-def test_what_does_not_change_the_function_does_not_change_it(folder: Path) -> None:
+def test_fingerprint_ignores_changes_without_effect(folder: Path) -> None:
     found = checkpoint_fingerprint(folder)
     change_config(folder, transformers_version="6.0", torch_dtype="float32", use_cache=False)
     (folder / "README.md").write_text("new")
@@ -56,7 +56,7 @@ def test_what_does_not_change_the_function_does_not_change_it(folder: Path) -> N
     assert checkpoint_fingerprint(folder) == found
 
 
-def test_what_changes_the_function_changes_it(folder: Path) -> None:
+def test_fingerprint_changes_with_the_function(folder: Path) -> None:
     seen = {checkpoint_fingerprint(folder)}
     change_config(folder, hidden_size=16)
     seen.add(checkpoint_fingerprint(folder))
@@ -99,7 +99,7 @@ def test_of_a_large_file_samples_of_every_tensor_are_read(
         ("model-1.safetensors", b"\x08" + bytes(7) + b'{"a": 1}', "is not a safetensors file"),
     ],
 )
-def test_what_is_no_checkpoint_is_named(
+def test_a_folder_without_a_checkpoint_is_named(
     folder: Path, name: str, content: bytes | None, why: str
 ) -> None:
     if content is None:

@@ -141,7 +141,9 @@ def test_the_log_says_which_class_runs(folder: Path, caplog: pytest.LogCaptureFi
         ),
     ],
 )
-def test_what_does_not_fit_is_one_line(folder: Path, changes: dict[str, Any], message: str) -> None:
+def test_an_unsupported_model_is_refused_in_one_line(
+    folder: Path, changes: dict[str, Any], message: str
+) -> None:
     edit(folder, **changes)
     with pytest.raises(UnsupportedModelError, match=message) as caught:
         load_model(str(folder))

@@ -157,7 +157,7 @@ def test_a_hub_id_without_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"num_key_value_heads": 3}, "4 query heads .* 3 key-value heads"),
     ],
 )
-def test_what_cannot_run_is_refused_by_name(
+def test_unsupported_architectures_are_refused_by_name(
     changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     save_hf_model("llama2", tmp_path)

@@ -77,7 +77,7 @@ def make_pass(clock: PassClock, device: FakeDevice) -> Callable[[int, float], No
     return make
 
 
-def test_passes_are_told_once_they_are_over_and_nobody_waits(
+def test_pass_times_are_reported_when_over_without_waiting(
     clock: PassClock,
     device: FakeDevice,
     told: list[tuple[int, float, float]],
@@ -123,7 +123,7 @@ def test_events_are_used_again(
     assert [done.seconds for done in clock.take_finished()] == pytest.approx([0.001] * 20)
 
 
-def test_what_nobody_asks_about_is_forgotten(
+def test_times_that_are_never_read_are_dropped(
     clock: PassClock, device: FakeDevice, make_pass: Callable[[int, float], None]
 ) -> None:
     for number in range(600):

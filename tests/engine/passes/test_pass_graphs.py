@@ -130,7 +130,7 @@ def test_without_cuda_nothing_is_recorded(cuda_graphs: bool) -> None:
     assert runner._graphs is None
 
 
-def test_what_does_not_fit_into_memory_is_left_out(
+def test_graphs_that_do_not_fit_into_memory_are_left_out(
     caplog: pytest.LogCaptureFixture, replayed: list[int]
 ) -> None:
     plain, staged = make_twin(MODEL), make_twin(MODEL)

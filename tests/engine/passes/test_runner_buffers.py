@@ -116,7 +116,7 @@ def test_passes_through_buffers_equal_plain_ones(
         ("deterministic", True),
     ],
 )
-def test_so_do_passes_of_the_triton_kernels(architecture: str, is_recorded: bool) -> None:
+def test_staged_triton_passes_equal_plain_ones(architecture: str, is_recorded: bool) -> None:
     model = model_of(architecture)
     rng = random.Random(architecture)
     plain, staged = twins_of(architecture, 24 if is_recorded else 2)
@@ -146,7 +146,9 @@ def test_rows_of_the_device_equal_the_same_trees_of_the_host(
     ("architecture", "is_recorded"),
     [("llama3", True), ("mistral", False), ("shipped", True), ("deterministic", False)],
 )
-def test_so_do_rows_of_the_device_with_triton_kernels(architecture: str, is_recorded: bool) -> None:
+def test_staged_device_rows_with_triton_equal_plain_ones(
+    architecture: str, is_recorded: bool
+) -> None:
     check_device_rows(architecture, "triton", is_recorded, [4, 1], 2, seed=11)
 
 

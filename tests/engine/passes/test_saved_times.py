@@ -57,7 +57,7 @@ def test_other_conditions_are_measured_anew(
     assert len(measured) == 3
 
 
-def test_what_a_busy_machine_measured_is_not_kept(
+def test_times_measured_on_a_busy_machine_are_not_saved(
     runner: ModelRunner,
     measured: list[ModelRunner],
     tmp_path: Path,

@@ -119,7 +119,7 @@ def test_a_weight_is_a_multiple_of_the_share() -> None:
     assert Counter(place.tenants()[:8]) == {"a": 2, "b": 6}
 
 
-def test_who_was_away_has_no_claim_to_what_he_did_not_use() -> None:
+def test_an_idle_tenant_accumulates_no_credit() -> None:
     place = Place(max_sequences=1)
     place.ask("b")
     place.run()
@@ -223,7 +223,7 @@ def test_priorities_go_before_turns_and_arrival() -> None:
     assert [s.request.priority for s in order] == [HIGH, NORMAL, NORMAL, LOW]
 
 
-def test_who_waits_long_enough_counts_as_more_urgent() -> None:
+def test_waiting_long_enough_raises_the_priority() -> None:
     place = Place()
     low = place.ask("a", priority=LOW)
     normal = place.ask("a", submitted_s=15.0)
@@ -247,7 +247,7 @@ def test_priority_is_served_sooner_but_not_more() -> None:
     assert order[5:15].count("b") >= 5
 
 
-def test_nobody_starves_behind_urgent_requests() -> None:
+def test_low_priority_requests_start_despite_urgent_ones() -> None:
     place = Place(max_sequences=1)
     place.ask("b", priority=LOW)
     for _ in range(30):
@@ -264,7 +264,7 @@ def test_nobody_starves_behind_urgent_requests() -> None:
 # ---- places ----------------------------------------------------------------------------------
 
 
-def test_a_tenant_without_a_place_gets_one_of_who_has_all() -> None:
+def test_a_tenant_without_a_place_gets_one_from_the_tenant_with_all() -> None:
     place = Place(max_sequences=4)
     for _ in range(8):
         place.ask("a", max_tokens=30)
@@ -303,7 +303,7 @@ def test_the_same_answer_gives_way_once_at_most() -> None:
     place.assert_empty()
 
 
-def test_the_other_tiers_answers_give_way_too() -> None:
+def test_answers_of_the_other_tier_are_preempted_as_well() -> None:
     place = Place(max_sequences=3)
     for _ in range(6):
         place.ask("a", max_tokens=30)
@@ -315,7 +315,7 @@ def test_the_other_tiers_answers_give_way_too() -> None:
     place.assert_empty()
 
 
-def test_nobody_gives_way_to_his_own_tenant_or_beyond_a_share() -> None:
+def test_no_preemption_within_a_tenant_or_beyond_its_share() -> None:
     for tenants, num_places in (("a", 3), ("abcd", 3), ("ab", 1)):
         place = Place(max_sequences=num_places)
         for _ in range(6):
@@ -417,7 +417,7 @@ def test_a_full_room_has_a_place_for_another_tenant() -> None:
 
 
 @pytest.mark.parametrize("max_sequences", [6, 64])
-def test_who_is_served_when_changes_no_answer(max_sequences: int) -> None:
+def test_the_order_of_service_changes_no_answer(max_sequences: int) -> None:
     rng = random.Random(max_sequences)
     requests = [
         replace(

@@ -113,7 +113,7 @@ def test_a_second_prompt_takes_the_rest_of_the_budget() -> None:
     assert [(s.request_id, count) for s, count in plan.prefills] == [("a", 6), ("b", 4)]
 
 
-def test_prefill_is_bounded_by_time_while_somebody_decodes() -> None:
+def test_prefill_is_bounded_by_time_while_others_decode() -> None:
     simulation = simulate(
         large=200, max_tokens_per_step=500, prefill_chunk_s=0.1, min_prefill_tokens=16
     )
@@ -235,7 +235,7 @@ class LatestFirst(QueuePolicy):
         return sorted(waiting, key=lambda sequence: -sequence.arrival_number)
 
 
-def test_who_gives_way_and_starts_again_in_one_plan_is_planned_once() -> None:
+def test_a_sequence_preempted_and_restarted_in_one_plan_is_planned_once() -> None:
     simulation = Simulation(
         num_blocks={"large": 40, "small": 10},
         config=EngineConfig(max_tokens_per_step=28),

@@ -213,7 +213,7 @@ def test_batch_stands_still_while_an_answer_is_behind_and_gets_on_after_a_while(
     place.assert_forgotten()
 
 
-def test_nobody_holds_back_for_an_answer_that_is_out_of_reach() -> None:
+def test_batch_is_not_held_back_for_an_answer_that_is_late_anyway() -> None:
     place = Place(step_s=0.1)
     batch = place.ask(BATCH, max_tokens=60)
     place.step()
@@ -320,7 +320,7 @@ def test_a_batch_answer_gives_way_so_often_and_no_more() -> None:
 
 
 @pytest.mark.parametrize("objective", [NO_OBJECTIVE, BATCH, LatencyObjective(inter_token_s=0.1)])
-def test_nobody_gives_way_to_one_who_is_in_no_hurry(objective: LatencyObjective) -> None:
+def test_no_preemption_for_a_request_with_time_left(objective: LatencyObjective) -> None:
     place, batch = full_of_batch()
     place.ask(objective)
     for _ in range(8):
@@ -328,7 +328,7 @@ def test_nobody_gives_way_to_one_who_is_in_no_hurry(objective: LatencyObjective)
     assert not any(sequence.num_preemptions for sequence in batch)
 
 
-def test_nobody_gives_way_to_one_that_is_late_anyway() -> None:
+def test_no_preemption_for_a_request_that_is_late_anyway() -> None:
     place, batch = full_of_batch()
     place.ask(soon(1.0))
     place.now_s += 1.5
@@ -336,7 +336,7 @@ def test_nobody_gives_way_to_one_that_is_late_anyway() -> None:
     assert not any(sequence.num_preemptions for sequence in batch)
 
 
-def test_answers_that_somebody_waits_for_do_not_give_way() -> None:
+def test_interactive_answers_are_not_preempted() -> None:
     place = Place(max_sequences=2)
     running = [place.ask(soon(9.0), max_tokens=50), place.ask(max_tokens=50)]
     place.step()
@@ -419,7 +419,7 @@ def test_whatever_is_asked_every_request_ends_and_nothing_is_left(
     place.assert_forgotten()
 
 
-def test_nobody_starves_under_a_flood() -> None:
+def test_every_request_starts_under_a_flood() -> None:
     """More short chats than there is time for; batch and late ones still end."""
     place = Place(max_sequences=4, step_s=0.5)
     old = [place.ask(BATCH, max_tokens=6), place.ask(soon(0.6), max_tokens=6)]

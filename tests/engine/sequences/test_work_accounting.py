@@ -280,7 +280,7 @@ def test_going_back_discards_what_both_tiers_wrote() -> None:
     assert small.num_discarded_tokens > 0
 
 
-def test_what_is_computed_again_counts_again() -> None:
+def test_recomputed_tokens_count_again() -> None:
     engine = make_engine(
         tiny_pair(), speculates=False, block_size=4, large_blocks=36, prefix_caching=False
     )

@@ -147,7 +147,7 @@ def test_held_answers_take_nobodys_place() -> None:
     assert_idle(engine)
 
 
-def test_others_get_a_held_answers_blocks_before_anybody_gives_way() -> None:
+def test_blocks_of_held_answers_are_taken_before_any_preemption() -> None:
     """13 blocks of 4 hold one answer of 49 tokens: the next one needs the first one's."""
     engine = make_engine(tiny_pair(), block_size=4, small_blocks=13, prefix_caching=False)
     answers = hold(engine, watched("a"))

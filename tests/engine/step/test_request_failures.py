@@ -117,7 +117,7 @@ def test_a_request_that_cannot_be_queued_leaves_nothing_behind(
         {"\ud800": 1, "$ref": "#/\ud800"},
     ],
 )
-def test_what_is_said_of_a_grammar_can_be_sent(schema: object) -> None:
+def test_messages_about_a_grammar_can_be_encoded(schema: object) -> None:
     """The gateway hears of it in UTF-8: a message that cannot be encoded would end the engine."""
     engine = make_engine(shipped_pair(), grammars={"large": shipped_compiler()})
     request = make_request("a", [5, 6], max_tokens=2)

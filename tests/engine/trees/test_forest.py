@@ -102,7 +102,7 @@ def test_where_nothing_is_free_trees_are_roots() -> None:
 
 
 @pytest.mark.parametrize("padding", [0, 3])
-def test_what_comes_back_is_what_was_there(padding: int) -> None:
+def test_a_forest_reads_back_what_was_written(padding: int) -> None:
     runner = ModelRunner(model=tiny_pair().large, num_blocks=20, block_size=4)
     sequences = [make_sequence(runner, length, seed=length) for length in (8, 9)]
 
@@ -152,7 +152,7 @@ def test_what_comes_back_is_what_was_there(padding: int) -> None:
     assert device_rows.views == [sequence.view for sequence in sequences]
 
 
-def test_behind_what_was_not_computed_nothing_is_moved() -> None:
+def test_nothing_is_moved_behind_uncomputed_rows() -> None:
     slots = torch.arange(100, 110)[None]
     sources, destinations = path_moves(torch.tensor([[1, 3, -1, 7, -1]]), slots)
     assert sources.tolist() == [-1, 103, -1, -1, -1]

@@ -141,7 +141,7 @@ def test_several_choices_are_one_text() -> None:
 @pytest.mark.parametrize(
     "body", [b"", b"{", b"[]", b'{"choices": 1}', b'{"choices":[{"delta":{"tool_calls":[1]}}]}']
 )
-def test_what_is_no_answer(body: bytes) -> None:
+def test_invalid_answers_are_refused(body: bytes) -> None:
     with pytest.raises(GenerationError) as error:
         read_completion(body)
     assert error.value.code == "unreadable_answer"

@@ -218,7 +218,7 @@ def test_failures_have_the_shape_that_the_client_knows(
     assert busy.value.body["error"]["type"] == "rate_limit_error"  # type: ignore[index]
 
 
-def test_what_is_no_json(http: httpx.Client) -> None:
+def test_invalid_json_is_refused(http: httpx.Client) -> None:
     for path in ("/v1/messages", "/v1/messages/count_tokens"):
         answer = http.post(path, content=b"{", headers={"content-type": "application/json"})
         assert answer.status_code == 400

@@ -165,7 +165,7 @@ def test_refused_by_name(fields: dict[str, Any], param: str) -> None:
 
 
 @pytest.mark.parametrize("body", [b"[" * 5000, b'{"model": NaN}', b"\xff", b"null", b""])
-def test_what_is_no_request(body: bytes) -> None:
+def test_invalid_requests_are_refused(body: bytes) -> None:
     with pytest.raises(BadRequestError):
         asyncio.run(MessagesApi(has_upstream_tiers=False).read(body))
 
@@ -252,7 +252,7 @@ def test_results_say_that_they_are_errors() -> None:
     assert made[3] == {"role": "tool", "tool_call_id": "toolu_2", "content": ""}
 
 
-def test_media_are_for_tiers_elsewhere() -> None:
+def test_media_are_sent_to_upstream_tiers_only() -> None:
     pdf = {"type": "base64", "media_type": "application/pdf", "data": "JVBE"}
     notes = {"type": "text", "media_type": "text/plain", "data": "Notes."}
     user = {
@@ -315,7 +315,9 @@ def test_a_begun_answer_goes_on() -> None:
         ("", {}, "messages.1.content"),
     ],
 )
-def test_what_cannot_go_on(content: Any, fields: dict[str, Any], param: str) -> None:
+def test_texts_that_cannot_be_continued_are_refused(
+    content: Any, fields: dict[str, Any], param: str
+) -> None:
     begun = {"role": "assistant", "content": content}
     assert refused(messages=[HELLO, begun], **fields).param == param
 
@@ -421,7 +423,7 @@ def test_a_prompt_that_is_too_long_is_said_in_the_words_that_clients_look_for() 
     assert told["message"] == "prompt is too long: 9000 tokens"
 
 
-def test_an_exception_that_nobody_planned_says_nothing() -> None:
+def test_an_unexpected_exception_reveals_nothing() -> None:
     surface = MessagesApi(has_upstream_tiers=False)
     error = json.loads(surface.problem_body(problem_of(KeyError("secret"))))["error"]
     assert error["type"] == "api_error"

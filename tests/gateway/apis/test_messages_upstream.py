@@ -42,7 +42,7 @@ def claude(near: World) -> Iterator[anthropic.Anthropic]:
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
-def test_an_answer_from_elsewhere(
+def test_an_answer_of_an_upstream_tier(
     server: Server, claude: anthropic.Anthropic, is_streamed: bool
 ) -> None:
     server.says("Let me see.</think>\nHello there. STOP", num_cached_tokens=3)
@@ -89,7 +89,7 @@ def test_what_a_server_says_of_the_request_has_the_clients_form(
     assert told["error"]["type"] == "rate_limit_error"
 
 
-def test_images_go_where_somebody_can_see(near: World, claude: anthropic.Anthropic) -> None:
+def test_images_go_to_a_tier_that_supports_them(near: World, claude: anthropic.Anthropic) -> None:
     asked = {**HELLO, "model": "auto", "messages": [{"role": "user", "content": [IMAGE]}]}
     with pytest.raises(anthropic.BadRequestError):  # by the server, which was asked
         claude.messages.create(**asked)
@@ -107,7 +107,7 @@ def counted(world: World, principal: Principal = ANONYMOUS, **fields: Any) -> di
     return document
 
 
-def test_tokens_of_servers_elsewhere_nobody_knows(near: World) -> None:
+def test_tokens_of_upstream_servers_cannot_be_counted(near: World) -> None:
     for model in ("cloud", "cloud/opus"):
         with pytest.raises(BadRequestError) as refused:
             counted(near, model=model)

@@ -170,7 +170,7 @@ def test_thoughts_text_and_calls_are_blocks_of_their_own() -> None:
     assert found[-2]["delta"]["stop_reason"] == "tool_use"
 
 
-def test_thoughts_are_told_to_those_only_who_asked() -> None:
+def test_thoughts_are_sent_only_if_requested() -> None:
     parts = [chunk(role="assistant", reasoning_content="Hm")] * 100
     writer = MessageWriter(tells_thoughts=False)
     first, *others = [writer.part(part) for part in parts]
@@ -188,7 +188,7 @@ def test_thoughts_are_told_to_those_only_who_asked() -> None:
     assert whole(body)["content"][0]["thinking"] == "Hm"
 
 
-def test_signatures_of_tiers_elsewhere_are_passed_on() -> None:
+def test_signatures_of_upstream_tiers_are_passed_on() -> None:
     signed = {"type": "thinking", "thinking": "Hm.", "signature": "c2ln"}
     hidden = {"type": "redacted_thinking", "data": "eHh4"}
     parts = [

@@ -72,7 +72,7 @@ def test_what_is_charged_is_told_and_not_what_it_costs() -> None:
     assert with_prices(card(tier("small", 1)), prices)["pricing"]["prompt"] == "0.000001"
 
 
-def test_what_nobody_knows_is_null() -> None:
+def test_unknown_prices_are_null() -> None:
     made = with_prices(card(tier("small", 4096), CLOUD), PriceBook.free())
     ModelCard.model_validate(made, strict=True)
     assert (made["tier"], made["max_context"], made["pricing"]) == (None, None, None)

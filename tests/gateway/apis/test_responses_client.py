@@ -254,7 +254,9 @@ def test_the_trace_header(server: Server, http: httpx.Client) -> None:
     assert {drafted for _, drafted in tokens} == {True, False}
 
 
-def test_a_tier_elsewhere(tokenizer: ChatTokenizer, encode: Callable[[str], list[int]]) -> None:
+def test_an_upstream_tier_answers_in_the_responses_format(
+    tokenizer: ChatTokenizer, encode: Callable[[str], list[int]]
+) -> None:
     call = ToolCall(name="add", arguments='{"x":1}')
     script = MockScript(pieces=("Well, ", "I add."), reasoning=("hm",), tool_calls=(call,))
     body = {
@@ -286,7 +288,7 @@ def test_a_tier_elsewhere(tokenizer: ChatTokenizer, encode: Callable[[str], list
     assert "metadata" not in asked
 
 
-def test_what_a_server_elsewhere_refuses_is_told_in_its_words(
+def test_refusals_of_an_upstream_server_keep_their_words(
     tokenizer: ChatTokenizer, encode: Callable[[str], list[int]]
 ) -> None:
     toxic = Toxic(kind="status", status=400)

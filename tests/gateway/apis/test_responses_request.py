@@ -236,7 +236,7 @@ def test_fields_that_change_nothing() -> None:
     ) == {"model": "auto", "messages": HELLO}
 
 
-def test_what_only_servers_elsewhere_know_is_sent_on() -> None:
+def test_fields_for_upstream_servers_are_passed_on() -> None:
     body = {"model": "m", "input": "x", "reasoning": {"effort": "high"}}
     body["text"] = {"verbosity": "low"}
     chat = json.loads(asyncio.run(SURFACE.read(json.dumps(body).encode())).chat_body)
@@ -329,7 +329,7 @@ IMAGE = {"type": "input_image", "image_url": "data:x"}
         ({"outrider": {"tier": 7}}, "outrider.tier", ""),
     ],
 )
-def test_what_is_refused_by_name(fields: dict, param: str, words: str) -> None:
+def test_unsupported_fields_are_refused_by_name(fields: dict, param: str, words: str) -> None:
     error = refusal_of(**fields)
     assert error.param == param
     assert words in str(error)
@@ -360,7 +360,7 @@ def test_arguments_are_read_over_and_not_built() -> None:
         b'{"model":"m","input":"\\ud800"}',
     ],
 )
-def test_what_is_no_json(body: bytes) -> None:
+def test_invalid_json_is_refused(body: bytes) -> None:
     with pytest.raises(BadRequestError):
         asyncio.run(SURFACE.read(body))
 

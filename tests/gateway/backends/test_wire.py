@@ -239,7 +239,7 @@ def test_the_events_of_a_step_keep_their_order_and_types(step_events: list[Engin
     assert [type(event) for event in decoded.unpack()] == [type(event) for event in step_events]
 
 
-def test_a_step_that_nobody_traces_has_no_trace_on_the_wire() -> None:
+def test_an_untraced_step_has_no_trace_on_the_wire() -> None:
     """It would travel with every token."""
     plain = TokensEmitted(request_id="r", token_ids=(1, 2))
     told = TokensEmitted(

@@ -63,7 +63,7 @@ class Rig:
 
 
 @pytest.mark.parametrize("principal", [ADMIN, ANONYMOUS])
-def test_administrators_see_all_and_everybody_where_there_are_no_keys(
+def test_administrators_see_all_requests_and_so_does_every_client_without_keys(
     principal: Principal,
 ) -> None:
     told = asyncio.run(Rig().ask(principal))
@@ -147,7 +147,7 @@ def test_without_an_engine_the_requests_are_shown_all_the_same() -> None:
     assert asyncio.run(rig.ask(ADMIN)).engine is None
 
 
-def test_slow_experiments_keep_nobody_waiting() -> None:
+def test_slow_experiments_delay_no_dashboard() -> None:
     may_go_on = asyncio.Event()
     num_reads = 0
 

@@ -121,7 +121,7 @@ def test_other_pages_may_not_read_it(endpoint: Endpoint, origin: str) -> None:
     assert "access-control-allow-origin" not in refused.headers
 
 
-def test_answers_to_nobody_vary_as_well(endpoint: Endpoint) -> None:
+def test_answers_to_refused_origins_vary_as_well(endpoint: Endpoint) -> None:
     assert get(EdgeHeaders(endpoint, cors=cors(PAGE))).headers["vary"] == "origin"
     assert "vary" not in get(EdgeHeaders(endpoint, cors=cors("*"))).headers
 

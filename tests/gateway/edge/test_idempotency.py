@@ -237,7 +237,7 @@ def test_concurrent_repeats_wait_for_the_first() -> None:
     asyncio.run(main())
 
 
-def test_who_waits_takes_over_when_the_first_fails() -> None:
+def test_a_waiting_repeat_takes_over_when_the_first_request_fails() -> None:
     async def main() -> None:
         gate, second_gate = Gate(), Gate()
         limited = RateLimitError("full", retry_after_s=1.0)
@@ -256,7 +256,7 @@ def test_who_waits_takes_over_when_the_first_fails() -> None:
     asyncio.run(main())
 
 
-def test_who_waits_and_leaves_ends_his_waiting_only() -> None:
+def test_a_waiting_repeat_that_leaves_ends_only_itself() -> None:
     async def main() -> None:
         gate = Gate()
         desk = Desk(Kitchen(waits(gate, JSONResponse({"number": 7}))))
@@ -302,7 +302,7 @@ def test_cancelling_the_first_lets_another_begin() -> None:
     ],
     ids=["broken", "left", "400", "429", "503", "302"],
 )
-def test_what_is_not_a_whole_good_answer_is_made_again(
+def test_incomplete_or_failed_answers_are_not_replayed(
     bad: Callable[[], Awaitable[Response]],
 ) -> None:
     async def main() -> None:
@@ -419,7 +419,7 @@ def test_an_answer_larger_than_memory_is_passed_on_and_not_kept() -> None:
     asyncio.run(main())
 
 
-def test_who_waits_gets_an_answer_that_memory_has_no_room_for_any_more() -> None:
+def test_a_waiting_repeat_gets_an_answer_that_is_too_large_to_keep() -> None:
     async def main() -> None:
         gate = Gate()
         desk = Desk(Kitchen(waits(gate, JSONResponse({"text": "x" * 600}))), max_bytes=2000)
@@ -434,7 +434,7 @@ def test_who_waits_gets_an_answer_that_memory_has_no_room_for_any_more() -> None
 
 
 @pytest.mark.parametrize("key", ["", " ", "a b", "x" * 256, "ümlaut", "a\tb"])
-def test_what_cannot_be_a_key_is_refused(key: str) -> None:
+def test_invalid_idempotency_keys_are_refused(key: str) -> None:
     async def main() -> None:
         desk = Desk(Kitchen())
         with pytest.raises(BadRequestError, match="1 to 255 visible"):

@@ -246,7 +246,7 @@ def test_idle_connections_are_closed_without_a_word(running: Served) -> None:
         assert 0.8 < time.monotonic() - start_s < 3
 
 
-def test_who_does_not_read_is_cut_off(running: Served) -> None:
+def test_a_client_that_does_not_read_is_cut_off(running: Served) -> None:
     with running.connect(receive_buffer=4096) as client:
         client.sendall(b"GET /flood HTTP/1.1\r\n" + HOST + b"\r\n")
         wait_for(lambda: running.num_tasks == 1)
@@ -254,7 +254,7 @@ def test_who_does_not_read_is_cut_off(running: Served) -> None:
 
 
 @pytest.mark.parametrize("size", [50_000, 16 * 2**20])
-def test_who_does_not_read_the_end_is_cut_off(own: Application, size: int) -> None:
+def test_a_client_that_does_not_read_the_end_is_cut_off(own: Application, size: int) -> None:
     """The answer is whole and the connection closing, but not all of it is taken."""
     with served(own, BOUNDS, send_buffer=4096) as running:
         own.size = size
@@ -368,7 +368,7 @@ def test_chunks_of_one_byte_pass(running: Served) -> None:
     assert echo["body"] == "a" * 5000
 
 
-def test_an_early_answer_is_read_by_who_still_sends(running: Served) -> None:
+def test_an_early_answer_reaches_a_client_that_still_sends(running: Served) -> None:
     size = 4 * 2**20
     head = b"POST /early HTTP/1.1\r\n" + HOST + b"Content-Length: %d\r\n\r\n" % size
     with running.connect() as client:

@@ -85,7 +85,7 @@ def test_experiments_of_one_layer_exclude_each_other() -> None:
     assert binomtest(counts["one"], MANY, 0.5).pvalue > 1e-4
 
 
-def test_a_growing_share_moves_nobody_who_was_in() -> None:
+def test_a_growing_share_moves_no_unit_between_arms() -> None:
     small = record(share=0.2)
     large = ramped(small, 0.7, [])
     for before, after in zip(arms(assigner(small)), arms(assigner(large)), strict=True):
@@ -163,7 +163,9 @@ def test_a_stopped_arm_beside_a_control_that_sets_nothing_is_nothing() -> None:
         ({}, {"own_fields": frozenset({"tier", "slo"})}, True),
     ],
 )
-def test_who_takes_part(eligible: dict[str, Any], fields: dict[str, Any], takes_part: bool) -> None:
+def test_units_take_part_by_share_and_filters(
+    eligible: dict[str, Any], fields: dict[str, Any], takes_part: bool
+) -> None:
     found = assigner(record(eligible=eligible)).assign(user(1, **fields))
     assert (found is not None) == takes_part
 

@@ -126,7 +126,7 @@ IMPOSSIBLE: list[dict[str, Any]] = [
 ]
 
 
-def test_an_arm_that_cannot_be_served_is_refused_and_hurts_nobody(
+def test_an_arm_that_cannot_be_served_is_refused_and_fails_no_request(
     opened: Open, caplog: pytest.LogCaptureFixture
 ) -> None:
     with opened() as made:
@@ -186,7 +186,7 @@ def test_keys_that_may_not_use_an_arms_tier_take_no_part(opened: Open) -> None:
         counted(made, "tiers", NUM_TRIES)
 
 
-def test_an_arms_objective_refuses_nobody(opened: Open) -> None:
+def test_an_arms_objective_refuses_no_request(opened: Open) -> None:
     with opened() as made:
         run(made, "hurry", {"slo": {"ttft_ms": 50}})
         for _ in range(NUM_TRIES):
@@ -201,7 +201,7 @@ def test_an_arms_objective_refuses_nobody(opened: Open) -> None:
 BAD_ARMS = ["x" * 8000, "drafts/on,drafts/on", "drafts/ON", "'; drop table", "drafts/", "\xe9"]
 
 
-def test_forcing_what_there_is_not_is_refused_in_few_words(opened: Open) -> None:
+def test_forcing_an_unknown_arm_is_refused_in_few_words(opened: Open) -> None:
     with opened() as made:
         run(made, "drafts", {"max_draft_nodes": 7})
         for wanted in BAD_ARMS:
@@ -310,7 +310,7 @@ def test_labels_are_words_and_not_markup_in_reports(opened: Open) -> None:
         assert text in shown.getvalue()
 
 
-def test_a_bad_arm_is_stopped_by_itself_and_everybody_is_told(
+def test_a_bad_arm_is_stopped_automatically_and_reported(
     opened: Open, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.WARNING)
@@ -415,7 +415,7 @@ def _principal(made: Books) -> Principal:
     return Principal(key_id=record.key_id, name="tester", tenant="tester")
 
 
-def test_ramping_up_moves_nobody(opened: Open) -> None:
+def test_ramping_up_moves_no_unit(opened: Open) -> None:
     with opened() as made:
         run(made, "drafts", {"max_draft_nodes": 7}, unit="user", share=0.2)
         users = [f"user-{n}" for n in range(30)]

@@ -202,7 +202,7 @@ def test_an_edit_is_checked_as_a_whole_and_a_conflict_changes_nothing(http: Test
     ]
 
 
-def test_only_administrators_and_only_what_there_is(http: TestClient) -> None:
+def test_only_administrators_reach_existing_experiments(http: TestClient) -> None:
     made(http)
     for route in EXPERIMENT_ROUTES:
         path = route.path.replace("{experiment}", "drafts")

@@ -53,7 +53,7 @@ def test_an_answer_counts_for_every_metric() -> None:
     assert (arm.first_at, arm.last_at) == (NOON + 3, NOON + 3)
 
 
-def test_who_gave_up_tells_nothing_on_attainment_but_costs() -> None:
+def test_cancelled_requests_count_for_cost_and_not_for_attainment() -> None:
     gone = outcome(1, ending="cancelled", ttft_s=0.1, duration_s=0.2)
     (arm,) = counted(outcome(0), gone).values()
     assert arm.num_requests == 2

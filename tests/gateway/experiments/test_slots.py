@@ -41,7 +41,9 @@ def test_dealing_is_exact_complete_and_moves_as_few_as_possible(
 
 
 @given(first=st.floats(0, 1), second=st.floats(0, 1))
-def test_who_grows_keeps_all_and_who_shrinks_gets_nothing_new(first: float, second: float) -> None:
+def test_a_growing_arm_keeps_its_slots_and_a_shrinking_arm_gets_none(
+    first: float, second: float
+) -> None:
     before = resized((), count_of(first), [])
     after = resized(before, count_of(second), [])
     assert size_of(after) == count_of(second)
@@ -49,7 +51,7 @@ def test_who_grows_keeps_all_and_who_shrinks_gets_nothing_new(first: float, seco
     assert small <= large
 
 
-def test_others_slots_are_not_taken() -> None:
+def test_slots_of_other_experiments_are_not_taken() -> None:
     one = resized((), 3000, [])
     two = resized((), 3000, [one])
     grown = resized(one, 6000, [two])

@@ -214,7 +214,7 @@ def test_log_probabilities_are_those_of_what_was_sent(
                 assert "".join(tokens) == expected
 
 
-def test_nobody_watched(tokenizer: ChatTokenizer, encode: Encode) -> None:
+def test_an_unwatched_answer_reports_no_cascade(tokenizer: ChatTokenizer, encode: Encode) -> None:
     job = replace(watched_job(tokenizer, []), cascade=None, escalation=None)
     (plan,) = watched_job(tokenizer, [PlannedWatch()]).choices
     plan = replace(plan, request=replace(plan.request, may_escalate=False))

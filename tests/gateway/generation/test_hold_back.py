@@ -354,7 +354,7 @@ def test_leaving_while_text_is_held_aborts(
     assert not engine.running
 
 
-def test_an_answer_that_nobody_held_for_us(
+def test_an_unheld_answer_is_escalated_only_by_another_request(
     tokenizer: ChatTokenizer, other: ChatTokenizer, encode: Encode
 ) -> None:
     """It is over when the watch gives it up: only another request can still answer."""

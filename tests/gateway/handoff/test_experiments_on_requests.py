@@ -70,7 +70,7 @@ def totals(made: Books, name: str, num_requests: int) -> dict[str, ArmTotals]:
     return found
 
 
-def test_a_users_arm_is_his_and_sets_what_it_says(opened: Open) -> None:
+def test_a_user_stays_in_an_arm_that_applies_its_settings(opened: Open) -> None:
     with opened(DRAFTS) as made:
         world = made.world
         seen = {}
@@ -96,7 +96,7 @@ def test_a_users_arm_is_his_and_sets_what_it_says(opened: Open) -> None:
         )
 
 
-def test_who_decides_for_himself_takes_no_part(opened: Open) -> None:
+def test_a_request_with_its_own_setting_takes_no_part(opened: Open) -> None:
     with opened(DRAFTS) as made:
         world = made.world
         for fields in (
@@ -134,7 +134,7 @@ def test_other_apis_are_in_it_too(opened: Open, path: str) -> None:
         totals(made, "drafts", 1)
 
 
-def test_an_arm_may_send_requests_elsewhere(opened: Open) -> None:
+def test_an_arm_may_send_requests_to_an_upstream_tier(opened: Open) -> None:
     policies = {
         "here": {"set": {"policy": "local_only"}},
         "there": {"set": {"policy": "cloud_only"}},

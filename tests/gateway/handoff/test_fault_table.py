@@ -149,7 +149,7 @@ def test_the_local_models_answer(fallback: World, name: str, stream: bool) -> No
 
 
 @pytest.mark.parametrize("name", AMID)
-def test_what_cannot_go_on_ends_cleanly(fallback: World, name: str) -> None:
+def test_an_answer_that_cannot_continue_ends_cleanly(fallback: World, name: str) -> None:
     spoil(fallback, AMID[name])
     before_s = time.monotonic()
     streamed = Streamed(ask(fallback, stream=True))

@@ -191,7 +191,7 @@ def test_names_are_listed_together(make: Make) -> None:
         ("cloud_only", "cloud"),
     ],
 )
-def test_a_policy_says_who_answers(make: Make, policy: str, answers: str) -> None:
+def test_a_policy_decides_which_tier_answers(make: Make, policy: str, answers: str) -> None:
     with make() as world:
         response = world.chat(outrider={"policy": policy})
         assert content(response) == (CLOUD_TEXT if answers == "cloud" else LOCAL_TEXT)
@@ -246,7 +246,7 @@ def test_with_the_local_engine_down_the_cloud_answers(make: Make) -> None:
         Script(refusal=CrashSuspectError(retry_after_s=600.0)),
     ],
 )
-def test_a_request_that_two_engines_died_with_is_given_to_nobody_else(
+def test_a_request_that_killed_two_engines_is_not_tried_on_another_tier(
     make: Make, script: Script
 ) -> None:
     with make() as world:
@@ -469,7 +469,7 @@ def test_a_deadline_in_mid_answer_ends_the_stream_with_an_error(make: Make) -> N
         assert streamed.text == "From far "
 
 
-def test_who_is_asked_first_leaves_time_for_the_other(make: Make) -> None:
+def test_the_first_tier_leaves_time_for_the_fallback(make: Make) -> None:
     with make() as world:
         assert content(world.chat()) == LOCAL_TEXT  # now it is known how long that takes
         world.cloud.script = MockScript(first_token_delay_s=30.0)
@@ -524,7 +524,7 @@ def test_private_requests_never_leave_the_machine(make: Make) -> None:
 
 
 @pytest.mark.parametrize("after", [1, 3, 5])
-def test_what_breaks_off_ends_with_an_error_and_what_was_sent(make: Make, after: int) -> None:
+def test_a_broken_stream_ends_with_an_error_behind_its_text(make: Make, after: int) -> None:
     toxic = Toxic(kind="reset", after_events=after)
     with make(clouds=(MockScript(pieces=CLOUD.pieces, toxic=toxic),)) as world:
         streamed = world.stream(outrider={"policy": "prefer_cloud"})
@@ -588,7 +588,7 @@ def test_a_ring_of_gateways_is_told(make: Make) -> None:
         assert world.cloud.requests[0].headers["x-outrider-hops"] == f"abc, {own}"
 
 
-def test_a_limit_on_costs_holds_elsewhere_too(make: Make) -> None:
+def test_max_cost_holds_for_upstream_tiers(make: Make) -> None:
     price = {"prompt": 100.0, "completion": 1000.0}
     with make(tier={"price": price}) as world:
         dear = {"outrider": {"max_cost_usd": 1e-6, "policy": "cloud_only"}}
@@ -606,7 +606,7 @@ def test_a_limit_on_costs_holds_elsewhere_too(make: Make) -> None:
         assert "the price of the cloud tier is unknown" in response.json()["error"]["message"]
 
 
-def test_a_mirror_gets_copies_and_nobody_waits_for_it(make: Make) -> None:
+def test_a_mirror_gets_copies_and_delays_no_answer(make: Make) -> None:
     with make(
         mirrored=MockScript(pieces=("Second ", "opinion."), first_token_delay_s=0.05),
         mirror={"tier": "shadow", "share": 1.0},
@@ -623,7 +623,7 @@ def test_a_mirror_gets_copies_and_nobody_waits_for_it(make: Make) -> None:
 # ---- leaving, asking where it would go ----------------------------------------------------------
 
 
-def test_a_client_that_leaves_ends_the_work_elsewhere(make: Make) -> None:
+def test_a_client_that_leaves_ends_the_upstream_request(make: Make) -> None:
     with make(clouds=(MockScript(pieces=CLOUD.pieces, gap_s=0.1),)) as world:
         with world.http.stream(
             "POST", "/v1/chat/completions", json={**CHAT, "model": "cloud", "stream": True}
@@ -670,7 +670,7 @@ def test_no_model_here_at_all(make: Make) -> None:
         assert world.http.get("/openapi.json").status_code == 200
 
 
-def test_the_openapi_document_knows_answers_of_others(make: Make) -> None:
+def test_the_openapi_document_describes_upstream_answers(make: Make) -> None:
     with make() as world:
         document = world.http.get("/openapi.json").json()
         assert world.http.get("/openapi.json").json() == document, "asking changes nothing"
@@ -684,7 +684,7 @@ def test_the_openapi_document_knows_answers_of_others(make: Make) -> None:
     assert {"UpstreamCompletion", "UpstreamChunk"} <= document["components"]["schemas"].keys()
 
 
-def test_no_model_here_and_nobody_elsewhere_is_not_ready(make: Make) -> None:
+def test_a_gateway_without_any_working_tier_is_not_ready(make: Make) -> None:
     with make(local=()) as world, down(world):
         while world.chat().status_code != 503:  # until the breaker knows
             pass

@@ -44,7 +44,7 @@ def answer(
     ticket.ended(11)
 
 
-def test_nothing_is_expected_of_what_nobody_measured(load: LocalLoad) -> None:
+def test_unmeasured_times_count_as_zero(load: LocalLoad) -> None:
     expected = load.expected(100)
     assert (expected.queue_s, expected.first_token_s, expected.total_s) == (0, 0, 0)
     assert load.would_miss(1000.001, 100_000) is None
@@ -80,7 +80,7 @@ def test_a_deadline_is_missed_by_queue_or_by_length(load: LocalLoad, clock: Cloc
     assert load.queues_longer_than(3.1) is None
 
 
-def test_who_waits_tells_of_the_queue_before_anything_was_measured(
+def test_a_waiting_request_reveals_the_queue_before_any_measurement(
     load: LocalLoad, clock: Clock
 ) -> None:
     first = load.admit()

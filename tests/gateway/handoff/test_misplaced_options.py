@@ -118,7 +118,7 @@ def test_options_inside_a_message_are_refused(world: World, place: str) -> None:
     assert len(world.cloud.requests) == num_asked
 
 
-def test_doubled_names_are_refused_without_tiers_elsewhere(server: Server) -> None:
+def test_doubled_names_are_refused_without_upstream_tiers(server: Server) -> None:
     with httpx.Client(base_url=server.url, headers={"content-type": "application/json"}) as http:
         for path, fields in SURFACES.items():
             for doubled in DOUBLED:

@@ -126,13 +126,13 @@ def test_needs_of_completions(extra: dict[str, Any]) -> None:
         {"stop": ["x"] * 17},
     ],
 )
-def test_what_is_wrong_everywhere_is_no_need(extra: dict[str, Any]) -> None:
+def test_errors_on_every_tier_are_no_required_capability(extra: dict[str, Any]) -> None:
     assert kinds({**CHAT, **extra}) == []
     assert not is_local({**CHAT, **extra}, "chat")
 
 
 @pytest.mark.parametrize("field", HARMLESS)
-def test_what_the_local_models_take_is_no_need(field: str) -> None:
+def test_requests_for_local_models_require_no_capability(field: str) -> None:
     for value in HARMLESS[field]:
         assert kinds({**CHAT, field: value}) == []
 
@@ -245,7 +245,7 @@ def test_uses() -> None:
     assert uses_of(document, "chat") == {"images", "files", "audio"}
 
 
-def test_what_a_server_lacks() -> None:
+def test_a_server_lacks_the_capabilities_it_does_not_list() -> None:
     needs = (
         RequiredCapability(capability="images", param="a"),
         RequiredCapability(capability="options", param="b"),

@@ -127,7 +127,7 @@ def test_unknown_tiers_are_free_but_not_in_settings() -> None:
         book(charges__large__prompt=float("inf"))
 
 
-def test_the_strong_tier_is_who_takes_what_is_hard() -> None:
+def test_the_strong_tier_takes_hard_requests() -> None:
     cloud = {"tiers__cloud__url": "http://127.0.0.1:1/v1"}
     assert book().strong_tier == "large"
     assert book(**cloud).strong_tier == "large"

@@ -76,7 +76,7 @@ def test_another_keys_usage_is_refused(filled: Database, query: str) -> None:
         ask(filled, ONE, query)
 
 
-def test_a_team_of_others_shows_nothing(filled: Database) -> None:
+def test_another_team_shows_nothing(filled: Database) -> None:
     store(filled, [row(20, key_id="two", team_id="blue")])
     assert ask(filled, ONE, "team=blue")["data"] == []
     assert ask(filled, ONE, "team=red")["totals"]["attempts"] == 2

@@ -163,6 +163,6 @@ def test_no_breaker_follows_the_wall_clock(
     assert breaker.state == "closed"
 
 
-def test_what_counts_waits_is_built_on_the_clock_that_only_rises() -> None:
+def test_waits_are_measured_on_a_monotonic_clock() -> None:
     for build in (build_upstreams, build_transport, build_mirror, MemoryLimiter, RedisStore):
         assert inspect.signature(build).parameters["clock"].default is time.monotonic, build

@@ -91,7 +91,7 @@ def test_a_budget_that_is_gone_is_not() -> None:
     }
 
 
-def test_what_can_never_fit_names_no_time() -> None:
+def test_a_request_above_the_limit_gets_no_retry_time() -> None:
     assert problem_of(BudgetError("never")).headers == {"x-should-retry": "false"}
 
 

@@ -142,7 +142,7 @@ def test_a_request_that_can_never_fit_is_told_so(rig: Rig) -> None:
             rig.reserve(nothing)
 
 
-def test_who_costs_nothing_needs_no_budget(rig: Rig) -> None:
+def test_a_free_request_needs_no_budget(rig: Rig) -> None:
     with rig:
         rig.reserve(key(LimitSpec(usd_per_day=0)), tokens=10)
 

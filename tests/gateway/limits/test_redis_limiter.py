@@ -161,7 +161,7 @@ def test_the_same_question_twice_is_one(rig: RedisRig) -> None:
         rig.run(store.close())
 
 
-def test_who_leaves_while_redis_is_asked_leaves_nothing_behind(
+def test_a_request_cancelled_during_a_redis_call_leaves_nothing_behind(
     flaky: tuple[RedisRig, FlakyStore, RedisLimiter],
 ) -> None:
     rig, store, limiter = flaky
@@ -226,7 +226,7 @@ def test_connections_that_broke_are_made_again(rig: RedisRig) -> None:
         admin.close()
 
 
-def test_without_redis_nobody_is_let_in_free_of_limits(caplog: pytest.LogCaptureFixture) -> None:
+def test_without_redis_limited_requests_are_refused(caplog: pytest.LogCaptureFixture) -> None:
     """Refused at once; those without limits are let in; start and close do not fail."""
     registry = CollectorRegistry()
     with socket.socket() as taken:

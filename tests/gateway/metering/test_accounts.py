@@ -88,7 +88,7 @@ def test_the_client_does_not_pay_for_what_was_given_up(opened: Open) -> None:
     assert left == MANY.tokens_per_minute - usage["total_tokens"]
 
 
-def test_a_failed_attempt_elsewhere_is_a_row_and_free(opened: Open) -> None:
+def test_a_failed_upstream_attempt_is_a_free_row(opened: Open) -> None:
     toxic = MockScript(toxic=Toxic(kind="status", status=500))
     with opened(limits=MANY, clouds=[toxic], tier={"price": {"completion": 50.0}}) as made:
         response = made.world.chat(outrider={"policy": "prefer_cloud"})
@@ -105,7 +105,7 @@ def test_a_failed_attempt_elsewhere_is_a_row_and_free(opened: Open) -> None:
     assert left == MANY.tokens_per_minute - local["num_charged_tokens"]
 
 
-def test_an_answer_elsewhere_costs_what_its_server_reports(opened: Open) -> None:
+def test_an_upstream_answer_costs_what_its_server_reports(opened: Open) -> None:
     price = {"prompt": 3.0, "completion": 15.0}
     with opened(limits=MANY, tier={"price": price}) as made:
         usage = made.world.chat(model="cloud").json()["usage"]
@@ -137,7 +137,7 @@ def test_a_failure_of_ours_gives_all_back(opened: Open) -> None:
     assert response.headers["x-ratelimit-remaining-requests"] == "1"
 
 
-def test_who_leaves_pays_for_what_was_written_until_then(opened: Open) -> None:
+def test_a_cancelled_answer_is_charged_for_its_tokens(opened: Open) -> None:
     limits = LimitSpec(tokens_per_minute=10_000, concurrent_requests=1)
     with opened(limits=limits) as made:
         made.world.says(LOCAL_TEXT, hangs=True)
@@ -212,7 +212,7 @@ def test_many_at_once_never_take_more_than_the_limit(opened: Open) -> None:
     assert sum(used) > 1_900  # what was not used was given back, and used by others
 
 
-def test_a_key_names_what_it_may_and_is_answered_by_whom_it_may(opened: Open) -> None:
+def test_scopes_bound_the_models_and_the_tiers_of_a_key(opened: Open) -> None:
     scopes = Scopes(models=frozenset({"auto", "small"}), tiers=frozenset({"small"}))
     policy = TestPolicy(tier="large")
     with opened(scopes=scopes, policy=policy) as made:
@@ -249,7 +249,7 @@ def test_every_endpoint_wants_a_key(opened: Open) -> None:
     assert wrong.json()["error"]["code"] == "invalid_api_key"
 
 
-def test_what_writes_no_answer_is_a_request_too(opened: Open) -> None:
+def test_endpoints_without_answers_count_as_requests(opened: Open) -> None:
     with opened(limits=LimitSpec(requests_per_minute=2)) as made:
         ask = {"model": "small", "prompt": "Hello there"}
         one = made.world.http.post("/v1/tokenize", json=ask)
@@ -263,7 +263,7 @@ def test_what_writes_no_answer_is_a_request_too(opened: Open) -> None:
     assert three.headers["x-should-retry"] == "true"
 
 
-def test_what_can_never_be_let_in_is_not_to_be_tried_again(opened: Open) -> None:
+def test_a_request_above_a_limit_is_not_to_be_retried(opened: Open) -> None:
     with opened(limits=LimitSpec(tokens_per_minute=50)) as made:
         response = made.world.chat(max_tokens=100)
         left = made.remaining_tokens()
@@ -289,7 +289,7 @@ def test_auto_is_answered_by_a_tier_that_is_left(opened: Open, tier: str) -> Non
     assert named.status_code == 429
 
 
-def test_a_used_up_tier_elsewhere_leaves_the_local_models(opened: Open) -> None:
+def test_a_used_up_upstream_tier_leaves_the_local_models(opened: Open) -> None:
     limits = LimitSpec(models={"cloud": LimitSpec(requests_per_minute=1)})
     with opened(limits=limits) as made:
         answers = [made.world.chat(outrider={"policy": "prefer_cloud"}) for _ in range(2)]

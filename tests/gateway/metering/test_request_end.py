@@ -119,12 +119,12 @@ def test_how_it_ended(
     assert (told[0].status is None) is (error is None)
 
 
-def test_what_is_wrong_with_a_request_is_nobodys_outcome(meter: RequestMeter, told: Told) -> None:
+def test_faulty_requests_have_no_outcome(meter: RequestMeter, told: Told) -> None:
     meter.observe_end(None, "failed", None, BadRequestError("no"))
     book(meter)
     assert told == []
 
 
-def test_what_never_began_needs_no_books(meter: RequestMeter, told: Told) -> None:
+def test_a_request_without_work_is_reported_without_rows(meter: RequestMeter, told: Told) -> None:
     meter.observe_end(None, "failed", None, QueueFullError(num_waiting=3, retry_after_s=1.0))
     assert told[0].cost_nanos == 0

@@ -54,7 +54,7 @@ def test_a_choice_is_paid_for_before_the_engine_has_told_of_it() -> None:
     assert large.charged == Tokens(num_prompt=10, num_completion=20)
 
 
-def test_who_leaves_before_the_other_tier_is_known_to_go_on_does_not_pay_for_it() -> None:
+def test_a_client_that_leaves_before_a_hand_over_does_not_pay_for_it() -> None:
     large, small = entries(
         "cancelled",
         "small",

@@ -119,7 +119,7 @@ def test_unknown_names(name: str) -> None:
     assert all(known in problem.message for known in BOTH.all())
 
 
-def test_a_tier_whose_models_nobody_knows() -> None:
+def test_a_tier_with_unknown_models_takes_any_name() -> None:
     names = ModelCatalog(LOCAL, (TierModels(tier="cloud"),), handoff="cloud", formats=FORMATS)
     assert cloud(names.resolve("cloud")) == ("cloud", None)
     assert cloud(names.resolve("cloud/x")) == ("cloud", "x")

@@ -127,7 +127,7 @@ def test_private_overrules_the_configured_policy_only() -> None:
 
 
 @pytest.mark.parametrize("policy", ["prefer_cloud", "cloud_only"])
-def test_without_a_tier_elsewhere(policy: Policy) -> None:
+def test_upstream_policies_are_refused_without_an_upstream_tier(policy: Policy) -> None:
     for named in ("auto", "local"):
         if (named, policy) == ("local", "cloud_only"):
             continue

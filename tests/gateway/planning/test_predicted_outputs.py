@@ -245,7 +245,7 @@ def test_the_latency_asked_for_reaches_the_queue(
     assert server.engine.submitted[-1].objective == objective
 
 
-def test_a_class_that_there_is_not_is_named(http: httpx.Client) -> None:
+def test_an_unknown_class_is_named(http: httpx.Client) -> None:
     body = {**CHAT, "outrider": {"slo": {"class": "bacth"}}}
     error = http.post("/v1/chat/completions", json=body).json()["error"]
     assert error["param"] == "outrider.slo.class"

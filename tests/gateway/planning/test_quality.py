@@ -91,7 +91,7 @@ def test_unratified_tokens_are_reported(server: Server, http: httpx.Client) -> N
         ({"cascade": 0.1, "beta": 1}, "outrider.quality.beta"),
     ],
 )
-def test_what_is_no_quality(
+def test_invalid_qualities_are_refused(
     server: Server, http: httpx.Client, quality: object, param: str
 ) -> None:
     response = post(http, quality)

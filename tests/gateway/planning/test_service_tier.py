@@ -23,7 +23,7 @@ def test_known_tiers(value: str | None, priority: int, reported: str) -> None:
 
 
 @pytest.mark.parametrize("value", ["", "scale", "Priority", 1, True, ["auto"], {"auto": 1}])
-def test_what_is_no_tier(value: object) -> None:
+def test_invalid_service_tiers_are_refused(value: object) -> None:
     with pytest.raises(BadRequestError) as caught:
         read_service_tier(value)
     assert caught.value.param == "service_tier"

@@ -41,7 +41,7 @@ def full_refusal(body: bytes, endpoint: Endpoint) -> BadRequestError:
     return bad_request(caught.value, body)
 
 
-def test_what_is_read() -> None:
+def test_the_envelope_reads_its_fields() -> None:
     document = {
         **CHAT,
         "stream": True,
@@ -70,7 +70,7 @@ def test_what_is_read() -> None:
 
 
 @pytest.mark.parametrize("endpoint", REQUESTS)
-def test_what_may_be_absent(endpoint: Endpoint) -> None:
+def test_optional_fields_may_be_absent(endpoint: Endpoint) -> None:
     envelope = read(REQUESTS[endpoint][1], endpoint).envelope
     assert not envelope.is_streamed
     assert not envelope.wants_usage_chunk
@@ -156,7 +156,7 @@ def test_what_is_asked_must_be_there(endpoint: Endpoint, document: dict[str, Any
     ],
 )
 @pytest.mark.parametrize("endpoint", REQUESTS)
-def test_what_is_no_request(endpoint: Endpoint, body: bytes) -> None:
+def test_invalid_requests_are_refused(endpoint: Endpoint, body: bytes) -> None:
     error, full = refusal(body, endpoint), full_refusal(body, endpoint)
     assert error.code == full.code
     assert error.param is None

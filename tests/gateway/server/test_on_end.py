@@ -75,7 +75,7 @@ def test_the_last_event_is_told(make_client: MakeClient) -> None:
 
 
 @both
-def test_who_left_is_told_what_was_done_until_the_abort(make_client: MakeClient) -> None:
+def test_an_aborted_request_is_told_its_work(make_client: MakeClient) -> None:
     async def main() -> None:
         endings: list[Ending] = []
         async with started(make_client(STEP_MS)) as client:
@@ -213,7 +213,7 @@ def test_a_crash_before_the_first_token_tells_that_nothing_was_seen() -> None:
 
 
 @both
-def test_a_listener_that_raises_harms_nobody(
+def test_a_callback_that_raises_harms_no_request(
     make_client: MakeClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     def raises(ending: Ending) -> None:
@@ -252,7 +252,7 @@ def test_what_cannot_be_sent_was_never_submitted() -> None:
     run(main())
 
 
-def test_late_events_of_one_who_left_are_counted_but_not_kept() -> None:
+def test_late_events_of_a_closed_stream_are_counted_but_not_kept() -> None:
     sent: list[Command] = []
 
     async def main() -> None:

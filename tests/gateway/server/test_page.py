@@ -51,7 +51,7 @@ def keyed(tokenizer: ChatTokenizer, tmp_path_factory: pytest.TempPathFactory) ->
         thread.join(10)
 
 
-def test_it_needs_nothing_from_elsewhere(http: httpx.Client) -> None:
+def test_the_page_loads_nothing_from_other_servers(http: httpx.Client) -> None:
     page = http.get("/")
     assert page.status_code == 200
     assert page.headers["content-type"].startswith("text/html")

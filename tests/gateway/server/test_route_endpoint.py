@@ -159,7 +159,7 @@ def test_it_refuses_what_the_endpoints_refuse(
         b'{"model": "auto", "prompt": "\\ud800"}',
     ],
 )
-def test_what_is_no_request(running: Routed, body: bytes) -> None:
+def test_invalid_requests_are_refused(running: Routed, body: bytes) -> None:
     headers = {"content-type": "application/json"}
     response = running.http.post("/v1/route", content=body, headers=headers)
     assert response.status_code == 400

@@ -137,7 +137,7 @@ def test_bytes_that_are_no_key(opened: Open) -> None:
         assert status_of_raw(made, b"authorization: Bearer " + key) == 200
 
 
-def test_of_several_keys_one_asks_and_nobody_else_pays(opened: Open) -> None:
+def test_of_several_keys_sent_only_the_one_used_pays(opened: Open) -> None:
     """A client that sends two keys has both; the request is one tenant's all the same."""
     with opened() as made:
         other = made.new_key("other")
@@ -160,7 +160,7 @@ def test_of_several_keys_one_asks_and_nobody_else_pays(opened: Open) -> None:
     assert {row["key_id"] for row in rows} == ids
 
 
-def test_who_guesses_is_slowed_down_and_shuts_out_nobody(opened: Open) -> None:
+def test_guessing_keys_is_throttled_and_shuts_out_no_valid_key(opened: Open) -> None:
     with opened() as made, logged() as log:
         fresh = made.new_key("fresh")
         store = made.world.context.tenancy.keys.store
@@ -223,7 +223,7 @@ def test_an_unknown_id_takes_the_way_of_a_wrong_secret(
     assert words[0] == words[1] == words[2]  # and nobody learns which ids there are
 
 
-def test_what_is_taken_back_ends_at_once(opened: Open) -> None:
+def test_rotated_and_revoked_keys_end_at_once(opened: Open) -> None:
     with opened(scopes=ADMIN) as made:
         http = made.world.http
 
@@ -252,7 +252,7 @@ def test_what_is_taken_back_ends_at_once(opened: Open) -> None:
     assert (late.status_code, late.json()["error"]["code"]) == (401, "api_key_expired")
 
 
-def test_nobody_makes_himself_an_administrator(opened: Open) -> None:
+def test_no_key_can_make_itself_an_administrator(opened: Open) -> None:
     with opened() as made:
         http, own = made.world.http, made.key[3:11]
         for method, path, body in (
@@ -277,7 +277,7 @@ def test_nobody_makes_himself_an_administrator(opened: Open) -> None:
 # ---- others' things -----------------------------------------------------------------------------
 
 
-def test_nobody_reads_anothers_usage(opened: Open) -> None:
+def test_no_key_reads_the_usage_of_another_tenant(opened: Open) -> None:
     with opened() as made:
         store = made.world.context.tenancy.keys.store
         team = store.create_team(TeamOrder(name="reds"))
@@ -337,7 +337,7 @@ def test_an_idempotent_answer_is_its_owners(opened: Open) -> None:
     assert {row["key_id"] for row in rows} == {key[3:11] for key in keys}
 
 
-def test_nobody_takes_anothers_place(opened: Open) -> None:
+def test_no_tenant_takes_the_place_of_another(opened: Open) -> None:
     with opened(limits=LimitSpec(concurrent_requests=1)) as made:
         other = made.new_key("other", LimitSpec(concurrent_requests=1))
         made.world.says(LOCAL_TEXT, hangs=True)

@@ -97,7 +97,7 @@ ELSEWHERE = (
 )
 
 
-def test_what_is_more_than_the_limit_does_not_begin(opened: Open) -> None:
+def test_requests_above_the_limit_do_not_begin(opened: Open) -> None:
     with opened(limits=LimitSpec(tokens_per_minute=LIMIT)) as made:
         for model, asks in (("small", GREEDY), ("auto", GREEDY), ("cloud", ELSEWHERE)):
             for path, body in asks:
@@ -147,7 +147,7 @@ def test_however_one_asks_no_more_than_the_limit_is_taken(opened: Open) -> None:
     assert 0.7 * limit < charged(rows) <= limit
 
 
-def test_who_leaves_again_and_again_pays_each_time(opened: Open) -> None:
+def test_a_client_that_leaves_repeatedly_pays_each_time(opened: Open) -> None:
     """The prompt is read and tokens are written before he is missed: that is what he pays."""
     limits = LimitSpec(tokens_per_minute=10_000, concurrent_requests=2, requests_per_minute=100)
     with opened(limits=limits) as made:
@@ -188,7 +188,7 @@ def test_who_leaves_again_and_again_pays_each_time(opened: Open) -> None:
     assert requests_left == 100 - num_left - 2
 
 
-def test_many_who_leave_at_once_leave_nothing_behind(opened: Open) -> None:
+def test_many_cancelled_requests_leave_nothing_behind(opened: Open) -> None:
     limits = LimitSpec(tokens_per_minute=10_000, concurrent_requests=3)
     with opened(limits=limits) as made:
         made.world.says(LOCAL_TEXT, gap_s=0.002)

@@ -101,7 +101,7 @@ def test_an_answer_is_a_guess_for_its_tenant_only(books: Tenants) -> None:
         assert stranger == first
 
 
-def test_who_answered_a_conversation_is_known_to_its_tenant_only(books: Tenants) -> None:
+def test_the_tier_of_a_conversation_is_known_to_its_tenant_only(books: Tenants) -> None:
     keys = tenants(books, "turns")
     messages = [{"role": "user", "content": "What is the plan for the ninth of May?"}]
     told = ask(books, keys["owner"], model="auto", messages=messages, max_tokens=8)

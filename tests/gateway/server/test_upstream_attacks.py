@@ -148,7 +148,7 @@ def test_hops_in_several_headers_are_one_list(make: Make) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_our_key_is_told_to_nobody(
+def test_the_upstream_key_reaches_no_client(
     make: Make, stream: bool, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     """Some servers and proxies repeat, in their errors, what they were sent."""
@@ -297,7 +297,7 @@ _UNREAD = (
 )
 
 
-def test_fields_that_nobody_reads_break_nothing(make: Make) -> None:
+def test_unknown_fields_break_nothing(make: Make) -> None:
     events = (piece("Far "), piece("away."), piece(finish="stop"))
     with facing(make) as (world, far):
         for field in _UNREAD:
@@ -522,9 +522,7 @@ _SLIPS = (
 
 
 @pytest.mark.parametrize("policy", ["prefer_local", "prefer_cloud", "cloud_only"])
-def test_who_means_private_and_misses_the_word_is_not_sent_elsewhere(
-    make: Make, policy: str
-) -> None:
+def test_a_misspelt_private_option_is_not_sent_upstream(make: Make, policy: str) -> None:
     with facing(make, handoff={"policy": policy}) as (world, far):
         for fields in _SLIPS:
             for path in ("/v1/chat/completions", "/v1/route"):
@@ -535,7 +533,7 @@ def test_who_means_private_and_misses_the_word_is_not_sent_elsewhere(
         assert not world.engine.submitted
 
 
-def test_what_only_looks_like_a_slip_is_answered(make: Make) -> None:
+def test_options_that_only_look_misplaced_are_accepted(make: Make) -> None:
     with facing(make) as (world, far):
         fine = (
             '"outrider":null',
@@ -644,7 +642,7 @@ def test_private_questions_wait_for_no_server_and_ask_none(make: Make) -> None:
             assert not far.asked
 
 
-def test_who_asks_for_this_machine_is_not_copied_to_another(make: Make) -> None:
+def test_requests_for_local_models_are_not_mirrored(make: Make) -> None:
     with make(mirrored=MockScript(), mirror={"tier": "shadow", "share": 1.0}) as world:
         for options in ({"policy": "local_only"}, {"privacy": "private"}):
             for stream in (False, True):
@@ -670,7 +668,7 @@ def endless(data: bytes) -> Play:
     return play
 
 
-def test_what_says_nothing_without_end_is_cut_off(make: Make) -> None:
+def test_an_endless_stream_without_text_is_cut_off(make: Make) -> None:
     with facing(make) as (world, far):
         for data in (b":" + b"x" * 60_000 + b"\n\n", piece() * 500, b"data:\n\n" * 9000):
             far.answer = endless(data)
@@ -735,7 +733,7 @@ def test_what_the_client_does_not_read_is_not_fetched(make: Make) -> None:
         wait_for(lambda: not far.num_open)
 
 
-def test_many_tiny_events_at_once_do_not_hold_up_others() -> None:
+def test_many_tiny_events_do_not_delay_other_requests() -> None:
     """Whoever shares the event loop has a turn every few events, not one for each packet."""
     many = CHUNKED + chunk(piece("a") + b":\n\n" * 100_000) + LAST_CHUNK
     num_read = 0

@@ -225,7 +225,7 @@ def test_other_peoples_variables_are_left_alone() -> None:
     load_settings(environ={"OUTRIDER_KERNELS": "reference"})
 
 
-def test_what_cannot_be_read_is_said(empty_folder: Path) -> None:
+def test_unreadable_settings_files_are_reported(empty_folder: Path) -> None:
     missing = empty_folder / "missing.toml"
     assert complaint(config_file=missing) == (
         f"file {missing} cannot be read: No such file or directory"
@@ -442,7 +442,7 @@ def test_an_unknown_variable_of_a_tier_is_refused(name: str, meant: str) -> None
     assert message == f"environment variable {name} is not a setting; did you mean {meant}?"
 
 
-def test_no_model_is_needed_where_a_tier_is_elsewhere() -> None:
+def test_no_local_model_is_needed_with_an_upstream_tier() -> None:
     none = {"models.large": "none", "models.small": "none"}
     settings = load_settings(environ={}, flags=none | TIER)
     assert settings.models.resolved() == {"large": None, "small": None}
@@ -456,7 +456,7 @@ def test_no_model_is_needed_where_a_tier_is_elsewhere() -> None:
         )
 
 
-def test_what_does_not_fit_together_is_told_at_once() -> None:
+def test_contradicting_settings_are_refused_at_the_start() -> None:
     flags = {"handoff.tier": "a", "mirror.tier": "b", "tiers.none.url": "http://x"}
     assert len(complaint(flags=flags).splitlines()) == 3
 

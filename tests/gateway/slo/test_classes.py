@@ -129,7 +129,7 @@ def test_the_settings_are_written_and_read_alike() -> None:
     assert SloSettings.model_validate(tomllib.loads(to_toml(settings))) == settings
 
 
-def test_who_cannot_be_served_in_time_is_told_when_he_could() -> None:
+def test_an_infeasible_request_is_told_when_to_retry() -> None:
     told = problem_of(
         InfeasibleObjectiveError(ttft_s=0.1, predicted_wait_s=2.4, retry_after_s=2.3004)
     )
@@ -139,7 +139,7 @@ def test_who_cannot_be_served_in_time_is_told_when_he_could() -> None:
     assert told.headers["x-should-retry"] == "true"
 
 
-def test_who_could_never_be_served_in_time_is_told_not_to_repeat_it() -> None:
+def test_a_never_feasible_request_is_told_not_to_retry() -> None:
     told = problem_of(
         InfeasibleObjectiveError(ttft_s=0.001, predicted_wait_s=0.4, retry_after_s=None)
     )

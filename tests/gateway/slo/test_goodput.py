@@ -51,7 +51,9 @@ def outcome(**fields: Any) -> RequestOutcome:
         ({"ending": "cancelled"}, None),
     ],
 )
-def test_what_counts(fields: dict[str, Any], expected: bool | None) -> None:
+def test_goodput_counts_requests_that_meet_their_objectives(
+    fields: dict[str, Any], expected: bool | None
+) -> None:
     assert attained(outcome(**fields)) is expected
 
 
@@ -95,7 +97,7 @@ def test_a_young_gateway_divides_by_its_age() -> None:
     assert sink.goodputs()[0].goodput == pytest.approx(4.0)
 
 
-def test_what_prometheus_is_told() -> None:
+def test_goodput_is_exported_to_prometheus() -> None:
     clock, registry = Clock(), CollectorRegistry()
     parts = build_slo(SloSettings(), registry, clock=clock)
     clock.now_s += 61.0

@@ -40,7 +40,7 @@ from gateway.telemetry.redaction import redact_json, redact_text
         ("-----BEGIN PRIVATE KEY-----\nMIIEcut off", "[secret]"),
     ],
 )
-def test_what_points_at_a_person_or_opens_a_door_is_gone(text: str, expected: str) -> None:
+def test_personal_data_and_credentials_are_redacted(text: str, expected: str) -> None:
     assert redact_text(text) == expected
 
 

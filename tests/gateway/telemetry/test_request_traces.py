@@ -112,7 +112,7 @@ def test_a_local_answers_trace(make: Make, seen: Seen) -> None:
     assert LOCAL_TEXT not in text
 
 
-def test_a_tier_elsewhere_is_part_of_the_trace(make: Make, seen: Seen) -> None:
+def test_an_upstream_tier_is_part_of_the_trace(make: Make, seen: Seen) -> None:
     with make() as world:
         response = ask(world, model="cloud", headers={"traceparent": PARENT})
         assert response.status_code == 200

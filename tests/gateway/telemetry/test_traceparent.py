@@ -39,7 +39,7 @@ def test_the_standards_own_example() -> None:
         "00-" + "٣" * 32 + f"-{SPAN}-01",
     ],
 )
-def test_what_is_not_the_standards_is_nobodys_trace(header: str | None) -> None:
+def test_invalid_traceparents_are_ignored(header: str | None) -> None:
     assert read_parent(header, None) is None
 
 

@@ -192,7 +192,7 @@ def test_a_request_that_was_aborted_in_the_queue() -> None:
     assert at(seen.spans()["queue"]) == (91.0, 92.0)
 
 
-def test_work_of_which_nobody_knows_when_it_was_scheduled_has_no_queue() -> None:
+def test_work_without_a_schedule_time_has_no_queue_span() -> None:
     """Such as a tier's that took a sequence over."""
     seen = watched()
     root = seen.tracer.begin("r")
@@ -260,7 +260,7 @@ def test_a_callers_trace_goes_on_and_out() -> None:
     assert out["tracestate"] == "vendor=1"
 
 
-def test_a_caller_who_does_not_trace_is_not_traced() -> None:
+def test_an_unsampled_caller_is_not_traced() -> None:
     seen = watched(share=1.0)
     root = seen.tracer.begin("r", traceparent=NOT_SAMPLED, tracestate="vendor=1")
     assert not root.is_recording
@@ -420,7 +420,7 @@ def test_traces_reach_a_collector_at_the_latest_at_the_end(collector: Collector,
     assert sent == registry.get_sample_value("outrider_trace_spans_total", {"state": "ended"}) == 5
 
 
-def test_a_collector_that_is_away_holds_up_nobody(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_absent_collector_delays_no_request(caplog: pytest.LogCaptureFixture) -> None:
     class Stuck(InMemorySpanExporter):
         """Takes what it is given, and never comes back in time."""
 

@@ -206,7 +206,7 @@ def test_only_administrators(http: TestClient, world: World) -> None:
     assert http.get("/admin/keys", headers={"authorization": f"Bearer {admin}"}).status_code == 200
 
 
-def test_nobody_administrates_while_the_door_is_open(world: World) -> None:
+def test_no_request_administrates_while_no_key_is_required(world: World) -> None:
     with TestClient(app_of(world)) as client:
         assert world.authenticator.is_open
         error_of(client.get("/admin/keys"), 401)
@@ -260,7 +260,7 @@ def test_labels_are_only_words(http: TestClient, caplog: pytest.LogCaptureFixtur
 
 
 @pytest.mark.parametrize("key_id", ["abcdefgh", "ABCDEFGH", "a", "a" * 5000, "%00", "..%2f", "ü"])
-def test_keys_that_there_are_not(http: TestClient, key_id: str) -> None:
+def test_unknown_keys_are_not_found(http: TestClient, key_id: str) -> None:
     for method, path in (("GET", ""), ("DELETE", ""), ("PATCH", ""), ("POST", "/rotate")):
         answer = http.request(method, f"/admin/keys/{key_id}{path}", json={})
         assert answer.status_code == 404

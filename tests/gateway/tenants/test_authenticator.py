@@ -75,7 +75,7 @@ def test_a_key_is_taken_in_either_header(tmp_path: Path) -> None:
     within(world, work)
 
 
-def test_without_any_key_everybody_may_ask_until_there_is_one(tmp_path: Path) -> None:
+def test_requests_need_no_key_until_one_exists(tmp_path: Path) -> None:
     world = World(tmp_path)
 
     async def work() -> None:
@@ -345,7 +345,7 @@ def test_a_credential_that_is_too_long_is_not_its_beginning(tmp_path: Path) -> N
     within(world, work)
 
 
-def test_who_may_administrate(tmp_path: Path) -> None:
+def test_only_admin_keys_administrate(tmp_path: Path) -> None:
     world = World(tmp_path)
     admin = world.store.create(KeyOrder(name="a", scopes=Scopes(is_admin=True)))
     plain = world.store.create(KeyOrder(name="b"))

@@ -219,7 +219,7 @@ JSON_FORMAT = {"type": "json_object"}
     ],
 )
 @pytest.mark.parametrize("model", ["small", "large", "auto"])
-def test_what_cannot_be_continued(
+def test_messages_that_cannot_be_continued_are_refused(
     server: Server, http: httpx.Client, wrong: dict[str, Any], param: str, model: str
 ) -> None:
     response = http.post("/v1/chat/completions", json={**wrong, "model": model})
@@ -238,7 +238,9 @@ def test_what_cannot_be_continued(
         {"response_format": {"type": "text"}},
     ],
 )
-def test_what_goes_together(server: Server, http: httpx.Client, fields: dict[str, Any]) -> None:
+def test_compatible_options_are_accepted(
+    server: Server, http: httpx.Client, fields: dict[str, Any]
+) -> None:
     response = http.post("/v1/chat/completions", json=body(answer("Hello"), **fields))
     assert response.status_code == 200, response.text
 

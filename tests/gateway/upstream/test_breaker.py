@@ -247,7 +247,7 @@ def test_a_calm_minute_makes_the_next_open_time_short(calm_s: float, nominal_s: 
     assert 0.8 * nominal_s <= breaker.open_until_s - clock() <= 1.2 * nominal_s
 
 
-def test_errors_and_breaker_agree_on_who_is_blamed() -> None:
+def test_errors_and_breaker_blame_the_same_side() -> None:
     for failure in FAILURES:
         breaker = _breaker(HandClock())
         for _ in range(5):

@@ -478,7 +478,7 @@ def test_the_first_failure_is_the_one_that_is_told(second: MockScript) -> None:
     run(body, in_turn(cut(3), second), second, server=FINAL_MESSAGE, max_retries=1)
 
 
-def test_a_continuation_is_tried_elsewhere_too() -> None:
+def test_a_continuation_is_retried_at_another_server() -> None:
     async def body(under_test: Bench) -> None:
         answer = under_test.answer()
         assert sent(await read_all(answer)) == expected_text(TEXT)

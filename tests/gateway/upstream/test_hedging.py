@@ -137,7 +137,7 @@ def test_in_one_piece() -> None:
     run(body, SLOW, FAST, late_s=None)
 
 
-def test_who_is_in_time_has_no_rival() -> None:
+def test_an_answer_in_time_is_not_hedged() -> None:
     async def body(under_test: Bench) -> None:
         answer = under_test.answer()
         await read_all(answer)

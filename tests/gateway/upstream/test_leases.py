@@ -113,7 +113,7 @@ def test_an_answer_that_is_not_streamed_tells_nothing_of_first_tokens(end: str) 
         (0.2, 19, 60.0, False),  # who knows what is usual
     ],
 )
-def test_a_server_that_hangs_is_found_though_nobody_waits_for_its_timeout(
+def test_a_hanging_server_is_found_before_any_timeout(
     usual_s: float, num_known: int, waited_s: float, is_broken: bool
 ) -> None:
     clock = HandClock()

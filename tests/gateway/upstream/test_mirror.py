@@ -136,7 +136,7 @@ def test_too_many_copies_are_dropped_and_what_is_left_ends_with_the_mirror() -> 
     asyncio.run(main())
 
 
-def test_an_offer_waits_for_nobody() -> None:
+def test_offering_a_copy_does_not_wait() -> None:
     async def main() -> None:
         async with bench(replace(HELLO, first_token_delay_s=60.0)) as it:
             before = asyncio.get_running_loop().time()
@@ -235,7 +235,7 @@ def test_the_file_has_a_line_for_each_copy(tmp_path: Path) -> None:
     assert line["time"].endswith("+00:00")
 
 
-def test_a_file_that_cannot_be_written_disturbs_nobody(
+def test_an_unwritable_mirror_file_disturbs_no_request(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "taken"

@@ -177,7 +177,7 @@ def test_the_limit_of_an_answer_has_the_name_that_the_server_knows(
 
 @pytest.mark.parametrize("server", ["openai", "outrider"])
 @pytest.mark.parametrize("asked", [{"max_tokens": 9}, {"max_completion_tokens": 9}])
-def test_a_server_of_which_nobody_knows_it_gets_the_name_that_was_asked_with(
+def test_a_server_with_unknown_models_gets_the_requested_name(
     server: ServerKind, asked: dict[str, int]
 ) -> None:
     assert limits(chat(**asked), TRAITS[server]) == asked

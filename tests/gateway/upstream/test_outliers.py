@@ -60,7 +60,7 @@ def test_a_slow_server_is_an_outlier_under_the_load_that_it_still_gets(slow_load
         [_times(0.09), _times(0.01)],
     ],
 )
-def test_who_is_no_outlier(times: list[RecentTimes]) -> None:
+def test_normal_latencies_are_no_outliers(times: list[RecentTimes]) -> None:
     assert outliers(times) == []
 
 

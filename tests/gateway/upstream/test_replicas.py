@@ -32,7 +32,7 @@ def test_a_replica_is_named_by_host_and_port(url: str, name: str) -> None:
     assert [replica.name for replica in replicas.replicas] == [name]
 
 
-def test_nobody_is_picked_where_nobody_admits() -> None:
+def test_no_replica_is_picked_where_none_admits() -> None:
     clock = HandClock()
     replicas = replica_set(2, clock)
     one, other = replicas.replicas
@@ -113,7 +113,7 @@ def test_of_two_the_faster_one_is_picked_until_it_has_more_to_do() -> None:
     assert _shares(replicas) == {slow: 400}, "4 * 0.1 s against 1 * 0.35 s"
 
 
-def test_a_replica_that_nobody_knows_counts_as_the_median() -> None:
+def test_an_unmeasured_replica_counts_as_the_median() -> None:
     clock = HandClock()
     replicas = replica_set(4, clock)
     fast, middle, slow, unknown = replicas.replicas
@@ -190,7 +190,9 @@ def test_a_replica_that_always_loses_against_hedges_is_an_outlier_too() -> None:
         ((1.0, 0.2, 0.2), 19),
     ],
 )
-def test_who_is_no_outlier(seconds: tuple[float, float, float], count: int) -> None:
+def test_replicas_with_normal_latencies_stay_in(
+    seconds: tuple[float, float, float], count: int
+) -> None:
     clock = HandClock()
     replicas = replica_set(3, clock)
     _learn_all(replicas, clock, *seconds, count=count)
@@ -198,7 +200,7 @@ def test_who_is_no_outlier(seconds: tuple[float, float, float], count: int) -> N
     assert all(replica.ejected_until_s is None for replica in replicas.replicas)
 
 
-def test_one_slow_answer_ejects_nobody() -> None:
+def test_one_slow_answer_ejects_no_replica() -> None:
     clock = HandClock()
     replicas = replica_set(3, clock)
     _learn_all(replicas, clock, 0.2, 0.2, 0.2)
@@ -243,7 +245,7 @@ def test_an_outlier_comes_back_when_the_others_get_as_slow() -> None:
     assert slow.num_ejections == 0, "it was not the one to blame"
 
 
-def test_outliers_are_better_than_nobody() -> None:
+def test_an_outlier_is_used_where_no_other_replica_is_left() -> None:
     clock = HandClock()
     replicas = replica_set(2, clock)
     slow, fast = replicas.replicas

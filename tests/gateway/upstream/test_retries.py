@@ -149,7 +149,7 @@ def test_half_a_whole_answer_is_none(kind: str) -> None:
     run(body, first(broken(kind, after_events=1)))
 
 
-def test_nobody_listens_at_the_first_one() -> None:
+def test_a_refused_connection_is_retried_at_the_next_replica() -> None:
     async def body() -> None:
         async with bench(HEALTHY, HEALTHY) as under_test:
             await under_test.mocks[0].refuse()
@@ -202,7 +202,7 @@ def test_there_are_no_more_attempts_than_allowed(max_retries: int) -> None:
 
 
 @pytest.mark.parametrize("is_streamed", [True, False])
-def test_a_refusal_is_not_tried_elsewhere(is_streamed: bool) -> None:
+def test_a_refusal_is_not_retried_at_another_replica(is_streamed: bool) -> None:
     async def body(under_test: Bench) -> None:
         answer = under_test.answer()
         with pytest.raises(UpstreamRefusalError):
@@ -252,7 +252,7 @@ def test_a_long_retry_after_is_passed_on_at_once() -> None:
     run(body, broken(status=429, retry_after_s=20.0), timeouts={"total_s": 60.0})
 
 
-def test_nobody_waits_for_what_others_were_told() -> None:
+def test_a_retry_after_of_another_request_delays_no_request() -> None:
     """The wait is short enough, but somebody else may answer meanwhile."""
 
     async def body(under_test: Bench) -> None:
@@ -277,7 +277,7 @@ def test_a_long_retry_after_of_a_503_is_passed_on() -> None:
     run(body, broken(status=503, retry_after_s=20.0))
 
 
-def test_nobody_waits_beyond_the_deadline() -> None:
+def test_no_retry_waits_beyond_the_deadline() -> None:
     """It fails at once, so that somebody else may answer in the time that is left."""
 
     async def body(under_test: Bench) -> None:
@@ -426,7 +426,7 @@ def test_open_breakers_fail_at_once() -> None:
     run(body, broken(), max_retries=0)
 
 
-def test_nobody_waits_when_the_breaker_opens_in_between() -> None:
+def test_no_retry_waits_for_an_open_breaker() -> None:
     """Time alone does not close it, so the failure is told at once."""
 
     async def body(under_test: Bench) -> None:

@@ -570,7 +570,7 @@ def closed_port() -> int:
         return int(sock.getsockname()[1])
 
 
-def test_nobody_listens() -> None:
+def test_a_refused_connection_is_reported() -> None:
     async def main() -> None:
         server = RawServer(port=closed_port())
         async with running() as transport:

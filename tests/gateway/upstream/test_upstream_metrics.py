@@ -75,7 +75,9 @@ def test_a_mirror_is_booked_apart(registry: CollectorRegistry, metrics: Upstream
         assert value(registry, "upstream_cost_usd_total", tier="cloud", kind=kind) == cost
 
 
-def test_tokens_by_who_counted_them(registry: CollectorRegistry, metrics: UpstreamMetrics) -> None:
+def test_tokens_are_labelled_by_their_source(
+    registry: CollectorRegistry, metrics: UpstreamMetrics
+) -> None:
     usage = UpstreamUsage(num_prompt_tokens=7, num_cached_tokens=4, num_completion_tokens=3)
     metrics.on_attempt(attempt(usage=usage))
     counted = UpstreamUsage(num_completion_tokens=5, source="counted", is_corrected=True)

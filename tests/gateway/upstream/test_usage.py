@@ -82,13 +82,13 @@ def test_a_report_is_held_against_the_text(
     assert usage.num_prompt_tokens == 7
 
 
-def test_a_report_is_taken_where_nobody_can_count() -> None:
+def test_a_report_is_used_where_tokens_cannot_be_counted() -> None:
     usage = report(99999)
     assert metered(text("a"), told(usage), count=None) is usage
 
 
 @pytest.mark.parametrize("hidden", [Chunk(raw=b"", has_calls=True), Chunk(raw=b"", reasoning="Hm")])
-def test_calls_and_thoughts_may_have_tokens_that_nobody_sees(hidden: Chunk) -> None:
+def test_calls_and_thoughts_may_have_hidden_tokens(hidden: Chunk) -> None:
     usage = report(500)
     assert metered(text("a b"), hidden, told(usage)) is usage
 

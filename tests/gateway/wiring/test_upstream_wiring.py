@@ -88,7 +88,7 @@ def test_an_absent_engine_is_ready_and_refuses() -> None:
     asyncio.run(main())
 
 
-def test_the_engines_process_hears_nothing_of_tiers_elsewhere() -> None:
+def test_the_engine_process_gets_no_upstream_settings() -> None:
     settings = load_settings(
         environ={},
         flags={

@@ -246,7 +246,7 @@ def test_every_float8_number_is_read_exactly(dtype: torch.dtype, device: torch.d
     assert torch.equal(result[0, 0], (cache.float() * 0.5).to(dtype)[0, 0, 0])
 
 
-def test_rows_of_nobody_are_left_alone(device: torch.device, poison: None) -> None:
+def test_rows_without_a_sequence_are_not_written(device: torch.device, poison: None) -> None:
     """Padding rows stay as they are; rows that see nothing are 0, not NaN."""
     batch = one_sequence(20, 2, table=[0, 1])
     inputs = make_inputs(
@@ -321,7 +321,7 @@ def test_offsets_beyond_31_bits(device: torch.device) -> None:
         pytest.param(121, None, torch.bfloat16, marks=pytest.mark.slow),
     ],
 )
-def test_bits_depend_on_nobody_else(
+def test_bits_do_not_depend_on_other_rows(
     prefix: int, window: int | None, dtype: torch.dtype, device: torch.device, poison: None
 ) -> None:
     """A row alone, in a tree of 64, as a chunk of a prompt, and among 31 others."""

@@ -31,7 +31,7 @@ def kernels(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
-def test_nobody_is_there(kernels: None, device: torch.device) -> None:
+def test_an_empty_batch_builds_no_tree(kernels: None, device: torch.device) -> None:
     growth = Growth.begin(0, device, num_sequences=0, width=2, branching=2, has_text=False)
     rows = growth.choose()
     assert rows.token_ids.shape == (0,)

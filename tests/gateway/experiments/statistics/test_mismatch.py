@@ -40,7 +40,7 @@ def test_arms_of_the_right_size_and_of_a_wrong_one():
     assert three.expected_shares == pytest.approx((1 / 3, 1 / 3, 1 / 3))
 
 
-def test_an_arm_that_nobody_reaches_is_found():
+def test_an_arm_without_requests_is_found():
     for is_independent in (True, False):
         counts = np.random.default_rng(1).poisson(40, (2, 64)).astype(float)
         counts[1] = 0.0

@@ -152,7 +152,7 @@ def test_what_is_wrong_is_said_without_a_traceback(
     assert "geheim" not in result.output
 
 
-def test_whom_there_is_not(keys: Invoke) -> None:
+def test_an_unknown_key_is_named(keys: Invoke) -> None:
     for arguments in (("revoke", "nobody"), ("create", "--name", "a", "--team", "nobody")):
         result = keys(*arguments)
         assert result.exit_code == 1

@@ -56,7 +56,7 @@ def test_the_exit_status_tells_of_objectives_that_were_missed(mock: MockThread) 
     assert "0.0% met the objectives" in missed.output
 
 
-def test_nobody_there_fails_in_words() -> None:
+def test_a_missing_server_fails_with_a_message() -> None:
     told = run("--url", "http://127.0.0.1:9", *QUICK)
     assert told.exit_code == 1
     assert "no server answers at http://127.0.0.1:9" in told.output

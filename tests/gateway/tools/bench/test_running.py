@@ -169,7 +169,7 @@ def test_whole_answers_have_no_first_token() -> None:
         measured(QUICK, target={"is_stream": False}, objectives=Objectives(ttft_ms=1.0))
 
 
-def test_nobody_there_is_said_in_words() -> None:
+def test_a_missing_server_is_reported() -> None:
     with pytest.raises(TargetError, match="no server answers at http"):
         asyncio.run(run_bench(plan_for("http://127.0.0.1:9")))
     for wrong in ("ftp://host", "http://", "http://host:port", "http://host:0"):

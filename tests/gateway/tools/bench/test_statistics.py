@@ -128,7 +128,7 @@ def test_a_summary_adds_up() -> None:
         summarize([row(0, is_warm_up=True)], Objectives(), loop="open")
 
 
-def test_acceptance_is_of_those_who_tell() -> None:
+def test_acceptance_counts_servers_that_report_it() -> None:
     told = [
         row(i, num_drafted_tokens=10, num_accepted_tokens=i, mean_emitted_tokens=2.0)
         for i in range(3)

@@ -147,7 +147,7 @@ def test_prompts_are_cut_to_the_row_budget() -> None:
     assert run(system, [SimulatedRequest(num_prompt=10, num_answer=1)], 1) == [(0.03, 0.03)]
 
 
-def test_those_who_decode_go_on_beside_a_prompt() -> None:
+def test_decoding_continues_beside_a_prompt() -> None:
     asks = [
         SimulatedRequest(num_prompt=1, num_answer=10, at_s=0.0),
         SimulatedRequest(num_prompt=1, num_answer=2, at_s=0.02),
@@ -223,7 +223,7 @@ def test_the_small_tier_is_not_held_up_more_than_by_its_steps() -> None:
     num_users=st.integers(1, 8),
     max_rows=st.integers(1, 64),
 )
-def test_everybody_is_answered_and_nothing_is_left(
+def test_every_simulated_request_is_answered(
     lengths: list[tuple[int, int]], num_users: int, max_rows: int
 ) -> None:
     asks = [SimulatedRequest(num_prompt=p, num_answer=a) for p, a in lengths]
