@@ -27,7 +27,7 @@ _TIMEOUT_S: Final = 300.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What every tool is told. `prompts`: one file a tool, as it wants it, by the tool's name."""
+    """The task of every tool. `prompts`: one file a tool, in its own format, by the tool's name."""
 
     url: str
     model: str

@@ -60,7 +60,7 @@ _NUM_PROMPTS: Final = 40
 
 @contextlib.contextmanager
 def server(target: str, *, core: int | None, max_tokens: int) -> Iterator[Server]:
-    """Who is asked."""
+    """Start the server that is measured."""
     if target == _MOCK:
         with mock_server([*_MOCK_OPTIONS, "--tokens", str(max_tokens)], core=core) as running:
             yield running
@@ -149,7 +149,7 @@ def compared(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, Any]:
 
 
 def figures(rounds: Mapping[str, Sequence[Measured]]) -> dict[str, Any]:
-    """What each other tool says of each figure's median."""
+    """Return what each other tool says of each figure's median."""
 
     def medians(tool: str, name: str) -> list[float]:
         return [statistics.median(getattr(one, name)) for one in rounds[tool]]

@@ -101,7 +101,7 @@ def task_prompts(
 
 
 def agreements_of(arguments: argparse.Namespace, prompts: Sequence[Prompt]) -> list[float]:
-    """How far the two models' answers agree, by the pair as it is; the large tier's length cut."""
+    """Measure how far the two models' answers agree, with the large tier's length cut."""
     answers: dict[Tier, list[list[int]]] = {}
     longest = max(len(prompt.token_ids) for prompt in prompts) + arguments.max_new
     tiers: tuple[Tier, ...] = ("small", "large")

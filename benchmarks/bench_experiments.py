@@ -84,7 +84,7 @@ def assigners() -> dict[str, Assigner]:
 
 
 def assigned(assigner: Assigner, number: int) -> Assignment | None:
-    """What the gateway does with a request before it is answered."""
+    """Return what the gateway does with a request before it is answered."""
     subject = Subject(
         key_id="k1234567",
         team_id="team-a",

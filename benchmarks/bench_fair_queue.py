@@ -53,7 +53,7 @@ from engine.request import HIGH, NORMAL, EngineRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """How the queue is kept, and what the burst is like."""
+    """A policy of the queue, and the burst."""
 
     policy: Callable[[], QueuePolicy]
     has_burst: bool = True
@@ -72,7 +72,7 @@ CASES: Mapping[str, Case] = {
 
 @dataclass(slots=True, kw_only=True)
 class Run:
-    """What came of one case in one round. Answers are by what was asked, not by request id."""
+    """The result of one case in one round. Answers are by prompt, not by request id."""
 
     ttft_s: list[float] = field(default_factory=list)
     burst_s: float = 0.0
@@ -118,7 +118,7 @@ class Load:
             self._num_sent += 1
 
     def wants_more(self, num_steady: int) -> bool:
-        """Whether the burst still lasts or fewer than so many steady requests were sent."""
+        """Return whether the burst still lasts or fewer than so many steady requests were sent."""
         return bool(self._burst_left) or self._num_sent < num_steady
 
     def stop_sending(self) -> None:

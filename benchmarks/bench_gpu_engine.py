@@ -49,7 +49,7 @@ LEVEL_EXTRA_S = 20e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """What is measured. A dry run is the same program on sizes that mean nothing."""
+    """The sizes that are measured. A dry run is the same program on sizes that mean nothing."""
 
     large: ModelConfig = QWEN3_8B
     small: ModelConfig = QWEN3_06B

@@ -93,7 +93,7 @@ class Case:
 
     @property
     def bound_s(self) -> float:
-        """What a step's host work may take."""
+        """Return what a step's host work may take."""
         return 0.5e-3 + 0.05e-3 * self.num_sequences
 
 
@@ -154,7 +154,7 @@ def report(case: Case, rounds: Sequence[Sequence[StepRecord]]) -> dict[str, Any]
 
 
 def hot_spots(profile: cProfile.Profile, num_steps: int) -> dict[str, list[dict[str, Any]]]:
-    """Where the host's time went, a step: by own time and, for our code, with what it called."""
+    """Return the host's time by function, a step: own time and, for our code, with its callees."""
     # The only table that keeps functions of one name apart; typeshed does not know it.
     raw: _Profile = pstats.Stats(profile).stats  # type: ignore[attr-defined]
     inside = _inside_passes(raw)

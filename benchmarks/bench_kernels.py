@@ -142,7 +142,7 @@ def groups(cases: Cases) -> dict[str, Callable[[], list[Case]]]:
 
 
 def launch_time(device: torch.device, rounds: int) -> Summary:
-    """Of a kernel that does next to nothing, within a graph."""
+    """Measure the launch time of a kernel that does next to nothing, within a graph."""
     one = torch.randn(1, device=device)
     return Summary.of(measure({"nothing": [one.neg_]}, device=device, rounds=rounds)["nothing"])
 

@@ -112,7 +112,7 @@ def replay(url: str, trace: Path, arguments: argparse.Namespace) -> BenchResult:
 
 
 def outrider(*arguments: str) -> str:
-    """What the command line prints. Raises SystemExit with its words where it fails."""
+    """Return what the command line prints. Raises SystemExit with its words where it fails."""
     command = [sys.executable, "-m", "gateway.cli", *arguments]
     done = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S
@@ -259,7 +259,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def summary_figures(result: BenchResult) -> dict[str, Any]:
-    """What is kept of the replay; all of it is in trace.json beside the page."""
+    """Return what is kept of the replay; all of it is in trace.json beside the page."""
     summary = result.summary
     found: dict[str, Any] = {
         "trace": result.meta.workload.get("name"),

@@ -139,7 +139,7 @@ def show_figures(title: str, figures: Sequence[dict[str, Any]]) -> None:
 
 
 def tree_ratios(cache: Cache, batch: int, context: int, ceilings: Ceilings, report: Report) -> Any:
-    """What trees of 16 and 64 nodes cost, in plain decoding steps."""
+    """Return what trees of 16 and 64 nodes cost, in plain decoding steps."""
     problems = [
         Problem(batch=batch, context=context, nodes=nodes) for nodes in (1, *RATIO_GOALS, 128)
     ]
@@ -159,7 +159,7 @@ def tree_ratios(cache: Cache, batch: int, context: int, ceilings: Ceilings, repo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """What is measured. A dry run is the same program on sizes that mean nothing."""
+    """The sizes that are measured. A dry run is the same program on sizes that mean nothing."""
 
     batches: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
     contexts: tuple[int, ...] = (8192, 1024, 32768, 2048, 4096, 16384)  # the telling ones first

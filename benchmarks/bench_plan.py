@@ -50,7 +50,7 @@ _OVERHEAD_S: Final = 0.003
 
 
 def system_of(found: Measurement, settings: Settings, way: str) -> System:
-    """What the planner thinks serves."""
+    """Return the system that the planner assumes."""
     options = settings.engine
     system = System(
         large=found.tiers["large"],

@@ -80,7 +80,7 @@ class Cost:
         )
 
     def meets(self) -> bool:
-        """Whether it is within both goals."""
+        """Return whether it is within both goals."""
         return self.p50_s <= _GOAL_P50_S and self.p99_s <= _GOAL_P99_S
 
 
@@ -197,7 +197,7 @@ def measure_in_gateway(
 def measure_judging(
     scorer: RouterScorer, texts: Sequence[str], rounds: int
 ) -> dict[str, Cost] | None:
-    """What a watch costs; None for a router without a probe and an answer stage."""
+    """Return what a watch costs; None for a router without a probe and an answer stage."""
     if scorer.hidden_size is None or scorer.answer is None:
         return None
     setting = own_setting(scorer)

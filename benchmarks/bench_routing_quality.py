@@ -287,7 +287,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def judge(
     arguments: argparse.Namespace, rows: StageRows, labels: Labels, scorer: RouterScorer
 ) -> tuple[dict[str, Any], dict[str, Outcome], dict[str, Stage], RouterReport]:
-    """What needs no clock: figures of the stages and goals, the policies' outcomes."""
+    """Return what needs no clock: figures of the stages and goals, the policies' outcomes."""
     prices = prices_by_size({tier: info.num_parameters for tier, info in labels.tiers.items()})
     outcomes, stages = outcomes_of(rows, labels, prices)
     chosen = scorer.calibration.chosen if scorer.calibration is not None else None

@@ -90,7 +90,7 @@ _COLUMNS = (
 
 @dataclass(slots=True, kw_only=True)
 class Run:
-    """What came of one case at one rate in one round. Answers are in the trace's order."""
+    """The result of one case at one rate in one round. Answers are in the trace's order."""
 
     outcomes: list[Outcome]
     answers: list[tuple[int, ...]]

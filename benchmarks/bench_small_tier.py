@@ -70,7 +70,7 @@ class Case:
 
 @dataclass(slots=True, kw_only=True)
 class Deliveries:
-    """What arrived of all small answers: gaps in seconds with the tokens that each brought."""
+    """Deliveries of all small answers: gaps in seconds with the tokens that each brought."""
 
     gaps: list[tuple[float, int]] = field(default_factory=list)
     ttft_s: list[float] = field(default_factory=list)

@@ -109,7 +109,7 @@ def run_engine(
 def cases(
     setup: Setup, prompts: Sequence[Prompt], *, batch: int, limit: int
 ) -> Mapping[str, Callable[[], Drive]]:
-    """What is compared at one batch size: name -> a call that runs all prompts."""
+    """Return what is compared at one batch size: name -> a call that runs all prompts."""
     engine = partial(run_engine, setup, prompts=prompts, batch=batch, limit=limit)
     found: dict[str, Callable[[], Drive]] = {PLAIN: partial(engine, setup.plain, speculate=False)}
     for name, bench in setup.benches.items():
@@ -181,7 +181,7 @@ def _decoding(done: Sequence[Drive], ceiling: float | None) -> dict[str, Any]:
 
 
 def _inside(run: Drive) -> dict[str, Any]:
-    """Where our engine's time went, in the last round."""
+    """Return where our engine's time went, in the last round."""
     num_steps = len(run.steps)
     small_s = sum(step.small_s for step in run.steps)
     large_s = sum(step.large_s for step in run.steps)
@@ -324,7 +324,7 @@ def build(arguments: argparse.Namespace, large_folder: Path, drafters: dict[str,
 
 
 def _pass_times(budget: TreeBudget | None) -> dict[str, Any] | None:
-    """What the budget believes at the end that passes take, by their rows."""
+    """Return what the budget believes at the end that passes take, by their rows."""
     if budget is None:
         return None
     return {

@@ -96,7 +96,7 @@ class Way:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """What one process of clients saw."""
+    """Measurements of one process of clients."""
 
     latencies_s: list[float]
     num_failed: int

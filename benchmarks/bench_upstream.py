@@ -137,7 +137,7 @@ def test_bed(arguments: argparse.Namespace) -> Iterator[Bed]:
 
 
 def _load(bed: Bed, way: str, tier: str, options: Sequence[str]) -> dict[str, Any]:
-    """What a process of clients saw."""
+    """Return what a process of clients saw."""
     server = bed.ways[way][tier]
     command = [sys.executable, "-m", "benchmarks.upstream_load", "--port", str(server.port)]
     command += ["--server-pid", str(server.pid), "--model", tier, *options]
@@ -202,7 +202,7 @@ def added(direct: Sequence[float | None], through: Sequence[float | None]) -> li
 
 
 def stream_figures(direct: Sequence[Streams], through: Sequence[Streams]) -> dict[str, Any]:
-    """What one way adds to streamed answers; the chunks' figures are differences of percentiles."""
+    """Return the latency that one way adds to streams; for chunks, differences of percentiles."""
     pairs = list(zip(direct, through, strict=True))
     first = [s for here, there in pairs for s in added(here.first_s, there.first_s)]
     last = [s for here, there in pairs for s in added(here.last_s, there.last_s)]

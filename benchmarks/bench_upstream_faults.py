@@ -56,7 +56,7 @@ Expected = Callable[[dict[str, Any]], set[str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is sent in a window: documents and moments."""
+    """Requests of a window: documents and times."""
 
     documents: list[dict[str, Any]]
     moments_s: list[float]
@@ -108,7 +108,7 @@ def run_window(port: int, plan: Plan, expected: Expected) -> list[Judged]:
 
 
 def figures(plan: Plan, healthy: Sequence[Judged], struck: Sequence[Judged]) -> dict[str, Any]:
-    """What the fault did to a window."""
+    """Return what the fault did to a window."""
     added = [
         after.first_text_s - before.first_text_s
         for document, before, after in zip(plan.documents, healthy, struck, strict=True)

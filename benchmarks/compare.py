@@ -38,7 +38,7 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """How many of the answers are equal, and the divergences of the others."""
+    """Counts of equal answers, and the divergences of the others."""
 
     num_answers: int
     divergences: tuple[Divergence, ...]
@@ -50,7 +50,7 @@ class Comparison:
 
     @property
     def is_equal(self) -> bool:
-        """Whether all answers are equal."""
+        """Return whether all answers are equal."""
         return not self.divergences
 
     @property
@@ -128,7 +128,7 @@ def combine(comparisons: Sequence[Comparison]) -> Comparison:
 
 
 def sampled_scores(next_logits: NextLogits, sampling: SamplingParams) -> NextLogits:
-    """What a sampled token is the argmax of: logits / temperature + the large tier's noise.
+    """Return what a sampled token is the argmax of: logits / temperature + the large tier's noise.
 
     Only for plain temperature: top-k, top-p, min-p and penalties are not applied.
     """

@@ -81,7 +81,7 @@ class DraftTally:
 
     @property
     def acceptance_by_depth(self) -> list[float]:
-        """Of the trees that reach a depth, the share in which it was accepted."""
+        """Return, of the trees that reach a depth, the share in which it was accepted."""
         return [
             accepted / offered
             for accepted, offered in zip(self.accepted, self.offered, strict=True)
@@ -230,7 +230,7 @@ class StepRecord:
 
 @dataclass(slots=True, kw_only=True)
 class Stream:
-    """What one request yielded. `arrivals`: (seconds since the drive began, tokens so far)."""
+    """Tokens of one request. `arrivals`: (seconds since the drive began, tokens so far)."""
 
     submitted_s: float
     token_ids: list[int] = field(default_factory=list)
@@ -307,7 +307,7 @@ class StepTimer:
         return read
 
     def _has_prompts(self) -> bool:
-        """Whether a prompt is still to be computed, so that the step is not purely decoding."""
+        """Return whether a prompt is uncomputed, so that the step is not purely decoding."""
         scheduler = self._bench.engine.scheduler
         running = (sequence for tier in scheduler.running.values() for sequence in tier)
         return bool(scheduler.waiting) or any(not sequence.is_decoding for sequence in running)

@@ -29,7 +29,7 @@ class HandedTurn(Turn):
 
 @dataclass(slots=True)
 class Reader:
-    """What has come of one request, and when; seconds of time.perf_counter."""
+    """Events of one request and their times, in seconds of time.perf_counter."""
 
     request_id: str
     token_ids: list[int] = field(default_factory=list)
@@ -42,7 +42,7 @@ class Reader:
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing more comes unless somebody decides."""
+        """Return whether nothing more comes without a decision."""
         return self.is_held or self.stats is not None
 
     def take(self, events: Iterable[EngineEvent]) -> None:

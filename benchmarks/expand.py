@@ -63,7 +63,7 @@ _HEAD_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """How an axis grows: old entry `sources[i]` stands at new place `places[i]` of `size`."""
+    """Growth of an axis: old entry `sources[i]` stands at new place `places[i]` of `size`."""
 
     size: int
     places: torch.Tensor
@@ -267,7 +267,7 @@ def _grown_norm(plan: Plan, key: str, old: torch.Tensor | None) -> torch.Tensor:
 
 
 def _random(plan: Plan, key: str, shape: tuple[int, int]) -> torch.Tensor:
-    """Of a size that keeps activations of order one."""
+    """Draw weights of a size that keeps activations of order one."""
     return _normal(plan, key, shape) / math.sqrt(shape[1])
 
 

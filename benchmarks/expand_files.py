@@ -43,7 +43,7 @@ class Checkpoint:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of all tensors."""
+        """Return the names of all tensors."""
         return tuple(self._files)
 
     def tensor(self, name: str) -> torch.Tensor:

@@ -36,13 +36,13 @@ class Shape:
         return replace(self, **{key: value for key, value in changes.items() if value is not None})
 
     def num_parameters(self, config: Mapping[str, Any]) -> int:
-        """Of the matrices, a tied embedding once; norms and biases are not counted."""
+        """Count the matrices' parameters, a tied embedding once; no norms and biases."""
         matrices = 1 if config.get("tie_word_embeddings") else 2
         embedding = matrices * int(config["vocab_size"]) * self.hidden_size
         return embedding + self.num_layers * self.parameters_per_layer(_head_dim(config))
 
     def parameters_per_layer(self, head_dim: int) -> int:
-        """Of the four attention and three MLP matrices."""
+        """Count the parameters of the four attention and three MLP matrices."""
         attention = 2 * (self.num_heads + self.num_kv_heads) * head_dim
         return self.hidden_size * (attention + 3 * self.intermediate_size)
 

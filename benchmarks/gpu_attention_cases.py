@@ -51,13 +51,13 @@ class Problem:
         return f"batch {self.batch}, context {self.context}, nodes {self.nodes}"
 
     def num_bytes(self, shape: Shape) -> int:
-        """What must be read and written once."""
+        """Return what must be read and written once."""
         rows = self.batch * self.nodes
         row_bytes = 2 * shape.num_query_heads * shape.head_dim * shape.dtype.itemsize
         return self.batch * (self.context + self.nodes) * shape.slot_bytes + rows * row_bytes
 
     def num_flops(self, shape: Shape) -> int:
-        """Of both products, 2 for each multiplication with its sum."""
+        """Count the operations of both products, 2 for each multiplication with its sum."""
         pairs = self.batch * self.nodes * (self.context + self.nodes)
         return 4 * pairs * shape.num_query_heads * shape.head_dim
 
@@ -193,7 +193,7 @@ class Cache:
         return parts[0], parts[1]
 
     def mask(self, inputs: Inputs) -> Tensor | None:
-        """What rows see, bool [batch, nodes, kv_len]; None for plain decoding: everything."""
+        """Return the visible keys, bool [batch, nodes, kv_len]; None for plain decoding: all."""
         batch = inputs.batch
         if batch.ancestor_masks[0] is None:
             return None

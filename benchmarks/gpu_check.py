@@ -53,7 +53,7 @@ BENCHMARKS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How a part ended; `problem` is None where all went well."""
+    """The end of a part; `problem` is None where all went well."""
 
     name: str
     seconds: float
@@ -70,7 +70,7 @@ def missing_packages() -> list[str]:
 
 
 def has_gpu() -> bool:
-    """Whether torch sees one; without torch, whether there is a driver."""
+    """Return whether torch sees one; without torch, whether there is a driver."""
     if importlib.util.find_spec("torch") is None:
         return shutil.which("nvidia-smi") is not None
     import torch

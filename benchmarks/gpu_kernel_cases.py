@@ -23,7 +23,7 @@ BLOCK_SIZE = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """What the kernels' sizes follow from."""
+    """The shape of a model, from which the kernels' sizes follow."""
 
     hidden_size: int = 4096
     intermediate_size: int = 12288

@@ -34,7 +34,7 @@ class Goal:
 
     @property
     def is_met(self) -> bool:
-        """Whether it is as it should be."""
+        """Return whether it is as it should be."""
         return self.value <= self.goal if self.is_upper else self.value >= self.goal
 
     def __str__(self) -> str:
@@ -66,7 +66,7 @@ class Report:
         return float(self.arguments.budget_s) - (time.perf_counter() - self._started_s)
 
     def has_time(self, name: str, needed_s: float) -> bool:
-        """Whether something that takes about `needed_s` fits; if not, it is noted as skipped."""
+        """Return whether a part that takes about `needed_s` fits; if not, note it as skipped."""
         if self.left_s >= needed_s:
             return True
         say(f"skipped: {name} (it wants {needed_s:.0f} s, {max(self.left_s, 0.0):.0f} s are left)")
@@ -135,7 +135,7 @@ class Report:
 
 
 def gpu_environment(device: torch.device) -> dict[str, Any]:
-    """What a figure depends on. Nothing personal."""
+    """Return what a figure depends on. Nothing personal."""
     is_real = device.type == "cuda"
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),

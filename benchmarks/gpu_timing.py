@@ -40,7 +40,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def num_input_sets(set_bytes: int, device: torch.device) -> int:
-    """How many different inputs a case needs so that none of them stays in the L2 cache."""
+    """Return how many different inputs a case needs so that none of them stays in the L2 cache."""
     if device.type != "cuda":
         return 1
     l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
@@ -87,7 +87,7 @@ class Replayed:
             self._replay()
 
     def seconds(self) -> float:
-        """Of one call, in the mean of a replay."""
+        """Return the seconds of one call, in the mean of a replay."""
         return self._replay() / self.num_calls
 
     def close(self) -> None:
@@ -182,7 +182,7 @@ def largest_difference(found: Tensor, expected: Tensor) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ceilings:
-    """What this device does at best, measured in this run.
+    """The best rates of this device, measured in this run.
 
     copy_bytes_per_s: read and written bytes of a large device-to-device copy. read_bytes_per_s:
     of a sum, for comparison only: ceilings are the copy's. matmul_flops_per_s: a bfloat16
@@ -198,7 +198,7 @@ class Ceilings:
         return max(num_bytes / self.copy_bytes_per_s, num_flops / self.matmul_flops_per_s)
 
     def is_memory_bound(self, num_bytes: float, num_flops: float) -> bool:
-        """Whether moving takes longer than computing."""
+        """Return whether moving takes longer than computing."""
         moving_s = num_bytes / self.copy_bytes_per_s
         return moving_s >= num_flops / self.matmul_flops_per_s
 

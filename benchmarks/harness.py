@@ -1,4 +1,4 @@
-"""What all benchmarks share: timing in turn, figures, the record of the machine, results on disk.
+"""Shared by all benchmarks: timing in turn, figures, the machine's record, results on disk.
 
 A figure without its conditions is a rumour: every result carries the commit, the machine, the
 versions, the seed and the arguments. What is compared is run in turn (A B A B), so that a machine
@@ -144,7 +144,7 @@ def measure_bandwidth(*, device: str = "cpu", num_bytes: int = _BANDWIDTH_BYTES)
 
 
 def environment(device: str = "cpu") -> dict[str, Any]:
-    """What a figure depends on: commit, machine, threads, versions. Nothing personal."""
+    """Return what a figure depends on: commit, machine, threads, versions. Nothing personal."""
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "commit": git("rev-parse", "--short=12", "HEAD"),
@@ -301,7 +301,7 @@ def choose_threads(arguments: argparse.Namespace, large_folder: Path) -> None:
 
 
 def variant_name(arguments: argparse.Namespace, *more: str) -> str:
-    """What tells one results file of a script from another."""
+    """Return what tells one results file of a script from another."""
     if arguments.variant:
         return str(arguments.variant)
     large = Path(arguments.large)

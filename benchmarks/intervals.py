@@ -1,4 +1,4 @@
-"""How sure a measured ratio is: bootstrap intervals over the units that were drawn.
+"""Bootstrap intervals of a measured ratio over the units that were drawn.
 
 A unit is what would be drawn anew if the benchmark were run again: a prompt with all its rounds, or
 a pair of runs next to each other in time. Resampling units and computing the figure from all of

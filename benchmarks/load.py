@@ -22,7 +22,7 @@ _LEAST_TOKENS = 8
 
 @dataclass(slots=True, kw_only=True)
 class Window:
-    """What happened between two moments, over all clients.
+    """Figures between two times, over all clients.
 
     token_s: for each request, the mean time per token between its first and its last delivery in
     the window, where that is at least eight tokens. gap_s: between two deliveries of a request.
@@ -37,7 +37,7 @@ class Window:
 
     @property
     def tokens_per_s(self) -> float:
-        """Of all clients together."""
+        """Return the rate of all clients together."""
         return self.num_tokens / self.wall_s
 
 

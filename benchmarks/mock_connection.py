@@ -45,10 +45,10 @@ class MockRequest:
 
 
 class Mock(Protocol):
-    """What a connection needs of its server."""
+    """The part of a server that its connections need."""
 
     def plan(self, request: MockRequest) -> Plan:
-        """What is answered."""
+        """Return what is answered."""
 
     def joined(self, connection: "Connection") -> None:
         """A client has connected."""

@@ -50,7 +50,7 @@ class MockEngine:
         return "the mock engine was not started"
 
     async def info(self) -> EngineInfo:
-        """What it claims to be."""
+        """Return what it claims to be."""
         tiers = {
             tier: TierInfo(
                 tier=tier,

@@ -1,4 +1,4 @@
-"""What the mock server answers: the same for the same request, and in OpenAI's words."""
+"""Answers of the mock server: the same for the same request, in OpenAI's format."""
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,7 +37,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MockScript:
-    """How a mock answers one request.
+    """A mock's answer to one request.
 
     `pieces`: the answer's tokens; empty: `num_pieces` words that depend on the prompt, and with
     `is_sampled` on the seed too (without a seed they are others each time). `reported_usage`:
@@ -148,7 +148,7 @@ def _split_prompt(
 
 
 def _behind(pieces: tuple[str, ...], begun: str) -> tuple[str, ...]:
-    """What of the answer is still to come; all of it where the beginning is another one's."""
+    """Return the rest of the answer; all of it where the beginning is of another answer."""
     if not begun or not "".join(pieces).startswith(begun):
         return pieces
     num_chars = len(begun)
@@ -361,7 +361,7 @@ def _streamed(writer: _Writer, choices: Sequence[_Choice], usage: Mapping[str, i
 
 
 def models_body(names: Sequence[str]) -> bytes:
-    """What GET /models answers."""
+    """Return what GET /models answers."""
     cards = [
         {"id": name, "object": "model", "created": _CREATED, "owned_by": "mock"} for name in names
     ]

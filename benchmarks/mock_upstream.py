@@ -79,12 +79,12 @@ class MockUpstream:
 
     @property
     def is_listening(self) -> bool:
-        """Whether somebody takes connections."""
+        """Return whether it takes connections."""
         return self._server is not None
 
     @property
     def num_connections(self) -> int:
-        """How many clients are connected now."""
+        """Return how many clients are connected now."""
         return len(self._connections)
 
     async def __aenter__(self) -> "MockUpstream":
@@ -157,7 +157,7 @@ class MockUpstream:
             self._changed.set()
 
     def plan(self, request: MockRequest) -> Plan:
-        """What is answered."""
+        """Return what is answered."""
         if request.method == "GET" and request.path.endswith("/models"):
             self.num_model_lists += 1
             return self._spoilt_list(request)
@@ -207,12 +207,12 @@ class MockThread:
 
     @property
     def requests(self) -> list[MockRequest]:
-        """What it was asked."""
+        """Return what it was asked."""
         return self.mock.requests
 
     @property
     def script(self) -> Scripted:
-        """What it answers; may be set at any time."""
+        """Return what it answers; may be set at any time."""
         return self.mock.script
 
     @script.setter

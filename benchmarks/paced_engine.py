@@ -47,7 +47,7 @@ class PacedEngine(MockEngine):
         self.num_nodes = 0
 
     async def info(self) -> EngineInfo:
-        """What it claims to be."""
+        """Return what it claims to be."""
         tiers = {
             tier: TierInfo(
                 tier=tier,

@@ -80,7 +80,7 @@ class Pair:
 
 @dataclass(frozen=True, kw_only=True)
 class Folders:
-    """Where the models lie, grown where the arguments ask for it; and their tokenizer."""
+    """Folders of the models, grown where the arguments say so; and their tokenizer."""
 
     large: Path
     small: Path
@@ -143,7 +143,7 @@ class Folders:
 def add_prompt_options(
     parser: argparse.ArgumentParser, *, num_prompts: int, max_new: int = 128
 ) -> None:
-    """What is asked, and how long answers may be."""
+    """Add options for the prompts and for the length of answers."""
     parser.add_argument(
         "--prompts",
         default="tasks",

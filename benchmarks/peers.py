@@ -37,7 +37,7 @@ class PeerRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerModels:
-    """What the process loads."""
+    """Models that the process loads."""
 
     target: Path
     assistant: Path

@@ -1,4 +1,4 @@
-"""What the models are asked: held-out tasks, or conversations from a file."""
+"""Prompts for the models: held-out tasks, or conversations from a file."""
 
 import gzip
 import itertools

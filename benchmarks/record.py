@@ -76,7 +76,7 @@ def plain(value: Any) -> Any:
 
 
 def git(*arguments: str) -> str | None:
-    """What git says, None where it is not there or says nothing."""
+    """Return what git says, None where it is not there or says nothing."""
     try:
         answer = subprocess.run(
             ["git", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=20, check=True

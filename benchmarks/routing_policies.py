@@ -31,7 +31,7 @@ SMALL, LARGE, ESCALATED = 0, 1, 2
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Outcome:
-    """What a policy gave for each prompt, all [num_prompts].
+    """Results of a policy for each prompt, all [num_prompts].
 
     `scores`: of the answers given, in [0, 1]. `costs`: any unit. `ways`: SMALL, LARGE or ESCALATED
     (the small model began).
@@ -71,7 +71,7 @@ def known_by(rows: StageRows, stage: Stage) -> StageRows:
 
 
 def at_point(rows: StageRows, point: OperatingPoint, prices: Prices) -> Outcome:
-    """What an operating point gives on these rows."""
+    """Return what an operating point gives on these rows."""
     is_strong, is_watched = split(rows, point.threshold, point.band)
     ways = np.where(is_strong, np.where(is_watched, ESCALATED, LARGE), SMALL)
     return Outcome(
@@ -208,7 +208,7 @@ def figures(outcome: Outcome, always_large: Outcome, seconds: FloatRows | None) 
 
 
 def names_of(stages: Sequence[Stage]) -> dict[Stage, str]:
-    """How tables and plots call a router that knows no more than a stage."""
+    """Return how tables and plots call a router that knows no more than a stage."""
     names: dict[Stage, str] = {
         "text": "router",
         "prompt": "router + probe",

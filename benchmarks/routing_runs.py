@@ -1,4 +1,4 @@
-"""What bench_routing_quality runs on models: answers in batches, then latencies one by one."""
+"""The runs of bench_routing_quality on models: answers in batches, then single latencies."""
 
 import argparse
 import asyncio
@@ -41,7 +41,7 @@ _run_numbers = itertools.count()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Labels:
-    """What the batches gave. `speculative`: by alpha, scores and output tokens, [num_kept].
+    """Results of the batches. `speculative`: by alpha, scores and output tokens, [num_kept].
 
     `kept`: the questions that fit, in the order of `path`'s rows; num_kept of them.
     """
@@ -68,7 +68,7 @@ def settings_for(arguments: argparse.Namespace, large: Path, small: Path) -> Set
 
 
 def tokenizers_for(settings: Settings) -> dict[Tier, ChatTokenizer]:
-    """Of both tiers."""
+    """Load the tokenizers of both tiers."""
     resolved = settings.models.resolved()
     return {tier: ChatTokenizer.load(path) for tier, path in resolved.items() if path is not None}
 

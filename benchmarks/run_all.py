@@ -40,13 +40,13 @@ class Job:
     needs: tuple[str, ...] = ()
 
     def command(self, *, quick: bool) -> list[str]:
-        """What is run. Quick results never take the place of real ones."""
+        """Return what is run. Quick results never take the place of real ones."""
         options = (*self.quick, "--results", str(_QUICK_RESULTS)) if quick else self.arguments
         return [sys.executable, "-m", f"benchmarks.{self.script}", *options]
 
     @property
     def missing(self) -> list[str]:
-        """What it needs and is not there."""
+        """Return what it needs and is not there."""
         data = os.environ.get("OUTRIDER_DATA")
         places = [ROOT, *([Path(data)] if data else [])]
         return [name for name in self.needs if not any((at / name).exists() for at in places)]

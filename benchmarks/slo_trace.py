@@ -28,7 +28,7 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objectives:
-    """What is asked: of short chats by token, of batch that it has ended so long after arrival."""
+    """Objectives: of short chats by token, of batch the time from arrival to the end."""
 
     ttft_s: float
     inter_token_s: float
@@ -52,7 +52,7 @@ class Outcome:
         return (self.end_s - self.ttft_s) / (self.num_tokens - 1)
 
     def meets(self, wanted: Objectives) -> bool:
-        """Whether all of its class's objectives were met."""
+        """Return whether all of its class's objectives were met."""
         if self.ttft_s is None or self.end_s is None:
             return False
         if self.trace_class == "batch":

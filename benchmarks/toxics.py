@@ -1,4 +1,4 @@
-"""What can go wrong with a server: one description for tests, for the mock and for the fault table.
+"""Faults of a server: one description for tests, for the mock and for the fault table.
 
 An answer is a list of steps: bytes with the time to wait before them. A toxic makes another list of
 it, so a spoilt answer is played by the same code as a healthy one.

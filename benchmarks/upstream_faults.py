@@ -76,7 +76,7 @@ class Judged:
 
 @dataclass(slots=True)
 class _Read:
-    """What an answer says."""
+    """The content of an answer."""
 
     text: str = ""
     first_ns: int | None = None
@@ -162,6 +162,6 @@ def _read_whole(exchange: Exchange) -> _Read:
 
 
 def tally(answers: Sequence[Judged]) -> dict[str, int]:
-    """How many of each verdict."""
+    """Return how many of each verdict."""
     verdicts: tuple[Verdict, ...] = ("answered", "refused", "broken", "hung", "late", "wrong_text")
     return {name: sum(answer.verdict == name for answer in answers) for name in verdicts}

@@ -69,7 +69,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether another request may be sent."""
+        """Return whether another request may be sent."""
         return self._transport is not None and not self._transport.is_closing()
 
     def send(self, request: bytes) -> "asyncio.Future[Exchange]":
@@ -217,7 +217,7 @@ async def closed_loop(
 
 
 def transit(exchange: Exchange) -> dict[str, Any]:
-    """What one streamed exchange spent on its ways, in microseconds.
+    """Return what one streamed exchange spent on its ways, in microseconds.
 
     there: from sending to the mock. first and last: the same with the way back of the first and the
     last piece. back: each piece's way back. failure: empty for a whole answer.
@@ -265,7 +265,7 @@ def _request(arguments: argparse.Namespace, *, streams: bool) -> bytes:
 
 
 def is_good(exchange: Exchange) -> bool:
-    """Whether it came to its end, and was an answer."""
+    """Return whether it came to its end, and was an answer."""
     return not exchange.failure and exchange.status == 200
 
 

@@ -38,6 +38,6 @@ torch.set_num_threads(1)
 
 @pytest.fixture(scope="session", autouse=True)
 def _state_folder() -> Iterator[None]:
-    """What was written there goes with the tests."""
+    """Remove with the tests what they wrote there."""
     yield
     shutil.rmtree(os.environ["XDG_STATE_HOME"], ignore_errors=True)

@@ -245,7 +245,7 @@ def make_engine(  # noqa: PLR0913 - one place that knows how the parts fit toget
 
 @dataclass(kw_only=True)
 class Answer:
-    """What one request's events add up to; tokens that were retracted are gone."""
+    """The sum of one request's events; retracted tokens are gone."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""How often tests repeat: fewer examples, seeds and prompts in `make test` than in the others."""
+"""Repetitions of tests: fewer examples, seeds and prompts in `make test` than in the others."""
 
 import os
 from typing import Final

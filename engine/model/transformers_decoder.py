@@ -42,7 +42,7 @@ _HALF_TOLERANCE: Final = 0.25
 
 @dataclass(slots=True, kw_only=True)
 class _Pass:
-    """What the layers of a pass share; `layer` counts them as they come."""
+    """State shared by the layers of a pass; `layer` counts them as they come."""
 
     slots: tuple[Tensor, Tensor]  # of the layers without a window, and of those with one
     attention: Plan

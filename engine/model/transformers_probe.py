@@ -50,7 +50,7 @@ class _CannotRunError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerCall:
-    """What a layer hands to the attention function. `window`: None for full attention."""
+    """A layer's arguments to the attention function. `window`: None for full attention."""
 
     num_query_heads: int
     num_kv_heads: int
@@ -61,7 +61,7 @@ class LayerCall:
 
 @dataclass(slots=True, kw_only=True)
 class _Notes:
-    """What the probe has seen of a pass; masks: with their functions, by identity."""
+    """Findings of the probe in a pass; masks: with their functions, by identity."""
 
     calls: list[LayerCall] = field(default_factory=list)
     masks: dict[int, tuple[Tensor, Callable[..., Any] | None]] = field(default_factory=dict)

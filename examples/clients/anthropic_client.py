@@ -88,13 +88,13 @@ def tools(client: anthropic.Anthropic) -> None:
 
 
 def count(client: anthropic.Anthropic) -> None:
-    """How long a prompt is, exactly; nothing is generated."""
+    """Count the tokens of a prompt exactly; nothing is generated."""
     counted = client.messages.count_tokens(model="large", messages=QUESTION)
     say("prompt", counted.input_tokens, "tokens")
 
 
 def limits(client: anthropic.Anthropic) -> None:
-    """What is left of the key's limits stands in the headers."""
+    """Read the rest of the key's limits from the headers."""
     raw = client.messages.with_raw_response.create(model="auto", messages=QUESTION, max_tokens=8)
     for name in ("limit", "remaining", "reset"):
         say(f"x-ratelimit-{name}-tokens", raw.headers.get(f"x-ratelimit-{name}-tokens"))

@@ -27,7 +27,7 @@ PARAMETERS = {
 
 
 class Sum(BaseModel):
-    """What the structured answer is to look like."""
+    """The form of the structured answer."""
 
     a: int
     b: int
@@ -105,7 +105,7 @@ def responses(client: openai.OpenAI) -> None:
 
 
 def limits(client: openai.OpenAI) -> None:
-    """What is left of the key's limits stands in the headers; what it has used, at /v1/usage."""
+    """Read the rest of the key's limits from the headers, and its usage from /v1/usage."""
     raw = client.chat.completions.with_raw_response.create(
         model="auto", messages=QUESTION, max_tokens=8
     )

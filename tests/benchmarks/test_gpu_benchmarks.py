@@ -255,7 +255,7 @@ def test_goals_meet_their_bounds() -> None:
 
 @dataclass(frozen=True)
 class _Forest:
-    """What `made_up` reads of a forest: a chain 0-1-3-4 with a side branch 2, and padding."""
+    """The fields that `made_up` reads: a chain 0-1-3-4 with a side branch 2, and padding."""
 
     depth: Tensor
     tree_index: Tensor

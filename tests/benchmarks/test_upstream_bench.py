@@ -31,7 +31,7 @@ TEXT = answer_text(SCRIPT, CHAT)
 
 
 def asked(script: MockScript, document: dict[str, Any], *, timeout_s: float = 5.0) -> Exchange:
-    """What a mock with that script answers to the load's own client."""
+    """Return what a mock with that script answers to the load's own client."""
 
     async def body() -> Exchange:
         async with MockUpstream(script) as mock:

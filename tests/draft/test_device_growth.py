@@ -101,7 +101,7 @@ class Recording(EdgeCalibration):
 
 
 def compared(temperature: float, config: DraftConfig) -> list[tuple[Any, Any]]:
-    """What the host's drafter and the device's do in an engine, step by step."""
+    """Return what the host's drafter and the device's do in an engine, step by step."""
     found = []
     for on_device in (False, True):
         calibration = Recording()

@@ -1,4 +1,4 @@
-"""What the host expects of trees that it does not see."""
+"""The host's forecast of trees that stay on the device."""
 
 from dataclasses import replace
 from typing import Any

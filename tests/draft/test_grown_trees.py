@@ -1,4 +1,4 @@
-"""What is learnt from trees that grew on the device, and how the device learns of it."""
+"""Calibration from trees that grew on the device, and its way back to the device."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What a newcomer is told about its wait, and whether it is let in."""
+"""The predicted wait of a new request, and whether it is admitted."""
 
 import math
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What is sent to find out whether a line of docs/api.md's tables is true."""
+"""Requests that find out whether a line of docs/api.md's tables is true."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -42,7 +42,7 @@ Play = Callable[[Connection, Asked], Awaitable[None]]
 
 @dataclass
 class Hostile:
-    """Where it listens, what it was asked, and how it answers: bytes, or a coroutine."""
+    """A hostile server: its address, its requests, and its answer: bytes, or a coroutine."""
 
     answer: bytes | Play = FINE
     models: bytes = MODELS

@@ -73,11 +73,11 @@ class World:
 
     @property
     def cloud(self) -> MockThread:
-        """The first server elsewhere."""
+        """The first upstream server."""
         return self.clouds[0]
 
     def says(self, text: str, **script: Any) -> None:
-        """What the local models answer, a token a step."""
+        """Set the answer of the local models, a token a step."""
         steps = [Step(token_ids=(token,)) for token in self.encode(text)]
         self.engine.script = lambda _: Script(steps=steps, **script)
 

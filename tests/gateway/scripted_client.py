@@ -47,7 +47,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """How one request goes.
+    """The script of one request.
 
     `refusal` is raised at once. After the steps: `failure` is sent, or the request hangs until it
     is closed, or it finishes. A small answer that may escalate is held first, until it is settled
@@ -263,12 +263,12 @@ def _plain_trace(step: Step, tier: Tier) -> StepTrace:
 
 
 def _is_leaving(playing: _Playing, script: Script) -> bool:
-    """Whether the request was switched to a tier that takes it."""
+    """Return whether the request was switched to a tier that takes it."""
     return playing.switch is not None and script.escalated is not None
 
 
 def _is_decided(playing: _Playing) -> bool:
-    """Whether a held answer may end, or go."""
+    """Return whether a held answer may end, or go."""
     return playing.is_settled or playing.switch is not None
 
 

@@ -297,7 +297,7 @@ def test_an_answer_that_breaks_off_is_an_error_behind_its_beginning(with_cloud: 
 
 
 def answer_of(body: bytes) -> ChatAnswer:
-    """What is understood of a stream of events. Raises ChatError."""
+    """Return what is understood of a stream of events. Raises ChatError."""
     answer = ChatAnswer()
     transport = httpx.MockTransport(lambda _: httpx.Response(200, content=body))
     with httpx.Client(base_url="http://gateway", transport=transport) as client:

@@ -150,7 +150,7 @@ def unwatched(job: Job, tier: Tier) -> Job:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a client got: deltas with the time at which each came."""
+    """The deltas that a client got, each with its time."""
 
     generation: Generation
     deltas: list[Delta]

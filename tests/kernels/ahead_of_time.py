@@ -47,7 +47,7 @@ _RESOURCES = re.compile(r"Function (\S+):\s*REG:(\d+) STACK:(\d+) SHARED:(\d+) L
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What one compiled kernel takes. `error`: why there is none, then all figures are 0.
+    """Resources of one compiled kernel. `error`: why there is none, then all figures are 0.
 
     `specimens`: whose launches it serves. registers: per thread; shared_bytes: per program;
     local_bytes: spills and stack, per thread; tensor_memory: columns, on sm_100.
@@ -67,7 +67,7 @@ class Usage:
 
     @property
     def programs_per_multiprocessor(self) -> int:
-        """How many fit side by side, by registers, shared memory and warps."""
+        """Return how many fit side by side, by registers, shared memory and warps."""
         if self.error is not None:
             return 0
         per_warp = -(-self.registers * 32 // 256) * 256  # registers are handed out 256 at a time
@@ -76,7 +76,7 @@ class Usage:
         return min(by_registers, shared, MAX_WARPS // self.num_warps, 32)
 
     def complaints(self) -> list[str]:
-        """What is beyond the chip's limits; nothing for a kernel that is fine."""
+        """Return what is beyond the chip's limits; nothing for a kernel that is fine."""
         if self.error is not None:
             return [self.error]
         found = []

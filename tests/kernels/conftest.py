@@ -13,7 +13,7 @@ from kernels.triton_support import triton, use_kernels
 
 @pytest.fixture(scope="session")
 def device() -> torch.device:
-    """Where the kernels under test run."""
+    """Return the device on which the kernels under test run."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -43,7 +43,7 @@ def equal_rows(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def poison(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is allocated without being written holds what would show: NaN, or large numbers."""
+    """Fill memory that is allocated without being written with NaN or large numbers."""
     empty = torch.empty
 
     def poisoned(*args: Any, **kwargs: Any) -> Tensor:

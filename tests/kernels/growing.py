@@ -264,7 +264,7 @@ def poison(state: TreeState) -> None:
 
 
 def fields_of(candidates: list[Candidate]) -> dict[str, list[float]]:
-    """What a state should hold of them."""
+    """Return what a state should hold of them."""
     return {
         "token_ids": [candidate.token_id for candidate in candidates],
         "parent": [candidate.parent for candidate in candidates],

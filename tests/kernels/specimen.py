@@ -1,4 +1,4 @@
-"""What specimens are made of: launches for compiling ahead of time (tests/kernels/specimens.py)."""
+"""Parts of specimens: launches for compiling ahead of time (tests/kernels/specimens.py)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

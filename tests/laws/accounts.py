@@ -58,7 +58,7 @@ class Accounts:
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """Return its address."""
         return self.gateway.url
 
     def new_key(self, name: str, limits: LimitSpec = NO_LIMITS, **order: Any) -> str:
@@ -103,7 +103,7 @@ class Accounts:
         return asyncio.run_coroutine_threadsafe(engine.stats(), loop).result(60)
 
     def remaining(self, key: str) -> int:
-        """What a key has left of its tokens; asks for one more."""
+        """Return what a key has left of its tokens; asks for one more."""
         body = {"model": "small", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
         response = self.gateway.http.post(PATHS[0], json=body, headers=bearer(key))
         assert response.status_code == 200, response.text
@@ -139,7 +139,7 @@ def accounts(
 
 
 def until(condition: Callable[[], bool], timeout_s: float = _SETTLING_S) -> None:
-    """Wait for what happens elsewhere."""
+    """Wait until the condition holds."""
     deadline_s = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline_s, "it never happened"
@@ -184,7 +184,7 @@ class Ask:
 
 @dataclass(frozen=True, kw_only=True)
 class Told:
-    """What a client was told. `status` None: he left before there was one.
+    """The response to a client. `status` None: the client left before there was one.
 
     `usage`: prompt and completion, where the answer is whole and says so.
     """
@@ -403,7 +403,7 @@ def put_all(urls: Sequence[str], asks: Sequence[Ask], *, num_clients: int) -> li
 
 
 def booked(rows: list[Row]) -> dict[str, Counter[str]]:
-    """What the local models did, by tier, as the ledger has it."""
+    """Return what the local models did, by tier, as the ledger has it."""
     sums: dict[str, Counter[str]] = defaultdict(Counter)
     for row in rows:
         if row["kind"] == "draft":

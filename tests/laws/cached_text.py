@@ -1,4 +1,4 @@
-"""What the caches must hold after an answer."""
+"""The contents of the caches after an answer."""
 
 import torch
 from torch import Tensor

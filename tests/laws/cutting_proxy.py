@@ -153,7 +153,7 @@ class _Connections:
 
 
 class _Answer:
-    """What has come of the answer that is under way, and where it is to be cut."""
+    """The part of an answer that has come so far, and the place of the cut."""
 
     def __init__(self) -> None:
         self._cut: Cut | None = None
@@ -165,7 +165,7 @@ class _Answer:
         self._cut, self._num_events, self._last = cut, 0, b""
 
     def take(self, data: bytes) -> tuple[bytes, Cut | None]:
-        """What of it may be passed on, and the cut that comes behind."""
+        """Return what of it may be passed on, and the cut that comes behind."""
         cut = self._cut
         if cut is None:
             return data, None

@@ -61,7 +61,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 def changed_logits(
     logits: Tensor, prompt: list[int], answer: list[int], s: SamplingParams
 ) -> Tensor:
-    """What the options make of one row of logits, by dense counts over the vocabulary.
+    """Return what the options make of one row of logits, by dense counts over the vocabulary.
 
     logits: [vocab_size], of the token behind `prompt + answer`.
     """

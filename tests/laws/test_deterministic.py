@@ -155,7 +155,7 @@ class Passes:
 
 
 def differences(decoder: DecoderModel) -> list[str]:
-    """Where a token's logits do not have the bits they have alone."""
+    """Return where a token's logits do not have the bits they have alone."""
     passes, found = Passes(decoder), []
 
     def compare(name: str, logits: Tensor, expected: Tensor) -> None:

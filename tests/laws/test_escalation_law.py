@@ -80,7 +80,7 @@ def watched(request_id: str, **options: object) -> EngineRequest:
 
 @cache
 def large_answer(request: EngineRequest) -> Answer:
-    """What the large tier says when it is asked at once, plainly and alone."""
+    """Return what the large tier says when it is asked at once, plainly and alone."""
     grammars = {"large": shipped_compiler()} if request.grammar else None
     engine = make_engine(shipped_pair(), speculates=False, grammars=grammars)
     own = replace(request, request_id="own", tier="large", may_escalate=False)

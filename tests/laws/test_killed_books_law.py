@@ -1,4 +1,4 @@
-"""What was booked outlives a kill -9 of the gateway and of its engine; limits go on from there."""
+"""Booked rows outlive a kill -9 of the gateway and of its engine; limits go on from there."""
 
 import asyncio
 import itertools
@@ -174,7 +174,7 @@ def stored(database: Database) -> list[Row]:
 
 
 def check_kept(answers: list[Timed], rows: list[Row], killed_s: float) -> None:
-    """Who was answered before the last flush is in the books, once, with what he was told."""
+    """Check that each answer before the last flush is in the ledger once, as it was told."""
     charged: Counter[str] = Counter()
     num_rows: Counter[str] = Counter()
     for row in rows:
@@ -205,7 +205,7 @@ def use_up(url: str, key: str, model: str, name: str) -> list[Told]:
 def check_limits(
     keys: Mapping[str, str], before: list[Row], rows: list[Row], after: list[Told]
 ) -> None:
-    """What was charged before the kill and after it is within the limit, and near it."""
+    """Check that charges before and after the kill are within the limit, and near it."""
     used: dict[str, Counter[str]] = defaultdict(Counter)
     for row in rows:
         used[row["key_id"]]["tokens"] += row["num_charged_tokens"]

@@ -1,4 +1,4 @@
-"""Where other servers have corrupted text: the cases of ARCHITECTURE.md's "KV cache", by name."""
+"""Cases in which other servers have corrupted text: ARCHITECTURE.md's "KV cache", by name."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -141,7 +141,7 @@ def test_compaction_of_branching_trees_in_both_caches(temperature: float) -> Non
 
 
 class Unlearning(EdgeCalibration):
-    """What was drafted before does not change what is drafted next."""
+    """A calibration that learns nothing: earlier drafts do not change the next ones."""
 
     def observe(self, confidence: float, was_right: bool, **kind: Any) -> None:
         pass

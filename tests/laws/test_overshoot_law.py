@@ -61,7 +61,7 @@ class Gateways:
 
     @property
     def urls(self) -> list[str]:
-        """Where they listen."""
+        """Return their addresses."""
         return [world.url for world in self.worlds]
 
     def new_key(self, name: str, limits: LimitSpec) -> str:
@@ -238,7 +238,7 @@ def use_up(made: Gateways, key: str, prefix: str) -> list[Told]:
 
 
 def check_limit(limit: str, told: list[Told], rows: list[Row]) -> None:
-    """What was charged, and what was told, is within the limit; the limit was reached."""
+    """Check that charges and reported usage are within the limit, which was reached."""
     num_tokens = sum(row["num_charged_tokens"] for row in rows)
     nanos = sum(row["charge_nanos"] for row in rows)
     num_requests = len({row["request_id"] for row in rows if row["num_charged_tokens"]})
@@ -275,7 +275,7 @@ def check_charges(told: list[Told], rows: list[Row]) -> None:
 
 
 def is_ours(told: Told) -> bool:
-    """Whether it was refused or failed. A stream that its own deadline ends is paid for."""
+    """Return whether it was refused or failed. A stream that its own deadline ends is paid for."""
     if told.has_failed:
         return b"deadline_exceeded" not in told.body
     return told.status not in (200, None)

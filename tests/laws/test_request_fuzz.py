@@ -181,7 +181,7 @@ def alone() -> dict[str, list[int]]:
 
 
 def command(engine: Engine, rng: random.Random, request_id: str) -> None:
-    """What a gateway may ask for at any time."""
+    """Send a random command, as a gateway may at any time."""
     try:
         match rng.randrange(4):
             case 0:

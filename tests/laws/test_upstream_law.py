@@ -199,7 +199,7 @@ def check_whole(told: Told, right: Told) -> None:
 
 
 def check_cut(clouds: Clouds, told: Told, right: Told) -> bool:
-    """Nobody can tell that it was cut. Returns whether it went on elsewhere."""
+    """Check that no client can see the cut. Returns whether another server continued."""
     check_whole(told, right)
     went_on = len(clouds.proxies.sent) > 1
     assert told.report["continuations"] == went_on
@@ -420,7 +420,7 @@ def test_behind_the_clouds_words_the_local_model_goes_on_as_it_would(clouds: Clo
 
 
 def _goes_on(clouds: Clouds, document: Document, told: Told, beginning: str) -> bool:
-    """Whether the small model says the same behind this beginning, as far as it may."""
+    """Return whether the small model says the same behind this beginning, as far as it may."""
     turns = [*document["messages"], {"role": "assistant", "content": beginning}]
     asked = {**document, "messages": turns, "continue_final_message": True, "model": "small"}
     right = beginning + clouds.right(**asked).text

@@ -49,7 +49,7 @@ ROUNDING = 1e-6  # of float32; the definitions below are in double precision
 
 
 def is_clear(small: Tensor, large: Tensor, sampling: SamplingParams, own: CascadeParams) -> bool:
-    """Whether no rule stands so near its bar that float32 may fall on the other side of it."""
+    """Return whether every rule is clear of its bar by more than float32's error."""
     (small_probs, small1), (large_probs, large1) = (
         probs_of(small, sampling),
         probs_of(large, sampling),

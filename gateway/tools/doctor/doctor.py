@@ -133,7 +133,7 @@ def _cpu_has_bfloat16() -> bool:
 
 
 def _products(settings: Settings) -> Finding:
-    """Whose matrix products a CPU runs."""
+    """Name the library whose matrix products a CPU runs."""
     import torch
 
     from kernels.cpu.product_library import product_support

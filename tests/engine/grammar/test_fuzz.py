@@ -117,7 +117,7 @@ def hostile(rng: random.Random) -> GrammarSpec:
 
 
 def attack(*, num_grammars: int, seed: int) -> tuple[int, list[str]]:
-    """How many compiled, and the grammars that ended the compiling process.
+    """Return how many compiled, and the grammars that ended the compiling process.
 
     Anything but a source or an InvalidGrammarError is raised.
     """

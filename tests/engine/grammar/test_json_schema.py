@@ -97,7 +97,7 @@ def fuzz_schemas(count: int, seed: int) -> None:
 
 
 def _is_text(schema: Any) -> bool:
-    """Whether a request could bring it: JSON in UTF-8."""
+    """Return whether a request could bring it: JSON in UTF-8."""
     try:
         return len(json.dumps(schema, ensure_ascii=False).encode()) < 60_000
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""What becomes of every causal architecture of the installed transformers: docs/models.md's table.
+"""Survey of the causal architectures of the installed transformers: docs/models.md's table.
 
 `python -m tests.engine.model.architectures` builds each one tiny and at random, compares its logits
 with transformers' own, and writes the table; a minute.
@@ -45,7 +45,7 @@ _MAX_PARAMETERS: Final = 20_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surveyed:
-    """What becomes of one architecture. `reason`: why it is refused."""
+    """The result for one architecture. `reason`: why it is refused."""
 
     model_type: str
     architecture: str
@@ -54,7 +54,7 @@ class Surveyed:
 
 
 def largest_difference(model: CausalModel, reference: PreTrainedModel) -> float:
-    """Of the logits of a prompt in chunks from transformers' own, relative to their size."""
+    """Return the difference of a chunked prompt's logits from transformers', relative to size."""
     token_ids, cache, table = make_tokens(NUM_TOKENS), new_cache(model), make_table(1)
     outputs, done = [], 0
     for count in (13, 1, 7, 20):

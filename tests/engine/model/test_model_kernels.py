@@ -87,7 +87,7 @@ def play(twins: Twins, caches: tuple[KVCache, KVCache]) -> Logits:
 
 @pytest.fixture(scope="module")
 def exact(small: Twins) -> tuple[Logits, tuple[KVCache, KVCache]]:
-    """What float32 gives, and the caches it leaves."""
+    """Return what float32 gives, and the caches it leaves."""
     caches = small.caches()
     return play(small, caches), caches
 

@@ -1,4 +1,4 @@
-"""Times of passes on a device that works on by itself: nobody waits to learn them."""
+"""Times of passes on an asynchronous device, measured without waiting for it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""What is recorded, when a recorded pass serves, and what becomes of its results."""
+"""Graphs of passes: which are recorded, when they serve, and their results."""
 
 import gc
 import logging

@@ -27,7 +27,7 @@ def record_eagerly(run: Callable[[], None]) -> Callable[[], None]:
 
 @dataclass
 class Piece:
-    """What a sequence does in a pass: rows behind what is computed, or a tree from there on."""
+    """A sequence's part of a pass: rows behind the computed ones, or a tree from there on."""
 
     sequence: int
     token_ids: list[int]

@@ -1,4 +1,4 @@
-"""Fair queueing: shares, weights, priorities, who gives way; and that no answer depends on it."""
+"""Fair queueing: shares, weights, priorities, pre-emption; and that no answer depends on it."""
 
 import random
 from collections import Counter

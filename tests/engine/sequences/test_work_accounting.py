@@ -1,4 +1,4 @@
-"""What requests are told they used adds up to what the engine counted, whatever happens to them."""
+"""The work reported to requests adds up to the engine's counters, whatever happens to them."""
 
 import random
 from collections import Counter

@@ -36,7 +36,7 @@ def escalating(
 
 
 def own_answer(pair: Pair, tier: Tier, temperature: float = 0.0) -> list[int]:
-    """What the tier says when it is asked from the start, plainly."""
+    """Return what the tier says when it is asked from the start, plainly."""
     engine = make_engine(pair, speculates=False)
     return serve(engine, [escalating(tier, temperature=temperature)])["r"].token_ids
 

@@ -1,4 +1,4 @@
-"""Where the tokens of a traced answer come from, on the shipped pair; the answer never changes."""
+"""Sources of the tokens of a traced answer, on the shipped pair; the answer never changes."""
 
 from collections import Counter
 from dataclasses import replace
@@ -93,7 +93,7 @@ def _check_tree(event: TokensEmitted, root_token: int) -> None:
 
 @cache
 def own_answer(tier: Tier, number: int = 0) -> tuple[int, ...]:
-    """What the tier says by itself."""
+    """Return what the tier says by itself."""
     request = replace(traced(tier=tier, number=number, speculation=False), traces=False)
     return tuple(serve(engine_of(), [request])["r"].token_ids)
 
@@ -205,7 +205,7 @@ def test_what_a_cascade_lets_stand_is_the_small_models() -> None:
 
 
 def mixed() -> list[EngineRequest]:
-    """Of every kind, greedy and sampled."""
+    """Make requests of every kind, greedy and sampled."""
     prediction = own_answer("large")
     return [
         traced("plain"),

@@ -1,4 +1,4 @@
-"""What is read of chat answers, our own and other servers'."""
+"""Reading chat answers, our own and other servers'."""
 
 import json
 

@@ -222,7 +222,7 @@ def test_an_answer_without_text_has_an_empty_one() -> None:
 
 
 def stop_reasons(finish: str, **choice: Any) -> tuple[Any, Any]:
-    """Of a stream and of a whole answer, which are the same."""
+    """Return the stop reasons of a stream and of a whole answer, which are the same."""
     last = json.loads(chunk(finish=finish).removeprefix(b"data: "))
     last["choices"][0] |= choice
     (*_, delta, _) = streamed(chunk(content="Yes"), event(last), ending())

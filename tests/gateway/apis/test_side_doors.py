@@ -1,4 +1,4 @@
-"""What chat refuses is refused by the Responses and the Messages API too: no side doors."""
+"""Requests that chat refuses are refused by the Responses and the Messages API too."""
 
 import asyncio
 import json

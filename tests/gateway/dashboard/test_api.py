@@ -1,4 +1,4 @@
-"""GET /v1/dashboard: who sees what, and how seldom it is worked out."""
+"""GET /v1/dashboard: scopes of each key, and how seldom figures are computed."""
 
 import asyncio
 import json

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Scope
 
 @dataclass
 class Exchange:
-    """What was sent so far. `leave` ends it as a client does that closes its connection."""
+    """The response sent so far. `leave` ends it like a client that closes its connection."""
 
     messages: list[Message] = field(default_factory=list)
     has_left: asyncio.Event = field(default_factory=asyncio.Event)

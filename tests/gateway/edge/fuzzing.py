@@ -25,7 +25,7 @@ _SEMANTIC = re.compile(
 
 @dataclass
 class Outcome:
-    """What was asked, and what should not have come back."""
+    """A request, and the faults of its response."""
 
     failures: list[tuple[object, ...]] = field(default_factory=list)
     statuses: Counter[int] = field(default_factory=Counter)
@@ -129,7 +129,7 @@ def _add(outcome: Outcome, event: events.ScenarioFinished) -> None:
 
 
 def _is_valid(case: schemathesis.Case) -> bool:
-    """Whether the request is meant to conform to the schema."""
+    """Return whether the request is meant to conform to the schema."""
     return case.meta is not None and case.meta.generation.mode is GenerationMode.POSITIVE
 
 

@@ -39,12 +39,12 @@ class Served:
         return len(self.server.server_state.tasks)
 
     def refusals(self, reason: str) -> float:
-        """How often something was refused for this reason."""
+        """Return how often something was refused for this reason."""
         value = self.registry.get_sample_value("outrider_http_refusals_total", {"reason": reason})
         return value or 0.0
 
     def is_clean(self) -> bool:
-        """Whether nobody is connected and nothing is at work."""
+        """Return whether no client is connected and nothing is at work."""
         return not self.num_connections and not self.num_tasks
 
     def connect(self, *, receive_buffer: int | None = None) -> socket.socket:

@@ -1,4 +1,4 @@
-"""What attackers send, over real sockets to a whole gateway: refused in words, and nothing breaks.
+"""Attacks over real sockets on a whole gateway: refused with a message, and nothing breaks.
 
 After each one the same gateway answers an honest request.
 """

@@ -1,4 +1,4 @@
-"""What browsers are told: security headers, CORS, names of this machine."""
+"""Headers for browsers: security headers, CORS, names of this machine."""
 
 import pytest
 from pydantic import ValidationError

@@ -1,4 +1,4 @@
-"""Who is in which arm: sticky, independent, exclusive, and as many as were wanted."""
+"""Assignment to arms: sticky, independent, exclusive, and in the configured shares."""
 
 from collections import Counter
 from typing import Any

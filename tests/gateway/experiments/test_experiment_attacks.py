@@ -1,4 +1,4 @@
-"""Experiments under attack, and in clumsy hands: nobody's request may fail because of one."""
+"""Experiments under attack, and in clumsy hands: no request may fail because of one."""
 
 import json
 import logging
@@ -69,7 +69,7 @@ def opened(
 
 
 def admin(made: Books, method: str, path: str = "", **wanted: Any) -> httpx.Response:
-    """What an administrator asks of experiments."""
+    """Return what an administrator asks of experiments."""
     body = {"json": wanted} if method in ("POST", "PATCH") else {}
     response = made.world.http.request(method, f"/admin/experiments{path}", headers=BOSS, **body)
     return response
@@ -98,13 +98,13 @@ def run_unchecked(made: Books, name: str, arm: dict[str, Any]) -> None:
 
 
 def runs(made: Books, name: str) -> bool:
-    """Whether the gateway knows that it runs."""
+    """Return whether the gateway knows that it runs."""
     record = made.world.context.experiments.registry.experiments.get(name)
     return record is not None and record.is_running
 
 
 def counted(made: Books, name: str, num_requests: int) -> dict[str, ArmTotals]:
-    """What was counted of the newest version, when it is so much."""
+    """Return what was counted of the newest version, when it is so much."""
     experiments = made.world.context.experiments
     found: dict[str, ArmTotals] = {}
 

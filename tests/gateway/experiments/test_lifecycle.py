@@ -1,4 +1,4 @@
-"""What may be done to an experiment, and what it is then."""
+"""Actions on an experiment, and the states that they lead to."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What a request adds to its arms, and when that is stored."""
+"""Measures that a request adds to its arms, and when they are stored."""
 
 import asyncio
 import math

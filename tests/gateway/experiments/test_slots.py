@@ -1,4 +1,4 @@
-"""Slots: exact shares, and nobody moves who need not."""
+"""Slots: exact shares, and no unit moves without need."""
 
 import pytest
 from hypothesis import given

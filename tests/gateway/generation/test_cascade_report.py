@@ -1,4 +1,4 @@
-"""What a client is told of a cascade: headers, report, usage, the model's name, and the log."""
+"""A cascade as a client sees it: headers, report, usage, the model's name, and the log."""
 
 import asyncio
 import json
@@ -33,7 +33,7 @@ LARGE = "Another one."
 
 @dataclass(frozen=True)
 class Answered:
-    """What was sent, and what is counted."""
+    """The response that was sent, and the metrics."""
 
     headers: dict[str, str]
     body: str

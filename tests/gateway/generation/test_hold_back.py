@@ -61,7 +61,7 @@ def engine_of(small: Script, large: Script) -> ScriptedClient:
 
 
 def alone(engine: ScriptedClient, job: Job, action: Action) -> Outcome:
-    """What the tier that was chosen says when nobody watches."""
+    """Return what the chosen tier says without a watch."""
     return collect(engine, unwatched(job, "large" if action == "escalate" else "small"))
 
 

@@ -1,4 +1,4 @@
-"""What traced streams say of their tokens: origins, steps and trees, also after an escalation."""
+"""Traced streams describe their tokens: origins, steps and trees, also after an escalation."""
 
 import asyncio
 from collections.abc import Callable

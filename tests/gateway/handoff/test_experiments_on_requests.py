@@ -44,7 +44,7 @@ def opened(tokenizer: ChatTokenizer, encode: Callable[[str], list[int]], tmp_pat
 
 
 def arm_of(response: httpx.Response) -> str | None:
-    """What the answer says of its arm, in its header and in its report."""
+    """Return what the answer says of its arm, in its header and in its report."""
     assert response.status_code == 200, response.text
     header = response.headers.get("x-outrider-arm")
     assert response.json()["outrider"]["arm"] == header
@@ -52,7 +52,7 @@ def arm_of(response: httpx.Response) -> str | None:
 
 
 def totals(made: Books, name: str, num_requests: int) -> dict[str, ArmTotals]:
-    """What was counted of the newest version: so many requests, the last of which may just end."""
+    """Return the totals of the newest version, once so many requests have been counted."""
     experiments = made.world.context.experiments
     version = experiments.store.get(name).version
     found: dict[str, ArmTotals] = {}

@@ -92,7 +92,7 @@ def ask(world: World, *, stream: bool) -> httpx.Response:
 
 
 def expected() -> str:
-    """What every healthy replica answers."""
+    """Return what every healthy replica answers."""
     return answer_text(HEALTHY, CHAT)
 
 

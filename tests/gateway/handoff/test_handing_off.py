@@ -1,4 +1,4 @@
-"""Who answers: local models and an upstream tier behind one gateway, over real sockets."""
+"""Hand-off between local models and an upstream tier of one gateway, over real sockets."""
 
 import json
 import threading

@@ -1,4 +1,4 @@
-"""What is expected of the local models, learnt from what they did."""
+"""Expected times of the local models, learnt from past requests."""
 
 import heapq
 import random

@@ -44,7 +44,7 @@ MISPLACED = (
 
 @pytest.fixture(scope="module")
 def world(tokenizer: ChatTokenizer, encode: Callable[[str], list[int]]) -> Iterator[World]:
-    """A gateway that sends elsewhere what it may."""
+    """A gateway that hands requests to an upstream tier wherever it may."""
     with hybrid(tokenizer, encode, handoff={"policy": "prefer_cloud"}) as made:
         yield made
 

@@ -1,4 +1,4 @@
-"""What makes a request one for another server: what the local models do not take, and only that."""
+"""Capabilities that a request requires: only what the local models do not take."""
 
 import json
 from typing import Any
@@ -138,7 +138,7 @@ def test_requests_for_local_models_require_no_capability(field: str) -> None:
 
 
 def is_local(document: dict[str, Any], endpoint: Endpoint) -> bool:
-    """Whether the local models take it, as far as the request alone tells."""
+    """Return whether the local models take it, as far as the request alone tells."""
     model: type[BaseModel] = ChatRequest if endpoint == "chat" else CompletionRequest
     try:
         request = model.model_validate_json(json.dumps(document))

@@ -72,12 +72,12 @@ def make_ledger(
 
 
 def stored_ids(database: Database) -> list[str]:
-    """What has reached the database, in order."""
+    """Return what has reached the database, in order."""
     with database.read() as connection:
         statement = select(ledger.c.row_id).order_by(ledger.c.row_id)
         return list(connection.execute(statement).scalars())
 
 
 def ids(*numbers: int) -> list[str]:
-    """What rows with these numbers are called."""
+    """Return what rows with these numbers are called."""
     return [row(number).row_id for number in numbers]

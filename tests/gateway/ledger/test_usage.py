@@ -1,4 +1,4 @@
-"""/v1/usage and `outrider usage`: what each may see, and that nobody sees more."""
+"""/v1/usage and `outrider usage`: each key sees its own usage and no more."""
 
 import asyncio
 import csv

@@ -22,7 +22,7 @@ class Entry:
 
 @dataclass
 class Held:
-    """What one request has: the entries of each limit, oldest first."""
+    """The entries of one request in each limit, oldest first."""
 
     principal: Principal
     overall: Amounts
@@ -82,7 +82,7 @@ class Model:
                 entry.amount, kept = min(entry.amount, kept), kept - min(entry.amount, kept)
 
     def used(self, name: Name, now_s: float) -> int:
-        """What counts now: an amount counts in its second and the 60 after it; or its day."""
+        """Return the usage now: an amount counts in its second and the 60 after it; or its day."""
         entries = self.entries.get(name, [])
         if name[3].endswith("minute"):
             oldest = math.floor(now_s) - 60

@@ -24,7 +24,7 @@ _CLOCK = f"return tonumber(redis.call('GET', '{_CLOCK_KEY}'))"
 
 
 class Rig(Protocol):
-    """What both kinds offer. A context manager."""
+    """The interface of both kinds. A context manager."""
 
     limiter: Limiter
     now_s: float
@@ -116,7 +116,7 @@ class RedisRig(_BaseRig):
 
 
 def want(*, requests: int = 1, tokens: int = 0, usd_nanos: int = 0, tier: str = "large") -> Want:
-    """Of one tier."""
+    """Return wanted amounts of one tier."""
     return Want(by_tier={tier: Amounts(requests=requests, tokens=tokens, usd_nanos=usd_nanos)})
 
 

@@ -1,4 +1,4 @@
-"""How much is reserved for an answer whose length nobody said."""
+"""Tokens reserved for an answer without a maximum length."""
 
 import random
 import threading

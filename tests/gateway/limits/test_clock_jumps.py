@@ -37,7 +37,7 @@ class Clocks:
         self.limiter = MemoryLimiter(clock=lambda: self.mono_s, wall_clock=lambda: self.wall_s)
 
     async def admitted(self, num_tries: int) -> int:
-        """How many of so many requests are let in."""
+        """Return how many of so many requests are let in."""
         num = 0
         for _ in range(num_tries):
             try:

@@ -1,4 +1,4 @@
-"""What a client is told of its limits, in headers that its library obeys."""
+"""Headers that report limits to a client, as its library obeys them."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What every limiter does, in memory and on Redis alike."""
+"""Behaviour of every limiter, in memory and on Redis alike."""
 
 import asyncio
 import random

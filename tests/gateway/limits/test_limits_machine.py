@@ -135,7 +135,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def wait_as_long_as_told(self) -> None:
-        """Who comes back when he was told to finds room, if nobody came meanwhile."""
+        """Check that a retry after the told time finds room, if no other request came."""
         principal = PRINCIPALS[2]
         want = Want(by_tier={"small": Amounts(tokens=20)})
         given = self.ask(principal, want)

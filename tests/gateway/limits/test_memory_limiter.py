@@ -1,4 +1,4 @@
-"""What only limits in memory can meet: a past that the ledger knows, clocks, many keys."""
+"""Limits in memory: past usage from the ledger, clocks, many keys."""
 
 import asyncio
 from collections.abc import Coroutine

@@ -1,4 +1,4 @@
-"""What only limits on Redis can meet: other gateways, dead ones, and a Redis that is away."""
+"""Limits on Redis: other gateways, dead ones, and a Redis that is away."""
 
 import asyncio
 import socket
@@ -61,7 +61,7 @@ def flaky(rig: RedisRig) -> Iterator[tuple[RedisRig, FlakyStore, RedisLimiter]]:
 
 
 def remaining(rig: RedisRig) -> dict[str, int]:
-    """What another request of the key is told, itself not counted."""
+    """Return what another request of the key is told, itself not counted."""
     reservation = rig.reserve(PRINCIPAL, requests=0)
     rig.run(reservation.settle({}))
     return {state.name: state.remaining for state in reservation.states}

@@ -56,7 +56,7 @@ class Books:
 
     @property
     def database(self) -> Database:
-        """Where the ledger is."""
+        """Return the database of the ledger."""
         database = self.world.context.tenancy.database
         assert database is not None
         return database
@@ -74,7 +74,7 @@ class Books:
             return [dict(row._mapping) for row in found]
 
     def remaining_tokens(self) -> int:
-        """What the key has left of its tokens, when all that is over has been settled."""
+        """Return what the key has left of its tokens, when all that is over has been settled."""
         self.until(lambda: not self.world.context.tenancy.settlements.is_busy)
         response = self.world.chat(max_tokens=1)
         assert response.status_code == 200, response.text
@@ -82,7 +82,7 @@ class Books:
         return int(response.headers["x-ratelimit-remaining-tokens"]) + used
 
     def used(self, limit: str) -> int:
-        """What counts against a limit of the key, when all is over: tokens, or nano-dollars."""
+        """Return the usage of the key's limit, when all is over: tokens, or nano-dollars."""
         self.settle()
         limiter = self.world.context.tenancy.limiter
         assert isinstance(limiter, MemoryLimiter)
@@ -98,7 +98,7 @@ class Books:
 
     @staticmethod
     def until(condition: Callable[[], bool]) -> None:
-        """Wait for what happens elsewhere."""
+        """Wait until the condition holds."""
         deadline_s = time.monotonic() + 60
         while not condition():
             assert time.monotonic() < deadline_s, "it never happened"

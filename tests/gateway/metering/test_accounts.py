@@ -1,4 +1,4 @@
-"""What a request reserves, what it is charged, and what the ledger says of it."""
+"""A request's reservation, its charge, and its rows in the ledger."""
 
 import httpx
 import pytest

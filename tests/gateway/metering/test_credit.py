@@ -1,4 +1,4 @@
-"""Where a tenant's limit ends an answer, what is told of its tokens ends there too."""
+"""Where a tenant's limit ends an answer, the reported tokens end there too."""
 
 import asyncio
 from collections.abc import AsyncGenerator

@@ -45,7 +45,7 @@ def told() -> Told:
 
 @pytest.fixture
 def meter(told: Told) -> RequestMeter:
-    """Of a request that came 2 s ago."""
+    """Return the meter of a request that came 2 s ago."""
     made = RequestMeter(
         tenancy=Tenancy(row_ids=iter(["r"])),
         principal=ANONYMOUS,

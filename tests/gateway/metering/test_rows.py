@@ -12,7 +12,7 @@ from gateway.metering.rows import Entry, LocalAnswer, Tokens, local_entries
 def entries(
     outcome: RowOutcome, tier: Tier, written: Mapping[Tier, int], *works: TierWork
 ) -> list[Entry]:
-    """Of an answer that the small model began."""
+    """Return the ledger's entries of an answer that the small model began."""
     answer = LocalAnswer(
         tier=tier,
         first_tier="small",

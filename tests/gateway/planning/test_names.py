@@ -1,4 +1,4 @@
-"""What a model's name means, among local models, tiers elsewhere and what servers list."""
+"""Meaning of a model's name among local models, upstream tiers and their servers' lists."""
 
 import pytest
 

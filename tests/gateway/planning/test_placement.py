@@ -1,4 +1,4 @@
-"""Who may answer, in which order: every policy with every kind of model, private or not."""
+"""Places that may answer, in order: every policy with every kind of model, private or not."""
 
 import itertools
 from typing import get_args

@@ -59,7 +59,7 @@ def lines_under(heading: str) -> list[list[str]]:
 
 
 def stated() -> dict[str, tuple[str, str]]:
-    """What the page says of each field, in chat and in completions."""
+    """Return what the page says of each field, in chat and in completions."""
     said: dict[str, tuple[str, str]] = {}
     for names, chat, completions, *_ in lines_under("## Every field"):
         for name in re.findall(r"`([^`]+)`", names):
@@ -69,7 +69,7 @@ def stated() -> dict[str, tuple[str, str]]:
 
 
 def stated_inside() -> dict[str, str]:
-    """What the page says of each path inside the fields of a chat."""
+    """Return what the page says of each path inside the fields of a chat."""
     said: dict[str, str] = {}
     for names, word, *_ in lines_under("### Inside them"):
         for name in re.findall(r"`([^`]+)`", names):
@@ -175,7 +175,7 @@ class Gateway:
         return str(response.json()["error"]["param"])
 
     def effect(self, path: str, document: Document) -> object:
-        """What the engine was asked for and what came back, without times and names of requests."""
+        """Return the engine requests and the response, without times and request ids."""
         name = f"{path} {json.dumps(document)}"
         if name not in self._known:
             self._engine.submitted.clear()

@@ -1,4 +1,4 @@
-"""What is read of every request, and that it is refused in the words of the full schema."""
+"""The envelope of every request, refused in the words of the full schema."""
 
 import json
 from typing import Any
@@ -35,7 +35,7 @@ def refusal(body: bytes, endpoint: Endpoint = "chat") -> BadRequestError:
 
 
 def full_refusal(body: bytes, endpoint: Endpoint) -> BadRequestError:
-    """What the local models' own schema says."""
+    """Return what the local models' own schema says."""
     with pytest.raises(ValidationError) as caught:
         REQUESTS[endpoint][0].model_validate_json(body)
     return bad_request(caught.value, body)

@@ -28,7 +28,7 @@ documents = st.recursive(
 
 
 def counted(value: Any) -> dict[str, int]:
-    """What a parser would find; lists and objects count one value more than their separators."""
+    """Count what a parser finds; lists and objects have one value more than separators."""
     found = dict.fromkeys(NAMES, 0)
     found["strings"] = isinstance(value, str)
     children: list[Any] = []

@@ -1,4 +1,4 @@
-"""What requests may say, and that a refusal names the field."""
+"""Valid and invalid requests; a refusal names the field."""
 
 import json
 

@@ -144,7 +144,7 @@ def _has_booked(database: Path, *, num_answers: int) -> None:
 
 
 def spans_of(bodies: list[bytes]) -> list[Any]:
-    """What came to the collector."""
+    """Return what came to the collector."""
     return [
         span
         for data in bodies

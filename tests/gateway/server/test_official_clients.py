@@ -38,7 +38,7 @@ class Running:
         return key
 
     def run(self, script: str) -> dict[str, str]:
-        """What a script prints, by the topic of each line."""
+        """Return what a script prints, by the topic of each line."""
         limited = self.new_key("--requests-per-minute", "1")
         environ = {
             **os.environ,

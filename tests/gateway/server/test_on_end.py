@@ -1,4 +1,4 @@
-"""What a request has come to is told exactly once, also to those who did not wait for it."""
+"""The end of a request is reported exactly once, also after its client has left."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""The page: it needs nothing from elsewhere, and asks for a key where one is wanted."""
+"""The page: it loads nothing from other servers, and asks for a key where one is required."""
 
 import re
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ class Outline(HTMLParser):
 
 @dataclass(frozen=True)
 class Keyed:
-    """Where a gateway is that wants keys, and a key of it."""
+    """The address of a gateway that requires keys, and a key of it."""
 
     url: str
     key: str

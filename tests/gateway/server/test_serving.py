@@ -120,7 +120,7 @@ def _survives_the_death_of_its_engine(gateway: Gateway) -> None:
 
 
 def _drains_on_sigterm(gateway: Gateway) -> None:
-    """What runs is finished, nobody else is let in, nothing is left."""
+    """Check that running requests finish, no new one is accepted and nothing is left."""
     engine = gateway.engine()
     url = f"{gateway.url}/v1/chat/completions"
     request = body(80, stream=True, stream_options={"include_usage": True})

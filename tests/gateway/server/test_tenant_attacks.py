@@ -1,4 +1,4 @@
-"""What one tenant tries to be, to see and to write that is not his: over real sockets."""
+"""Attacks of one tenant on another's identity, data and requests, over real sockets."""
 
 import base64
 import concurrent.futures
@@ -52,7 +52,7 @@ def get(made: Books, key: str, path: str) -> httpx.Response:
 
 
 def status_of_raw(made: Books, *lines: bytes) -> int:
-    """What a request with these header lines, byte for byte, is answered."""
+    """Return what a request with these header lines, byte for byte, is answered."""
     host, _, port = made.world.url.removeprefix("http://").partition(":")
     with socket.create_connection((host, int(port)), timeout=10) as client:
         head = b"GET /v1/models HTTP/1.1\r\nhost: a\r\nconnection: close\r\n"

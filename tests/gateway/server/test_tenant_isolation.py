@@ -1,4 +1,4 @@
-"""What one tenant learns of another's texts through what the models remember, on the shipped pair.
+"""Caches reveal nothing of one tenant's texts to another, on the shipped pair.
 
 Where tenants are isolated: nothing. Teams share, and so does everybody where isolation is off.
 """
@@ -60,7 +60,7 @@ def ask(books: Tenants, key: str, path: str = "chat/completions", **fields: Any)
 
 
 def seen(books: Tenants, is_shared: bool) -> bool:
-    """Whether this tenant is to find what the owner left."""
+    """Return whether this tenant is to find what the owner left."""
     return is_shared or not books.is_isolated
 
 

@@ -54,7 +54,7 @@ def in_flight(world: World) -> int:
 
 @contextmanager
 def nothing_left(world: World) -> Iterator[None]:
-    """What is begun in this context has ended soon after it, here and there."""
+    """Check that work begun in this context ends soon after it, here and upstream."""
     world.http.get("/v1/models")
     world.http.close()
     world.http = httpx.Client(base_url=world.url, timeout=20)

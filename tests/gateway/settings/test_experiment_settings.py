@@ -1,4 +1,4 @@
-"""What an experiment may say of itself."""
+"""Valid and invalid settings of an experiment."""
 
 import pytest
 from pydantic import ValidationError

@@ -1,4 +1,4 @@
-"""Where a setting comes from, who wins, and what a wrong one says."""
+"""Sources of settings, their precedence, and the messages for wrong ones."""
 
 import json
 from pathlib import Path

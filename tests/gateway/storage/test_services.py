@@ -1,4 +1,4 @@
-"""Where a server is not installed its tests are skipped, unless all are required."""
+"""Tests of a server that is not installed are skipped, unless all are required."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What is taken out of captured texts, what is left in, and that no text takes long."""
+"""Redaction of captured texts: what goes, what stays, and that no text takes long."""
 
 import time
 

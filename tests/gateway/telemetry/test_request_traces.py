@@ -30,7 +30,7 @@ PARENT = f"00-{TRACE}-00f067aa0ba902b7-01"
 
 
 class Seen:
-    """What was traced."""
+    """The spans that were recorded."""
 
     def __init__(self) -> None:
         self.exporter = InMemorySpanExporter()

@@ -1,4 +1,4 @@
-"""Who asks: right keys get in, wrong ones do not, and guessing does not pay."""
+"""Authentication: right keys are accepted, wrong ones are not, and guessing does not pay."""
 
 import asyncio
 import hmac

@@ -1,4 +1,4 @@
-"""Where a gateway without keys may listen; times as people write them."""
+"""Addresses on which a gateway without keys may listen; durations as people write them."""
 
 import pytest
 

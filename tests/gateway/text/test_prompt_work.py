@@ -239,7 +239,7 @@ def test_a_client_that_leaves_as_its_turn_comes_is_cancelled_and_nothing_else() 
 
 
 async def _longest_gap_s(work: Any) -> float:
-    """How long the event loop was held at most while `work` ran."""
+    """Return how long the event loop was held at most while `work` ran."""
     clock = asyncio.get_running_loop().time
     gaps: list[float] = []
 

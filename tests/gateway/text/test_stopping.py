@@ -14,7 +14,7 @@ stops = st.lists(st.text(alphabet="ab.", min_size=1, max_size=5), min_size=1, ma
 
 
 def stream(pieces: list[str], words: list[str]) -> tuple[str, list[str], bool]:
-    """What a client gets: the text at the end, the text after each piece, whether it was cut."""
+    """Return the whole text, the text after each piece, and whether it was cut."""
     matcher = StopMatcher(words)
     text, sent, states = "", "", []
     for piece in pieces:

@@ -58,7 +58,7 @@ class Connection:
 
 @dataclass
 class RawServer:
-    """Where it listens, and how many connections it has taken."""
+    """A raw server: its address, and the number of its connections."""
 
     port: int = 0
     scheme: str = "http"

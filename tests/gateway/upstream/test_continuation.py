@@ -1,4 +1,4 @@
-"""Answers that break off in the middle and go on elsewhere: no word is lost, none is said twice."""
+"""Answers that break off and continue at another server: no text is lost or repeated."""
 
 import asyncio
 import json
@@ -72,7 +72,7 @@ def run(test: Callable[[Bench], Any], *scripts: Any, **settings: Any) -> None:
 
 
 def documents(chunks: Sequence[Chunk]) -> list[dict[str, Any]]:
-    """What a client reads out of the bytes."""
+    """Return what a client reads out of the bytes."""
     return [
         json.loads(chunk.raw.removeprefix(b"data: "))
         for chunk in chunks
@@ -564,7 +564,7 @@ def stream(reasoning: list[str], content: list[str], answer_id: str) -> list[Chu
 
 
 def replayed(delivered: Delivered, chunks: list[Chunk]) -> list[Chunk]:
-    """What a replayed stream adds."""
+    """Return what a replayed stream adds."""
     plan = plan_of(call_of(), delivered, "replay", None)
     assert plan is not None
     seam = StreamSplicer(plan, delivered.sample)

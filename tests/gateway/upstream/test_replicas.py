@@ -1,4 +1,4 @@
-"""Replicas: who is picked, who is left out, and a state machine over all of it."""
+"""Replicas: which are picked, which are left out, and a state machine over all of it."""
 
 import random
 from collections import Counter

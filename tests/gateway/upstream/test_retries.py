@@ -73,7 +73,7 @@ def run(test: Callable[[Bench], Any], *scripts: Any, num_unseen: int = 0, **sett
 
 
 async def complaint(under_test: Bench, **call: Any) -> GatewayError:
-    """What an answer that cannot be had says, streamed."""
+    """Return what an answer that cannot be had says, streamed."""
     received, error = await read_broken(under_test.answer(**call))
     assert received == []
     return error

@@ -1,4 +1,4 @@
-"""Where a continuation's stream joins what was delivered: texts, log-probabilities, the role."""
+"""The seam between a continuation and the delivered text: texts, log-probabilities, the role."""
 
 import json
 from typing import Any, Final

@@ -1,4 +1,4 @@
-"""What is wrong with TLS is told in words. The certificates are real, made by openssl."""
+"""Errors of TLS have clear messages. The certificates are real, made by openssl."""
 
 import asyncio
 import shutil

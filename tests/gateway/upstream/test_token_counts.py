@@ -1,4 +1,4 @@
-"""What our own count of a server's tokens says, against the tokenizer itself."""
+"""Our own count of a server's tokens, against the tokenizer itself."""
 
 from pathlib import Path
 from typing import Any

@@ -564,7 +564,7 @@ def test_what_is_not_http(answer: bytes) -> None:
 
 
 def closed_port() -> int:
-    """A port on which nobody listens."""
+    """Return a port without a listener."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])

@@ -150,7 +150,7 @@ async def read_broken(answer: UpstreamAnswer) -> tuple[list[Chunk], GatewayError
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait for what nobody tells of."""
+    """Wait until the condition holds."""
     async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.002)

@@ -49,7 +49,7 @@ def interleaved(weight: np.ndarray, num_heads: int) -> np.ndarray:
 
 
 def add_model(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
-    """What the weights are to be read as."""
+    """Write the fields that say how the weights are read."""
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])

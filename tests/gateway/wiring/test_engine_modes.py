@@ -42,7 +42,7 @@ def runners_of(**flags: Any) -> dict[str, ModelRunner]:
 
 @pytest.fixture
 def noted_flags(monkeypatch: pytest.MonkeyPatch) -> dict[str, Settings]:
-    """What `serve` would run with."""
+    """Return what `serve` would run with."""
     noted: dict[str, Settings] = {}
     monkeypatch.setattr(
         "gateway.tools.console.serve_command._serve",

@@ -1,4 +1,4 @@
-"""How the memory for keys and values is shared out where layers have windows."""
+"""Shares of the KV memory where layers have windows."""
 
 from dataclasses import replace
 from types import SimpleNamespace

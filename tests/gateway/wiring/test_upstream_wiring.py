@@ -1,4 +1,4 @@
-"""From settings to tiers elsewhere, and to an engine that is not there."""
+"""From settings to upstream tiers, and to an absent engine."""
 
 import asyncio
 import random

@@ -1,4 +1,4 @@
-"""What the settings become: an engine of the right size, with or without a drafter."""
+"""From settings to an engine of the right size, with or without a drafter."""
 
 import json
 import os

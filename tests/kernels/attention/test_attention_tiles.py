@@ -1,4 +1,4 @@
-"""How attention's work is divided, and into what shapes."""
+"""Division of attention's work into tiles, and their shapes."""
 
 import dataclasses
 import itertools

@@ -21,7 +21,7 @@ def make_cache(layers: int, heads: int, head_dim: int, dtype: torch.dtype) -> Te
 
 
 def moved(cache: Tensor, pairs: list[tuple[int, int]]) -> Tensor:
-    """What it should become, one slot after the other."""
+    """Return what it should become, one slot after the other."""
     before = cache.clone()
     result = cache.clone()
     for source, destination in pairs:

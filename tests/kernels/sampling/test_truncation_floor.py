@@ -51,7 +51,7 @@ def rows_of(rows: list[Row], device: torch.device) -> SamplingRows:
 
 @contextmanager
 def poisoned() -> Iterator[None]:
-    """What is allocated here without a value is not a number."""
+    """Fill memory that is allocated here without a value with NaN."""
     torch.use_deterministic_algorithms(True)
     try:
         yield

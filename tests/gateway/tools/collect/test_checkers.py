@@ -1,4 +1,4 @@
-"""What counts as a right answer, and a judge that is busy, wordy or wrong."""
+"""Checkers of answers, and a judge that is busy, wordy or wrong."""
 
 import itertools
 import json

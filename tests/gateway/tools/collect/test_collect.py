@@ -59,7 +59,7 @@ def run(
     plan: CollectPlan | None = None,
     ask: Callable[[str, str | None, str], bool] | None = None,
 ) -> tuple[CollectProgress, list[dict[str, Any]], list[CollectProgress]]:
-    """What is reported at the end, the rows, and what was reported on the way."""
+    """Return what is reported at the end, the rows, and what was reported on the way."""
 
     async def work() -> tuple[CollectProgress, list[CollectProgress]]:
         info = await engine.info()

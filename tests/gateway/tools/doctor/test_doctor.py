@@ -1,4 +1,4 @@
-"""What the doctor finds, and the machine's cores and memory under it."""
+"""Findings of the doctor, and the machine's cores and memory under it."""
 
 import json
 import os
