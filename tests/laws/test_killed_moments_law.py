@@ -29,8 +29,8 @@ from gateway.settings.tree import load_settings
 from gateway.storage import tables
 from gateway.storage.database import Database
 from gateway.tenants.amounts import LimitSpec
+from gateway.tenants.keys import Scopes
 from gateway.tenants.parts import key_store
-from gateway.tenants.principal import Scopes
 from gateway.tenants.records import KeyOrder
 from gateway.upstream.bounds import most_prompt_tokens
 from tests.databases import with_tables
