@@ -160,10 +160,6 @@ class PriceBook:
         rates = self._rates.get(tier, _FREE)
         return not (rates.cost.is_free and rates.charge.is_free)
 
-    def cost_of(self, tier: str) -> TierPriceSettings:
-        """Return our cost of this tier's tokens, in USD per million."""
-        return _price(self._rates.get(tier, _FREE).cost)
-
     def charge_of(self, tier: str) -> TierPriceSettings:
         """Return the client's charge for this tier's tokens, in USD per million."""
         return _price(self._rates.get(tier, _FREE).charge)

@@ -179,11 +179,6 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return (x * cos).addcmul_(x.roll(x.shape[-1] // 2, -1), sin)
 
 
-def apply_rope(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Rotate query [n, num_query_heads, head_dim] and key [n, num_kv_heads, head_dim]."""
-    return rotate(query, cos, sin), rotate(key, cos, sin)
-
-
 def norm_and_rotate_reference(
     heads: Tensor, positions: Tensor, rotary: RotaryTable, *, norm: RmsNorm | None = None
 ) -> Tensor:

@@ -74,15 +74,6 @@ def usual_lengths(
     )
 
 
-def fixed_lengths(num_prompt: int, num_answer: int) -> LengthPairs:
-    """All alike."""
-    return LengthPairs(
-        name=f"{num_prompt} and {num_answer} tokens",
-        prompts=np.array([num_prompt]),
-        answers=np.array([num_answer]),
-    )
-
-
 def measured_lengths(name: str, pairs: Sequence[tuple[int, int]]) -> LengthPairs:
     """Those of requests that were made."""
     prompts, answers = np.array(pairs, dtype=np.int64).reshape(-1, 2).T

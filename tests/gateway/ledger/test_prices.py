@@ -41,7 +41,6 @@ def test_known_prices_cost_what_a_person_reckons() -> None:
     assert prices.is_known("large")
     assert not prices.is_known("small")
     assert prices.charge_of("large").completion == 20
-    assert prices.cost_of("large").cached_prompt == 0.25
 
 
 def test_without_a_charge_clients_pay_what_it_costs() -> None:

@@ -5,7 +5,7 @@ import pytest
 
 from gateway.experiments.statistics.binomial import are_different
 from gateway.experiments.statistics.mixture import log_beta_binomial, prior_requests
-from gateway.experiments.statistics.simulation import (
+from tests.gateway.experiments.statistics.simulation import (
     AttainmentSetup,
     ClusteredSetup,
     MeanSetup,

@@ -35,12 +35,16 @@ from gateway.tools.plan.simulate import (
     TierModel,
 )
 from gateway.tools.plan.simulation_figures import figures
-from gateway.tools.plan.workload import fixed_lengths, measured_lengths, usual_lengths
+from gateway.tools.plan.workload import LengthPairs, measured_lengths, usual_lengths
 
 STEP_S = 0.01
 # Every pass takes 10 ms, however many rows it has.
 FLAT = MeasuredCurve(num_rows=(1, 1000), seconds=(STEP_S, STEP_S))
 TIER = TierModel(curve=FLAT, num_kv_tokens=1000)
+
+
+def alike(num_prompt: int, num_answer: int) -> LengthPairs:
+    return measured_lengths(f"{num_prompt} and {num_answer} tokens", [(num_prompt, num_answer)])
 
 
 def run(
@@ -85,7 +89,7 @@ def test_what_the_weights_leave_is_kv() -> None:
 
 
 def test_users_hold_their_prompt_and_half_their_answer() -> None:
-    lengths = fixed_lengths(80, 40)
+    lengths = alike(80, 40)
     assert lengths.mean_held == 100
     assert users_that_fit(1000, lengths) == 10
     assert users_that_fit(1000, lengths, window=50) == 20
@@ -253,16 +257,14 @@ def test_the_highest_rate_lies_where_the_queue_begins_to_grow() -> None:
     # 10 tokens at 10 ms, two at a time: 20 requests a second at most.
     system = System(large=TIER, max_sequences=2)
     variant = Variant(name="two places", system=system)
-    found = plan(
-        variant, fixed_lengths(1, 10), Goal(ttft_s=0.5), usd_per_hour=3.6, concurrencies=(1, 2, 4)
-    )
+    found = plan(variant, alike(1, 10), Goal(ttft_s=0.5), usd_per_hour=3.6, concurrencies=(1, 2, 4))
     rates = [round(line.figures.requests_per_s, 1) for line in found.lines]
     assert rates == [10.0, 20.0, 20.0]
     assert found.best_rate_per_s is not None
     assert 14 < found.best_rate_per_s < 20.5
     # 0.001 USD a second, 100 tokens a second.
     assert found.lines[0].usd_per_million == pytest.approx(10.0)
-    hopeless = plan(variant, fixed_lengths(1, 10), Goal(ttft_s=0.001), concurrencies=(1,))
+    hopeless = plan(variant, alike(1, 10), Goal(ttft_s=0.001), concurrencies=(1,))
     assert (hopeless.best_rate_per_s, hopeless.best) == (None, None)
 
 
