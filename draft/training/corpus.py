@@ -228,4 +228,6 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     """Read what save_tokenizer or a published folder holds."""
-    return cast(PreTrainedTokenizerFast, AutoTokenizer.from_pretrained(folder))
+    return cast(
+        PreTrainedTokenizerFast, AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    )

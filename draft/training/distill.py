@@ -128,7 +128,7 @@ def fresh_drafter(
     large: Path, *, num_layers: int | None, hidden_size: int | None, seed: int
 ) -> LlamaForCausalLM:
     """An untrained Llama with the large model's vocabulary, context and special tokens."""
-    config: Any = AutoConfig.from_pretrained(large)
+    config: Any = AutoConfig.from_pretrained(large, trust_remote_code=False)
     return build_llama(
         default_shape(config, num_layers=num_layers, hidden_size=hidden_size),
         vocab_size=config.vocab_size,

@@ -155,7 +155,7 @@ def train_drafter(
     """
     rows = read_prompts(job.data)
     folder = resolve_checkpoint(job.large)
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     model = _initial_model(job, folder, tokenizer)
     prompts = render_prompts(rows, tokenizer)
     given = None
@@ -211,7 +211,7 @@ def _initial_model(job: DrafterJob, large: Path, tokenizer: Any) -> PreTrainedMo
             "--layers and --width are for a new drafter; one that starts from --small has its size"
         )
     small = resolve_checkpoint(job.small)
-    own: Any = AutoTokenizer.from_pretrained(small)
+    own: Any = AutoTokenizer.from_pretrained(small, trust_remote_code=False)
     difference = describe_difference(tokenizer.get_vocab(), own.get_vocab())
     if difference is not None:
         raise DistillError(

@@ -253,7 +253,7 @@ def publish_folder(
 def load_model(folder: Path, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
     """A published model in evaluation mode, with the attention that build_llama chose."""
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype, attn_implementation="eager"
+        folder, dtype=dtype, attn_implementation="eager", trust_remote_code=False
     )
     place(model, device=device)
     torch.nn.Module.eval(model)

@@ -1,13 +1,20 @@
 """A decoder's description: its shape, and how its layers are built."""
 
+import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 from engine.errors import UnsupportedModelError
 from kernels.experts.grouped_mlp import GateKind
 from kernels.experts.route import RoutingRule
 from kernels.layers.gated_mul import Activation
 from kernels.layers.rope import RopeConfig
+
+_SIZES: Final = (
+    *("hidden_size", "num_query_heads", "num_kv_heads", "head_dim", "intermediate_size"),
+    *("vocab_size", "max_position_embeddings"),
+)
+_MAX_SIZE: Final = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +132,16 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         """Raise UnsupportedModelError for shapes that make no sense."""
+        for name in _SIZES:
+            size = getattr(self, name)
+            if type(size) is not int or not 1 <= size <= _MAX_SIZE:
+                raise UnsupportedModelError(
+                    f"{self.model_id}: {name} = {size!r} is not a size from 1 to {_MAX_SIZE}."
+                )
+        if not (isinstance(self.norm_eps, int | float) and 0.0 <= self.norm_eps < math.inf):
+            raise UnsupportedModelError(
+                f"{self.model_id}: norm_eps = {self.norm_eps!r} is not a number from 0 up."
+            )
         if self.num_query_heads % self.num_kv_heads:
             raise UnsupportedModelError(
                 f"{self.model_id}: {self.num_query_heads} query heads cannot be shared out over "

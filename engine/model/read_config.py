@@ -33,6 +33,11 @@ _SUPPORTED: Final = (
     f"Supported are {', '.join(FAMILIES)}, and through transformers most of its other decoders, "
     "with unquantised safetensors weights (bfloat16, float16 or float32)."
 )
+_LAYER_COUNTS: Final = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
+_MAX_LAYERS: Final = 1000
+"""Far above any model's: what reads a config makes something of each layer."""
+_WRONG_VALUES: Final = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError)
+"""What code raises that computes with values of other types or sizes than it expects."""
 _MODEL_TYPES: Final = {
     "LlamaForCausalLM": "llama",
     "Qwen2ForCausalLM": "qwen2",
@@ -65,8 +70,8 @@ def describe(model_id: str, architecture: str, config: Any) -> ModelConfig:
     source = ConfigSource(model_id=model_id, architecture=architecture, config=config)
     try:
         return FAMILIES[architecture](source)
-    except ValueError as error:
-        raise UnsupportedModelError(f"{model_id}: {error}") from error
+    except _WRONG_VALUES as error:
+        raise UnsupportedModelError(f"{model_id}: config.json: {error}") from error
 
 
 def _raw_config(model_id: str) -> dict[str, Any]:
@@ -91,6 +96,7 @@ def _is_complete(raw: Mapping[str, Any]) -> bool:
         raw.get("model_type") == _MODEL_TYPES.get(raw["architectures"][0], "")
         and not raw.get("use_sliding_window")
         and all(type(raw.get(name, ...)) in types for name, types in _NAMED.items())
+        and raw["num_attention_heads"] > 0
         and not raw["hidden_size"] % raw["num_attention_heads"]
         and not {"rope_theta", "rope_scaling"} & raw.keys()
         and {"rope_type", "rope_theta"} <= raw["rope_parameters"].keys()
@@ -103,8 +109,9 @@ def _transformers_config(model_id: str) -> Any:
     from transformers import AutoConfig
 
     try:
-        return AutoConfig.from_pretrained(model_id)
-    except (OSError, ValueError, KeyError) as error:
+        # Otherwise it would ask on a terminal for leave to run the checkpoint's code.
+        return AutoConfig.from_pretrained(model_id, trust_remote_code=False)
+    except Exception as error:  # each configuration of transformers has checks of its own
         raise UnsupportedModelError(f"{model_id}: config.json is broken: {error}") from error
 
 
@@ -123,15 +130,25 @@ def _raw_transformers_config(model_id: str) -> dict[str, Any]:
 
 
 def _refuse_unsupported(model_id: str, raw: dict[str, Any]) -> None:
-    architectures = raw.get("architectures") or []
-    if not architectures:
+    architectures = raw.get("architectures")
+    if not isinstance(architectures, list) or not (
+        architectures and isinstance(architectures[0], str)
+    ):
         raise UnsupportedModelError(
             f"{model_id} is of type {raw.get('model_type', 'unknown')}, without architectures in "
             f"config.json, which the engine cannot run. {_SUPPORTED}"
         )
     quantization = raw.get("quantization_config") or raw.get("compression_config")
     if quantization:
-        method = quantization.get("quant_method") or quantization.get("format") or "unknown"
+        options = quantization if isinstance(quantization, dict) else {}
+        method = options.get("quant_method") or options.get("format") or "unknown"
         raise UnsupportedModelError(
             f"{model_id} is quantised ({method}), which the engine cannot run. {_SUPPORTED}"
         )
+    for name in _LAYER_COUNTS:
+        count = raw.get(name)
+        if isinstance(count, int) and count > _MAX_LAYERS:
+            raise UnsupportedModelError(
+                f"{model_id}: config.json has {name} = {count}; at most {_MAX_LAYERS} layers can "
+                "be read."
+            )

@@ -308,10 +308,9 @@ def _read(folder: Path, *, dtype: torch.dtype, device: torch.device) -> PreTrain
                 output_loading_info=True,
             )
             model, found = read
-        except (OSError, ValueError, RuntimeError, KeyError) as error:
-            raise UnsupportedModelError(
-                f"{folder} cannot be read: {str(error).splitlines()[0][:300]}"
-            ) from error
+        except Exception as error:  # of transformers, safetensors and torch
+            reason = str(error).partition("\n")[0][:300] or type(error).__name__
+            raise UnsupportedModelError(f"{folder} cannot be read: {reason}") from error
     for kind in ("missing", "mismatched", "unexpected"):
         names = sorted(str(_name(each)) for each in found.get(f"{kind}_keys", ()))
         if names:

@@ -133,7 +133,7 @@ def describe_by_probe(model_id: str, raw: dict[str, Any]) -> ModelConfig:
         calls, num_parameters = _probe(config)
         description = _description(model_id, architecture, config, calls)
         return replace(description, num_parameters=num_parameters)
-    except _CannotRunError as error:
+    except (_CannotRunError, ValueError, TypeError, OverflowError) as error:
         raise UnsupportedModelError(
             f"{model_id} is {architecture}, which the engine cannot run: {error}"
         ) from error

@@ -1,6 +1,5 @@
 """Read a checkpoint's tensors one by one, from safetensors files on disk."""
 
-import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from engine.errors import UnsupportedModelError
+from engine.model.checkpoint_files import read_object
 from engine.model.families.text_parts import HEADS, PREFIXES
 from engine.model.fingerprint import checkpoint_fingerprint
 
@@ -179,12 +179,26 @@ def _open(path: Path) -> Any:
         raise UnsupportedModelError(f"{path} cannot be read: {error}") from error
 
 
+def _file_names(index: Path) -> dict[str, str]:
+    """File name of each tensor name, as an index has them: of files beside it, not of others."""
+    file_of = (read_object(index) or {}).get("weight_map")
+    if not isinstance(file_of, dict):
+        raise UnsupportedModelError(f"{index} has no object weight_map.")
+    for name in file_of.values():
+        is_file = isinstance(name, str) and name.endswith(".safetensors")
+        if not is_file or Path(name).name != name:
+            raise UnsupportedModelError(
+                f"{index} names {str(name)[:200]!r}; it has to be a *.safetensors beside it."
+            )
+    return file_of
+
+
 def _locate_tensors(folder: Path) -> dict[str, str]:
     """File name of each tensor name."""
     index = folder / "model.safetensors.index.json"
     single = folder / "model.safetensors"
     if index.is_file():
-        file_of: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        file_of = _file_names(index)
         absent = sorted({name for name in file_of.values() if not (folder / name).is_file()})
         if absent:
             raise UnsupportedModelError(

@@ -76,7 +76,10 @@ def load_tokenizer(path_or_id: str | Path) -> "PlainTokenizer | PreTrainedTokeni
         return plain
     from transformers import AutoTokenizer
 
-    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(path_or_id))
+    # Otherwise it would ask on a terminal for leave to run the checkpoint's code.
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+        str(path_or_id), trust_remote_code=False
+    )
     return tokenizer
 
 

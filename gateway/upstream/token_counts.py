@@ -37,7 +37,8 @@ class TokenCounter:
         from transformers import AutoTokenizer
 
         folder = Path(path).expanduser()
-        return cls(AutoTokenizer.from_pretrained(str(folder) if folder.is_dir() else path))
+        name = str(folder) if folder.is_dir() else path
+        return cls(AutoTokenizer.from_pretrained(name, trust_remote_code=False))
 
     def count_text(self, text: str) -> int:
         """Count the tokens of a piece of an answer, without special tokens."""

@@ -250,7 +250,7 @@ def tune(  # noqa: PLR0913 - a flag each
         model = read_model_config(large)
         traffic = sample_traffic(
             read_prompts(_found(data))[:prompts],
-            AutoTokenizer.from_pretrained(large),
+            AutoTokenizer.from_pretrained(large, trust_remote_code=False),
             SamplingParams(
                 max_tokens=max_tokens,
                 temperature=temperature,
