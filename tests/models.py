@@ -204,7 +204,14 @@ _LAW_QUICK = {
     *("cohere2", "gemma2", "gpt-oss", "gpt_neox"),
     *("llama3", "qwen2-mixed-windows", "qwen2-moe", "qwen3"),
 }
-_THROUGH_TRANSFORMERS = ("deepseek_v3", "gpt_neox", "llama4_text", "phimoe", "starcoder2")
+_THROUGH_TRANSFORMERS = (
+    "deepseek_v3",
+    "gemma4_text",
+    "gpt_neox",
+    "llama4_text",
+    "phimoe",
+    "starcoder2",
+)
 LAW_ARCHITECTURES = [
     pytest.param(name, marks=[] if name in _LAW_QUICK else [pytest.mark.slow])
     for name in sorted({*HF_CONFIGS, *_THROUGH_TRANSFORMERS} - {"phi3-long"})

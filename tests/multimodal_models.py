@@ -3,8 +3,10 @@
 from typing import Any, Final
 
 import torch
-from transformers import AutoModelForImageTextToText, PreTrainedModel
+from transformers import AutoModelForImageTextToText, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from tests.transformers_models import tiny_config
 
 _TEXT: Final[dict[str, Any]] = {
     "vocab_size": 131,
@@ -38,8 +40,29 @@ _VISION: Final[dict[str, Any]] = {
 }
 
 
+# Of those that run through transformers.
+_TEXT_TYPES: Final = {
+    "gemma4": "gemma4_text",
+    "gemma4_unified": "gemma4_unified_text",
+    "llama4": "llama4_text",
+}
+
+
 def make_multimodal_model(model_type: str, *, seed: int = 0) -> PreTrainedModel:
     """A model of this type in float32 with random weights."""
+    config = _through_transformers(model_type) if model_type in _TEXT_TYPES else _native(model_type)
+    torch.manual_seed(seed)
+    model = AutoModelForImageTextToText.from_config(config, attn_implementation="eager")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name:  # ones otherwise, which hide a missing weight
+                parameter.uniform_(0.5, 1.5)
+            elif name.endswith("bias"):
+                parameter.normal_(std=0.2)
+    return model.eval()
+
+
+def _native(model_type: str) -> PreTrainedConfig:
     make_config = CONFIG_MAPPING[model_type]
     default = make_config()
     text, vision = default.get_text_config().to_dict(), default.vision_config.to_dict()
@@ -53,7 +76,7 @@ def make_multimodal_model(model_type: str, *, seed: int = 0) -> PreTrainedModel:
     rope = text.get("rope_parameters")
     if model_type.startswith("qwen"):
         rope = {**rope, "mrope_section": [4, 2, 2]}  # sums up to half a head
-    config = make_config(
+    return make_config(
         text_config={
             "model_type": text["model_type"],
             "rope_parameters": rope,
@@ -61,12 +84,13 @@ def make_multimodal_model(model_type: str, *, seed: int = 0) -> PreTrainedModel:
         },
         vision_config={"model_type": vision["model_type"], **sides, **lists},
     )
-    torch.manual_seed(seed)
-    model = AutoModelForImageTextToText.from_config(config, attn_implementation="eager")
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "norm" in name:  # ones otherwise, which hide a missing weight
-                parameter.uniform_(0.5, 1.5)
-            elif name.endswith("bias"):
-                parameter.normal_(std=0.2)
-    return model.eval()
+
+
+def _through_transformers(model_type: str) -> PreTrainedConfig:
+    text = tiny_config(_TEXT_TYPES[model_type]).to_dict()
+    if model_type == "llama4":
+        sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+        sizes |= {"intermediate_size": 64, "vision_output_dim": 32, "image_size": 28}
+        sizes |= {"projector_input_dim": 32, "projector_output_dim": 32}
+        return CONFIG_MAPPING[model_type](text_config=text, vision_config=sizes)
+    return CONFIG_MAPPING[model_type](text_config=text)

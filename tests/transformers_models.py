@@ -50,6 +50,8 @@ _OWN: Final[dict[str, dict[str, Any]]] = {
     "gemma4_assistant": {
         "text_config": {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}
     },
+    "gemma4_text": {"sliding_window": 7, "global_head_dim": 32, "vocab_size_per_layer_input": 131},
+    "gemma4_unified_text": {"sliding_window": 7, "global_head_dim": 32},
     "gemma3n_text": {"num_kv_shared_layers": 0, "vocab_size_per_layer_input": 131},
     "hrm_text": {"initializer_range": 0.02},  # its rounds would multiply rounding
     "lfm2_moe": {"layer_types": ["conv", "conv", "full_attention"]},

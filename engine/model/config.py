@@ -82,6 +82,15 @@ class ExpertsConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeadShape:
+    """The heads of a layer."""
+
+    num_query_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """The description of a decoder, which `engine.model.decoder` builds and runs.
 
@@ -98,6 +107,7 @@ class ModelConfig:
     num_query_heads: int
     num_kv_heads: int
     head_dim: int
+    full_heads: HeadShape | None = None  # of the layers without a window, where theirs differ
     intermediate_size: int
     vocab_size: int
     max_position_embeddings: int
@@ -152,6 +162,16 @@ class ModelConfig:
                 f"{self.model_id} has layers with windows of different sizes; the engine has one "
                 "size a model."
             )
+
+    def heads(self, *, windowed: bool) -> HeadShape:
+        """Return the heads of the layers with a window, or of those without."""
+        if self.full_heads is not None and not windowed:
+            return self.full_heads
+        return HeadShape(
+            num_query_heads=self.num_query_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+        )
 
     @property
     def num_layers(self) -> int:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.model.config import ModelConfig
+from engine.model.config import HeadShape, ModelConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,31 +57,30 @@ class KVCache:
         self.block_size = block_size
         self.dtype = dtype
         where = torch.device(device)
-        is_apart = [
-            num_window_blocks is not None and layer.window is not None for layer in config.layers
-        ]
+        is_split = num_window_blocks is not None or config.full_heads is not None
+        is_apart = [is_split and layer.window is not None for layer in config.layers]
 
-        def group(num_layers: int, blocks: int) -> LayerGroup | None:
+        def group(num_layers: int, blocks: int, heads: HeadShape) -> LayerGroup | None:
             if not num_layers:
                 return None
             # Zeros, not garbage: a masked NaN would still poison the weighted sum of values.
-            heads = (num_layers, 2, blocks, block_size, config.num_kv_heads)
+            shape = (num_layers, 2, blocks, block_size, heads.num_kv_heads)
             scales = None
             if is_scaled(dtype):
-                scales = _lazy_zeros(heads, dtype=torch.float32, device=where)
-            tensor = _lazy_zeros((*heads, config.head_dim), dtype=dtype, device=where)
+                scales = _lazy_zeros(shape, dtype=torch.float32, device=where)
+            tensor = _lazy_zeros((*shape, heads.head_dim), dtype=dtype, device=where)
             return LayerGroup(tensor=tensor, scales=scales)
 
-        self.full = group(is_apart.count(False), num_blocks)
-        self.window = group(is_apart.count(True), num_window_blocks or 0)
+        own_blocks = num_blocks if num_window_blocks is None else num_window_blocks
+        self.full = group(is_apart.count(False), num_blocks, config.heads(windowed=not is_split))
+        self.window = group(is_apart.count(True), own_blocks, config.heads(windowed=True))
         self.window_blocks: Tensor | None = None
-        if self.window is not None:
+        if num_window_blocks is not None and self.window is not None:
             self.window_blocks = torch.zeros(num_blocks, dtype=torch.int32, device=where)
         layers = {False: _layers_of(self.full), True: _layers_of(self.window)}
         found = [next(layers[apart]) for apart in is_apart]
         self.layers = tuple(caches for caches, _ in found)
         self.layer_scales = tuple(scales for _, scales in found)
-        self.is_apart = tuple(is_apart)
 
     @property
     def groups(self) -> tuple[LayerGroup, ...]:
@@ -112,13 +111,18 @@ class KVCache:
 
         windowed: over those with a window only, or over those without.
         """
-        num_layers = sum(
-            windowed is None or windowed == (layer.window is not None) for layer in config.layers
-        )
-        head_bytes = config.head_dim * dtype.itemsize
-        if is_scaled(dtype):
-            head_bytes += torch.float32.itemsize
-        return num_layers * 2 * config.num_kv_heads * head_bytes * block_size
+        layers_of = {
+            True: sum(layer.window is not None for layer in config.layers),
+            False: sum(layer.window is None for layer in config.layers),
+        }
+        scale_bytes = torch.float32.itemsize if is_scaled(dtype) else 0
+        total = 0
+        for kind in (True, False):
+            if windowed in (None, kind):
+                heads = config.heads(windowed=kind)
+                head_bytes = heads.head_dim * dtype.itemsize + scale_bytes
+                total += layers_of[kind] * 2 * heads.num_kv_heads * head_bytes * block_size
+        return total
 
 
 _Caches = tuple[Tensor, Tensor]

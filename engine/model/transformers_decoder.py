@@ -6,8 +6,9 @@ together, and it is the engine's: registered with transformers under a name that
 with.
 """
 
+import re
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -19,7 +20,7 @@ from transformers.pytorch_utils import Conv1D
 
 from engine.errors import UnsupportedModelError
 from engine.model.checkpoint_files import read_object
-from engine.model.config import ModelConfig
+from engine.model.config import HeadShape, ModelConfig
 from engine.model.decoder import ForwardOutput
 from engine.model.fingerprint import checkpoint_fingerprint
 from engine.model.kv_cache import KVCache
@@ -29,6 +30,7 @@ from engine.model.transformers_probe import (
     read_transformers_config,
     rows_of_heads,
 )
+from engine.model.weights import required_text_prefix
 from kernels.attention.paged_attention import AttentionBatch, Plan, paged_attention, plan_attention
 from kernels.kv.write_kv import write_kv
 from kernels.layers.row_invariant_linear import make_linear
@@ -112,7 +114,7 @@ class TransformersModel:
         with torch.inference_mode():
             model = cls(
                 config=config,
-                model=_read(folder, dtype=dtype, device=device),
+                model=_read(folder, dtype=dtype, device=device, is_text_part=config.is_text_part),
                 folder=folder,
                 device=device,
             )
@@ -121,14 +123,37 @@ class TransformersModel:
 
     def plan_attention(self, batch: AttentionBatch, *, block_size: int) -> Plan:
         """Plan a pass for this model's heads, windows, dtype and device."""
+        config = self.config
+        differ = config.full_heads is not None
+        plan = self._plan(
+            batch,
+            config.heads(windowed=True),
+            block_size=block_size,
+            window=config.sliding_window,
+            has_full_layers=config.has_mixed_windows and not differ,
+        )
+        if differ:
+            full = self._plan(batch, config.heads(windowed=False), block_size=block_size)
+            plan = replace(plan, full=full)  # type: ignore[arg-type]  # of the same kind
+        return plan
+
+    def _plan(
+        self,
+        batch: AttentionBatch,
+        heads: HeadShape,
+        *,
+        block_size: int,
+        window: int | None = None,
+        has_full_layers: bool = False,
+    ) -> Plan:
         return plan_attention(
             batch,
             block_size=block_size,
-            num_query_heads=self.config.num_query_heads,
-            num_kv_heads=self.config.num_kv_heads,
-            head_dim=self.config.head_dim,
-            sliding_window=self.config.sliding_window,
-            has_full_layers=self.config.has_mixed_windows,
+            num_query_heads=heads.num_query_heads,
+            num_kv_heads=heads.num_kv_heads,
+            head_dim=heads.head_dim,
+            sliding_window=window,
+            has_full_layers=has_full_layers,
             dtype=self.dtype,
             device=self.device,
         )
@@ -291,8 +316,17 @@ AttentionInterface.register(ATTENTION_NAME, _attend)
 # ---- weights ------------------------------------------------------------------------------------
 
 
-def _read(folder: Path, *, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
-    """Read the weights. Raises UnsupportedModelError unless they are what config.json describes."""
+def _read(
+    folder: Path, *, dtype: torch.dtype, device: torch.device, is_text_part: bool
+) -> PreTrainedModel:
+    """Read the weights. Raises UnsupportedModelError unless they are what config.json describes.
+
+    is_text_part: only those of the text model, of a checkpoint that takes images, too.
+    """
+    renamed = {}
+    if is_text_part:
+        prefix = re.escape(required_text_prefix(folder))
+        renamed = {f"^{prefix}": "model.", r"^language_model\.lm_head\.": "lm_head."}
     with quiet_transformers():
         try:
             read: Any = AutoModelForCausalLM.from_pretrained(
@@ -303,6 +337,7 @@ def _read(folder: Path, *, dtype: torch.dtype, device: torch.device) -> PreTrain
                 dtype=dtype,
                 attn_implementation=ATTENTION_NAME,
                 use_safetensors=True,
+                key_mapping=renamed or None,
                 trust_remote_code=False,
                 ignore_mismatched_sizes=True,
                 output_loading_info=True,
@@ -313,6 +348,8 @@ def _read(folder: Path, *, dtype: torch.dtype, device: torch.device) -> PreTrain
             raise UnsupportedModelError(f"{folder} cannot be read: {reason}") from error
     for kind in ("missing", "mismatched", "unexpected"):
         names = sorted(str(_name(each)) for each in found.get(f"{kind}_keys", ()))
+        if is_text_part and kind == "unexpected":
+            names = [name for name in names if _is_of(model, name)]
         if names:
             shown = ", ".join(names[:5]) + (" …" if len(names) > 5 else "")
             raise UnsupportedModelError(
@@ -327,6 +364,12 @@ def _read(folder: Path, *, dtype: torch.dtype, device: torch.device) -> PreTrain
 
 
 _KINDS: Final = {"missing": "missing", "mismatched": "misshapen", "unexpected": "unexpected"}
+
+
+def _is_of(model: PreTrainedModel, name: str) -> bool:
+    """True if a tensor would belong to a module of the model, such as "model.layers"."""
+    first = ".".join(name.split(".")[:2])
+    return any(each == first for each, _ in model.named_modules())
 
 
 def _name(found: object) -> object:

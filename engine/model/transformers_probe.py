@@ -28,7 +28,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from engine.errors import UnsupportedModelError
 from engine.model.checkpoint_files import generation_eos
-from engine.model.config import LayerConfig, ModelConfig
+from engine.model.config import HeadShape, LayerConfig, ModelConfig
+from engine.model.families.text_parts import THROUGH_TRANSFORMERS, text_config
 from kernels.layers.rope import RopeConfig
 
 _PROBE: Final = "outrider_probe"
@@ -57,6 +58,15 @@ class LayerCall:
     key_dim: int
     value_dim: int
     window: int | None
+
+    @property
+    def heads(self) -> HeadShape:
+        """Return the heads; the shorter of keys and values are padded to the other's size."""
+        return HeadShape(
+            num_query_heads=self.num_query_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=max(self.key_dim, self.value_dim),
+        )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -104,6 +114,8 @@ def read_transformers_config(model_id: str, raw: dict[str, Any]) -> PreTrainedCo
             f"{transformers.__version__} cannot read: config.json was written by {written}. "
             f"Install a transformers that has it. ({str(error).splitlines()[0][:200]})"
         ) from error
+    if architecture in THROUGH_TRANSFORMERS:
+        config = text_config(config)
     if config.model_type == "llama4_text":
         _keep_to_first_chunk(config)
     return config
@@ -128,11 +140,13 @@ def describe_by_probe(model_id: str, raw: dict[str, Any]) -> ModelConfig:
     """
     config = read_transformers_config(model_id, raw)
     architecture = (raw.get("architectures") or ["unknown"])[0]
+    is_text_part = architecture in THROUGH_TRANSFORMERS
+    own = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type, "unknown")
     try:
-        _refuse_by_config(architecture, config)
+        _refuse_by_config(own if is_text_part else architecture, config)
         calls, num_parameters = _probe(config)
         description = _description(model_id, architecture, config, calls)
-        return replace(description, num_parameters=num_parameters)
+        return replace(description, num_parameters=num_parameters, is_text_part=is_text_part)
     except (_CannotRunError, ValueError, TypeError, OverflowError) as error:
         raise UnsupportedModelError(
             f"{model_id} is {architecture}, which the engine cannot run: {error}"
@@ -344,33 +358,45 @@ AttentionMaskInterface.register(_PROBE, _note_mask)
 def _description(
     model_id: str, architecture: str, config: PreTrainedConfig, calls: list[LayerCall]
 ) -> ModelConfig:
-    heads = {(each.num_query_heads, each.num_kv_heads) for each in calls}
-    sizes = {max(each.key_dim, each.value_dim) for each in calls}
-    if len(heads) > 1 or len(sizes) > 1:
-        raise _CannotRunError("its layers differ in their heads; the engine has one shape a model.")
-    ((num_query_heads, num_kv_heads),), (head_dim,) = heads, sizes
     positions = _positions(config)
-    rope = RopeConfig(head_dim=head_dim, rotary_dim=0)  # turned by the modules themselves
+    heads, full_heads = _heads(calls)
+    if full_heads is None:
+        calls = [replace(each, window=_useful(each.window, positions)) for each in calls]
+    rope = RopeConfig(head_dim=heads.head_dim, rotary_dim=0)  # turned by the modules themselves
     return ModelConfig(
         model_id=model_id,
         architecture=architecture,
         is_native=False,
         hidden_size=config.hidden_size,
-        num_query_heads=num_query_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
+        num_query_heads=heads.num_query_heads,
+        num_kv_heads=heads.num_kv_heads,
+        head_dim=heads.head_dim,
+        full_heads=full_heads,
         intermediate_size=_inner_size(config),
         vocab_size=config.vocab_size,
         max_position_embeddings=positions,
-        layers=tuple(
-            LayerConfig(rope=rope, window=_useful(each.window, positions)) for each in calls
-        ),
+        layers=tuple(LayerConfig(rope=rope, window=each.window) for each in calls),
         norm_eps=0.0,  # the modules' own
         tie_word_embeddings=bool(getattr(config, "tie_word_embeddings", False)),
         bos_token_id=getattr(config, "bos_token_id", None),
         eos_token_ids=_eos_token_ids(model_id, config),
         dtype=str(getattr(config, "dtype", None) or "float32").removeprefix("torch."),
     )
+
+
+def _heads(calls: list[LayerCall]) -> tuple[HeadShape, HeadShape | None]:
+    """Return the heads of the layers, and of those without a window where theirs differ."""
+    every = {each.heads for each in calls}
+    if len(every) == 1:
+        return every.pop(), None
+    windowed = {each.heads for each in calls if each.window is not None}
+    full = {each.heads for each in calls if each.window is None}
+    if len(windowed) != 1 or len(full) != 1:
+        raise _CannotRunError(
+            "its layers differ in their heads; the engine has one shape for layers with a window "
+            "and one for those without."
+        )
+    return windowed.pop(), full.pop()
 
 
 def _inner_size(config: PreTrainedConfig) -> int:

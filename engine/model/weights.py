@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engine.errors import UnsupportedModelError
 from engine.model.checkpoint_files import read_object
-from engine.model.families.text_parts import HEADS, PREFIXES
+from engine.model.families.text_parts import HEADS, PREFIXES, text_prefix
 from engine.model.fingerprint import checkpoint_fingerprint
 
 ProgressCallback = Callable[[int, int], None]
@@ -145,13 +145,8 @@ class CheckpointReader:
 
     def _keep_text(self) -> None:
         """Give the text model's tensors the names that they have in a checkpoint of their own."""
-        stored, table = self._file_of, "embed_tokens.weight"
-        prefix = next((each for each in PREFIXES if each + table in stored), None)
-        if prefix is None:
-            raise UnsupportedModelError(
-                f"{self._folder} has no text model: none of its tensors is called "
-                f"{' or '.join(each + table for each in PREFIXES[:2])}."
-            )
+        stored = self._file_of
+        prefix = required_text_prefix(self._folder, stored)
         self._name_in_file = {
             "model." + name.removeprefix(prefix): name for name in stored if name.startswith(prefix)
         }
@@ -170,6 +165,21 @@ class CheckpointReader:
         if self._open_file is not None:
             self._open_file.__exit__(None, None, None)
         self._open_file, self._open_name, self._open_bytes = None, None, 0
+
+
+def required_text_prefix(folder: Path, names: Iterable[str] | None = None) -> str:
+    """Return what stands before the names of a checkpoint's text model.
+
+    names: of its tensors, read from the files where they are not given. Raises
+    UnsupportedModelError for a checkpoint without a text model.
+    """
+    prefix = text_prefix(_locate_tensors(folder) if names is None else names)
+    if prefix is None:
+        shown = " or ".join(each + "embed_tokens.weight" for each in PREFIXES[:2])
+        raise UnsupportedModelError(
+            f"{folder} has no text model: none of its tensors is called {shown}."
+        )
+    return prefix
 
 
 def _open(path: Path) -> Any:

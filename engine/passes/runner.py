@@ -124,7 +124,10 @@ class ModelRunner:
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks, all layers: (source, destination) pairs."""
         if pairs:
-            self._move_in(self.kv_cache.full, *self._upload_pairs(self._slots_of_blocks(pairs)))
+            slots = self._upload_pairs(self._slots_of_blocks(pairs))
+            self._move_in(self.kv_cache.full, *slots)
+            if self.pool.window is None:
+                self._move_in(self.kv_cache.window, *slots)
         self._settle_window()
 
     def move_slots(self, source_slots: list[int], destination_slots: list[int]) -> None:
@@ -192,7 +195,7 @@ class ModelRunner:
         """
         self._clock.start()
         self._settle_window()
-        if self._graphs is not None or uses_triton(self.device):
+        if self._graphs is not None or self._is_staged:
             staged = self._buffers.stage(slices, device_rows)
             output = self._run_staged(staged)
             self._clock.stop(
@@ -208,6 +211,11 @@ class ModelRunner:
             output = _with_padding(output, real, device_rows.total_rows)
         self._clock.stop(len(rows.token_ids), len(rows.logit_rows), rows.mean_context())
         return output
+
+    @property
+    def _is_staged(self) -> bool:
+        """True if plans lie on the device; there they have one shape of heads."""
+        return uses_triton(self.device) and self.model.config.full_heads is None
 
     def _run_flat(self, rows: FlatRows) -> PassOutput:
         """A pass that is planned on the host."""

@@ -33,6 +33,7 @@ WINDOW_BLOCKS = 66
         "gemma2",
         pytest.param("mistral", marks=pytest.mark.slow),  # all layers have a window
         pytest.param("gpt-oss", marks=pytest.mark.slow),
+        pytest.param("gemma4_text", marks=pytest.mark.slow),  # whose layers differ in their heads
         pytest.param("starcoder2", marks=pytest.mark.slow),  # through transformers
     ],
 )

@@ -1,7 +1,7 @@
 """Checkpoints that take images, too: their text model is one of the families, and is served."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 # By the model_type of their text_config. Rotations by time, height and width (Qwen VL) are the
@@ -30,6 +30,12 @@ ARCHITECTURES: Final = (
     "Qwen3VLForConditionalGeneration",
     "SmolVLMForConditionalGeneration",
 )
+# Those whose text model transformers' modules run.
+THROUGH_TRANSFORMERS: Final = (
+    "Gemma4ForConditionalGeneration",
+    "Gemma4UnifiedForConditionalGeneration",
+    "Llama4ForConditionalGeneration",
+)
 # Where checkpoints keep the text model's tensors; the first are transformers 5's names.
 PREFIXES: Final = ("model.language_model.", "language_model.model.", "model.text_model.", "model.")
 HEADS: Final = ("lm_head.weight", "language_model.lm_head.weight")
@@ -41,6 +47,12 @@ def family_of_text(architecture: str, raw: Mapping[str, Any]) -> str | None:
     if architecture not in ARCHITECTURES or not isinstance(text, Mapping):
         return None
     return _FAMILY_OF_TEXT.get(str(text.get("model_type")))
+
+
+def text_prefix(names: Iterable[str]) -> str | None:
+    """Return what stands before the names of a text model's tensors; None without one."""
+    found = set(names)
+    return next((each for each in PREFIXES if each + "embed_tokens.weight" in found), None)
 
 
 def text_config(config: Any) -> Any:

@@ -81,7 +81,7 @@ def survey(model_type: str) -> Surveyed:
 
 
 def _outcome(model_type: str, architecture: str, folder: Path) -> tuple[Outcome, str]:
-    if architecture in text_parts.ARCHITECTURES:
+    if architecture in (*text_parts.ARCHITECTURES, *text_parts.THROUGH_TRANSFORMERS):
         reference = make_multimodal_model(model_type)
     else:
         config = tiny_config(model_type)

@@ -38,6 +38,16 @@ def test_the_text_model_gives_transformers_logits(model_type: str, tmp_path: Pat
     assert largest_difference(load_model(str(tmp_path)), reference) < 1e-4
 
 
+@pytest.mark.parametrize("model_type", ["gemma4", "gemma4_unified", "llama4"])
+def test_others_run_through_transformers(model_type: str, tmp_path: Path) -> None:
+    reference = make_multimodal_model(model_type)
+    reference.save_pretrained(tmp_path)
+    config = read_model_config(tmp_path)
+    assert config.architecture == type(reference).__name__
+    assert not config.is_native
+    assert largest_difference(load_model(str(tmp_path)), reference) < 1e-4
+
+
 def test_every_architecture_of_the_table_is_tested() -> None:
     tested = {getattr(each, "values", (each,))[0] for each in MODEL_TYPES}
     assert len(tested) == len(ARCHITECTURES)
