@@ -1,16 +1,11 @@
 """/admin/experiments over HTTP."""
 
-import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-import schemathesis
-from pydantic.json_schema import models_json_schema
-from schemathesis.config import SchemathesisConfig
-from schemathesis.engine import Status, events, from_schema
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
@@ -33,6 +28,7 @@ from gateway.schema.errors import ErrorResponse
 from gateway.tenants.keys import ANONYMOUS, Principal
 from tests.gateway.edge.reading import read_small_body
 from tests.gateway.experiments.making import SECRET, spec, user
+from tests.gateway.route_fuzzing import document_of, fuzz_routes
 from tests.gateway.tenants.world import ADMIN_TOKEN, World
 
 BOSS = {"authorization": f"Bearer {ADMIN_TOKEN}"}
@@ -220,71 +216,19 @@ def test_only_administrators_reach_existing_experiments(http: TestClient) -> Non
     assert len(http.get("/admin/experiments").json()["data"]) == 1
 
 
-def document() -> dict[str, Any]:
-    """The routes' OpenAPI document, as an application would make it."""
-    _, definitions = models_json_schema(
-        [*((model, "validation") for model in EXPERIMENT_MODELS), (ErrorResponse, "validation")],
-        ref_template="#/components/schemas/{model}",
-    )
-    paths: dict[str, Any] = {}
-    for route in EXPERIMENT_ROUTES:
-        paths.setdefault(route.path, {})[route.method.lower()] = route.operation
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": "admin", "version": "1"},
-        "paths": paths,
-        "components": {"schemas": definitions["$defs"]},
-    }
-
-
 @pytest.mark.long
 def test_the_description_is_true(lab: Lab) -> None:
     """schemathesis finds no 5xx and nothing that is not described."""
     lab.experiments.store.create("known", spec())
-    described = json.loads(json.dumps(document()))
-    for path in described["paths"].values():
-        for operation in path.values():
-            for parameter in operation["parameters"]:
-                if parameter["name"] == "experiment":
-                    parameter["schema"] = {"enum": ["known", "nobody"]}
-    config = SchemathesisConfig.from_dict(
-        {
-            "seed": 1,
-            "headers": BOSS,
-            "generation": {"max-examples": 8},
-            "phases": {
-                "coverage": {"enabled": True},
-                "fuzzing": {"enabled": True},
-                "examples": {"enabled": False},
-                "stateful": {"enabled": False},
-            },
-        }
+    found = fuzz_routes(
+        lab.app(),
+        document_of(EXPERIMENT_ROUTES, EXPERIMENT_MODELS),
+        headers=BOSS,
+        known={"experiment": ["known", "nobody"]},
+        # Starlette's; each of these routes knows its own method only. And no schema can say that
+        # weights add up, or that the control is one of the arms.
+        is_excused=lambda check: check in {"allow_header_conformance", "positive_data_acceptance"},
     )
-    app = lab.app()
-
-    async def document_of(_: Request) -> Response:
-        return Response(json.dumps(described), media_type="application/json")
-
-    app.router.routes.append(Route("/openapi.json", document_of))
-    schema = schemathesis.openapi.from_asgi("/openapi.json", app, config=config)
-    failures: list[Any] = []
-    statuses: list[int] = []
-    for event in from_schema(schema).execute():
-        assert not isinstance(event, events.NonFatalError | events.FatalError), event
-        if not isinstance(event, events.ScenarioFinished):
-            continue
-        for case_id, checks in event.recorder.checks.items():
-            response = event.recorder.interactions[case_id].response
-            assert response is not None
-            statuses.append(response.status_code)
-            failures += [
-                (check.name, check.failure_info, response.request.body, response.content[:300])
-                for check in checks
-                if check.status is Status.FAILURE
-                # Starlette's; each of these routes knows its own method only. And no schema can
-                # say that weights add up, or that the control is one of the arms.
-                and check.name not in {"allow_header_conformance", "positive_data_acceptance"}
-            ]
     lab.world.database.close()
-    assert failures == []
-    assert {200, 400, 404} <= set(statuses)
+    assert found.failures == []
+    assert {200, 400, 404} <= set(found.statuses)

@@ -1,6 +1,5 @@
 """/admin/keys and /admin/teams over HTTP."""
 
-import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -8,10 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import schemathesis
-from pydantic.json_schema import models_json_schema
-from schemathesis.config import SchemathesisConfig
-from schemathesis.engine import Status, events, from_schema
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
@@ -30,6 +25,7 @@ from gateway.tenants.keys import Principal, Scopes, id_in
 from gateway.tenants.parts import open_parts
 from gateway.tenants.records import KeyOrder
 from tests.gateway.edge.reading import read_small_body
+from tests.gateway.route_fuzzing import document_of, fuzz_routes
 from tests.gateway.tenants.world import ADMIN_TOKEN, World
 
 BOSS = {"authorization": f"Bearer {ADMIN_TOKEN}"}
@@ -308,71 +304,21 @@ def test_without_a_database_there_is_nothing_to_administrate(world: World) -> No
         assert error_of(client.get("/admin/keys"), 404)["code"] == "no_database"
 
 
-def document() -> dict[str, Any]:
-    """The OpenAPI document of the routes alone."""
-    models = [(model, "validation") for model in (*ADMIN_MODELS, ErrorResponse)]
-    _, definitions = models_json_schema(models, ref_template="#/components/schemas/{model}")
-    paths: dict[str, Any] = {}
-    for route in ADMIN_ROUTES:
-        paths.setdefault(route.path, {})[route.method.lower()] = route.operation
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": "admin", "version": "1"},
-        "paths": paths,
-        "components": {"schemas": definitions["$defs"]},
-    }
-
-
 @pytest.mark.long
 def test_the_description_is_true(world: World) -> None:
     """schemathesis finds no 5xx and nothing that is not described."""
     assert isinstance(world.store, KeyStore)
     key = world.store.create(KeyOrder(name="known")).record
-    described = json.loads(json.dumps(document()))
-    for path in described["paths"].values():
-        for operation in path.values():
-            for parameter in operation["parameters"]:
-                if parameter["name"] == "key_id":
-                    parameter["schema"] = {"enum": [key.key_id, "zzzzzzzz", "x"]}
-    config = SchemathesisConfig.from_dict(
-        {
-            "seed": 1,
-            "headers": BOSS,
-            "generation": {"max-examples": 8},
-            "phases": {
-                "coverage": {"enabled": True},
-                "fuzzing": {"enabled": True},
-                "examples": {"enabled": False},
-                "stateful": {"enabled": False},
-            },
-        }
+    found = fuzz_routes(
+        app_of(world),
+        document_of(ADMIN_ROUTES, ADMIN_MODELS),
+        headers=BOSS,
+        known={"key_id": [key.key_id, "zzzzzzzz", "x"]},
+        # Starlette's; each of these routes knows its own method only.
+        is_excused=lambda check: check == "allow_header_conformance",
     )
-    app = app_of(world)
-
-    async def document_of(_: Request) -> Response:
-        return Response(json.dumps(described), media_type="application/json")
-
-    app.router.routes.append(Route("/openapi.json", document_of))
-    schema = schemathesis.openapi.from_asgi("/openapi.json", app, config=config)
-    failures: list[Any] = []
-    statuses: list[int] = []
-    for event in from_schema(schema).execute():
-        assert not isinstance(event, events.NonFatalError | events.FatalError), event
-        if not isinstance(event, events.ScenarioFinished):
-            continue
-        for case_id, checks in event.recorder.checks.items():
-            response = event.recorder.interactions[case_id].response
-            assert response is not None
-            statuses.append(response.status_code)
-            failures += [
-                (check.name, check.failure_info, response.request.body, response.content[:300])
-                for check in checks
-                if check.status is Status.FAILURE
-                # Starlette's; each of these routes knows its own method only.
-                and check.name != "allow_header_conformance"
-            ]
     world.database.close()
-    assert failures == []
-    assert statuses.count(200) > 50
-    assert statuses.count(400) > 50
-    assert not any(status >= 500 for status in statuses)
+    assert found.failures == []
+    assert found.statuses.count(200) > 50
+    assert found.statuses.count(400) > 50
+    assert not any(status >= 500 for status in found.statuses)
