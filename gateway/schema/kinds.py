@@ -17,3 +17,17 @@ ModelCapability = Capability | Literal["structured_outputs", "reasoning"]
 ServerKind = Literal[
     "openai", "outrider", "vllm", "sglang", "tgi", "tensorrt_llm", "llama_cpp", "anthropic"
 ]
+
+ToolFormatName = Literal[
+    "hermes",
+    "llama3",
+    "mistral",
+    "mistral11",
+    "granite",
+    "phi4",
+    "cohere",
+    "deepseek",
+    "qwen3_coder",
+    "glm45",
+]
+"""Formats in which models write tool calls."""

@@ -8,6 +8,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from pydantic_settings import NoDecode
 
 from engine.request import SOURCES, Source
+from gateway.schema.kinds import ToolFormatName
 from router.words import CascadeMode
 
 NONE = "none"
@@ -78,19 +79,7 @@ class ModelSettings(Section):
     large one; "none" for no such tier."""
     router: Path | None = None
     """Folder of a trained router. A router fits one pair of models."""
-    tool_format: Literal[
-        "auto",
-        "hermes",
-        "llama3",
-        "mistral",
-        "mistral11",
-        "granite",
-        "phi4",
-        "cohere",
-        "deepseek",
-        "qwen3_coder",
-        "glm45",
-    ] = "auto"
+    tool_format: Literal["auto", ToolFormatName] = "auto"
     """Format of the models' tool calls; auto: taken from their chat templates."""
 
     @property

@@ -17,6 +17,7 @@ from engine.errors import PromptTooLongError, UnsupportedModelError
 from engine.model.checkpoint_files import generation_eos
 from gateway.errors.tree import BadRequestError
 from gateway.schema.chat import AssistantMessage, InputMessage, Message, ToolMessage, join_parts
+from gateway.schema.kinds import ToolFormatName
 from gateway.schema.parsing import JsonBounds, check_json_bounds
 from gateway.schema.template_variables import read_variables, reserved_variables
 from gateway.schema.tools import Tool
@@ -28,9 +29,9 @@ from gateway.text.detokenizer import (
     build_table,
 )
 from gateway.text.plain_tokenizer import PlainTokenizer, load_tokenizer
-from gateway.text.prompt_work import INLINE_CHARS, UNBOUNDED, PromptWork
+from gateway.text.prompt_work import INLINE_CHARS, UNBOUNDED, PromptWork, template_chars
 from gateway.text.thinking import OPEN_TAG, check_thinking_ended
-from gateway.text.tool_formats import ToolDialect, ToolFormatName, find_dialect
+from gateway.text.tool_formats import ToolDialect, find_dialect
 from gateway.text.tool_prompt import template_call_id, template_calls, template_tools, write_out
 
 if TYPE_CHECKING:
@@ -43,8 +44,6 @@ final_message: the last message is an answer that is left open."""
 # Ordinary text has two to six characters a token: the first eight for each tell if it is too long.
 _PROBE_CHARS_PER_TOKEN: Final = 8
 _MAX_CUT_TOKENS: Final = 256
-_CHARS_PER_MESSAGE: Final = 64
-"""The characters that a template's work on one message or call counts as, beside its text."""
 # The errors that templates and their filters raise on unexpected messages or variables.
 _TEMPLATE_ERRORS: Final = (
     jinja2.TemplateError,
@@ -177,8 +176,7 @@ class ChatTokenizer:
                     variables["tools"] = described
             return self._render(conversation, variables, end, work)
 
-        num_chars = sum(map(_size_chars, messages)) + sum(map(_tool_chars, tools))
-        return await work.run(num_chars, rendered)
+        return await work.run(template_chars(messages, tools), rendered)
 
     async def encode(self, text: str, work: PromptWork = UNBOUNDED) -> Prompt:
         """Encode plain text, with the tokens that the tokenizer puts around it (BOS)."""
@@ -340,20 +338,6 @@ class ChatTokenizer:
         return any(map(self._special.search, texts))
 
 
-def _size_chars(message: Message) -> int:
-    """Estimate cheaply the characters that a template writes for a message."""
-    content = message.content
-    if isinstance(content, str):
-        num_chars = len(content)
-    else:
-        num_chars = sum(len(part.text) + _CHARS_PER_MESSAGE for part in content or ())
-    if isinstance(message, AssistantMessage):
-        num_chars += len(message.reasoning_content or "")
-        calls = message.tool_calls or ()
-        num_chars += sum(len(call.function.arguments) + _CHARS_PER_MESSAGE for call in calls)
-    return num_chars + _CHARS_PER_MESSAGE
-
-
 def _is_of_tools(message: Message) -> bool:
     """Return whether a message calls tools, or holds a tool's result."""
     if isinstance(message, AssistantMessage):
@@ -373,11 +357,6 @@ def _check_arguments(messages: Sequence[Message], bounds: JsonBounds) -> None:
         for call in message.tool_calls or ()
     ]
     check_json_bounds("".join(texts).encode("utf-8", "replace"), bounds)
-
-
-def _tool_chars(tool: Tool) -> int:
-    function = tool.function
-    return len(function.description or "") + len(str(function.parameters)) + _CHARS_PER_MESSAGE
 
 
 def _strings(value: Any) -> tuple[list[str], list[str]]:

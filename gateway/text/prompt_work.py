@@ -8,18 +8,22 @@ another's by one at most.
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from gateway.errors.tree import BadRequestError, PromptQueueFullError
+from gateway.schema.chat import AssistantMessage, Message
 from gateway.schema.parsing import JsonBounds
+from gateway.schema.tools import Tool
 
 # Below this a prompt is built within about a millisecond: less than a hop to a thread may cost.
 INLINE_CHARS: Final = 4096
 # From here on a prompt takes tens of milliseconds and megabytes of memory.
 LONG_CHARS: Final = 65_536
+_CHARS_PER_MESSAGE: Final = 64
+"""The characters that a template's work on one message or call counts as, beside its text."""
 
 Result = TypeVar("Result")
 
@@ -135,3 +139,26 @@ class PromptWork:
 
 
 UNBOUNDED: Final = PromptWork()
+
+
+def template_chars(messages: Iterable[Message], tools: Iterable[Tool]) -> int:
+    """Estimate cheaply the characters that a template writes for messages and tools."""
+    return sum(map(_message_chars, messages)) + sum(map(_tool_chars, tools))
+
+
+def _message_chars(message: Message) -> int:
+    content = message.content
+    if isinstance(content, str):
+        num_chars = len(content)
+    else:
+        num_chars = sum(len(part.text) + _CHARS_PER_MESSAGE for part in content or ())
+    if isinstance(message, AssistantMessage):
+        num_chars += len(message.reasoning_content or "")
+        calls = message.tool_calls or ()
+        num_chars += sum(len(call.function.arguments) + _CHARS_PER_MESSAGE for call in calls)
+    return num_chars + _CHARS_PER_MESSAGE
+
+
+def _tool_chars(tool: Tool) -> int:
+    function = tool.function
+    return len(function.description or "") + len(str(function.parameters)) + _CHARS_PER_MESSAGE

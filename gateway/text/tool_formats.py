@@ -7,20 +7,9 @@ prompts are made of them. The table of families is in docs/models.md.
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, get_args
 
-ToolFormatName = Literal[
-    "hermes",
-    "llama3",
-    "mistral",
-    "mistral11",
-    "granite",
-    "phi4",
-    "cohere",
-    "deepseek",
-    "qwen3_coder",
-    "glm45",
-]
+from gateway.schema.kinds import ToolFormatName
 
 ANY_ID: Final = "#"
 """In a format's texts: the id of a call, one to nine letters or digits."""

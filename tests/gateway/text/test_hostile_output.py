@@ -5,8 +5,9 @@ from operator import itemgetter
 
 import pytest
 
+from gateway.schema.kinds import ToolFormatName
 from gateway.text.thinking import OPEN_TAG, ThinkingSplitter
-from gateway.text.tool_formats import FORMATS, ToolFormatName
+from gateway.text.tool_formats import FORMATS
 from gateway.text.tool_parser import ToolParser, ToolReading
 from tests.sizes import repeats
 
