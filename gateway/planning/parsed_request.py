@@ -269,10 +269,10 @@ def permitted(
     """
     scopes = principal.scopes
     if named is not None and not scopes.allows_tier(named):
-        raise _denied(named)
+        raise tier_not_allowed(named)
     allowed = [info for info in candidates if scopes.allows_tier(info.tier)]
     if candidates and not allowed:
-        raise _denied(" or ".join(info.tier for info in candidates))
+        raise tier_not_allowed(" or ".join(info.tier for info in candidates))
     return allowed
 
 
@@ -296,7 +296,7 @@ def permitted_places(
         )
     )
     if not places:
-        raise _denied(constraints.cloud or " or ".join(local))
+        raise tier_not_allowed(constraints.cloud or " or ".join(local))
     if places == constraints.places:
         return constraints
     strong = constraints.strong if constraints.strong in places else places[0]
@@ -316,5 +316,6 @@ def without_tier(
     return replace(principal, scopes=replace(principal.scopes, tiers=left))
 
 
-def _denied(tier: str) -> PermissionDeniedError:
+def tier_not_allowed(tier: str) -> PermissionDeniedError:
+    """Return the error of a key that may not use a tier."""
     return PermissionDeniedError(f"This key may not use the {tier} tier.", code="tier_not_allowed")

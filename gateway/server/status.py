@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from fastapi import Request
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -20,10 +20,11 @@ from gateway.metering.metrics import GatewayMetrics
 from gateway.metering.tenancy import Tenancy
 from gateway.planning.jobs import JobBuilder
 from gateway.planning.model_catalog import AUTO
-from gateway.planning.parsed_request import check_model
+from gateway.planning.parsed_request import check_model, tier_not_allowed
 from gateway.schema.openapi import LoadedLimits
 from gateway.server.auth_dispatcher import principal_of
 from gateway.server.json_response import json_response
+from gateway.tenants.keys import Scopes
 
 logger = logging.getLogger(__name__)
 
@@ -46,16 +47,19 @@ class StatusEndpoints:
         names = await self.catalog.refreshed()
         scopes = principal_of(request).scopes
         prices = self.tenancy.prices
-        cards = [
-            with_prices(card, prices) for card in names.cards() if scopes.allows_model(card["id"])
-        ]
+        shown = (_card_for(scopes, card) for card in names.cards())
+        cards = [with_prices(card, prices) for card in shown if card is not None]
         return json_response({"object": "list", "data": cards})
 
     async def model(self, model_id: str, request: Request) -> Response:
         """Describe one of the names that `model` accepts."""
-        check_model(principal_of(request), model_id)
+        principal = principal_of(request)
+        check_model(principal, model_id)
         names = await self.catalog.refreshed()
-        return json_response(with_prices(names.card(model_id), self.tenancy.prices))
+        card = _card_for(principal.scopes, names.card(model_id))
+        if card is None:
+            raise tier_not_allowed(model_id)
+        return json_response(with_prices(card, self.tenancy.prices))
 
     async def health(self) -> Response:
         """Report that the process is alive."""
@@ -108,3 +112,12 @@ class StatusEndpoints:
             max_context=max(info.max_context for info in tiers),
             vocab_size=max(info.vocab_size for info in tiers),
         )
+
+
+def _card_for(scopes: Scopes, card: dict[str, Any]) -> dict[str, Any] | None:
+    """Return a name's card with the tiers that a key may use; None where it may use none."""
+    tiers = [tier for tier in card["outrider"] if scopes.allows_tier(tier["tier"])]
+    is_hidden = bool(card["outrider"]) and not tiers
+    if is_hidden or not scopes.allows_model(card["id"]):
+        return None
+    return {**card, "outrider": tiers}

@@ -392,6 +392,22 @@ def test_a_scope_is_evaded_by_no_name(opened: Open) -> None:
         it.rows(4)  # four of the endpoints above write answers
 
 
+def test_a_key_is_told_of_the_tiers_that_it_may_use(opened: Open) -> None:
+    """The list of models showed the servers, prices and capabilities of all tiers to every key."""
+    with opened(scopes=Scopes(tiers=frozenset({"small"}))) as made:
+        http = made.world.http
+        cards = http.get("/v1/models").json()["data"]
+        assert [card["id"] for card in cards] == ["auto", "small", "test/small-model"]
+        for card in cards:
+            assert [tier["tier"] for tier in card["outrider"]] == ["small"], card
+            assert card["tier"] == "small"
+            assert http.get(f"/v1/models/{card['id']}").json() == card
+        for name in ("large", "test/large-model", "cloud", "cloud/mock-model", "mock-model"):
+            response = http.get(f"/v1/models/{name}")
+            assert response.status_code == 403, name
+            assert response.json()["error"]["code"] == "tier_not_allowed"
+
+
 def test_no_answer_comes_from_a_forbidden_tier(opened: Open) -> None:
     """However it would get there: by the router, a weak answer, a full queue, a policy."""
     scopes = Scopes(tiers=frozenset({"small"}))
