@@ -14,6 +14,8 @@ from typing import Final
 
 import torch  # before the library: it brings the OpenMP runtime whose threads are used
 
+from kernels.cpu.huge_pages import HugePageMemory
+
 _STEM: Final = "_products"
 _VERSION: Final = 2  # as kVersion in products.cpp
 _X86: Final = ("x86_64", "amd64")
@@ -60,6 +62,7 @@ class ProductLibrary:
 
     def __init__(self, path: Path) -> None:
         library = ctypes.CDLL(str(path))
+        self._memory = HugePageMemory()
         try:
             library.outrider_products_version.restype = _Int32
             version = library.outrider_products_version()
@@ -97,7 +100,7 @@ class ProductLibrary:
         """Return the panels of a contiguous weight [out_features, in_features]: uint8 [bytes]."""
         out_features, in_features = weight.shape
         num_bytes = self._packed_bytes(kind, out_features, in_features)
-        panels = torch.empty(num_bytes, dtype=torch.uint8)
+        panels = self._memory.take(num_bytes)
         self._pack(
             kind,
             weight.data_ptr(),
