@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from torch import Tensor
 from kernels.experts.grouped_mlp import ExpertStack, GateKind, grouped_mlp
 from kernels.experts.route import Routed
 from kernels.layers.gated_mul import gated_mul_reference
+from kernels.layers.linear import Linear
 from kernels.layers.row_invariant_linear import Product, make_linear
 from kernels.layers.row_invariant_ops import row_invariant_gated_mul
 from kernels.triton_support import uses_triton
@@ -86,32 +87,60 @@ class ExpertMlp:
             self._stack = _stacked(kept)
 
     def __call__(self, rows: Tensor, routed: Routed) -> Tensor:
-        """rows: [n, width]; their experts' results, weighted and summed from the best on."""
+        """rows: [n, width]; their experts' results, weighted and summed."""
         if self._stack is not None:
             return grouped_mlp(
                 rows, routed, self._stack, gate=self._kind, deterministic=self.deterministic
             )
-        return self._by_expert(rows, routed)
+        return self._by_expert(rows, routed) if len(rows) else rows.clone()
 
     def _by_expert(self, rows: Tensor, routed: Routed) -> Tensor:
+        """Two products for each used expert; all that lies between them is done for all at once."""
         num_rows, num_chosen = routed.experts.shape
-        pairs = routed.experts.reshape(-1)
-        order = torch.argsort(pairs, stable=True)
-        counts = torch.bincount(pairs, minlength=len(self._products)).tolist()
-        # [n * k, width], a row's results side by side
-        results = torch.empty(
-            (num_rows * num_chosen, rows.shape[1]), dtype=rows.dtype, device=rows.device
-        )
-        start = 0
-        for (gate_up, down), count in zip(self._products, counts, strict=True):
-            if not count:
-                continue
-            places = order[start : start + count]
-            start += count
-            # An expert has a row once, so a single row needs no gathering.
-            chosen = rows if num_rows == 1 else rows.index_select(0, places // num_chosen)
-            results.index_copy_(0, places, down(self._gate(gate_up(chosen))))
-        return weighted_sum(results.view(num_rows, num_chosen, rows.shape[1]), routed.weights)
+        layout = self._lay_out(routed.experts.reshape(-1).tolist())
+        products = [self._products[number] for number in layout.experts]
+        index = torch.tensor([pair // num_chosen for pair in layout.pairs])
+        chosen = rows.index_select(0, index).split_with_sizes(layout.sizes)
+        inner = [gate_up(part) for (gate_up, _), part in zip(products, chosen, strict=True)]
+        gated = self._gate(torch.cat(inner)).split_with_sizes(layout.sizes)
+        outputs = [down(part) for (_, down), part in zip(products, gated, strict=True)]
+        # [n, k, width], a row's results side by side
+        results = torch.cat(outputs).index_select(0, torch.tensor(layout.places))
+        results = results.view(num_rows, num_chosen, rows.shape[1])
+        if self.deterministic:
+            return weighted_sum(results, routed.weights)
+        return (routed.weights.unsqueeze(1) @ results.float()).squeeze(1).to(rows.dtype)
+
+    def _lay_out(self, experts: list[int]) -> "_Layout":
+        """Arrange pairs of a row and an expert by expert; experts: each pair's."""
+        pairs_of: dict[int, list[int]] = {}
+        for pair, number in enumerate(experts):
+            pairs_of.setdefault(number, []).append(pair)
+        layout = _Layout(places=[0] * len(experts))
+        for number in sorted(pairs_of):
+            own = pairs_of[number]
+            for place, pair in enumerate(own, start=len(layout.pairs)):
+                layout.places[pair] = place
+            gate_up = self._products[number][0]
+            repeated = own * (gate_up.repeats(len(own)) if isinstance(gate_up, Linear) else 1)
+            layout.experts.append(number)
+            layout.sizes.append(len(repeated))
+            layout.pairs += repeated
+        return layout
+
+
+@dataclass(slots=True, kw_only=True)
+class _Layout:
+    """The rows of all used experts, one expert behind the other.
+
+    experts, sizes: each expert and its rows; pairs: each row's pair, with those repeated that an
+    expert's products would repeat; places: the row of each pair.
+    """
+
+    places: list[int]
+    experts: list[int] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    pairs: list[int] = field(default_factory=list)
 
 
 def weighted_sum(results: Tensor, weights: Tensor) -> Tensor:

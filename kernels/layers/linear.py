@@ -14,6 +14,10 @@ PACK_ROWS = 32
 FLOAT32_SMALL_BYTES = 2 << 20
 FLOAT32_BYTES_PER_PASS = 800_000
 BFLOAT16_BYTES_PER_PASS = 512 << 10
+# oneDNN streams a large weight faster for four rows than for one or two, so those are repeated.
+# Measured on Zen 4 with weights in memory: 1.1 to 1.5 times as fast; in the cache there is no gain.
+STREAMED_ROWS = 4
+STREAMED_BYTES = 2 << 20
 
 
 @functools.cache
@@ -55,12 +59,14 @@ class Linear:
     no reference to the unpacked one is kept: callers drop theirs, and memory holds it once.
     A packed product costs about 11 us before the first multiplication (Zen 5, one thread), six
     times a plain float32 one, which in turn streams the matrix from the cache once per row. So
-    small weights are also held plain, in float32, for passes of a few rows.
+    small weights are also held plain, in float32, for passes of a few rows. Large ones that come
+    from memory are multiplied by four rows at least.
     """
 
     __slots__ = (
         "_bias",
         "_bias_f32",
+        "_is_streamed",
         "_linear",
         "_packed",
         "_plain_max_rows",
@@ -76,11 +82,13 @@ class Linear:
         self._weight_t: Tensor | None = None
         self._bias_f32: Tensor | None = None
         self._plain_max_rows = 0
+        self._is_streamed = False
         if not (pack and can_pack(weight)):
             return
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACK_ROWS)
         self._linear = torch.ops.mkldnn._linear_pointwise.default
         self._weight = None
+        self._is_streamed = weight.nbytes >= STREAMED_BYTES
         self._plain_max_rows = _plain_max_rows(weight)
         if self._plain_max_rows > 0:
             self._weight_t = weight.float().t().contiguous()  # [in_features, out_features]
@@ -100,5 +108,15 @@ class Linear:
             if self._bias_f32 is None:
                 return torch.mm(x.float(), self._weight_t).to(x.dtype)
             return torch.addmm(self._bias_f32, x.float(), self._weight_t).to(x.dtype)
+        num_rows = x.shape[0]
+        repeats = self.repeats(num_rows)
+        if repeats > 1:
+            x = x.repeat(repeats, 1)
         result: Tensor = self._linear(x, self._packed, self._bias, "none", [], "")
-        return result
+        return result if repeats == 1 else result[:num_rows]
+
+    def repeats(self, num_rows: int) -> int:
+        """Return how often a product repeats so many rows to be faster. Callers may do it first."""
+        if self._is_streamed and 0 < num_rows <= STREAMED_ROWS // 2:
+            return STREAMED_ROWS // num_rows
+        return 1

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+import kernels.layers.linear
 from kernels.experts.expert_mlp import ExpertMlp, ExpertWeights, GateKind, clamped_swiglu
 from kernels.experts.grouped_mlp import grouped_mlp
 from kernels.experts.route import Routed, RoutingRule, route
@@ -82,6 +83,28 @@ def test_rows_go_through_their_experts(
     with use_kernels("triton" if kind == "triton" else "reference"):
         result = ExpertMlp(iter(experts), gate=gate)(rows, routed)
     expected = one_by_one(rows, routed, experts, gate)
+    torch.testing.assert_close(result.double(), expected, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 9])
+def test_large_experts_are_multiplied_by_repeated_rows(
+    num_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels.layers.linear, "STREAMED_BYTES", 0)
+    monkeypatch.setattr(kernels.layers.linear, "_plain_max_rows", lambda weight: 0)
+    experts, rows, routed = (
+        make_experts(has_bias=True),
+        random(num_rows, WIDTH),
+        choose(num_rows, 2),
+    )
+    seen: list[int] = []
+    mlp = ExpertMlp(iter(experts))
+    gate = mlp._gate
+    mlp._gate = lambda inner: seen.append(len(inner)) or gate(inner)  # type: ignore[func-returns-value]
+    result = mlp(rows, routed)
+    counts = torch.bincount(routed.experts.reshape(-1)).tolist()
+    assert seen == [sum(4 if count in (1, 2) else count for count in counts)]
+    expected = one_by_one(rows, routed, experts, "silu")
     torch.testing.assert_close(result.double(), expected, atol=2e-4, rtol=1e-4)
 
 

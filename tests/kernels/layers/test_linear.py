@@ -33,6 +33,29 @@ def test_equals_the_product(
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_few_rows_of_a_large_weight_are_the_rows_of_a_longer_product(
+    dtype: torch.dtype, has_bias: bool
+) -> None:
+    weight = torch.randn(1030, 1024).to(dtype)
+    bias = torch.randn(1030).to(dtype) if has_bias else None
+    linear = Linear(weight.clone(), bias)
+    x = torch.randn(5, 1024).to(dtype)
+    x[3] = torch.nan
+    expected = x.double() @ weight.double().T + (0 if bias is None else bias.double())
+    for rows in range(6):
+        result = linear(x[:rows])
+        assert result.shape == (rows, 1030)
+        torch.testing.assert_close(
+            result.double(),
+            expected[:rows],
+            atol=0.3 if dtype == torch.bfloat16 else 1e-4,
+            rtol=1e-2,
+            equal_nan=True,
+        )
+
+
 def test_without_packing_operations_it_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on macOS or with another device: the same result through the plain product."""
     monkeypatch.setattr(kernels.layers.linear, "can_pack_dtype", lambda dtype: False)
