@@ -46,6 +46,7 @@ __all__ = [
     "Launch",
     "architecture",
     "dot",
+    "is_automatic",
     "jit",
     "launch",
     "next_power_of_2",
@@ -88,6 +89,11 @@ def use_kernels(choice: KernelChoice) -> Iterator[None]:
         yield
     finally:
         _choice.reset(token)
+
+
+def is_automatic() -> bool:
+    """True unless one kind of kernels is to run everywhere."""
+    return _chosen() == "auto"
 
 
 def uses_triton(where: Tensor | torch.device) -> bool:

@@ -80,6 +80,7 @@ def _machine() -> dict[str, str | int | None]:
         "processor": model or platform.processor(),
         "num_cpus": os.cpu_count(),
         "torch": torch.__version__,
+        "kernels": os.environ.get("OUTRIDER_KERNELS"),
         "products": product_support().detail,
     }
 

@@ -16,7 +16,7 @@ from kernels.cpu.panel_linear import PanelLinear, can_use_panels, prefers_onednn
 from kernels.layers.linear import PACK_ROWS, Linear, can_pack
 from kernels.layers.rms_norm import RmsNorm
 from kernels.layers.row_invariant_ops import RowInvariantNorm
-from kernels.triton_support import dot, jit, launch, rounded, tl, uses_triton
+from kernels.triton_support import dot, is_automatic, jit, launch, rounded, tl, uses_triton
 
 # The tile that defines the right bits on a CPU, and the other numbers of rows that may be run
 # where they give the same ones. A pass is padded to the next of them: at most half of it.
@@ -234,7 +234,8 @@ def make_linear(
     KiB to 22 MiB, oneDNN takes 1.1 to 2.1 times as long up to 64 rows and .9 to 1 times beyond; on
     AVX2 alone, 2 to 8 times as long. Only AMX, for many rows, is a reason to prefer oneDNN.
     """
-    if pack and can_use_panels(weight) and (deterministic or not prefers_onednn()):
+    may_use_panels = pack and is_automatic() and (deterministic or not prefers_onednn())
+    if may_use_panels and can_use_panels(weight):
         return PanelLinear(weight, bias)
     if deterministic:
         return RowInvariantLinear(weight, bias, pack=pack)

@@ -258,6 +258,8 @@ def test_bfloat16_has_the_same_product_in_either_mode(monkeypatch: pytest.Monkey
         assert type(make_linear(weight)) is Linear
         assert type(make_linear(weight, deterministic=True)) is PanelLinear
         assert type(make_linear(weight, pack=False)) is Linear
+        with use_kernels("reference"):
+            assert type(make_linear(weight, deterministic=True)) is RowInvariantLinear
 
 
 def test_without_the_compiled_products_bfloat16_is_torchs(

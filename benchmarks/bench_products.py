@@ -1,0 +1,260 @@
+"""How near do products come to the time that reading their weights takes, and passes likewise?
+
+Method: one weight of a layer, in as many copies as do not fit into any cache; every call takes the
+next copy, so its weight comes from memory. In turn, many rounds: torch reads the same bytes (the
+faster of a sum and a maximum), then each product at each number of rows. Where other programs run,
+the fastest calls are the ones that were not disturbed, so ratios are of the fastest; medians stand
+beside them. With --expand-target, whole passes of that model too: ordinary and deterministic, with
+the compiled products and without them.
+
+How to read it: `bandwidth` is the time of reading over that of the product. Up to some 16 rows it
+should stay near 1: memory is what takes time. Beyond, arithmetic does.
+
+    python -m benchmarks.bench_products --expand-target 400M --threads 2
+"""
+
+import argparse
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import cycle
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchmarks.grown import grown_large
+from benchmarks.harness import (
+    argument_parser,
+    choose_threads,
+    console,
+    measure_in_turn,
+    prepare,
+    show_table,
+    start,
+    timed,
+    write_results,
+)
+from benchmarks.record import Summary
+from engine.model.load import load_model
+from engine.passes.runner import ForwardSlice, ModelRunner
+from kernels.cpu.panel_linear import Int8PanelLinear, PanelLinear, quantise_weight
+from kernels.cpu.product_library import product_support
+from kernels.layers.linear import Linear
+from kernels.triton_support import use_kernels
+
+ROWS = (1, 2, 4, 8, 16, 32, 64)
+PASS_ROWS = (1, 8, 16, 64, 256)
+# Larger than the last-level caches of most processors, in copies of one weight.
+COPIES_BYTES = 160 << 20
+PASS_CONTEXT = 128
+
+Product = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProductTime:
+    """Seconds of one product; `bandwidth`: the fastest reading of its bytes over the fastest."""
+
+    product: str
+    rows: int
+    seconds: Summary
+    bandwidth: float
+    to_one_row: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassTime:
+    """Seconds of a pass of one kind of model, and the same over the first kind's."""
+
+    model: str
+    rows: int
+    seconds: Summary
+    to_first: float
+
+
+# ---- products ---------------------------------------------------------------------------------
+
+
+def calls_in_turn(works: list[Callable[[], object]]) -> Callable[[], float]:
+    """Seconds of the next of several works that differ in where their data are."""
+    turns: Iterator[Callable[[], object]] = cycle(works)
+    return lambda: timed(next(turns))
+
+
+def products_of(weights: list[Tensor]) -> dict[str, list[Product]]:
+    """Every kind of product over the same weights."""
+    quantised = [quantise_weight(weight) for weight in weights]
+    return {
+        "compiled bfloat16": [PanelLinear(weight) for weight in weights],
+        "oneDNN bfloat16": [Linear(weight) for weight in weights],
+        "F.linear bfloat16": [partial(F.linear, weight=weight) for weight in weights],
+        "compiled int8": [Int8PanelLinear(weight, scales) for weight, scales in quantised],
+    }
+
+
+def readers(weights: list[Tensor]) -> dict[str, Callable[[], float]]:
+    """Readings of as many bytes as the weights have in bfloat16, and of half of them.
+
+    Each begins with another copy: what one has read, the next would find in the cache.
+    """
+    words = [weight.view(-1).view(torch.float32) for weight in weights]
+    halves = [each[: each.numel() // 2] for each in words]
+    works: dict[str, list[Callable[[], object]]] = {
+        "read 2 bytes, sum": [each.sum for each in words],
+        "read 2 bytes, max": [each.max for each in words],
+        "read 1 byte, sum": [each.sum for each in halves],
+        "read 1 byte, max": [each.max for each in halves],
+    }
+    return {
+        name: calls_in_turn(reads[number:] + reads[:number])
+        for number, (name, reads) in enumerate(works.items())
+    }
+
+
+def time_products(arguments: argparse.Namespace) -> list[ProductTime]:
+    """Time every kind of product at every number of rows, and reading, round by round."""
+    out_features, in_features = arguments.shape
+    num_copies = max(5, COPIES_BYTES // (2 * out_features * in_features))
+    generator = torch.Generator().manual_seed(arguments.seed)
+    weights = [
+        torch.randn((out_features, in_features), generator=generator).bfloat16()
+        for _ in range(num_copies)
+    ]
+    cases = readers(weights)
+    kinds = products_of(weights)
+    for rows in ROWS:
+        x = torch.randn((rows, in_features), generator=generator).bfloat16()
+        for name, products in kinds.items():
+            cases[f"{name}/{rows}"] = calls_in_turn([partial(each, x) for each in products])
+    times = measure_in_turn(cases, repeats=arguments.repeats, description="products")
+    fastest = {name: min(samples) for name, samples in times.items()}
+    return [
+        ProductTime(
+            product=name,
+            rows=rows,
+            seconds=Summary.of(times[f"{name}/{rows}"]),
+            bandwidth=_reading(fastest, name) / fastest[f"{name}/{rows}"],
+            to_one_row=fastest[f"{name}/{rows}"] / fastest[f"{name}/1"],
+        )
+        for name in kinds
+        for rows in ROWS
+    ]
+
+
+def _reading(fastest: dict[str, float], product: str) -> float:
+    size = "read 1 byte" if product.endswith("int8") else "read 2 bytes"
+    return min(seconds for name, seconds in fastest.items() if name.startswith(size))
+
+
+# ---- passes -----------------------------------------------------------------------------------
+
+
+def pass_of(runner: ModelRunner, num_rows: int) -> Callable[[], float]:
+    """Seconds of a pass over rows that see `PASS_CONTEXT` tokens and each other."""
+    view = runner.new_view("bench-products")
+    view.reserve(PASS_CONTEXT + num_rows)
+    piece = ForwardSlice(
+        view=view, token_ids=[5] * num_rows, start_slot=PASS_CONTEXT, num_logit_rows=1
+    )
+    return lambda: timed(partial(runner.forward, [piece]))
+
+
+def runners_of(arguments: argparse.Namespace) -> dict[str, ModelRunner]:
+    """The same checkpoint with each kind of products, in each mode."""
+    folder = str(grown_large(arguments))
+    runners = {}
+    for products, choice in (("compiled", "auto"), ("oneDNN", "reference")):
+        for deterministic in (False, True):
+            with use_kernels(choice):  # type: ignore[arg-type]
+                model = load_model(folder, dtype="bfloat16", deterministic=deterministic)
+            name = f"{products}, {'deterministic' if deterministic else 'ordinary'}"
+            runners[name] = ModelRunner(model=model, num_blocks=256, block_size=16)
+    return runners
+
+
+def time_passes(arguments: argparse.Namespace) -> list[PassTime]:
+    """Time passes of every kind of model at every number of rows, round by round."""
+    runners = runners_of(arguments)
+    cases = {
+        f"{name}/{rows}": pass_of(runner, rows)
+        for rows in PASS_ROWS
+        for name, runner in runners.items()
+    }
+    times = measure_in_turn(cases, repeats=max(arguments.repeats // 4, 3), description="passes")
+    first = next(iter(runners))
+    return [
+        PassTime(
+            model=name,
+            rows=rows,
+            seconds=Summary.of(times[f"{name}/{rows}"]),
+            to_first=min(times[f"{name}/{rows}"]) / min(times[f"{first}/{rows}"]),
+        )
+        for name in runners
+        for rows in PASS_ROWS
+    ]
+
+
+# ---- for people -------------------------------------------------------------------------------
+
+
+def show_products(times: list[ProductTime]) -> None:
+    """Print a row for each product and number of rows."""
+    rows = [
+        [
+            each.product,
+            str(each.rows),
+            f"{each.seconds.minimum * 1e6:.0f}",
+            f"{each.seconds.median * 1e6:.0f}",
+            f"{each.bandwidth:.2f}",
+            f"{each.to_one_row:.2f}",
+        ]
+        for each in times
+    ]
+    columns = ["product", "rows", "fastest, us", "median, us", "bandwidth", "to one row"]
+    show_table("Products", columns, rows)
+
+
+def show_passes(times: list[PassTime]) -> None:
+    """Print a row for each model and number of rows."""
+    rows = [
+        [
+            each.model,
+            str(each.rows),
+            f"{each.seconds.minimum * 1e3:.1f}",
+            f"{each.seconds.median * 1e3:.1f}",
+            f"{each.to_first:.2f}",
+        ]
+        for each in times
+    ]
+    show_table("Passes", ["model", "rows", "fastest, ms", "median, ms", "to the first"], rows)
+
+
+@torch.inference_mode()
+def main() -> None:
+    """Measure, show, write."""
+    parser = argument_parser(__doc__)
+    parser.add_argument("--shape", type=int, nargs=2, default=(2048, 5632), metavar=("OUT", "IN"))
+    parser.set_defaults(repeats=100)
+    arguments = parser.parse_args()
+    support = product_support()
+    if support.library is None:
+        raise SystemExit(f"products: {support.detail}. {support.advice}")
+    prepare(arguments)
+    choose_threads(arguments, arguments.large)
+    results: dict[str, Any] = {"compiled_for": support.instruction_set.name}
+    console.print(f"products: {support.detail}; {torch.get_num_threads()} threads")
+    products = time_products(arguments)
+    show_products(products)
+    results["products"] = [asdict(each) for each in products]
+    if arguments.expand_target:
+        passes = time_passes(arguments)
+        show_passes(passes)
+        results["passes"] = [asdict(each) for each in passes]
+    variant = arguments.variant or f"{torch.get_num_threads()}-threads"
+    write_results("bench_products", variant, results, arguments)
+
+
+if __name__ == "__main__":
+    start(main)
