@@ -13,11 +13,17 @@ setup(
         Extension(
             "kernels.cpu._products",
             sources=[
+                "kernels/cpu/attention.cpp",
                 "kernels/cpu/products.cpp",
                 "kernels/cpu/products_avx2.cpp",
                 "kernels/cpu/products_avx512.cpp",
             ],
-            depends=["kernels/cpu/products.h", "kernels/cpu/rounding.h"],
+            depends=[
+                "kernels/cpu/attend_tile.h",
+                "kernels/cpu/parallel.h",
+                "kernels/cpu/products.h",
+                "kernels/cpu/rounding.h",
+            ],
             language="c++",
             # No contraction: a sum and a product fused on one processor only would change bits.
             extra_compile_args=[

@@ -202,7 +202,7 @@ class _Planner:
             parts = self._shared(index, rows, begins, ends)
         else:
             tree_start = self.batch.tree_starts[index]
-            paths = _paths(masks, tree_start)  # [n, depths]
+            paths = paths_by_depth(masks, tree_start)  # [n, depths]
             ends = tree_start + (paths >= 0).sum(1)
             begins = self._begins(ends)
             shared = np.minimum(ends, tree_start // SPLIT_KEYS * SPLIT_KEYS)
@@ -293,7 +293,7 @@ class _Planner:
         return table[logical // self.block_size] * self.block_size + logical % self.block_size
 
 
-def _paths(masks: list[int], tree_start: int) -> Integers:
+def paths_by_depth(masks: list[int], tree_start: int) -> Integers:
     """[n, greatest depth + 1]: the slots of each row's ancestors and its own, by depth; -1 beyond.
 
     Parents have lower slots than their children, so the bits are in the order of depth.

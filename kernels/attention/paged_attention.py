@@ -2,8 +2,12 @@
 
 A step's plan is made once (`plan_attention`), then every layer runs it. What runs depends on the
 plan: on CUDA the Triton kernels of attend_tiles.py, on the CPU torch's kernels
-(attention_spans.py) or, in deterministic mode, ordered_attention.py.
+(attention_spans.py) or, in deterministic mode, compiled attention (kernels/cpu/row_attention.py) in
+bfloat16 where it is there, else ordered_attention.py.
 """
+
+import functools
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -14,19 +18,22 @@ from kernels.attention.attention_rows import plan_tiles
 from kernels.attention.attention_spans import attend_spans
 from kernels.attention.attention_tiles import TilePlan
 from kernels.attention.ordered_attention import OrderedPlan, attend_in_order, plan_in_order
-from kernels.triton_support import uses_triton
+from kernels.attention.row_plan import RowPlan, plan_row_keys
+from kernels.cpu.row_attention import attend_rows, can_attend_rows
+from kernels.triton_support import is_automatic, uses_triton
 
 __all__ = [
     "AttentionBatch",
     "AttentionPlan",
     "OrderedPlan",
     "Plan",
+    "RowPlan",
     "TilePlan",
     "paged_attention",
     "plan_attention",
 ]
 
-Plan = AttentionPlan | TilePlan | OrderedPlan
+Plan = AttentionPlan | TilePlan | OrderedPlan | RowPlan
 
 
 def plan_attention(  # noqa: PLR0913 - a step's plan depends on the model's shape
@@ -69,17 +76,21 @@ def plan_attention(  # noqa: PLR0913 - a step's plan depends on the model's shap
             )
             tiles.prepare()
             return tiles
-        return plan_in_order(
+        plan = functools.partial(
+            plan_in_order,
             batch,
             block_size=block_size,
             num_query_heads=num_query_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
-            sliding_window=sliding_window,
-            has_full_layers=has_full_layers,
             dtype=dtype,
             device=device,
         )
+        if is_automatic() and can_attend_rows(dtype, head_dim, device):
+            return _plan_rows(
+                batch, block_size, sliding_window, has_full_layers=has_full_layers, plan=plan
+            )
+        return plan(sliding_window=sliding_window, has_full_layers=has_full_layers)
     return plan_spans(
         batch,
         block_size=block_size,
@@ -89,6 +100,26 @@ def plan_attention(  # noqa: PLR0913 - a step's plan depends on the model's shap
         has_full_layers=has_full_layers,
         dtype=dtype,
         device=device,
+    )
+
+
+def _plan_rows(
+    batch: AttentionBatch,
+    block_size: int,
+    window: int | None,
+    *,
+    has_full_layers: bool,
+    plan: Callable[..., OrderedPlan],
+) -> RowPlan:
+    full = None
+    if window is not None and has_full_layers:
+        full = _plan_rows(batch, block_size, None, has_full_layers=False, plan=plan)
+    return RowPlan(
+        keys=plan_row_keys(
+            batch if window is None else batch.of_window(), block_size=block_size, window=window
+        ),
+        in_order=functools.cache(functools.partial(plan, sliding_window=window)),
+        full=full,
     )
 
 
@@ -138,6 +169,12 @@ def paged_attention(  # noqa: PLR0913 - a cache with scales is two tensors more
             softcap=softcap,
             sinks=sinks,
         )
+    if isinstance(plan, RowPlan):
+        if k_scale is None and k_cache.dtype == query.dtype:
+            return attend_rows(
+                query, k_cache, v_cache, plan.keys, scale=scale, softcap=softcap, sinks=sinks
+            )
+        plan = plan.in_order()
     return attend_in_order(
         query,
         k_cache,

@@ -17,7 +17,7 @@ import torch  # before the library: it brings the OpenMP runtime whose threads a
 from kernels.cpu.huge_pages import HugePageMemory
 
 _STEM: Final = "_products"
-_VERSION: Final = 2  # as kVersion in products.cpp
+_VERSION: Final = 3  # as kVersion in products.cpp
 _X86: Final = ("x86_64", "amd64")
 _BUILD_ADVICE: Final = (
     "Install a C++ compiler (Debian, Ubuntu: apt install g++) and install Outrider again: bfloat16 "
@@ -57,6 +57,33 @@ class Product(ctypes.Structure):
     )
 
 
+class Attention(ctypes.Structure):
+    """A call of attention as the library reads it (struct Attention in products.h)."""
+
+    _fields_ = (
+        ("num_query_heads", _Int64),
+        ("num_kv_heads", _Int64),
+        ("head_dim", _Int64),
+        ("num_tiles", _Int64),
+        ("max_tile_rows", _Int64),
+        ("query", _Address),
+        ("keys", _Address),
+        ("values", _Address),
+        ("output", _Address),
+        ("sinks", _Address),
+        ("tiles", _Address),
+        ("tile_slots", _Address),
+        ("slots", _Address),
+        ("begins", _Address),
+        ("ends", _Address),
+        ("own_begins", _Address),
+        ("own_starts", _Address),
+        ("own_slots", _Address),
+        ("scale", ctypes.c_float),
+        ("softcap", ctypes.c_float),
+    )
+
+
 class ProductLibrary:
     """The library's functions. Raises OSError for what is not it, or of another version."""
 
@@ -72,6 +99,7 @@ class ProductLibrary:
             self._multiply = library.outrider_multiply
             self._use_threads = library.outrider_use_threads
             self._has_matrix_tiles = library.outrider_has_matrix_tiles
+            self._attend = library.outrider_attend
         except AttributeError as error:
             raise OSError(f"{path} does not hold the products: {error}") from error
         if version != _VERSION:
@@ -84,6 +112,7 @@ class ProductLibrary:
         self._pack.restype = None
         self._multiply.argtypes = (_Address, _Address, _Int64, _Address, _Int32)
         self._multiply.restype = _Int32
+        self._attend.argtypes, self._attend.restype = (_Address, _Int32, _Int32), _Int32
         self._use_threads.argtypes, self._use_threads.restype = (_Address,), None
         self._use_threads(_parallel_region())
 
@@ -115,6 +144,11 @@ class ProductLibrary:
         """Write y = x @ weight.T + bias. product: address of a `Product`; others contiguous."""
         if self._multiply(product, x.data_ptr(), x.shape[0], y.data_ptr(), num_threads):
             raise MemoryError(f"a product of {x.shape[0]} rows found no memory for its rows")
+
+    def attend(self, call: int, instruction_set: InstructionSet, num_threads: int) -> None:
+        """Run a call of attention, given by the address of an `Attention`."""
+        if self._attend(call, instruction_set, num_threads):
+            raise MemoryError("attention found no memory for its tiles")
 
 
 def _parallel_region() -> int:

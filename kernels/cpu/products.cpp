@@ -1,10 +1,9 @@
 // Packing, threads and the C functions that Python calls.
 #include "products.h"
 
-#include <stdlib.h>
 #include <string.h>
 
-#include <atomic>
+#include "parallel.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <cpuid.h>
@@ -14,23 +13,12 @@
 #include <sys/mman.h>
 #endif
 
-#define EXPORT extern "C" __attribute__((visibility("default")))
-
 namespace outrider {
 namespace {
 
 // Raised with every change of the functions or structures below.
-constexpr int32_t kVersion = 2;
-constexpr int64_t kAlignment = 64;
+constexpr int32_t kVersion = 3;
 constexpr size_t kHugePageBytes = size_t(2) << 20;
-
-int64_t ceil_div(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
-
-const Kernels* kernels_of(int32_t kind, int32_t instruction_set) {
-    if (instruction_set == kAvx512) return avx512_kernels(Kind(kind));
-    if (instruction_set == kAvx2) return avx2_kernels(Kind(kind));
-    return nullptr;
-}
 
 int64_t row_bytes_of(int32_t kind, int64_t in_features) {
     return kind == kInt8 ? in_features : 2 * in_features;
@@ -42,22 +30,6 @@ int64_t row_bytes_of(int32_t kind, int64_t in_features) {
 // computes with. A second pool would wait for the cores that the first one still spins on.
 using ParallelRegion = void (*)(void (*work)(void*), void* data, unsigned threads, unsigned flags);
 ParallelRegion parallel_region = nullptr;
-
-// Hands out the numbers 0 to `count` - 1, to each thread the next one.
-struct Tickets {
-    explicit Tickets(int64_t count) : count(count) {}
-    int64_t take() { return next.fetch_add(1, std::memory_order_relaxed); }
-    std::atomic<int64_t> next{0};
-    const int64_t count;
-};
-
-void run_parallel(void (*work)(void*), void* data, int64_t threads) {
-    if (threads > 1 && parallel_region) {
-        parallel_region(work, data, unsigned(threads), 0);
-    } else {
-        work(data);
-    }
-}
 
 // ---- packing --------------------------------------------------------------------------------
 
@@ -243,22 +215,22 @@ void pack_rows(const char* x, int64_t row_bytes, int64_t num_rows, int64_t steps
     }
 }
 
-// Memory of one call, given back at its end.
-class Scratch {
-   public:
-    explicit Scratch(int64_t num_bytes)
-        : data_(static_cast<char*>(
-              aligned_alloc(kAlignment, size_t(ceil_div(num_bytes, kAlignment) * kAlignment)))) {}
-    ~Scratch() { free(data_); }
-    Scratch(const Scratch&) = delete;
-    Scratch& operator=(const Scratch&) = delete;
-    char* data() const { return data_; }
-
-   private:
-    char* data_;
-};
-
 }  // namespace
+
+const Kernels* kernels_of(int32_t kind, int32_t instruction_set) {
+    if (instruction_set == kAvx512) return avx512_kernels(Kind(kind));
+    if (instruction_set == kAvx2) return avx2_kernels(Kind(kind));
+    return nullptr;
+}
+
+void run_parallel(void (*work)(void*), void* data, int64_t threads) {
+    if (threads > 1 && parallel_region) {
+        parallel_region(work, data, unsigned(threads), 0);
+    } else {
+        work(data);
+    }
+}
+
 }  // namespace outrider
 
 // ---- for Python -----------------------------------------------------------------------------
@@ -326,12 +298,12 @@ EXPORT int32_t outrider_multiply(const Product* product, const uint16_t* x, int6
     const bool is_int8 = product->kind == kInt8;
     const bool is_ready = !is_int8 && rows == 1 && row_bytes % kStepBytes == 0;
     const int64_t quantised_bytes =
-        is_int8 ? ceil_div(rows * row_bytes, kAlignment) * kAlignment : 0;
+        is_int8 ? aligned(rows * row_bytes) : 0;
     const int64_t packed_bytes = is_ready ? 0 : rows * steps * kStepBytes;
-    Scratch scratch(packed_bytes + quantised_bytes + (is_int8 ? rows * 4 : 0) + kAlignment);
+    Scratch scratch(aligned(packed_bytes) + quantised_bytes + (is_int8 ? rows * 4 : 0));
     if (!scratch.data()) return -1;
     char* packed = scratch.data();
-    char* quantised = packed + ceil_div(packed_bytes, kAlignment) * kAlignment;
+    char* quantised = packed + aligned(packed_bytes);
     const char* from = reinterpret_cast<const char*>(x);
     float* scales = nullptr;
     if (is_int8) {

@@ -60,6 +60,36 @@ struct Outputs {
     int64_t y_stride;         // elements
 };
 
+// Keys that are multiplied together: a panel of them, counted from position 0.
+constexpr int64_t kChunkKeys = kPanelColumns;
+
+// Rows and the keys that each sees; attention.py declares the same fields in this order. A tile is
+// rows of one sequence. A row sees the positions from `begins` to `ends`: those below `own_begins`
+// are in slots that its tile shares, the others, a tree's, in slots of its own.
+struct Attention {
+    int64_t num_query_heads, num_kv_heads, head_dim;
+    int64_t num_tiles, max_tile_rows;
+    const uint16_t* query;   // bfloat16 [rows, num_query_heads, head_dim]
+    const uint16_t* keys;    // bfloat16 [slots, num_kv_heads, head_dim]
+    const uint16_t* values;  // likewise
+    uint16_t* output;        // as the query
+    const float* sinks;      // [num_query_heads] or null
+    const int32_t* tiles;    // [num_tiles][2], first row and end
+    const int64_t* tile_slots;  // [num_tiles], where its sequence begins in `slots`
+    const int32_t* slots;       // by position, sequence after sequence
+    const int32_t *begins, *ends, *own_begins;  // [rows]
+    const int64_t* own_starts;                  // [rows], places in `own_slots`
+    const int32_t* own_slots;                   // by position, from `own_begins` on
+    float scale, softcap;                       // softcap: 0 for none
+};
+
+// Bytes that attend_tile works in.
+inline int64_t tile_memory(const Attention& call) {
+    const int64_t lines = call.max_tile_rows * (call.num_query_heads / call.num_kv_heads);
+    const int64_t line_bytes = 6 * call.head_dim + 4 * kChunkKeys + 128;
+    return lines * line_bytes + 6 * call.head_dim * kChunkKeys + 2 * kPanelStepBytes;
+}
+
 // All that an instruction set brings for one kind of weights.
 struct Kernels {
     int64_t max_group_rows;
@@ -67,8 +97,12 @@ struct Kernels {
     void (*finish)(const Outputs&);
     // int8: x, bfloat16 [in_features] -> what the kernels multiply; returns the row's scale.
     float (*quantise)(const uint16_t* x, int64_t in_features, uint8_t* quantised);
+    // bfloat16: a tile's rows and the query heads of one key-value head; memory: tile_memory.
+    void (*attend)(const Attention&, int64_t tile, int64_t kv_head, char* memory);
 };
 
+// Null where it is not known.
+const Kernels* kernels_of(int32_t kind, int32_t instruction_set);
 const Kernels* avx512_kernels(Kind kind);
 const Kernels* avx2_kernels(Kind kind);
 

@@ -5,6 +5,7 @@
 #pragma GCC target("avx2,fma")
 #include <immintrin.h>
 
+#include "attend_tile.h"
 #include "rounding.h"
 
 namespace {
@@ -97,14 +98,16 @@ void multiply(const Block& block) {
 
 template <class Dot>
 struct ByRows {
+    static constexpr int64_t kMost = kMaxGroupRows;
     static constexpr void (*kKernels[kMaxGroupRows])(const Block&) = {
         multiply<Dot, 1>, multiply<Dot, 2>, multiply<Dot, 3>};
 };
 
 constexpr outrider::Kernels kBfloat16Kernels = {
-    kMaxGroupRows, ByRows<Bfloat16>::kKernels, finish_bfloat16, nullptr};
+    kMaxGroupRows, ByRows<Bfloat16>::kKernels, finish_bfloat16, nullptr,
+    attend_tile<ByRows<Bfloat16>>};
 constexpr outrider::Kernels kInt8Kernels = {kMaxGroupRows, ByRows<Int8>::kKernels,
-                                            finish_int8<0>, quantise_row<0>};
+                                            finish_int8<0>, quantise_row<0>, nullptr};
 
 }  // namespace
 

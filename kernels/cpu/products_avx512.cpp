@@ -5,6 +5,7 @@
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vnni")
 #include <immintrin.h>
 
+#include "attend_tile.h"
 #include "rounding.h"
 
 namespace {
@@ -70,6 +71,7 @@ void multiply(const Block& block) {
 
 template <class Dot>
 struct ByRows {
+    static constexpr int64_t kMost = kMaxGroupRows;
     static constexpr void (*kKernels[kMaxGroupRows])(const Block&) = {
         multiply<Dot, 1>,  multiply<Dot, 2>,  multiply<Dot, 3>,  multiply<Dot, 4>,
         multiply<Dot, 5>,  multiply<Dot, 6>,  multiply<Dot, 7>,  multiply<Dot, 8>,
@@ -79,9 +81,10 @@ struct ByRows {
 };
 
 constexpr outrider::Kernels kBfloat16Kernels = {
-    kMaxGroupRows, ByRows<Bfloat16>::kKernels, finish_bfloat16, nullptr};
+    kMaxGroupRows, ByRows<Bfloat16>::kKernels, finish_bfloat16, nullptr,
+    attend_tile<ByRows<Bfloat16>>};
 constexpr outrider::Kernels kInt8Kernels = {kMaxGroupRows, ByRows<Int8>::kKernels,
-                                            finish_int8<kOffset>, quantise_row<kOffset>};
+                                            finish_int8<kOffset>, quantise_row<kOffset>, nullptr};
 
 }  // namespace
 

@@ -1,0 +1,325 @@
+// Attention of a tile's rows, in plain vectors of 16 lanes that every instruction set can hold.
+//
+// Included by each instruction set's file behind its `#pragma GCC target`; see rounding.h.
+#pragma once
+
+#include <immintrin.h>
+#include <math.h>
+
+#include "products.h"
+#include "rounding.h"
+
+// Vectors are wider than AVX2's registers; no function that takes one is called from outside.
+#pragma GCC diagnostic ignored "-Wpsabi"
+
+namespace {
+
+typedef float Lanes __attribute__((vector_size(64)));
+typedef int32_t IntLanes __attribute__((vector_size(64)));
+typedef uint16_t HalfLanes __attribute__((vector_size(32)));
+
+constexpr int64_t kLanes = 16;
+constexpr int64_t kChunk = outrider::kChunkKeys;
+
+#define INLINE inline __attribute__((always_inline))
+
+INLINE Lanes load(const float* from) {
+    Lanes lanes;
+    memcpy(&lanes, from, sizeof lanes);
+    return lanes;
+}
+
+INLINE void store(float* to, Lanes lanes) { memcpy(to, &lanes, sizeof lanes); }
+
+INLINE Lanes widened_lanes(const uint16_t* from) {
+    HalfLanes halves;
+    memcpy(&halves, from, sizeof halves);
+    const IntLanes bits = __builtin_convertvector(halves, IntLanes) << 16;
+    Lanes lanes;
+    memcpy(&lanes, &bits, sizeof lanes);
+    return lanes;
+}
+
+// e to the power of x, for x from -87 to 88 and clamped to that; exactly 1 at 0.
+INLINE Lanes exponential(Lanes x) {
+    const Lanes least = Lanes{} - 87.0f, most = Lanes{} + 88.0f;
+    x = x < least ? least : x;
+    x = x > most ? most : x;
+    const Lanes magic = Lanes{} + 12582912.0f;  // its last digit is 1: adding it rounds
+    const Lanes shifted = x * 1.44269504f + magic;
+    const Lanes power = shifted - magic;
+    const Lanes rest = x - power * 0.693359375f + power * 2.12194440e-4f;
+    Lanes sum = rest * 1.9875691500e-4f + 1.3981999507e-3f;  // the polynomial of Cephes' expf
+    sum = sum * rest + 8.3334519073e-3f;
+    sum = sum * rest + 4.1665795894e-2f;
+    sum = sum * rest + 1.6666665459e-1f;
+    sum = sum * rest + 5.0000001201e-1f;
+    sum = sum * rest * rest + rest + 1.0f;
+    const IntLanes exponent = __builtin_convertvector(power, IntLanes) << 23;
+    IntLanes bits;
+    memcpy(&bits, &sum, sizeof bits);
+    bits += exponent;
+    memcpy(&sum, &bits, sizeof sum);
+    return sum;
+}
+
+INLINE float exponential_of(float x) { return exponential(Lanes{} + x)[0]; }
+
+INLINE float largest_of(Lanes lanes) {
+    float largest = lanes[0];
+    for (int64_t each = 1; each < kLanes; ++each) {
+        largest = lanes[each] > largest ? lanes[each] : largest;
+    }
+    return largest;
+}
+
+INLINE float total_of(Lanes lanes) {
+    float halves[kLanes];
+    store(halves, lanes);
+    for (int64_t width = kLanes / 2; width > 0; width /= 2) {
+        for (int64_t each = 0; each < width; ++each) halves[each] += halves[each + width];
+    }
+    return halves[0];
+}
+
+// softcap * tanh(score / softcap)
+INLINE Lanes capped(Lanes scores, float softcap) {
+    return softcap - 2.0f * softcap / (exponential(scores * (2.0f / softcap)) + 1.0f);
+}
+
+// The running softmax of a line: one query head of one row.
+struct Line {
+    Lanes total;
+    float highest;
+};
+
+// A part of the memory of a call, cut for a tile.
+struct TileMemory {
+    TileMemory(char* memory, int64_t lines, int64_t head_dim)
+        : query(memory),
+          panel(query + (lines * head_dim * 2 + 63) / 64 * 64),
+          values(reinterpret_cast<float*>(panel + head_dim * 2 * kChunk)),
+          outputs(values + head_dim * kChunk),
+          scores(outputs + lines * head_dim),
+          lines(reinterpret_cast<Line*>(scores + lines * kChunk)) {}
+    char* query;     // of each row: groups of lines, [steps][lines of the group][4 bytes]
+    char* panel;     // keys: [steps][32 keys][4 bytes]
+    float* values;   // [32 keys][head_dim]
+    float* outputs;  // [lines][head_dim]
+    float* scores;   // [lines of a row][32 keys]
+    Line* lines;
+};
+
+template <class Table>
+class TileAttention {
+   public:
+    TileAttention(const outrider::Attention& call, int64_t tile, int64_t kv_head, char* memory)
+        : call_(call),
+          first_(call.tiles[2 * tile]),
+          num_rows_(call.tiles[2 * tile + 1] - first_),
+          slots_(call.slots + call.tile_slots[tile]),
+          kv_head_(kv_head),
+          group_(call.num_query_heads / call.num_kv_heads),
+          dim_(call.head_dim),
+          memory_(memory, num_rows_ * group_, dim_) {}
+
+    void run() {
+        begin_lines();
+        int64_t begin = INT64_MAX, end = 0;
+        for (int64_t row = 0; row < num_rows_; ++row) {
+            const int64_t last = shared_end(row);
+            if (call_.begins[first_ + row] >= last) continue;
+            begin = call_.begins[first_ + row] < begin ? call_.begins[first_ + row] : begin;
+            end = last > end ? last : end;
+        }
+        for (int64_t chunk = begin / kChunk * kChunk; chunk < end; chunk += kChunk) {
+            take_keys(slots_ + chunk, end - chunk < kChunk ? end - chunk : kChunk);
+            for (int64_t row = 0; row < num_rows_; ++row) add_chunk(row, chunk, shared_end(row));
+        }
+        for (int64_t row = 0; row < num_rows_; ++row) add_own(row);
+        for (int64_t row = 0; row < num_rows_; ++row) finish(row);
+    }
+
+   private:
+    int64_t shared_end(int64_t row) const {
+        const int64_t end = call_.ends[first_ + row], own = call_.own_begins[first_ + row];
+        return end < own ? end : own;
+    }
+
+    const uint16_t* query_of(int64_t row) const {
+        return call_.query +
+               ((first_ + row) * call_.num_query_heads + kv_head_ * group_) * dim_;
+    }
+
+    void begin_lines() {
+        for (int64_t line = 0; line < num_rows_ * group_; ++line) {
+            memory_.lines[line] = Line{Lanes{}, -INFINITY};
+        }
+        memset(memory_.outputs, 0, size_t(num_rows_ * group_ * dim_) * sizeof(float));
+        char* place = memory_.query;
+        for (int64_t row = 0; row < num_rows_; ++row) {
+            for (int64_t start = 0; start < group_; start += Table::kMost) {
+                const int64_t left = group_ - start;
+                const int64_t lines = left < Table::kMost ? left : Table::kMost;
+                const char* from = reinterpret_cast<const char*>(query_of(row) + start * dim_);
+                for (int64_t step = 0; step < dim_ / 2; ++step) {
+                    for (int64_t line = 0; line < lines; ++line, place += 4) {
+                        memcpy(place, from + line * dim_ * 2 + step * 4, 4);
+                    }
+                }
+            }
+        }
+    }
+
+    // Makes `count` keys a panel, and their values float32.
+    void take_keys(const int32_t* slots, int64_t count) {
+        const int64_t stride = call_.num_kv_heads * dim_;
+        const uint16_t* keys = call_.keys + kv_head_ * dim_;
+        const uint16_t* values = call_.values + kv_head_ * dim_;
+        for (int64_t key = 0; key < count; key += 4) {
+            const float* from[4];
+            for (int64_t each = 0; each < 4; ++each) {
+                const int64_t number = key + each < count ? key + each : key;
+                from[each] = reinterpret_cast<const float*>(keys + slots[number] * stride);
+            }
+            for (int64_t step = 0; step < dim_ / 2; step += 4) {
+                __m128 a = _mm_loadu_ps(from[0] + step), b = _mm_loadu_ps(from[1] + step);
+                __m128 c = _mm_loadu_ps(from[2] + step), d = _mm_loadu_ps(from[3] + step);
+                _MM_TRANSPOSE4_PS(a, b, c, d);
+                float* to = reinterpret_cast<float*>(memory_.panel) + step * kChunk + key;
+                _mm_storeu_ps(to, a);
+                _mm_storeu_ps(to + kChunk, b);
+                _mm_storeu_ps(to + 2 * kChunk, c);
+                _mm_storeu_ps(to + 3 * kChunk, d);
+            }
+        }
+        for (int64_t key = 0; key < count; ++key) {
+            const uint16_t* from = values + slots[key] * stride;
+            for (int64_t d = 0; d < dim_; d += kLanes) {
+                store(memory_.values + key * dim_ + d, widened_lanes(from + d));
+            }
+        }
+    }
+
+    // Adds the keys of the chunk that a row sees: its positions from `chunk` on, below `end`.
+    void add_chunk(int64_t row, int64_t chunk, int64_t end) {
+        const int64_t begin = call_.begins[first_ + row];
+        const int64_t from = begin > chunk ? begin - chunk : 0;
+        const int64_t to = end - chunk < kChunk ? end - chunk : kChunk;
+        if (from >= to) return;
+        memset(memory_.scores, 0, size_t(group_ * kChunk) * sizeof(float));
+        for (int64_t start = 0; start < group_; start += Table::kMost) {
+            const int64_t left = group_ - start;
+            const int64_t lines = left < Table::kMost ? left : Table::kMost;
+            outrider::Block block;
+            block.weights = memory_.panel;
+            block.rows = memory_.query + (row * group_ + start) * dim_ * 2;
+            block.prefetch = memory_.panel;
+            block.prefetch_stride = 0;
+            block.steps = dim_ / 2;
+            block.sums = memory_.scores + start * kChunk;
+            Table::kKernels[lines - 1](block);
+        }
+        for (int64_t head = 0; head < group_; ++head) {
+            add_to_line(row * group_ + head, memory_.scores + head * kChunk, from, to);
+        }
+    }
+
+    void add_to_line(int64_t number, float* scores, int64_t from, int64_t to) {
+        Line& line = memory_.lines[number];
+        Lanes left = ready(load(scores), from, to);
+        Lanes right = ready(load(scores + kLanes), from - kLanes, to - kLanes);
+        const float top = largest_of(left > right ? left : right);
+        const float highest = top > line.highest ? top : line.highest;
+        const float kept = exponential_of(line.highest - highest);
+        left = weights_of(left, highest);
+        right = weights_of(right, highest);
+        line.highest = highest;
+        line.total = line.total * kept + left + right;
+        store(scores, left);
+        store(scores + kLanes, right);
+        add_values(memory_.outputs + number * dim_, scores, kept, from, to);
+    }
+
+    // Scaled and capped scores of the keys [from, to), minus infinity for the others.
+    INLINE Lanes ready(Lanes scores, int64_t from, int64_t to) const {
+        const IntLanes places = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+        const IntLanes is_seen = (places >= int32_t(from)) & (places < int32_t(to));
+        scores = scores * call_.scale;
+        if (call_.softcap > 0) scores = capped(scores, call_.softcap);
+        return is_seen ? scores : Lanes{} - INFINITY;
+    }
+
+    INLINE Lanes weights_of(Lanes scores, float highest) const {
+        const Lanes nothing = {};
+        return scores > Lanes{} - INFINITY ? exponential(scores - highest) : nothing;
+    }
+
+    // output = output * kept + weights @ values, one key after the other.
+    void add_values(float* output, const float* weights, float kept, int64_t from, int64_t to) {
+        int64_t d = 0;
+        for (; d + 4 * kLanes <= dim_; d += 4 * kLanes) {
+            Lanes sums[4];
+            for (int64_t each = 0; each < 4; ++each) {
+                sums[each] = load(output + d + each * kLanes) * kept;
+            }
+            for (int64_t key = from; key < to; ++key) {
+                const float* values = memory_.values + key * dim_ + d;
+                for (int64_t each = 0; each < 4; ++each) {
+                    sums[each] += load(values + each * kLanes) * weights[key];
+                }
+            }
+            for (int64_t each = 0; each < 4; ++each) {
+                store(output + d + each * kLanes, sums[each]);
+            }
+        }
+        for (; d < dim_; d += kLanes) {
+            Lanes sum = load(output + d) * kept;
+            for (int64_t key = from; key < to; ++key) {
+                sum += load(memory_.values + key * dim_ + d) * weights[key];
+            }
+            store(output + d, sum);
+        }
+    }
+
+    // The keys from the chunk on in which a tree begins: each row has its own path.
+    void add_own(int64_t row) {
+        const int64_t own_begin = call_.own_begins[first_ + row], end = call_.ends[first_ + row];
+        const int32_t* slots = call_.own_slots + call_.own_starts[first_ + row];
+        for (int64_t chunk = own_begin; chunk < end; chunk += kChunk, slots += kChunk) {
+            if (chunk + kChunk <= call_.begins[first_ + row]) continue;
+            take_keys(slots, end - chunk < kChunk ? end - chunk : kChunk);
+            add_chunk(row, chunk, end);
+        }
+    }
+
+    void finish(int64_t row) {
+        uint16_t* y = call_.output +
+                      ((first_ + row) * call_.num_query_heads + kv_head_ * group_) * dim_;
+        for (int64_t head = 0; head < group_; ++head, y += dim_) {
+            const Line& line = memory_.lines[row * group_ + head];
+            const float* output = memory_.outputs + (row * group_ + head) * dim_;
+            float total = total_of(line.total), kept = 1.0f;
+            if (call_.sinks) {
+                const float sink = call_.sinks[kv_head_ * group_ + head];
+                const float top = sink > line.highest ? sink : line.highest;
+                kept = exponential_of(line.highest - top);
+                total = total * kept + exponential_of(sink - top);
+            }
+            for (int64_t d = 0; d < dim_; ++d) y[d] = rounded(output[d] * kept / total);
+        }
+    }
+
+    const outrider::Attention& call_;
+    const int64_t first_, num_rows_;
+    const int32_t* slots_;
+    const int64_t kv_head_, group_, dim_;
+    const TileMemory memory_;
+};
+
+template <class Table>
+void attend_tile(const outrider::Attention& call, int64_t tile, int64_t kv_head, char* memory) {
+    TileAttention<Table>(call, tile, kv_head, memory).run();
+}
+
+}  // namespace
