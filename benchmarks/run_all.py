@@ -100,6 +100,11 @@ JOBS = (
         quick=(*_BF16, *_QUICK_TARGET, "--num-prompts", "1", "--repeats", "1", "--max-new", "16"),
     ),
     Job(
+        script="bench_experts",
+        arguments=("--calls", "20"),
+        quick=("--shapes", "Qwen3 30B-A3B", "--gib", "0.3", "--calls", "3", "--rows", "1", "4"),
+    ),
+    Job(
         script="bench_host_overhead",
         arguments=_BF16,
         quick=(*_BF16, "--repeats", "1", "--steps", "5", "--sequences", "1", "4"),
