@@ -97,6 +97,37 @@ def test_a_cascade_is_the_same_without_drafting(pair: Pair) -> None:
     assert 0 < total(answers, "num_unratified_tokens") < total(answers, "num_output_tokens")
 
 
+def test_drafts_keep_to_the_positions_that_a_model_has() -> None:
+    """One row beyond a table of learned positions would end the engine for all tenants."""
+    pair = tiny_pair("gpt2", max_positions=64, drift=0.03)
+    requests = [
+        make_request(
+            f"{tier}-{length}",
+            (random_prompt(5) * 20)[:length],
+            tier=tier,
+            may_escalate=tier == "small",
+            max_tokens=64 - length,
+            min_tokens=64 - length,
+        )
+        for tier in ("large", "small")
+        for length in (20, 47, 55, 62, 63)
+    ]
+    engine = make_engine(pair, block_size=4)
+    answers = {request.request_id: Answer() for request in requests}
+    for request in requests:
+        engine.submit(request)
+    while not all(answer.finished for answer in answers.values()):
+        for name, answer in answers.items():
+            if name.startswith("small") and not answer.switches and answer.token_ids:
+                engine.switch_tier(name, "large", keeps_answer=name == "small-20")
+        step_once(engine, answers)
+    own = [request for request in requests if request.tier == "large"]
+    right = plainly(pair, own)
+    assert {name: texts(answers)[name] for name in right} == right
+    assert total(answers, "num_accepted_tokens") > 0
+    assert_idle(engine)
+
+
 # ---- over HTTP ------------------------------------------------------------------------------
 
 
