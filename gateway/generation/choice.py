@@ -12,7 +12,7 @@ from gateway.generation.trace import DRAFTED, OWN, ChoiceTrace, DeltaTrace, Mark
 from gateway.planning.job import EscalationTarget, Job
 from gateway.text.chat import ChatTokenizer
 from gateway.text.stopping import StopMatcher
-from gateway.text.thinking import TextKind, ThinkingSplitter
+from gateway.text.thinking import TextKind
 from gateway.text.tool_parser import PieceKind, ToolParser, ToolPiece
 
 ApiFinishReason = Literal["stop", "length", "tool_calls"]
@@ -111,11 +111,16 @@ class Choice:
         self._trace = ChoiceTrace(reader.tokenizer) if request.traces else None
         self._last_mark = OWN
         self._splitter = (
-            ThinkingSplitter(opens_thinking=opens_thinking) if job.splits_thinking else None
+            reader.tokenizer.splitter(opens_thinking=opens_thinking)
+            if job.splits_thinking
+            else None
         )
         self._tools = tools = reader.tools
         self._parser = ToolParser(tools) if tools else None
-        self._special_texts = tools.special_texts if tools else {}
+        self._special_texts = {
+            **(reader.tokenizer.reasoning.special_texts if self._splitter else {}),
+            **(tools.special_texts if tools else {}),
+        }
         self._stops = StopMatcher(job.stops) if job.stops else None
         self._held: deque[_HeldPiece] = deque()
         self._num_content = 0

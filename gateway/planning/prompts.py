@@ -22,7 +22,6 @@ from gateway.schema.kinds import Endpoint
 from gateway.text.chat import ChatTokenizer, Prompt, PromptEnd
 from gateway.text.prompt_work import UNBOUNDED, PromptWork
 from gateway.text.structured import StructuredPlan, plan_structured
-from gateway.text.thinking import OPEN_TAG, Thinking
 from gateway.text.tools import plan_tools
 from router.conversations import ConversationDigest, ConversationMemory, Turn, is_tool_loop
 
@@ -194,18 +193,18 @@ class ChatPrompts(Prompts):
                 self.request.prediction.text, info.max_context, self._work
             )
         rendered = Rendered(info=info, tokenizer=tokenizer, prompts=prompts, prediction=prediction)
-        thinking = _thinking(tokenizer, opens_thinking=prompts[0].opens_thinking)
+        thinking = tokenizer.thinking(prompts[0])
         if self._tools is not None:
             return replace(
                 rendered,
-                grammar=self._tools.grammar(tokenizer.dialect, thinking),
+                grammar=self._tools.grammar(tokenizer.dialect, tokenizer.reasoning, thinking),
                 tools=self._tools.reading(tokenizer.dialect),
                 grammar_param="tools",
             )
         if self._structured is not None:
             return replace(
                 rendered,
-                grammar=self._structured.grammar(thinking),
+                grammar=self._structured.grammar(thinking, tokenizer.reasoning),
                 grammar_param=self._structured.param,
             )
         return rendered
@@ -261,13 +260,6 @@ def _structured(request: ChatRequest) -> StructuredPlan | None:
     if request.response_format is None and request.structured_outputs is None:
         return None
     return plan_structured(request.response_format, request.structured_outputs)
-
-
-def _thinking(tokenizer: ChatTokenizer, *, opens_thinking: bool) -> Thinking:
-    """Return if an answer's thinking block is open already, possible, or ruled out."""
-    if opens_thinking:
-        return "open"
-    return "possible" if tokenizer.may_think else "none"
 
 
 def _refuse_hopeless(num_chars: int, tokenizer: ChatTokenizer, work: PromptWork) -> None:
@@ -353,8 +345,11 @@ def _refusal(param: str, reason: str) -> BadRequestError:
     return BadRequestError(f"{param}: {reason}.", param=param)
 
 
-def continues_text(request: ChatRequest) -> bool:
+def continues_text(request: ChatRequest, tokenizer: ChatTokenizer) -> bool:
     """Return whether an answer continues text of its own, so that no thinking can begin it."""
     if not request.continue_final_message:
         return False
-    return join_parts(request.messages[-1].content).strip() not in ("", OPEN_TAG)
+    return join_parts(request.messages[-1].content).strip() not in (
+        "",
+        tokenizer.reasoning.format.open,
+    )

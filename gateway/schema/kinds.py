@@ -29,5 +29,6 @@ ToolFormatName = Literal[
     "deepseek",
     "qwen3_coder",
     "glm45",
+    "harmony",
 ]
 """Formats in which models write tool calls."""

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Final, Literal, Protocol
 
-from gateway.text.thinking import overlap
+from gateway.text.overlap import overlap
 from gateway.text.tool_formats import XmlArguments
 from gateway.text.xml_values import ANY_VALUE, ValueForm
 

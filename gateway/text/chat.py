@@ -30,7 +30,13 @@ from gateway.text.detokenizer import (
 )
 from gateway.text.plain_tokenizer import PlainTokenizer, load_tokenizer
 from gateway.text.prompt_work import INLINE_CHARS, UNBOUNDED, PromptWork, template_chars
-from gateway.text.thinking import OPEN_TAG, check_thinking_ended
+from gateway.text.reasoning import make_splitter
+from gateway.text.reasoning_formats import (
+    ReasoningDialect,
+    find_reasoning,
+    thinking_variables,
+)
+from gateway.text.thinking import TextSplitter, Thinking, check_thinking_ended
 from gateway.text.tool_formats import ToolDialect, find_dialect
 from gateway.text.tool_prompt import template_call_id, template_calls, template_tools, write_out
 
@@ -106,7 +112,10 @@ class ChatTokenizer:
         special = _special_ids(backend)
         self._special = re.compile("|".join(map(re.escape, special))) if special else None
         self.dialect: ToolDialect = find_dialect(tokenizer.chat_template, special, tool_format)
-        self.may_think = OPEN_TAG in str(tokenizer.chat_template)
+        self.reasoning: ReasoningDialect = find_reasoning(tokenizer.chat_template, special)
+        self.may_think = self.reasoning.is_known
+        ends = [special[text] for text in self.reasoning.format.stops if text in special]
+        self.stop_token_ids = tuple(dict.fromkeys([*self.stop_token_ids, *ends]))
         writes = (self.fingerprint, tokenizer.chat_template, self.stop_token_ids, self.dialect)
         self.rendering = hashlib.sha256(repr(writes).encode("utf-8", "replace")).hexdigest()
 
@@ -162,6 +171,7 @@ class ChatTokenizer:
         if "_can_sanitize" not in self.__dict__:
             await asyncio.to_thread(self.prepare_rendering)
         variables = read_variables(template_kwargs, self._reserved) if template_kwargs else {}
+        variables = thinking_variables(variables, self._tokenizer.chat_template, self.reasoning)
 
         def rendered() -> Prompt:
             conversation = self._conversation(messages, work.json_bounds)
@@ -197,6 +207,16 @@ class ChatTokenizer:
     def decode(self, token_ids: Sequence[int], *, with_special: bool = False) -> str:
         """Decode a whole sequence; `with_special` tokens by their names, or without them."""
         return str(self._backend.decode(list(token_ids), skip_special_tokens=not with_special))
+
+    def thinking(self, prompt: Prompt) -> Thinking:
+        """Return if a chat answer's thinking block is open already, possible, or ruled out."""
+        if prompt.opens_thinking:
+            return "open"
+        return "possible" if self.may_think else "none"
+
+    def splitter(self, *, opens_thinking: bool = False) -> TextSplitter:
+        """Return a new reader that tells one answer's thinking from its content."""
+        return make_splitter(self.reasoning, opens_thinking=opens_thinking)
 
     def detokenizer(self) -> Detokenizer:
         """Return a new detokenizer for one answer."""
@@ -249,8 +269,16 @@ class ChatTokenizer:
         if message.name is not None:
             fields["name"] = message.name
         if isinstance(message, AssistantMessage) and message.reasoning_content is not None:
-            fields["reasoning_content"] = message.reasoning_content
+            fields |= self._reasoning_fields(message)
         return fields
+
+    def _reasoning_fields(self, message: AssistantMessage) -> dict[str, Any]:
+        """Build the fields of an earlier thought, under the names that templates read."""
+        if not self.reasoning.format.has_channels:
+            return {"reasoning_content": message.reasoning_content}
+        if message.tool_calls and message.content:
+            return {}  # gpt-oss's template refuses a thought beside content and calls
+        return dict.fromkeys(("reasoning_content", "thinking"), message.reasoning_content)
 
     def _encode(self, text: str, *, with_special: bool = False) -> tuple[int, ...]:
         """Encode a text. A batch, unlike a single text, leaves the interpreter free."""
@@ -284,7 +312,7 @@ class ChatTokenizer:
             raise BadRequestError("This model has no chat template; use /v1/completions.")
         if end == "final_message" and self.may_think:
             param = f"messages.{len(conversation) - 1}.content"
-            check_thinking_ended(conversation[-1]["content"], param)
+            check_thinking_ended(conversation[-1]["content"], param, self.reasoning.format)
         try:
             text = self._apply_template(conversation, variables, end)
         except _TEMPLATE_ERRORS as error:
@@ -294,10 +322,11 @@ class ChatTokenizer:
                 f"The model's chat template refused the messages: {reason}", param="messages"
             ) from error
         self._refuse_overlong(text, work)
-        opens_thinking = text.rstrip().endswith(OPEN_TAG)
+        opening = self.reasoning.format.open
+        opens_thinking = text.rstrip().endswith(opening)
         if opens_thinking and end == "final_message":
             # An answer that merely mentions the tag is left alone.
-            opens_thinking = conversation[-1]["content"].strip() in ("", OPEN_TAG)
+            opens_thinking = conversation[-1]["content"].strip() in ("", opening)
         if self._can_sanitize and self._forges(conversation, variables):
             token_ids = self._apply_template(
                 conversation, variables, end, tokenize=True, sanitize_control_tokens=True

@@ -15,7 +15,9 @@ from gateway.schema.structured import (
     ResponseFormat,
     StructuredOutputs,
 )
-from gateway.text.thinking import Thinking, behind_thinking
+from gateway.text.reasoning import behind_reasoning
+from gateway.text.reasoning_formats import PLAIN, ReasoningDialect
+from gateway.text.thinking import Thinking
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +28,9 @@ class StructuredPlan:
     text: str
     param: str
 
-    def grammar(self, thinking: Thinking = "none") -> GrammarSpec:
+    def grammar(
+        self, thinking: Thinking = "none", reasoning: ReasoningDialect = PLAIN
+    ) -> GrammarSpec:
         """Return the grammar to enforce. `thinking`: a block that comes, or may come, before it.
 
         Raises BadRequestError for a text over the engine's limit.
@@ -35,7 +39,8 @@ class StructuredPlan:
             plain = GrammarSpec(kind=self.kind, text=self.text)  # its size, before it is parsed
             if thinking == "none":
                 return plain
-            tag = {"type": "structural_tag", "format": behind_thinking(self._format(), thinking)}
+            whole = behind_reasoning(self._format(), thinking, reasoning)
+            tag = {"type": "structural_tag", "format": whole}
             return GrammarSpec(kind="structural_tag", text=_dumps(tag))
         except ValueError as error:
             raise BadRequestError(f"{self.param}: {error}.", param=self.param) from error

@@ -1,70 +1,99 @@
 """Splits a reasoning model's text into thinking and answer."""
 
-from typing import Any, Final, Literal
+from typing import Final, Literal, Protocol
 
 from gateway.errors.tree import BadRequestError
-
-OPEN_TAG: Final = "<think>"
-CLOSE_TAG: Final = "</think>"
+from gateway.text.grammar_parts import GrammarPart, Literals, optional, sequence, tag
+from gateway.text.overlap import overlap
+from gateway.text.reasoning_formats import THINK, ReasoningDialect, ReasoningFormat
 
 TextKind = Literal["reasoning", "content"]
 # The block before the answer: the prompt opened it, the model may open it, or there is none.
 Thinking = Literal["open", "possible", "none"]
 
 # White space that models write between their thinking and the answer; it is dropped.
-_GAP: Final = r"\s{0,4}"
+_GAP: Final[GrammarPart] = {"type": "regex", "pattern": r"\s{0,4}"}
+_ANY_TEXT: Final[GrammarPart] = {"type": "any_text"}
 
 
-def behind_thinking(answer: dict[str, Any], thinking: Thinking) -> dict[str, Any]:
-    """A structural tag's format: free text up to the closing tag, then the answer's format."""
+class TextSplitter(Protocol):
+    """Takes an answer's text piece by piece and tells thinking from content."""
+
+    @property
+    def is_thinking(self) -> bool:
+        """True if the next text, unless it is a mark, is thinking."""
+
+    def push(self, text: str) -> list[tuple[TextKind, str]]:
+        """Return the pieces that can be released now, in order; no empty ones."""
+
+    def flush(self) -> list[tuple[TextKind, str]]:
+        """Return the text held back for a mark that never came."""
+
+
+def behind_thinking(
+    answer: GrammarPart,
+    thinking: Thinking,
+    dialect: ReasoningDialect,
+    *,
+    has_marks: bool = True,
+) -> GrammarPart:
+    """Return the grammar of an answer with the thinking in front of it.
+
+    `has_marks`: the marks around answers may stand around this one. Where they are text and the
+    answer is free, it may hold them anyhow.
+    """
+    form = dialect.format
     if thinking == "none":
         return answer
-    begin = "" if thinking == "open" else OPEN_TAG
-    thought = {"type": "tag", "begin": begin, "content": {"type": "any_text"}, "end": CLOSE_TAG}
-    block: dict[str, Any] = {
-        "type": "sequence",
-        "elements": [thought, {"type": "regex", "pattern": _GAP}],
-    }
+    literals = Literals(dialect.special_ids)
+    begin = "" if thinking == "open" else literals.mark(form.open)
+    block = sequence([tag(begin, _ANY_TEXT, literals.mark(form.close)), _GAP])
     if thinking == "possible":
-        block = {"type": "optional", "content": block}
-    return {"type": "sequence", "elements": [block, answer]}
+        block = optional(block)
+    if not (has_marks and form.answer_open):
+        return sequence([block, answer])
+    opening = optional(sequence([*literals.parts(form.answer_open), _GAP]))
+    closing = optional(sequence([_GAP, *literals.parts(form.answer_close)]))
+    return sequence([block, opening, answer, closing])
 
 
-def check_thinking_ended(text: str, param: str) -> None:
+def check_thinking_ended(text: str, param: str, form: ReasoningFormat = THINK) -> None:
     """Raise BadRequestError for an answer to continue that breaks off inside its thinking."""
     text = text.strip()
-    if text.startswith(OPEN_TAG) and text != OPEN_TAG and CLOSE_TAG not in text:
+    if text.startswith(form.open) and text != form.open and form.close not in text:
         raise BadRequestError(
             f"{param}: it ends inside a thinking block, which cannot be continued; end with "
-            f"{OPEN_TAG} to begin one, or close it with {CLOSE_TAG}.",
+            f"{form.open} to begin one, or close it with {form.close}.",
             param=param,
         )
 
 
 class ThinkingSplitter:
-    """Takes the text piece by piece; tags may be cut anywhere.
+    """Takes the text piece by piece; marks may be cut anywhere.
 
     A thinking block counts only at the start of an answer, or when the prompt opened it: an answer
-    that merely mentions the tag is left alone. Tags and the white space after them are dropped.
+    that merely mentions the mark is left alone. Marks and the white space after them are dropped.
     """
 
-    def __init__(self, *, opens_thinking: bool = False) -> None:
-        """`opens_thinking`: the chat template already wrote the opening tag."""
-        self._state: Literal["start", "thinking", "answer"] = (
+    def __init__(self, form: ReasoningFormat = THINK, *, opens_thinking: bool = False) -> None:
+        """`opens_thinking`: the chat template already wrote the opening mark."""
+        self._format = form
+        self._state: Literal["start", "thinking", "mark", "answer"] = (
             "thinking" if opens_thinking else "start"
         )
         self._held = ""
-        self._space: list[str] = []  # at the start, where a tag may follow
+        self._space: list[str] = []  # at the start, where a mark may follow
         self._skips_space = opens_thinking
+        self._closing = form.answer_close if form.are_tokens else ""
 
     @property
     def is_thinking(self) -> bool:
-        """True if the next text, unless it is a tag, is thinking."""
+        """True if the next text, unless it is a mark, is thinking."""
         return self._state == "thinking"
 
     def push(self, text: str) -> list[tuple[TextKind, str]]:
         """Return the pieces that can be released now, in order; no empty ones."""
-        if self._state == "answer" and not self._skips_space:
+        if self._state == "answer" and not self._skips_space and not self._closing:
             return [("content", text)] if text else []
         pieces: list[tuple[TextKind, str]] = []
         self._held += text
@@ -73,7 +102,7 @@ class ThinkingSplitter:
         return pieces
 
     def flush(self) -> list[tuple[TextKind, str]]:
-        """Return the text held back for a tag that never came."""
+        """Return the text held back for a mark that never came."""
         held, self._held = self._with_space(), ""
         if not held:
             return []
@@ -86,25 +115,30 @@ class ThinkingSplitter:
             if not self._held:
                 return False
             self._skips_space = False
-        if self._state == "start":
-            return self._start(pieces)
-        if self._state == "thinking":
-            return self._think(pieces)
-        if self._held:
-            pieces.append(("content", self._held))
-            self._held = ""
-        return False
+        match self._state:
+            case "start":
+                return self._start()
+            case "thinking":
+                return self._think(pieces)
+            case "mark":
+                return self._mark()
+            case "answer":
+                return self._answer(pieces)
 
-    def _start(self, pieces: list[tuple[TextKind, str]]) -> bool:
+    def _start(self) -> bool:
         begun = self._held.lstrip()
         self._space.append(self._held[: len(self._held) - len(begun)])
         self._held = begun
-        if begun.startswith(OPEN_TAG):
-            self._held = begun.removeprefix(OPEN_TAG)
+        form = self._format
+        if begun.startswith(form.open):
+            self._held = begun.removeprefix(form.open)
             self._space.clear()
             self._state, self._skips_space = "thinking", True
-        elif OPEN_TAG.startswith(begun):
-            return False  # also white space only: a tag may follow
+        elif form.answer_open and begun.startswith(form.answer_open):
+            self._space.clear()
+            self._state = "mark"
+        elif form.open.startswith(begun) or form.answer_open.startswith(begun):
+            return False  # also white space only: a mark may follow
         else:
             self._held = self._with_space()
             self._state = "answer"
@@ -118,22 +152,42 @@ class ThinkingSplitter:
         return held
 
     def _think(self, pieces: list[tuple[TextKind, str]]) -> bool:
-        thought, tag, rest = self._held.partition(CLOSE_TAG)
-        if tag:
+        close = self._format.close
+        thought, mark, rest = self._held.partition(close)
+        if mark:
             self._held = rest
-            self._state, self._skips_space = "answer", True
+            self._state, self._skips_space = "mark", True
         else:
-            num_held = overlap(self._held, CLOSE_TAG)
+            num_held = overlap(self._held, close)
             thought = self._held[: len(self._held) - num_held]
             self._held = self._held[len(thought) :]
         if thought:
             pieces.append(("reasoning", thought))
-        return bool(tag)
+        return bool(mark)
 
+    def _mark(self) -> bool:
+        """Drop the mark in front of the answer, if there is one."""
+        mark = self._format.answer_open
+        if mark and self._held.startswith(mark):
+            self._held = self._held.removeprefix(mark)
+            self._skips_space = True
+            self._closing = self._format.answer_close
+        elif mark.startswith(self._held) and mark:
+            return False
+        self._state = "answer"
+        return True
 
-def overlap(text: str, word: str) -> int:
-    """The length of the longest end of `text` that is a proper beginning of `word`."""
-    for length in range(min(len(text), len(word) - 1), 0, -1):
-        if text.endswith(word[:length]):
-            return length
-    return 0
+    def _answer(self, pieces: list[tuple[TextKind, str]]) -> bool:
+        """Release the answer, without the mark behind it."""
+        text, mark, rest = self._held, "", ""
+        if self._closing:
+            text, mark, rest = self._held.partition(self._closing)
+            if mark:
+                self._closing = ""
+            else:
+                num_held = overlap(text, self._closing)
+                text, rest = text[: len(text) - num_held], text[len(text) - num_held :]
+        if text:
+            pieces.append(("content", text))
+        self._held = rest
+        return bool(mark and rest)

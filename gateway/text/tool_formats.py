@@ -56,6 +56,8 @@ class ToolFormat:
     """The field of the system message in which the template expects the tools, where it has one."""
     result_role: str = "user"
     """The role of results, where the template does not render them itself."""
+    has_channels: bool = False
+    """Calls are messages with headers, as gateway/text/channels.py gives them; one an answer."""
     has_text_arguments: bool = False
     """The template joins arguments to text itself, so it needs them as text."""
 
@@ -67,7 +69,7 @@ class ToolFormat:
     @property
     def has_parallel_calls(self) -> bool:
         """True if an answer may hold more than one call."""
-        return self.repeats or self.separator is not None
+        return (self.repeats or self.separator is not None) and not self.has_channels
 
     @property
     def first_char(self) -> str:
@@ -173,6 +175,16 @@ GLM45: Final = ToolFormat(
         value_end="</arg_value>",
     ),
 )
+HARMONY: Final = ToolFormat(
+    name="harmony",
+    marker="<|channel|>commentary to=functions.",
+    call_begin="",
+    call_middle="<|message|>",
+    call_end="",
+    repeats=True,
+    between="",
+    has_channels=True,
+)
 FORMATS: Final[Mapping[ToolFormatName, ToolFormat]] = {
     form.name: form
     for form in (
@@ -186,6 +198,7 @@ FORMATS: Final[Mapping[ToolFormatName, ToolFormat]] = {
         DEEPSEEK,
         QWEN3_CODER,
         GLM45,
+        HARMONY,
     )
 }
 assert set(FORMATS) == set(get_args(ToolFormatName))
@@ -210,13 +223,16 @@ def find_dialect(
     """Return the dialect of a chat template (text, named texts or None); `wanted` overrides it.
 
     `special_ids`: the tokenizer's special tokens by text. A template that knows no tools, or writes
-    them in another way, gets hermes, rendered by us.
+    them in another way, gets hermes, rendered by us. Raises ValueError for channels where the
+    template has none.
     """
     texts = template.values() if isinstance(template, Mapping) else [template or ""]
     text = "\n".join(map(str, texts)).replace('\\"', '"').replace("\\n", "\n")
     found = _template_format(text)
     form, is_native = found or HERMES, found is not None and not found.system_field
     if wanted is not None and form.name != wanted:
+        if FORMATS[wanted].has_channels:
+            raise ValueError(f"tool_format {wanted!r} needs a chat template with channels")
         # A template that we do not recognise may well write the wanted format.
         form, is_native = FORMATS[wanted], found is None and _shows_tools(text)
     marks = {mark: token_id for mark, token_id in special_ids.items() if mark in form.marks}
@@ -284,6 +300,7 @@ def _seed(text: str) -> ToolFormat:
 
 
 _TOLD_BY: Final[Sequence[tuple[Sequence[str], ToolFormat | Callable[[str], ToolFormat]]]] = (
+    (["<|channel|>", "commentary"], HARMONY),
     (["[TOOL_CALLS]"], _mistral),
     (['{"name": function name, "parameters":'], LLAMA3),
     (["<|START_ACTION|>"], COHERE),

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from gateway.schema.tools import FunctionDefinition
+from gateway.text.channels import channel_answer
 from gateway.text.grammar_parts import (
     GrammarPart,
     Literals,
@@ -52,10 +53,13 @@ class _Builder:
 
     def answer(self, functions: Sequence[FunctionDefinition], *, must_call: bool) -> GrammarPart:
         """Build an answer of calls only, or of text with calls."""
+        if self._form.has_channels:
+            calls = [[const(each.name), *self._arguments(each)] for each in functions]
+            return channel_answer(calls, self._form, self._literals, must_call=must_call)
         if not self._form.marker:
-            calls = any_of([self._call(function) for function in functions])
+            call = any_of([self._call(function) for function in functions])
             trigger = self._form.trigger
-            return calls if must_call else any_of([calls, _text_not_starting_with(trigger)])
+            return call if must_call else any_of([call, _text_not_starting_with(trigger)])
         section = self._section(functions)
         ends_with_it = self._is_single or not self._form.repeats
         if must_call:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from gateway.text.arguments import ArgumentsReader, JsonArguments, XmlArgumentsReader
-from gateway.text.thinking import overlap
+from gateway.text.overlap import overlap
 from gateway.text.tool_formats import ANY_ID, ToolFormat
 from gateway.text.xml_values import ValueForm
 

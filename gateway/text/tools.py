@@ -13,7 +13,9 @@ from engine.request import GrammarSpec
 from gateway.errors.tree import BadRequestError
 from gateway.schema.chat import ChatRequest
 from gateway.schema.tools import FunctionDefinition, NamedToolChoice, Tool
-from gateway.text.thinking import Thinking, behind_thinking
+from gateway.text.reasoning import behind_reasoning
+from gateway.text.reasoning_formats import ReasoningDialect
+from gateway.text.thinking import Thinking
 from gateway.text.tool_formats import ToolDialect
 from gateway.text.tool_grammar import answer_grammar
 from gateway.text.tool_parser import ToolReading
@@ -34,7 +36,9 @@ class ToolPlan:
     named: str | None
     may_repeat: bool
 
-    def grammar(self, dialect: ToolDialect, thinking: Thinking) -> GrammarSpec:
+    def grammar(
+        self, dialect: ToolDialect, reasoning: ReasoningDialect, thinking: Thinking
+    ) -> GrammarSpec:
         """Return the answer's grammar. `thinking`: a block that comes, or may come, before it.
 
         Raises BadRequestError when the tools are too large for a grammar.
@@ -45,7 +49,14 @@ class ToolPlan:
         answer = answer_grammar(
             dialect, functions, must_call=self.must_call, may_repeat=self.may_repeat
         )
-        tag = {"type": "structural_tag", "format": behind_thinking(answer, thinking)}
+        whole = behind_reasoning(
+            answer,
+            thinking,
+            reasoning,
+            is_framed=dialect.format.has_channels,
+            has_marks=not self.must_call and reasoning.has_special_marks,
+        )
+        tag = {"type": "structural_tag", "format": whole}
         try:
             return GrammarSpec(kind="structural_tag", text=json.dumps(tag, ensure_ascii=False))
         except ValueError as error:

@@ -13,6 +13,7 @@ import pytest
 
 from engine.request import EngineRequest
 from gateway.schema.tools import FunctionDefinition, Tool
+from gateway.text.reasoning_formats import PLAIN
 from gateway.text.tool_formats import COHERE, GLM45, HERMES, MISTRAL11, QWEN3_CODER, ToolDialect
 from gateway.text.tool_parser import ToolParser
 from gateway.text.tools import ToolPlan
@@ -73,7 +74,7 @@ def test_calls_in_every_format_conform_to_random_schemas() -> None:
             request = make_request(
                 request_id, prompts[number], max_tokens=200, seed=number, temperature=number % 2
             )
-            requests.append(replace(request, grammar=plan.grammar(dialect, "none")))
+            requests.append(replace(request, grammar=plan.grammar(dialect, PLAIN, "none")))
     num_whole = 0
     for start in range(0, len(requests), 10):
         engine = make_engine(shipped_pair(), grammars=COMPILERS)

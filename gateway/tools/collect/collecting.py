@@ -27,8 +27,7 @@ from engine.events import (
 from engine.request import TIERS, EngineRequest, SamplingParams, Tier
 from gateway.backends.client import EngineClient
 from gateway.errors.tree import BadRequestError
-from gateway.text.chat import ChatTokenizer, Prompt
-from gateway.text.thinking import Thinking, ThinkingSplitter
+from gateway.text.chat import ChatTokenizer
 from gateway.text.tools import plan_tools
 from gateway.tools.collect.data import CollectError, CollectQuestion, LabelFile, LabelledRow
 
@@ -190,10 +189,11 @@ class Collector:
         room = self._tiers[tier].max_context - len(prompt.token_ids)
         if room < 1:
             return None
-        grammar, special_texts = None, {}
+        grammar, special_texts = None, tokenizer.reasoning.special_texts
         if tools is not None:
-            grammar = tools.grammar(tokenizer.dialect, _thinking(tokenizer, prompt))
-            special_texts = dict(tools.reading(tokenizer.dialect).special_texts)
+            thinking = tokenizer.thinking(prompt)
+            grammar = tools.grammar(tokenizer.dialect, tokenizer.reasoning, thinking)
+            special_texts |= tools.reading(tokenizer.dialect).special_texts
         request = EngineRequest(
             request_id=f"collect-{tier}-{question.digest}",
             prompt_token_ids=prompt.token_ids,
@@ -281,16 +281,10 @@ def _take(event: EngineEvent, answer: TierAnswer) -> None:
         answer.logprobs += [entry.logprob for entry in event.logprobs]
 
 
-def _thinking(tokenizer: ChatTokenizer, prompt: Prompt) -> Thinking:
-    if prompt.opens_thinking:
-        return "open"
-    return "possible" if tokenizer.may_think else "none"
-
-
 def _text(tokenizer: ChatTokenizer, tokenized: TokenizedQuestion, token_ids: Sequence[int]) -> str:
     """The answer as a client would read it, calls included, thinking left out."""
     detokenizer = tokenizer.detokenizer()
-    splitter = ThinkingSplitter(opens_thinking=tokenized.opens_thinking)
+    splitter = tokenizer.splitter(opens_thinking=tokenized.opens_thinking)
     pieces: list[str] = []
     for token_id in token_ids:
         if token_id in tokenizer.stop_token_ids:

@@ -6,7 +6,8 @@ from operator import itemgetter
 import pytest
 
 from gateway.schema.kinds import ToolFormatName
-from gateway.text.thinking import OPEN_TAG, ThinkingSplitter
+from gateway.text.reasoning_formats import THINK
+from gateway.text.thinking import ThinkingSplitter
 from gateway.text.tool_formats import FORMATS
 from gateway.text.tool_parser import ToolParser, ToolReading
 from tests.sizes import repeats
@@ -78,12 +79,12 @@ def test_content_that_is_no_call_is_kept_to_the_character(name: str) -> None:
 
 
 def test_hole_6_space_in_front_of_an_answer_is_not_read_again() -> None:
-    for end, expected in (("x", "content"), (f"{OPEN_TAG}x", "reasoning")):
+    for end, expected in (("x", "content"), (f"{THINK.open}x", "reasoning")):
         splitter = ThinkingSplitter()
         pieces = []
         for char in " " * 5000 + end:
             pieces += splitter.push(char)
-            assert len(splitter._held) <= len(OPEN_TAG)
+            assert len(splitter._held) <= len(THINK.open)
         pieces += splitter.flush()
         assert {kind for kind, _ in pieces} == {expected}
         text = "".join(part for _, part in pieces)

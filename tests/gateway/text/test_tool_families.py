@@ -209,11 +209,11 @@ def special_marks(form: ToolFormat) -> dict[str, int]:
 
 
 VARIANTS = [
-    *FORMATS.values(),
+    *(form for form in FORMATS.values() if not form.has_channels),
     *(find_dialect(t, {}).format for t in (MISTRAL11, DEEPSEEK3, PHI4_OWN, SEED_OSS, GLM47)),
 ]
 CASES = [(form, False) for form in VARIANTS] + [
-    (form, True) for form in FORMATS.values() if special_marks(form)
+    (form, True) for form in VARIANTS[: len(FORMATS) - 1] if special_marks(form)
 ]
 
 
@@ -371,3 +371,54 @@ def test_calls_reach_the_client(tokenizer_folder: Any, template: str, marks: lis
             {"name": "get_weather", "arguments": '{"city": "Oslo"}'},
             {"name": "clock", "arguments": "{}"},
         ]
+
+
+GPT_OSS = """{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}\
+{{ messages[0].content }}{{ '<|start|>assistant' }}{# <|channel|> analysis commentary final #}"""
+HARMONY_MARKS = ["<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|call|>"]
+
+
+def test_channels_reach_the_client_as_reasoning_and_calls(tokenizer_folder: Any) -> None:
+    text = (
+        "<|channel|>analysis<|message|>Look it up.<|end|><|start|>assistant<|channel|>commentary"
+        ' to=functions.get_weather <|constrain|>json<|message|>{"city": "Oslo"}<|call|>'
+    )
+    marks = [*HARMONY_MARKS, "<|end|>", "<|return|>"]
+    for answer in answers(tokenizer_folder, GPT_OSS, text, marks):
+        (choice,) = answer["choices"]
+        assert choice["finish_reason"] == "tool_calls"
+        assert choice["message"]["reasoning_content"] == "Look it up."
+        assert choice["message"]["content"] is None
+        (call,) = choice["message"]["tool_calls"]
+        assert call["function"] == {"name": "get_weather", "arguments": '{"city": "Oslo"}'}
+
+
+@pytest.mark.parametrize(
+    ("template", "text", "marks"),
+    [
+        (
+            GPT_OSS,
+            "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>"
+            "Hello!<|return|>",
+            [*HARMONY_MARKS, "<|end|>", "<|return|>"],
+        ),
+        (
+            "{{ messages[0].content }}{# <|START_THINKING|> #}",
+            "<|START_THINKING|>Hm.<|END_THINKING|><|START_RESPONSE|>Hello!<|END_RESPONSE|>",
+            ["<|START_THINKING|>", "<|END_THINKING|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>"],
+        ),
+        (
+            "{{ messages[0].content }}{# Here is my thought process: #}",
+            "Here is my thought process: Hm.Here is my response: Hello!",
+            [],
+        ),
+    ],
+)
+def test_reasoning_reaches_the_client_apart(
+    tokenizer_folder: Any, template: str, text: str, marks: list[str]
+) -> None:
+    for answer in answers(tokenizer_folder, template, text, marks, tools=[], logprobs=True):
+        (choice,) = answer["choices"]
+        assert choice["finish_reason"] == "stop"
+        assert choice["message"]["reasoning_content"] == "Hm."
+        assert choice["message"]["content"] == "Hello!"

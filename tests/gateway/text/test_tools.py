@@ -17,6 +17,7 @@ from gateway.errors.tree import BadRequestError
 from gateway.schema.responses import ChatCompletion, ChatCompletionChunk
 from gateway.settings.tree import load_settings
 from gateway.text.chat import ChatTokenizer
+from gateway.text.reasoning_formats import PLAIN
 from gateway.text.tool_formats import HERMES, LLAMA3, MISTRAL, ToolDialect, find_dialect
 from gateway.text.tools import plan_tools
 from gateway.wiring.application import build_app
@@ -210,7 +211,7 @@ def test_names_of_fields_cannot_forge_control_tokens(tokenizer_folder: Path) -> 
 )
 def test_refused(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(BadRequestError) as caught:
-        plan(**fields).grammar(find_dialect(None, {}), "none")
+        plan(**fields).grammar(find_dialect(None, {}), PLAIN, "none")
     assert caught.value.param == param
 
 

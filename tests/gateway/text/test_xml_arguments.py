@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors.tree import BadRequestError
+from gateway.text.reasoning_formats import PLAIN
 from gateway.text.tool_formats import GLM45, QWEN3_CODER, ToolDialect, ToolFormat, find_dialect
 from gateway.text.tool_parser import ToolParser, ToolReading
 from gateway.text.tool_prompt import write_calls
@@ -257,6 +258,6 @@ def test_arguments_that_are_not_described_are_allowed_where_none_are_or_the_sche
 )
 def test_schemas_of_several_arguments_at_once_are_refused(parameters: dict[str, Any]) -> None:
     with pytest.raises(BadRequestError) as caught:
-        plan(tools=[tool(**parameters)]).grammar(QWEN_DIALECT, "none")
+        plan(tools=[tool(**parameters)]).grammar(QWEN_DIALECT, PLAIN, "none")
     assert caught.value.param == "tools"
     assert len(str(caught.value)) < 300

@@ -9,6 +9,7 @@ import xgrammar
 
 from gateway.schema.chat import ChatRequest
 from gateway.schema.parsing import parse
+from gateway.text.reasoning_formats import PLAIN, ReasoningDialect
 from gateway.text.thinking import Thinking
 from gateway.text.tool_formats import ToolDialect
 from gateway.text.tools import ToolPlan, plan_tools
@@ -58,11 +59,14 @@ def compiler_with_specials() -> xgrammar.GrammarCompiler:
 
 
 def compiled(
-    dialect: ToolDialect, thinking: Thinking = "none", **fields: Any
+    dialect: ToolDialect,
+    thinking: Thinking = "none",
+    reasoning: ReasoningDialect = PLAIN,
+    **fields: Any,
 ) -> Callable[[], xgrammar.GrammarMatcher]:
     """A maker of matchers, through our own compiler where it can."""
-    spec = plan(**fields).grammar(dialect, thinking)
-    if dialect.special_ids:
+    spec = plan(**fields).grammar(dialect, reasoning, thinking)
+    if dialect.special_ids or reasoning.special_ids:
         special = compiler_with_specials().compile_structural_tag(spec.text)
         return lambda: xgrammar.GrammarMatcher(special)
     grammar = shipped_compiler().compile(spec).result(120)
