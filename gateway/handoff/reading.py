@@ -1,7 +1,8 @@
 """Parses a request's bytes: its constraints, its arms, and its latency objective."""
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 from engine.errors import EngineError
@@ -85,17 +86,27 @@ class RequestReader:
         refuse_doubled_names(body)
         check_model(context.principal, request.model)
         assignment = self._assigned(request, body, endpoint, context)
+        parsing = partial(self._parsed_for_local, endpoint, request, context)
+        return await self._in_its_arms(assignment, parsing, context)
+
+    async def _in_its_arms(
+        self,
+        assignment: Assignment | None,
+        parsing: Callable[[Assignment | None], Awaitable[ParsedRequest]],
+        context: RequestContext,
+    ) -> ParsedRequest:
+        """Parse the request in its arms, or in none where it cannot be served in them."""
         try:
-            return self._parsed_for_local(endpoint, request, context, assignment)
+            return await parsing(assignment)
         except (GatewayError, EngineError) as error:
             if assignment is None or not may_be_arms_fault(assignment, error):
                 raise
             forget_arms(context)
-            parsed = self._parsed_for_local(endpoint, request, context, None)
+            parsed = await parsing(None)
             self._note(assignment, error, context)
             return parsed
 
-    def _parsed_for_local(
+    async def _parsed_for_local(
         self,
         endpoint: Endpoint,
         request: ApiRequest,
@@ -133,15 +144,8 @@ class RequestReader:
         read_variables(read.document.get(FIELD))
         check_model(context.principal, envelope.model)
         assignment = self._assigned(read, body, endpoint, context)
-        try:
-            return await self._parsed_for_tiers(endpoint, body, read, context, assignment)
-        except (GatewayError, EngineError) as error:
-            if assignment is None or not may_be_arms_fault(assignment, error):
-                raise
-            forget_arms(context)
-            parsed = await self._parsed_for_tiers(endpoint, body, read, context, None)
-            self._note(assignment, error, context)
-            return parsed
+        parsing = partial(self._parsed_for_tiers, endpoint, body, read, context)
+        return await self._in_its_arms(assignment, parsing, context)
 
     async def without_arms(
         self, parsed: ParsedRequest, body: bytes, context: RequestContext, error: Exception
@@ -155,7 +159,7 @@ class RequestReader:
             return None
         forget_arms(context)
         if not self.cloud.tiers:
-            plain = self._parsed_for_local(
+            plain = await self._parsed_for_local(
                 parsed.endpoint, parse(_REQUESTS[parsed.endpoint], body), context, None
             )
         else:
