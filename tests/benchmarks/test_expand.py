@@ -146,7 +146,9 @@ def test_shards_are_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         ({"intermediate_size": 1}, "intermediate_size=1"),
     ],
 )
-def test_what_cannot_be_is_refused(tmp_path: Path, changes: dict[str, int], why: str) -> None:
+def test_impossible_expansions_are_refused(
+    tmp_path: Path, changes: dict[str, int], why: str
+) -> None:
     source = source_model(tmp_path / "old")
     with pytest.raises(ExpandError, match=why):
         expand(source, tmp_path / "new", OLD.replaced(changes))

@@ -109,7 +109,7 @@ def test_results_say_what_they_depend_on_and_nothing_personal(tmp_path: Path) ->
         assert private not in values
 
 
-def test_what_is_no_figure_is_refused() -> None:
+def test_invalid_figures_are_refused() -> None:
     with pytest.raises(TypeError, match="object has no place"):
         plain({"a": [object()]})
 

@@ -269,7 +269,7 @@ def test_statuses_and_pages() -> None:
 
 
 @pytest.mark.parametrize("kind", ["garbage", "error_event", "no_done", "long_line"])
-def test_what_a_spoilt_stream_holds(kind: ToxicKind) -> None:
+def test_a_spoilt_stream_holds_its_faults(kind: ToxicKind) -> None:
     async def body(mock: MockUpstream, session: aiohttp.ClientSession) -> None:
         toxic = Toxic(kind=kind, after_events=1, size_bytes=2_000_000)
         mock.script = MockScript(pieces=HELLO.pieces, toxic=toxic)
@@ -328,7 +328,7 @@ def test_a_server_goes_away_and_comes_back() -> None:
     run(body)
 
 
-def test_going_away_cuts_what_is_under_way() -> None:
+def test_a_stopped_mock_cuts_its_responses() -> None:
     async def body(mock: MockUpstream, session: aiohttp.ClientSession) -> None:
         mock.script = MockScript(toxic=Toxic(kind="stall", after_events=1))
         asking = asyncio.create_task(post(session, mock, CHAT | {"stream": True}))
@@ -341,7 +341,7 @@ def test_going_away_cuts_what_is_under_way() -> None:
     run(body)
 
 
-def test_a_function_says_what_each_request_gets() -> None:
+def test_a_function_decides_each_response() -> None:
     async def body(mock: MockUpstream, session: aiohttp.ClientSession) -> None:
         mock.script = lambda request: MockScript(pieces=(f"number {request.index}",))
         answers = [await post(session, mock, CHAT) for _ in range(2)]

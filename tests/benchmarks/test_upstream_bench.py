@@ -221,7 +221,7 @@ STREAM_VERDICTS: dict[ToxicKind, Verdict] = {
 
 
 @pytest.mark.parametrize("kind", STREAM_VERDICTS)
-def test_what_a_client_without_a_gateway_notices(kind: ToxicKind) -> None:
+def test_a_client_without_a_gateway_sees_the_fault(kind: ToxicKind) -> None:
     toxic = Toxic(kind=kind, after_events=3, size_bytes=100_000)
     script = MockScript(num_pieces=12, toxic=toxic)
     timeout_s = 0.1 if kind == "stall" else 5.0

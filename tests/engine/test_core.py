@@ -370,7 +370,7 @@ def test_without_large_work_a_step_is_one_small_pass() -> None:
     assert len(answers["s"].emitted) == 10
 
 
-def test_the_shipped_pair_says_what_it_is() -> None:
+def test_the_shipped_pair_describes_itself() -> None:
     tiers = make_engine(shipped_pair()).info().tiers
     assert tiers["large"].num_parameters >= 8 * tiers["small"].num_parameters
     assert tiers["large"].vocab_size == tiers["small"].vocab_size

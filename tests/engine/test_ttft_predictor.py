@@ -164,7 +164,7 @@ def refusal(ask: Callable[[], object]) -> InfeasibleObjectiveError:
     return caught.value
 
 
-def test_an_idle_engine_takes_what_it_can_do() -> None:
+def test_an_idle_engine_admits_every_feasible_request() -> None:
     bench = Bench()
     bench.ask(0.2)
     bench.drain()

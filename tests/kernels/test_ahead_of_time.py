@@ -151,7 +151,7 @@ def kernels_in(file: Path) -> set[str]:
 
 
 @needs_triton
-def test_what_is_wrong_is_found(tmp_path: Path) -> None:
+def test_faulty_kernels_are_found(tmp_path: Path) -> None:
     file = tmp_path / "bad.py"
     file.write_text(BAD_SPECIMENS, encoding="utf-8")
     usages = usages_of("--specimens", str(file), "-a", "90")
@@ -168,7 +168,7 @@ def test_what_is_wrong_is_found(tmp_path: Path) -> None:
 
 
 @needs_triton
-def test_only_what_is_asked_for_is_compiled() -> None:
+def test_only_requested_kernels_are_compiled() -> None:
     assert {usage.stem for usage in usages_of("gated_mul", "-a", "80")} == {"gated_mul"}
 
 

@@ -387,7 +387,7 @@ def test_a_stop_token_at_and_behind_max_tokens(long_answer: list[int]) -> None:
         assert answer.finish_reason == reason
 
 
-def test_what_a_cut_answer_leaves_in_the_cache_is_right(long_answer: list[int]) -> None:
+def test_the_cache_after_a_cut_answer_is_right(long_answer: list[int]) -> None:
     drafter = scripted_drafter({"r": long_answer}, chance_right=1.0, num_levels=9)
     for max_tokens in range(1, 24):
         engine = make_engine(tiny_pair(), block_size=2, drafter=drafter)

@@ -41,7 +41,7 @@ def test_only_the_first_token_has_a_place(logprobs: list[float], rng: object) ->
     assert shuffled == pytest.approx(answer_features(logprobs, is_whole=True))
 
 
-def test_what_is_counted_by_hand() -> None:
+def test_features_match_a_count_by_hand() -> None:
     # Chances 0.95, 0.8, 0.6, 0.3 and 0.04: below 0.9, 0.7, 0.5, 0.25 and 0.05 lie 4, 3, 2, 1, 1.
     logprobs = [math.log(chance) for chance in (0.8, 0.95, 0.04, 0.6, 0.3)]
     features = answer_features(logprobs, is_whole=False)

@@ -239,7 +239,7 @@ def test_max_cost_buys_the_best_accuracy_within_it() -> None:
         calibrate(rows, CalibrationTarget(max_cost_usd=min(mean_costs) / 2, prices=PRICES))
 
 
-def test_what_a_cost_target_needs_is_named() -> None:
+def test_a_cost_target_names_missing_settings() -> None:
     bare = staged_rows(100, has_costs=False)
     with pytest.raises(CalibrationError, match="prompt_tokens"):
         calibrate(bare, CalibrationTarget(max_cost_usd=1.0, prices=PRICES))

@@ -38,7 +38,7 @@ def test_the_prompt_decides_what_is_sure(prompt: float, action: str, reason: str
     assert judgement.confidence == pytest.approx(prompt)
 
 
-def test_what_is_surely_bad_is_below_the_threshold_too() -> None:
+def test_surely_bad_answers_are_below_the_threshold() -> None:
     """A text that orders prompts badly may have a band on one side of the threshold."""
     odd = watch(ScriptedStages(prompt=0.55), sure=(0.6, 0.7))
     assert odd.on_prompt([0.1]).action == "hold"

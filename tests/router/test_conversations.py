@@ -68,7 +68,7 @@ def test_the_key_keeps_digests_apart() -> None:
     assert len(digests) == 3
 
 
-def test_what_was_used_least_recently_is_forgotten() -> None:
+def test_the_least_recently_used_turn_is_forgotten() -> None:
     memory = ConversationMemory(2)
     first, second, third = (digest_of(memory, [("user", text)]) for text in "abc")
     memory.remember(first, TURN)

@@ -52,7 +52,7 @@ def test_data_without_more_than_text_have_the_text_stage_only(
     assert stage_rows(trained_stages.scorer, other_size).stages == ("text", "answer")
 
 
-def test_what_a_watch_has_seen() -> None:
+def test_a_watch_reports_the_tokens_it_has_seen() -> None:
     answer = np.arange(5.0)
     for hold_back, length, is_whole in (
         (1, 1, False),

@@ -151,7 +151,7 @@ def test_equal_models_or_two_tokens_are_no_matter_of_rounding(alpha: float) -> N
         assert torch.equal(log_mixture(small, logits, [group]), small)
 
 
-def test_what_the_small_model_cannot_say_is_left_to_the_large() -> None:
+def test_tokens_unknown_to_the_small_model_are_left_to_the_large() -> None:
     nothing = torch.full((1, 3), -torch.inf)
     large = torch.tensor([[0.5, 0.2, 0.3]]).log()
     for rule in ("opt", "token_specific"):

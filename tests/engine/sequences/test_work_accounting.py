@@ -229,7 +229,7 @@ def test_a_request_that_never_ran_did_nothing() -> None:
     assert accounts.ended["a"].work == ()
 
 
-def test_an_aborted_request_is_told_of_what_was_done_until_then() -> None:
+def test_an_aborted_request_reports_its_work() -> None:
     engine = make_engine(
         tiny_pair(),
         speculates=False,
@@ -265,7 +265,7 @@ def test_an_escalated_answer_is_discarded_and_a_kept_one_is_not() -> None:
         assert (large.num_output_tokens, large.num_discarded_tokens) == (3, 0)
 
 
-def test_going_back_discards_what_both_tiers_wrote() -> None:
+def test_switching_back_discards_the_tokens_of_both_tiers() -> None:
     engine = make_engine(tiny_pair(), speculates=False)
     accounts = Accounts(engine)
     engine.submit(make_request("a", random_prompt(20), tier="small", max_tokens=200))

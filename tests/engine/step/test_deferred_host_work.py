@@ -87,7 +87,7 @@ def test_the_callers_work_is_done_once_a_step_behind_the_first_pass(
     assert sum(isinstance(event, Finished) for event in events) == 2
 
 
-def test_the_callers_work_is_done_where_there_is_nothing_to_compute() -> None:
+def test_deferred_work_runs_in_a_step_without_computation() -> None:
     engine = overlapping_engine()
     done: list[int] = []
     engine.step(while_busy=lambda: done.append(1))

@@ -95,7 +95,7 @@ def test_settled_it_ends_as_it_was() -> None:
     assert not engine.has_work
 
 
-def test_a_stop_token_holds_as_well() -> None:
+def test_an_answer_ended_by_a_stop_token_is_held() -> None:
     stop = plain_answer("small")[7]
     engine = make_engine(tiny_pair())
     answers = hold(engine, watched(stop_token_ids=(stop,)))
@@ -259,7 +259,7 @@ def test_a_rival_is_accepted_where_the_written_token_is_wrong() -> None:
     assert num_rivals == 8
 
 
-def test_the_small_view_keeps_what_was_right() -> None:
+def test_the_small_view_keeps_the_agreed_tokens() -> None:
     """After a whole answer in common, the drafter has nothing but the last token to catch up."""
     engine = make_engine(twins(), prefix_caching=False, draft=UNLIKELY)
     engine.submit(watched(max_tokens=40))

@@ -72,7 +72,7 @@ def test_an_escalated_answer_is_the_large_tiers_own(
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize("step", [0, 1, 5])
-def test_a_request_can_go_down_as_well(step: int, temperature: float) -> None:
+def test_a_request_can_switch_to_the_small_tier(step: int, temperature: float) -> None:
     pair = tiny_pair()
     engine = make_engine(pair)
     answer = serve_and_switch(engine, escalating("large", temperature=temperature), {step: "small"})
@@ -182,7 +182,7 @@ def test_a_switch_to_where_it_is_changes_nothing() -> None:
     assert answer.token_ids == own_answer(tiny_pair(), "small")
 
 
-def test_a_switch_beside_others_under_pressure() -> None:
+def test_a_switch_beside_other_requests_under_block_pressure() -> None:
     pair = tiny_pair()
     requests = [
         make_request(

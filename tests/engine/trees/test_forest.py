@@ -85,7 +85,7 @@ def make_sequence(runner: ModelRunner, num_tokens: int, *, seed: int = 0) -> Seq
     return sequence
 
 
-def test_trees_share_what_blocks_there_are() -> None:
+def test_trees_share_the_available_blocks() -> None:
     runner = ModelRunner(model=tiny_pair().large, num_blocks=20, block_size=4)
     sequences = [make_sequence(runner, length, seed=length) for length in (8, 9, 11)]
     # 2 + 3 + 3 blocks are held and 12 free: 4 each, behind 0, 3 and 1 slots of the last block.

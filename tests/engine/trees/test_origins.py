@@ -193,7 +193,7 @@ def test_reused_at_an_escalation(on_device: bool) -> None:
     assert reused == sum(event.num_reused_tokens for event in large) > 0
 
 
-def test_what_a_cascade_lets_stand_is_the_small_models() -> None:
+def test_tokens_kept_by_a_cascade_are_the_small_models() -> None:
     answer = answered(replace(traced(), cascade=CascadeParams(alpha=0.9)))
     found = Counter(origins_of(answer))
     unratified = sum(event.num_unratified_tokens for event in answer.emitted)

@@ -123,7 +123,7 @@ def test_tool_choices(choice: dict[str, Any], expected: Any) -> None:
     assert chat(tools=[WEATHER], tool_choice=choice)["tool_choice"] == expected
 
 
-def test_what_changes_nothing_is_accepted_and_gone() -> None:
+def test_fields_without_effect_are_accepted_and_dropped() -> None:
     marked = {"type": "text", "text": "Hello", "cache_control": {"type": "ephemeral"}}
     made = chat(
         messages=[{"role": "user", "content": [marked | {"citations": None}]}],

@@ -69,7 +69,7 @@ def test_an_answer_of_an_upstream_tier(
     assert (request.sampling.temperature, request.sampling.top_k) == (0.0, 3)
 
 
-def test_what_a_server_says_of_the_request_has_the_clients_form(
+def test_errors_of_an_upstream_server_have_the_clients_format(
     server: Server, claude: anthropic.Anthropic
 ) -> None:
     with pytest.raises(anthropic.BadRequestError) as refused:
@@ -116,7 +116,7 @@ def test_tokens_of_upstream_servers_cannot_be_counted(near: World) -> None:
         counted(near, model="gpt-9")
 
 
-def test_keys_count_tokens_of_what_they_may_ask_for(near: World) -> None:
+def test_keys_count_tokens_of_permitted_tiers_only(near: World) -> None:
     def key(**scopes: Any) -> Principal:
         return Principal(key_id="k", name="k", tenant="k", scopes=Scopes(**scopes))
 

@@ -66,7 +66,7 @@ def test_one_tier() -> None:
     assert made["pricing"] == made["outrider"][0]["pricing"]
 
 
-def test_what_is_charged_is_told_and_not_what_it_costs() -> None:
+def test_prices_report_the_charge_and_not_the_cost() -> None:
     charges = {"small": {"prompt": 1, "completion": 2}}
     prices = book(routing={"prices": PRICES}, charges=charges)
     assert with_prices(card(tier("small", 1)), prices)["pricing"]["prompt"] == "0.000001"

@@ -147,7 +147,7 @@ def test_streamed_calls(server: Server, client: openai.OpenAI) -> None:
     assert json.loads(call.arguments) == {"x": 1}
 
 
-def test_what_helpers_return_can_be_sent_back(server: Server, client: openai.OpenAI) -> None:
+def test_output_of_client_helpers_can_be_sent_back(server: Server, client: openai.OpenAI) -> None:
     server.says("<think>\nthe fox</think>\n\nI add. " + CALL)
     items: list[Any] = [{"role": "user", "content": "Hello"}]
     with client.responses.stream(model="large", input=items, tools=[ADD]) as stream:

@@ -94,7 +94,7 @@ def test_messages_of_every_form() -> None:
     ]
 
 
-def test_what_stands_between_questions_is_one_answer() -> None:
+def test_items_between_user_messages_are_one_answer() -> None:
     assert messages_of(
         *HELLO,
         thought("hm"),
@@ -400,6 +400,6 @@ def test_chat_s_complaints_name_fields_of_this_api(param: str, own: str) -> None
     }
 
 
-def test_what_another_server_wrote_stays() -> None:
+def test_an_error_body_of_another_server_is_passed_on() -> None:
     problem = Problem(status=400, message="x", type="y", param="messages", raw=b'{"error": 1}')
     assert SURFACE.problem_body(problem) == b'{"error": 1}'

@@ -346,7 +346,7 @@ ARGUMENTS = st.dictionaries(TEXTS, TEXTS, max_size=2).map(json.dumps)
     cut=st.booleans(),
     size=st.integers(1, 5),
 )
-def test_a_stream_says_what_the_whole_answer_says(
+def test_a_stream_has_the_content_of_the_whole_answer(
     thought: list[str], texts: list[str], calls: list[str], cut: bool, size: int
 ) -> None:
     finish = "length" if cut else "tool_calls" if calls else "stop"

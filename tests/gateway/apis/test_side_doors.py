@@ -91,7 +91,9 @@ def read_here(name: str, fields: dict[str, Any]) -> ChatRequest:
 
 @pytest.mark.parametrize("name", BASES)
 @pytest.mark.parametrize("fields", BY_CHAT)
-def test_what_chat_refuses_has_no_side_door(name: str, fields: dict[str, Any]) -> None:
+def test_requests_refused_by_chat_are_refused_by_other_apis(
+    name: str, fields: dict[str, Any]
+) -> None:
     with pytest.raises(BadRequestError):
         read_here(name, fields)
 
@@ -117,7 +119,7 @@ def test_no_address_of_a_client_is_fetched(url: str) -> None:
     assert chat["messages"][0]["content"] == [{"type": "image_url", "image_url": {"url": url}}]
 
 
-def test_what_another_server_has_encrypted_is_passed_over() -> None:
+def test_encrypted_reasoning_of_another_server_is_skipped() -> None:
     secret = {"type": "reasoning", "summary": [], "encrypted_content": "gAAAA"}
     request = read_here("responses", {"input": [*HELLO, secret]})
     assert "gAAAA" not in request.model_dump_json()

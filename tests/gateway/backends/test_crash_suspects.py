@@ -147,7 +147,7 @@ def test_an_answer_that_ends_by_itself_takes_its_request_out() -> None:
     asyncio.run(main("abort", "engine_died_twice"))
 
 
-def test_one_that_hung_up_was_in_flight_too() -> None:
+def test_a_request_without_a_client_counts_as_in_flight() -> None:
     async def main() -> None:
         line, request = Line(), make_request("p")
         for number in (1, 2):

@@ -85,7 +85,7 @@ def test_commands_that_come_beside_a_step_are_carried_out_behind_it() -> None:
     assert len(tokens) == 4
 
 
-def test_a_stop_sends_what_is_there() -> None:
+def test_a_stop_sends_the_pending_events() -> None:
     batches: list[list[Command]] = [[Submit(make_request("a", max_tokens=50))], [], [Stop()]]
     log, events, _ = serve(batches, overlaps=True)
     assert log[-1] == "send"

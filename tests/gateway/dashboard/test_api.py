@@ -113,7 +113,7 @@ def test_it_is_worked_out_once_a_second_however_many_ask() -> None:
     asyncio.run(crowd())
 
 
-def test_scopes_do_not_share_what_they_were_told() -> None:
+def test_scopes_do_not_share_cached_figures() -> None:
     rig = Rig()
 
     async def both() -> None:
@@ -176,7 +176,7 @@ def test_slow_experiments_delay_no_dashboard() -> None:
     asyncio.run(look())
 
 
-def test_what_is_being_worked_out_ends_with_the_gateway() -> None:
+def test_pending_figures_end_with_the_gateway() -> None:
     async def read() -> list[dict[str, Any]]:
         await asyncio.Event().wait()
         raise AssertionError

@@ -65,7 +65,7 @@ def test_one_snapshot_is_about_all_since_the_start() -> None:
     assert figures.history.age_s == [1.0]
 
 
-def test_two_snapshots_are_about_what_lies_between() -> None:
+def test_two_snapshots_give_the_figures_between_them() -> None:
     moments = EngineMoments()
     moments.add(FIRST, 5.0)
     moments.add(LATER, 15.0)

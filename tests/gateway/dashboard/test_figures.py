@@ -84,7 +84,7 @@ def test_each_cell_has_its_own_requests() -> None:
     assert series.tokens_per_s[-3] == pytest.approx(30 / CELL_S)
 
 
-def test_what_is_older_than_the_window_is_gone() -> None:
+def test_outcomes_older_than_the_window_are_dropped() -> None:
     clock = Clock()
     recent = RecentOutcomes(clock=clock)
     recent.observe(outcome())

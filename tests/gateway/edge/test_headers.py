@@ -62,7 +62,7 @@ def test_every_answer_has_the_security_headers(endpoint: Endpoint) -> None:
     }
 
 
-def test_what_an_answer_says_itself_stands() -> None:
+def test_headers_set_by_an_endpoint_are_kept() -> None:
     own = {"content-security-policy": "default-src 'self'", "cache-control": "no-cache"}
     answer = get(EdgeHeaders(Endpoint(HTMLResponse("<p>", headers=own))))
     assert answer.headers.items() >= own.items()
@@ -164,7 +164,7 @@ def test_an_options_request_that_is_no_preflight_goes_on(endpoint: Endpoint) -> 
 
 
 @pytest.mark.parametrize("origin", ["app.example", "https://app.example/", "https://*", "null"])
-def test_what_is_no_origin_is_refused_in_the_settings(origin: str) -> None:
+def test_invalid_origins_are_refused_in_the_settings(origin: str) -> None:
     with pytest.raises(ValidationError, match="is not an origin; write scheme, host and port only"):
         CorsSettings(origins=(origin,))
 

@@ -604,7 +604,7 @@ def test_a_real_client_keeps_its_connection(running: Served) -> None:
         assert "server" not in client.get("/echo").headers
 
 
-def test_shutdown_finishes_what_runs_and_closes_what_is_idle(own: Application) -> None:
+def test_shutdown_finishes_requests_and_closes_idle_connections(own: Application) -> None:
     with (
         served(own, BOUNDS) as running,
         running.connect() as idle,

@@ -228,7 +228,7 @@ def test_any_text_is_a_unit() -> None:
         assert assigning.assign(Subject(key_id="key", user=text)) is not None
 
 
-def test_conversations_are_known_by_how_they_began_and_by_whom() -> None:
+def test_conversations_are_identified_by_their_first_message_and_key() -> None:
     assert conversation_unit("a", " hello ") == conversation_unit("a", "hello")
     assert conversation_unit("a", "hello") != conversation_unit("b", "hello")
     assert conversation_unit("ab", "c") != conversation_unit("a", "bc")

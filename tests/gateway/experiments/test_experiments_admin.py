@@ -175,7 +175,7 @@ def test_a_report(http: TestClient) -> None:
         ("{", "not valid JSON"),
     ],
 )
-def test_what_is_malformed_is_named(http: TestClient, body: str, says: str) -> None:
+def test_malformed_bodies_are_named(http: TestClient, body: str, says: str) -> None:
     answer = http.post(
         "/admin/experiments", content=body, headers={"content-type": "application/json"}
     )

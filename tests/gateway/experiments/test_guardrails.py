@@ -66,7 +66,7 @@ def _totals(
         (_COST, "cost_per_request_usd", {"cost_usd": 0.02}, 0.02),
     ],
 )
-def test_what_surely_exceeds_its_limit_is_told_with_numbers(
+def test_a_breached_guardrail_is_reported_with_numbers(
     limits: GuardrailLimits, guardrail: str, bad: dict[str, float], estimate: float
 ) -> None:
     (breach,) = breaches(_totals(1500, **bad), limits, num_arms=2, is_independent=True)

@@ -78,7 +78,7 @@ def test_zeros_and_nothing() -> None:
 
 
 @pytest.mark.parametrize("value", [-1.0, math.nan, math.inf, -math.inf])
-def test_what_is_no_latency_is_refused(value: float) -> None:
+def test_invalid_latencies_are_refused(value: float) -> None:
     sketch = QuantileSketch()
     with pytest.raises(ValueError, match=r"counted|bin"):
         sketch.add(value)

@@ -181,7 +181,7 @@ def test_streams_know_the_decision_from_their_headers_on(
 
 @pytest.mark.parametrize("is_completion", [False, True])
 @pytest.mark.parametrize("action", ["commit", "escalate"])
-def test_log_probabilities_are_those_of_what_was_sent(
+def test_log_probabilities_belong_to_the_sent_tokens(
     tokenizer: ChatTokenizer, encode: Encode, action: Action, is_completion: bool
 ) -> None:
     """And are there where the client asked, though the watch asked for all."""

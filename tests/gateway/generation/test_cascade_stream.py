@@ -223,7 +223,7 @@ def test_choices_decide_alone_and_share_the_prompt(pair: ChatTokenizer) -> None:
     run(test)
 
 
-def test_the_large_model_goes_on_behind_what_was_sent(pair: ChatTokenizer) -> None:
+def test_the_large_model_continues_behind_the_sent_text(pair: ChatTokenizer) -> None:
     """In mid-stream: what is there stays, and it is one answer of at most max_tokens."""
 
     async def test(client: EngineClient) -> None:

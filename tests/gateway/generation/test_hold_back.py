@@ -480,7 +480,7 @@ def test_a_clients_own_prediction_stays_the_clients(
 
 @pytest.mark.parametrize("continue_at", range(5, 16))
 @pytest.mark.parametrize("stop", [None, "small text", "over, and"])
-def test_the_large_tier_goes_on_behind_what_was_sent(
+def test_the_large_tier_continues_behind_the_sent_text(
     tokenizer: ChatTokenizer, encode: Encode, continue_at: int, stop: str | None
 ) -> None:
     """A stop string may begin in one tier's text and end in the other's."""

@@ -51,7 +51,7 @@ def test_only_the_prediction_is_told_as_reused() -> None:
 
 
 @pytest.mark.parametrize("is_the_clients", [False, True])
-def test_another_tokenizers_prediction_is_what_was_reused(
+def test_tokens_reused_from_another_tokenizer_are_predictions(
     tokenizer: ChatTokenizer, other: ChatTokenizer, encode: Encode, is_the_clients: bool
 ) -> None:
     """The small answer is told as a prediction there; a client's own prediction stays one."""

@@ -121,7 +121,7 @@ def test_a_forced_arm_is_served_and_not_counted(opened: Open) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
-def test_other_apis_are_in_it_too(opened: Open, path: str) -> None:
+def test_other_apis_take_part_in_experiments(opened: Open, path: str) -> None:
     body: dict[str, Any] = {"model": "auto", "input": "Hi"}
     if path == "/v1/messages":
         messages = [{"role": "user", "content": "Hi"}]
@@ -198,7 +198,7 @@ def test_a_refused_request_counts_and_a_wrong_one_does_not(opened: Open) -> None
     assert (arm.count("refused"), arm.count("attained")) == (1, 1)
 
 
-def test_the_dashboard_shows_what_went_on(opened: Open) -> None:
+def test_the_dashboard_shows_the_requests(opened: Open) -> None:
     with opened(DRAFTS) as made:
         for user in USERS[:5]:
             made.world.chat(user=user)

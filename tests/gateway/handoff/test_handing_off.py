@@ -257,7 +257,7 @@ def test_a_request_that_killed_two_engines_is_not_tried_on_another_tier(
         assert response.headers["x-should-retry"] == "false"
 
 
-def test_with_both_down_there_is_one_clear_error(make: Make) -> None:
+def test_without_any_working_tier_there_is_one_clear_error(make: Make) -> None:
     with make() as world, down(world):
         world.engine.is_ready = False
         for policy in ("prefer_local", "prefer_cloud"):
@@ -293,7 +293,7 @@ def on_device(make: Make, policy: TestPolicy, **options: Any) -> Any:
     return make(local=("small",), policy=policy, **options)
 
 
-def test_what_the_router_finds_too_hard_goes_to_the_cloud(make: Make) -> None:
+def test_requests_too_hard_for_the_small_model_go_upstream(make: Make) -> None:
     with on_device(make, TestPolicy(tier="large")) as world:
         response = world.chat()
         assert content(response) == CLOUD_TEXT
@@ -358,7 +358,7 @@ def test_several_choices_are_not_watched_for_the_cloud(make: Make) -> None:
         assert [c["message"]["content"] for c in response.json()["choices"]] == [LOCAL_TEXT] * 2
 
 
-def test_what_the_local_models_cannot_do_goes_to_the_cloud(make: Make) -> None:
+def test_requests_beyond_the_local_models_go_upstream(make: Make) -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
     messages = [{"role": "user", "content": [{"type": "text", "text": "What is it?"}, image]}]
     with make() as world:

@@ -43,7 +43,7 @@ ROWS = st.lists(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(batches=st.lists(ROWS, max_size=4), seals=st.lists(st.booleans(), min_size=4, max_size=4))
-def test_what_is_written_is_read(
+def test_journal_rows_are_read_back(
     tmp_path: Path, batches: list[list[LedgerRow]], seals: list[bool]
 ) -> None:
     journal = make(tmp_path)

@@ -25,7 +25,7 @@ def settings(**flags: object) -> Settings:
     )
 
 
-def test_known_prices_cost_what_a_person_reckons() -> None:
+def test_costs_match_a_calculation_by_hand() -> None:
     prices = book(
         routing__prices__large__prompt=2.5,
         routing__prices__large__cached_prompt=0.25,

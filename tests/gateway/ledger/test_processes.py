@@ -51,7 +51,7 @@ def test_a_kill_loses_one_flush_interval_at_most(tmp_path: Path) -> None:
     assert list(journal.iterdir()) == []
 
 
-def test_what_was_journaled_outlives_a_kill_while_the_database_is_locked(tmp_path: Path) -> None:
+def test_journaled_rows_outlive_a_kill_while_the_database_is_locked(tmp_path: Path) -> None:
     url, journal = f"sqlite:///{tmp_path / 'x.db'}", tmp_path / "journal"
     with opened(url) as database:
         with begin(url, journal, "locked", 50, "wait") as process:

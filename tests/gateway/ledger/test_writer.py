@@ -116,7 +116,7 @@ def test_while_the_database_is_away_the_journal_keeps_all(
     assert "the database is cut off" in caplog.text
 
 
-def test_what_a_close_without_database_leaves_the_next_start_stores(
+def test_rows_left_by_a_close_without_database_are_stored_at_the_next_start(
     database: FrailDatabase, journal: Path
 ) -> None:
     async def first(database: FrailDatabase) -> None:
@@ -211,7 +211,7 @@ def test_memory_is_bounded_when_nothing_can_be_written(
     [{"num_prompt_tokens": 2**63}, {"duration_s": float("nan")}, {"ended_at": float("inf")}],
     ids=["huge", "not_a_number", "endless"],
 )
-def test_a_row_that_no_column_holds_does_not_stand_in_others_way(
+def test_a_row_that_cannot_be_stored_does_not_block_others(
     database: FrailDatabase, journal: Path, poison: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     async def run(database: Database) -> None:
@@ -304,7 +304,7 @@ def test_rows_may_come_from_many_threads(tmp_path: Path, journal: Path) -> None:
         assert len(stored_ids(database)) == 2000
 
 
-def test_a_segment_that_cannot_be_read_does_not_stand_in_others_way(
+def test_an_unreadable_segment_does_not_block_others(
     tmp_path: Path, journal: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def run(database: Database) -> None:

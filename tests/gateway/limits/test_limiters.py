@@ -32,7 +32,7 @@ def test_tokens_of_a_minute_slide(rig: Rig) -> None:
             rig.reserve(principal, tokens=1)
 
 
-def test_what_is_not_used_is_given_back_to_the_second_it_was_taken_in(rig: Rig) -> None:
+def test_unused_amounts_are_given_back_to_their_second(rig: Rig) -> None:
     principal = key(LimitSpec(tokens_per_minute=100, requests_per_minute=2))
     with rig:
         one = rig.reserve(principal, tokens=100)
@@ -178,7 +178,7 @@ def test_keys_of_a_team_share_its_limits(rig: Rig) -> None:
         rig.reserve(key(key_id="k4", team_id="u", team_limits=team), tokens=100)
 
 
-def test_limits_of_one_tier_count_what_may_be_answered_there(rig: Rig) -> None:
+def test_limits_of_one_tier_count_requests_it_may_answer(rig: Rig) -> None:
     principal = key(
         LimitSpec(tokens_per_minute=100, models={"large": LimitSpec(tokens_per_minute=40)})
     )

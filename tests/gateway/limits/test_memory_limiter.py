@@ -195,7 +195,7 @@ def test_keys_that_are_gone_cost_nothing() -> None:
     at_once(limiter.reserve(stays, want()))
 
 
-def test_closing_gives_back_what_is_open() -> None:
+def test_closing_gives_back_open_reservations() -> None:
     limiter = Clocks().limiter()
     principal = key(LimitSpec(concurrent_requests=1, tokens_per_minute=10))
     one = at_once(limiter.reserve(principal, want(tokens=10)))
@@ -204,7 +204,7 @@ def test_closing_gives_back_what_is_open() -> None:
     at_once(one.settle(want(tokens=10).by_tier))
 
 
-def test_metrics_count_refusals_and_what_is_open() -> None:
+def test_metrics_count_refusals_and_open_reservations() -> None:
     registry = CollectorRegistry()
     limiter = MemoryLimiter(metrics=LimitMetrics(registry))
     principal = key(LimitSpec(tokens_per_minute=10))

@@ -83,7 +83,7 @@ def test_gateways_share_their_counters(rig: RedisRig) -> None:
         }
 
 
-def test_what_a_dead_gateway_had_is_given_back(rig: RedisRig) -> None:
+def test_reservations_of_a_dead_gateway_are_given_back(rig: RedisRig) -> None:
     with rig:
         dead = rig.beside(lease_s=30)
         rig.run(dead.reserve(PRINCIPAL, want(tokens=60, usd_nanos=10**9)))
@@ -265,7 +265,7 @@ def test_a_redis_that_says_nothing_is_not_waited_for() -> None:
         assert asyncio.run(ask()) < 2
 
 
-def test_closing_gives_back_what_is_open(rig: RedisRig) -> None:
+def test_closing_gives_back_open_reservations(rig: RedisRig) -> None:
     with rig:
         other = rig.beside()
         one = rig.run(other.reserve(PRINCIPAL, want(tokens=60)))

@@ -58,7 +58,7 @@ def test_choices_share_their_prompt(opened: Open) -> None:
     assert left == MANY.tokens_per_minute - usage["total_tokens"]
 
 
-def test_the_client_does_not_pay_for_what_was_given_up(opened: Open) -> None:
+def test_the_client_does_not_pay_for_retracted_tokens(opened: Open) -> None:
     """The small model's answer was ours to waste."""
     policy = TestPolicy(tier="small", watch=lambda: PlannedWatch("escalate", at=2))
     with opened(limits=MANY, policy=policy) as made:

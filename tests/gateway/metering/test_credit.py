@@ -63,6 +63,6 @@ def test_untraced_steps_are_cut_too() -> None:
     assert cut.trace is None
 
 
-def test_what_was_given_up_at_an_escalation_is_there_for_the_large_answer() -> None:
+def test_allowance_of_retracted_tokens_is_left_for_the_large_answer() -> None:
     switch = TierSwitched(request_id="r", tier="large", keeps_answer=False)
     assert within(3, STEP, switch, STEP) == [STEP, switch, STEP]

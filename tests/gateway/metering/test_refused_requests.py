@@ -192,5 +192,5 @@ def test_a_limit_of_one_model_counts_what_the_engine_refuses(made: Books) -> Non
         (ValueError("ours"), False),
     ],
 )
-def test_faults_of_requests_and_of_others(error: Exception, is_its_own: bool) -> None:
+def test_faults_are_told_apart_by_request_and_server(error: Exception, is_its_own: bool) -> None:
     assert is_requests_fault(error) is is_its_own

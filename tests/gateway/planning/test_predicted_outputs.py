@@ -129,7 +129,7 @@ def script_of(server: Server, text: str, num_predicted: list[int], **script: Any
 
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_usage_says_what_came_true(server: Server, client: openai.OpenAI, n: int) -> None:
+def test_usage_reports_accepted_predictions(server: Server, client: openai.OpenAI, n: int) -> None:
     prediction = "Hello there, how is Viktor?"
     script_of(server, TEXT, [3, 2])
     answer = client.chat.completions.create(
@@ -159,9 +159,7 @@ def test_usage_in_a_stream(server: Server, client: openai.OpenAI) -> None:
     ChatCompletionChunk.model_validate_json(last.model_dump_json(exclude_unset=True))
 
 
-def test_what_came_true_more_than_once_is_not_less_than_nothing(
-    server: Server, client: openai.OpenAI
-) -> None:
+def test_rejected_predictions_are_never_negative(server: Server, client: openai.OpenAI) -> None:
     script_of(server, TEXT, [3, 3])
     answer = client.chat.completions.create(
         model="auto", messages=HELLO, prediction=prediction_of("Hi")
@@ -220,7 +218,7 @@ def test_sources_and_pace_reach_the_engine(
         ({"slo": {"pace": 1}}, "outrider.slo.pace"),
     ],
 )
-def test_what_is_wrong_in_them_is_named(options: dict[str, object], param: str) -> None:
+def test_errors_in_predictions_are_named(options: dict[str, object], param: str) -> None:
     assert refused(ChatRequest, {**CHAT, "outrider": options}) == param
 
 

@@ -214,7 +214,7 @@ def test_a_watched_request_fits_both_models(world: Callable[..., World]) -> None
         made.job(max_tokens=300)
 
 
-def test_what_the_small_model_cannot_hold_goes_to_the_large_one(
+def test_prompts_too_long_for_the_small_model_go_to_the_large_one(
     world: Callable[..., World],
 ) -> None:
     def change(info: TierInfo) -> TierInfo:
@@ -307,7 +307,7 @@ def test_without_prices_a_cost_bound_names_the_setting(world: Callable[..., Worl
     assert (report.cost_usd, report.alternatives[0].cost_usd) == (None, None)
 
 
-def test_a_cheap_request_cannot_ask_for_quality_too(world: Callable[..., World]) -> None:
+def test_max_cost_contradicts_min_quality(world: Callable[..., World]) -> None:
     made = world(quality=0.1, calibration=table(), parts={"prices": PRICES})
     cheap = {"max_cost_usd": 0.0002, "min_quality": 0.9}
     error = made.refusal(max_tokens=10, outrider=cheap)

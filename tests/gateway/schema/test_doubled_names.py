@@ -80,7 +80,7 @@ def _escaped(text: str) -> str:
 
 
 @given(outer=_MEMBERS, inner=_MEMBERS, escapes=st.booleans())
-def test_what_passes_means_the_same_to_a_reader_of_first_and_of_last_values(
+def test_accepted_bodies_read_the_same_by_first_and_last_value(
     outer: _Members, inner: _Members, escapes: bool
 ) -> None:
     spelt = _spelt(inner, escapes=escapes)

@@ -132,7 +132,7 @@ def test_refused_in_the_same_words(endpoint: Endpoint, extra: dict[str, Any], pa
         ("completion", {**COMPLETION, "prompt": 5}),
     ],
 )
-def test_what_is_asked_must_be_there(endpoint: Endpoint, document: dict[str, Any]) -> None:
+def test_required_fields_must_be_present(endpoint: Endpoint, document: dict[str, Any]) -> None:
     body = json.dumps(document).encode()
     error, full = refusal(body, endpoint), full_refusal(body, endpoint)
     assert (str(error), error.param) == (str(full), full.param)

@@ -42,7 +42,7 @@ NOT_SUPPORTED = {
 
 
 @pytest.mark.parametrize("field", NOT_SUPPORTED)
-def test_what_is_not_supported_is_named(field: str) -> None:
+def test_unsupported_values_are_named(field: str) -> None:
     error = refusal(ChatRequest, {**CHAT, field: NOT_SUPPORTED[field]})
     assert error.param == field
     assert "not supported" in str(error)

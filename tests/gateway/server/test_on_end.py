@@ -172,7 +172,7 @@ def test_closing_tells_those_that_listen_and_those_that_left(make_client: MakeCl
     run(main())
 
 
-def test_a_killed_engine_tells_what_was_seen() -> None:
+def test_a_killed_engine_reports_the_work_seen_so_far() -> None:
     async def main() -> None:
         endings: list[Ending] = []
         async with started(process(STEP_MS)) as client:
@@ -233,7 +233,7 @@ def test_a_callback_that_raises_harms_no_request(
     assert "on_end failed request_id=a" in caplog.text
 
 
-def test_what_cannot_be_sent_was_never_submitted() -> None:
+def test_a_request_that_cannot_be_encoded_is_not_submitted() -> None:
     sent: list[Command] = []
 
     def send(command: Command) -> None:
@@ -312,7 +312,7 @@ def test_the_scripted_client_does_as_the_real_ones() -> None:
     run(main())
 
 
-def test_what_is_seen_of_a_request_that_changed_its_tier() -> None:
+def test_seen_work_follows_a_change_of_tier() -> None:
     seen = SeenWork(make_request("a", (1,) * 20, may_escalate=True))
 
     def prefill(tier: str, num_cached: int) -> PrefillDone:

@@ -122,7 +122,7 @@ def test_the_key_is_asked_for_with_care(http: httpx.Client) -> None:
     assert sorted(set(asked)) == ['"/ready"', "path"], "all else is asked with the key"
 
 
-def test_what_the_script_looks_up_is_there(http: httpx.Client) -> None:
+def test_every_element_the_script_looks_up_exists(http: httpx.Client) -> None:
     text = http.get("/").text
     outline = Outline(text)
     wanted = set(re.findall(r'byId\("([^"]+)"\)', text))

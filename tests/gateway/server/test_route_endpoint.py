@@ -135,7 +135,7 @@ def test_a_completion_is_explained_too(running: Routed) -> None:
         ),
     ],
 )
-def test_it_refuses_what_the_endpoints_refuse(
+def test_route_refuses_requests_that_the_endpoints_refuse(
     running: Routed, body: dict[str, Any], status: int, param: str | None
 ) -> None:
     path = "/v1/completions" if "prompt" in body else "/v1/chat/completions"

@@ -432,7 +432,7 @@ def test_no_answer_comes_from_a_forbidden_tier(opened: Open) -> None:
         assert not world.cloud.requests
 
 
-def test_what_a_mirrors_tier_may_not_answer_it_does_not_read(opened: Open) -> None:
+def test_a_mirror_gets_no_request_that_its_tier_may_not_answer(opened: Open) -> None:
     sections = {"mirrored": MockScript(), "mirror": {"tier": "shadow", "share": 1}}
     with opened(scopes=Scopes(tiers=frozenset({"small", "cloud"})), **sections) as made:
         free = made.new_key("free")

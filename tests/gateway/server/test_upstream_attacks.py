@@ -258,7 +258,7 @@ _ODD: dict[str, bytes] = {
 }
 
 
-def test_what_is_no_answer_is_a_clean_error_or_the_local_answer(make: Make) -> None:
+def test_an_invalid_upstream_answer_is_a_clean_error_or_the_local_answer(make: Make) -> None:
     with facing(make, lambda connection, _: _hang_up(connection)) as (world, far):
         for name, answer in _ODD.items():
             if answer:
@@ -399,7 +399,7 @@ def test_refusals_are_bounded_and_json_whatever_the_server_says(make: Make) -> N
                 assert "cloud tier refused" in error_of(response)["message"]
 
 
-def test_what_the_settings_are_to_blame_for_is_not_the_requests_fault(make: Make) -> None:
+def test_errors_of_the_settings_are_not_blamed_on_the_request(make: Make) -> None:
     """No credit left, a wrong path, a model that is gone: the local models answer."""
     with facing(make) as (world, far):
         for status in (402, 404, 405, 407):
@@ -614,7 +614,7 @@ def test_a_limit_on_costs_counts_every_answer_that_is_written(make: Make) -> Non
         assert not far.asked
 
 
-def test_what_a_server_cannot_be_told_another_one_answers(make: Make) -> None:
+def test_a_request_one_server_cannot_take_is_answered_by_another(make: Make) -> None:
     with facing(make, tier={"server": "anthropic"}) as (world, far):
         assert world.chat(model="cloud", n=2).status_code == 400
         response = world.chat(n=2, outrider={"policy": "prefer_cloud"})
@@ -702,7 +702,7 @@ def test_comments_now_and_then_are_no_answer(make: Make) -> None:
         wait_for(lambda: not far.num_open)
 
 
-def test_what_the_client_does_not_read_is_not_fetched(make: Make) -> None:
+def test_unread_answers_are_not_fetched_from_upstream(make: Make) -> None:
     """A client that stops reading stops the server elsewhere: nothing piles up between them."""
     sent = 0
 

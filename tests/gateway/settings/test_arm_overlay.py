@@ -72,12 +72,14 @@ def test_a_document_comes_back_as_it_was() -> None:
         ({"service_tier": "fast"}, "service_tier"),
     ],
 )
-def test_what_is_no_setting_is_refused_in_words(document: dict[str, object], says: str) -> None:
+def test_invalid_arm_settings_are_refused_with_a_message(
+    document: dict[str, object], says: str
+) -> None:
     with pytest.raises(ValueError, match=says):
         Overlay.of(document)
 
 
-def test_settings_that_get_in_each_others_way() -> None:
+def test_contradicting_arm_settings_are_refused() -> None:
     assert contradictions(frozenset({"tier"}), frozenset({"threshold"})) == {"tier", "threshold"}
     assert contradictions(frozenset({"tier"}), frozenset({"sources"})) == frozenset()
     assert contradictions(frozenset({"slo"}), frozenset({"slo"})) == {"slo"}

@@ -13,7 +13,7 @@ def test_the_control_is_named_or_called_so_or_the_first() -> None:
     assert spec({"b": {}, "control": {}}, control="b").control_arm == "b"
 
 
-def test_objectives_of_all_arms_lie_below_what_an_arm_sets() -> None:
+def test_an_arms_own_objectives_override_those_of_all_arms() -> None:
     made = spec({"a": {}, "b": {"set": {"slo": {"ttft_ms": 5.0}}}}, slo={"ttft_ms": 9.0})
     assert made.overlay("a").document() == {"slo": {"ttft_ms": 9.0}}
     assert made.overlay("b").document() == {"slo": {"ttft_ms": 5.0}}
@@ -48,7 +48,9 @@ def test_objectives_of_all_arms_lie_below_what_an_arm_sets() -> None:
         ({"arms": {"a": {}, "b": {}}, "wieght": 1}, "wieght"),
     ],
 )
-def test_what_has_no_meaning_is_refused_in_words(fields: dict[str, object], says: str) -> None:
+def test_meaningless_experiments_are_refused_with_a_message(
+    fields: dict[str, object], says: str
+) -> None:
     with pytest.raises(ValidationError, match=says):
         ExperimentSpec.model_validate(fields)
 

@@ -5,7 +5,7 @@ import pytest
 from tests import services
 
 
-def test_what_is_missing_is_skipped_with_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_servers_are_skipped_with_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TEST_SERVICES", raising=False)
     with pytest.raises(pytest.skip.Exception, match="Redis is not installed"):
         services._missing("Redis")

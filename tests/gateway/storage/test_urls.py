@@ -46,7 +46,7 @@ def test_a_file_is_found_from_the_working_folder_and_from_home(
         ("sqlite:////tmp", "is a folder"),
     ],
 )
-def test_what_cannot_be_used_is_refused_in_words(text: str, says: str) -> None:
+def test_unusable_database_urls_are_refused_with_a_message(text: str, says: str) -> None:
     with pytest.raises(SettingsError, match=says) as refusal:
         read_url(text)
     assert "geheim" not in str(refusal.value)

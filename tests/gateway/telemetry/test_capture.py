@@ -178,7 +178,7 @@ def test_a_link_in_the_files_place_is_not_followed(tmp_path: Path) -> None:
     assert opened.count("failed") == 1
 
 
-def test_what_is_too_long_is_left_out(tmp_path: Path) -> None:
+def test_texts_that_are_too_long_are_left_out(tmp_path: Path) -> None:
     opened = Opened(tmp_path)
     body = json.dumps({"messages": [{"role": "user", "content": "x" * 300_000}]}).encode()
     opened.capture.offer(exchange(request=body, answer=whole("y" * 300_000, "short")))
@@ -213,7 +213,7 @@ def test_a_recording_has_a_bound() -> None:
 
 
 @pytest.mark.parametrize("request_body", [b"no json", b"\xff\xfe", b"[" * 100_000])
-def test_what_cannot_be_read_is_counted_and_the_next_one_goes_well(
+def test_unreadable_exchanges_are_counted_and_do_not_stop_the_next(
     tmp_path: Path, request_body: bytes
 ) -> None:
     opened = Opened(tmp_path)
@@ -244,7 +244,7 @@ def test_a_full_disk_spoils_one_line_only(
     assert caplog.text.count("capture failed") == 1  # not once a request
 
 
-def test_what_the_disk_does_not_keep_up_with_is_dropped(
+def test_exchanges_beyond_the_disks_speed_are_dropped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     freed, entered = threading.Event(), threading.Event()
@@ -267,7 +267,7 @@ def test_what_the_disk_does_not_keep_up_with_is_dropped(
     assert len(opened.lines()) == 1001
 
 
-def test_what_waits_for_the_disk_is_bounded_in_bytes(
+def test_exchanges_waiting_for_the_disk_are_bounded_in_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else a client that sends large requests fills the memory while the disk is slow."""

@@ -15,7 +15,7 @@ def total(registry: CollectorRegistry, name: str) -> float:
     return value
 
 
-def test_what_a_sleep_takes_longer_is_the_lag() -> None:
+def test_the_lag_is_the_delay_of_a_sleep() -> None:
     now = 100.0
     taken = iter([0.05, 0.06, 0.25, 0.049])
 

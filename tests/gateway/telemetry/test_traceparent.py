@@ -61,7 +61,7 @@ def test_a_state_that_is_not_the_standards_is_left_out(state: str) -> None:
     span_id=st.integers(1, 2**64 - 1),
     is_sampled=st.booleans(),
 )
-def test_what_is_written_is_read(trace_id: int, span_id: int, is_sampled: bool) -> None:
+def test_a_written_traceparent_is_read_back(trace_id: int, span_id: int, is_sampled: bool) -> None:
     parent = read_parent(traceparent(trace_id, span_id, is_sampled=is_sampled), None)
     assert parent is not None
     assert (parent.trace_id, parent.span_id) == (trace_id, span_id)

@@ -300,7 +300,7 @@ def test_the_share_decides_for_the_rest() -> None:
     assert 200 < len(seen.exporter.get_finished_spans()) < 300
 
 
-def test_what_a_client_chose_is_kept_short() -> None:
+def test_values_chosen_by_clients_are_cut() -> None:
     seen = watched()
     root = seen.tracer.begin("r")
     record_request(root, RequestMarks(request_id="x" * 5000, model="m" * 5000))

@@ -115,7 +115,7 @@ def test_a_key_is_made_shown_once_and_works_at_once(http: TestClient, world: Wor
     KeyReport.model_validate(shown.json(), strict=True)
 
 
-def test_only_what_is_named_changes(http: TestClient, world: World) -> None:
+def test_an_update_changes_only_the_named_fields(http: TestClient, world: World) -> None:
     key = made(http, limits={"tokens_per_day": 5}, models=["auto"], admin=True, labels={"a": "b"})
     path = f"/admin/keys/{key['id']}"
     before = http.get(path).json()
@@ -233,7 +233,7 @@ def test_no_request_administrates_while_no_key_is_required(world: World) -> None
         (b'{"name": "a", "admin": "yes"}', "admin"),
     ],
 )
-def test_what_is_malformed_is_named(http: TestClient, body: bytes, param: str | None) -> None:
+def test_malformed_bodies_are_named(http: TestClient, body: bytes, param: str | None) -> None:
     headers = {"content-type": "application/json"}
     answer = http.post("/admin/keys", content=body, headers=headers)
     error = error_of(answer, 400)

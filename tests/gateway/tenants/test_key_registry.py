@@ -60,7 +60,7 @@ def test_tenants_share_a_cache_where_they_may(tmp_path: Path) -> None:
     world.run(work)
 
 
-def test_what_another_process_changes_is_known_soon(tmp_path: Path) -> None:
+def test_changes_of_another_process_are_seen_soon(tmp_path: Path) -> None:
     world = World(tmp_path, refresh_s=0.005)
 
     async def work() -> None:

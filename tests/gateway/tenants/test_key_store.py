@@ -55,7 +55,7 @@ FULL = KeyOrder(
 )
 
 
-def test_what_is_made_is_read_again(store: KeyStore) -> None:
+def test_created_keys_are_read_back(store: KeyStore) -> None:
     shown = store.create(FULL)
     assert store.get(shown.record.key_id) == shown.record
     assert store.load().keys == (shown.record,)
@@ -159,7 +159,7 @@ def test_keys_are_found_by_id_prefix_text_and_name(store: KeyStore) -> None:
             store.find(words)
 
 
-def test_what_does_not_exist_is_not_changed(store: KeyStore) -> None:
+def test_changing_an_unknown_key_is_refused(store: KeyStore) -> None:
     for change in (
         lambda: store.get("zzzzzzzz"),
         lambda: store.update("zzzzzzzz", {"name": "a"}),

@@ -33,7 +33,7 @@ def test_every_one_of_256_bits_is_in_the_secret(number: int) -> None:
 
 
 @given(st.text(max_size=60))
-def test_what_is_no_key_has_no_id(text: str) -> None:
+def test_texts_that_are_no_keys_have_no_id(text: str) -> None:
     assert id_in(text) is None
     assert id_in(mint_key(random.Random(1)).text + text[:1]) is None or not text
 

@@ -24,7 +24,7 @@ def settings(folder: Path, **keys: object) -> Settings:
     )
 
 
-def test_what_one_process_makes_another_takes(tmp_path: Path) -> None:
+def test_a_key_made_by_one_process_is_accepted_by_another(tmp_path: Path) -> None:
     config = settings(tmp_path)
     for_cli, for_gateway = open_database(config), open_database(config)
     assert for_cli is not None

@@ -91,7 +91,7 @@ def test_loading_the_bundled_pair_imports_no_transformers() -> None:
         {"chat_template": [{"name": "default", "template": ""}]},
     ],
 )
-def test_what_transformers_would_change_is_left_to_it(
+def test_tokenizers_that_transformers_changes_are_left_to_it(
     changes: dict[str, Any], folder: Path
 ) -> None:
     edit(folder / "tokenizer_config.json", **changes)

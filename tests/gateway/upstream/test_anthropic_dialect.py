@@ -478,7 +478,7 @@ def test_text() -> None:
     assert joined(chunks).choices[0].message.content == "Hello \u2028"
 
 
-def test_what_a_chunk_says_is_what_its_bytes_say() -> None:
+def test_a_chunks_fields_match_its_bytes() -> None:
     for chunk in read(HELLO):
         if chunk.raw.startswith(b"data: "):
             told = ChatCompletionChunk.model_validate_json(chunk.raw[6:])
@@ -638,7 +638,7 @@ def test_errors(
 
 
 @pytest.mark.parametrize("data", [b"{", b"7", b"[]", b"\xff", b"[" * 99999, b'{"type":4}'])
-def test_what_cannot_be_read_is_garbage(data: bytes) -> None:
+def test_unreadable_answers_are_garbage(data: bytes) -> None:
     with pytest.raises(UpstreamError) as caught:
         read([b"data: " + data + b"\n\n"])
     assert caught.value.failure == "garbage"

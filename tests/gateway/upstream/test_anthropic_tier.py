@@ -167,7 +167,7 @@ def test_an_answer_that_breaks_off_ends_in_an_error() -> None:
 @pytest.mark.parametrize(
     ("call", "param"), [({"n": 2}, "n"), ({"endpoint": "completion"}, "model")]
 )
-def test_what_cannot_be_asked_is_not_sent(call: dict[str, Any], param: str) -> None:
+def test_requests_the_dialect_cannot_express_are_not_sent(call: dict[str, Any], param: str) -> None:
     async def body(under_test: Bench, posts: Posts) -> None:
         answer = under_test.answer(**call)
         with pytest.raises(BadRequestError) as caught:

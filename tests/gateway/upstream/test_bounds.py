@@ -66,7 +66,7 @@ def test_media_count_by_the_operators_word(part: Any, least: int, most: int) -> 
 @pytest.mark.parametrize(
     "limits", [LimitSpec(tokens_per_minute=20_000), LimitSpec(usd_per_day=0.02)]
 )
-def test_what_the_body_may_take_is_reserved_before_it_is_sent(
+def test_the_bodys_maximum_is_reserved_before_it_is_sent(
     tokenizer: ChatTokenizer,
     encode: Callable[[str], list[int]],
     tmp_path: Path,

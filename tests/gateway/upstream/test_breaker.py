@@ -187,7 +187,7 @@ def test_a_trial_that_says_nothing_makes_room_for_the_next(ending: str) -> None:
     assert breaker.admits()
 
 
-def test_what_was_asked_before_it_opened_tells_nothing_about_now() -> None:
+def test_results_from_before_the_breaker_opened_do_not_count() -> None:
     clock = HandClock()
     breaker = _breaker(clock)
     eras = [breaker.began() for _ in range(8)]

@@ -191,7 +191,7 @@ def test_its_model_is_listed_and_can_be_asked_for(client: openai.OpenAI) -> None
     assert ask(client, MODEL, EASY).outrider["tier"] == "cloud"
 
 
-def test_what_is_too_hard_goes_there(llama_url: str, client: openai.OpenAI) -> None:
+def test_hard_requests_go_to_the_upstream_server(llama_url: str, client: openai.OpenAI) -> None:
     """From a device that has the small model only."""
     with (
         device(llama_url, **{"models.large": "none"}) as url,

@@ -276,11 +276,13 @@ def test_a_completion_goes_on_behind_prompt_and_text() -> None:
         (completion("a", best_of=2), "replay", False),
     ],
 )
-def test_what_can_go_on(call: UpstreamCall, strategy: ContinuationStrategy, expected: bool) -> None:
+def test_resumable_requests_are_recognised(
+    call: UpstreamCall, strategy: ContinuationStrategy, expected: bool
+) -> None:
     assert is_resumable(call, strategy) is expected
 
 
-def test_what_is_nested_too_deeply_is_refused() -> None:
+def test_answers_nested_too_deeply_are_refused() -> None:
     nested: list[Any] = []
     for _ in range(100_000):
         nested = [nested]
@@ -387,7 +389,7 @@ def test_an_answer_is_complete_at_its_end() -> None:
     ],
     ids=lambda data: repr(data[:40]),
 )
-def test_what_cannot_be_read_is_garbage(data: bytes) -> None:
+def test_unreadable_answers_are_garbage(data: bytes) -> None:
     error = failure_of(b"data: " + data + b"\n\n")
     assert error.failure == "garbage"
     assert "cloud tier" in str(error)
@@ -589,7 +591,7 @@ def test_a_field_goes_into_events_of_several_lines_too() -> None:
 
 
 @pytest.mark.parametrize("event", [b": ping\n\n", b"data: [DONE]\n\n", b"data: 7\n\n"])
-def test_what_holds_no_object_takes_no_field(event: bytes) -> None:
+def test_events_without_an_object_take_no_field(event: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011
         splice(event, "outrider", b"{}")
 
@@ -643,7 +645,7 @@ def test_the_first_characters_are_cut_off() -> None:
     assert read(text.raw).content == "ar"
 
 
-def test_what_is_more_than_text_stays_when_the_text_is_cut_off() -> None:
+def test_fields_beside_the_text_stay_when_the_text_is_cut() -> None:
     last = OPENAI.replace(b'"finish_reason":null', b'"finish_reason":"stop"')
     cut = cut_content(read(last), 6)
     assert cut is not None

@@ -171,7 +171,7 @@ def test_cutting_log_probabilities_leaves_the_text(endpoint: Endpoint) -> None:
         b'data: {"choices":[{"delta":null,"role":"x","logprobs":{"content":null}}]}\n\n',
     ],
 )
-def test_what_has_no_role_or_log_probabilities_is_left_alone(raw: bytes) -> None:
+def test_chunks_without_role_or_log_probabilities_are_unchanged(raw: bytes) -> None:
     assert without_role(raw).replace(b" ", b"") == raw.replace(b" ", b"")
     assert num_logprobs(raw) == 0
 

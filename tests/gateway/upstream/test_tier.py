@@ -75,7 +75,7 @@ def test_a_stream_is_passed_on_byte_by_byte() -> None:
     asyncio.run(body())
 
 
-def test_what_is_known_of_a_stream() -> None:
+def test_a_stream_reports_its_facts() -> None:
     async def body(under_test: Bench) -> None:
         answer = under_test.answer()
         assert (answer.replica, answer.num_attempts, answer.first_token_s) == ("", 0, None)
@@ -129,7 +129,7 @@ def test_begin_and_whole_overrule_the_document() -> None:
     run(body)
 
 
-def test_what_is_sent() -> None:
+def test_the_request_has_the_expected_headers_and_body() -> None:
     async def body(under_test: Bench) -> None:
         await read_all(under_test.answer(endpoint="completion", temperature=0.5))
         (request,) = under_test.mocks[0].requests
@@ -265,7 +265,7 @@ def test_a_stream_that_breaks_off_before_its_end_has_failed(kind: Any, failure: 
 
 
 @pytest.mark.parametrize("ending", ["clean", "reset"])
-def test_what_fails_behind_the_last_word_is_whole(ending: str) -> None:
+def test_a_failure_behind_the_last_event_leaves_the_answer_whole(ending: str) -> None:
     """The finish reason is there; [DONE] is made up."""
     events = [
         to_event(b'{"id":"x","choices":[{"index":0,"delta":{"content":"Hi"}}]}'),
@@ -510,7 +510,7 @@ def test_leaving_when_it_has_begun() -> None:
     run(body, stall(2))
 
 
-def test_an_answer_is_booked_though_its_end_is_cancelled_too(
+def test_an_answer_is_booked_though_its_end_is_cancelled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Issue 15, second round: while the usage was waited for, another cancellation made it free."""

@@ -98,9 +98,7 @@ def test_prompts_of_completions(counter: TokenCounter, reference: Any) -> None:
         {},
     ],
 )
-def test_what_cannot_be_counted_is_not_counted(
-    counter: TokenCounter, document: dict[str, Any]
-) -> None:
+def test_uncountable_chats_are_not_counted(counter: TokenCounter, document: dict[str, Any]) -> None:
     assert counter.count_prompt(call(**document)) is None
 
 

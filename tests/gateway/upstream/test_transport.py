@@ -553,7 +553,7 @@ def test_a_reset_in_mid_stream() -> None:
         b"HTTP/1.1 200 OK\r\nx: " + b"y" * 20_000 + b"\r\n\r\n",
     ],
 )
-def test_what_is_not_http(answer: bytes) -> None:
+def test_responses_that_are_not_http_are_reported(answer: bytes) -> None:
     async def main() -> None:
         async with talking(answering(answer)) as (transport, server):
             with pytest.raises(UpstreamError) as caught:

@@ -126,7 +126,7 @@ def test_without_a_report_all_is_counted() -> None:
     )
 
 
-def test_what_cannot_be_counted_is_estimated() -> None:
+def test_uncountable_tokens_are_estimated() -> None:
     usage = metered(text("a" * 9), count=None)
     # Forty characters and the role's four; nine of the answer.
     assert (usage.num_prompt_tokens, usage.num_completion_tokens) == (11, 3)
@@ -195,7 +195,7 @@ def test_costs() -> None:
     st.none() | st.integers(0, 50),
     st.none() | st.integers(0, 50),
 )
-def test_what_is_told_is_near_to_what_is_counted(
+def test_estimates_are_near_the_counted_tokens(
     pieces: list[str], reported: int | None, num_prompt: int | None
 ) -> None:
     chunks = [text(piece) for piece in pieces]

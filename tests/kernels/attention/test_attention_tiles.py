@@ -87,7 +87,7 @@ def test_work_is_divided_within_the_workspace(
         assert plan.may_split
 
 
-def test_what_cannot_be_is_refused(device: torch.device) -> None:
+def test_impossible_tiles_are_refused(device: torch.device) -> None:
     batch = one_sequence(300, 257, random_tree(257, seed=0), table=list(range(20)))
     with pytest.raises(ValueError, match="257 nodes"):
         pack_rows(batch)

@@ -143,7 +143,7 @@ def test_a_row_has_the_same_bits_alone_in_company_and_with_two_threads(
 @each_instruction_set
 @pytest.mark.parametrize("maker", MAKERS)
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_what_is_not_finite_stays_in_its_row(
+def test_values_that_are_not_finite_stay_in_their_row(
     instruction_set: InstructionSet, maker: Maker, value: float
 ) -> None:
     linear = maker(40, 300, instruction_set)

@@ -174,7 +174,7 @@ def test_every_rounding_of_fp8(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("kind", ["reference", "triton"])
-def test_what_is_not_a_number_stays_so(device: torch.device, kind: str) -> None:
+def test_nan_stays_nan(device: torch.device, kind: str) -> None:
     row = torch.tensor([[[1.0, float("nan"), -2.0, 0.5]]], device=device)
     caches = torch.zeros(2, 1, 1, 1, 4, dtype=torch.float8_e4m3fn, device=device)
     scales = torch.ones(2, 1, 1, 1, device=device)

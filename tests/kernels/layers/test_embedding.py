@@ -24,7 +24,7 @@ def test_takes_rows(
     assert torch.equal(result, table[index])
 
 
-def test_kernel_gives_zeros_for_what_is_no_token(device: torch.device) -> None:
+def test_kernel_gives_zeros_for_invalid_tokens(device: torch.device) -> None:
     table = torch.randn(5, 8, device=device)
     with use_kernels("triton"):
         result = embed_tokens(table[1:4], torch.tensor([-1, 3, 2, 1 << 40], device=device))

@@ -56,7 +56,7 @@ def test_the_payload_holds_the_candidates(kernels: None, device: torch.device) -
         assert own.children(0) == list(tree.candidates[0].children.values())
 
 
-def test_what_is_out_of_range_is_refused(device: torch.device) -> None:
+def test_values_out_of_range_are_refused(device: torch.device) -> None:
     growth = Growth.begin(0, device, num_sequences=2, width=2, branching=2, has_text=True)
     trees = [
         InitialTree(candidates=tree.candidates, root_slot=0, max_nodes=3, max_depth=3)

@@ -55,7 +55,7 @@ def test_intervals_hold_the_truth_about_as_often_as_promised() -> None:
     assert 85 <= num_held <= 99
 
 
-def test_pairs_cancel_out_what_requests_bring_with_them() -> None:
+def test_pairing_cancels_out_differences_between_requests() -> None:
     rows = made_rows(200)
     slower = [
         msgspec.structs.replace(

@@ -183,7 +183,7 @@ def test_a_side_that_never_answers_is_an_error() -> None:
         _run(_Target(seconds={}, b_fails_from=0))
 
 
-def test_what_is_no_pair_is_refused() -> None:
+def test_unpaired_runs_are_refused() -> None:
     plan = _plan()
     other = _other(plan)
     check_pair(plan, other)

@@ -48,7 +48,7 @@ def measured(script: Any, **more: Any) -> BenchResult:
     return asyncio.run(run())
 
 
-def test_an_open_loop_measures_what_the_target_did() -> None:
+def test_an_open_loop_measures_the_targets_latencies() -> None:
     script = MockScript(num_pieces=6, first_token_delay_s=0.05, gap_s=0.01)
     result = measured(script, objectives=Objectives(ttft_ms=1500.0, inter_token_ms=500.0))
     summary = result.summary

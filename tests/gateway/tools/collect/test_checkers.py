@@ -105,7 +105,7 @@ def test_no_answer_stops_a_check(answer: str, kind: str) -> None:
         ("json_schema", {"type": "nothing"}, "not a JSON schema"),
     ],
 )
-def test_what_cannot_be_checked_is_refused(kind: str, expected: object, why: str) -> None:
+def test_answers_without_a_checker_are_refused(kind: str, expected: object, why: str) -> None:
     with pytest.raises(UncheckableError, match=why):
         make_check(kind, expected)
 

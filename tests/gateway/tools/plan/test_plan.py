@@ -81,7 +81,7 @@ SHAPE = ModelSizes(
 )  # fmt: skip
 
 
-def test_what_the_weights_leave_is_kv() -> None:
+def test_memory_left_by_the_weights_is_kv_cache() -> None:
     assert kv_tokens(3000, [SHAPE, SHAPE]) == 50  # each tier's cache has as many
     assert kv_tokens(3000, [SHAPE], reserve_bytes=500) == 150
     with pytest.raises(ValueError, match="larger device"):
@@ -245,7 +245,7 @@ def test_every_simulated_request_is_answered(
         (SimulatedRequest(num_prompt=1, num_answer=1, tier="small"), "not planned"),
     ],
 )
-def test_what_can_never_be_served_is_refused(ask: SimulatedRequest, match: str) -> None:
+def test_requests_that_can_never_be_served_are_refused(ask: SimulatedRequest, match: str) -> None:
     with pytest.raises(ValueError, match=match):
         Simulation(System(large=TIER)).run([ask], num_users=1)
 

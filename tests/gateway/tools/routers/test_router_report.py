@@ -78,7 +78,7 @@ def test_page_is_whole_and_needs_nothing_else(page: str) -> None:
     assert not re.search(r"url\((?!#)|@import", page)
 
 
-def test_what_data_say_is_text(page: str) -> None:
+def test_data_in_the_report_is_escaped(page: str) -> None:
     parsed = Page()
     parsed.feed(page)
     text = "".join(parsed.text)
