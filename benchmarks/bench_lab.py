@@ -146,7 +146,7 @@ def opened_reporter(database_url: str) -> Iterator[Reporter]:
 def of_users(
     requests: Sequence[PlannedRequest], num_users: int, rng: np.random.Generator
 ) -> list[PlannedRequest]:
-    """The same requests, each from somebody."""
+    """The same requests, each with a user."""
     found = []
     for planned in requests:
         body: dict[str, Any] = json.loads(planned.body)

@@ -69,7 +69,7 @@ _PRICES: Final = ("routing.prices.small.prompt=0.1", "routing.prices.small.compl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A gateway's settings, and whether its key is limited; without a key nobody needs one."""
+    """A gateway's settings, and whether its key is limited; without one no request needs a key."""
 
     settings: tuple[str, ...] = ()
     has_database: bool = True

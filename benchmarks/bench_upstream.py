@@ -102,7 +102,7 @@ class Wholes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bed:
-    """All servers. `ways`: who is asked, by the way's name and the tier's."""
+    """All servers. `ways`: the server of each way, by the way's name and the tier's."""
 
     ways: dict[str, dict[str, Server]]
     load_core: int | None

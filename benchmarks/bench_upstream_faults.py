@@ -3,7 +3,7 @@
 Method: for each way to fail, a fresh `outrider serve`. A window of requests while all is well, then
 the same requests at the same moments while one server fails at each request that it gets. Three out
 of four are streamed. Two cases: `replica`, two servers with the same model of which one fails;
-`local`, the only server elsewhere fails and the small model on this machine is left. The servers
+`local`, the only upstream server fails and the small model on this machine is left. The servers
 are mocks whose answer is a function of the prompt, so every text can be compared.
 
 Reading it: `hit` is how many requests reached the failing server (its breaker keeps the others
@@ -185,7 +185,7 @@ def _expected(case: str, script: MockScript, plan: Plan, server: Server) -> Expe
 
 
 def _await_local(server: Server, document: dict[str, Any]) -> None:
-    """A gateway with a tier elsewhere is ready before its own models are loaded."""
+    """A gateway with an upstream tier is ready before its own models are loaded."""
     asked = Plan(documents=[document], moments_s=[0.0], deadline_s=_LOCAL_S)
     deadline_s = time.monotonic() + _LOCAL_S
     while time.monotonic() < deadline_s:

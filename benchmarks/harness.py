@@ -120,7 +120,7 @@ def timed(work: Callable[[], object]) -> float:
 def measure_bandwidth(*, device: str = "cpu", num_bytes: int = _BANDWIDTH_BYTES) -> float:
     """Bytes per second that torch reads from the device's memory, on a CPU with its threads.
 
-    The best of several ways and rounds, so that a multiple of it flatters nobody.
+    The best of several ways and rounds, so that a multiple of it flatters none of them.
     """
     words = torch.ones(num_bytes // 4, device=device)
     halves = words.view(torch.bfloat16)

@@ -57,7 +57,7 @@ class Mock(Protocol):
         """A connection has ended."""
 
     def changed(self) -> None:
-        """Something happened that somebody may wait for."""
+        """Wake the waiters: something has happened."""
 
 
 class Connection(asyncio.Protocol):

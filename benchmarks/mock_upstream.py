@@ -152,7 +152,7 @@ class MockUpstream:
         self.changed()
 
     def changed(self) -> None:
-        """Something happened that somebody may wait for."""
+        """Wake the waiters: something has happened."""
         if self._changed is not None:
             self._changed.set()
 

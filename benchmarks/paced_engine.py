@@ -25,7 +25,7 @@ _DRAFTED: tuple[TokenOrigin, ...] = ("model", "suffix", "model", "prediction")
 class PacedEngine(MockEngine):
     """An `EngineClient` whose answers have `max_tokens` tokens, so many a second.
 
-    Steps emit `tokens_per_step` of them and are on time: who is late once catches up. Of a step all
+    Steps emit `tokens_per_step` of them and are on time: a late one catches up. Of a step all
     tokens but the last were drafted, in a tree of `num_nodes` guesses.
     """
 

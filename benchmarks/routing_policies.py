@@ -1,4 +1,4 @@
-"""Ways to choose who answers, judged on the same prompts: accuracy, share, cost, time.
+"""Policies that choose the answering tier, judged on the same prompts: accuracy, share, cost, time.
 
 Pure arithmetic on what `outrider router collect` recorded and a router estimated. An operating
 point that is judged on some prompts was chosen on the others (two folds), so nothing is too good.

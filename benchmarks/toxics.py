@@ -34,7 +34,7 @@ _BEFORE_RESET_S: Final = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Toxic:
-    """One way to fail. A server where nobody listens is made by `MockUpstream.refuse`.
+    """One way to fail. A server that does not listen is made by `MockUpstream.refuse`.
 
     `after_events` counts events with text (or a call), not the first one that names the role; of an
     answer that is not streamed a number above 0 means half of its body.

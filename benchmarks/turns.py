@@ -25,7 +25,7 @@ class Turn:
     """One answer. `wall_s` has the prompt's time in it.
 
     decode_s, num_decoded_tokens: after the first delivery, where the program tells. The counts of
-    guesses are those of our engine; 0 elsewhere.
+    guesses are those of our engine; 0 for others.
     """
 
     token_ids: list[int]

@@ -24,7 +24,7 @@ _NEVER_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """Something that goes wrong. `toxic` None: nobody listens."""
+    """Something that goes wrong. `toxic` None: no server listens."""
 
     name: str
     toxic: Toxic | None = None

@@ -40,7 +40,7 @@ def say(topic: str, *words: object) -> None:
 
 
 def chat(client: openai.OpenAI) -> None:
-    """A whole answer; `outrider` tells who gave it."""
+    """A whole answer; `outrider` names the tier that gave it."""
     answer: Any = client.chat.completions.create(model="auto", messages=QUESTION, max_tokens=64)
     say("chat", answer.choices[0].message.content)
     say("tier", answer.outrider["tier"], "because", answer.outrider["reason"])

@@ -21,7 +21,7 @@ def clock() -> Iterator[float]:
 
 
 class Requests:
-    """Makes requests and remembers who sent them."""
+    """Makes requests and remembers their senders."""
 
     def __init__(self, *, max_tokens: int = 12) -> None:
         self.sent: list[tuple[int, int]] = []

@@ -1,4 +1,4 @@
-"""Guesses for sequences: what is known of whom, and what is forgotten when."""
+"""Guesses for sequences: the memory of each sequence, and when it is dropped."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""A server elsewhere, in a thread, that answers by exactly the bytes that a test says."""
+"""An upstream server in a thread that answers by exactly the bytes that a test says."""
 
 import asyncio
 import json

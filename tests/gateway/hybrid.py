@@ -1,4 +1,4 @@
-"""A gateway with local models and tiers elsewhere: real sockets, scripted engine, mock servers."""
+"""A gateway with local models and upstream tiers: real sockets, scripted engine, mock servers."""
 
 import json
 import random
@@ -161,7 +161,7 @@ def hybrid(
     environ: Mapping[str, str] | None = None,
     **sections: Any,
 ) -> Iterator[World]:
-    """A gateway with one tier elsewhere, `cloud`, whose replicas are `clouds`.
+    """A gateway with one upstream tier, `cloud`, whose replicas are `clouds`.
 
     `tier` adds to `[tiers.cloud]`; other sections (handoff, mirror) are as in the settings, and
     `tracer` traces. Without a `database_url` everybody may ask, and nothing is kept.

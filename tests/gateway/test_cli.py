@@ -250,7 +250,7 @@ Hybrid = Callable[[MockScript], AbstractContextManager[World]]
 
 @pytest.fixture
 def with_cloud(tokenizer: ChatTokenizer, encode: Callable[[str], list[int]]) -> Hybrid:
-    """Makes a gateway with local models and a tier elsewhere that answers by a script."""
+    """Makes a gateway with local models and an upstream tier that answers by a script."""
     price = {"prompt": 1.0, "completion": 2.0}
     return lambda script: hybrid(tokenizer, encode, clouds=(script,), tier={"price": price})
 

@@ -85,7 +85,7 @@ class Accounts:
 
     @property
     def num_open(self) -> float:
-        """Requests of which somebody still has to say something: the engine, or the limits."""
+        """Requests that are not settled yet: the engine, or the limits."""
         stats = self.engine_stats()
         in_engine = sum(tier.num_running + tier.num_waiting for tier in stats.tiers.values())
         return in_engine + self._sample("outrider_limit_reservations")

@@ -63,7 +63,7 @@ def gateway(
     policy: RoutePolicy | None = None,
     client: ProcessEngineClient | None = None,
 ) -> Iterator[Gateway]:
-    """A gateway with these settings. Its engine is its own; the weights are everybody's.
+    """A gateway with these settings. Its engine is its own; the weights are shared.
 
     `policy` decides in the place of the pair's router; `client` is another engine's.
     """

@@ -241,7 +241,7 @@ def test_draft_views_go_before_any_answer_is_preempted() -> None:
 
 
 def test_trees_shrink_before_anybody_is_preempted() -> None:
-    """Room for both answers to the token: trees get what is left over, nobody gives way."""
+    """Room for both answers to the token: trees get what is left over, without pre-emption."""
     requests = [
         make_request(f"{number}", random_prompt(15, seed=number), max_tokens=33, temperature=0.7)
         for number in range(2)

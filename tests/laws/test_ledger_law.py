@@ -1,7 +1,7 @@
 """The books say what was done and what was told, whatever clients, models and limits do meanwhile.
 
 The gateways are real ones on the shipped pair, the clients speak HTTP. What the ledger's rows add
-up to is what the engine has counted itself; what a client is charged is what he was told; what a
+up to is what the engine has counted itself; a client is charged what it was told; what a
 limit has counted is what was charged.
 """
 

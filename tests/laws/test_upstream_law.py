@@ -1,4 +1,4 @@
-"""An answer from elsewhere is the server's own, token for token, whatever happens on its way.
+"""An upstream answer is the server's own, token for token, whatever happens on its way.
 
 The servers are real: two Outrider gateways on the shipped pair, one that drafts and one that
 decodes plainly, so that they cut the same answer into different events. Before them stand proxies
@@ -384,7 +384,7 @@ def test_a_handed_over_answer_that_is_cut_goes_on(clouds: Clouds) -> None:
 def test_a_local_answer_that_is_kept_is_the_local_models_own(
     clouds: Clouds, options: Document
 ) -> None:
-    """Because it is good enough, or because nobody takes it over."""
+    """Because it is good enough, or because no tier takes it over."""
     watches = {"commit": 2, "escalate": 4}
     for action, place in watches.items():
         policy = TestPolicy(watch=lambda a=action, p=place: PlannedWatch(a, at=p))  # type: ignore[misc]
@@ -402,7 +402,7 @@ def test_a_local_answer_that_is_kept_is_the_local_models_own(
 
 
 def test_behind_the_clouds_words_the_local_model_goes_on_as_it_would(clouds: Clouds) -> None:
-    """Where that is allowed, and nobody else is left."""
+    """Where that is allowed, and no other tier is left."""
     flags = {"handoff.continue_on_failure": True, "handoff.policy": "prefer_cloud"}
     with clouds.device(**flags, tiers__cloud__max_retries=0) as device:
         for prompt, number in itertools.product(clouds.prompts[PLAIN][:2], (1, 3, 6)):

@@ -1,4 +1,4 @@
-"""The dashboard in a browser: it shows what the API says, to whom it may, by mouse and by key."""
+"""The dashboard in a browser: it shows what the API says, in the key's scope, by mouse and key."""
 
 import re
 import threading

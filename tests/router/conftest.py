@@ -1,4 +1,4 @@
-"""A small labelled world: sums whose length decides who gets them right."""
+"""A small labelled world: sums whose length decides which tier gets them right."""
 
 import json
 import random

@@ -176,7 +176,7 @@ def test_the_kernels_are_that_rule(cases: list[Case], seed: int) -> None:
 def forest_of(
     sequences: list[Sequence], trees: list[TokenTree], *, slack: int, padding: int
 ) -> Forest:
-    """The trees as a forest, with rows of nobody behind them."""
+    """The trees as a forest, with padding rows behind them."""
     sizes = [tree.num_nodes for tree in trees]
     starts = [sum(sizes[:number]) for number in range(len(sizes))]
     flat = torch.tensor(

@@ -228,7 +228,7 @@ def assert_set(event: threading.Event) -> None:
 
 
 class Listening:
-    """A compiler that records for whom it is to compile, or is full."""
+    """A compiler that records the tenants of its jobs, or is full."""
 
     def __init__(self, *, is_full: bool = False) -> None:
         self.asked: list[tuple[str, str]] = []

@@ -1,6 +1,6 @@
 """The decoder's Triton path against its torch path: the same weights, the same passes.
 
-On a GPU the former runs there, and the latter on the CPU; elsewhere both do, in the interpreter.
+On a GPU the former runs there, and the latter on the CPU; else both do, in the interpreter.
 """
 
 from pathlib import Path

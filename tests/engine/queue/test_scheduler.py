@@ -1,7 +1,7 @@
 """The scheduler without a model: a simulated engine that computes whatever a plan says.
 
 Random arrivals, aborts, tier switches and draft views share tiny pools. Whatever happens: budgets
-hold, nobody is planned twice, older goes before younger, every request ends, no block leaks.
+hold, no sequence is planned twice, older goes before younger, every request ends, no block leaks.
 """
 
 import random

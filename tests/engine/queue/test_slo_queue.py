@@ -1,4 +1,4 @@
-"""Deadlines within fairness: who starts, who waits, who gives way, and that nobody starves."""
+"""Deadlines within fairness: starts, waits, pre-emptions, and that nobody starves."""
 
 import random
 from itertools import pairwise

@@ -335,7 +335,7 @@ def test_an_answer_that_conforms_to_a_schema() -> None:
 
 
 def test_a_conversation_comes_back_from_openais_words() -> None:
-    """What we ask servers of this API elsewhere is what our own clients asked."""
+    """Requests to upstream servers of this API equal those of our own clients."""
     signed = {"type": "thinking", "thinking": "Hm.", "signature": "c2ln"}
     turns = [
         {"role": "user", "content": [text("Look"), IMAGE]},

@@ -1,4 +1,4 @@
-"""The Messages API on both sides: a tier elsewhere that is asked what the client asked."""
+"""The Messages API on both sides: an upstream tier gets what the client sent."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
 def near(
     server: Server, tokenizer: ChatTokenizer, encode: Callable[[str], list[int]]
 ) -> Iterator[World]:
-    """A gateway whose tier elsewhere is another gateway, asked by its Messages API."""
+    """A gateway whose upstream tier is another gateway, asked by its Messages API."""
     tier = {"url": f"{server.url}/v1", "server": "anthropic", "model": "large"}
     with hybrid(tokenizer, encode, clouds=(), tier=tier) as world:
         yield world

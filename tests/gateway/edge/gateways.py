@@ -73,7 +73,7 @@ def whole_gateway(
 
 @contextmanager
 def keyed_gateway(tokenizer: ChatTokenizer, folder: Path, **bounds: Any) -> Iterator[Whole]:
-    """One that wants keys; the admin token is ADMIN_TOKEN. Closes its database if nobody has."""
+    """One that wants keys; the admin token is ADMIN_TOKEN. Closes its database in the end."""
     whole = whole_gateway(tokenizer, folder=folder, **bounds)
     try:
         yield whole

@@ -1,4 +1,4 @@
-"""The controller over real experiments: what it does is kept, and seen by those who assign."""
+"""The controller over real experiments: what it does is kept, and seen by the assigner."""
 
 import asyncio
 from dataclasses import dataclass

@@ -383,7 +383,7 @@ def test_two_gateways_on_one_database_count_as_one(
 
 
 def test_many_layers_are_named_whole_in_the_ledger(opened: Open) -> None:
-    """Words that are cut would name arms that nobody was in."""
+    """Words that are cut would name arms without a request."""
     with opened() as made:
         names = [f"an-experiment-layer-{n:02}" for n in range(30)]
         store = made.world.context.experiments.store

@@ -1,6 +1,6 @@
 """Every way for a server to fail, against a gateway with one healthy answerer left.
 
-The laws: everybody is answered or told in time; no text is lost, none is said twice.
+The laws: every request gets an answer or an error in time; no text is lost, none is said twice.
 """
 
 import time

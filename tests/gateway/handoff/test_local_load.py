@@ -108,7 +108,7 @@ def test_a_place_that_became_free_ends_the_queue(load: LocalLoad, clock: Clock) 
 
 
 def test_a_jam_is_forgotten_when_all_is_handed_over(load: LocalLoad, clock: Clock) -> None:
-    """What nobody measures any more must not hold for ever."""
+    """An old measurement must not hold for ever."""
     ticket = load.admit()
     clock.now_s += 8.0
     ticket.began(8.0)  # and runs on

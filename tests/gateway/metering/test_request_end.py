@@ -1,4 +1,4 @@
-"""Those who count are told once, when a request is both over and booked."""
+"""The sinks get the outcome once, when a request is both over and booked."""
 
 from collections.abc import Callable
 

@@ -16,7 +16,7 @@ BROWSER = {"accept": "text/html,application/xhtml+xml;q=0.9,*/*;q=0.8"}
 
 
 class Outline(HTMLParser):
-    """The elements that have an id, and whom labels are for."""
+    """The elements that have an id, and the ids that labels name."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

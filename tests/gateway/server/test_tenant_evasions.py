@@ -148,7 +148,7 @@ def test_however_one_asks_no_more_than_the_limit_is_taken(opened: Open) -> None:
 
 
 def test_a_client_that_leaves_repeatedly_pays_each_time(opened: Open) -> None:
-    """The prompt is read and tokens are written before he is missed: that is what he pays."""
+    """The prompt is read and tokens are written before its client is missed: those are charged."""
     limits = LimitSpec(tokens_per_minute=10_000, concurrent_requests=2, requests_per_minute=100)
     with opened(limits=limits) as made:
         url = made.world.url

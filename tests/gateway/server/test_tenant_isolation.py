@@ -1,6 +1,6 @@
 """Caches reveal nothing of one tenant's texts to another, on the shipped pair.
 
-Where tenants are isolated: nothing. Teams share, and so does everybody where isolation is off.
+Where tenants are isolated: nothing. Teams share, and so do all tenants where isolation is off.
 """
 
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ def books(
 
 
 def tenants(books: Tenants, name: str) -> dict[str, str]:
-    """Two keys of a team, and one of nobody's."""
+    """Two keys of a team, and one without a team."""
     store = books.gateway.context.tenancy.keys.store
     assert store is not None
     team = store.create_team(TeamOrder(name=f"team {name}")).team_id

@@ -1,4 +1,4 @@
-"""Hostile servers, hostile and clumsy clients: what a gateway with tiers elsewhere must not do."""
+"""Hostile servers, hostile and clumsy clients: what a gateway with upstream tiers must not do."""
 
 import asyncio
 import gzip
@@ -70,7 +70,7 @@ def make(tokenizer: ChatTokenizer, encode: Encode) -> Make:
 def facing(
     make: Make, answer: bytes | Play = FINE, **options: Any
 ) -> Iterator[tuple[World, Hostile]]:
-    """A gateway whose tier elsewhere is a server that sends just these bytes."""
+    """A gateway whose upstream tier is a server that sends just these bytes."""
     with hostile(answer) as far:
         tier = {"url": far.url, "timeouts": SHORT, **options.pop("tier", {})}
         with make(tier=tier, clouds=(), **options) as world:
@@ -703,7 +703,7 @@ def test_comments_now_and_then_are_no_answer(make: Make) -> None:
 
 
 def test_unread_answers_are_not_fetched_from_upstream(make: Make) -> None:
-    """A client that stops reading stops the server elsewhere: nothing piles up between them."""
+    """A client that stops reading stops the upstream server: nothing piles up between them."""
     sent = 0
 
     async def play(connection: Connection, asked: Asked) -> None:

@@ -153,7 +153,7 @@ def test_leaving_in_mid_stream(make: Make, num_events: int) -> None:
 
 
 def test_leaving_in_the_hold_back_window(make: Make) -> None:
-    """While the tier elsewhere is asked to take over, the local answer goes on in reserve."""
+    """While the upstream tier is asked to take over, the local answer goes on in reserve."""
     policy = TestPolicy(watch=lambda: PlannedWatch("escalate", at=2))
     with make(clouds=(SILENT,), local=("small",), policy=policy) as world:
         for stream in (False, True):
@@ -187,7 +187,7 @@ class _Reluctant(ScriptedClient):
 def test_leaving_when_the_other_tier_has_just_taken_over(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The local answer is being ended, and nobody reads the other one yet."""
+    """The local answer is being ended, and the other one is not read yet."""
     monkeypatch.setattr("tests.gateway.hybrid.ScriptedClient", _Reluctant)
     policy = TestPolicy(watch=lambda: PlannedWatch("escalate", at=2))
     with make(clouds=(SLOW,), local=("small",), policy=policy) as world:
@@ -284,7 +284,7 @@ def test_a_server_that_comes_and_goes_costs_no_answer(make: Make) -> None:
 
 @contextmanager
 def gateway(url: str, **flags: Any) -> Iterator[str]:
-    """A real gateway without models of its own; its tier elsewhere is at `url`."""
+    """A real gateway without models of its own; its upstream tier is at `url`."""
     settings = load_settings(
         flags={
             "models.small": "none",

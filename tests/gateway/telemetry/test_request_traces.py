@@ -1,4 +1,4 @@
-"""Traces and captures of requests: real sockets, a scripted engine, a mock server elsewhere."""
+"""Traces and captures of requests: real sockets, a scripted engine, a mock upstream server."""
 
 import json
 import logging

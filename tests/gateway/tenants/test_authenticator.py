@@ -221,7 +221,7 @@ def test_a_key_in_use_is_not_shut_out_by_neighbours_behind_its_proxy(tmp_path: P
 
 
 def test_a_client_with_an_old_key_is_told_so_for_ever(tmp_path: Path) -> None:
-    """Clients repeat after 429, so 401 it must stay; and it uses up nobody's attempts."""
+    """Clients repeat after 429, so 401 it must stay; and it uses up no other client's attempts."""
     world = World(tmp_path)
     world.store.create(KeyOrder(name="a"))
     old = wrong_key()

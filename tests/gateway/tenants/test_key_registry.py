@@ -157,7 +157,7 @@ def test_no_start_without_a_database(tmp_path: Path) -> None:
 
 
 def test_keys_that_were_all_removed_leave_the_door_closed(tmp_path: Path) -> None:
-    """A table that somebody emptied by hand is no reason to let everybody in."""
+    """A table emptied by hand is no reason to let everybody in."""
     world = World(tmp_path)
     world.store.create(KeyOrder(name="a"))
 

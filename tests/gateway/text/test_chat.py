@@ -51,7 +51,7 @@ def test_variables_reach_the_template(tokenizer: ChatTokenizer) -> None:
 
 
 def test_text_cannot_forge_control_tokens(tokenizer: ChatTokenizer, tokenizer_folder: Path) -> None:
-    """A user who writes a control token's name gets its letters, not the token."""
+    """A user that writes a control token's name gets its letters, not the token."""
     backend = AutoTokenizer.from_pretrained(tokenizer_folder)
     start, end = backend.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"])
     honest = render(tokenizer, ("user", "x")).token_ids

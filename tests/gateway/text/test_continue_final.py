@@ -298,7 +298,7 @@ def complete(url: str, **fields: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("model", ["small", "large"])
 def test_wherever_it_is_cut_an_answer_goes_on_as_it_went(pair_url: str, model: str) -> None:
-    """Between any two tokens, as a gateway does that goes on with a broken answer elsewhere."""
+    """Between any two tokens, as a gateway does that continues a broken upstream answer."""
     messages = [{"role": "user", "content": "What is 4786 + 3957?"}]
     whole = complete(pair_url, model=model, messages=messages)["choices"][0]["message"]["content"]
     backend = ChatTokenizer(shipped_tokenizer())

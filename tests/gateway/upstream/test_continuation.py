@@ -312,7 +312,7 @@ def test_nothing_but_spaces_is_asked_for_anew() -> None:
 
 @pytest.mark.parametrize("endpoint", ["chat", "completion"])
 def test_an_answer_that_broke_off_at_its_limit_is_whole(endpoint: Any) -> None:
-    """There is nothing left to ask for, but nobody said so."""
+    """No token is left to request, but the server did not say so."""
     limit = 4
 
     async def body(under_test: Bench) -> None:

@@ -1,4 +1,4 @@
-"""A second request for an answer that is late: who goes on, who is cut off, what it may cost."""
+"""A second request for a late answer: which one goes on, which is cut off, what it may cost."""
 
 import asyncio
 import time

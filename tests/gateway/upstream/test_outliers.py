@@ -1,4 +1,4 @@
-"""Outliers: who is far slower than the others, and who only has more to do."""
+"""Outliers: replicas far slower than the others, and those that only has more to do."""
 
 import pytest
 

@@ -98,7 +98,7 @@ TOXICS: dict[str, tuple[MockScript, str]] = {
 
 @pytest.mark.parametrize("name", TOXICS)
 def test_another_replica_answers(name: str) -> None:
-    """At once: nobody waits for the one that failed while another one was not asked."""
+    """At once: no request waits for the one that failed while another one was not asked."""
     script, failure = TOXICS[name]
 
     async def body(under_test: Bench) -> None:
@@ -253,7 +253,7 @@ def test_a_long_retry_after_is_passed_on_at_once() -> None:
 
 
 def test_a_retry_after_of_another_request_delays_no_request() -> None:
-    """The wait is short enough, but somebody else may answer meanwhile."""
+    """The wait is short enough, but another server may answer meanwhile."""
 
     async def body(under_test: Bench) -> None:
         under_test.tier.replicas.replicas[0].begin().failed("throttled", 3.0)
@@ -278,7 +278,7 @@ def test_a_long_retry_after_of_a_503_is_passed_on() -> None:
 
 
 def test_no_retry_waits_beyond_the_deadline() -> None:
-    """It fails at once, so that somebody else may answer in the time that is left."""
+    """It fails at once, so that another server may answer in the time that is left."""
 
     async def body(under_test: Bench) -> None:
         began_s = time.monotonic()

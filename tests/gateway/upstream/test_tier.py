@@ -645,7 +645,7 @@ def test_a_dead_server_is_probed_and_comes_back() -> None:
 
 @pytest.mark.parametrize("is_listening", [True, False])
 def test_a_probe_that_fails_keeps_the_breaker_open(is_listening: bool) -> None:
-    """Nobody listens, or a proxy says that nobody is there."""
+    """No server listens, or a proxy says that there is none."""
 
     async def body() -> None:
         dead = MockScript(toxic=Toxic(kind="status", status=503))

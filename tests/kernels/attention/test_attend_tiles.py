@@ -1,4 +1,4 @@
-"""Attention in tiles: the definition, poisoned memory, bits that depend on nobody else."""
+"""Attention in tiles: the definition, poisoned memory, bits that depend on no other row."""
 
 import dataclasses
 import itertools

@@ -23,7 +23,7 @@ _NUM_TOKENS = 4
 
 @dataclass(slots=True)
 class _Target:
-    """A server whose first token takes `seconds[side]`; notes who asked what, in order."""
+    """A server whose first token takes `seconds[side]`; notes senders in order."""
 
     seconds: dict[str, float]
     asked: list[tuple[str, str]] = field(default_factory=list)

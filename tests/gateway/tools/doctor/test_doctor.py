@@ -237,7 +237,7 @@ def test_a_server_that_is_not_there(free_port: int) -> None:
 
 @pytest.fixture
 def guarded() -> Iterator[str]:
-    """A server that tells its models only at /v1, and only to who has the key."""
+    """A server that tells its models only at /v1, and only with the key."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
