@@ -26,7 +26,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
         # What follows would import the two packages into each other.
         yield Finding(name="packages", status="failed", detail=conflict, advice=UNINSTALL)
         return
-    yield Finding(name="packages", status="ok", detail="no distribution named kernels")
+    yield Finding(name="packages", status="ok", detail="no other package is called kernels")
     checks = _local_checks(settings) if settings.models.is_any else [("models", _no_models)]
     checks += [(f"{name} tier", partial(_tier, name, settings)) for name in settings.tiers]
     checks.append(("port", lambda: _port(settings)))
