@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from engine.errors import UnsupportedModelError
+from engine.model.quantised.formats import WeightFormat
 from kernels.experts.grouped_mlp import GateKind
 from kernels.experts.route import RoutingRule
 from kernels.layers.gated_mul import Activation
@@ -102,6 +103,7 @@ class ModelConfig:
     architecture: str
     is_native: bool = True  # False: transformers' own modules run it
     is_text_part: bool = False  # of a checkpoint that takes images, too
+    weight_format: WeightFormat | None = None  # None: weights are stored as they are computed with
     num_parameters: int | None = None  # None: follows from what is below
     hidden_size: int
     num_query_heads: int

@@ -165,6 +165,7 @@ class DecoderModel:
                 device=target,
                 on_progress=on_progress,
                 text_only=config.is_text_part,
+                weight_format=config.weight_format,
             ) as reader,
         ):
             return cls(

@@ -31,6 +31,8 @@ def load_model(
     config = read_model_config(folder)
     if config.is_native:
         log.info("%s: %s, the engine's own decoder", path_or_id, config.architecture)
+        if config.weight_format is not None:
+            log.info("%s: weights decoded from %s", path_or_id, config.weight_format.method)
         return DecoderModel.load(
             path_or_id,
             dtype=dtype,

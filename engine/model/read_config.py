@@ -12,6 +12,7 @@ from engine.model.config import ModelConfig
 from engine.model.families.source import ConfigSource
 from engine.model.families.table import FAMILIES
 from engine.model.families.text_parts import family_of_text, text_config
+from engine.model.quantised.formats import METHODS, WeightFormat, weight_format
 
 # With all of these, a config.json leaves nothing to a default of its architecture.
 _NAMED: Final[Mapping[str, tuple[type, ...]]] = {
@@ -31,7 +32,8 @@ _NAMED: Final[Mapping[str, tuple[type, ...]]] = {
 }
 _SUPPORTED: Final = (
     f"Supported are {', '.join(FAMILIES)}, and through transformers most of its other decoders, "
-    "with unquantised safetensors weights (bfloat16, float16 or float32)."
+    "with safetensors weights in bfloat16, float16 or float32; quantised ones "
+    f"({', '.join(METHODS)}) for the former."
 )
 _LAYER_COUNTS: Final = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
 _MAX_LAYERS: Final = 1000
@@ -54,15 +56,23 @@ def read_model_config(path_or_id: str | Path) -> ModelConfig:
     raw = _raw_config(model_id)
     _refuse_unsupported(model_id, raw)
     architecture = raw["architectures"][0]
+    quantised = _weight_format(model_id, raw)
     if (family := family_of_text(architecture, raw)) is not None:
         described = describe(model_id, family, text_config(_transformers_config(model_id)))
-        return replace(described, architecture=architecture, is_text_part=True)
+        return replace(
+            described, architecture=architecture, is_text_part=True, weight_format=quantised
+        )
     if architecture not in FAMILIES:
+        if quantised is not None:
+            raise UnsupportedModelError(
+                f"{model_id} is quantised ({quantised.method}), and {architecture} would run "
+                f"through transformers, where only unquantised weights do. {_SUPPORTED}"
+            )
         from engine.model.transformers_probe import describe_by_probe
 
         return describe_by_probe(model_id, raw)
     config = SimpleNamespace(**raw) if _is_complete(raw) else _transformers_config(model_id)
-    return describe(model_id, architecture, config)
+    return replace(describe(model_id, architecture, config), weight_format=quantised)
 
 
 def describe(model_id: str, architecture: str, config: Any) -> ModelConfig:
@@ -129,6 +139,21 @@ def _raw_transformers_config(model_id: str) -> dict[str, Any]:
     return dict(raw)
 
 
+def _weight_format(model_id: str, raw: Mapping[str, Any]) -> WeightFormat | None:
+    """Return the format of quantised weights; None for plain ones."""
+    text = raw.get("text_config")
+    parts = [raw, text] if isinstance(text, dict) else [raw]
+    found = [part.get("quantization_config") or part.get("compression_config") for part in parts]
+    options = next((each for each in found if each), None)
+    if options is None:
+        return None
+    try:
+        return weight_format(options if isinstance(options, dict) else {})
+    except ValueError as error:
+        method = options.get("quant_method", "unknown") if isinstance(options, dict) else "unknown"
+        raise UnsupportedModelError(f"{model_id} is quantised ({method}): {error}") from error
+
+
 def _refuse_unsupported(model_id: str, raw: dict[str, Any]) -> None:
     architectures = raw.get("architectures")
     if not isinstance(architectures, list) or not (
@@ -137,13 +162,6 @@ def _refuse_unsupported(model_id: str, raw: dict[str, Any]) -> None:
         raise UnsupportedModelError(
             f"{model_id} is of type {raw.get('model_type', 'unknown')}, without architectures in "
             f"config.json, which the engine cannot run. {_SUPPORTED}"
-        )
-    quantization = raw.get("quantization_config") or raw.get("compression_config")
-    if quantization:
-        options = quantization if isinstance(quantization, dict) else {}
-        method = options.get("quant_method") or options.get("format") or "unknown"
-        raise UnsupportedModelError(
-            f"{model_id} is quantised ({method}), which the engine cannot run. {_SUPPORTED}"
         )
     for name in _LAYER_COUNTS:
         count = raw.get(name)

@@ -12,6 +12,8 @@ from engine.errors import UnsupportedModelError
 from engine.model.checkpoint_files import read_object
 from engine.model.families.text_parts import HEADS, PREFIXES, text_prefix
 from engine.model.fingerprint import checkpoint_fingerprint
+from engine.model.quantised.decoders import decoder_of
+from engine.model.quantised.formats import WeightFormat
 
 ProgressCallback = Callable[[int, int], None]
 
@@ -43,7 +45,7 @@ class CheckpointReader:
     """Hands out each tensor of a checkpoint by name, once, in the wanted dtype.
 
     With `text_only`, names are those of the text model of a checkpoint that takes images, too, and
-    its other tensors are left alone.
+    its other tensors are left alone. `weight_format` decodes quantised weights.
 
     A context manager. Tensors are read from the file when they are asked for; nothing but the
     one handed out stays in memory. `on_progress(done_bytes, total_bytes)` is called after each.
@@ -57,12 +59,14 @@ class CheckpointReader:
         device: torch.device | str = "cpu",
         on_progress: ProgressCallback | None = None,
         text_only: bool = False,
+        weight_format: WeightFormat | None = None,
     ) -> None:
         """Find the files; raises UnsupportedModelError if there are none or one is broken."""
         self._folder = folder
         self._dtype = dtype
         self._device = torch.device(device)
         self._on_progress = on_progress
+        self._decoder = None if weight_format is None else decoder_of(weight_format)
         self._file_of = _locate_tensors(folder)
         self._name_in_file: dict[str, str] = {}
         if text_only:
@@ -96,11 +100,11 @@ class CheckpointReader:
 
     def read(self, name: str, shape: Iterable[int]) -> Tensor:
         """The tensor `name`; raises UnsupportedModelError if it is missing or misshapen."""
-        if name not in self._file_of:
-            raise UnsupportedModelError(f"{self._folder}: the tensor {name} is missing.")
-        stored: Tensor = self._file(self._file_of[name]).get_tensor(
-            self._name_in_file.get(name, name)
-        )
+        stored = self._decoded(name)
+        if stored is None:
+            if name not in self._file_of:
+                raise UnsupportedModelError(f"{self._folder}: the tensor {name} is missing.")
+            stored = self.raw(name)
         if tuple(stored.shape) != tuple(shape):
             raise UnsupportedModelError(
                 f"{self._folder}: the tensor {name} has the shape {list(stored.shape)}, but "
@@ -108,18 +112,37 @@ class CheckpointReader:
             )
         if not stored.dtype.is_floating_point or stored.dtype.itemsize < 2:
             raise UnsupportedModelError(
-                f"{self._folder}: the tensor {name} is stored as {stored.dtype}; quantised "
-                "weights are not supported."
+                f"{self._folder}: the tensor {name} is stored as {stored.dtype}, but config.json "
+                "names no format of quantised weights."
             )
-        # copy: the stored tensor is a view of the file's memory map, which is closed soon
+        # copy: the stored tensor may be a view of the file's memory map, which is closed soon
         tensor: Tensor = stored.to(device=self._device, dtype=self._dtype, copy=True)
-        self._unread.discard(name)
         self.num_parameters += tensor.numel()
-        self._open_bytes += stored.nbytes
-        self.done_bytes += stored.nbytes
         if self._on_progress is not None:
             self._on_progress(min(self.done_bytes, self.total_bytes), self.total_bytes)
-        return tensor
+        return tensor.contiguous()
+
+    def raw(self, name: str) -> Tensor:
+        """Return a tensor as it is stored, a view of the file. Raises ValueError without it."""
+        if name not in self._file_of:
+            raise ValueError(f"the tensor {name} is missing")
+        stored: Tensor = self._file(self._file_of[name]).get_tensor(
+            self._name_in_file.get(name, name)
+        )
+        if name in self._unread:
+            self._unread.discard(name)
+            self.done_bytes += stored.nbytes
+        self._open_bytes += stored.nbytes
+        return stored
+
+    def _decoded(self, name: str) -> Tensor | None:
+        """Return a quantised weight's numbers; None for one that is stored plainly."""
+        if self._decoder is None:
+            return None
+        try:
+            return self._decoder.decode(self, name)
+        except (ValueError, RuntimeError) as error:  # torch's own: shapes, or memory
+            raise UnsupportedModelError(f"{self._folder}: {name}: {error}") from error
 
     def finish(
         self, *, ignorable: tuple[str, ...] = (), ignorable_prefixes: tuple[str, ...] = ()
@@ -128,6 +151,8 @@ class CheckpointReader:
 
         Names that end in one of `ignorable`, or begin with one of the prefixes, may be left.
         """
+        if self._decoder is not None:
+            ignorable += self._decoder.ignored
         unexpected = sorted(
             name
             for name in self._unread

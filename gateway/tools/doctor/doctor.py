@@ -203,7 +203,7 @@ def _model(tier: str, path: str) -> Finding:
             name=name,
             status="failed",
             detail=f"{path}: {error}",
-            advice="Use an unquantised checkpoint of an architecture that docs/models.md lists.",
+            advice="Use a checkpoint of an architecture and format that docs/models.md lists.",
         )
     weights = _weight_bytes(folder)
     if not weights:
@@ -214,6 +214,8 @@ def _model(tier: str, path: str) -> Finding:
             advice="Download the checkpoint again, or convert it to safetensors.",
         )
     way = "" if config.is_native else " (through transformers)"
+    if config.weight_format is not None:
+        way = f" (decoded from {config.weight_format.method})"
     formats = f"{tokenizer.dialect.format.name} tools" + ", reasoning" * tokenizer.may_think
     detail = (
         f"{config.architecture}{way}, {weights / 2**20:,.1f} MiB, {config.dtype}, {formats}, "
@@ -250,10 +252,27 @@ def _weight_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
+def _loaded_bytes(folder: Path) -> int:
+    """Return the memory of a checkpoint's weights, decoded if they are quantised."""
+    from engine.errors import UnsupportedModelError
+    from engine.model.read_config import read_model_config
+    from gateway.tools.plan.shapes import ModelSizes
+
+    try:
+        config = read_model_config(folder)
+    except UnsupportedModelError:
+        return _weight_bytes(folder)
+    return (
+        _weight_bytes(folder)
+        if config.weight_format is None
+        else ModelSizes.of(config).weight_bytes
+    )
+
+
 def _memory(settings: Settings) -> Finding:
     """Check that weights and libraries fit into main memory; a GPU's memory is not checked."""
     folders = [Path(p).expanduser() for p in settings.models.resolved().values() if p is not None]
-    needed = sum(_weight_bytes(f) for f in folders if f.is_dir()) + _OVERHEAD_BYTES
+    needed = sum(_loaded_bytes(f) for f in folders if f.is_dir()) + _OVERHEAD_BYTES
     if settings.engine.kv_cache_gib is not None:
         needed += int(settings.engine.kv_cache_gib * _GIB)
     free = available_memory_bytes()

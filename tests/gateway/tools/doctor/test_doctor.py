@@ -88,13 +88,24 @@ def test_a_hub_id_is_not_looked_up() -> None:
     assert "hub" in check.detail
 
 
-def test_a_quantised_checkpoint_is_named(checkpoint: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "status", "words"),
+    [
+        ({"quant_method": "awq", "bits": 4}, "ok", "decoded from awq"),
+        ({"quant_method": "bitsandbytes"}, "failed", "quantised (bitsandbytes)"),
+    ],
+)
+def test_a_quantised_checkpoint_is_named(
+    options: dict[str, object], status: str, words: str, checkpoint: Path
+) -> None:
+    plain = doctor._loaded_bytes(checkpoint)
     config = json.loads((checkpoint / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "awq", "bits": 4}
+    config["quantization_config"] = options
     (checkpoint / "config.json").write_text(json.dumps(config))
     check = checks(models__large=str(checkpoint))["large model"]
-    assert check.status == "failed"
-    assert "awq" in check.detail.lower()
+    assert check.status == status
+    assert words in check.detail
+    assert doctor._loaded_bytes(checkpoint) == pytest.approx(plain, rel=0.05)
 
 
 def test_a_checkpoint_without_weights(checkpoint: Path) -> None:

@@ -1,0 +1,21 @@
+"""The decoder of each format."""
+
+from engine.model.quantised.floats import BlockFp8, CompressedTensors, Mxfp4
+from engine.model.quantised.formats import WeightFormat
+from engine.model.quantised.integers import Awq, Gptq
+from engine.model.quantised.stored import WeightDecoder
+
+
+def decoder_of(weights: WeightFormat) -> WeightDecoder:
+    """Return what decodes a format."""
+    match weights.method:
+        case "gptq":
+            return Gptq(bits=weights.bits, zero_offset=weights.zero_offset)
+        case "awq":
+            return Awq()
+        case "fp8":
+            return BlockFp8(block=weights.block)
+        case "compressed-tensors":
+            return CompressedTensors(block=weights.block)
+        case "mxfp4":
+            return Mxfp4()

@@ -1,0 +1,129 @@
+"""Weights in 8 and 4 bits of floating point: scaled float8, and MXFP4 (OCP Microscaling, 2023)."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+import torch
+from torch import Tensor
+
+from engine.model.quantised.integers import decode_packed
+from engine.model.quantised.stored import StoredTensors, expect, per_group, stem_of
+
+_FP4_VALUES: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_MXFP4_BIAS: Final = 127
+_SMALL_TYPES: Final = (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
+_ACTIVATION_SCALES: Final = ("input_scale", "k_scale", "v_scale", "q_scale", "input_zero_point")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockFp8:
+    """float8 with a scale for each block of rows and columns, as DeepSeek V3 and Qwen 3 have it."""
+
+    block: tuple[int, int] | None
+    ignored: ClassVar[tuple[str, ...]] = _ACTIVATION_SCALES
+
+    def decode(self, stored: StoredTensors, name: str) -> Tensor | None:
+        """Decode a float8 [out, in] with `weight_scale_inv` [blocks of rows, blocks of columns]."""
+        if name not in stored:
+            return None
+        weight = stored.raw(name)
+        if weight.dtype not in _SMALL_TYPES:
+            return None
+        stem = stem_of(name)
+        kept = next(
+            (each for each in ("weight_scale_inv", "weight_scale") if f"{stem}.{each}" in stored),
+            None,
+        )
+        expect(kept is not None, name, "it has no weight_scale_inv")
+        return scaled(weight, stored.raw(f"{stem}.{kept}"), name, block=self.block)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompressedTensors:
+    """compressed-tensors: packed integers, int8, or float8, with scales by row, group or block."""
+
+    block: tuple[int, int] | None
+    ignored: ClassVar[tuple[str, ...]] = _ACTIVATION_SCALES
+
+    def decode(self, stored: StoredTensors, name: str) -> Tensor | None:
+        """Decode what is there: `weight_packed`, or a weight of 8 bits beside `weight_scale`."""
+        stem = stem_of(name)
+        if f"{stem}.weight_packed" in stored:
+            return decode_packed(stored, name)
+        if name not in stored:
+            return None
+        weight = stored.raw(name)
+        if weight.dtype not in _SMALL_TYPES:
+            return None
+        expect(f"{stem}.weight_scale" in stored, name, "it has no weight_scale")
+        zeros = None
+        if f"{stem}.weight_zero_point" in stored:
+            zeros = stored.raw(f"{stem}.weight_zero_point")
+        scale = stored.raw(f"{stem}.weight_scale")
+        return scaled(weight, scale, name, block=self.block, zeros=zeros)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mxfp4:
+    """gpt-oss' experts: numbers of 4 bits, 32 to a power of two."""
+
+    ignored: ClassVar[tuple[str, ...]] = ()
+
+    def decode(self, stored: StoredTensors, name: str) -> Tensor | None:
+        """Decode `_blocks` uint8 [experts, out, groups, 16] and `_scales` to [experts, in, out].
+
+        bfloat16, which holds every such number exactly.
+        """
+        if f"{name}_blocks" not in stored:
+            return None
+        blocks, scales = stored.raw(f"{name}_blocks"), stored.raw(f"{name}_scales")
+        expect(blocks.dtype == scales.dtype == torch.uint8, name, "it is not stored in bytes")
+        expect(
+            blocks.dim() == 4 and blocks.shape[:3] == scales.shape and blocks.shape[3] == 16,
+            name,
+            f"blocks {list(blocks.shape)} and scales {list(scales.shape)} do not fit",
+        )
+        values = torch.tensor(
+            [*_FP4_VALUES, *(-value for value in _FP4_VALUES)], dtype=torch.bfloat16
+        )
+        pairs = torch.stack((blocks & 15, blocks >> 4), -1).flatten(-2).long()
+        powers = (scales.int() - _MXFP4_BIAS).unsqueeze(-1)
+        return torch.ldexp(values[pairs], powers).to(torch.bfloat16).flatten(-2).transpose(1, 2)
+
+
+def scaled(
+    weight: Tensor,
+    scale: Tensor,
+    name: str,
+    *,
+    block: tuple[int, int] | None = None,
+    zeros: Tensor | None = None,
+) -> Tensor:
+    """Return (weight - zeros) * scale, float32 [out, in].
+
+    scale, zeros: one number, [out] or [out, 1], [out, groups], or [blocks of rows, blocks of
+    columns] where `block` says their size.
+    """
+    expect(weight.dim() == 2, name, "it is no matrix")
+    numbers = weight.float()
+    if zeros is not None:
+        numbers = numbers - _spread(zeros.float(), numbers, name, block)
+    return numbers * _spread(scale.float(), numbers, name, block)
+
+
+def _spread(scale: Tensor, like: Tensor, name: str, block: tuple[int, int] | None) -> Tensor:
+    rows, width = like.shape
+    if scale.numel() == 1:
+        return scale.reshape(1, 1)
+    if scale.dim() == 1:
+        scale = scale.unsqueeze(1)
+    if scale.dim() == 2 and len(scale) == rows:
+        return per_group(scale, width, name)
+    high, wide = block or (0, 0)
+    expect(
+        min(high, wide) > 0 and scale.shape == (-(-rows // high), -(-width // wide)),
+        name,
+        f"scales {list(scale.shape)} do not fit {rows} rows and {width} columns",
+    )
+    tall = scale.repeat_interleave(high, 0)[:rows]
+    return tall.repeat_interleave(wide, 1)[:, :width]

@@ -1,0 +1,75 @@
+"""The formats of quantised checkpoints, by what config.json says of them; without torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal, get_args
+
+Method = Literal["awq", "compressed-tensors", "fp8", "gptq", "mxfp4"]
+METHODS: Final[tuple[Method, ...]] = get_args(Method)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightFormat:
+    """A format of quantised weights.
+
+    `bits` and `zero_offset` (what its first version takes from zero points) are GPTQ's. `block`:
+    rows and columns that share a scale, where the format names them.
+    """
+
+    method: Method
+    bits: int = 0
+    zero_offset: int = 0
+    block: tuple[int, int] | None = None
+
+
+def weight_format(options: Mapping[str, Any]) -> WeightFormat:
+    """Return the format of a `quantization_config`.
+
+    Raises ValueError with a sentence for one that is not read.
+    """
+    method = str(options.get("quant_method") or options.get("format") or "unknown")
+    if method == "gptq":
+        bits = options.get("bits")
+        if bits not in (4, 8):
+            raise ValueError(f"it has {bits} bits; GPTQ is read with 4 or 8.")
+        is_second = options.get("checkpoint_format") == "gptq_v2"
+        return WeightFormat(method="gptq", bits=bits, zero_offset=0 if is_second else 1)
+    if method == "awq":
+        version = str(options.get("version") or "gemm").lower()
+        bits = options.get("bits") or options.get("w_bit")
+        if bits != 4 or version != "gemm":
+            raise ValueError(f"it has {bits} bits as {version!r}; AWQ is read with 4 as 'gemm'.")
+        return WeightFormat(method="awq")
+    if method == "fp8":
+        return WeightFormat(method="fp8", block=_block(options.get("weight_block_size")))
+    if method == "compressed-tensors":
+        return _compressed(options)
+    if method == "mxfp4":
+        return WeightFormat(method="mxfp4")
+    raise ValueError(f"quantised weights are read as {', '.join(METHODS)}.")
+
+
+def _compressed(options: Mapping[str, Any]) -> WeightFormat:
+    sparsity = options.get("sparsity_config") or {}
+    if isinstance(sparsity, Mapping) and sparsity.get("format", "dense") != "dense":
+        raise ValueError(f"it is sparse ({sparsity['format']}), which is not read.")
+    blocks = set()
+    groups = options.get("config_groups")
+    for group in groups.values() if isinstance(groups, Mapping) else ():
+        weights = group.get("weights") if isinstance(group, Mapping) else None
+        if not isinstance(weights, Mapping):
+            continue
+        bits, kind = weights.get("num_bits"), weights.get("type")
+        if (bits, kind) not in ((4, "int"), (8, "int"), (8, "float")):
+            raise ValueError(f"it has {kind} weights of {bits} bits, which are not read.")
+        blocks.add(_block(weights.get("block_structure")))
+    return WeightFormat(method="compressed-tensors", block=next(iter(blocks - {None}), None))
+
+
+def _block(found: object) -> tuple[int, int] | None:
+    """Return the rows and columns of a block."""
+    if isinstance(found, (list, tuple)) and len(found) == 2:
+        high, wide = found
+        if isinstance(high, int) and isinstance(wide, int) and min(high, wide) > 0:
+            return high, wide
+    return None

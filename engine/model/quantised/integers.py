@@ -1,0 +1,129 @@
+"""Weights in packed integers: GPTQ, AWQ, and compressed-tensors' W4A16, W8A16 and W8A8.
+
+Layouts: Frantar et al., "GPTQ", 2023, as AutoGPTQ stores it; Lin et al., "AWQ", 2024, as AutoAWQ
+stores it ("gemm"); https://github.com/vllm-project/compressed-tensors.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+import torch
+from torch import Tensor
+
+from engine.model.quantised.stored import StoredTensors, expect, per_group, stem_of
+
+_WORD_BITS: Final = 32
+# The place, among its eight columns, of each nibble of an AWQ word.
+_AWQ_COLUMNS: Final = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+def unpack(words: Tensor, bits: int) -> Tensor:
+    """Split int32 [..., n] into unsigned numbers, int32 [..., n * 32 / bits], low bits first."""
+    shifts = torch.arange(0, _WORD_BITS, bits, dtype=torch.int32)
+    numbers: Tensor = (words.unsqueeze(-1) >> shifts) & (2**bits - 1)
+    return numbers.flatten(-2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gptq:
+    """GPTQ. `zero_offset`: what the first version of the format takes from its zero points."""
+
+    bits: int
+    zero_offset: int
+    ignored: ClassVar[tuple[str, ...]] = ()
+
+    def decode(self, stored: StoredTensors, name: str) -> Tensor | None:
+        """Decode `qweight` int32 [in * bits / 32, out], `qzeros`, `scales` and `g_idx`."""
+        stem = stem_of(name)
+        if f"{stem}.qweight" not in stored:
+            return None
+        words = stored.raw(f"{stem}.qweight")
+        expect(words.dtype == torch.int32 and words.dim() == 2, name, "qweight is no int32 matrix")
+        numbers = unpack(words.T.contiguous(), self.bits)  # [out, in]
+        scales = stored.raw(f"{stem}.scales").float()  # [groups, out]
+        zeros = unpack(stored.raw(f"{stem}.qzeros"), self.bits) + self.zero_offset
+        rows, width = numbers.shape
+        expect(scales.dim() == 2 and scales.shape[1] == rows, name, "scales have another width")
+        expect(zeros.shape == scales.shape, name, "qzeros and scales differ in their shapes")
+        groups = len(scales)
+        if f"{stem}.g_idx" in stored:
+            group_of = stored.raw(f"{stem}.g_idx").long()
+            expect(
+                group_of.shape == (width,) and bool(((group_of >= 0) & (group_of < groups)).all()),
+                name,
+                "g_idx does not name a group for each column",
+            )
+            scale, zero = scales[group_of].T, zeros[group_of].T
+        else:
+            scale, zero = per_group(scales.T, width, name), per_group(zeros.T, width, name)
+        weight: Tensor = (numbers - zero) * scale
+        return weight
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Awq:
+    """AWQ with 4 bits, as its "gemm" kernels read it."""
+
+    ignored: ClassVar[tuple[str, ...]] = ()
+
+    def decode(self, stored: StoredTensors, name: str) -> Tensor | None:
+        """Decode `qweight` int32 [in, out / 8], `qzeros` [groups, out / 8], `scales`."""
+        stem = stem_of(name)
+        if f"{stem}.qweight" not in stored:
+            return None
+        words = stored.raw(f"{stem}.qweight")
+        expect(words.dtype == torch.int32 and words.dim() == 2, name, "qweight is no int32 matrix")
+        numbers = self._columns(words)  # [in, out]
+        zeros = self._columns(stored.raw(f"{stem}.qzeros"))
+        scales = stored.raw(f"{stem}.scales").float()
+        expect(scales.dim() == 2 and scales.shape[1] == numbers.shape[1], name, "scales differ")
+        expect(zeros.shape == scales.shape, name, "qzeros and scales differ in their shapes")
+        width = len(numbers)
+        zero, scale = per_group(zeros.T, width, name), per_group(scales.T, width, name)
+        weight: Tensor = (numbers.T - zero) * scale
+        return weight
+
+    @staticmethod
+    def _columns(words: Tensor) -> Tensor:
+        """Unpack [n, words] to [n, 8 * words], the nibbles in the order of the columns."""
+        nibbles = unpack(words, 4).view(len(words), -1, len(_AWQ_COLUMNS))
+        order = sorted(range(len(_AWQ_COLUMNS)), key=_AWQ_COLUMNS.__getitem__)
+        return nibbles[..., order].flatten(-2)
+
+
+def decode_packed(stored: StoredTensors, name: str) -> Tensor:
+    """Decode compressed-tensors' `weight_packed` int32 [out, words]; 4 or 8 bits by its width."""
+    stem = stem_of(name)
+    rows, width = (int(size) for size in stored.raw(f"{stem}.weight_shape").flatten()[:2])
+    words = stored.raw(f"{stem}.weight_packed")
+    expect(words.dtype == torch.int32 and words.dim() == 2, name, "weight_packed is no matrix")
+    fitting = [bits for bits in (4, 8) if words.shape == (rows, -(-width * bits // _WORD_BITS))]
+    expect(len(fitting) == 1, name, f"weight_packed holds neither 4 nor 8 bits for {width} columns")
+    bits = fitting[0]
+    numbers = _signed(unpack(words, bits)[:, :width], bits)
+    scales = stored.raw(f"{stem}.weight_scale").float()
+    expect(scales.dim() == 2 and len(scales) == rows, name, "weight_scale has other rows")
+    zeros = torch.zeros_like(scales)
+    if f"{stem}.weight_zero_point" in stored:
+        packed = stored.raw(f"{stem}.weight_zero_point")
+        zeros = _signed(unpack(packed.T.contiguous(), bits).T[:rows], bits).float()
+        expect(zeros.shape == scales.shape, name, "weight_zero_point has another shape")
+    if f"{stem}.weight_g_idx" in stored:
+        group_of = stored.raw(f"{stem}.weight_g_idx").long()
+        expect(
+            group_of.shape == (width,)
+            and bool(((group_of >= 0) & (group_of < scales.shape[1])).all()),
+            name,
+            "weight_g_idx does not name a group for each column",
+        )
+        zeros, scales = zeros[:, group_of], scales[:, group_of]
+    else:
+        zeros, scales = per_group(zeros, width, name), per_group(scales, width, name)
+    weight: Tensor = (numbers - zeros) * scales
+    return weight
+
+
+def _signed(numbers: Tensor, bits: int) -> Tensor:
+    """Take off what compressed-tensors adds before it packs."""
+    signed: Tensor = numbers - 2 ** (bits - 1)
+    return signed

@@ -1,0 +1,55 @@
+"""Tensors as they lie in a checkpoint, and what makes numbers of them."""
+
+from typing import ClassVar, Protocol
+
+from torch import Tensor
+
+
+class StoredTensors(Protocol):
+    """The tensors of a checkpoint by name."""
+
+    def __contains__(self, name: str) -> bool:
+        """Return whether there is a tensor of this name."""
+        ...
+
+    def raw(self, name: str) -> Tensor:
+        """Return a tensor as it is stored. Raises ValueError for a missing one."""
+        ...
+
+
+class WeightDecoder(Protocol):
+    """The way from a checkpoint's quantised weights back to numbers.
+
+    `ignored`: ends of the names of tensors that it does not need, such as scales of activations.
+    """
+
+    ignored: ClassVar[tuple[str, ...]]
+
+    def decode(self, stored: StoredTensors, name: str) -> Tensor | None:
+        """Return a weight's numbers in floating point; None where it is stored plainly.
+
+        Raises ValueError, with the tensor's name, for tensors that do not fit together.
+        """
+        ...
+
+
+def expect(fits: bool, name: str, why: str) -> None:
+    """Raise ValueError unless a tensor fits."""
+    if not fits:
+        raise ValueError(f"the quantised tensor {name} cannot be decoded: {why}")
+
+
+def stem_of(name: str) -> str:
+    """Return what stands before ".weight" in a name."""
+    return name.removesuffix(".weight")
+
+
+def per_group(scales: Tensor, width: int, name: str) -> Tensor:
+    """Repeat [rows, groups] to [rows, width]: each for the columns of its group."""
+    groups = scales.shape[-1]
+    expect(
+        groups > 0 and width % groups == 0,
+        name,
+        f"{width} columns are no whole number of {groups} groups",
+    )
+    return scales.repeat_interleave(width // groups, dim=-1)
