@@ -323,7 +323,7 @@ class ChatTokenizer:
             ) from error
         self._refuse_overlong(text, work)
         opening = self.reasoning.format.open
-        opens_thinking = text.rstrip().endswith(opening)
+        opens_thinking = text.rstrip().endswith(opening.rstrip())
         if opens_thinking and end == "final_message":
             # An answer that merely mentions the tag is left alone.
             opens_thinking = conversation[-1]["content"].strip() in ("", opening)

@@ -4,13 +4,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
-ReasoningFormatName = Literal["think", "granite", "response", "cohere", "mistral", "harmony"]
+ReasoningFormatName = Literal[
+    "think", "granite", "response", "cohere", "mistral", "gemma", "harmony"
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasoningFormat:
     """An answer: `open THOUGHT close answer_open ANSWER answer_close`, all but ANSWER optional.
 
+    `short_open` and `short_close`: spellings that some answers have instead.
     `are_tokens`: the marks are tokens of their own, so that no answer merely mentions one.
     `has_channels`: the answer is a list of messages with headers (gateway/text/channels.py).
     `stops`: tokens that end an answer, beside those that the checkpoint names.
@@ -21,9 +24,21 @@ class ReasoningFormat:
     close: str
     answer_open: str = ""
     answer_close: str = ""
+    short_open: str = ""
+    short_close: str = ""
     are_tokens: bool = False
     has_channels: bool = False
     stops: tuple[str, ...] = ()
+
+    @property
+    def opens(self) -> tuple[str, ...]:
+        """The marks in front of a thought."""
+        return (self.open, self.short_open) if self.short_open else (self.open,)
+
+    @property
+    def closes(self) -> tuple[str, ...]:
+        """The marks behind a thought."""
+        return (self.close, self.short_close) if self.short_close else (self.close,)
 
     @property
     def marks(self) -> str:
@@ -40,7 +55,11 @@ CHANNEL_MARKS: Final = (
 
 THINK: Final = ReasoningFormat(name="think", open="<think>", close="</think>")
 GRANITE: Final = ReasoningFormat(
-    name="granite", open="Here is my thought process:", close="Here is my response:"
+    name="granite",
+    open="Here is my thought process:",
+    close="Here is my response:",
+    short_open="Here's my thought process:",
+    short_close="Here's my response:",
 )
 RESPONSE: Final = replace(
     THINK, name="response", answer_open="<response>", answer_close="</response>"
@@ -54,6 +73,9 @@ COHERE: Final = ReasoningFormat(
     are_tokens=True,
 )
 MISTRAL: Final = ReasoningFormat(name="mistral", open="[THINK]", close="[/THINK]", are_tokens=True)
+GEMMA: Final = ReasoningFormat(
+    name="gemma", open="<|channel>thought\n", close="<channel|>", are_tokens=True
+)
 HARMONY: Final = ReasoningFormat(
     name="harmony",
     open="<|channel|>analysis<|message|>",
@@ -101,21 +123,24 @@ def find_reasoning(template: Any, special_ids: Mapping[str, int]) -> ReasoningDi
 
 
 def _template_format(text: str) -> ReasoningFormat | None:
-    if "<|channel|>" in text and "analysis" in text:
-        return HARMONY
-    if COHERE.open in text:
-        if "<|START_TEXT|>" in text:
-            return replace(COHERE, answer_open="<|START_TEXT|>", answer_close="<|END_TEXT|>")
-        return COHERE
-    if MISTRAL.open in text:
-        return MISTRAL
-    if GRANITE.open in text:
-        return GRANITE
-    if "<seed:think>" in text:
-        return replace(THINK, open="<seed:think>", close="</seed:think>")
-    if THINK.open in text:
-        return RESPONSE if RESPONSE.answer_open in text else THINK
+    for mark, form in _TOLD_BY:
+        if mark in text:
+            return form
     return None
+
+
+_TOLD_BY: Final = (
+    ("<|channel|>analysis", HARMONY),
+    ("<|channel>thought", GEMMA),
+    ("<|START_TEXT|>", replace(COHERE, answer_open="<|START_TEXT|>", answer_close="<|END_TEXT|>")),
+    (COHERE.open, COHERE),
+    (MISTRAL.open, MISTRAL),
+    (GRANITE.open, GRANITE),
+    ("<seed:think>", replace(THINK, open="<seed:think>", close="</seed:think>")),
+    (RESPONSE.answer_open, RESPONSE),
+    (THINK.open, THINK),
+)
+"""Texts in a template that tell how its model reasons; the first that is there."""
 
 
 def thinking_variables(

@@ -46,8 +46,9 @@ def behind_thinking(
     if thinking == "none":
         return answer
     literals = Literals(dialect.special_ids)
-    begin = "" if thinking == "open" else literals.mark(form.open)
-    block = sequence([tag(begin, _ANY_TEXT, literals.mark(form.close)), _GAP])
+    thought = tag("", _ANY_TEXT, literals.mark(form.close))
+    before = [] if thinking == "open" else literals.parts(form.open)
+    block = sequence([*before, thought, _GAP])
     if thinking == "possible":
         block = optional(block)
     if not (has_marks and form.answer_open):
@@ -130,14 +131,15 @@ class ThinkingSplitter:
         self._space.append(self._held[: len(self._held) - len(begun)])
         self._held = begun
         form = self._format
-        if begun.startswith(form.open):
-            self._held = begun.removeprefix(form.open)
+        mark = next((mark for mark in form.opens if begun.startswith(mark)), None)
+        if mark is not None:
+            self._held = begun.removeprefix(mark)
             self._space.clear()
             self._state, self._skips_space = "thinking", True
         elif form.answer_open and begun.startswith(form.answer_open):
             self._space.clear()
             self._state = "mark"
-        elif form.open.startswith(begun) or form.answer_open.startswith(begun):
+        elif any(mark.startswith(begun) for mark in (*form.opens, form.answer_open)):
             return False  # also white space only: a mark may follow
         else:
             self._held = self._with_space()
@@ -152,18 +154,18 @@ class ThinkingSplitter:
         return held
 
     def _think(self, pieces: list[tuple[TextKind, str]]) -> bool:
-        close = self._format.close
-        thought, mark, rest = self._held.partition(close)
-        if mark:
-            self._held = rest
+        closes = self._format.closes
+        found = [(self._held.find(mark), mark) for mark in closes if mark in self._held]
+        if found:
+            end, mark = min(found)
+            thought, self._held = self._held[:end], self._held[end + len(mark) :]
             self._state, self._skips_space = "mark", True
         else:
-            num_held = overlap(self._held, close)
-            thought = self._held[: len(self._held) - num_held]
-            self._held = self._held[len(thought) :]
+            end = len(self._held) - max(overlap(self._held, mark) for mark in closes)
+            thought, self._held = self._held[:end], self._held[end:]
         if thought:
             pieces.append(("reasoning", thought))
-        return bool(mark)
+        return bool(found)
 
     def _mark(self) -> bool:
         """Drop the mark in front of the answer, if there is one."""

@@ -300,7 +300,7 @@ def _seed(text: str) -> ToolFormat:
 
 
 _TOLD_BY: Final[Sequence[tuple[Sequence[str], ToolFormat | Callable[[str], ToolFormat]]]] = (
-    (["<|channel|>", "commentary"], HARMONY),
+    (["<|channel|>analysis", "commentary"], HARMONY),
     (["[TOOL_CALLS]"], _mistral),
     (['{"name": function name, "parameters":'], LLAMA3),
     (["<|START_ACTION|>"], COHERE),

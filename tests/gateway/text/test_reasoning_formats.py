@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from gateway.text.reasoning import make_splitter
 from gateway.text.reasoning_formats import (
     COHERE,
+    GEMMA,
     GRANITE,
     HARMONY,
     MISTRAL,
@@ -44,6 +45,7 @@ ACTION = '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "clock", "pa
         ("<think>…</think><response>…</response>", RESPONSE, True),
         ("<|START_THINKING|><|END_THINKING|><|START_RESPONSE|>", COHERE, True),
         ("[THINK]your thoughts[/THINK]", MISTRAL, True),
+        ("{{- '<|channel>thought\\n<channel|>' -}}", GEMMA, True),
         ("<|start|>assistant<|channel|>analysis<|message|>", HARMONY, True),
         ("{{ messages }}", THINK, False),
         (None, THINK, False),
@@ -88,7 +90,10 @@ CASES = [
     (COHERE, "Yes<|END_RESPONSE|>", "", "Yes"),
     (COHERE, f"<|START_THINKING|>Hm<|END_THINKING|>{ACTION}", "Hm", ACTION),
     (COHERE, "<|START_THINKING|>Hm", "Hm", ""),
+    (GRANITE, "Here's my thought process: Hm. Here is my response: Yes", "Hm. ", "Yes"),
+    (GRANITE, "Here is my thought process: Hm. Here's my response: Yes", "Hm. ", "Yes"),
     (MISTRAL, "[THINK]Hm[/THINK]Yes", "Hm", "Yes"),
+    (GEMMA, "<|channel>thought\nHm<channel|>Yes", "Hm", "Yes"),
 ]
 
 
@@ -102,7 +107,7 @@ def test_thinking_and_answer_come_apart_wherever_the_text_is_cut(
         assert split(text.removeprefix(form.open), form, [], opens=True) == (thought, content)
 
 
-FORMS = [THINK, GRANITE, RESPONSE, COHERE, MISTRAL, HARMONY]
+FORMS = [THINK, GRANITE, RESPONSE, COHERE, MISTRAL, GEMMA, HARMONY]
 MARKS = sorted({mark for form in FORMS for mark in form.marks.split("\n") if mark})
 FRAGMENTS = st.sampled_from([*MARKS, "Here is my ", "<|", "<th", "</", " ", "\n", "x", "final"])
 
@@ -138,9 +143,9 @@ def verdict_of_choice(
     return verdict(lambda: xgrammar.GrammarMatcher(grammar), text, special)
 
 
-@pytest.mark.parametrize("form", [GRANITE, RESPONSE, MISTRAL, COHERE])
+@pytest.mark.parametrize("form", [GRANITE, RESPONSE, MISTRAL, COHERE, GEMMA])
 def test_a_structured_answer_comes_behind_the_familys_marks(form: ReasoningFormat) -> None:
-    special = COHERE_IDS if form == COHERE else {}
+    special = {COHERE: COHERE_IDS, GEMMA: {"<|channel>": 0, "<channel|>": 1}}.get(form, {})
     dialect = ReasoningDialect(format=form, is_known=True, special_ids=special)
     framed = f"{form.answer_open}yes{form.answer_close}"
     for answer in {"no", framed}:

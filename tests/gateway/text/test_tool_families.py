@@ -8,7 +8,9 @@ import httpx
 import pytest
 from transformers import AutoTokenizer
 
+from gateway.schema.kinds import ToolFormatName
 from gateway.text.chat import ChatTokenizer
+from gateway.text.reasoning_formats import PLAIN
 from gateway.text.tool_formats import ANY_ID, FORMATS, ToolDialect, ToolFormat, find_dialect
 from gateway.text.tool_parser import ToolParser, ToolReading
 from gateway.text.tool_prompt import write_calls
@@ -16,7 +18,8 @@ from gateway.wiring.application import build_app
 from gateway.wiring.parts import GatewayParts
 from tests.gateway.conftest import LengthPolicy
 from tests.gateway.scripted_client import Script, ScriptedClient, Step
-from tests.gateway.text.tool_cases import HELLO, TOOLS, compiled, request, verdict
+from tests.gateway.text.tool_cases import HELLO, TOOLS, compiled, plan, request, verdict
+from tests.grammars import shipped_compiler
 
 # Templates as the families write them, cut down to the parts that tell the formats.
 QWEN3 = r"""{%- if tools %}{{- "# Tools\n<tools>" }}{%- for tool in tools %}{{- tool | tojson }}
@@ -255,6 +258,34 @@ def test_the_grammar_of_a_family_allows_its_calls_and_no_others(
     assert verdict(named, one, special) == "refused"
 
 
+PATTERNED = {
+    "type": "function",
+    "function": {
+        "name": "f",
+        "parameters": {
+            "type": "object",
+            "properties": {"code": {"type": "string", "pattern": "^[a-z]{2}$"}},
+            "required": ["code"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("name", ["hermes", "mistral11", "cohere", "glm45"])
+def test_patterns_are_enforced_beside_special_tokens(name: ToolFormatName) -> None:
+    """Our compiler adds the rules of patterns to the grammar's text, which names tokens too."""
+    form = FORMATS[name]
+    special = special_marks(form)
+    dialect = ToolDialect(format=form, is_native=True, special_ids=special)
+    spec = plan(tools=[PATTERNED], tool_choice="required").grammar(dialect, PLAIN, "none")
+    grammar = shipped_compiler().compile(spec).result(120)
+    for code, expected in (("no", "whole"), ("nor", "refused"), ("NO", "refused")):
+        written = f'"{code}"' if form.xml else code  # as JSON, where strings are plain text
+        text = write_calls([{"name": "f", "arguments": {"code": written}}], form)
+        assert verdict(lambda: grammar.matcher()._matcher, text, special) == expected, text
+
+
 CALLED = {
     "role": "assistant",
     "content": None,
@@ -374,7 +405,7 @@ def test_calls_reach_the_client(tokenizer_folder: Any, template: str, marks: lis
 
 
 GPT_OSS = """{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}\
-{{ messages[0].content }}{{ '<|start|>assistant' }}{# <|channel|> analysis commentary final #}"""
+{{ messages[0].content }}{{ '<|start|>assistant' }}{# <|channel|>analysis commentary final #}"""
 HARMONY_MARKS = ["<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|call|>"]
 
 
