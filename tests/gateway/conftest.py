@@ -4,8 +4,10 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -140,11 +142,12 @@ def serve(app: object) -> tuple[uvicorn.Server, threading.Thread, str]:
     return server, thread, f"http://127.0.0.1:{sock.getsockname()[1]}"
 
 
-@pytest.fixture(scope="session")
-def running_server(
-    tokenizer: ChatTokenizer, encode: Callable[[str], list[int]]
+@contextmanager
+def scripted_server(
+    tokenizer: ChatTokenizer, encode: Callable[[str], list[int]], **options: Any
 ) -> Iterator[Server]:
-    engine = ScriptedClient(vocab_size=420, script=lambda _: Script())
+    """Serve a gateway over a scripted engine, made with these options."""
+    engine = ScriptedClient(vocab_size=420, script=lambda _: Script(), **options)
     parts = GatewayParts(
         engine=engine,
         tokenizers={"small": tokenizer, "large": tokenizer},
@@ -156,6 +159,14 @@ def running_server(
     server.should_exit = True
     thread.join(10)
     assert engine.was_closed
+
+
+@pytest.fixture(scope="session")
+def running_server(
+    tokenizer: ChatTokenizer, encode: Callable[[str], list[int]]
+) -> Iterator[Server]:
+    with scripted_server(tokenizer, encode) as server:
+        yield server
 
 
 @pytest.fixture

@@ -10,12 +10,9 @@ import pytest
 
 from engine.errors import QueueFullError
 from gateway.apis.messages.answers import MessageAnswer, MessagesError
-from gateway.planning.gateway_limits import GatewayLimits
 from gateway.text.chat import ChatTokenizer
-from gateway.wiring.application import build_app
-from gateway.wiring.parts import GatewayParts
-from tests.gateway.conftest import LengthPolicy, Server, serve, wait_for
-from tests.gateway.scripted_client import Script, ScriptedClient
+from tests.gateway.conftest import Server, scripted_server, wait_for
+from tests.gateway.scripted_client import Script
 
 HELLO: dict[str, Any] = {
     "model": "auto",
@@ -42,18 +39,8 @@ def running_server(
     tokenizer: ChatTokenizer, encode: Callable[[str], list[int]]
 ) -> Iterator[Server]:
     """With room for tools in a prompt."""
-    engine = ScriptedClient(vocab_size=420, script=lambda _: Script(), max_context=MAX_CONTEXT)
-    parts = GatewayParts(
-        engine=engine,
-        tokenizers={"small": tokenizer, "large": tokenizer},
-        router=LengthPolicy(),
-        limits=GatewayLimits(default_max_tokens=32, max_body_bytes=100_000),
-    )
-    server, thread, url = serve(build_app(parts))
-    yield Server(url, engine, encode)
-    server.should_exit = True
-    thread.join(10)
-    assert engine.was_closed
+    with scripted_server(tokenizer, encode, max_context=MAX_CONTEXT) as server:
+        yield server
 
 
 @pytest.fixture

@@ -13,14 +13,11 @@ from pydantic import BaseModel
 from benchmarks.mock_script import MockScript, ToolCall
 from benchmarks.toxics import Toxic
 from engine.errors import QueueFullError
-from gateway.planning.gateway_limits import GatewayLimits
 from gateway.text.chat import ChatTokenizer
-from gateway.wiring.application import build_app
-from gateway.wiring.parts import GatewayParts
 from tests.gateway.apis.response_events import read_events, read_response, rebuilt
-from tests.gateway.conftest import LengthPolicy, Server, serve, wait_for
+from tests.gateway.conftest import Server, scripted_server, wait_for
 from tests.gateway.hybrid import hybrid
-from tests.gateway.scripted_client import Script, ScriptedClient
+from tests.gateway.scripted_client import Script
 
 ADD = {
     "type": "function",
@@ -37,17 +34,8 @@ def running_server(
     tokenizer: ChatTokenizer, encode: Callable[[str], list[int]]
 ) -> Iterator[Server]:
     """One with room for tools."""
-    engine = ScriptedClient(vocab_size=420, max_context=2048, script=lambda _: Script())
-    parts = GatewayParts(
-        engine=engine,
-        tokenizers={"small": tokenizer, "large": tokenizer},
-        router=LengthPolicy(),
-        limits=GatewayLimits(default_max_tokens=32, max_body_bytes=100_000),
-    )
-    server, thread, url = serve(build_app(parts))
-    yield Server(url, engine, encode)
-    server.should_exit = True
-    thread.join(10)
+    with scripted_server(tokenizer, encode, max_context=2048) as server:
+        yield server
 
 
 def drain(stream: Any, into: list) -> None:
