@@ -1,7 +1,7 @@
 """Triton's grouped products of a mixture of experts: all experts' rows in two launches.
 
-Rows are sorted by expert on the device, and cut into tiles of one expert each. Nothing waits for
-the host: there are as many programs as there can be tiles, and those beyond the last do nothing.
+Rows are sorted by expert on the device and cut into tiles of one expert each (cut_tiles.py). There
+are as many programs as there can be tiles, and those beyond the last do nothing.
 """
 
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from kernels.experts.cut_tiles import cut_tiles
 from kernels.experts.route import Routed
 from kernels.layers.gated_mul import Activation, sigmoid
 from kernels.triton_support import dot, jit, launch, next_power_of_2, rounded, tl, triton
@@ -32,43 +33,6 @@ class ExpertStack:
     down: Tensor
     gate_up_bias: Tensor | None = None
     down_bias: Tensor | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Tiles:
-    """Pairs of a row and an expert, sorted by expert, and how they are cut. All int32.
-
-    order: [n * k], which pair stands where; expert, start, end: [number of tiles], each tile's
-    expert and its pairs. An empty tile has start == end.
-    """
-
-    order: Tensor
-    expert: Tensor
-    start: Tensor
-    end: Tensor
-
-
-def _cut_tiles(experts: Tensor, num_experts: int, tile_rows: int) -> _Tiles:
-    """Sort pairs by expert and cut them into tiles, without asking the device. experts: [n, k]."""
-    pairs = experts.reshape(-1)
-    order = torch.argsort(pairs, stable=True)
-    counts = torch.zeros(num_experts, dtype=torch.int64, device=pairs.device)
-    counts.scatter_add_(0, pairs, torch.ones_like(pairs))
-    ends = counts.cumsum(0)  # of each expert's pairs
-    num_tiles = (counts + tile_rows - 1) // tile_rows
-    tile_ends = num_tiles.cumsum(0)
-    bound = min(len(pairs), -(-len(pairs) // tile_rows) + num_experts)
-    tiles = torch.arange(bound, device=pairs.device)
-    expert = torch.searchsorted(tile_ends, tiles, right=True).clamp_(max=num_experts - 1)
-    within = tiles - (tile_ends - num_tiles)[expert]
-    end = ends[expert]
-    start = torch.minimum((ends - counts)[expert] + within * tile_rows, end)
-    return _Tiles(
-        order=order.to(torch.int32),
-        expert=expert.to(torch.int32),
-        start=start.to(torch.int32),
-        end=torch.minimum(start + tile_rows, end).to(torch.int32),
-    )
 
 
 @jit
@@ -239,7 +203,7 @@ def grouped_mlp(
         "num_warps": 4,
         "num_stages": 3,
     }
-    tiles = _cut_tiles(routed.experts, num_experts, block_m)
+    tiles = cut_tiles(routed.experts, num_experts, block_m)
     cut = (tiles.order, tiles.expert, tiles.start, tiles.end)
     gated = torch.empty((num_pairs, inner), dtype=rows.dtype, device=rows.device)
     launch(

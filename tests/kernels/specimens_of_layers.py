@@ -4,6 +4,7 @@ from functools import partial
 
 import torch
 
+from kernels.experts.cut_tiles import cut_tiles
 from kernels.experts.grouped_mlp import ExpertStack, GateKind, grouped_mlp
 from kernels.experts.route import Routed
 from kernels.kv.compact_kv import compact_kv
@@ -152,6 +153,14 @@ LAYERS = (
             ("clamped_swiglu", BF16, 8, True),
             ("silu", FP32, 8, False),
         )
+    ),
+    *(
+        Specimen(
+            stem="cut_tiles",
+            name=f"{rows} rows, {number} experts",
+            run=partial(cut_tiles, torch.zeros(rows, 8, dtype=torch.int64), number, tile_rows),
+        )
+        for rows, number, tile_rows in ((1, 128, 16), (64, 8, 16), (4096, 60, 64), (64, 512, 16))
     ),
     Specimen(
         stem="embedding",

@@ -216,6 +216,65 @@ def test_sigmoid_within_groups_is_glms() -> None:
     assert_same_choice(routed, experts, weights.float())
 
 
+# ---- whole blocks ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["cpu", "triton"])
+def test_router_and_experts_are_qwens_block(kind: str) -> None:
+    qwen = pytest.importorskip("transformers.models.qwen3_moe.modeling_qwen3_moe")
+    config = qwen.Qwen3MoeConfig(
+        hidden_size=WIDTH, moe_intermediate_size=INNER, num_experts=NUM_EXPERTS,
+        num_experts_per_tok=3, norm_topk_prob=True,
+    )  # fmt: skip
+    block = with_random_weights(qwen.Qwen3MoeSparseMoeBlock(config))
+    theirs = block.experts
+    experts = [
+        ExpertWeights(gate_up=theirs.gate_up_proj[number].data, down=theirs.down_proj[number].data)
+        for number in range(NUM_EXPERTS)
+    ]
+    rule = RoutingRule(num_chosen=3, renormalise=True)
+    hidden = random(21, WIDTH)
+    with use_kernels("triton" if kind == "triton" else "reference"), torch.inference_mode():
+        routed = route(hidden @ block.gate.weight.T, rule)
+        result = ExpertMlp(iter(experts))(hidden, routed)
+        expected = block(hidden[None])[0]
+    torch.testing.assert_close(result, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["cpu", "triton"])
+def test_router_and_experts_are_gpt_oss_block(kind: str) -> None:
+    oss = pytest.importorskip("transformers.models.gpt_oss.modeling_gpt_oss")
+    config = oss.GptOssConfig(
+        hidden_size=WIDTH, intermediate_size=INNER, num_local_experts=NUM_EXPERTS,
+        num_experts_per_tok=2,
+    )  # fmt: skip
+    block = with_random_weights(oss.GptOssMLP(config))
+    theirs = block.experts
+    experts = [
+        ExpertWeights(
+            gate_up=torch.cat([theirs.gate_up_proj[number, :, half::2].T for half in (0, 1)]),
+            down=theirs.down_proj[number].T.contiguous(),
+            gate_up_bias=torch.cat([theirs.gate_up_proj_bias[number, half::2] for half in (0, 1)]),
+            down_bias=theirs.down_proj_bias[number].data,
+        )
+        for number in range(NUM_EXPERTS)
+    ]
+    hidden = random(21, WIDTH)
+    rule = RoutingRule(num_chosen=2, scores="softmax_of_chosen")
+    with use_kernels("triton" if kind == "triton" else "reference"), torch.inference_mode():
+        routed = route(hidden @ block.router.weight.T + block.router.bias, rule)
+        result = ExpertMlp(iter(experts), gate="clamped_swiglu")(hidden, routed)
+        expected = block(hidden[None])[0][0]
+    torch.testing.assert_close(result, expected, atol=1e-4, rtol=1e-4)
+
+
+def with_random_weights(block: torch.nn.Module) -> torch.nn.Module:
+    generator = torch.Generator().manual_seed(3)
+    for parameter in block.parameters():
+        torch.nn.init.normal_(parameter, std=0.3, generator=generator)
+    return block.requires_grad_(False)
+
+
 def test_equal_scores_choose_the_lower_numbers() -> None:
     routed = route(torch.zeros(3, NUM_EXPERTS), RoutingRule(num_chosen=2))
     assert routed.experts.tolist() == [[0, 1]] * 3
