@@ -73,7 +73,7 @@ NUM_ROWS: Final[Mapping[str, tuple[int, ...]]] = {
     **dict.fromkeys(("journaled", "stored", "stored at the start"), (1,)),
 }
 """The victim's rows after a kill at each moment."""
-QUICK: Final = ("admitted", "stored")
+QUICK: Final = ("stored",)
 
 
 # ---- of the gateway -----------------------------------------------------------------------------

@@ -154,12 +154,16 @@ PLACES = [
     ("mask_logits", 2),
     ("rollback", 1),
 ]
+QUICK_PLACES = PLACES[:1] + PLACES[2:5]
 
 
 @pytest.mark.parametrize(
     ("place", "after", "where"),
     [
-        *((*place, "large") for place in PLACES),
+        *(
+            pytest.param(*place, "large", marks=() if place in QUICK_PLACES else pytest.mark.slow)
+            for place in PLACES
+        ),
         ("fill_mask", 3, "small"),
         ("fill_mask", 3, "large on device"),
         *(
@@ -252,7 +256,7 @@ def test_a_compiler_that_breaks_refuses_its_request_only(place: str) -> None:
 
 
 @pytest.mark.parametrize("call", ["accept", "fill_mask"])
-@pytest.mark.parametrize("call_s", [0.002, 0.3])
+@pytest.mark.parametrize("call_s", [0.002, pytest.param(0.3, marks=pytest.mark.slow)])
 def test_a_grammar_that_takes_too_long_ends_its_request_only(
     call: str, call_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

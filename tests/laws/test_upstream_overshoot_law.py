@@ -102,8 +102,15 @@ def read(made: Books, fields: dict[str, Any], num_lines: int) -> tuple[int, int]
     return told.status_code, words
 
 
-@pytest.mark.parametrize("is_obedient", [True, False])
-@pytest.mark.parametrize("limit", LIMITS)
+@pytest.mark.parametrize(
+    ("limit", "is_obedient"),
+    [
+        pytest.param("tokens_per_day", True, marks=pytest.mark.slow),
+        ("tokens_per_day", False),
+        ("usd_per_day", True),
+        pytest.param("usd_per_day", False, marks=pytest.mark.slow),
+    ],
+)
 def test_no_limit_is_passed_at_an_upstream_tier(
     tmp_path: Path, limit: str, is_obedient: bool
 ) -> None:
