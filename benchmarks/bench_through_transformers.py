@@ -15,17 +15,21 @@ decoder's rate without. Ratios have the prompts' time in them, `decode` has not;
 a bootstrap over prompts. `equal` compares with the native decoder's plain answers; where they part,
 the gap between the two tokens' logits says whether it was a tie (benchmarks/compare.py).
 
+With one thread, ratios of processor time are given as well (`cpu`): what other programs take from
+the machine is not in it, so on a busy machine `--threads 1` and these say most.
+
     python -m benchmarks.bench_through_transformers --dtype bfloat16 --expand-target 400M
     python -m benchmarks.bench_through_transformers --dtype float32 --expand-target 400M
 """
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from benchmarks.compare import Comparison
@@ -47,10 +51,10 @@ from benchmarks.harness import (
     verdict,
     write_results,
 )
-from benchmarks.intervals import Interval, bootstrap
+from benchmarks.intervals import Interval, bootstrap, ratio_of_rates
 from benchmarks.pair import Folders, Pair, add_prompt_options
 from benchmarks.prompts import Prompt
-from benchmarks.turns import Case, Turns, engine_case
+from benchmarks.turns import Case, Turn, Turns, engine_case
 from draft.budget import TreeBudget
 from engine.model.read_config import read_model_config
 from engine.model.transformers_decoder import TransformersModel
@@ -62,6 +66,10 @@ NATIVE, THROUGH = "native", "through transformers"
 PLAIN, DRAFTED = "plain", "drafted"
 _GOAL_TIME: Final = 1.5
 _GOAL_GAIN: Final = 0.9
+_SHOWN_RATIOS: Final = (
+    *("time_over_native", "decode_time_over_native", "cpu_time_over_native"),
+    *("gain", "decode_gain", "cpu_gain"),
+)
 _SHOWN_ROWS: Final = (1, 2, 4, 8, 16, 32)
 
 
@@ -160,44 +168,65 @@ def measure(
         name, other = name_of(THROUGH, kind), name_of(NATIVE, kind)
         reports[name]["time_over_native"] = turns.ratio(other, name)
         reports[name]["decode_time_over_native"] = turns.ratio(other, name, decode=True)
+        reports[name]["cpu_time_over_native"] = cpu_ratio(turns, other, name)
     for side in sides:
         name = name_of(side, DRAFTED)
         reports[name]["gain"] = turns.ratio(name, name_of(side, PLAIN))
         reports[name]["decode_gain"] = turns.ratio(name, name_of(side, PLAIN), decode=True)
+        reports[name]["cpu_gain"] = cpu_ratio(turns, name, name_of(side, PLAIN))
     gains = gain_ratio(turns)
-    show(reports, comparisons, gains)
+    cpu_gains = gain_ratio(turns, seconds_of=_thread_s) if torch.get_num_threads() == 1 else None
+    show(reports, comparisons, gains if cpu_gains is None else cpu_gains)
     return {
         "num_prompts": len(prompts),
         "num_prompt_tokens": sum(len(prompt.token_ids) for prompt in prompts),
         "cases": reports,
         "gain_over_native_gain": gains,
+        "cpu_gain_over_native_gain": cpu_gains,
         "equality": {name: comparison.record() for name, comparison in comparisons.items()},
     }
 
 
-def gain_ratio(turns: Turns) -> Interval:
+def gain_ratio(
+    turns: Turns, *, seconds_of: Callable[[Turn], float] = lambda turn: turn.wall_s
+) -> Interval:
     """Return speculation's gain through transformers over its gain on the native decoder."""
-    rates = {
-        (side, kind): _columns(turns, name_of(side, kind))
+    columns = {
+        (side, kind): _columns(turns, name_of(side, kind), seconds_of)
         for side in (NATIVE, THROUGH)
         for kind in (PLAIN, DRAFTED)
     }
 
     def ratio(questions: NDArray[np.int64]) -> float:
-        rate = {
-            key: tokens[questions].sum() / s[questions].sum() for key, (tokens, s) in rates.items()
+        rates = {
+            case: tokens[questions].sum() / seconds[questions].sum()
+            for case, (tokens, seconds) in columns.items()
         }
-        gains = [rate[side, DRAFTED] / rate[side, PLAIN] for side in (THROUGH, NATIVE)]
+        gains = [rates[side, DRAFTED] / rates[side, PLAIN] for side in (THROUGH, NATIVE)]
         return float(gains[0] / gains[1])
 
     return bootstrap(ratio, len(turns.by_case[name_of(NATIVE, PLAIN)]))
 
 
-def _columns(turns: Turns, name: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def cpu_ratio(turns: Turns, name: str, base: str) -> Interval | None:
+    """Return tokens a second of processor time over those of `base`; None with several threads."""
+    if torch.get_num_threads() > 1:
+        return None
+    tokens, seconds = zip(*(_columns(turns, case, _thread_s) for case in (name, base)), strict=True)
+    return ratio_of_rates(tokens, seconds)
+
+
+def _thread_s(turn: Turn) -> float:
+    return turn.thread_s
+
+
+def _columns(
+    turns: Turns, name: str, seconds_of: Callable[[Turn], float]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return a case's tokens and seconds, question by question."""
     rounds = turns.by_case[name]
     tokens = [sum(len(turn.token_ids) for turn in each) for each in rounds]
-    seconds = [sum(turn.wall_s for turn in each) for each in rounds]
+    seconds = [sum(map(seconds_of, each)) for each in rounds]
     return np.array(tokens, dtype=np.float64), np.array(seconds)
 
 
@@ -209,16 +238,16 @@ def show(
         [
             name,
             f"{report['tokens_per_s']:.1f}",
-            *(str(report.get(key, "")) for key in ("time_over_native", "decode_time_over_native")),
-            *(str(report.get(key, "")) for key in ("gain", "decode_gain")),
+            *(str(report.get(key) or "") for key in _SHOWN_RATIOS),
             f"{report['tokens_per_pass']:.2f}",
             str(comparisons.get(name, "")),
         ]
         for name, report in reports.items()
     ]
-    columns = ["", "tok/s", "time", "time, decode", "gain", "gain, decode", "tok/pass", "equal"]
+    columns = ["", "tok/s", "time", "decode", "cpu", "gain", "decode", "cpu", "tok/pass", "equal"]
     show_table("through transformers' modules", columns, rows)
-    time = reports[name_of(THROUGH, PLAIN)]["time_over_native"].estimate
+    plain = reports[name_of(THROUGH, PLAIN)]
+    time = (plain["cpu_time_over_native"] or plain["time_over_native"]).estimate
     console.print(
         f"plain within {_GOAL_TIME} of the native time: {verdict(time <= _GOAL_TIME)}; "
         f"gain at least {_GOAL_GAIN} of the native gain: {verdict(gains.estimate >= _GOAL_GAIN)} "

@@ -35,6 +35,7 @@ class Turn:
     num_drafted_tokens: int = 0
     num_accepted_tokens: int = 0
     num_passes: int = 0
+    thread_s: float = 0.0
 
 
 Case = Callable[[int], Turn]
@@ -178,7 +179,9 @@ def engine_case(bench: Bench, request_for: Callable[[int], EngineRequest]) -> Ca
     """
 
     def answer(question: int) -> Turn:
+        begun_s = time.thread_time()
         (stream,) = drive(bench, [request_for(question)], concurrency=1).streams
+        thread_s = time.thread_time() - begun_s
         assert stream.stats is not None
         return Turn(
             token_ids=stream.token_ids,
@@ -188,6 +191,7 @@ def engine_case(bench: Bench, request_for: Callable[[int], EngineRequest]) -> Ca
             num_drafted_tokens=stream.stats.num_drafted_tokens,
             num_accepted_tokens=stream.stats.num_accepted_tokens,
             num_passes=stream.stats.num_steps,
+            thread_s=thread_s,
         )
 
     return answer
