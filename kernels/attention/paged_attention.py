@@ -1,9 +1,9 @@
 """Attention over a paged cache, for causal rows and token trees in one batch.
 
 A step's plan is made once (`plan_attention`), then every layer runs it. What runs depends on the
-plan: on CUDA the Triton kernels of attend_tiles.py, on the CPU torch's kernels
-(attention_spans.py) or, in deterministic mode, compiled attention (kernels/cpu/row_attention.py) in
-bfloat16 where it is there, else ordered_attention.py.
+plan: on CUDA the Triton kernels of attend_tiles.py; on the CPU, in bfloat16 and where it was built,
+compiled attention (kernels/cpu/row_attention.py), in either mode; else torch's kernels
+(attention_spans.py) or, in deterministic mode, ordered_attention.py.
 """
 
 import functools
@@ -19,6 +19,7 @@ from kernels.attention.attention_spans import attend_spans
 from kernels.attention.attention_tiles import TilePlan
 from kernels.attention.ordered_attention import OrderedPlan, attend_in_order, plan_in_order
 from kernels.attention.row_plan import RowPlan, plan_row_keys
+from kernels.cpu.panel_linear import prefers_onednn
 from kernels.cpu.row_attention import attend_rows, can_attend_rows
 from kernels.triton_support import is_automatic, uses_triton
 
@@ -59,48 +60,41 @@ def plan_attention(  # noqa: PLR0913 - a step's plan depends on the model's shap
     and batches of more than 1024 sequences there.
     """
     device = torch.device(device)
-    if deterministic or uses_triton(device):
-        if head_dim is None:
-            raise ValueError("plan_attention needs head_dim here")
-        if uses_triton(device):
-            tiles = plan_tiles(
-                batch,
-                num_query_heads=num_query_heads,
-                num_kv_heads=num_kv_heads,
-                head_dim=head_dim,
-                sliding_window=sliding_window,
-                has_full_layers=has_full_layers,
-                deterministic=deterministic,
-                dtype=dtype,
-                device=device,
-            )
-            tiles.prepare()
-            return tiles
-        plan = functools.partial(
-            plan_in_order,
+    if head_dim is None and (deterministic or uses_triton(device)):
+        raise ValueError("plan_attention needs head_dim here")
+    if head_dim is not None and uses_triton(device):
+        tiles = plan_tiles(
             batch,
-            block_size=block_size,
             num_query_heads=num_query_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
+            sliding_window=sliding_window,
+            has_full_layers=has_full_layers,
+            deterministic=deterministic,
             dtype=dtype,
             device=device,
         )
-        if is_automatic() and can_attend_rows(dtype, head_dim, device):
-            return _plan_rows(
-                batch, block_size, sliding_window, has_full_layers=has_full_layers, plan=plan
-            )
-        return plan(sliding_window=sliding_window, has_full_layers=has_full_layers)
-    return plan_spans(
+        tiles.prepare()
+        return tiles
+    kind: Callable[..., AttentionPlan | OrderedPlan] = plan_spans
+    if deterministic:
+        assert head_dim is not None
+        kind = functools.partial(plan_in_order, head_dim=head_dim)
+    plan = functools.partial(
+        kind,
         batch,
         block_size=block_size,
         num_query_heads=num_query_heads,
         num_kv_heads=num_kv_heads,
-        sliding_window=sliding_window,
-        has_full_layers=has_full_layers,
         dtype=dtype,
         device=device,
     )
+    may_use_rows = is_automatic() and (deterministic or not prefers_onednn())
+    if may_use_rows and head_dim is not None and can_attend_rows(dtype, head_dim, device):
+        return _plan_rows(
+            batch, block_size, sliding_window, has_full_layers=has_full_layers, plan=plan
+        )
+    return plan(sliding_window=sliding_window, has_full_layers=has_full_layers)
 
 
 def _plan_rows(
@@ -109,8 +103,9 @@ def _plan_rows(
     window: int | None,
     *,
     has_full_layers: bool,
-    plan: Callable[..., OrderedPlan],
+    plan: Callable[..., AttentionPlan | OrderedPlan],
 ) -> RowPlan:
+    """plan: makes the plan for a cache that compiled attention does not read."""
     full = None
     if window is not None and has_full_layers:
         full = _plan_rows(batch, block_size, None, has_full_layers=False, plan=plan)
@@ -118,7 +113,7 @@ def _plan_rows(
         keys=plan_row_keys(
             batch if window is None else batch.of_window(), block_size=block_size, window=window
         ),
-        in_order=functools.cache(functools.partial(plan, sliding_window=window)),
+        for_other_caches=functools.cache(functools.partial(plan, sliding_window=window)),
         full=full,
     )
 
@@ -145,6 +140,12 @@ def paged_attention(  # noqa: PLR0913 - a cache with scales is two tensors more
     float32 [num_query_heads], the score of one more key that has no value (Xiao et al., 2023).
     Returns [n, num_query_heads, head_dim]; rows of no sequence are left unwritten.
     """
+    if isinstance(plan, RowPlan):
+        if k_scale is None and k_cache.dtype == query.dtype:
+            return attend_rows(
+                query, k_cache, v_cache, plan.keys, scale=scale, softcap=softcap, sinks=sinks
+            )
+        plan = plan.for_other_caches()
     if isinstance(plan, AttentionPlan):
         return attend_spans(
             query,
@@ -169,12 +170,6 @@ def paged_attention(  # noqa: PLR0913 - a cache with scales is two tensors more
             softcap=softcap,
             sinks=sinks,
         )
-    if isinstance(plan, RowPlan):
-        if k_scale is None and k_cache.dtype == query.dtype:
-            return attend_rows(
-                query, k_cache, v_cache, plan.keys, scale=scale, softcap=softcap, sinks=sinks
-            )
-        plan = plan.in_order()
     return attend_in_order(
         query,
         k_cache,

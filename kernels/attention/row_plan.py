@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.attention.attention_plan import AttentionBatch
+from kernels.attention.attention_plan import AttentionBatch, AttentionPlan
 from kernels.attention.ordered_plan import OrderedPlan, paths_by_depth
 from kernels.cpu.row_attention import CHUNK_KEYS, TILE_ROWS, RowKeys
 
@@ -20,12 +20,12 @@ Integers = NDArray[np.int64]
 class RowPlan:
     """A step's rows and keys; the same for all layers.
 
-    `in_order` makes the plan for a cache that the compiled attention does not read (fp8). `full`:
-    the plan of the layers that have no window, where only some layers have one.
+    `for_other_caches` makes the plan for a cache that compiled attention does not read (fp8).
+    `full`: the plan of the layers that have no window, where only some layers have one.
     """
 
     keys: RowKeys
-    in_order: Callable[[], OrderedPlan]
+    for_other_caches: Callable[[], AttentionPlan | OrderedPlan]
     full: "RowPlan | None" = None
 
 

@@ -65,14 +65,6 @@ INLINE Lanes exponential(Lanes x) {
 
 INLINE float exponential_of(float x) { return exponential(Lanes{} + x)[0]; }
 
-INLINE float largest_of(Lanes lanes) {
-    float largest = lanes[0];
-    for (int64_t each = 1; each < kLanes; ++each) {
-        largest = lanes[each] > largest ? lanes[each] : largest;
-    }
-    return largest;
-}
-
 INLINE float total_of(Lanes lanes) {
     float halves[kLanes];
     store(halves, lanes);
@@ -91,6 +83,13 @@ INLINE Lanes capped(Lanes scores, float softcap) {
 struct Line {
     Lanes total;
     float highest;
+    float kept;  // what the last chunk left of its sums
+};
+
+// Keys of a chunk, from the first to before the last.
+struct Range {
+    bool operator==(const Range& other) const { return from == other.from && to == other.to; }
+    int64_t from, to;
 };
 
 // A part of the memory of a call, cut for a tile.
@@ -102,11 +101,11 @@ struct TileMemory {
           outputs(values + head_dim * kChunk),
           scores(outputs + lines * head_dim),
           lines(reinterpret_cast<Line*>(scores + lines * kChunk)) {}
-    char* query;     // of each row: groups of lines, [steps][lines of the group][4 bytes]
+    char* query;     // groups of lines, [steps][lines of the group][4 bytes]
     char* panel;     // keys: [steps][32 keys][4 bytes]
     float* values;   // [32 keys][head_dim]
     float* outputs;  // [lines][head_dim]
-    float* scores;   // [lines of a row][32 keys]
+    float* scores;   // [lines][32 keys], then their weights
     Line* lines;
 };
 
@@ -132,9 +131,10 @@ class TileAttention {
             begin = call_.begins[first_ + row] < begin ? call_.begins[first_ + row] : begin;
             end = last > end ? last : end;
         }
+        if (begin < end) pack_query(0, num_rows_);
         for (int64_t chunk = begin / kChunk * kChunk; chunk < end; chunk += kChunk) {
             take_keys(slots_ + chunk, end - chunk < kChunk ? end - chunk : kChunk);
-            for (int64_t row = 0; row < num_rows_; ++row) add_chunk(row, chunk, shared_end(row));
+            add_chunk(0, num_rows_, chunk, true);
         }
         for (int64_t row = 0; row < num_rows_; ++row) add_own(row);
         for (int64_t row = 0; row < num_rows_; ++row) finish(row);
@@ -146,26 +146,34 @@ class TileAttention {
         return end < own ? end : own;
     }
 
+    Range seen(int64_t row, int64_t chunk, bool is_shared) const {
+        const int64_t begin = call_.begins[first_ + row];
+        const int64_t end = is_shared ? shared_end(row) : call_.ends[first_ + row];
+        return {begin > chunk ? begin - chunk : 0, end - chunk < kChunk ? end - chunk : kChunk};
+    }
+
     const uint16_t* query_of(int64_t row) const {
-        return call_.query +
-               ((first_ + row) * call_.num_query_heads + kv_head_ * group_) * dim_;
+        return call_.query + ((first_ + row) * call_.num_query_heads + kv_head_ * group_) * dim_;
     }
 
     void begin_lines() {
         for (int64_t line = 0; line < num_rows_ * group_; ++line) {
-            memory_.lines[line] = Line{Lanes{}, -INFINITY};
+            memory_.lines[line] = Line{Lanes{}, -INFINITY, 0.0f};
         }
         memset(memory_.outputs, 0, size_t(num_rows_ * group_ * dim_) * sizeof(float));
-        char* place = memory_.query;
-        for (int64_t row = 0; row < num_rows_; ++row) {
-            for (int64_t start = 0; start < group_; start += Table::kMost) {
-                const int64_t left = group_ - start;
-                const int64_t lines = left < Table::kMost ? left : Table::kMost;
-                const char* from = reinterpret_cast<const char*>(query_of(row) + start * dim_);
+    }
+
+    // Packs the lines of the rows [first, last) into groups, as the kernels take them.
+    void pack_query(int64_t first, int64_t last) {
+        const outrider::Groups groups((last - first) * group_, Table::kMost);
+        for (int64_t group = 0; group < groups.count; ++group) {
+            const int64_t start = groups.start(group), size = groups.size(group);
+            char* place = memory_.query + start * dim_ * 2;
+            for (int64_t each = 0; each < size; ++each) {
+                const int64_t line = start + each;
+                const uint16_t* from = query_of(first + line / group_) + line % group_ * dim_;
                 for (int64_t step = 0; step < dim_ / 2; ++step) {
-                    for (int64_t line = 0; line < lines; ++line, place += 4) {
-                        memcpy(place, from + line * dim_ * 2 + step * 4, 4);
-                    }
+                    memcpy(place + (step * size + each) * 4, from + 2 * step, 4);
                 }
             }
         }
@@ -201,44 +209,56 @@ class TileAttention {
         }
     }
 
-    // Adds the keys of the chunk that a row sees: its positions from `chunk` on, below `end`.
-    void add_chunk(int64_t row, int64_t chunk, int64_t end) {
-        const int64_t begin = call_.begins[first_ + row];
-        const int64_t from = begin > chunk ? begin - chunk : 0;
-        const int64_t to = end - chunk < kChunk ? end - chunk : kChunk;
-        if (from >= to) return;
-        memset(memory_.scores, 0, size_t(group_ * kChunk) * sizeof(float));
-        for (int64_t start = 0; start < group_; start += Table::kMost) {
-            const int64_t left = group_ - start;
-            const int64_t lines = left < Table::kMost ? left : Table::kMost;
+    // Adds the keys that are ready to the rows [first, last), whose query is packed.
+    void add_chunk(int64_t first, int64_t last, int64_t chunk, bool is_shared) {
+        multiply_query((last - first) * group_);
+        for (int64_t row = first; row < last;) {
+            const Range range = seen(row, chunk, is_shared);
+            int64_t next = row + 1;
+            while (next < last && seen(next, chunk, is_shared) == range) ++next;
+            if (range.from < range.to) {
+                float* scores = memory_.scores + (row - first) * group_ * kChunk;
+                const int64_t lines = (next - row) * group_;
+                for (int64_t line = 0; line < lines; ++line) {
+                    weigh(memory_.lines[row * group_ + line], scores + line * kChunk, range);
+                }
+                add_values(row * group_, lines, scores, range);
+            }
+            row = next;
+        }
+    }
+
+    void multiply_query(int64_t lines) {
+        memset(memory_.scores, 0, size_t(lines * kChunk) * sizeof(float));
+        const outrider::Groups groups(lines, Table::kMost);
+        for (int64_t group = 0; group < groups.count; ++group) {
+            const int64_t start = groups.start(group);
             outrider::Block block;
             block.weights = memory_.panel;
-            block.rows = memory_.query + (row * group_ + start) * dim_ * 2;
+            block.rows = memory_.query + start * dim_ * 2;
             block.prefetch = memory_.panel;
             block.prefetch_stride = 0;
             block.steps = dim_ / 2;
             block.sums = memory_.scores + start * kChunk;
-            Table::kKernels[lines - 1](block);
-        }
-        for (int64_t head = 0; head < group_; ++head) {
-            add_to_line(row * group_ + head, memory_.scores + head * kChunk, from, to);
+            Table::kKernels[groups.size(group) - 1](block);
         }
     }
 
-    void add_to_line(int64_t number, float* scores, int64_t from, int64_t to) {
-        Line& line = memory_.lines[number];
-        Lanes left = ready(load(scores), from, to);
-        Lanes right = ready(load(scores + kLanes), from - kLanes, to - kLanes);
-        const float top = largest_of(left > right ? left : right);
+    // Turns a line's scores into weights against the highest score that it has met.
+    void weigh(Line& line, float* scores, Range range) const {
+        Lanes left = ready(load(scores), range.from, range.to);
+        Lanes right = ready(load(scores + kLanes), range.from - kLanes, range.to - kLanes);
+        float tops[kLanes];
+        store(tops, left > right ? left : right);
+        const float top = Table::largest(tops);
         const float highest = top > line.highest ? top : line.highest;
-        const float kept = exponential_of(line.highest - highest);
+        line.kept = exponential_of(line.highest - highest);
+        line.highest = highest;
         left = weights_of(left, highest);
         right = weights_of(right, highest);
-        line.highest = highest;
-        line.total = line.total * kept + left + right;
+        line.total = line.total * line.kept + left + right;
         store(scores, left);
         store(scores + kLanes, right);
-        add_values(memory_.outputs + number * dim_, scores, kept, from, to);
     }
 
     // Scaled and capped scores of the keys [from, to), minus infinity for the others.
@@ -255,30 +275,58 @@ class TileAttention {
         return scores > Lanes{} - INFINITY ? exponential(scores - highest) : nothing;
     }
 
-    // output = output * kept + weights @ values, one key after the other.
-    void add_values(float* output, const float* weights, float kept, int64_t from, int64_t to) {
-        int64_t d = 0;
-        for (; d + 4 * kLanes <= dim_; d += 4 * kLanes) {
-            Lanes sums[4];
-            for (int64_t each = 0; each < 4; ++each) {
-                sums[each] = load(output + d + each * kLanes) * kept;
-            }
-            for (int64_t key = from; key < to; ++key) {
-                const float* values = memory_.values + key * dim_ + d;
-                for (int64_t each = 0; each < 4; ++each) {
-                    sums[each] += load(values + each * kLanes) * weights[key];
+    void add_values(int64_t first, int64_t lines, const float* weights, Range range) {
+        for (int64_t line = 0; line < lines; line += Table::kValueLines) {
+            const float* own = weights + line * kChunk;
+            if (line + Table::kValueLines <= lines) {
+                add_values_of<Table::kValueLines>(first + line, own, range);
+            } else {
+                for (int64_t each = line; each < lines; ++each, own += kChunk) {
+                    add_values_of<1>(first + each, own, range);
                 }
             }
-            for (int64_t each = 0; each < 4; ++each) {
-                store(output + d + each * kLanes, sums[each]);
+        }
+    }
+
+    // output = output * kept + weights @ values, one key after the other, for a few lines.
+    template <int kLines>
+    void add_values_of(int64_t first, const float* weights, Range range) {
+        int64_t d = 0;
+        for (; d + 4 * kLanes <= dim_; d += 4 * kLanes) {
+            add_width<kLines, 4>(first, weights, range, d);
+        }
+        for (; d < dim_; d += kLanes) add_width<kLines, 1>(first, weights, range, d);
+    }
+
+    template <int kLines, int kWidth>
+    INLINE void add_width(int64_t first, const float* weights, Range range, int64_t d) {
+        Lanes sums[kLines][kWidth];
+        float* output = memory_.outputs + first * dim_ + d;
+#pragma GCC unroll 4
+        for (int line = 0; line < kLines; ++line) {
+#pragma GCC unroll 4
+            for (int part = 0; part < kWidth; ++part) {
+                sums[line][part] =
+                    load(output + line * dim_ + part * kLanes) * memory_.lines[first + line].kept;
             }
         }
-        for (; d < dim_; d += kLanes) {
-            Lanes sum = load(output + d) * kept;
-            for (int64_t key = from; key < to; ++key) {
-                sum += load(memory_.values + key * dim_ + d) * weights[key];
+        for (int64_t key = range.from; key < range.to; ++key) {
+            const float* values = memory_.values + key * dim_ + d;
+#pragma GCC unroll 4
+            for (int part = 0; part < kWidth; ++part) {
+                const Lanes value = load(values + part * kLanes);
+#pragma GCC unroll 4
+                for (int line = 0; line < kLines; ++line) {
+                    sums[line][part] += value * weights[line * kChunk + key];
+                }
             }
-            store(output + d, sum);
+        }
+#pragma GCC unroll 4
+        for (int line = 0; line < kLines; ++line) {
+#pragma GCC unroll 4
+            for (int part = 0; part < kWidth; ++part) {
+                store(output + line * dim_ + part * kLanes, sums[line][part]);
+            }
         }
     }
 
@@ -286,10 +334,11 @@ class TileAttention {
     void add_own(int64_t row) {
         const int64_t own_begin = call_.own_begins[first_ + row], end = call_.ends[first_ + row];
         const int32_t* slots = call_.own_slots + call_.own_starts[first_ + row];
+        if (own_begin < end) pack_query(row, row + 1);
         for (int64_t chunk = own_begin; chunk < end; chunk += kChunk, slots += kChunk) {
             if (chunk + kChunk <= call_.begins[first_ + row]) continue;
             take_keys(slots, end - chunk < kChunk ? end - chunk : kChunk);
-            add_chunk(row, chunk, end);
+            add_chunk(row, row + 1, chunk, false);
         }
     }
 

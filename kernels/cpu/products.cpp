@@ -113,14 +113,6 @@ void advise_huge_pages(char* start, int64_t num_bytes) {
 
 // ---- the product ----------------------------------------------------------------------------
 
-// Rows in groups of equal size, but for the last ones, which have one row less.
-struct Groups {
-    Groups(int64_t rows, int64_t most) : count(ceil_div(rows, most)), rows(rows) {}
-    int64_t start(int64_t group) const { return group * rows / count; }
-    int64_t size(int64_t group) const { return start(group + 1) - start(group); }
-    const int64_t count, rows;
-};
-
 struct Call {
     const Product& product;
     const Kernels& kernels;

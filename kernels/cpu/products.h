@@ -26,6 +26,14 @@ constexpr int64_t kChunkRows = 64;
 enum Kind : int32_t { kBfloat16 = 0, kInt8 = 1 };
 enum InstructionSet : int32_t { kNone = 0, kAvx2 = 1, kAvx512 = 2 };
 
+// Rows in groups of equal size, but for the last ones, which have one row less.
+struct Groups {
+    Groups(int64_t rows, int64_t most) : count((rows + most - 1) / most), rows(rows) {}
+    int64_t start(int64_t group) const { return group * rows / count; }
+    int64_t size(int64_t group) const { return start(group + 1) - start(group); }
+    const int64_t count, rows;
+};
+
 // A weight as callers describe it; product_library.py declares the same fields in this order.
 struct Product {
     int64_t out_features;

@@ -99,6 +99,14 @@ void multiply(const Block& block) {
 template <class Dot>
 struct ByRows {
     static constexpr int64_t kMost = kMaxGroupRows;
+    static constexpr int kValueLines = 1;  // of attention: 4 sums of two registers
+    static float largest(const float* lanes) {
+        const __m256 eight = _mm256_max_ps(_mm256_loadu_ps(lanes), _mm256_loadu_ps(lanes + 8));
+        const __m128 four =
+            _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+        const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+        return _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps(two, two, 1)));
+    }
     static constexpr void (*kKernels[kMaxGroupRows])(const Block&) = {
         multiply<Dot, 1>, multiply<Dot, 2>, multiply<Dot, 3>};
 };

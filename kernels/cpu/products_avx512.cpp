@@ -72,6 +72,10 @@ void multiply(const Block& block) {
 template <class Dot>
 struct ByRows {
     static constexpr int64_t kMost = kMaxGroupRows;
+    static constexpr int kValueLines = 4;  // of attention: 4 * 4 sums
+    static float largest(const float* lanes) {
+        return _mm512_reduce_max_ps(_mm512_loadu_ps(lanes));
+    }
     static constexpr void (*kKernels[kMaxGroupRows])(const Block&) = {
         multiply<Dot, 1>,  multiply<Dot, 2>,  multiply<Dot, 3>,  multiply<Dot, 4>,
         multiply<Dot, 5>,  multiply<Dot, 6>,  multiply<Dot, 7>,  multiply<Dot, 8>,
