@@ -1,11 +1,14 @@
 """The smaller cache of the layers that see a window: its blocks, lent to blocks of the pool."""
 
 from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 # Tokens behind a window that are kept, for a drafter's view that goes back a few tokens.
 _SLACK_TOKENS = 64
 # Blocks that a running answer holds beside its window's: begun ones at both ends, and its tree's.
 _SPARE_BLOCKS = 6
+_MOST_BLOCKS = 2**31 - 1  # block ids are int32 on the device
 
 
 def window_block_demand(
@@ -17,6 +20,31 @@ def window_block_demand(
     """
     per_answer = -(-(window + _SLACK_TOKENS) // block_size) + _SPARE_BLOCKS
     return 1 + max_sequences * per_answer + -(-max_step_tokens // block_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockBytes:
+    """Memory of one block of a model's cache: in its layers without a window, and in the others.
+
+    `demand`: window blocks that are enough (`window_block_demand`); 0 for a model without windows.
+    """
+
+    full: int
+    windowed: int = 0
+    demand: int = 0
+
+
+def blocks_that_fit(budget_bytes: float, models: Sequence[BlockBytes]) -> int:
+    """Return how many blocks of every model fit, where no windowed part grows beyond its demand."""
+    per_block = sum(each.full + each.windowed for each in models)
+    left = budget_bytes
+    # The smallest demand is reached first.
+    for each in sorted((each for each in models if each.demand), key=lambda each: each.demand):
+        if per_block and left // per_block <= each.demand:
+            break
+        left -= each.windowed * each.demand
+        per_block -= each.windowed
+    return int(left // per_block) if per_block else _MOST_BLOCKS
 
 
 class OutOfWindowBlocksError(Exception):

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from engine.cache.window_blocks import BlockBytes, blocks_that_fit, window_block_demand
 from engine.config import EngineConfig
 from engine.errors import EngineError
 from engine.request import Tier
@@ -59,7 +60,10 @@ def cache_sizes(
     # More than every answer at full length is never in use.
     useful = blocks_per_answer * options.max_sequences
     budget_bytes = _budget_bytes(settings, models, device)
-    num_blocks = min(_num_blocks(settings, models, demands, budget_bytes), useful)
+    per_block = [
+        _block_bytes(settings, model, demands.get(tier, 0)) for tier, model in models.items()
+    ]
+    num_blocks = min(blocks_that_fit(budget_bytes, per_block), useful)
     if options.max_context is not None and num_blocks < blocks_per_answer:
         raise EngineError(
             f"engine.max_context={context} needs {blocks_per_answer} KV blocks, but the memory for "
@@ -83,8 +87,6 @@ def _sizes(num_blocks: int, demands: Mapping[Tier, int]) -> CacheSizes:
 
 def _window_demands(settings: Settings, models: "Mapping[Tier, CausalModel]") -> dict[Tier, int]:
     """Return the window blocks that serve any mix of answers, for tiers that have windows."""
-    from engine.cache.window_blocks import window_block_demand
-
     options = settings.engine
     return {
         tier: window_block_demand(
@@ -98,28 +100,12 @@ def _window_demands(settings: Settings, models: "Mapping[Tier, CausalModel]") ->
     }
 
 
-def _num_blocks(
-    settings: Settings,
-    models: "Mapping[Tier, CausalModel]",
-    demands: Mapping[Tier, int],
-    budget_bytes: float,
-) -> int:
-    """Return the greatest number of blocks that fits into the budget."""
-    per_block = sum(_bytes_per_block(settings, model) for model in models.values())
-    apart: set[Tier] = set()
-    fixed_bytes = 0
-    # A window's cache stops growing at its demand: the smallest demand is reached first.
-    for tier in sorted(demands, key=lambda tier: demands[tier]):
-        if per_block and (budget_bytes - fixed_bytes) // per_block <= demands[tier]:
-            break
-        windowed = _bytes_per_block(settings, models[tier], windowed=True)
-        apart.add(tier)
-        fixed_bytes += windowed * demands[tier]
-        per_block -= windowed
-    return int((budget_bytes - fixed_bytes) // per_block) if per_block else _MOST_BLOCKS
-
-
-_MOST_BLOCKS = 2**31 - 1  # block ids are int32 on the device
+def _block_bytes(settings: Settings, model: "CausalModel", demand: int) -> BlockBytes:
+    return BlockBytes(
+        full=_bytes_per_block(settings, model, windowed=False),
+        windowed=_bytes_per_block(settings, model, windowed=True),
+        demand=demand,
+    )
 
 
 def _bytes_per_block(

@@ -6,6 +6,8 @@ from typing import Final
 
 import numpy as np
 
+from engine.cache.window_blocks import BlockBytes, blocks_that_fit, window_block_demand
+from engine.config import EngineConfig
 from gateway.tools.plan.shapes import ModelSizes
 from gateway.tools.plan.simulate import (
     SimulatedRequest,
@@ -22,6 +24,8 @@ _LEAST_REQUESTS: Final = 48
 _OPEN_REQUESTS: Final = (240, 1200)
 """Least and most requests of an open loop; between them, twenty times those in flight."""
 _BISECTIONS: Final = 9
+_BLOCK_SIZE: Final = 16
+_ENGINE: Final = EngineConfig()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +66,11 @@ class Capacity:
 
 
 def kv_tokens(
-    memory_bytes: float, shapes: Sequence[ModelSizes], *, reserve_bytes: float = 0.0
+    memory_bytes: float,
+    shapes: Sequence[ModelSizes],
+    *,
+    reserve_bytes: float = 0.0,
+    max_sequences: int = _ENGINE.max_sequences,
 ) -> int:
     """Return the tokens whose KV fits beside the weights; every tier's cache has room for as many.
 
@@ -75,7 +83,24 @@ def kv_tokens(
             f"the weights need {needed / 1e9:.1f} GB, the device has {memory_bytes / 1e9:.1f} GB; "
             "take a larger device, a smaller model, or several devices behind an upstream tier"
         )
-    return int(left // sum(shape.kv_bytes_per_token for shape in shapes))
+    return blocks_that_fit(left, [_token_bytes(each, max_sequences) for each in shapes])
+
+
+def _token_bytes(shape: ModelSizes, max_sequences: int) -> BlockBytes:
+    """Return a token's memory; layers with a window keep the keys of `max_sequences` windows."""
+    demand = 0
+    if shape.window is not None:
+        demand = _BLOCK_SIZE * window_block_demand(
+            shape.window,
+            block_size=_BLOCK_SIZE,
+            max_sequences=max_sequences,
+            max_step_tokens=_ENGINE.max_tokens_per_step,
+        )
+    return BlockBytes(
+        full=shape.kv_bytes_per_token - shape.windowed_kv_bytes,
+        windowed=shape.windowed_kv_bytes,
+        demand=demand,
+    )
 
 
 def users_that_fit(num_kv_tokens: int, lengths: LengthPairs, window: int | None = None) -> int:

@@ -97,6 +97,7 @@ def _by_data_sheet(name: str, settings: Settings, acceptance: float | None) -> G
         device.memory_bytes,
         list(shapes.values()),
         reserve_bytes=_RESERVE_SHARE * device.memory_bytes,
+        max_sequences=options.max_sequences,
     )
     notes = [
         f"A roofline with {device.bandwidth_share:.0%} of the bandwidth, {device.flops_share:.0%} "

@@ -12,7 +12,8 @@ _SCALE_BYTES: Final = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSizes:
-    """A model's sizes. `kv_bytes_per_token` is of all layers, keys and values.
+    """A model's sizes. `kv_bytes_per_token` is of all layers, keys and values; `windowed_kv_bytes`
+    is the part of the layers that keep only `window` tokens.
 
     `attention_flops_per_key`: of one row, for each token that it sees, in all layers.
     `num_idle_parameters`: of the experts that a token does not choose.
@@ -23,6 +24,8 @@ class ModelSizes:
     num_idle_parameters: int = 0
     weight_bytes: int
     kv_bytes_per_token: int
+    windowed_kv_bytes: int = 0
+    window: int | None = None
     attention_flops_per_key: int
     max_context: int
 
@@ -55,16 +58,21 @@ class ModelSizes:
         if not config.tie_word_embeddings:
             num_parameters += embedding
         num_parameters = config.num_parameters or num_parameters
-        if kv_dtype == FP8:
-            kv_bytes = 2 * config.num_kv_heads * (config.head_dim + _SCALE_BYTES)
-        else:
-            kv_bytes = 2 * kv_width * _BYTES[dtype]
+        kv_bytes = {True: 0, False: 0}  # of the layers with a window, and of those without
+        for each in config.layers:
+            heads = config.heads(windowed=each.window is not None)
+            head_bytes = heads.head_dim * _BYTES[dtype]
+            if kv_dtype == FP8:
+                head_bytes = heads.head_dim + _SCALE_BYTES
+            kv_bytes[each.window is not None] += 2 * heads.num_kv_heads * head_bytes
         return cls(
             name=config.model_id.rstrip("/").rpartition("/")[2],
             num_parameters=num_parameters,
             num_idle_parameters=num_idle,
             weight_bytes=num_parameters * _BYTES[dtype],
-            kv_bytes_per_token=config.num_layers * kv_bytes,
+            kv_bytes_per_token=sum(kv_bytes.values()),
+            windowed_kv_bytes=kv_bytes[True],
+            window=config.sliding_window,
             attention_flops_per_key=4 * config.num_layers * width,
             max_context=config.max_position_embeddings,
         )
