@@ -70,9 +70,11 @@ class ChannelSplitter:
     def push(self, text: str) -> list[_Piece]:
         """Return the pieces that can be released now, in order; no empty ones."""
         pieces: list[_Piece] = []
-        self._held += text
-        while self._held and self._advance(pieces):
-            pass
+        # In slices, so that what is held, and copied at each change of state, stays short.
+        for start in range(0, len(text), _MAX_HEADER_CHARS):
+            self._held += text[start : start + _MAX_HEADER_CHARS]
+            while self._held and self._advance(pieces):
+                pass
         return pieces
 
     def flush(self) -> list[_Piece]:

@@ -28,6 +28,9 @@ from engine.request import TIERS, EngineRequest, SamplingParams, Tier
 from gateway.backends.client import EngineClient
 from gateway.errors.tree import BadRequestError
 from gateway.text.chat import ChatTokenizer
+from gateway.text.tool_formats import HERMES
+from gateway.text.tool_parser import ToolParser, ToolReading
+from gateway.text.tool_prompt import write_calls
 from gateway.text.tools import plan_tools
 from gateway.tools.collect.data import CollectError, CollectQuestion, LabelFile, LabelledRow
 
@@ -75,11 +78,15 @@ class TierAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizedQuestion:
-    """A question in a tier's tokens. `special_texts`: of tokens that tool calls are written in."""
+    """A question in a tier's tokens. `special_texts`: of tokens that tool calls are written in.
+
+    `reading`: the rules for reading calls, where there may be some.
+    """
 
     request: EngineRequest
     special_texts: Mapping[int, str]
     opens_thinking: bool
+    reading: ToolReading | None = None
 
 
 def pair_of(info: EngineInfo) -> str | None:
@@ -189,11 +196,12 @@ class Collector:
         room = self._tiers[tier].max_context - len(prompt.token_ids)
         if room < 1:
             return None
-        grammar, special_texts = None, tokenizer.reasoning.special_texts
+        grammar, reading, special_texts = None, None, tokenizer.reasoning.special_texts
         if tools is not None:
             thinking = tokenizer.thinking(prompt)
             grammar = tools.grammar(tokenizer.dialect, tokenizer.reasoning, thinking)
-            special_texts |= tools.reading(tokenizer.dialect).special_texts
+            reading = tools.reading(tokenizer.dialect)
+            special_texts |= reading.special_texts
         request = EngineRequest(
             request_id=f"collect-{tier}-{question.digest}",
             prompt_token_ids=prompt.token_ids,
@@ -211,7 +219,10 @@ class Collector:
             grammar=grammar,
         )
         return TokenizedQuestion(
-            request=request, special_texts=special_texts, opens_thinking=prompt.opens_thinking
+            request=request,
+            special_texts=special_texts,
+            opens_thinking=prompt.opens_thinking,
+            reading=reading,
         )
 
     async def answer(self, tokenized: TokenizedQuestion) -> TierAnswer:
@@ -298,7 +309,26 @@ def _text(tokenizer: ChatTokenizer, tokenized: TokenizedQuestion, token_ids: Seq
         pieces += [part for kind, part in splitter.push(text) if kind == "content"]
     for rest in (splitter.push(detokenizer.flush()), splitter.flush()):
         pieces += [part for kind, part in rest if kind == "content"]
-    return "".join(pieces)
+    text = "".join(pieces)
+    return text if tokenized.reading is None else _in_hermes(text, tokenized.reading)
+
+
+def _in_hermes(text: str, reading: ToolReading) -> str:
+    """The answer with its calls written the hermes way, as checks read them."""
+    if reading.format.name == HERMES.name:
+        return text
+    parser = ToolParser(reading)
+    content: list[str] = []
+    calls: list[dict[str, str]] = []
+    for piece in [*parser.push(text), *parser.flush()]:
+        match piece.kind:
+            case "content":
+                content.append(piece.text)
+            case "call":
+                calls.append({"name": piece.text, "arguments": ""})
+            case "arguments":
+                calls[-1]["arguments"] += piece.text
+    return "".join([*content, write_calls(calls, HERMES)])
 
 
 def _base64(hidden_state: Sequence[float] | None) -> str | None:

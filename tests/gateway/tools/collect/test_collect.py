@@ -5,6 +5,8 @@ import base64
 import json
 import shutil
 from collections.abc import Callable
+from copy import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ from typer.testing import CliRunner, Result
 from engine.events import EngineInfo, TierInfo
 from engine.request import EngineRequest, Tier
 from gateway.text.chat import ChatTokenizer
+from gateway.text.tool_formats import HERMES, QWEN3_CODER, ToolFormat
+from gateway.text.tool_prompt import write_calls
 from gateway.tools.collect.collecting import Collector, CollectPlan, CollectProgress, pair_of
 from gateway.tools.collect.command import collect
 from gateway.tools.collect.data import CollectError, LabelFile, read_questions
@@ -233,16 +237,21 @@ def test_a_conversation_that_the_template_refuses_is_named(
     assert not engine.submitted
 
 
+@pytest.mark.parametrize("form", [HERMES, QWEN3_CODER])
 def test_tools_are_shown_and_calls_are_read(
-    tokenizer: ChatTokenizer, encode: Encode, tmp_path: Path
+    tokenizer: ChatTokenizer, encode: Encode, tmp_path: Path, form: ToolFormat
 ) -> None:
-    function = {"name": "add", "parameters": {"type": "object", "properties": {}}}
-    call = {"name": "add", "arguments": {}}
+    tokenizer = copy(tokenizer)
+    tokenizer.dialect = replace(tokenizer.dialect, format=form)
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    function = {"name": "add", "parameters": schema}
+    call = {"name": "add", "arguments": {"a": 4}}
     row = question("Add.", json.dumps(call), check="tool_call")
     tools = [{"type": "function", "function": function}]
     data = write_lines(tmp_path / "q.jsonl", [{**row, "tools": tools}])
-    said = f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
-    engine = answering(encode, {"small": said, "large": "I cannot."}, max_context=4096)
+    engine = answering(
+        encode, {"small": write_calls([call], form), "large": "I cannot."}, max_context=4096
+    )
     _, rows, _ = run(engine, tokenizer, data, tmp_path / "labels.jsonl")
     assert (rows[0]["weak_correct"], rows[0]["strong_correct"]) == (1, 0)
     for request in engine.submitted:
