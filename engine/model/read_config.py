@@ -35,7 +35,7 @@ _SUPPORTED: Final = (
     "with safetensors weights in bfloat16, float16 or float32; quantised ones "
     f"({', '.join(METHODS)}) for the former."
 )
-_LAYER_COUNTS: Final = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
+_LAYER_COUNTS: Final = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "depth")
 _MAX_LAYERS: Final = 1000
 """Far above any model's: what reads a config makes something of each layer."""
 _WRONG_VALUES: Final = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError)
@@ -163,10 +163,11 @@ def _refuse_unsupported(model_id: str, raw: dict[str, Any]) -> None:
             f"{model_id} is of type {raw.get('model_type', 'unknown')}, without architectures in "
             f"config.json, which the engine cannot run. {_SUPPORTED}"
         )
-    for name in _LAYER_COUNTS:
-        count = raw.get(name)
-        if isinstance(count, int) and count > _MAX_LAYERS:
-            raise UnsupportedModelError(
-                f"{model_id}: config.json has {name} = {count}; at most {_MAX_LAYERS} layers can "
-                "be read."
-            )
+    for part in (raw, *(value for value in raw.values() if isinstance(value, dict))):
+        for name in _LAYER_COUNTS:
+            count = part.get(name)
+            if isinstance(count, int) and count > _MAX_LAYERS:
+                raise UnsupportedModelError(
+                    f"{model_id}: config.json has {name} = {count}; at most {_MAX_LAYERS} layers "
+                    "can be read."
+                )

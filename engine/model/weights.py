@@ -141,7 +141,7 @@ class CheckpointReader:
             return None
         try:
             return self._decoder.decode(self, name)
-        except (ValueError, RuntimeError) as error:  # torch's own: shapes, or memory
+        except (ValueError, ArithmeticError, RuntimeError) as error:  # torch's: shapes, memory
             raise UnsupportedModelError(f"{self._folder}: {name}: {error}") from error
 
     def finish(

@@ -125,5 +125,5 @@ def _spread(scale: Tensor, like: Tensor, name: str, block: tuple[int, int] | Non
         name,
         f"scales {list(scale.shape)} do not fit {rows} rows and {width} columns",
     )
-    tall = scale.repeat_interleave(high, 0)[:rows]
-    return tall.repeat_interleave(wide, 1)[:, :width]
+    tall = scale.repeat_interleave(min(high, rows), 0)[:rows]
+    return tall.repeat_interleave(min(wide, width), 1)[:, :width]

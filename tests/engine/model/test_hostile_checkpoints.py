@@ -25,10 +25,14 @@ NATIVE: Final = PAIR_FOLDER / "small"
 LIES: Final[tuple[Any, ...]] = (
     0, -1, 1, 10**9, 2**63, 10**400, "x", "", None, True, [], [0], {}, {"rope_type": "default"},
     {"rope_type": "yarn", "factor": "x"}, 1e308, float("nan"), -0.5,
+    {"quant_method": "gptq", "bits": [4]}, {"quant_method": "awq", "bits": 4, "version": {}},
+    {"quant_method": "fp8", "weight_block_size": [True, 10**400]},
+    {"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": {"num_bits": []}}}},
 )  # fmt: skip
 MORE_NAMES: Final = (
     *("head_dim", "sliding_window", "layer_types", "quantization_config", "compression_config"),
     *("rope_scaling", "auto_map", "model_type", "architectures", "dtype", "eos_token_id"),
+    "text_config",
 )
 OWN_CODE: Final = """
 raise SystemExit("the checkpoint's own code ran")
@@ -94,6 +98,16 @@ def test_a_billion_layers_are_refused_before_one_is_made(
         write_config(folder, num_hidden_layers=count)
         with pytest.raises(UnsupportedModelError, match="num_hidden_layers"):
             read_model_config(folder)
+
+
+def test_nor_those_of_a_part_that_takes_images(native: Path) -> None:
+    parts = {"text_config": config_of(native), "vision_config": {"model_type": "siglip"}}
+    for name in parts:
+        part = parts[name] | {"num_hidden_layers": 10**9}
+        whole = {**parts, name: part}
+        write_config(native, architectures=["LlavaForConditionalGeneration"], **whole)
+        with pytest.raises(UnsupportedModelError, match="num_hidden_layers"):
+            read_model_config(native)
 
 
 # ---- weights ------------------------------------------------------------------------------------

@@ -335,3 +335,10 @@ def test_one_number_scales_all() -> None:
     weight = torch.tensor([[1, -2], [3, 4]], dtype=torch.int8)
     decoded = scaled(weight, torch.tensor(0.5), "w", zeros=torch.tensor([1], dtype=torch.int8))
     assert torch.equal(decoded, torch.tensor([[0.0, -1.5], [1.0, 1.5]]))
+
+
+def test_a_block_beyond_a_weights_edge_costs_no_memory() -> None:
+    """A scale was repeated for each row of a block, of which config.json may name any number."""
+    weight, scale = torch.arange(32.0).view(4, 8), torch.tensor([[2.0, 3.0]])
+    numbers = scaled(weight, scale, "w", block=(10**12, 4))
+    assert torch.equal(numbers, weight * scale.repeat_interleave(4, 1))
