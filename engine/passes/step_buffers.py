@@ -20,11 +20,9 @@ from torch import Tensor
 from engine.cache.kv_view import KVView
 from engine.passes.device_rows import DeviceRows
 from engine.passes.flat_rows import ForwardSlice
+from kernels.arrays import Ints32, Ints64
 from kernels.attention.attention_tiles import MAX_TREE_NODES
 from kernels.attention.stage_rows import NUM_WORDS, PassInputs, TreeRows
-
-Ints32 = npt.NDArray[np.int32]
-Ints64 = npt.NDArray[np.int64]
 
 # Parts begin at multiples of so many 8-byte words: Triton compiles a kernel anew for pointers that
 # are not divisible by 16, and a row of 64 bytes is read at once.

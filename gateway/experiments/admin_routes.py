@@ -11,7 +11,7 @@ from gateway.experiments.admin_schema import (
     ExperimentReport,
     ExperimentUpdate,
 )
-from gateway.tenants.admin_routes import AdminRoute, Method, admin_operation
+from gateway.tenants.admin_routes import AdminRoute, HttpMethod, admin_operation
 
 MAX_VERSION: Final = 2**31 - 1
 
@@ -33,7 +33,7 @@ _VERSION: Final = {
 
 def _routes() -> tuple[AdminRoute, ...]:
     every, one = "/admin/experiments", "/admin/experiments/{experiment}"
-    rows: tuple[tuple[Method, str, str, dict[str, Any]], ...] = (
+    rows: tuple[tuple[HttpMethod, str, str, dict[str, Any]], ...] = (
         (
             "GET",
             every,

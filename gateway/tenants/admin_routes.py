@@ -20,7 +20,7 @@ from gateway.tenants.admin_schema import (
     TeamUpdate,
 )
 
-Method = Literal["GET", "POST", "PATCH", "DELETE"]
+HttpMethod = Literal["GET", "POST", "PATCH", "DELETE"]
 
 _FAILURES: Final[Mapping[int, str]] = {
     400: "The request is malformed; `param` names the field.",
@@ -77,7 +77,7 @@ class AdminRoute:
     """One endpoint. `handler` is the name of AdminApi's method, `operation` its OpenAPI
     description."""
 
-    method: Method
+    method: HttpMethod
     path: str
     handler: str
     operation: dict[str, Any]
@@ -126,7 +126,7 @@ def admin_operation(
 def _routes() -> tuple[AdminRoute, ...]:
     keys, key = "/admin/keys", "/admin/keys/{key_id}"
     teams, team = "/admin/teams", "/admin/teams/{team}"
-    rows: tuple[tuple[Method, str, str, dict[str, Any]], ...] = (
+    rows: tuple[tuple[HttpMethod, str, str, dict[str, Any]], ...] = (
         (
             "GET",
             keys,

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 from numpy.typing import NDArray
 
+from kernels.arrays import Ints32
 from kernels.attention.attention_plan import AttentionBatch
 from kernels.attention.attention_tiles import (
     MAX_SEQUENCES,
@@ -28,24 +29,22 @@ _NUM_WORDS = MAX_TREE_NODES // 64
 # for arguments that are no multiple of 16.
 _ALIGNMENT = 16
 
-Int32Array = NDArray[np.int32]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedRows:
     """Host arrays by the names of `TilePlan`'s tensors, which say what they hold."""
 
-    row_starts: Int32Array
-    num_rows: Int32Array
-    kv_lens: Int32Array
-    first_keys: Int32Array
-    tree_starts: Int32Array
-    block_indptr: Int32Array
-    block_ids: Int32Array
-    row_begins: Int32Array
-    row_ends: Int32Array
+    row_starts: Ints32
+    num_rows: Ints32
+    kv_lens: Ints32
+    first_keys: Ints32
+    tree_starts: Ints32
+    block_indptr: Ints32
+    block_ids: Ints32
+    row_begins: Ints32
+    row_ends: Ints32
     ancestor_words: NDArray[np.int64]
-    path_slots: Int32Array | None
+    path_slots: Ints32 | None
 
 
 def pack_rows(
@@ -83,7 +82,7 @@ def pack_rows(
     )
 
 
-def _padded(values: npt.ArrayLike) -> Int32Array:
+def _padded(values: npt.ArrayLike) -> Ints32:
     """The numbers as int32, and zeros up to a multiple of 16."""
     numbers = np.asarray(values, dtype=np.int32)
     return np.pad(numbers, (0, -len(numbers) % _ALIGNMENT))
@@ -91,7 +90,7 @@ def _padded(values: npt.ArrayLike) -> Int32Array:
 
 def _pack_visible(
     batch: AttentionBatch, window: int | None, has_paths: bool
-) -> tuple[Int32Array, Int32Array, NDArray[np.int64], Int32Array | None]:
+) -> tuple[Ints32, Ints32, NDArray[np.int64], Ints32 | None]:
     """(positions [n], row_ends [n], ancestor_words [n, 4], path_slots [n, max_path] or None)."""
     total_rows = batch.query_indptr[-1]
     positions = np.zeros(total_rows, dtype=np.int32)
@@ -227,7 +226,7 @@ def _newest_ancestors(mask: int, count: int) -> int:
     return mask
 
 
-def _fill_paths(paths: Int32Array, words: NDArray[np.int64], tree_start: int) -> None:
+def _fill_paths(paths: Ints32, words: NDArray[np.int64], tree_start: int) -> None:
     """Write the slots of each row's set bits, ascending, to the front of its path."""
     bits = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")
     row, node = bits.nonzero()

@@ -8,12 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.attention.attention_plan import AttentionBatch, AttentionPlan
-from kernels.attention.ordered_plan import OrderedPlan, paths_by_depth
+from kernels.attention.ordered_plan import Integers, OrderedPlan, paths_by_depth
 from kernels.cpu.row_attention import CHUNK_KEYS, TILE_ROWS, RowKeys
 
 _NO_TREE = np.iinfo(np.int32).max
-
-Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,8 +14,8 @@ from torch import Tensor
 from kernels.cpu.product_library import (
     InstructionSet,
     Kind,
-    Product,
     ProductLibrary,
+    ProductStruct,
     product_support,
 )
 
@@ -119,7 +119,7 @@ class PanelLinear:
         totals = None if scales is None else weight.sum(1, dtype=torch.int32)
         # The library has addresses only: these keep what stands there.
         self._held = (panels, bias_f32, scales_f32, totals)
-        self._product = Product(
+        self._product = ProductStruct(
             out_features=self.out_features,
             in_features=self.in_features,
             panels=panels.data_ptr(),

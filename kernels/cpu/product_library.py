@@ -42,7 +42,7 @@ class InstructionSet(IntEnum):
     AVX512 = 2  # with bfloat16 and VNNI dot products
 
 
-class Product(ctypes.Structure):
+class ProductStruct(ctypes.Structure):
     """A packed weight as the library reads it (struct Product in products.h)."""
 
     _fields_ = (
@@ -141,7 +141,7 @@ class ProductLibrary:
         return panels
 
     def multiply(self, product: int, x: torch.Tensor, y: torch.Tensor, num_threads: int) -> None:
-        """Write y = x @ weight.T + bias. product: address of a `Product`; others contiguous."""
+        """Write y = x @ weight.T + bias. product: address of its struct; others contiguous."""
         if self._multiply(product, x.data_ptr(), x.shape[0], y.data_ptr(), num_threads):
             raise MemoryError(f"a product of {x.shape[0]} rows found no memory for its rows")
 

@@ -12,11 +12,10 @@ import ctypes
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from kernels.arrays import Ints32, Ints64
 from kernels.cpu.product_library import (
     Attention,
     InstructionSet,
@@ -27,9 +26,6 @@ from kernels.cpu.product_library import (
 TILE_ROWS: Final = 16
 CHUNK_KEYS: Final = 32
 _LANES: Final = 16
-
-Ints32 = NDArray[np.int32]
-Ints64 = NDArray[np.int64]
 
 
 def can_attend_rows(dtype: torch.dtype, head_dim: int, device: torch.device) -> bool:
