@@ -18,7 +18,7 @@ from engine.model.checkpoint_files import generation_eos
 from gateway.errors.tree import BadRequestError
 from gateway.schema.chat import AssistantMessage, InputMessage, Message, ToolMessage, join_parts
 from gateway.schema.kinds import ToolFormatName
-from gateway.schema.parsing import JsonBounds, check_json_bounds
+from gateway.schema.parsing import JsonBounds
 from gateway.schema.template_variables import read_variables, reserved_variables
 from gateway.schema.tools import Tool
 from gateway.text.detokenizer import (
@@ -28,8 +28,14 @@ from gateway.text.detokenizer import (
     WindowDetokenizer,
     build_table,
 )
-from gateway.text.plain_tokenizer import PlainTokenizer, load_tokenizer
-from gateway.text.prompt_work import INLINE_CHARS, UNBOUNDED, PromptWork, template_chars
+from gateway.text.plain_tokenizer import PlainTokenizer, load_tokenizer, special_ids
+from gateway.text.prompt_work import (
+    INLINE_CHARS,
+    UNBOUNDED,
+    PromptWork,
+    check_call_arguments,
+    template_chars,
+)
 from gateway.text.reasoning import make_splitter
 from gateway.text.reasoning_formats import (
     ReasoningDialect,
@@ -109,7 +115,7 @@ class ChatTokenizer:
             json.dumps(sorted(vocabulary.items())).encode()
         ).hexdigest()
         self.max_token_bytes = max(len(token.encode()) for token in vocabulary)
-        special = _special_ids(backend)
+        special = special_ids(backend)
         self._special = re.compile("|".join(map(re.escape, special))) if special else None
         self.dialect: ToolDialect = find_dialect(tokenizer.chat_template, special, tool_format)
         self.reasoning: ReasoningDialect = find_reasoning(tokenizer.chat_template, special)
@@ -241,7 +247,7 @@ class ChatTokenizer:
 
         Raises BadRequestError, and BodyTooComplexError for arguments beyond `bounds`.
         """
-        _check_arguments(messages, bounds)
+        check_call_arguments(messages, bounds)
         conversation = []
         names: dict[str, str] = {}
         for index, message in enumerate(messages):
@@ -374,20 +380,6 @@ def _is_of_tools(message: Message) -> bool:
     return isinstance(message, ToolMessage)
 
 
-def _check_arguments(messages: Sequence[Message], bounds: JsonBounds) -> None:
-    """Bound the arguments of all calls together. Raises BodyTooComplexError.
-
-    To the body they are texts; read as JSON they may hold as much as a body, and no more.
-    """
-    texts = [
-        call.function.arguments
-        for message in messages
-        if isinstance(message, AssistantMessage)
-        for call in message.tool_calls or ()
-    ]
-    check_json_bounds("".join(texts).encode("utf-8", "replace"), bounds)
-
-
 def _strings(value: Any) -> tuple[list[str], list[str]]:
     """Return all strings in a JSON value: the names of fields, and the others."""
     keys: list[str] = []
@@ -403,9 +395,3 @@ def _strings(value: Any) -> tuple[list[str], list[str]]:
             case list(items):
                 waiting += items
     return keys, texts
-
-
-def _special_ids(backend: Any) -> dict[str, int]:
-    """Map the special tokens' texts to their ids."""
-    tokens = backend.get_added_tokens_decoder().items()
-    return {token.content: i for i, token in tokens if token.special and token.content}

@@ -111,3 +111,9 @@ def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
     """Read the template; its own file goes before the one in tokenizer_config.json."""
     path = folder / "chat_template.jinja"
     return path.read_text(encoding="utf-8") if path.is_file() else config.get("chat_template")
+
+
+def special_ids(backend: Any) -> dict[str, int]:
+    """Map the special tokens' texts to their ids."""
+    tokens = backend.get_added_tokens_decoder().items()
+    return {token.content: i for i, token in tokens if token.special and token.content}

@@ -8,14 +8,14 @@ another's by one at most.
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from gateway.errors.tree import BadRequestError, PromptQueueFullError
 from gateway.schema.chat import AssistantMessage, Message
-from gateway.schema.parsing import JsonBounds
+from gateway.schema.parsing import JsonBounds, check_json_bounds
 from gateway.schema.tools import Tool
 
 # Below this a prompt is built within about a millisecond: less than a hop to a thread may cost.
@@ -162,3 +162,17 @@ def _message_chars(message: Message) -> int:
 def _tool_chars(tool: Tool) -> int:
     function = tool.function
     return len(function.description or "") + len(str(function.parameters)) + _CHARS_PER_MESSAGE
+
+
+def check_call_arguments(messages: Sequence[Message], bounds: JsonBounds) -> None:
+    """Bound the arguments of all calls together. Raises BodyTooComplexError.
+
+    To the body they are texts; read as JSON they may hold as much as a body, and no more.
+    """
+    texts = [
+        call.function.arguments
+        for message in messages
+        if isinstance(message, AssistantMessage)
+        for call in message.tool_calls or ()
+    ]
+    check_json_bounds("".join(texts).encode("utf-8", "replace"), bounds)
