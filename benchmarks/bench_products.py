@@ -5,7 +5,7 @@ next copy, so its weight comes from memory. In turn, many rounds: torch reads th
 faster of a sum and a maximum), then each product at each number of rows. Where other programs run,
 the fastest calls are the ones that were not disturbed, so ratios are of the fastest; medians stand
 beside them. With --expand-target, whole passes of that model too: ordinary and deterministic, with
-the compiled products and without them.
+the compiled products and attention, and with torch's.
 
 How to read it: `bandwidth` is the time of reading over that of the product. Up to some 16 rows it
 should stay near 1: memory is what takes time. Beyond, arithmetic does.
@@ -42,7 +42,7 @@ from engine.passes.runner import ForwardSlice, ModelRunner
 from kernels.cpu.panel_linear import Int8PanelLinear, PanelLinear, quantise_weight
 from kernels.cpu.product_library import product_support
 from kernels.layers.linear import Linear
-from kernels.triton_support import use_kernels
+from kernels.triton_support import KernelChoice, use_kernels
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 PASS_ROWS = (1, 8, 16, 64, 256)
@@ -151,26 +151,32 @@ def _reading(fastest: dict[str, float], product: str) -> float:
 # ---- passes -----------------------------------------------------------------------------------
 
 
-def pass_of(runner: ModelRunner, num_rows: int) -> Callable[[], float]:
+def pass_of(runner: ModelRunner, choice: KernelChoice, num_rows: int) -> Callable[[], float]:
     """Seconds of a pass over rows that see `PASS_CONTEXT` tokens and each other."""
     view = runner.new_view("bench-products")
     view.reserve(PASS_CONTEXT + num_rows)
     piece = ForwardSlice(
         view=view, token_ids=[5] * num_rows, start_slot=PASS_CONTEXT, num_logit_rows=1
     )
-    return lambda: timed(partial(runner.forward, [piece]))
+
+    def run() -> float:
+        with use_kernels(choice):
+            return timed(partial(runner.forward, [piece]))
+
+    return run
 
 
-def runners_of(arguments: argparse.Namespace) -> dict[str, ModelRunner]:
-    """The same checkpoint with each kind of products, in each mode."""
+def runners_of(arguments: argparse.Namespace) -> dict[str, tuple[ModelRunner, KernelChoice]]:
+    """The same checkpoint with each kind of products and attention, in each mode."""
     folder = str(grown_large(arguments))
     runners = {}
-    for products, choice in (("compiled", "auto"), ("oneDNN", "reference")):
+    choices: dict[str, KernelChoice] = {"compiled": "auto", "torch": "reference"}
+    for products, choice in choices.items():
         for deterministic in (False, True):
-            with use_kernels(choice):  # type: ignore[arg-type]
+            with use_kernels(choice):
                 model = load_model(folder, dtype="bfloat16", deterministic=deterministic)
             name = f"{products}, {'deterministic' if deterministic else 'ordinary'}"
-            runners[name] = ModelRunner(model=model, num_blocks=256, block_size=16)
+            runners[name] = ModelRunner(model=model, num_blocks=256, block_size=16), choice
     return runners
 
 
@@ -178,9 +184,9 @@ def time_passes(arguments: argparse.Namespace) -> list[PassTime]:
     """Time passes of every kind of model at every number of rows, round by round."""
     runners = runners_of(arguments)
     cases = {
-        f"{name}/{rows}": pass_of(runner, rows)
+        f"{name}/{rows}": pass_of(runner, choice, rows)
         for rows in PASS_ROWS
-        for name, runner in runners.items()
+        for name, (runner, choice) in runners.items()
     }
     times = measure_in_turn(cases, repeats=max(arguments.repeats // 4, 3), description="passes")
     first = next(iter(runners))
