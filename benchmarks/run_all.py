@@ -136,6 +136,7 @@ JOBS = (
         quick=("--quick",),
     ),
     Job(script="bench_router", arguments=("--seconds", "20"), quick=("--quick",)),
+    Job(script="bench_products", arguments=_TARGET, quick=("--repeats", "3")),
     Job(
         script="bench_memory",
         arguments=(*_BF16, *_TARGET),
