@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
+from engine.request import MAX_GRAMMAR_BYTES
 from gateway.errors.tree import BadRequestError
 from gateway.text.grammar_parts import (
     GrammarPart,
@@ -50,7 +51,7 @@ def xml_arguments_grammar(
     for key, value in [*described.items(), ("additionalProperties", others)]:
         if not isinstance(value, Mapping | bool) or (value is False and key in required):
             raise _refusal(name, f"{key!r} with the schema {value!r}"[:_MAX_REASON_CHARS])
-    builder = _Builder(schema, xml, literals)
+    builder = _Builder(schema, name, xml, literals)
     parts = []
     for key, value in described.items():
         part = builder.argument(literals.parts(xml.key_begin + key + xml.key_end), value)
@@ -76,8 +77,14 @@ def _refusal(name: str, reason: str) -> BadRequestError:
 class _Builder:
     """Grammars of single arguments of one function."""
 
-    def __init__(self, schema: Mapping[str, Any], xml: XmlArguments, literals: Literals) -> None:
+    def __init__(
+        self, schema: Mapping[str, Any], name: str, xml: XmlArguments, literals: Literals
+    ) -> None:
         self._document = schema
+        self._name = name
+        self._definitions = {name: schema[name] for name in _DEFINITIONS if name in schema}
+        self._size_definitions = len(json.dumps(self._definitions))
+        self._num_chars = 0  # of definitions, each time that an argument takes them along
         self._xml = xml
         self._literals = literals
 
@@ -121,8 +128,10 @@ class _Builder:
         """Take along the definitions that references in the schema point to."""
         if not isinstance(schema, Mapping) or '"$ref"' not in json.dumps(schema):
             return schema
-        found = {name: self._document[name] for name in _DEFINITIONS if name in self._document}
-        return {**found, **schema}
+        self._num_chars += self._size_definitions
+        if self._num_chars > MAX_GRAMMAR_BYTES:  # before it is written out
+            raise _refusal(self._name, "so many references to so large definitions")
+        return {**self._definitions, **schema}
 
 
 def _listed(schema: Any) -> list[str]:

@@ -254,7 +254,12 @@ def test_arguments_that_are_not_described_are_allowed_where_none_are_or_the_sche
         {"properties": {"a": 5}},
         {"properties": {"a": False}, "required": ["a"]},
         {"additionalProperties": "x"},
+        {
+            "properties": {f"a{i}": {"$ref": "#/$defs/d"} for i in range(2000)},
+            "$defs": {"d": {"type": "integer", "title": "x" * 20_000}},
+        },
     ],
+    ids=lambda parameters: next(iter(parameters)),
 )
 def test_schemas_of_several_arguments_at_once_are_refused(parameters: dict[str, Any]) -> None:
     with pytest.raises(BadRequestError) as caught:
