@@ -22,6 +22,7 @@ import argparse
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -238,7 +239,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, help="torch's threads; default: as in serving")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--variant", help="name of the results file's second part")
-    parser.add_argument("--results", default=RESULTS, help="where the file goes")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where the file goes")
     return parser.parse_args(argv)
 
 
