@@ -24,12 +24,8 @@ from engine.model.config import HeadShape, ModelConfig
 from engine.model.decoder import ForwardOutput
 from engine.model.fingerprint import checkpoint_fingerprint
 from engine.model.kv_cache import KVCache
-from engine.model.transformers_probe import (
-    is_tied,
-    quiet_transformers,
-    read_transformers_config,
-    rows_of_heads,
-)
+from engine.model.transformers_config import quiet_transformers, read_transformers_config
+from engine.model.transformers_probe import is_tied, rows_of_heads
 from engine.model.weights import required_text_prefix
 from kernels.attention.paged_attention import AttentionBatch, Plan, paged_attention, plan_attention
 from kernels.kv.write_kv import write_kv

@@ -5,20 +5,16 @@ place of its attention and of its masks, and notes what each layer hands over.
 """
 
 import inspect
-import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import torch
-import transformers
 from torch import Tensor, nn
 from transformers import (
     AttentionInterface,
     AttentionMaskInterface,
-    AutoConfig,
     AutoModelForCausalLM,
     PreTrainedConfig,
     PreTrainedModel,
@@ -27,26 +23,24 @@ from transformers.initialization import no_init_weights
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from engine.errors import UnsupportedModelError
-from engine.model.checkpoint_files import generation_eos
 from engine.model.config import HeadShape, LayerConfig, ModelConfig
-from engine.model.families.text_parts import THROUGH_TRANSFORMERS, text_config
+from engine.model.families.text_parts import THROUGH_TRANSFORMERS
+from engine.model.transformers_config import (
+    CannotRunError,
+    eos_token_ids,
+    inner_size,
+    max_positions,
+    quiet_transformers,
+    read_transformers_config,
+    refuse_by_config,
+)
 from kernels.layers.rope import RopeConfig
 
 _PROBE: Final = "outrider_probe"
 _NUM_ROWS: Final = 5
-# Frequencies that change as a sequence grows would make cached keys wrong.
-_GROWING_ROPES: Final = ("dynamic", "longrope")
-_OTHER_LAYERS: Final = (
-    *("linear", "mamba", "conv", "recurrent", "ssm", "rwkv"),
-    *("compress", "index", "sparse"),  # attention over chosen keys
-)
 # What layers may hand to an attention function beside their rows; None is always allowed.
 _SINKS: Final = ("s_aux", "sinks")
 _KNOWN_TENSORS: Final = (*_SINKS, "position_ids")
-
-
-class _CannotRunError(Exception):
-    """The reason why a model cannot run over a paged cache; becomes a sentence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,59 +74,6 @@ class _Notes:
 _notes: ContextVar[_Notes] = ContextVar("notes")
 
 
-@contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Silence what transformers logs and draws while it loads; what matters becomes an error."""
-    from transformers.utils import logging as own
-
-    verbosity, has_bar = own.get_verbosity(), own.is_progress_bar_enabled()
-    own.set_verbosity(logging.CRITICAL)
-    own.disable_progress_bar()
-    try:
-        yield
-    finally:
-        own.set_verbosity(verbosity)
-        if has_bar:
-            own.enable_progress_bar()
-
-
-def read_transformers_config(model_id: str, raw: dict[str, Any]) -> PreTrainedConfig:
-    """Return the config as the installed transformers read it. Raises UnsupportedModelError."""
-    architecture = (raw.get("architectures") or ["unknown"])[0]
-    try:
-        with quiet_transformers():
-            config: PreTrainedConfig = AutoConfig.from_pretrained(model_id, trust_remote_code=False)
-    except Exception as error:
-        if raw.get("auto_map"):
-            raise UnsupportedModelError(
-                f"{model_id} brings its own code (trust_remote_code), which the engine does not "
-                "run. Use a checkpoint whose architecture transformers has."
-            ) from error
-        written = raw.get("transformers_version", "an unknown version")
-        raise UnsupportedModelError(
-            f"{model_id} is {architecture} of type {raw.get('model_type')!r}, which transformers "
-            f"{transformers.__version__} cannot read: config.json was written by {written}. "
-            f"Install a transformers that has it. ({str(error).splitlines()[0][:200]})"
-        ) from error
-    if architecture in THROUGH_TRANSFORMERS:
-        config = text_config(config)
-    if config.model_type == "llama4_text":
-        _keep_to_first_chunk(config)
-    return config
-
-
-def _keep_to_first_chunk(config: Any) -> None:
-    """Let a Llama 4 be served up to its first chunk of attention.
-
-    There its chunked layers see everything, and its temperature, which it would take from the
-    place of a row in the pass, is 1.
-    """
-    limit = min(config.attention_chunk_size or 2**31, int(config.floor_scale) - 1)
-    config.max_position_embeddings = min(config.max_position_embeddings, limit)
-    config.layer_types = ["full_attention"] * config.num_hidden_layers
-    config.attn_temperature_tuning = False
-
-
 def describe_by_probe(model_id: str, raw: dict[str, Any]) -> ModelConfig:
     """Describe a model that transformers' own modules are to run.
 
@@ -143,11 +84,11 @@ def describe_by_probe(model_id: str, raw: dict[str, Any]) -> ModelConfig:
     is_text_part = architecture in THROUGH_TRANSFORMERS
     own = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type, "unknown")
     try:
-        _refuse_by_config(own if is_text_part else architecture, config)
+        refuse_by_config(own if is_text_part else architecture, config)
         calls, num_parameters = _probe(config)
         description = _description(model_id, architecture, config, calls)
         return replace(description, num_parameters=num_parameters, is_text_part=is_text_part)
-    except (_CannotRunError, ValueError, TypeError, OverflowError) as error:
+    except (CannotRunError, ValueError, TypeError, OverflowError) as error:
         raise UnsupportedModelError(
             f"{model_id} is {architecture}, which the engine cannot run: {error}"
         ) from error
@@ -167,50 +108,16 @@ def is_tied(model: PreTrainedModel) -> bool:
 # ---- refusals -----------------------------------------------------------------------------------
 
 
-def _refuse_by_config(architecture: str, config: PreTrainedConfig) -> None:
-    if getattr(config, "is_encoder_decoder", False):
-        raise _CannotRunError("it is an encoder-decoder.")
-    if architecture not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
-        raise _CannotRunError("it is not a causal language model.")
-    if architecture != MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type, architecture):
-        raise _CannotRunError(f"config.json calls it a {config.model_type}, which is another one.")
-    if architecture.endswith("ForConditionalGeneration") or config.get_text_config() is not config:
-        raise _CannotRunError(
-            "it takes more than text. A checkpoint of its text model alone can be served."
-        )
-    kinds = [str(kind) for kind in getattr(config, "layer_types", None) or ()]
-    others = sorted({kind for kind in kinds if any(part in kind for part in _OTHER_LAYERS)})
-    if others:
-        raise _CannotRunError(
-            f"it has layers that are not attention over all keys or a window of them "
-            f"({', '.join(others)})."
-        )
-    growing = sorted({kind for kind in _rope_types(config) if kind in _GROWING_ROPES})
-    if growing:
-        raise _CannotRunError(
-            f"its rotary embeddings ({', '.join(growing)}) change as a sequence grows, which would "
-            "make cached keys wrong."
-        )
-
-
-def _rope_types(config: PreTrainedConfig) -> set[str]:
-    found = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    if not isinstance(found, dict):
-        return set()
-    several = [found, *(value for value in found.values() if isinstance(value, dict))]
-    return {str(each.get("rope_type") or each.get("type") or "default") for each in several}
-
-
 def _refuse_by_modules(model: PreTrainedModel) -> None:
     if model._is_stateful:
-        raise _CannotRunError("it keeps a recurrent state, which a paged cache cannot hold.")
+        raise CannotRunError("it keeps a recurrent state, which a paged cache cannot hold.")
     for name, module in model.named_modules():
         if isinstance(module, nn.Conv1d):
-            raise _CannotRunError(f"its module {name} convolves over tokens.")
+            raise CannotRunError(f"its module {name} convolves over tokens.")
     if model.get_output_embeddings() is None:
-        raise _CannotRunError("it has no output embeddings.")
+        raise CannotRunError("it has no output embeddings.")
     if "position_ids" not in inspect.signature(model.forward).parameters:
-        raise _CannotRunError("its forward pass takes no position_ids.")
+        raise CannotRunError("its forward pass takes no position_ids.")
 
 
 # ---- the probe ----------------------------------------------------------------------------------
@@ -235,9 +142,9 @@ def _probe(config: PreTrainedConfig) -> tuple[list[LayerCall], int]:
         model = build(config, _PROBE)
     except Exception as error:
         if _PROBE in str(error):  # it looks its attention up in a table of its own
-            raise _CannotRunError(_NO_INTERFACE) from error
+            raise CannotRunError(_NO_INTERFACE) from error
         reason = _first_line(error)
-        raise _CannotRunError(
+        raise CannotRunError(
             f"transformers cannot build it with an attention function of the engine's ({reason})."
         ) from error
     _refuse_by_modules(model)
@@ -254,18 +161,18 @@ def _probe(config: PreTrainedConfig) -> tuple[list[LayerCall], int]:
                 attention_mask=torch.ones_like(rows),
                 use_cache=False,
             )
-    except _CannotRunError:
+    except CannotRunError:
         raise
     except Exception as error:
         if not model._supports_attention_backend:
-            raise _CannotRunError(_NO_INTERFACE) from error
-        raise _CannotRunError(
+            raise CannotRunError(_NO_INTERFACE) from error
+        raise CannotRunError(
             f"its forward pass does not run on shapes alone ({_first_line(error)})."
         ) from error
     finally:
         _notes.reset(token)
     if not notes.calls:
-        raise _CannotRunError(_NO_INTERFACE)
+        raise CannotRunError(_NO_INTERFACE)
     return notes.calls, model.num_parameters()
 
 
@@ -286,7 +193,7 @@ def _note_mask(
 
 
 def _window(mask_function: Callable[..., Any] | None) -> int | None:
-    """Return the window of a mask's function. Raises _CannotRunError for other masks."""
+    """Return the window of a mask's function. Raises CannotRunError for other masks."""
     if mask_function is None:
         return None
     seen = []
@@ -296,13 +203,13 @@ def _window(mask_function: Callable[..., Any] | None) -> int | None:
         visible = torch.as_tensor(mask_function(zero, zero, torch.tensor(last), keys))
         visible = visible.expand(len(keys))
         if visible[last + 1 :].any():
-            raise _CannotRunError("its attention is not causal.")
+            raise CannotRunError("its attention is not causal.")
         first = int(visible.int().argmax())
         if not visible[first : last + 1].all():
-            raise _CannotRunError("its masks have holes.")
+            raise CannotRunError("its masks have holes.")
         seen.append(None if first == 0 else last - first + 1)
     if seen[0] != seen[1]:
-        raise _CannotRunError("its attention is chunked.")
+        raise CannotRunError("its attention is chunked.")
     return seen[0]
 
 
@@ -318,22 +225,22 @@ def _note_call(
 ) -> tuple[Tensor, None]:
     """Stand in for a layer's attention; note its shapes."""
     if query.shape[0] != 1 or query.shape[2] != _NUM_ROWS or key.shape[2] != _NUM_ROWS:
-        raise _CannotRunError("its attention regroups the rows of a pass.")
+        raise CannotRunError("its attention regroups the rows of a pass.")
     notes = _notes.get()
     known = notes.masks.get(id(attention_mask))
     is_causal = options.get("is_causal")
     is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     if known is None and (attention_mask is not None or not is_causal):
-        raise _CannotRunError("its attention is not causal, or has masks of its own.")
+        raise CannotRunError("its attention is not causal, or has masks of its own.")
     if options.get("position_bias") is not None:
-        raise _CannotRunError("its attention adds biases to its scores.")
+        raise CannotRunError("its attention adds biases to its scores.")
     for name, option in options.items():
         if isinstance(option, Tensor) and name not in _KNOWN_TENSORS:
-            raise _CannotRunError(f"its attention depends on more than its rows ({name}).")
+            raise CannotRunError(f"its attention depends on more than its rows ({name}).")
     for name in _SINKS:
         sinks = options.get(name)
         if sinks is not None and sinks.numel() != query.shape[1]:
-            raise _CannotRunError("its attention has sinks that are not one number a head.")
+            raise CannotRunError("its attention has sinks that are not one number a head.")
     window = sliding_window if known is None else _window(known[1])
     notes.calls.append(
         LayerCall(
@@ -358,7 +265,7 @@ AttentionMaskInterface.register(_PROBE, _note_mask)
 def _description(
     model_id: str, architecture: str, config: PreTrainedConfig, calls: list[LayerCall]
 ) -> ModelConfig:
-    positions = _positions(config)
+    positions = max_positions(config)
     heads, full_heads = _heads(calls)
     if full_heads is None:
         calls = [replace(each, window=_useful(each.window, positions)) for each in calls]
@@ -372,14 +279,14 @@ def _description(
         num_kv_heads=heads.num_kv_heads,
         head_dim=heads.head_dim,
         full_heads=full_heads,
-        intermediate_size=_inner_size(config),
+        intermediate_size=inner_size(config),
         vocab_size=config.vocab_size,
         max_position_embeddings=positions,
         layers=tuple(LayerConfig(rope=rope, window=each.window) for each in calls),
         norm_eps=0.0,  # the modules' own
         tie_word_embeddings=bool(getattr(config, "tie_word_embeddings", False)),
         bos_token_id=getattr(config, "bos_token_id", None),
-        eos_token_ids=_eos_token_ids(model_id, config),
+        eos_token_ids=eos_token_ids(model_id, config),
         dtype=str(getattr(config, "dtype", None) or "float32").removeprefix("torch."),
     )
 
@@ -392,34 +299,12 @@ def _heads(calls: list[LayerCall]) -> tuple[HeadShape, HeadShape | None]:
     windowed = {each.heads for each in calls if each.window is not None}
     full = {each.heads for each in calls if each.window is None}
     if len(windowed) != 1 or len(full) != 1:
-        raise _CannotRunError(
+        raise CannotRunError(
             "its layers differ in their heads; the engine has one shape for layers with a window "
             "and one for those without."
         )
     return windowed.pop(), full.pop()
 
 
-def _inner_size(config: PreTrainedConfig) -> int:
-    """Return the inner size of the widest MLP."""
-    found = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
-    return max(found) if isinstance(found, (list, tuple)) else int(found)
-
-
 def _useful(window: int | None, positions: int) -> int | None:
     return None if window is None or window >= positions else window
-
-
-def _positions(config: PreTrainedConfig) -> int:
-    for name in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"):
-        found = getattr(config, name, None)
-        if isinstance(found, int) and found > 0:
-            return found
-    raise _CannotRunError("its config.json names no max_position_embeddings.")
-
-
-def _eos_token_ids(model_id: str, config: PreTrainedConfig) -> tuple[int, ...]:
-    found: list[int] = []
-    for ids in (getattr(config, "eos_token_id", None), generation_eos(model_id)):
-        several = ids if isinstance(ids, (list, tuple)) else [ids]
-        found.extend(token_id for token_id in several if token_id is not None)
-    return tuple(dict.fromkeys(found))

@@ -22,7 +22,7 @@ from engine.model.families import text_parts
 from engine.model.load import load_model
 from engine.model.protocol import CausalModel
 from engine.model.read_config import read_model_config
-from engine.model.transformers_probe import quiet_transformers
+from engine.model.transformers_config import quiet_transformers
 from tests.engine.model.decoder_passes import (
     NUM_TOKENS,
     Rows,
