@@ -11,8 +11,8 @@ from engine.events import TokenLogprobs, TokensEmitted
 from gateway.generation.trace import DRAFTED, OWN, ChoiceTrace, DeltaTrace, Mark
 from gateway.planning.job import EscalationTarget, Job
 from gateway.text.chat import ChatTokenizer
+from gateway.text.reasoning_formats import TextKind
 from gateway.text.stopping import StopMatcher
-from gateway.text.thinking import TextKind
 from gateway.text.tool_parser import PieceKind, ToolParser, ToolPiece
 
 ApiFinishReason = Literal["stop", "length", "tool_calls"]

@@ -11,8 +11,7 @@ from typing import Final, Literal
 from gateway.schema.tools import FUNCTION_NAME
 from gateway.text.grammar_parts import GrammarPart, Literals, any_of, sequence, star, tag
 from gateway.text.overlap import overlap
-from gateway.text.reasoning_formats import ReasoningDialect
-from gateway.text.thinking import TextKind, Thinking
+from gateway.text.reasoning_formats import ReasoningDialect, TextKind, Thinking
 from gateway.text.tool_formats import HARMONY, ToolFormat
 
 _START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"

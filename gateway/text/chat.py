@@ -36,13 +36,13 @@ from gateway.text.prompt_work import (
     check_call_arguments,
     template_chars,
 )
-from gateway.text.reasoning import make_splitter
 from gateway.text.reasoning_formats import (
     ReasoningDialect,
+    Thinking,
     find_reasoning,
     thinking_variables,
 )
-from gateway.text.thinking import TextSplitter, Thinking, check_thinking_ended
+from gateway.text.thinking import TextSplitter, check_thinking_ended, make_splitter
 from gateway.text.tool_formats import ToolDialect, find_dialect
 from gateway.text.tool_prompt import template_call_id, template_calls, template_tools, write_out
 

@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
+TextKind = Literal["reasoning", "content"]
+# The block before the answer: the prompt opened it, the model may open it, or there is none.
+Thinking = Literal["open", "possible", "none"]
 ReasoningFormatName = Literal[
     "think", "granite", "response", "cohere", "mistral", "gemma", "harmony"
 ]

@@ -15,9 +15,8 @@ from gateway.schema.structured import (
     ResponseFormat,
     StructuredOutputs,
 )
-from gateway.text.reasoning import behind_reasoning
-from gateway.text.reasoning_formats import PLAIN, ReasoningDialect
-from gateway.text.thinking import Thinking
+from gateway.text.reasoning_formats import PLAIN, ReasoningDialect, Thinking
+from gateway.text.thinking import behind_reasoning
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,15 +1,18 @@
-"""Splits a reasoning model's text into thinking and answer."""
+"""Tells thinking from answers: readers of a model's text, and the grammar in front of answers."""
 
 from typing import Final, Literal, Protocol
 
 from gateway.errors.tree import BadRequestError
+from gateway.text.channels import ChannelSplitter, behind_channels
 from gateway.text.grammar_parts import GrammarPart, Literals, optional, sequence, tag
 from gateway.text.overlap import overlap
-from gateway.text.reasoning_formats import THINK, ReasoningDialect, ReasoningFormat
-
-TextKind = Literal["reasoning", "content"]
-# The block before the answer: the prompt opened it, the model may open it, or there is none.
-Thinking = Literal["open", "possible", "none"]
+from gateway.text.reasoning_formats import (
+    THINK,
+    ReasoningDialect,
+    ReasoningFormat,
+    TextKind,
+    Thinking,
+)
 
 # White space that models write between their thinking and the answer; it is dropped.
 _GAP: Final[GrammarPart] = {"type": "regex", "pattern": r"\s{0,4}"}
@@ -193,3 +196,28 @@ class ThinkingSplitter:
             pieces.append(("content", text))
         self._held = rest
         return bool(mark and rest)
+
+
+def make_splitter(dialect: ReasoningDialect, *, opens_thinking: bool = False) -> TextSplitter:
+    """Return a reader of one answer. `opens_thinking`: the prompt ends inside a thought."""
+    if dialect.format.has_channels:
+        return ChannelSplitter(opens_thinking=opens_thinking)
+    return ThinkingSplitter(dialect.format, opens_thinking=opens_thinking)
+
+
+def behind_reasoning(
+    answer: GrammarPart,
+    thinking: Thinking,
+    dialect: ReasoningDialect,
+    *,
+    is_framed: bool = False,
+    has_marks: bool = True,
+) -> GrammarPart:
+    """Return the grammar of an answer with the reasoning in front of it.
+
+    `is_framed`: the answer has headers of its own. `has_marks`: the marks around answers may stand
+    around this one.
+    """
+    if dialect.format.has_channels:
+        return behind_channels(answer, thinking, dialect, is_framed=is_framed)
+    return behind_thinking(answer, thinking, dialect, has_marks=has_marks)

@@ -13,9 +13,8 @@ from engine.request import GrammarSpec
 from gateway.errors.tree import BadRequestError
 from gateway.schema.chat import ChatRequest
 from gateway.schema.tools import FunctionDefinition, NamedToolChoice, Tool
-from gateway.text.reasoning import behind_reasoning
-from gateway.text.reasoning_formats import ReasoningDialect
-from gateway.text.thinking import Thinking
+from gateway.text.reasoning_formats import ReasoningDialect, Thinking
+from gateway.text.thinking import behind_reasoning
 from gateway.text.tool_formats import ToolDialect
 from gateway.text.tool_grammar import answer_grammar
 from gateway.text.tool_parser import ToolReading

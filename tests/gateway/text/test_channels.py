@@ -14,9 +14,8 @@ from transformers import AutoTokenizer
 from gateway.text.channels import ChannelSplitter
 from gateway.text.chat import ChatTokenizer
 from gateway.text.reasoning_formats import HARMONY as HARMONY_REASONING
-from gateway.text.reasoning_formats import ReasoningDialect
+from gateway.text.reasoning_formats import ReasoningDialect, Thinking
 from gateway.text.structured import StructuredPlan
-from gateway.text.thinking import Thinking
 from gateway.text.tool_formats import HARMONY, HERMES, ToolDialect, find_dialect
 from gateway.text.tool_parser import ToolParser, ToolReading
 from tests.gateway.text.tool_cases import (

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.text.reasoning import make_splitter
 from gateway.text.reasoning_formats import (
     COHERE,
     GEMMA,
@@ -19,11 +18,12 @@ from gateway.text.reasoning_formats import (
     THINK,
     ReasoningDialect,
     ReasoningFormat,
+    Thinking,
     find_reasoning,
     thinking_variables,
 )
 from gateway.text.structured import StructuredPlan
-from gateway.text.thinking import Thinking
+from gateway.text.thinking import make_splitter
 from gateway.text.tool_formats import COHERE as COHERE_TOOLS
 from gateway.text.tool_formats import HERMES, ToolDialect
 from tests.gateway.text.tool_cases import compiled, compiler_with_specials, verdict

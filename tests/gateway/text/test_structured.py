@@ -15,8 +15,8 @@ from gateway.schema.completions import CompletionRequest
 from gateway.schema.parsing import parse
 from gateway.schema.structured import MAX_REGEX_CHARS
 from gateway.text.chat import ChatTokenizer
+from gateway.text.reasoning_formats import Thinking
 from gateway.text.structured import StructuredPlan, plan_structured
-from gateway.text.thinking import Thinking
 from gateway.wiring.application import build_app
 from gateway.wiring.parts import GatewayParts
 from tests.engines import PAIR_FOLDER, make_engine, shipped_pair

@@ -9,8 +9,7 @@ import xgrammar
 
 from gateway.schema.chat import ChatRequest
 from gateway.schema.parsing import parse
-from gateway.text.reasoning_formats import PLAIN, ReasoningDialect
-from gateway.text.thinking import Thinking
+from gateway.text.reasoning_formats import PLAIN, ReasoningDialect, Thinking
 from gateway.text.tool_formats import ToolDialect
 from gateway.text.tools import ToolPlan, plan_tools
 from tests.engines import shipped_tokenizer
