@@ -29,7 +29,7 @@ INLINE Lanes load(const float* from) {
     return lanes;
 }
 
-INLINE void store(float* to, Lanes lanes) { memcpy(to, &lanes, sizeof lanes); }
+INLINE void store(float* to, const Lanes& lanes) { memcpy(to, &lanes, sizeof lanes); }
 
 INLINE Lanes widened_lanes(const uint16_t* from) {
     HalfLanes halves;

@@ -127,16 +127,13 @@ struct Call {
 void multiply_chunk(const Call& call, int64_t first_row, int64_t rows, const char* panel,
                     const char* next, void* sums) {
     const Groups groups(rows, call.kernels.max_group_rows);
-    const bool is_few = rows <= kFewRows;
     memset(sums, 0, size_t(rows * kPanelStepBytes));
     const char* chunk = call.rows + first_row * call.steps * kStepBytes;
     for (int64_t step = 0; step < call.steps; step += kBlockSteps) {
         const int64_t left = call.steps - step;
         const int64_t steps = left < kBlockSteps ? left : kBlockSteps;
         const char* weights = panel + step * kPanelStepBytes;
-        const char* ahead = is_few               ? weights + kNearBytes
-                            : left > kBlockSteps ? weights + steps * kPanelStepBytes
-                                                 : next;
+        const char* ahead = left > kBlockSteps ? weights + steps * kPanelStepBytes : next;
         // Groups share the work of fetching what is wanted next.
         const int64_t share = ahead ? ceil_div(kPanelStepBytes, groups.count) : 0;
         for (int64_t group = 0; group < groups.count; ++group) {

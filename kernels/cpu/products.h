@@ -16,10 +16,6 @@ constexpr int64_t kPanelStepBytes = kPanelColumns * kStepBytes;
 // A block of a panel, 16 KiB, stays in the level-1 cache while group after group is multiplied
 // with it, and the block that follows is fetched meanwhile.
 constexpr int64_t kBlockSteps = 128;
-// Up to this many rows memory is what takes time: the processor's own prefetching does best, with
-// hints this far ahead to carry it over the ends of pages and panels. Measured on Zen 4.
-constexpr int64_t kFewRows = 2;
-constexpr int64_t kNearBytes = 2048;
 // Rows whose sums are kept between the blocks of a panel.
 constexpr int64_t kChunkRows = 64;
 

@@ -65,9 +65,11 @@ void multiply(const Block& block) {
     }
     const char *weights = block.weights, *rows = block.rows, *ahead = block.prefetch;
     for (int64_t step = 0; step < block.steps; ++step) {
-        _mm_prefetch(ahead, _MM_HINT_T1);
-        _mm_prefetch(ahead + 64, _MM_HINT_T1);
-        ahead += block.prefetch_stride;
+        if (kRows > 1) {  // else the processor's own prefetching does best
+            _mm_prefetch(ahead, _MM_HINT_T1);
+            _mm_prefetch(ahead + 64, _MM_HINT_T1);
+            ahead += block.prefetch_stride;
+        }
         typename Dot::Pair spread[kRows];
 #pragma GCC unroll 4
         for (int row = 0; row < kRows; ++row) {
