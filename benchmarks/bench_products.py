@@ -55,12 +55,13 @@ Product = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProductTime:
-    """Seconds of one product; `bandwidth`: the fastest reading of its bytes over the fastest."""
+    """Seconds of one product, and of reading its bytes over them: the fastest, and medians."""
 
     product: str
     rows: int
     seconds: Summary
     bandwidth: float
+    median_bandwidth: float
     to_one_row: float
 
 
@@ -129,13 +130,16 @@ def time_products(arguments: argparse.Namespace) -> list[ProductTime]:
         for name, products in kinds.items():
             cases[f"{name}/{rows}"] = calls_in_turn([partial(each, x) for each in products])
     times = measure_in_turn(cases, repeats=arguments.repeats, description="products")
-    fastest = {name: min(samples) for name, samples in times.items()}
+    summaries = {name: Summary.of(samples) for name, samples in times.items()}
+    fastest = {name: each.minimum for name, each in summaries.items()}
+    medians = {name: each.median for name, each in summaries.items()}
     return [
         ProductTime(
             product=name,
             rows=rows,
-            seconds=Summary.of(times[f"{name}/{rows}"]),
+            seconds=summaries[f"{name}/{rows}"],
             bandwidth=_reading(fastest, name) / fastest[f"{name}/{rows}"],
+            median_bandwidth=_reading(medians, name) / medians[f"{name}/{rows}"],
             to_one_row=fastest[f"{name}/{rows}"] / fastest[f"{name}/1"],
         )
         for name in kinds
@@ -143,9 +147,9 @@ def time_products(arguments: argparse.Namespace) -> list[ProductTime]:
     ]
 
 
-def _reading(fastest: dict[str, float], product: str) -> float:
+def _reading(seconds: dict[str, float], product: str) -> float:
     size = "read 1 byte" if product.endswith("int8") else "read 2 bytes"
-    return min(seconds for name, seconds in fastest.items() if name.startswith(size))
+    return min(value for name, value in seconds.items() if name.startswith(size))
 
 
 # ---- passes -----------------------------------------------------------------------------------
@@ -214,11 +218,20 @@ def show_products(times: list[ProductTime]) -> None:
             f"{each.seconds.minimum * 1e6:.0f}",
             f"{each.seconds.median * 1e6:.0f}",
             f"{each.bandwidth:.2f}",
+            f"{each.median_bandwidth:.2f}",
             f"{each.to_one_row:.2f}",
         ]
         for each in times
     ]
-    columns = ["product", "rows", "fastest, us", "median, us", "bandwidth", "to one row"]
+    columns = [
+        "product",
+        "rows",
+        "fastest, us",
+        "median, us",
+        "bandwidth",
+        "of medians",
+        "to one row",
+    ]
     show_table("Products", columns, rows)
 
 
