@@ -45,17 +45,9 @@ class Gptq:
         rows, width = numbers.shape
         expect(scales.dim() == 2 and scales.shape[1] == rows, name, "scales have another width")
         expect(zeros.shape == scales.shape, name, "qzeros and scales differ in their shapes")
-        groups = len(scales)
-        if f"{stem}.g_idx" in stored:
-            group_of = stored.raw(f"{stem}.g_idx").long()
-            expect(
-                group_of.shape == (width,) and bool(((group_of >= 0) & (group_of < groups)).all()),
-                name,
-                "g_idx does not name a group for each column",
-            )
-            scale, zero = scales[group_of].T, zeros[group_of].T
-        else:
-            scale, zero = per_group(scales.T, width, name), per_group(zeros.T, width, name)
+        group_of = stored.raw(f"{stem}.g_idx") if f"{stem}.g_idx" in stored else None
+        scale = per_group(scales.T, width, name, group_of)
+        zero = per_group(zeros.T, width, name, group_of)
         weight: Tensor = (numbers - zero) * scale
         return weight
 
@@ -108,17 +100,10 @@ def decode_packed(stored: StoredTensors, name: str) -> Tensor:
         packed = stored.raw(f"{stem}.weight_zero_point")
         zeros = _signed(unpack(packed.T.contiguous(), bits).T[:rows], bits).float()
         expect(zeros.shape == scales.shape, name, "weight_zero_point has another shape")
-    if f"{stem}.weight_g_idx" in stored:
-        group_of = stored.raw(f"{stem}.weight_g_idx").long()
-        expect(
-            group_of.shape == (width,)
-            and bool(((group_of >= 0) & (group_of < scales.shape[1])).all()),
-            name,
-            "weight_g_idx does not name a group for each column",
-        )
-        zeros, scales = zeros[:, group_of], scales[:, group_of]
-    else:
-        zeros, scales = per_group(zeros, width, name), per_group(scales, width, name)
+    index = f"{stem}.weight_g_idx"
+    group_of = stored.raw(index) if index in stored else None
+    zeros = per_group(zeros, width, name, group_of)
+    scales = per_group(scales, width, name, group_of)
     weight: Tensor = (numbers - zeros) * scales
     return weight
 

@@ -44,9 +44,16 @@ def stem_of(name: str) -> str:
     return name.removesuffix(".weight")
 
 
-def per_group(scales: Tensor, width: int, name: str) -> Tensor:
-    """Repeat [rows, groups] to [rows, width]: each for the columns of its group."""
+def per_group(scales: Tensor, width: int, name: str, group_of: Tensor | None = None) -> Tensor:
+    """Spread [rows, groups] to [rows, width]: each for the columns of its group.
+
+    group_of: the group of each column, where they are not in order. Raises ValueError.
+    """
     groups = scales.shape[-1]
+    if group_of is not None:
+        known = group_of.shape == (width,) and bool(((group_of >= 0) & (group_of < groups)).all())
+        expect(known, name, "g_idx does not name a group for each column")
+        return scales[:, group_of.long()]
     expect(
         groups > 0 and width % groups == 0,
         name,

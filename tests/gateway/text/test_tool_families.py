@@ -18,7 +18,16 @@ from gateway.wiring.application import build_app
 from gateway.wiring.parts import GatewayParts
 from tests.gateway.conftest import LengthPolicy
 from tests.gateway.scripted_client import Script, ScriptedClient, Step
-from tests.gateway.text.tool_cases import HELLO, TOOLS, compiled, plan, request, verdict
+from tests.gateway.text.tool_cases import (
+    CALLED,
+    HELLO,
+    RESULT,
+    TOOLS,
+    compiled,
+    plan,
+    request,
+    verdict,
+)
 from tests.grammars import shipped_compiler
 
 # Templates as the families write them, cut down to the parts that tell the formats.
@@ -284,20 +293,6 @@ def test_patterns_are_enforced_beside_special_tokens(name: ToolFormatName) -> No
         written = f'"{code}"' if form.xml else code  # as JSON, where strings are plain text
         text = write_calls([{"name": "f", "arguments": {"code": written}}], form)
         assert verdict(lambda: grammar.matcher()._matcher, text, special) == expected, text
-
-
-CALLED = {
-    "role": "assistant",
-    "content": None,
-    "tool_calls": [
-        {
-            "id": "call_1",
-            "type": "function",
-            "function": {"name": "get_weather", "arguments": '{"city": "Oslo"}'},
-        }
-    ],
-}
-RESULT = {"role": "tool", "tool_call_id": "call_1", "content": "Rain"}
 
 
 def shown(folder: Any, template: str, **options: Any) -> str:

@@ -28,8 +28,10 @@ from tests.engines import shipped_tokenizer
 from tests.gateway.conftest import LengthPolicy, Server, serve
 from tests.gateway.scripted_client import Script, ScriptedClient, Step
 from tests.gateway.text.tool_cases import (
+    CALLED,
     CLOCK,
     HELLO,
+    RESULT,
     TOOLS,
     WEATHER,
     compiled,
@@ -73,19 +75,6 @@ def test_the_setting_reaches_the_tokenizers() -> None:
 
 
 # ---- prompts ------------------------------------------------------------------------------
-
-CALLED = {
-    "role": "assistant",
-    "content": None,
-    "tool_calls": [
-        {
-            "id": "call_1",
-            "type": "function",
-            "function": {"name": "get_weather", "arguments": '{"city": "Oslo"}'},
-        }
-    ],
-}
-RESULT = {"role": "tool", "tool_call_id": "call_1", "content": "Rain"}
 
 
 def with_template(folder: Path, template: str, **options: Any) -> ChatTokenizer:

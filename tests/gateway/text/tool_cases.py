@@ -88,3 +88,18 @@ def verdict(
     if not all(matcher.accept_token(token_id) for token_id in ids):
         return "refused"
     return "whole" if matcher.accept_token(shipped_tokenizer().eos_token_id) else "begun"
+
+
+# A call and its result, as messages of a conversation.
+CALLED = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [
+        {
+            "id": "call_1",
+            "type": "function",
+            "function": {"name": "get_weather", "arguments": '{"city": "Oslo"}'},
+        }
+    ],
+}
+RESULT = {"role": "tool", "tool_call_id": "call_1", "content": "Rain"}

@@ -17,22 +17,9 @@ from kernels.cpu.panel_linear import (
     quantise_weight,
 )
 from kernels.cpu.product_library import InstructionSet, Kind, product_support
+from tests.kernels.cpu.instruction_sets import each_instruction_set
 from tests.kernels.layers.bits import same_bits, torch_threads
 
-each_instruction_set = pytest.mark.parametrize(
-    "instruction_set",
-    [
-        pytest.param(
-            each,
-            id=each.name,
-            marks=pytest.mark.skipif(
-                each > product_support().instruction_set,
-                reason=f"this processor has no {each.name}",
-            ),
-        )
-        for each in (InstructionSet.AVX2, InstructionSet.AVX512)
-    ],
-)
 # Odd, below a panel and a step, around panels (32 columns), blocks (256 of k) and several of each.
 OUT_FEATURES = [1, 5, 31, 32, 33, 64, 97, 200]
 IN_FEATURES = [1, 2, 3, 5, 8, 31, 127, 256, 257, 300, 517, 1030]

@@ -14,26 +14,13 @@ from kernels.cpu.row_attention import attend_rows
 from kernels.triton_support import use_kernels
 from tests.kernels.attention.companies import chain, company, path_of
 from tests.kernels.attention.naive import batches, naive_attention
+from tests.kernels.cpu.instruction_sets import each_instruction_set
 from tests.kernels.layers.bits import same_bits, torch_threads
 
 HEADS = [(1, 1), (2, 1), (6, 2), (16, 1), (9, 9)]
 
 pytestmark = pytest.mark.skipif(
     product_support().library is None, reason=f"products: {product_support().detail}"
-)
-each_instruction_set = pytest.mark.parametrize(
-    "instruction_set",
-    [
-        pytest.param(
-            each,
-            id=each.name,
-            marks=pytest.mark.skipif(
-                each > product_support().instruction_set,
-                reason=f"this processor has no {each.name}",
-            ),
-        )
-        for each in (InstructionSet.AVX2, InstructionSet.AVX512)
-    ],
 )
 
 

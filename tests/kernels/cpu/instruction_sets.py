@@ -1,0 +1,20 @@
+"""The instruction sets that the compiled kernels are tested with, as far as the processor goes."""
+
+import pytest
+
+from kernels.cpu.product_library import InstructionSet, product_support
+
+each_instruction_set = pytest.mark.parametrize(
+    "instruction_set",
+    [
+        pytest.param(
+            each,
+            id=each.name,
+            marks=pytest.mark.skipif(
+                each > product_support().instruction_set,
+                reason=f"this processor has no {each.name}",
+            ),
+        )
+        for each in (InstructionSet.AVX2, InstructionSet.AVX512)
+    ],
+)
