@@ -44,7 +44,7 @@ GOAL_S: Final = 0.1
 _PAUSE_S: Final = 0.001
 _TIMEOUT_S: Final = 120.0
 _AFTER_S: Final = 0.02
-"""What the gateway does behind the last byte is measured for so long."""
+"""Seconds after the last byte of an answer in which gaps still count."""
 _OPTIONS: Final = ("--set", "database_url=none", "--context", "1000000")
 _PING: Final = b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
 _LOCAL: Final = "local"

@@ -72,9 +72,8 @@ class WindowBlocks:
         self._free = list(range(num_blocks - 1, 0, -1))
         self._of_block: dict[int, int] = {}
         self._num_holders: dict[int, int] = {}  # by block
-        self._unheld: OrderedDict[int, None] = (
-            OrderedDict()
-        )  # blocks whose window block no view holds
+        # Blocks whose window block no view holds.
+        self._unheld: OrderedDict[int, None] = OrderedDict()
 
     @property
     def num_available(self) -> int:

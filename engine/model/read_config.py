@@ -39,7 +39,7 @@ _LAYER_COUNTS: Final = ("num_hidden_layers", "num_layers", "n_layer", "n_layers"
 _MAX_LAYERS: Final = 1000
 """Far above any model's: what reads a config makes something of each layer."""
 _WRONG_VALUES: Final = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError)
-"""What code raises that computes with values of other types or sizes than it expects."""
+"""Errors of computing with values of a wrong type or size, which a broken config.json may hold."""
 _MODEL_TYPES: Final = {
     "LlamaForCausalLM": "llama",
     "Qwen2ForCausalLM": "qwen2",

@@ -345,7 +345,8 @@ def _read(
     for kind in ("missing", "mismatched", "unexpected"):
         names = sorted(str(_name(each)) for each in found.get(f"{kind}_keys", ()))
         if is_text_part and kind == "unexpected":
-            names = [name for name in names if _is_of(model, name)]
+            modules = {name for name, _ in model.named_modules()}
+            names = [name for name in names if ".".join(name.split(".")[:2]) in modules]
         if names:
             shown = ", ".join(names[:5]) + (" …" if len(names) > 5 else "")
             raise UnsupportedModelError(
@@ -360,12 +361,6 @@ def _read(
 
 
 _KINDS: Final = {"missing": "missing", "mismatched": "misshapen", "unexpected": "unexpected"}
-
-
-def _is_of(model: PreTrainedModel, name: str) -> bool:
-    """True if a tensor would belong to a module of the model, such as "model.layers"."""
-    first = ".".join(name.split(".")[:2])
-    return any(each == first for each, _ in model.named_modules())
 
 
 def _name(found: object) -> object:

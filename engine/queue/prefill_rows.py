@@ -15,7 +15,7 @@ class PrefillRows:
 
     def __init__(self, config: EngineConfig, times: ServiceTimes) -> None:
         self.throttle: StepThrottle | None = None
-        """Of the step; None where batch requests are not held back."""
+        """Limits batch requests in the current step; None: they are not held back."""
         self._config = config
         self._times = times
         self._num_batch_rows = 0

@@ -118,7 +118,7 @@ class Job:
     grammar_param: str | None = None
     """The field that brought a grammar."""
     quality: float | None = None
-    """How safe the router judged the small answer to be."""
+    """The predicted quality of the small answer; None if the router did not judge."""
     cascade: CascadePlan | None = None
     """The watch of the small answers. Their requests say `may_escalate` and have log-probabilities.
 

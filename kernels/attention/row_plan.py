@@ -44,7 +44,11 @@ def plan_row_keys(batch: AttentionBatch, *, block_size: int, window: int | None)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sequence:
-    """Where the keys of one sequence's rows are; slots by position. own_slots: [rows, width]."""
+    """The keys of one sequence's rows.
+
+    `slots` [kv_len]: cache slots by position. `own_slots` [rows, width]: a tree row's own, from
+    position `own_begin` on.
+    """
 
     begins: Integers
     ends: Integers

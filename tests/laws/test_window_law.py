@@ -1,10 +1,15 @@
 """Layers with a window keep only its keys, and every answer stays as it was."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from draft.config import DraftConfig
 from engine.config import EngineConfig
+from engine.core import Engine
+from engine.model.load import load_model
+from engine.passes.runner import ModelRunner
 from engine.request import EngineRequest
 from kernels.triton_support import use_kernels
 from tests.engine.passes.twins import record_eagerly
@@ -19,6 +24,8 @@ from tests.engines import (
     tiny_pair,
 )
 from tests.laws.mixed import plainly
+from tests.models import save_hf_model
+from verifier.coupled import CoupledVerifier
 
 BLOCK_SIZE = 4
 # For prompts that go far beyond the window (7 or 9 tokens) and what is kept behind it (64).
@@ -76,6 +83,29 @@ def test_answers_do_not_depend_on_the_windows_cache(pair: Pair, on_device: bool)
     assert stats.num_preemptions > 0
     assert stats.prefix_cache_hits > 0
     assert_idle(engine)
+
+
+@pytest.mark.parametrize(
+    "architecture", ["gemma2", pytest.param("gpt-oss", marks=pytest.mark.slow)]
+)
+def test_bfloat16_answers_do_not_depend_on_the_windows_cache(
+    architecture: str, tmp_path: Path
+) -> None:
+    """The products and attention that bfloat16 runs, which read the cache by plans of their own."""
+    save_hf_model(architecture, tmp_path, vocab_size=131, max_position_embeddings=256)
+    model = load_model(str(tmp_path), dtype="bfloat16", deterministic=True)
+
+    def answers(num_window_blocks: int | None) -> dict[str, list[int]]:
+        runner = ModelRunner(
+            model=model,
+            num_blocks=BLOCKS,
+            block_size=BLOCK_SIZE,
+            num_window_blocks=num_window_blocks,
+        )
+        engine = Engine(runners={"large": runner}, verifier=CoupledVerifier())
+        return texts(serve(engine, long_requests()))
+
+    assert answers(WINDOW_BLOCKS) == answers(None)
 
 
 @pytest.mark.slow

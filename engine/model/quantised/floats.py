@@ -28,7 +28,7 @@ class BlockFp8:
             return None
         weight = stored.raw(name)
         if weight.dtype not in _SMALL_TYPES:
-            return None
+            return weight
         stem = stem_of(name)
         kept = next(
             (each for each in ("weight_scale_inv", "weight_scale") if f"{stem}.{each}" in stored),
@@ -54,7 +54,7 @@ class CompressedTensors:
             return None
         weight = stored.raw(name)
         if weight.dtype not in _SMALL_TYPES:
-            return None
+            return weight
         expect(f"{stem}.weight_scale" in stored, name, "it has no weight_scale")
         zeros = None
         if f"{stem}.weight_zero_point" in stored:

@@ -26,7 +26,9 @@ class WeightDecoder(Protocol):
     ignored: ClassVar[tuple[str, ...]]
 
     def decode(self, stored: StoredTensors, name: str) -> Tensor | None:
-        """Return a weight's numbers in floating point; None where it is stored plainly.
+        """Return a weight's numbers, decoded if they are quantised.
+
+        None where its name alone says that it is stored plainly.
 
         Raises ValueError, with the tensor's name, for tensors that do not fit together.
         """

@@ -136,7 +136,7 @@ def test_broken_files_of_weights_are_refused(
 
 
 def test_an_index_names_files_beside_it_only(native: Path, tmp_path: Path) -> None:
-    """A file elsewhere on the machine is none of a downloaded checkpoint's."""
+    """A downloaded checkpoint must not read other files of the machine."""
     weights = native / "model.safetensors"
     tensors = load_file(weights)
     outside = tmp_path / "outside.safetensors"

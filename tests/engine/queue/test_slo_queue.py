@@ -1,4 +1,4 @@
-"""Deadlines within fairness: starts, waits, pre-emptions, and that nobody starves."""
+"""Deadlines within fairness: starts, waits, pre-emptions, and no starvation."""
 
 import random
 from itertools import pairwise
