@@ -68,6 +68,7 @@ class JournaledLedger:
         self._num_refused = 0
         self._asked: deque[Ticket] = deque()
         self._journaled: deque[Ticket] = deque()
+        self._closing = threading.Lock()  # held by the one of several closers that ends it
         self._lock = threading.Lock()  # of the following rows
         self._stuck: list[LedgerRow] = []
         self._num_pending = 0
@@ -131,10 +132,15 @@ class JournaledLedger:
         self._wants_journal.set()
         self._wants_database.set()
         await asyncio.to_thread(self._join)
-        self._is_closed = True
         self._threads = ()
 
     def _join(self) -> None:
+        with self._closing:
+            if not self._is_closed:
+                self._end()
+            self._is_closed = True
+
+    def _end(self) -> None:
         deadline_s = time.monotonic() + _CLOSE_TIMEOUT_S
         for thread in self._threads:
             thread.join(max(0.0, deadline_s - time.monotonic()))

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from sqlalchemy import select
 
 from gateway.errors.tree import StorageError
 from gateway.ledger.book import Ledger
+from gateway.ledger.journal import Journal
 from gateway.ledger.journal_place import journal_folder
 from gateway.ledger.metrics import LedgerMetrics
 from gateway.ledger.null import NullLedger
@@ -349,6 +351,32 @@ def test_closed_and_unopened_ledgers_say_so(tmp_path: Path, journal: Path) -> No
     with opened(with_tables(tmp_path / "x.db")) as database:
         asyncio.run(run(database))
         assert stored_ids(database) == ids(1)
+
+
+def test_several_closers_end_a_ledger_once(
+    tmp_path: Path, journal: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_ended = 0
+    close = Journal.close
+
+    def slow_close(self: Journal) -> None:
+        nonlocal num_ended
+        num_ended += 1
+        time.sleep(0.05)  # the others come meanwhile
+        close(self)
+
+    monkeypatch.setattr(Journal, "close", slow_close)
+
+    async def run(database: Database) -> None:
+        book = make_ledger(database, journal)
+        await book.start()
+        book.add(row(1))
+        await asyncio.gather(*(book.close() for _ in range(4)))
+
+    with opened(with_tables(tmp_path / "x.db")) as database:
+        asyncio.run(run(database))
+        assert stored_ids(database) == ids(1)
+    assert num_ended == 1
 
 
 def test_the_journal_lies_beside_its_database(
