@@ -39,9 +39,10 @@ from benchmarks.harness import (
 from benchmarks.record import Summary
 from engine.model.load import load_model
 from engine.passes.runner import ForwardSlice, ModelRunner
-from kernels.cpu.panel_linear import Int8PanelLinear, PanelLinear, quantise_weight
+from kernels.cpu.panel_linear import Int8PanelLinear, PanelLinear
 from kernels.cpu.product_library import product_support
 from kernels.layers.linear import Linear
+from kernels.quantised.weight import rounded_to_int8
 from kernels.triton_support import KernelChoice, use_kernels
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
@@ -86,12 +87,11 @@ def calls_in_turn(works: list[Callable[[], object]]) -> Callable[[], float]:
 
 def products_of(weights: list[Tensor]) -> dict[str, list[Product]]:
     """Every kind of product over the same weights."""
-    quantised = [quantise_weight(weight) for weight in weights]
     return {
         "compiled bfloat16": [PanelLinear(weight) for weight in weights],
         "oneDNN bfloat16": [Linear(weight) for weight in weights],
         "F.linear bfloat16": [partial(F.linear, weight=weight) for weight in weights],
-        "compiled int8": [Int8PanelLinear(weight, scales) for weight, scales in quantised],
+        "compiled int8": [Int8PanelLinear(rounded_to_int8(weight)) for weight in weights],
     }
 
 

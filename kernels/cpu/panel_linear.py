@@ -18,43 +18,13 @@ from kernels.cpu.product_library import (
     ProductStruct,
     product_support,
 )
+from kernels.quantised.weight import QuantisedWeight
 
 # A thread more for so many bytes of weights: starting one costs about what reading them does.
 BYTES_PER_THREAD = 64 << 10
 # 127 * 128 * in_features must stay below 2^31.
 INT8_MAX_IN_FEATURES = 1 << 17
 PANEL_COLUMNS = 32
-
-
-def int8_linear_reference(
-    x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None = None
-) -> Tensor:
-    """`x @ (weight * scales).T + bias` with the rows of x rounded to int8, to the bit.
-
-    x: bfloat16 [n, in_features] -> bfloat16 [n, out_features]; weight: int8 [out_features,
-    in_features]; scales: float32 [out_features]; bias: [out_features] or None. A row is scaled
-    symmetrically by its largest magnitude; one that holds a NaN or an infinity becomes NaN.
-    """
-    wide = x.float()
-    largest = wide.abs().amax(1, keepdim=True) if x.shape[1] else wide.new_zeros(x.shape[0], 1)
-    row_scales = largest / 127
-    rows = (wide / row_scales).round().nan_to_num(0.0, 0.0, 0.0)
-    # Sums of integers are exact in float64; each is rounded to float32 once, and none is -0.
-    sums = (rows.double() @ weight.double().T).long().float()
-    is_finite = largest.isfinite()
-    y = sums * scales * torch.where(is_finite, row_scales, torch.nan)
-    if bias is not None:
-        y = y + bias.float()
-    return y.to(torch.bfloat16)
-
-
-def quantise_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Round each output's weights to int8: (int8 [out_features, in_features], float32 scales)."""
-    wide = weight.float()
-    largest = wide.abs().amax(1) if weight.shape[1] else wide.new_zeros(weight.shape[0])
-    scales = largest / 127
-    rounded = (wide / scales.unsqueeze(1)).round().nan_to_num(0.0)
-    return rounded.to(torch.int8), scales
 
 
 def can_use_panels(weight: Tensor) -> bool:
@@ -161,21 +131,24 @@ class Int8PanelLinear(PanelLinear):
 
     def __init__(
         self,
-        weight: Tensor,
-        scales: Tensor,
+        weight: QuantisedWeight,
         bias: Tensor | None = None,
         *,
         instruction_set: InstructionSet | None = None,
     ) -> None:
-        """weight: int8 [out_features, in_features]; scales: [out_features], of each output."""
-        if weight.dtype != torch.int8:
-            raise ValueError(f"a weight of {weight.dtype} is not int8")
-        if weight.shape[1] > INT8_MAX_IN_FEATURES:
+        """weight: of 8 bits, one scale for each output. Raises ValueError for another."""
+        _out_features, in_features = weight.shape
+        if weight.bits != 8 or weight.zeros is not None or weight.group_size < in_features:
             raise ValueError(
-                f"int8 sums over {weight.shape[1]} inputs could overflow; at most "
+                f"a weight of {weight.bits} bits in groups of {weight.group_size} is not one of 8 "
+                "bits with a scale for each output"
+            )
+        if in_features > INT8_MAX_IN_FEATURES:
+            raise ValueError(
+                f"int8 sums over {in_features} inputs could overflow; at most "
                 f"{INT8_MAX_IN_FEATURES}"
             )
-        self._hold(Kind.INT8, weight, bias, scales, instruction_set)
+        self._hold(Kind.INT8, weight.codes, bias, weight.scales.flatten(), instruction_set)
 
 
 def _library(

@@ -12,10 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.cpu.panel_linear import PanelLinear, can_use_panels, prefers_onednn
+from kernels.cpu.panel_linear import Int8PanelLinear, PanelLinear, can_use_panels, prefers_onednn
+from kernels.cpu.product_library import product_support
+from kernels.layers.int8_linear import Int8Linear
 from kernels.layers.linear import PACK_ROWS, Linear, can_pack
 from kernels.layers.rms_norm import RmsNorm
 from kernels.layers.row_invariant_ops import RowInvariantNorm
+from kernels.quantised.weight import QuantisedWeight
 from kernels.triton_support import dot, is_automatic, jit, launch, rounded, tl, uses_triton
 
 # The tile that defines the right bits on a CPU, and the other numbers of rows that may be run
@@ -221,25 +224,39 @@ class RowInvariantLinear:
         return sizes
 
 
-Product = Linear | RowInvariantLinear | PanelLinear
+Product = Linear | RowInvariantLinear | PanelLinear | Int8Linear
 
 
 def make_linear(
-    weight: Tensor, bias: Tensor | None = None, *, pack: bool = True, deterministic: bool = False
+    weight: Tensor | QuantisedWeight,
+    bias: Tensor | None = None,
+    *,
+    pack: bool = True,
+    deterministic: bool = False,
 ) -> Product:
     """Return the fastest product for a weight that stays, of those that keep every row's bits.
+
+    A quantised weight has one arithmetic, whatever the mode, the device and the number of rows.
 
     Without `deterministic` they need not keep them. Panels do both, so where the compiled products
     are there, bfloat16 has the same arithmetic in either mode. Measured on Zen 4 over weights of 64
     KiB to 22 MiB, oneDNN takes 1.1 to 2.1 times as long up to 64 rows and .9 to 1 times beyond; on
     AVX2 alone, 2 to 8 times as long. Only AMX, for many rows, is a reason to prefer oneDNN.
     """
+    if isinstance(weight, QuantisedWeight):
+        return _make_quantised(weight, bias)
     may_use_panels = pack and is_automatic() and (deterministic or not prefers_onednn())
     if may_use_panels and can_use_panels(weight):
         return PanelLinear(weight, bias)
     if deterministic:
         return RowInvariantLinear(weight, bias, pack=pack)
     return Linear(weight, bias, pack=pack)
+
+
+def _make_quantised(weight: QuantisedWeight, bias: Tensor | None) -> Product:
+    if is_automatic() and weight.codes.device.type == "cpu" and product_support().library:
+        return Int8PanelLinear(weight, bias)
+    return Int8Linear(weight, bias)
 
 
 def make_norm(

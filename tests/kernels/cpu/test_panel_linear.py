@@ -13,10 +13,10 @@ from kernels.cpu.panel_linear import (
     Int8PanelLinear,
     PanelLinear,
     can_use_panels,
-    int8_linear_reference,
-    quantise_weight,
 )
 from kernels.cpu.product_library import InstructionSet, Kind, product_support
+from kernels.quantised.rows import int8_linear_reference
+from kernels.quantised.weight import QuantisedWeight, rounded_to_int8
 from tests.kernels.cpu.instruction_sets import each_instruction_set
 from tests.kernels.layers.bits import same_bits, torch_threads
 
@@ -39,10 +39,16 @@ def random_int8(*shape: int, seed: int = 0) -> Tensor:
     return torch.randint(-128, 128, shape, dtype=torch.int8, generator=generator)
 
 
+def int8_weight(codes: Tensor, scales: Tensor) -> QuantisedWeight:
+    return QuantisedWeight(
+        codes=codes, scales=scales.unsqueeze(1), bits=8, group_size=codes.shape[1]
+    )
+
+
 def int8_linear(out_features: int, in_features: int, chosen: InstructionSet) -> Int8PanelLinear:
     scales = torch.rand(out_features, generator=torch.Generator().manual_seed(3))
-    weight = random_int8(out_features, in_features)
-    return Int8PanelLinear(weight, scales, random(out_features, seed=4), instruction_set=chosen)
+    weight = int8_weight(random_int8(out_features, in_features), scales)
+    return Int8PanelLinear(weight, random(out_features, seed=4), instruction_set=chosen)
 
 
 def bfloat16_linear(out_features: int, in_features: int, chosen: InstructionSet) -> PanelLinear:
@@ -104,7 +110,7 @@ def test_int8_has_the_bits_of_its_reference(
     bias = random(out_features, seed=seed + 1) if has_bias else None
     x = random(num_rows, in_features, seed=seed + 2) * 2.0 ** exponents[1]
     x[num_rows // 2 :: 7] = 0
-    result = Int8PanelLinear(weight, scales, bias, instruction_set=instruction_set)(x)
+    result = Int8PanelLinear(int8_weight(weight, scales), bias, instruction_set=instruction_set)(x)
     assert same_bits(result, int8_linear_reference(x, weight, scales, bias))
 
 
@@ -163,7 +169,7 @@ def test_int8_sums_as_large_as_they_get(instruction_set: InstructionSet) -> None
     scales = torch.ones(3)
     x = torch.ones(5, INT8_MAX_IN_FEATURES, dtype=torch.bfloat16)
     x[1::2] = -1
-    result = Int8PanelLinear(weight, scales, instruction_set=instruction_set)(x)
+    result = Int8PanelLinear(int8_weight(weight, scales), instruction_set=instruction_set)(x)
     assert same_bits(result, int8_linear_reference(x, weight, scales))
     assert result[0].float().abs().min() > 127 / 128 * INT8_MAX_IN_FEATURES
 
@@ -182,19 +188,8 @@ def test_rows_that_begin_anywhere_in_memory(instruction_set: InstructionSet) -> 
 def test_weights_are_held_once() -> None:
     weight = random(96, 256)
     assert PanelLinear(weight).packed_bytes == weight.nbytes
-    int8_weight, scales = quantise_weight(weight)
-    assert Int8PanelLinear(int8_weight, scales).packed_bytes == int8_weight.nbytes
-
-
-def test_a_quantised_weight_is_near_the_weight() -> None:
-    weight = random(40, 300)
-    weight[3] = 0
-    int8_weight, scales = quantise_weight(weight)
-    assert int8_weight.abs().max() == 127
-    assert (int8_weight.float() * scales[:, None] - weight.float()).abs().max() <= (
-        scales.max() / 2 * 1.001
-    )
-    assert not int8_weight[3].any()
+    quantised = rounded_to_int8(weight)
+    assert Int8PanelLinear(quantised).packed_bytes == quantised.codes.nbytes
 
 
 def test_wrong_arguments_are_refused_before_any_memory_is_read() -> None:
@@ -207,9 +202,12 @@ def test_wrong_arguments_are_refused_before_any_memory_is_read() -> None:
     with pytest.raises(ValueError, match="float32 cannot be held"):
         PanelLinear(random(8, 16).float())
     with pytest.raises(ValueError, match="could overflow"):
-        Int8PanelLinear(random_int8(1, INT8_MAX_IN_FEATURES + 1), torch.ones(1))
-    with pytest.raises(ValueError, match="not int8"):
-        Int8PanelLinear(random(8, 16), torch.ones(8))
+        Int8PanelLinear(int8_weight(random_int8(1, INT8_MAX_IN_FEATURES + 1), torch.ones(1)))
+    grouped = QuantisedWeight(
+        codes=random_int8(8, 16), scales=torch.ones(8, 2), bits=8, group_size=8
+    )
+    with pytest.raises(ValueError, match="with a scale for each output"):
+        Int8PanelLinear(grouped)
     with pytest.raises(ValueError, match="not NONE"):
         PanelLinear(random(8, 16), instruction_set=InstructionSet.NONE)
 
