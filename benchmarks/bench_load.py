@@ -25,6 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.disagreeing import add_pair_option
 from benchmarks.driving import Bench, add_draft_options, build_bench, make_requests
 from benchmarks.harness import (
     argument_parser,
@@ -278,6 +279,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--window-s", type=float, default=1.5, help="measured seconds of a run")
     parser.add_argument("--control", action="store_true", help="also an engine without a drafter")
     add_draft_options(parser)
+    add_pair_option(parser)
     arguments = parser.parse_args(argv)
     if arguments.most < 2:
         parser.error("--most must be at least 2")

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.compare import Comparison, compare_answers, runner_logits
+from benchmarks.disagreeing import add_pair_option, measured_agreement
 from benchmarks.driving import (
     Bench,
     Drive,
@@ -37,7 +38,7 @@ from benchmarks.driving import (
     make_requests,
     tree_budget,
 )
-from benchmarks.grown import grown_large, grown_small
+from benchmarks.grown import grown_large, grown_small, small_folder
 from benchmarks.harness import (
     Summary,
     argument_parser,
@@ -276,7 +277,7 @@ def _figure(value: Summary | float | None, form: str) -> str:
 
 def drafter_folders(arguments: argparse.Namespace) -> dict[str, Path]:
     """The drafters by name: the small model as it is, and grown where that was asked for."""
-    drafters = {"small drafts": Path(arguments.small)}
+    drafters = {"small drafts": small_folder(arguments)}
     if arguments.expand_draft:
         drafters[f"{arguments.expand_draft} drafts"] = grown_small(arguments)
     return drafters
@@ -350,6 +351,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--ignore-eos", action="store_true", help="answers of exactly --max-new")
     parser.add_argument("--no-budget", action="store_true", help="always the largest trees")
     add_draft_options(parser)
+    add_pair_option(parser)
     arguments = parser.parse_args(argv)
     if arguments.num_prompts < 1 or min(arguments.batch) < 1:
         parser.error("--num-prompts and --batch must be at least 1")
@@ -378,6 +380,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "drafters": {
             name: {
                 "parameters": bench.runners["small"].model.num_parameters,
+                "agreement": measured_agreement(drafters[name]),
                 "pass_s_by_rows": _pass_times(setup.budgets.get(name)),
             }
             for name, bench in setup.benches.items()

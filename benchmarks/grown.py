@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from benchmarks.disagreeing import disagreeing
 from benchmarks.expand import expand
 from benchmarks.expand_shape import shape_for_parameters
 from benchmarks.harness import CACHE, console
@@ -45,9 +46,17 @@ def grown_large(arguments: argparse.Namespace) -> Path:
     return grown(folder, size, seed=arguments.seed) if size else folder
 
 
+def small_folder(arguments: argparse.Namespace) -> Path:
+    """The small model's folder, after `--pair`."""
+    small = Path(arguments.small)
+    if getattr(arguments, "pair", "demo") == "demo":
+        return small
+    return disagreeing(Path(arguments.large), small, seed=arguments.seed)
+
+
 def grown_small(arguments: argparse.Namespace) -> Path:
-    """The small model's folder, after `--expand-draft`."""
-    folder = Path(arguments.small)
+    """The small model's folder, after `--pair` and `--expand-draft`."""
+    folder = small_folder(arguments)
     size = arguments.expand_draft
     return grown(folder, size, seed=arguments.seed) if size else folder
 

@@ -306,5 +306,7 @@ def variant_name(arguments: argparse.Namespace, *more: str) -> str:
         return str(arguments.variant)
     large = Path(arguments.large)
     name = "demo" if large.resolve() == (DEMO_PAIR / "large").resolve() else large.name
+    if getattr(arguments, "pair", "demo") != "demo":
+        name = str(arguments.pair)
     sizes = [size for size in (arguments.expand_target,) if size]
     return "-".join([name, *sizes, *more, arguments.dtype])

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.compare import NextLogits, runner_logits, sampled_scores
+from benchmarks.disagreeing import measured_agreement
 from benchmarks.driving import (
     Bench,
     ForwardCpu,
@@ -60,6 +61,7 @@ class Pair:
             "target_parameters": large.num_parameters,
             "drafter_parameters": small.num_parameters,
             "dtype": str(large.dtype).removeprefix("torch."),
+            "agreement": measured_agreement(self.small_folder),
             "draft_config": self.config,
         }
 
