@@ -237,7 +237,8 @@ class TierInfo:
     """A loaded tier. `model_id` is the folder's or the hub's name, `path` where it lies.
 
     `fingerprint`: 16 hexadecimal digits that change with the checkpoint
-    (engine/model/fingerprint.py); empty where it is unknown.
+    (engine/model/fingerprint.py); empty where it is unknown. `scheme`: what its products compute
+    with. `numerics`: the fingerprint of its arithmetic (engine/model/numerics.py).
     """
 
     tier: Tier
@@ -249,6 +250,8 @@ class TierInfo:
     dtype: str
     device: str
     fingerprint: str = ""
+    scheme: str = ""
+    numerics: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ class OutOfBlocksError(Exception):
 
 
 def root_hash(*parts: str) -> BlockHash:
-    """The hash that every chain starts from: model fingerprint, KV dtype, tenant salt."""
+    """The hash that every chain starts from: numerics fingerprint, KV dtype, tenant salt."""
     return hashlib.blake2b("\0".join(parts).encode(), digest_size=16).digest()
 
 

@@ -13,6 +13,14 @@ from engine.model.config import ModelConfig
 from engine.model.experts import read_experts
 from engine.model.kv_cache import KVCache
 from engine.model.layers import LayerReader, Norm
+from engine.model.numerics import numerics_fingerprint
+from engine.model.quantised.formats import Rounding
+from engine.model.quantised.scheme import (
+    RoundedWeights,
+    StoredWeights,
+    WeightSource,
+    computing_dtype,
+)
 from engine.model.read_config import read_model_config
 from engine.model.weights import CheckpointReader, ProgressCallback, resolve_checkpoint
 from kernels.attention.paged_attention import AttentionBatch, Plan, paged_attention, plan_attention
@@ -21,7 +29,7 @@ from kernels.kv.write_kv import write_kv_reference
 from kernels.layers.embedding import embed_tokens
 from kernels.layers.rms_norm import RmsNorm, add_rms_norm, rms_norm
 from kernels.layers.rope import RotaryTable, rotate
-from kernels.layers.row_invariant_linear import make_linear
+from kernels.layers.row_invariant_linear import Product, make_linear
 from kernels.layers.row_invariant_ops import (
     row_invariant_rotate,
     row_invariant_softcap,
@@ -87,8 +95,10 @@ class DecoderModel:
         device: torch.device,
         deterministic: bool = False,
         max_context: int | None = None,
+        weights: StoredWeights | RoundedWeights | None = None,
     ) -> None:
         """Read and pack all weights; use `load`."""
+        weights = weights or StoredWeights()
         self.config = config
         self.dtype = dtype
         self.device = device
@@ -100,18 +110,15 @@ class DecoderModel:
             reader=reader,
             config=config,
             ropes=ropes,
+            weights=weights,
             deterministic=deterministic,
-            sparse=partial(read_experts, reader, config, deterministic=deterministic),
+            sparse=partial(
+                read_experts, reader, config, weights=weights, deterministic=deterministic
+            ),
         )
         self._layers = tuple(layers.read(index) for index in range(config.num_layers))
         self._final_norm = layers.norm("model.norm.weight")
-        head, can_pack = self._embedding, True
-        if config.tie_word_embeddings:
-            spare_bytes = _TIED_HEAD_COPY_BYTES + _TIED_HEAD_COPY_SHARE * reader.total_bytes
-            can_pack = head.nbytes <= spare_bytes
-        else:
-            head = reader.read("lm_head.weight", (vocab_size, width))
-        self._head = make_linear(head, pack=can_pack, deterministic=deterministic)
+        self._head = self._read_head(reader, weights)
         self._rotate = row_invariant_rotate if deterministic else rotate
         self._softcap = row_invariant_softcap if deterministic else softcap
         reader.finish(
@@ -129,6 +136,30 @@ class DecoderModel:
         self.fingerprint = reader.fingerprint
         self.num_parameters = reader.num_parameters
         self.weight_bytes = reader.num_parameters * dtype.itemsize
+        if isinstance(weights, RoundedWeights):
+            weights.finish()
+            spared = weights.num_rounded - config.tie_word_embeddings * self._embedding.numel()
+            self.weight_bytes += weights.num_bytes - spared * dtype.itemsize
+        self.scheme = weights.scheme or str(dtype).removeprefix("torch.")
+        self.numerics = numerics_fingerprint(
+            checkpoint=self.fingerprint,
+            scheme=self.scheme,
+            dtype=dtype,
+            device=device,
+            deterministic=deterministic,
+        )
+
+    def _read_head(self, reader: CheckpointReader, weights: WeightSource) -> Product:
+        """Return the product with the table of tokens, or with one of its own."""
+        config, name = self.config, "lm_head.weight"
+        if not config.tie_word_embeddings:
+            shape = (config.vocab_size, config.hidden_size)
+            head = weights.weight(name, lambda: reader.read(name, shape), [name])
+            return make_linear(head, deterministic=self.deterministic)
+        spare_bytes = _TIED_HEAD_COPY_BYTES + _TIED_HEAD_COPY_SHARE * reader.total_bytes
+        can_pack = self._embedding.nbytes <= spare_bytes
+        head = weights.weight(name, lambda: self._embedding, ())
+        return make_linear(head, pack=can_pack, deterministic=self.deterministic)
 
     @classmethod
     def load(
@@ -139,14 +170,15 @@ class DecoderModel:
         device: str | torch.device = "cpu",
         deterministic: bool = False,
         max_context: int | None = None,
+        rounding: Rounding | None = None,
         on_progress: ProgressCallback | None = None,
     ) -> "DecoderModel":
         """Load a checkpoint from a local folder or, if there is none, from the hub.
 
         `dtype` "auto" is the checkpoint's own; `deterministic`: see the class; `max_context`: the
         positions to be served, where they are fewer than the model's: longrope's frequencies
-        depend on it. Raises
-        UnsupportedModelError for what the engine cannot run and for missing, misshapen or
+        depend on it; `rounding`: of weights, None for none. Raises UnsupportedModelError
+        for what the engine cannot run and for missing, misshapen or
         unexpected tensors.
         """
         folder = resolve_checkpoint(path_or_id)
@@ -156,25 +188,33 @@ class DecoderModel:
             raise UnsupportedModelError(
                 f"{path_or_id}: dtype {name!r} is not one of {', '.join(DTYPES)}."
             )
+        try:
+            wanted = computing_dtype(rounding, DTYPES[name], is_asked=dtype != "auto")
+        except ValueError as error:
+            raise UnsupportedModelError(f"{path_or_id}: {error}") from None
         target = torch.device(device)
         with (
             torch.inference_mode(),
             CheckpointReader(
                 folder,
-                dtype=DTYPES[name],
+                dtype=wanted,
                 device=target,
                 on_progress=on_progress,
                 text_only=config.is_text_part,
                 weight_format=config.weight_format,
             ) as reader,
         ):
+            weights: StoredWeights | RoundedWeights = StoredWeights()
+            if rounding is not None:
+                weights = RoundedWeights(reader, rounding)
             return cls(
                 config=config,
                 reader=reader,
-                dtype=DTYPES[name],
+                dtype=wanted,
                 device=target,
                 deterministic=deterministic,
                 max_context=max_context,
+                weights=weights,
             )
 
     def plan_attention(self, batch: AttentionBatch, *, block_size: int) -> Plan:

@@ -1,12 +1,14 @@
 """The feed-forward layers of a mixture of experts, read by the names that its family gives them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from engine.model.config import ExpertsConfig, ModelConfig
 from engine.model.layers import GatedMlp
+from engine.model.quantised.scheme import Weight, WeightSource
 from engine.model.weights import CheckpointReader
 from kernels.experts.expert_mlp import ExpertMlp, ExpertWeights
 from kernels.experts.route import RoutingRule, route
@@ -53,12 +55,17 @@ class SparseMlp:
 
 
 def read_experts(
-    reader: CheckpointReader, config: ModelConfig, prefix: str, *, deterministic: bool
+    reader: CheckpointReader,
+    config: ModelConfig,
+    prefix: str,
+    *,
+    weights: WeightSource,
+    deterministic: bool,
 ) -> SparseMlp:
     """Return a layer's mixture; `prefix`: the layer's, with its point."""
     experts = config.experts
     assert experts is not None, "only mixtures have sparse layers"
-    return _MixtureReader(reader, config, experts, prefix, deterministic).read()
+    return _MixtureReader(reader, config, experts, prefix, weights, deterministic).read()
 
 
 class _MixtureReader:
@@ -70,12 +77,14 @@ class _MixtureReader:
         config: ModelConfig,
         experts: ExpertsConfig,
         prefix: str,
+        weights: WeightSource,
         deterministic: bool,
     ) -> None:
         self._reader = reader
         self._config = config
         self._experts = experts
         self._prefix = prefix
+        self._weights = weights
         self._deterministic = deterministic
 
     def read(self) -> SparseMlp:
@@ -105,7 +114,7 @@ class _MixtureReader:
     def _read(self, name: str, *shape: int) -> Tensor:
         return self._reader.read(self._prefix + name, shape)
 
-    def _linear(self, weight: Tensor, bias: Tensor | None = None) -> Product:
+    def _linear(self, weight: Weight, bias: Tensor | None = None) -> Product:
         return make_linear(weight, bias, deterministic=self._deterministic)
 
     def _each(self) -> Iterator[ExpertWeights]:
@@ -117,8 +126,19 @@ class _MixtureReader:
                 f"{names.expert.format(number)}.{part}.weight"
                 for part in (names.gate, names.up, names.down)
             )
-            halves = (self._read(gate, inner, width), self._read(up, inner, width))
-            yield ExpertWeights(gate_up=torch.cat(halves), down=self._read(down, width, inner))
+            yield ExpertWeights(
+                gate_up=self._weight((gate, up), inner, width),
+                down=self._weight((down,), width, inner),
+            )
+
+    def _weight(self, names: tuple[str, ...], rows: int, width: int) -> Weight:
+        """Return the weight of a product from tensors of so many rows each."""
+
+        def read() -> Tensor:
+            return torch.cat([self._read(name, rows, width) for name in names])
+
+        tensors = [self._prefix + name for name in names]
+        return self._weights.weight(tensors[0], read, tensors)
 
     def _stacked(self) -> Iterator[ExpertWeights]:
         """Read gpt-oss' experts: all in one tensor, transposed, gate and up in turn."""
@@ -129,21 +149,31 @@ class _MixtureReader:
         down = self._read(f"{name}down_proj", count, inner, width)
         down_bias = self._read(f"{name}down_proj_bias", count, width)
         for number in range(count):
-            rows = gate_up[number].T  # [2 * inner, width]
             bias = gate_up_bias[number]
             yield ExpertWeights(
-                gate_up=torch.cat((rows[0::2], rows[1::2])),
-                down=down[number].T.contiguous(),
+                gate_up=self._of_stack(
+                    f"{name}{number}.gate_up", partial(_halves, gate_up[number].T)
+                ),
+                down=self._of_stack(f"{name}{number}.down", down[number].T.contiguous),
                 gate_up_bias=torch.cat((bias[0::2], bias[1::2])),
                 down_bias=down_bias[number].clone(),
             )
 
+    def _of_stack(self, name: str, read: Callable[[], Tensor]) -> Weight:
+        """Return the weight of one expert of a tensor that holds all of them."""
+        return self._weights.weight(self._prefix + name, read, ())
+
     def _shared(self, size: int) -> GatedMlp:
         name, width = self._experts.names.shared, self._config.hidden_size
-        halves = [self._read(f"{name}.{part}_proj.weight", size, width) for part in ("gate", "up")]
+        gate, up, down = (f"{name}.{part}_proj.weight" for part in ("gate", "up", "down"))
         return GatedMlp(
-            self._linear(torch.cat(halves)),
-            self._linear(self._read(f"{name}.down_proj.weight", width, size)),
+            self._linear(self._weight((gate, up), size, width)),
+            self._linear(self._weight((down,), width, size)),
             self._config.activation,
             deterministic=self._deterministic,
         )
+
+
+def _halves(rows: Tensor) -> Tensor:
+    """Put rows in turn, gate and up, into two halves. [2 * inner, width]."""
+    return torch.cat((rows[0::2], rows[1::2]))

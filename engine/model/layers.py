@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from engine.model.config import ModelConfig
+from engine.model.quantised.scheme import Weight, WeightSource
 from engine.model.weights import CheckpointReader
 from kernels.layers.gated_mul import Activation, gated_mul, gated_mul_reference
 from kernels.layers.layer_norm import LayerNorm
@@ -71,12 +72,14 @@ class Layer:
 class LayerReader:
     """Reads layers of one checkpoint.
 
-    ropes: the model's rotations, each once; sparse: reads the mixture of a layer, by its prefix.
+    ropes: the model's rotations, each once; sparse: reads the mixture of a layer, by its prefix;
+    weights: what the products get of what is read.
     """
 
     reader: CheckpointReader
     config: ModelConfig
     ropes: tuple[RopeConfig, ...]
+    weights: WeightSource
     deterministic: bool
     sparse: Callable[[str], Mlp]
 
@@ -135,20 +138,26 @@ class LayerReader:
 
     def _qkv(self, prefix: str, rope: RopeConfig, sizes: tuple[int, int, int]) -> Product:
         names, width = self.config.names.qkv, self.config.hidden_size
-        weight = self._joined(prefix, names, sizes, "weight", width)
-        bias = None
-        if self.config.attention_bias:
-            bias = self._joined(prefix, names, sizes, "bias")
-        order = rope.dimension_order()
-        if order is not None:
-            num_turned = self.config.num_query_heads + self.config.num_kv_heads
-            heads = torch.arange(num_turned).unsqueeze(1) * self.config.head_dim
-            rows = torch.arange(sum(sizes))
-            rows[: num_turned * self.config.head_dim] = (heads + torch.tensor(order)).view(-1)
-            rows = rows.to(weight.device)
-            weight = weight.index_select(0, rows)
-            bias = None if bias is None else bias.index_select(0, rows)
+        rows = self._turned_rows(rope, sum(sizes))
+
+        def read(kind: str, *width: int) -> Tensor:
+            joined = self._joined(prefix, names, sizes, kind, *width)
+            return joined if rows is None else joined.index_select(0, rows.to(joined.device))
+
+        weight = self._weight(prefix, names, lambda: read("weight", width))
+        bias = read("bias") if self.config.attention_bias else None
         return make_linear(weight, bias, deterministic=self.deterministic)
+
+    def _turned_rows(self, rope: RopeConfig, num_rows: int) -> Tensor | None:
+        """Return the order of the projection's rows that the rotation wants; None for their own."""
+        order = rope.dimension_order()
+        if order is None:
+            return None
+        num_turned = self.config.num_query_heads + self.config.num_kv_heads
+        heads = torch.arange(num_turned).unsqueeze(1) * self.config.head_dim
+        rows = torch.arange(num_rows)
+        rows[: num_turned * self.config.head_dim] = (heads + torch.tensor(order)).view(-1)
+        return rows
 
     def _head_norm(self, prefix: str, rope: RopeConfig) -> RmsNorm:
         """Return the norm with a row of weights for each query and key head."""
@@ -178,10 +187,17 @@ class LayerReader:
     ) -> Product:
         """Return the product with the weights of `names`, of `sizes` rows together."""
         return make_linear(
-            self._joined(prefix, names, sizes, "weight", width),
+            self._weight(
+                prefix, names, lambda: self._joined(prefix, names, sizes, "weight", width)
+            ),
             self._joined(prefix, names, sizes, "bias") if bias else None,
             deterministic=self.deterministic,
         )
+
+    def _weight(self, prefix: str, names: tuple[str, ...], read: Callable[[], Tensor]) -> Weight:
+        """Return the weight of the product that `names` make together."""
+        tensors = [f"{prefix}{name}.weight" for name in names]
+        return self.weights.weight(tensors[0], read, tensors)
 
     def _joined(
         self, prefix: str, names: tuple[str, ...], sizes: tuple[int, ...], kind: str, *width: int

@@ -8,6 +8,7 @@ import torch
 from engine.errors import UnsupportedModelError
 from engine.model.decoder import DTYPES, DecoderModel, DtypeName
 from engine.model.protocol import CausalModel
+from engine.model.quantised.formats import Rounding
 from engine.model.read_config import read_model_config
 from engine.model.weights import ProgressCallback, resolve_checkpoint
 
@@ -21,6 +22,7 @@ def load_model(
     device: str | torch.device = "cpu",
     deterministic: bool = False,
     max_context: int | None = None,
+    rounding: Rounding | None = None,
     on_progress: ProgressCallback | None = None,
 ) -> CausalModel:
     """Load a checkpoint from a local folder or, if there is none, from the hub.
@@ -39,7 +41,13 @@ def load_model(
             device=device,
             deterministic=deterministic,
             max_context=max_context,
+            rounding=rounding,
             on_progress=on_progress,
+        )
+    if rounding is not None:
+        raise UnsupportedModelError(
+            f"{path_or_id} is {config.architecture}, which runs through transformers: its weights "
+            "cannot be quantised here. Leave models.quantize off for it."
         )
     if deterministic:
         raise UnsupportedModelError(

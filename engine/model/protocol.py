@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 class CausalModel(Protocol):
     """Weights and forward pass over a paged KV cache that the caller owns.
 
-    `can_record`: its passes can be recorded as CUDA graphs.
+    `can_record`: its passes can be recorded as CUDA graphs. `scheme`: what its products compute
+    with, "int8" or a type's name. `numerics`: the fingerprint of its arithmetic.
     """
 
     can_record: ClassVar[bool]
@@ -25,6 +26,8 @@ class CausalModel(Protocol):
     device: torch.device
     deterministic: bool
     fingerprint: str
+    scheme: str
+    numerics: str
     num_parameters: int
     weight_bytes: int
 

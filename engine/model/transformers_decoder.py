@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Final
 
 import torch
 import torch.nn.functional as F
+import transformers
 from torch import Tensor, nn
 from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
@@ -24,6 +25,7 @@ from engine.model.config import HeadShape, ModelConfig
 from engine.model.decoder import ForwardOutput
 from engine.model.fingerprint import checkpoint_fingerprint
 from engine.model.kv_cache import KVCache
+from engine.model.numerics import numerics_fingerprint
 from engine.model.transformers_config import quiet_transformers, read_transformers_config
 from engine.model.transformers_probe import is_tied, rows_of_heads
 from engine.model.weights import required_text_prefix
@@ -85,6 +87,14 @@ class TransformersModel:
         self.device = device
         self.dtype = model.dtype
         self.fingerprint = checkpoint_fingerprint(folder)
+        self.scheme = str(self.dtype).removeprefix("torch.")
+        self.numerics = numerics_fingerprint(
+            checkpoint=self.fingerprint,
+            scheme=f"{self.scheme}, transformers {transformers.__version__}",
+            dtype=self.dtype,
+            device=self.device,
+            deterministic=False,
+        )
         self.num_parameters = model.num_parameters()
         self.weight_bytes = sum(each.nbytes for each in model.parameters())
         head = model.get_output_embeddings()

@@ -94,6 +94,19 @@ class CheckpointReader:
         return name in self._file_of
 
     @property
+    def device(self) -> torch.device:
+        """Where tensors are handed out."""
+        return self._device
+
+    def skip(self, name: str) -> None:
+        """Count a weight as read, with its scales, whose numbers are known otherwise."""
+        stem = name.removesuffix("weight")
+        for each in [each for each in self._unread if each.startswith(stem)]:
+            self.raw(each)
+        if self._on_progress is not None:
+            self._on_progress(min(self.done_bytes, self.total_bytes), self.total_bytes)
+
+    @property
     def fingerprint(self) -> str:
         """16 hexadecimal digits that change with the checkpoint."""
         return checkpoint_fingerprint(self._folder)

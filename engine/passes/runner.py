@@ -115,7 +115,7 @@ class ModelRunner:
         """An empty view whose prefix cache is shared only under the same salt."""
         return KVView(
             self.pool,
-            root=root_hash(self.model.fingerprint, str(self.kv_cache.dtype), cache_salt),
+            root=root_hash(self.model.numerics, str(self.kv_cache.dtype), cache_salt),
             prefix_caching=self.prefix_caching,
         )
 

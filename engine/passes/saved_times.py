@@ -58,8 +58,7 @@ class SavedTimes:
         """The file's name says what it holds for: another condition is another file."""
         conditions = {
             **self._conditions,
-            "model": runner.model.fingerprint,
-            "dtype": str(runner.model.dtype),
+            "numerics": runner.model.numerics,
             "kv_dtype": str(runner.kv_dtype),
             "max_context": runner.max_context,
             "device": _device_name(runner.device),

@@ -195,4 +195,6 @@ def tier_info(tier: Tier, runner: ModelRunner) -> TierInfo:
         dtype=str(model.dtype).removeprefix("torch."),
         device=str(model.device),
         fingerprint=model.fingerprint,
+        scheme=model.scheme,
+        numerics=model.numerics,
     )

@@ -75,6 +75,7 @@ _OWN_FLAGS: Final = {
             "models.large",
             "models.small",
             "models.router",
+            "models.quantize",
             "engine.device",
             "engine.dtype",
             "engine.num_threads",

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import EngineError
+from engine.model.quantised.formats import Rounding
 from engine.request import TIERS, Tier
 from gateway.backends.step_loop import LoadingCallback
 from gateway.settings.paths import cache_folder
@@ -70,6 +71,7 @@ def load_runners(settings: Settings, on_progress: LoadingCallback) -> "dict[Tier
             device=device,
             deterministic=options.deterministic,
             max_context=options.max_context,
+            rounding=_rounding(settings, tier),
             on_progress=partial(_report, on_progress, f"loading the {tier} model"),
         )
     weight_bytes = max(model.weight_bytes for model in models.values())
@@ -90,6 +92,15 @@ def load_runners(settings: Settings, on_progress: LoadingCallback) -> "dict[Tier
     }
     capture_graphs(runners, on_progress)
     return runners
+
+
+def _rounding(settings: Settings, tier: Tier) -> Rounding | None:
+    """Return how a tier's weights are rounded; they are kept beside other files of its kind."""
+    scheme = settings.models.scheme(tier)
+    if scheme is None:
+        return None
+    cache = cache_folder(os.environ)
+    return Rounding(scheme=scheme, keep_in=None if cache is None else cache / "quantised")
 
 
 def capture_graphs(runners: "Mapping[Tier, ModelRunner]", on_progress: LoadingCallback) -> None:

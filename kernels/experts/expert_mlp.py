@@ -13,6 +13,7 @@ from kernels.layers.gated_mul import gated_mul_reference
 from kernels.layers.linear import Linear
 from kernels.layers.row_invariant_linear import Product, make_linear
 from kernels.layers.row_invariant_ops import row_invariant_gated_mul
+from kernels.quantised.weight import QuantisedWeight
 from kernels.triton_support import uses_triton
 
 __all__ = ["ExpertMlp", "ExpertWeights", "GateKind", "clamped_swiglu"]
@@ -29,8 +30,8 @@ class ExpertWeights:
     Biases: [2 * inner] and [width], both or neither.
     """
 
-    gate_up: Tensor
-    down: Tensor
+    gate_up: Tensor | QuantisedWeight
+    down: Tensor | QuantisedWeight
     gate_up_bias: Tensor | None = None
     down_bias: Tensor | None = None
 
@@ -74,7 +75,7 @@ class ExpertMlp:
         self._products: list[tuple[Product, Product]] = []
         kept: list[ExpertWeights] = []
         for weights in experts:
-            if uses_triton(weights.down):
+            if isinstance(weights.down, Tensor) and uses_triton(weights.down):
                 kept.append(weights)
                 continue
             self._products.append(
@@ -157,17 +158,27 @@ def weighted_sum(results: Tensor, weights: Tensor) -> Tensor:
 def _stacked(experts: list[ExpertWeights]) -> ExpertStack:
     """Return all experts' weights in tensors of their own; the list is emptied meanwhile."""
     first = experts[0]
-    gate_up = first.gate_up.new_empty((len(experts), *first.gate_up.shape))
-    down = first.down.new_empty((len(experts), *first.down.shape))
+    gate_up, down = _room(first.gate_up, len(experts)), _room(first.down, len(experts))
     gate_up_bias = down_bias = None
     if first.gate_up_bias is not None and first.down_bias is not None:
         gate_up_bias = first.gate_up_bias.new_empty((len(experts), *first.gate_up_bias.shape))
         down_bias = first.down_bias.new_empty((len(experts), *first.down_bias.shape))
     for index in reversed(range(len(experts))):
         weights = experts.pop()
-        gate_up[index], down[index] = weights.gate_up, weights.down
+        gate_up[index], down[index] = _plain(weights.gate_up), _plain(weights.down)
         if weights.gate_up_bias is not None and weights.down_bias is not None:
             assert gate_up_bias is not None, "all experts have biases, or none"
             assert down_bias is not None, "all experts have biases, or none"
             gate_up_bias[index], down_bias[index] = weights.gate_up_bias, weights.down_bias
     return ExpertStack(gate_up=gate_up, down=down, gate_up_bias=gate_up_bias, down_bias=down_bias)
+
+
+def _room(weight: Tensor | QuantisedWeight, count: int) -> Tensor:
+    """Return memory for so many weights of this shape."""
+    plain = _plain(weight)
+    return plain.new_empty((count, *plain.shape))
+
+
+def _plain(weight: Tensor | QuantisedWeight) -> Tensor:
+    assert isinstance(weight, Tensor), "quantised experts have products of their own"
+    return weight

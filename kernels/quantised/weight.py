@@ -1,6 +1,6 @@
 """A weight of whole numbers in few bits, with scales: what quantised products hold."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 import torch
@@ -9,6 +9,8 @@ from torch import Tensor
 Bits = Literal[4, 8]
 # The widest number of each width; symmetric, so that a weight and its negative round alike.
 LARGEST: Final[dict[int, int]] = {4: 7, 8: 127}
+# Rounding takes floats of so many numbers at a time, not of a whole table of tokens.
+_NUMBERS_AT_ONCE: Final = 4 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +49,13 @@ class QuantisedWeight:
         """The weight's: [out_features, in_features]."""
         return self.codes.shape
 
+    def to(self, device: torch.device) -> "QuantisedWeight":
+        """Return it with its tensors on a device."""
+        zeros = None if self.zeros is None else self.zeros.to(device)
+        return replace(
+            self, codes=self.codes.to(device), scales=self.scales.to(device), zeros=zeros
+        )
+
     def dequantised(self, dtype: torch.dtype) -> Tensor:
         """Return the weight that is meant, computed in float32: the oracle of every product."""
         rows, width = self.codes.shape
@@ -61,8 +70,12 @@ def rounded_to_int8(weight: Tensor) -> QuantisedWeight:
 
     weight: floats [out_features, in_features].
     """
-    wide = weight.float()
-    largest = wide.abs().amax(1, keepdim=True) if weight.shape[1] else wide.new_zeros(len(wide), 1)
-    scales = largest / LARGEST[8]
-    codes = (wide / scales).round_().nan_to_num_(0.0).to(torch.int8)
-    return QuantisedWeight(codes=codes, scales=scales, bits=8, group_size=max(weight.shape[1], 1))
+    codes = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
+    scales = torch.empty((len(weight), 1), dtype=torch.float32, device=weight.device)
+    rows_at_once = max(_NUMBERS_AT_ONCE // max(weight.shape[1], 1), 1)
+    for first in range(0, len(weight), rows_at_once):
+        rows = slice(first, first + rows_at_once)
+        wide = weight[rows].float()
+        scales[rows] = wide.abs().amax(1, keepdim=True) / LARGEST[8]
+        codes[rows] = wide.div_(scales[rows]).round_().nan_to_num_(0.0).to(torch.int8)
+    return QuantisedWeight(codes=codes, scales=scales, bits=8, group_size=weight.shape[1])

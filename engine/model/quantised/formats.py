@@ -2,10 +2,25 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 Method = Literal["awq", "compressed-tensors", "fp8", "gptq", "mxfp4"]
 METHODS: Final[tuple[Method, ...]] = get_args(Method)
+# How weights are rounded here, where that is asked for.
+SchemeName = Literal["int8"]
+SCHEMES: Final[tuple[SchemeName, ...]] = get_args(SchemeName)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rounding:
+    """How a checkpoint's weights are rounded, and the folder that they are kept in for next time.
+
+    keep_in: None to keep nothing.
+    """
+
+    scheme: SchemeName
+    keep_in: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,13 @@ LargeOption = Annotated[
     str | None, typer.Option(help="Folder or Hugging Face id of the large model.")
 ]
 Small = Annotated[str | None, typer.Option(help="The same for the small model.")]
+QuantizeOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SCHEME",
+        help="Round weights to 8 bits: int8 for both tiers, large=int8 for one of them.",
+    ),
+]
 DeviceOption = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
 DtypeOption = Annotated[str | None, typer.Option(help="auto, bfloat16, float16 or float32.")]
 Tiers = Annotated[

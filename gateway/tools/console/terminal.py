@@ -70,8 +70,8 @@ def print_banner(
     for tier, model in info.tiers.items():
         millions = model.num_parameters / 1e6
         console.print(
-            f"  {tier:<6} {escape(model.model_id)}  {millions:,.1f} M parameters, {model.dtype} on "
-            f"{model.device}, context {model.max_context}",
+            f"  {tier:<6} {escape(model.model_id)}  {millions:,.1f} M parameters, "
+            f"{model.scheme} on {model.device}, context {model.max_context}",
             soft_wrap=True,
         )
     for name, upstream in tiers.items():

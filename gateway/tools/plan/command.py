@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from gateway.settings.tree import SettingsError, load_settings
-from gateway.tools.console.command import assigned
+from gateway.tools.console.command import QuantizeOption, assigned
 from gateway.tools.console.user_errors import EXIT_USAGE, complain
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ def plan(  # noqa: PLR0913 - a flag each
         str, typer.Option(help="here (measured), or a data sheet's: h100, a100-80gb, l4, …")
     ] = "here",
     large: Annotated[str | None, typer.Option(help="Folder or Hugging Face id.")] = None,
+    quantize: QuantizeOption = None,
     small: Annotated[str | None, typer.Option(help="The same for the small model.")] = None,
     prompt_tokens: Annotated[float, typer.Option(min=1, help="Mean tokens of a prompt.")] = 300,
     answer_tokens: Annotated[float, typer.Option(min=1, help="Mean tokens of an answer.")] = 120,
@@ -94,7 +95,7 @@ def plan(  # noqa: PLR0913 - a flag each
     from gateway.tools.plan.report import print_plan
 
     console = make_console(stderr=json_file is not None and str(json_file) == "-")
-    flags = {"models.large": large, "models.small": small}
+    flags = {"models.large": large, "models.small": small, "models.quantize": quantize}
     given = {name: value for name, value in flags.items() if value is not None}
     try:
         settings = load_settings(flags=assigned(assignments or []) | given)

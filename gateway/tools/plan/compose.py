@@ -89,7 +89,10 @@ def _by_data_sheet(name: str, settings: Settings, acceptance: float | None) -> G
     device, options = DEVICES[name], settings.engine
     shapes: dict[Tier, ModelSizes] = {
         tier: ModelSizes.of(
-            read_model_config(path), dtype=options.dtype, kv_dtype=options.kv_cache_dtype
+            read_model_config(path),
+            dtype=options.dtype,
+            kv_dtype=options.kv_cache_dtype,
+            scheme=settings.models.scheme(tier),
         )
         for tier, path in named_models(settings).items()
     }

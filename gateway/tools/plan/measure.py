@@ -62,6 +62,7 @@ def measure(settings: "Settings", on_progress: LoadingCallback) -> Measurement:
                 runner.model.config,
                 dtype=str(runner.model.dtype).removeprefix("torch."),
                 kv_dtype=settings.engine.kv_cache_dtype,
+                scheme=settings.models.scheme(tier),
             )
             for tier, runner in runners.items()
         },

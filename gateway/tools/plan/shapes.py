@@ -4,8 +4,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from engine.model.config import ModelConfig
+from engine.model.quantised.formats import SchemeName
 
 _BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
+_ROUNDED_BITS: Final[dict[SchemeName, int]] = {"int8": 8}
+_COMPUTED: Final = "bfloat16"  # beside rounded weights
 FP8: Final = "fp8"
 _SCALE_BYTES: Final = 4
 
@@ -36,10 +39,20 @@ class ModelSizes:
 
     @classmethod
     def of(
-        cls, config: ModelConfig, *, dtype: str = "auto", kv_dtype: str = "auto"
+        cls,
+        config: ModelConfig,
+        *,
+        dtype: str = "auto",
+        kv_dtype: str = "auto",
+        scheme: SchemeName | None = None,
     ) -> "ModelSizes":
-        """From a checkpoint's config.json. fp8 KV has a scale of 4 bytes a head of each slot."""
+        """From a checkpoint's config.json. fp8 KV has a scale of 4 bytes a head of each slot.
+
+        scheme: how weights are rounded. The table that tokens are looked up in stays, and a head
+        that shares it gets a rounded copy; scales are below a thousandth and not counted.
+        """
         dtype = config.dtype if dtype == "auto" else dtype
+        dtype = dtype if scheme is None else _COMPUTED
         width = config.num_query_heads * config.head_dim
         kv_width = config.num_kv_heads * config.head_dim
         hidden, inner = config.hidden_size, config.intermediate_size
@@ -58,6 +71,10 @@ class ModelSizes:
         if not config.tie_word_embeddings:
             num_parameters += embedding
         num_parameters = config.num_parameters or num_parameters
+        weight_bytes = num_parameters * _BYTES[dtype]
+        if scheme is not None:
+            num_rounded = num_parameters - embedding * (not config.tie_word_embeddings)
+            weight_bytes = embedding * _BYTES[dtype] + num_rounded * _ROUNDED_BITS[scheme] // 8
         kv_bytes = {True: 0, False: 0}  # of the layers with a window, and of those without
         for each in config.layers:
             heads = config.heads(windowed=each.window is not None)
@@ -69,7 +86,7 @@ class ModelSizes:
             name=config.model_id.rstrip("/").rpartition("/")[2],
             num_parameters=num_parameters,
             num_idle_parameters=num_idle,
-            weight_bytes=num_parameters * _BYTES[dtype],
+            weight_bytes=weight_bytes,
             kv_bytes_per_token=sum(kv_bytes.values()),
             windowed_kv_bytes=kv_bytes[True],
             window=config.sliding_window,

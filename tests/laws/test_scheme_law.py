@@ -1,0 +1,128 @@
+"""Quantised models are targets of their own: nothing but their weights decides what they say."""
+
+from functools import cache
+from typing import Any
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.core import Engine
+from engine.model.decoder import DecoderModel
+from engine.model.quantised.formats import Rounding
+from tests.engines import (
+    PAIR_FOLDER,
+    Answer,
+    Pair,
+    heldout_prompts,
+    make_engine,
+    make_request,
+    serve,
+    shipped_pair,
+)
+
+SAMPLING: dict[str, dict[str, float]] = {
+    "greedy": {},
+    "sampled": {"temperature": 0.9, "top_p": 0.95},
+}
+NUM_PROMPTS = 6
+
+
+@cache
+def model(tier: str, *, is_rounded: bool) -> DecoderModel:
+    rounding = Rounding(scheme="int8") if is_rounded else None
+    return DecoderModel.load(
+        str(PAIR_FOLDER / tier), dtype="auto", deterministic=True, rounding=rounding
+    )
+
+
+def engine(*rounded: str, **options: Any) -> Engine:
+    references = shipped_pair("bfloat16")
+    pair = Pair(
+        large=model("large", is_rounded="large" in rounded),
+        small=model("small", is_rounded="small" in rounded),
+        large_reference=references.large_reference,
+        small_reference=references.small_reference,
+    )
+    return make_engine(pair, **options)
+
+
+def answers(
+    served: Engine, mode: str, *, speculation: bool, tier: str = "large", turn: str = ""
+) -> dict[str, Answer]:
+    requests = [
+        make_request(
+            f"{turn}{number}",
+            prompt,
+            tier=tier,
+            max_tokens=32,
+            seed=number,
+            speculation=speculation,
+            **SAMPLING[mode],
+        )
+        for number, prompt in enumerate(heldout_prompts(NUM_PROMPTS))
+    ]
+    return serve(served, requests)
+
+
+def tokens(found: dict[str, Answer]) -> list[list[int]]:
+    return [answer.token_ids for answer in found.values()]
+
+
+@pytest.mark.parametrize("mode", SAMPLING)
+@pytest.mark.parametrize("rounded", [("large",), ("large", "small"), ("small",)])
+def test_speculation_changes_no_answer_of_a_rounded_model(
+    rounded: tuple[str, ...], mode: str
+) -> None:
+    plain = tokens(answers(engine(*rounded), mode, speculation=False))
+    speculative = answers(engine(*rounded), mode, speculation=True)
+    assert tokens(speculative) == plain
+    assert sum(answer.stats.num_accepted_tokens for answer in speculative.values()) > 0
+    if "large" not in rounded:  # whoever drafts, and however roughly
+        assert plain == tokens(answers(engine(), mode, speculation=False))
+
+
+@pytest.mark.parametrize("mode", SAMPLING)
+def test_neither_pre_emption_nor_cached_prefixes_change_an_answer(mode: str) -> None:
+    plain = tokens(answers(engine("large", "small"), mode, speculation=False))
+    tight = answers(engine("large", "small", large_blocks=8), mode, speculation=True)
+    assert tokens(tight) == plain
+    assert sum(answer.stats.num_preemptions for answer in tight.values()) > 0
+    warm = engine("large", "small")
+    answers(warm, mode, speculation=True)
+    again = answers(warm, mode, speculation=True, turn="again-")
+    assert tokens(again) == plain
+    assert sum(event.num_cached_tokens for each in again.values() for event in each.prefills) > 0
+
+
+@pytest.mark.parametrize("rounded", [("large",), ("small",)])
+def test_an_escalated_answer_is_the_other_tier_s_own(rounded: tuple[str, ...]) -> None:
+    plain = tokens(answers(engine(*rounded), "sampled", speculation=False))
+    served = engine(*rounded)
+    chunked = EngineConfig(max_tokens_per_step=48, min_prefill_tokens=1)
+
+    def escalate(number: int, found: dict[str, Answer]) -> None:
+        for name, answer in found.items():
+            if len(answer.token_ids) >= 5 and not answer.switches:
+                served.switch_tier(name, "large")
+
+    requests = [
+        make_request(
+            str(number), prompt, tier="small", max_tokens=32, seed=number, **SAMPLING["sampled"]
+        )
+        for number, prompt in enumerate(heldout_prompts(NUM_PROMPTS))
+    ]
+    found = serve(served, requests, on_step=escalate)
+    assert all(answer.switches for answer in found.values())
+    assert tokens(found) == plain
+    in_chunks = engine(*rounded, config=chunked)
+    assert tokens(answers(in_chunks, "sampled", speculation=True)) == plain
+
+
+def test_rounding_is_seen_in_the_answers_and_in_the_fingerprint() -> None:
+    """The laws above are about other models than the ones in bfloat16."""
+    rounded, plain = (model("large", is_rounded=each) for each in (True, False))
+    assert rounded.fingerprint == plain.fingerprint
+    assert rounded.numerics != plain.numerics
+    assert (rounded.scheme, plain.scheme) == ("int8", "bfloat16")
+    assert rounded.weight_bytes < 0.6 * plain.weight_bytes
+    assert rounded.num_parameters == plain.num_parameters
