@@ -1,40 +1,48 @@
 """Is our speculation faster than others' on the same weights and prompts, and are answers equal?
 
-Method: batch 1, greedy, the same number of threads for all, prompt by prompt: each prompt is
-answered by every program before the next one is asked (benchmarks/turns.py).
+Method: batch 1, greedy, the same number of threads on the same processor cores for all, prompt by
+prompt: each prompt is answered by every program before the next one is asked
+(benchmarks/turns.py). All hold the target in the same number of bits (`--bits`), the drafter in 16:
 
 - outrider: plain, and with adaptive trees as in serving;
-- transformers, in a process with the environment that its users have (benchmarks/peers.py):
-  generate() plain, with assistant_model (its default schedule of draft lengths) and with prompt
-  lookup;
-- OpenVINO GenAI, where `--openvino-python` names the interpreter of an environment that has it
-  (benchmarks/openvino_peer.py says how to make one): ContinuousBatchingPipeline plain, with
-  draft_model at several fixed numbers of assistant tokens, and with prompt lookup. Weights are
-  converted without compression, computed and cached in the same 16-bit format. Its converter
-  stores equal constants once, so the zero matrices of a grown model cost it less memory: 0.63 GB
-  instead of 0.8 GB at 400 M.
+- transformers (16 bits), in a process with the environment that its users have
+  (benchmarks/peers.py): generate() plain and with assistant_model;
+- OpenVINO GenAI, where `--openvino-python` names an interpreter that has it
+  (benchmarks/openvino_peer.py says how to make one): ContinuousBatchingPipeline plain, and with
+  draft_model at several fixed numbers of assistant tokens. 8 bits: int8 with a scale a row; 4:
+  int4 in groups of 128 numbers, by nncf. Its converter stores equal constants once, so the zero
+  matrices of a grown model cost it fewer bytes than others: the table has them;
+- llama.cpp, where `--llama` names an environment that has it (benchmarks/llama_peer.py): its
+  server plain and with its own drafting at several fixed lengths; BF16, Q8_0 or Q4_0.
 
-All of a peer's settings are reported, and ours is compared with the fastest of each program.
+No program remembers an answer: our requests have cache salts of their own, prefix caches and
+n-gram drafts of the others are off. All of a peer's settings are reported, and ours is compared
+with the fastest of each program. A program that is absent is named, here and in the results.
 
-Reading it: `tok/s` has the prompts' time in it. The other columns are ratios of total rates with a
-95 % interval (bootstrap over prompts). `equal`: answers equal to our plain ones, token for token.
+Reading it: `tok/s` has the prompts' time in it; `a pass` counts the tokens that a pass of the
+target yields, `accepted` is the share of drafted tokens (where a program tells). Ratios are of
+total rates with a 95 % interval (bootstrap over prompts). `equal`: answers equal, token for token,
+to our plain ones in 16 bits, and to the program's own plain ones otherwise, since programs
+quantise differently. Last, the time to the first token of `--long-prompt` tokens, plain.
 
-    python -m benchmarks.bench_peers --dtype bfloat16 --expand-target 400M \
-        --openvino-python runs/openvino-env/bin/python
+    python -m benchmarks.bench_peers --dtype bfloat16 --expand-target 400M --pair disagreeing \\
+        --openvino-python runs/openvino-env/bin/python --llama runs/llama-env
 """
 
 import argparse
 import contextlib
+import os
+import statistics
 from collections.abc import Mapping, Sequence
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 from benchmarks.compare import Comparison
-from benchmarks.driving import add_draft_options, make_requests
+from benchmarks.disagreeing import add_pair_option
+from benchmarks.driving import add_draft_options
 from benchmarks.harness import (
     argument_parser,
     console,
+    milliseconds,
     prepare,
     show_table,
     start,
@@ -42,132 +50,79 @@ from benchmarks.harness import (
     verdict,
     write_results,
 )
-from benchmarks.openvino_peer import OpenVinoPeer, openvino_process
 from benchmarks.pair import Folders, Pair, add_prompt_options
-from benchmarks.peers import Peer, PeerModels, PeerTask, peer_process
+from benchmarks.peer_programs import (
+    OUTRIDER,
+    Others,
+    Program,
+    add_peer_options,
+    cases_of,
+    our_program,
+)
 from benchmarks.prompts import Prompt
-from benchmarks.turns import Case, Turn, Turns, engine_case
-from engine.request import EngineRequest
+from benchmarks.record import git
+from benchmarks.turns import Turns
 
-PLAIN = "outrider plain"
-OURS = "outrider"
-_TRANSFORMERS, _OPENVINO = "transformers", "openvino"
-_LOOKUP_TOKENS = 8
-_PRECISIONS = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
-
-
-def our_cases(pair: Pair, prompts: Sequence[Prompt], max_tokens: int) -> dict[str, Case]:
-    """Plain and as in serving."""
-    bench = pair.bench()
-
-    def request_for(question: int, speculate: bool) -> EngineRequest:
-        (request,) = make_requests(
-            [prompts[question]],
-            tier="large",
-            max_tokens=max_tokens,
-            stop=pair.stop,
-            speculate=speculate,
-        )
-        return request
-
-    return {
-        PLAIN: engine_case(bench, partial(request_for, speculate=False)),
-        OURS: engine_case(bench, partial(request_for, speculate=True)),
-    }
+PLAIN = f"{OUTRIDER} plain"
+OURS = f"{OUTRIDER} trees"
+# Of the disagreeing pair, from the goals of the numerics work.
+_GOALS = {16: 1.15, 8: 1.3, 4: 1.3}
 
 
-def transformers_cases(
-    peer: Peer, pair: Pair, prompts: Sequence[Prompt], max_tokens: int
-) -> dict[str, Case]:
-    """generate() in its three ways."""
-
-    def answer(question: int, assisted: bool = False, lookup: bool = False) -> Turn:
-        done = peer.run(
-            PeerTask(
-                prompt=prompts[question],
-                max_tokens=max_tokens,
-                stop=pair.stop,
-                assisted=assisted,
-                lookup=lookup,
-            )
-        )
-        return Turn(
-            token_ids=done.token_ids,
-            wall_s=done.wall_s,
-            decode_s=done.decode_s,
-            num_decoded_tokens=done.num_decoded_tokens,
-        )
-
-    return {
-        f"{_TRANSFORMERS} plain": answer,
-        f"{_TRANSFORMERS} assisted": partial(answer, assisted=True),
-        f"{_TRANSFORMERS} prompt lookup": partial(answer, lookup=True),
-    }
+def compare(
+    turns: Turns, programs: Sequence[Program], prompts: Sequence[Prompt], pair: Pair, bits: int
+) -> dict[str, Comparison]:
+    """Are answers equal to plain ones; in 16 bits of one program to those of another?"""
+    found = {}
+    for program in programs:
+        own_plain = f"{program.name} plain"
+        for name in program.answers:
+            base = PLAIN if bits == 16 else own_plain
+            if name != base:
+                scores = (lambda _: pair.next_logits) if base == PLAIN else None
+                found[name] = turns.compare(name, base, prompts, scores_of=scores)
+    return found
 
 
-def openvino_cases(
-    peer: OpenVinoPeer,
-    pair: Pair,
-    prompts: Sequence[Prompt],
-    max_tokens: int,
-    assistant_tokens: Sequence[int],
-) -> dict[str, Case]:
-    """ContinuousBatchingPipeline in its three ways."""
-
-    def answer(question: int, way: str, num_assistant_tokens: int = 0) -> Turn:
-        token_ids, wall_s = peer.answer(
-            way,
-            prompts[question].token_ids,
-            max_tokens=max_tokens,
-            stop=pair.stop,
-            num_assistant_tokens=num_assistant_tokens,
-        )
-        return Turn(token_ids=token_ids, wall_s=wall_s)
-
-    return {
-        f"{_OPENVINO} plain": partial(answer, way="plain"),
-        **{
-            f"{_OPENVINO} speculative, {number}": partial(
-                answer, way="assisted", num_assistant_tokens=number
-            )
-            for number in assistant_tokens
-        },
-        f"{_OPENVINO} prompt lookup": partial(
-            answer, way="lookup", num_assistant_tokens=_LOOKUP_TOKENS
-        ),
-    }
+def standing(turns: Turns, programs: Sequence[Program]) -> dict[str, dict[str, Any]]:
+    """Ours over each other program: plain over plain, and trees over its best setting."""
+    ahead: dict[str, dict[str, Any]] = {}
+    for program in programs:
+        if program.name == OUTRIDER:
+            continue
+        rates = {name: turns.report(name)["tokens_per_s"] for name in program.answers}
+        best = max(rates, key=rates.__getitem__)
+        ahead[program.name] = {
+            "best": best,
+            "plain_over_plain": turns.ratio(PLAIN, f"{program.name} plain"),
+            "outrider_over_best": turns.ratio(OURS, best),
+        }
+    return ahead
 
 
 def report(
-    turns: Turns, pair: Pair, prompts: Sequence[Prompt], arguments: argparse.Namespace
+    turns: Turns,
+    programs: Sequence[Program],
+    comparisons: Mapping[str, Comparison],
+    bits: int,
 ) -> dict[str, Any]:
-    """Rates, ratios and equality of all cases; and ours over the best of each program."""
-    reports = {name: turns.report(name) for name in turns.by_case}
-    comparisons = {
-        name: turns.compare(name, PLAIN, prompts, scores_of=lambda _: pair.next_logits)
-        for name in turns.by_case
-        if name != PLAIN
-    }
-    programs = [
-        program
-        for program in (_TRANSFORMERS, _OPENVINO)
-        if any(name.startswith(program) for name in reports)
-    ]
-    for name, entry in reports.items():
-        entry["over_outrider_plain"] = turns.ratio(name, PLAIN)
-        for program in programs:
-            entry[f"over_{program}_plain"] = turns.ratio(name, f"{program} plain")
-    ahead: dict[str, dict[str, Any]] = {}
+    """Rates, ratios, acceptance and equality of all cases; and ours over each program."""
+    reports: dict[str, dict[str, Any]] = {}
     for program in programs:
-        names = [name for name in reports if name.startswith(program)]
-        best = max(names, key=lambda name: reports[name]["tokens_per_s"])
-        ahead[program] = {"best": best, "outrider_over_best": turns.ratio(OURS, best)}
-    _show(reports, programs, comparisons)
-    for found in ahead.values():
-        ratio = found["outrider_over_best"]
-        console.print(
-            f"ahead of {found['best']}: {verdict(ratio is not None and ratio.low > 1)} ({ratio})"
-        )
+        for name in program.answers:
+            reports[name] = turns.report(name) | {
+                "weight_bytes": program.weight_bytes,
+                "over_own_plain": turns.ratio(name, f"{program.name} plain"),
+                "over_outrider_plain": turns.ratio(name, PLAIN),
+            }
+    ahead = standing(turns, programs)
+    _show(reports, comparisons, bits)
+    for name, entry in ahead.items():
+        plain, best = entry["plain_over_plain"], entry["outrider_over_best"]
+        is_met = plain is not None and plain.estimate >= 1.0
+        console.print(f"plain as fast as {name}: {verdict(is_met)} ({plain})")
+        is_met = best is not None and best.estimate >= _GOALS[bits]
+        console.print(f"{_GOALS[bits]} x {entry['best']}: {verdict(is_met)} ({best})")
     return {
         "cases": reports,
         "ahead": ahead,
@@ -176,76 +131,119 @@ def report(
 
 
 def _show(
-    reports: Mapping[str, Mapping[str, Any]],
-    programs: Sequence[str],
-    comparisons: Mapping[str, Comparison],
+    reports: Mapping[str, Mapping[str, Any]], comparisons: Mapping[str, Comparison], bits: int
 ) -> None:
-    names = {program: f"over_{program}_plain" for program in programs}
     rows = [
         [
             name,
+            f"{entry['weight_bytes'] / 1e6:.0f}",
             f"{entry['tokens_per_s']:.1f}",
+            _figure(entry.get("tokens_per_pass")),
+            _figure(entry.get("acceptance_rate")),
+            str(entry["over_own_plain"]),
             str(entry["over_outrider_plain"]),
-            *(str(entry[key]) for key in names.values()),
             str(comparisons.get(name, "")),
         ]
         for name, entry in reports.items()
     ]
-    columns = ["", "tok/s", "x our plain", *(f"x {program}" for program in names), "equal"]
-    show_table("batch 1", columns, rows)
+    columns = ["", "MB", "tok/s", "a pass", "accepted", "x own plain", "x our plain", "equal"]
+    show_table(f"batch 1, weights of {bits} bits", columns, rows)
+
+
+def _figure(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+def long_prompts(folders: Folders, arguments: argparse.Namespace) -> list[Prompt]:
+    """Prompts of exactly `--long-prompt` tokens, of many tasks in a row; no two begin alike."""
+    pieces = folders.task_prompts(arguments, arguments.num_prompts * arguments.long_prompt // 20)
+    length, prompts, ids = arguments.long_prompt, list[Prompt](), list[int]()
+    for piece in pieces:
+        ids += piece.token_ids
+        if len(ids) >= length:
+            prompts.append(Prompt(messages=(), token_ids=tuple(ids[-length:]), kind="long"))
+            ids = []
+    return prompts[: arguments.num_long]
+
+
+def first_tokens(
+    programs: Sequence[Program], prompts: Sequence[Prompt], num_rounds: int
+) -> dict[str, Any]:
+    """Seconds to the first token of long prompts, program by program; and ours over theirs."""
+    answers = {program.name: program.plain for program in programs}
+    turns = Turns.take(
+        cases_of(answers, prompts, max_tokens=1),
+        num_questions=len(prompts),
+        num_rounds=num_rounds,
+        num_warm_up=1,
+        description="long prompts",
+    )
+    median_s = {
+        name: statistics.median(turn.wall_s for turn in turns.all_of(name)) for name in answers
+    }
+    over = {name: turns.ratio(OUTRIDER, name) for name in answers if name != OUTRIDER}
+    rows = [
+        [name, milliseconds(value), str(over.get(name, ""))] for name, value in median_s.items()
+    ]
+    title = f"first token of {len(prompts[0].token_ids)} tokens"
+    show_table(title, ["", "median ms", "our rate over its"], rows)
+    return {"median_s": median_s, "outrider_rate_over": over}
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argument_parser(__doc__)
+    add_prompt_options(parser, num_prompts=12, max_new=96)
+    add_peer_options(parser)
+    add_pair_option(parser)
+    parser.add_argument("--long-prompt", type=int, default=1000, help="tokens; 0: do not measure")
+    parser.add_argument("--num-long", type=int, default=5, help="long prompts")
+    add_draft_options(parser)
+    parser.set_defaults(repeats=1)
+    return parser.parse_args(argv)
+
+
+def _use_cores(number: int) -> None:
+    """Stay on so many cores, and with us every program that is started from here."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:number])
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run all programs and write the results."""
-    parser = argument_parser(__doc__)
-    add_prompt_options(parser, num_prompts=12, max_new=96)
-    parser.add_argument("--openvino-python", type=Path, help="interpreter that has openvino-genai")
-    parser.add_argument("--assistant-tokens", type=int, nargs="+", default=[5, 8, 12, 16])
-    add_draft_options(parser)
-    parser.set_defaults(repeats=2)
-    arguments = parser.parse_args(argv)
+    arguments = _parse(argv)
     prepare(arguments)
     folders = Folders.of(arguments)
+    _use_cores(arguments.threads)
     prompts = folders.task_prompts(arguments, arguments.num_prompts)
-    pair = folders.load(arguments, prompts)
-    cases = our_cases(pair, prompts, arguments.max_new)
-    dtype = pair.runners["large"].model.dtype
-    results: dict[str, Any] = pair.describe()
+    long = long_prompts(folders, arguments) if arguments.long_prompt else []
+    pair = folders.load(arguments, [*prompts, *long])
     with contextlib.ExitStack() as stack:
-        models = PeerModels(
-            target=folders.large,
-            assistant=folders.small,
-            dtype=dtype,
-            device=arguments.device,
-            num_threads=arguments.threads,
+        others = Others(
+            stack=stack, arguments=arguments, folders=folders, pair=pair, bits=arguments.bits
         )
-        with console.status("loading the same weights in transformers"):
-            peer = stack.enter_context(peer_process(models))
-        cases |= transformers_cases(peer, pair, prompts, arguments.max_new)
-        if arguments.openvino_python:
-            openvino = stack.enter_context(
-                openvino_process(
-                    arguments.openvino_python,
-                    target=folders.large,
-                    draft=folders.small,
-                    num_threads=arguments.threads,
-                    precision=_PRECISIONS[results["dtype"]],
-                )
-            )
-            results["openvino_versions"] = openvino.versions
-            cases |= openvino_cases(
-                openvino, pair, prompts, arguments.max_new, arguments.assistant_tokens
-            )
+        there, absent = others.programs()
+        programs = [our_program(pair, str(git("rev-parse", "--short=12", "HEAD"))), *there]
+        answers = {name: way for program in programs for name, way in program.answers.items()}
         turns = Turns.take(
-            cases,
+            cases_of(answers, prompts, arguments.max_new),
             num_questions=len(prompts),
             num_rounds=arguments.repeats,
             description="programs",
         )
-    results["num_prompts"] = len(prompts)
-    results["num_prompt_tokens"] = sum(len(prompt.token_ids) for prompt in prompts)
-    results |= report(turns, pair, prompts, arguments)
+        comparisons = compare(turns, programs, prompts, pair, arguments.bits)
+        results: dict[str, Any] = {
+            **pair.describe(),
+            "bits": arguments.bits,
+            "versions": {program.name: program.version for program in programs},
+            "absent": absent,
+            "num_prompts": len(prompts),
+            "num_prompt_tokens": sum(len(prompt.token_ids) for prompt in prompts),
+            **report(turns, programs, comparisons, arguments.bits),
+        }
+        if long:
+            results["first_token"] = first_tokens(programs, long, arguments.repeats)
     more = [f"draft{arguments.expand_draft}"] if arguments.expand_draft else []
+    more += [f"{arguments.bits}-bits"] if arguments.bits != 16 else []
     write_results("bench_peers", variant_name(arguments, *more), results, arguments)
 
 

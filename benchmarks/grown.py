@@ -20,7 +20,7 @@ def grown(source: Path, target_parameters: str, *, seed: int = 0) -> Path:
     it computes. Weights that were retrained or another seed give another folder.
     """
     prefix = f"{source.name}-{target_parameters.lower()}-"
-    folder = _FOLDER / (prefix + _fingerprint(source, seed))
+    folder = _FOLDER / (prefix + fingerprint(source, seed))
     if folder.is_dir():
         return folder
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
@@ -61,7 +61,8 @@ def grown_small(arguments: argparse.Namespace) -> Path:
     return grown(folder, size, seed=arguments.seed) if size else folder
 
 
-def _fingerprint(source: Path, seed: int) -> str:
+def fingerprint(source: Path, seed: int) -> str:
+    """Eight characters that tell these weights and this seed from others."""
     digest = hashlib.sha256(str(seed).encode())
     for file in sorted([source / "config.json", *source.glob("*.safetensors")]):
         with file.open("rb") as content:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 
-def convert(source: str, folder: str) -> None:
-    """Write `source` as OpenVINO's files, weights in bf16 as they are; and its tokenizer."""
+def convert(source: str, folder: str, weights: str) -> None:
+    """Write `source` as OpenVINO's files, and its tokenizer. weights: bf16, int8 or int4."""
     import openvino
     from openvino_tokenizers import convert_tokenizer
     from optimum.exporters.openvino import main_export
@@ -29,6 +29,8 @@ def convert(source: str, folder: str) -> None:
         ov_config=OVConfig(dtype="bf16"),  # without it weights above 1 B are compressed to int8
         convert_tokenizer=False,
     )
+    if weights != "bf16":
+        compress(Path(folder) / "openvino_model.xml", weights)
     tokenizer, detokenizer = convert_tokenizer(
         AutoTokenizer.from_pretrained(source), with_detokenizer=True
     )
@@ -36,29 +38,56 @@ def convert(source: str, folder: str) -> None:
     openvino.save_model(detokenizer, Path(folder) / "openvino_detokenizer.xml")
 
 
+def compress(file: Path, weights: str) -> None:
+    """Compress all matrices in place: a scale a row in int8, one for 128 numbers in int4."""
+    import nncf
+    import openvino
+    from nncf.quantization.advanced_parameters import (
+        AdvancedCompressionParameters,
+        GroupSizeFallbackMode,
+    )
+
+    options: dict[str, Any] = {"mode": nncf.CompressWeightsMode.INT8_SYM}
+    if weights == "int4":
+        options = {
+            "mode": nncf.CompressWeightsMode.INT4_SYM,
+            "ratio": 1.0,
+            "group_size": 128,  # less where that does not divide a row
+            "advanced_parameters": AdvancedCompressionParameters(
+                group_size_fallback_mode=GroupSizeFallbackMode.ADJUST
+            ),
+        }
+    compressed = file.with_name("compressed.xml")
+    model = openvino.Core().read_model(file)
+    openvino.save_model(nncf.compress_weights(model, **options), compressed)
+    del model
+    for end in (".xml", ".bin"):
+        compressed.with_suffix(end).replace(file.with_suffix(end))
+
+
 class Pipelines:
     """One ContinuousBatchingPipeline a way of decoding, made when it is first wanted."""
 
-    def __init__(self, *, target: str, draft: str, num_threads: int, precision: str) -> None:
+    def __init__(
+        self, *, target: str, draft: str, num_threads: int, precision: str, kv_precision: str
+    ) -> None:
         self._target = target
         self._draft = draft
         self._properties = {
             "INFERENCE_NUM_THREADS": num_threads,
             "INFERENCE_PRECISION_HINT": precision,
-            "KV_CACHE_PRECISION": precision,
+            "KV_CACHE_PRECISION": kv_precision,
         }
         self._made: dict[str, Any] = {}
 
     def answer(self, job: dict[str, Any]) -> dict[str, Any]:
-        """Greedy answer to `token_ids`; way: plain, assisted or lookup."""
+        """Greedy answer to `token_ids`; way: plain or assisted."""
         import numpy
         import openvino
         import openvino_genai
 
         way = job["way"]
         options = {} if way == "plain" else {"num_assistant_tokens": job["num_assistant_tokens"]}
-        if way == "lookup":
-            options["max_ngram_size"] = job["max_ngram_size"]
         config = openvino_genai.GenerationConfig(
             max_new_tokens=job["max_tokens"],
             do_sample=False,
@@ -70,7 +99,12 @@ class Pipelines:
         started_s = time.perf_counter()
         (result,) = pipeline.generate([prompt], [config])
         wall_s = time.perf_counter() - started_s
-        return {"token_ids": list(result.m_generation_ids[0]), "wall_s": wall_s}
+        metrics = result.extended_perf_metrics
+        return {
+            "token_ids": list(result.m_generation_ids[0]),
+            "wall_s": wall_s,
+            "num_accepted": metrics.get_num_accepted_tokens() if way == "assisted" else 0,
+        }
 
     def _pipeline(self, way: str) -> Any:
         import openvino_genai
@@ -84,8 +118,6 @@ class Pipelines:
                 properties["draft_model"] = openvino_genai.draft_model(
                     self._draft, "CPU", **self._properties
                 )
-            if way == "lookup":
-                properties["prompt_lookup"] = True
             self._made[way] = openvino_genai.ContinuousBatchingPipeline(
                 self._target, scheduler, "CPU", properties
             )
@@ -95,16 +127,16 @@ class Pipelines:
 def _versions() -> dict[str, str]:
     from importlib.metadata import version
 
-    return {name: version(name) for name in ("openvino", "openvino-genai", "optimum-intel")}
+    return {name: version(name) for name in ("openvino", "openvino-genai", "optimum-intel", "nncf")}
 
 
 def main() -> None:
-    """`convert SOURCE FOLDER`, or `serve` with the options as JSON."""
+    """`convert SOURCE FOLDER WEIGHTS`, or `serve` with the options as JSON."""
     # Results have standard output for themselves.
     results = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     if sys.argv[1] == "convert":
-        convert(sys.argv[2], sys.argv[3])
+        convert(sys.argv[2], sys.argv[3], sys.argv[4])
         return
     pipelines = Pipelines(**json.loads(sys.argv[2]))
     print(json.dumps(_versions()), file=results, flush=True)

@@ -1,4 +1,4 @@
-"""transformers on the same weights: plain, assisted and with prompt lookup.
+"""transformers on the same weights: plain and assisted.
 
 It runs in a process of its own, in the environment that its users have: our engine sets how long
 OpenMP's threads wait for work, which is not transformers' default. The process sleeps while it is
@@ -19,20 +19,9 @@ from transformers import AutoModelForCausalLM, StoppingCriteria, StoppingCriteri
 
 from benchmarks.harness import quiet_transformers, without_engine_environment
 from benchmarks.prompts import Prompt
+from benchmarks.turns import Turn
 
-# Tokens looked up at a time, as in the figures of the field that this is compared with.
-LOOKUP_TOKENS = 8
 _START_TIMEOUT_S = 600.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeerRun:
-    """A finished answer. `decode_s`, `num_decoded_tokens`: plain only, after the first token."""
-
-    wall_s: float
-    token_ids: list[int]
-    decode_s: float = 0.0
-    num_decoded_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,13 +37,12 @@ class PeerModels:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerTask:
-    """A greedy answer to a prompt: plainly, with the assistant's help or with prompt lookup."""
+    """A greedy answer to a prompt: plainly or with the assistant's help."""
 
     prompt: Prompt
     max_tokens: int
     stop: tuple[int, ...]
     assisted: bool = False
-    lookup: bool = False
 
 
 class Peer:
@@ -63,10 +51,10 @@ class Peer:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def run(self, task: PeerTask) -> PeerRun:
+    def run(self, task: PeerTask) -> Turn:
         """Run a task there. Raises RuntimeError with what transformers said."""
         self._connection.send(task)
-        run: PeerRun = self._receive()
+        run: Turn = self._receive()
         return run
 
     def wait(self) -> None:
@@ -140,7 +128,7 @@ class _Arrivals(StoppingCriteria):
 
 
 @torch.inference_mode()
-def _answer(model: Any, assistant: Any, task: PeerTask) -> PeerRun:
+def _answer(model: Any, assistant: Any, task: PeerTask) -> Turn:
     options: dict[str, Any] = {
         "max_new_tokens": task.max_tokens,
         "do_sample": False,
@@ -149,8 +137,6 @@ def _answer(model: Any, assistant: Any, task: PeerTask) -> PeerRun:
     }
     if task.assisted:
         options["assistant_model"] = assistant
-    if task.lookup:
-        options["prompt_lookup_num_tokens"] = LOOKUP_TOKENS
     started_s = time.perf_counter()
     input_ids = torch.tensor([task.prompt.token_ids], device=model.device)
     arrivals = _Arrivals()
@@ -164,9 +150,13 @@ def _answer(model: Any, assistant: Any, task: PeerTask) -> PeerRun:
     wall_s = time.perf_counter() - started_s
     decode_s, num_decoded = 0.0, 0
     # With guesses the first delivery holds a whole round, so there is no such rate.
-    if arrivals.noted and not task.assisted and not task.lookup:
+    if arrivals.noted and not task.assisted:
         decode_s = arrivals.noted[-1][0] - arrivals.noted[0][0]
         num_decoded = arrivals.noted[-1][1] - arrivals.noted[0][1]
-    return PeerRun(
-        wall_s=wall_s, token_ids=token_ids, decode_s=decode_s, num_decoded_tokens=num_decoded
+    return Turn(
+        wall_s=wall_s,
+        token_ids=token_ids,
+        decode_s=decode_s,
+        num_decoded_tokens=num_decoded,
+        num_passes=len(arrivals.noted),
     )
