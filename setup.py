@@ -17,12 +17,18 @@ setup(
                 "kernels/cpu/products.cpp",
                 "kernels/cpu/products_avx2.cpp",
                 "kernels/cpu/products_avx512.cpp",
+                "kernels/cpu/row_ops.cpp",
+                "kernels/cpu/row_ops_avx2.cpp",
+                "kernels/cpu/row_ops_avx512.cpp",
             ],
             depends=[
                 "kernels/cpu/attend_tile.h",
+                "kernels/cpu/lanes.h",
                 "kernels/cpu/parallel.h",
                 "kernels/cpu/products.h",
                 "kernels/cpu/rounding.h",
+                "kernels/cpu/row_kernels.h",
+                "kernels/cpu/rows.h",
             ],
             language="c++",
             # No contraction: a sum and a product fused on one processor only would change bits.

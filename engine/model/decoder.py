@@ -26,6 +26,7 @@ from engine.model.weights import CheckpointReader, ProgressCallback, resolve_che
 from kernels.attention.paged_attention import AttentionBatch, Plan, paged_attention, plan_attention
 from kernels.kv.rope_write_kv import rope_write_kv
 from kernels.kv.write_kv import write_kv_reference
+from kernels.layers.compiled_rows import can_place_heads, place_heads
 from kernels.layers.embedding import embed_tokens
 from kernels.layers.rms_norm import RmsNorm, add_rms_norm, rms_norm
 from kernels.layers.rope import RotaryTable, rotate
@@ -35,7 +36,7 @@ from kernels.layers.row_invariant_ops import (
     row_invariant_softcap,
     softcap,
 )
-from kernels.triton_support import uses_triton
+from kernels.triton_support import is_automatic, uses_triton
 
 DtypeName = Literal["auto", "bfloat16", "float16", "float32"]
 DTYPES = {
@@ -64,8 +65,9 @@ class ForwardOutput:
 
 @dataclass(slots=True, kw_only=True)
 class _Pass:
-    """The inputs that a pass's layers share. `is_fused`: Triton's kernels turn heads by position.
+    """The inputs that a pass's layers share.
 
+    `is_fused`: Triton's kernels turn heads by position; `is_placed`: the CPU's compiled ones do.
     turns: (cos, sin) of each rotary table, [n, 1, head_dim] each, gathered for the others.
     """
 
@@ -74,6 +76,7 @@ class _Pass:
     attention: Plan
     kv_cache: KVCache
     is_fused: bool
+    is_placed: bool
     turns: tuple[tuple[Tensor, Tensor], ...] = ()
 
 
@@ -130,6 +133,7 @@ class DecoderModel:
             RotaryTable(rope, max_positions=max_positions, dtype=dtype, device=device)
             for rope in ropes
         )
+        self._can_place = is_automatic() and can_place_heads(dtype, device, config.head_dim)
         self._scale = config.attention_scale or config.head_dim**-0.5
         # Rounded as transformers rounds it, to the weights' type.
         self._embedding_scale = float(torch.tensor(config.embedding_scale, dtype=dtype))
@@ -257,8 +261,9 @@ class DecoderModel:
             attention=attention,
             kv_cache=kv_cache,
             is_fused=uses_triton(self.device),
+            is_placed=self._can_place and kv_cache.dtype == self.dtype,
         )
-        if not here.is_fused:
+        if not (here.is_fused or here.is_placed):
             here.turns = tuple(table.gather(positions) for table in self._rotary)
         residual = self._embed(token_ids, here)  # [n, hidden_size]
         some_rows = logit_rows
@@ -333,6 +338,17 @@ class DecoderModel:
                 qk_norm=layer.head_norm,
                 k_scale=k_scale,
                 v_scale=v_scale,
+            )
+        elif here.is_placed:
+            query = place_heads(
+                heads,
+                here.positions,
+                slots,
+                self._rotary[layer.rotation],
+                k_cache,
+                v_cache,
+                num_query_heads=num_query_heads,
+                qk_norm=layer.head_norm,
             )
         else:
             num_rotated = num_query_heads + config.num_kv_heads

@@ -10,12 +10,12 @@ from torch import Tensor
 from engine.model.config import ModelConfig
 from engine.model.quantised.scheme import Weight, WeightSource
 from engine.model.weights import CheckpointReader
-from kernels.layers.gated_mul import Activation, gated_mul, gated_mul_reference
+from kernels.layers.gated_mul import Activation, gated_mul
 from kernels.layers.layer_norm import LayerNorm
 from kernels.layers.rms_norm import RmsNorm
 from kernels.layers.rope import RopeConfig
 from kernels.layers.row_invariant_linear import Product, make_linear, make_norm
-from kernels.layers.row_invariant_ops import row_invariant_gated_mul
+from kernels.layers.row_invariant_ops import make_gate
 
 Norm = RmsNorm | LayerNorm
 
@@ -30,7 +30,7 @@ class Mlp(Protocol):
 class GatedMlp:
     """A feed-forward layer: down(activation(gate(x)) * up(x)). [n, width] -> [n, width]."""
 
-    __slots__ = ("_activation", "_down", "_gate_up", "_reference")
+    __slots__ = ("_activation", "_down", "_gate", "_gate_up")
 
     def __init__(
         self, gate_up: Product, down: Product, activation: Activation, *, deterministic: bool
@@ -40,14 +40,12 @@ class GatedMlp:
         self._down = down
         self._activation: Activation = activation
         # Not the kernel's launcher: on the CPU, choosing is not free.
-        self._reference: Callable[[Tensor, Activation], Tensor] = (
-            row_invariant_gated_mul if deterministic else gated_mul_reference
-        )
+        self._gate = make_gate(activation, deterministic=deterministic)
 
     def __call__(self, rows: Tensor, *, is_fused: bool) -> Tensor:
         """is_fused: Triton's kernel gates."""
-        gate = gated_mul if is_fused else self._reference
-        return self._down(gate(self._gate_up(rows), self._activation))
+        inner = self._gate_up(rows)
+        return self._down(gated_mul(inner, self._activation) if is_fused else self._gate(inner))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +132,12 @@ class LayerReader:
         if self.config.norm_offset:
             # In float32: near 1 a half-precision weight has few digits left.
             weight = weight.float() + self.config.norm_offset
-        return make_norm(weight, self.config.norm_eps, deterministic=self.deterministic)
+        return make_norm(
+            weight,
+            self.config.norm_eps,
+            dtype=self.reader.dtype,
+            deterministic=self.deterministic,
+        )
 
     def _qkv(self, prefix: str, rope: RopeConfig, sizes: tuple[int, int, int]) -> Product:
         names, width = self.config.names.qkv, self.config.hidden_size

@@ -98,6 +98,11 @@ class CheckpointReader:
         """Where tensors are handed out."""
         return self._device
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """What tensors are handed out in: the activations' too."""
+        return self._dtype
+
     def skip(self, name: str) -> None:
         """Count a weight as read, with its scales, whose numbers are known otherwise."""
         stem = name.removesuffix("weight")

@@ -17,7 +17,7 @@ import torch  # before the library: it brings the OpenMP runtime whose threads a
 from kernels.cpu.huge_pages import HugePageMemory
 
 _STEM: Final = "_products"
-_VERSION: Final = 3  # as kVersion in products.cpp
+_VERSION: Final = 4  # as kVersion in products.cpp
 _X86: Final = ("x86_64", "amd64")
 _BUILD_ADVICE: Final = (
     "Install a C++ compiler (Debian, Ubuntu: apt install g++) and install Outrider again: bfloat16 "
@@ -84,6 +84,59 @@ class Attention(ctypes.Structure):
     )
 
 
+class NormCall(ctypes.Structure):
+    """A norm of rows as the library reads it (struct Norm in rows.h)."""
+
+    _fields_ = (
+        ("num_rows", _Int64),
+        ("width", _Int64),
+        ("x_stride", _Int64),
+        ("residual_stride", _Int64),
+        ("weight_rows", _Int64),
+        ("x", _Address),
+        ("residual", _Address),
+        ("weight", _Address),
+        ("y", _Address),
+        ("offset", ctypes.c_float),
+    )
+
+
+class GateCall(ctypes.Structure):
+    """Gated rows as the library reads them (struct Gate in rows.h)."""
+
+    _fields_ = (
+        ("num_rows", _Int64),
+        ("width", _Int64),
+        ("stride", _Int64),
+        ("x", _Address),
+        ("y", _Address),
+        ("activation", _Int32),
+    )
+
+
+class HeadsCall(ctypes.Structure):
+    """Heads to be placed as the library reads them (struct Heads in rows.h)."""
+
+    _fields_ = (
+        ("num_rows", _Int64),
+        ("num_query_heads", _Int64),
+        ("num_kv_heads", _Int64),
+        ("head_dim", _Int64),
+        ("stride", _Int64),
+        ("x", _Address),
+        ("positions", _Address),
+        ("num_positions", _Int64),
+        ("table", _Address),
+        ("weight", _Address),
+        ("slots", _Address),
+        ("num_slots", _Int64),
+        ("query", _Address),
+        ("keys", _Address),
+        ("values", _Address),
+        ("offset", ctypes.c_float),
+    )
+
+
 class ProductLibrary:
     """The library's functions. Raises OSError for what is not it, or of another version."""
 
@@ -100,6 +153,9 @@ class ProductLibrary:
             self._use_threads = library.outrider_use_threads
             self._has_matrix_tiles = library.outrider_has_matrix_tiles
             self._attend = library.outrider_attend
+            self._normalise = library.outrider_normalise
+            self._gate = library.outrider_gate
+            self._place = library.outrider_place
         except AttributeError as error:
             raise OSError(f"{path} does not hold the products: {error}") from error
         if version != _VERSION:
@@ -112,7 +168,8 @@ class ProductLibrary:
         self._pack.restype = None
         self._multiply.argtypes = (_Address, _Address, _Int64, _Address, _Int32)
         self._multiply.restype = _Int32
-        self._attend.argtypes, self._attend.restype = (_Address, _Int32, _Int32), _Int32
+        for function in (self._attend, self._normalise, self._gate, self._place):
+            function.argtypes, function.restype = (_Address, _Int32, _Int32), _Int32
         self._use_threads.argtypes, self._use_threads.restype = (_Address,), None
         self._use_threads(_parallel_region())
 
@@ -149,6 +206,18 @@ class ProductLibrary:
         """Run a call of attention, given by the address of an `Attention`."""
         if self._attend(call, instruction_set, num_threads):
             raise MemoryError("attention found no memory for its tiles")
+
+    def normalise(self, call: int, instruction_set: InstructionSet, num_threads: int) -> None:
+        """Run a norm, given by the address of a `NormCall`."""
+        self._normalise(call, instruction_set, num_threads)
+
+    def gate(self, call: int, instruction_set: InstructionSet, num_threads: int) -> None:
+        """Gate rows, given by the address of a `GateCall`."""
+        self._gate(call, instruction_set, num_threads)
+
+    def place(self, call: int, instruction_set: InstructionSet, num_threads: int) -> bool:
+        """Place heads, given by the address of a `HeadsCall`. False: a place does not exist."""
+        return not self._place(call, instruction_set, num_threads)
 
 
 def _parallel_region() -> int:

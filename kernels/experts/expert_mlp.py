@@ -1,7 +1,6 @@
 """The feed-forward layers of a mixture of experts: each row through its chosen experts."""
 
-import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -9,10 +8,9 @@ from torch import Tensor
 
 from kernels.experts.grouped_mlp import ExpertStack, GateKind, grouped_mlp
 from kernels.experts.route import Routed
-from kernels.layers.gated_mul import gated_mul_reference
 from kernels.layers.linear import Linear
 from kernels.layers.row_invariant_linear import Product, make_linear
-from kernels.layers.row_invariant_ops import row_invariant_gated_mul
+from kernels.layers.row_invariant_ops import make_gate
 from kernels.quantised.weight import QuantisedWeight
 from kernels.triton_support import uses_triton
 
@@ -66,11 +64,9 @@ class ExpertMlp:
         """experts: in order; read one by one, so that each is packed before the next is there."""
         self.deterministic = deterministic
         self._kind: GateKind = gate
-        if gate == "clamped_swiglu":
-            self._gate = clamped_swiglu
-        else:
-            plain = row_invariant_gated_mul if deterministic else gated_mul_reference
-            self._gate = functools.partial(plain, activation=gate)
+        self._gate: Callable[[Tensor], Tensor] = clamped_swiglu
+        if gate != "clamped_swiglu":
+            self._gate = make_gate(gate, deterministic=deterministic)
         self._stack: ExpertStack | None = None
         self._products: list[tuple[Product, Product]] = []
         kept: list[ExpertWeights] = []

@@ -116,21 +116,22 @@ class RmsNorm:
     `weight` and `eps` are what the Triton kernels take.
     """
 
-    __slots__ = ("_offset", "_scaled_weight", "eps", "weight")
+    __slots__ = ("_offset", "eps", "scaled_weight", "weight")
 
     def __init__(self, weight: Tensor, eps: float) -> None:
         """weight: as for `rms_norm`; eps: added to the mean square."""
         width = weight.shape[-1]
         self.weight = weight
         self.eps = eps
-        self._scaled_weight = weight.float() * math.sqrt(width)
+        self.scaled_weight = (weight.float() * math.sqrt(width)).contiguous()
+        """Float32, as `weight`, times the square root of the last dimension."""
         self._offset = torch.full((1,), math.sqrt(width * eps), device=weight.device)
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [..., d] -> [..., d]."""
         values = x.float()
         norm = torch.linalg.vector_norm(values, 2, -1, True)  # [..., 1]
-        normed = torch.div(values, torch.hypot(norm, self._offset)).mul_(self._scaled_weight)
+        normed = torch.div(values, torch.hypot(norm, self._offset)).mul_(self.scaled_weight)
         return normed.to(x.dtype)
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kernels.cpu.panel_linear import Int8PanelLinear, PanelLinear, can_use_panels, prefers_onednn
 from kernels.cpu.product_library import product_support
+from kernels.layers.compiled_rows import CompiledNorm, can_run_rows
 from kernels.layers.int8_linear import Int8Linear
 from kernels.layers.linear import PACK_ROWS, Linear, can_pack
 from kernels.layers.rms_norm import RmsNorm
@@ -260,9 +261,14 @@ def _make_quantised(weight: QuantisedWeight, bias: Tensor | None) -> Product:
 
 
 def make_norm(
-    weight: Tensor, eps: float, *, deterministic: bool = False
-) -> RmsNorm | RowInvariantNorm:
-    """The norm with its weight made ready; arguments as for `RmsNorm`."""
+    weight: Tensor, eps: float, *, dtype: torch.dtype, deterministic: bool = False
+) -> RmsNorm:
+    """Return the norm for rows of `dtype` with its weight made ready; arguments as for `RmsNorm`.
+
+    The compiled one keeps every row's bits and is the fastest, so it serves either mode.
+    """
+    if is_automatic() and can_run_rows(dtype, weight.device):
+        return CompiledNorm(weight, eps)
     if deterministic:
         return RowInvariantNorm(weight, eps)
     return RmsNorm(weight, eps)

@@ -7,14 +7,19 @@ products, quotients and square roots alone is exact either way.
 """
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.layers.gated_mul import Activation, gated_mul
+from kernels.cpu.product_library import product_support
+from kernels.layers.compiled_rows import ACTIVATIONS, gate_rows
+from kernels.layers.gated_mul import Activation, gated_mul, gated_mul_reference
 from kernels.layers.rms_norm import RmsNorm
 from kernels.layers.rope import rotate
+from kernels.triton_support import is_automatic
 
 # Torch shares element-wise work between threads from this many elements on, also inside rows.
 SERIAL_ELEMENTS = 32768
@@ -42,7 +47,24 @@ class RowInvariantNorm(RmsNorm):
         values = x.float()
         norm = torch.linalg.vector_norm(values, 2, -1, True)  # [..., 1]
         length = norm.square_().add_(self._squared_offset).sqrt_()
-        return torch.div(values, length).mul_(self._scaled_weight).to(x.dtype)
+        return torch.div(values, length).mul_(self.scaled_weight).to(x.dtype)
+
+
+def make_gate(activation: Activation, *, deterministic: bool) -> Callable[[Tensor], Tensor]:
+    """Return `gated_mul` for CPUs, [n, 2 * d] -> [n, d], and on other devices in torch.
+
+    The compiled one keeps every row's bits and is the fastest, so it serves either mode.
+    """
+    plain = row_invariant_gated_mul if deterministic else gated_mul_reference
+    if not is_automatic() or activation not in ACTIVATIONS or product_support().library is None:
+        return partial(plain, activation=activation)
+
+    def gate(gate_up: Tensor) -> Tensor:
+        if gate_up.dtype is torch.bfloat16 and gate_up.is_cpu:
+            return gate_rows(gate_up, activation)
+        return plain(gate_up, activation)
+
+    return gate
 
 
 def row_invariant_gated_mul(gate_up: Tensor, activation: Activation = "silu") -> Tensor:

@@ -1,0 +1,65 @@
+// Operations on bfloat16 rows beside the products: norms, gates, and what turns and keeps heads.
+//
+// A row is computed by itself, in vectors of 16 float lanes whose order only its width decides. So
+// its bits depend neither on its company nor on threads, and are the same on every instruction set:
+// there is nothing but additions, products, quotients and square roots, each rounded once.
+#pragma once
+
+#include <stdint.h>
+
+namespace outrider {
+
+// y = v * weight / sqrt(sum of v^2 + offset), where v is the row of `x`, or what a residual stream
+// becomes when x is added to it. product_library.py declares the fields of these structures in this order.
+struct Norm {
+    int64_t num_rows, width;
+    int64_t x_stride, residual_stride;  // elements from row to row
+    int64_t weight_rows;                // row i takes the weights of i % weight_rows
+    const uint16_t* x;                  // bfloat16, as all of 16 bits
+    uint16_t* residual;                 // or null
+    const float* weight;                // [weight_rows, width], times sqrt(width)
+    uint16_t* y;                        // [num_rows, width]
+    float offset;                       // width * eps
+};
+
+enum Activation : int32_t { kSilu = 0, kGeluTanh = 1 };
+
+// y = activation(gate) * up
+struct Gate {
+    int64_t num_rows, width;
+    int64_t stride;     // elements from row to row
+    const uint16_t* x;  // [num_rows, 2 * width], gates first
+    uint16_t* y;        // [num_rows, width]
+    int32_t activation;
+};
+
+// Query, key and value heads of rows: normalised, turned by position, and put where they belong.
+struct Heads {
+    int64_t num_rows, num_query_heads, num_kv_heads;
+    int64_t head_dim;           // a multiple of 32
+    int64_t stride;             // elements from row to row
+    const uint16_t* x;          // [num_rows, query, key and value heads, head_dim]
+    const int64_t* positions;   // [num_rows]
+    int64_t num_positions;      // of the table
+    const uint16_t* table;      // [num_positions, 2 * head_dim]: cosines, signed sines; or null
+    const float* weight;        // of the norm, [query and key heads, head_dim], or null
+    const int64_t* slots;       // [num_rows], -1: the row's key and value are not kept
+    int64_t num_slots;          // of the caches
+    uint16_t* query;            // [num_rows, num_query_heads, head_dim]
+    uint16_t *keys, *values;    // [num_slots, num_kv_heads, head_dim]
+    float offset;               // head_dim * eps
+};
+
+// What an instruction set brings: each takes the rows from `first` to before `last`.
+struct RowOps {
+    void (*normalise)(const Norm&, int64_t first, int64_t last);
+    void (*gate)(const Gate&, int64_t first, int64_t last);
+    void (*place)(const Heads&, int64_t first, int64_t last);
+};
+
+// Null where it is not known.
+const RowOps* row_ops_of(int32_t instruction_set);
+const RowOps* avx512_row_ops();
+const RowOps* avx2_row_ops();
+
+}  // namespace outrider
