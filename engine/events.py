@@ -238,7 +238,8 @@ class TierInfo:
 
     `fingerprint`: 16 hexadecimal digits that change with the checkpoint
     (engine/model/fingerprint.py); empty where it is unknown. `scheme`: what its products compute
-    with. `numerics`: the fingerprint of its arithmetic (engine/model/numerics.py).
+    with. `deterministic`: an answer's tokens do not depend on other requests, in any precision.
+    `numerics`: the fingerprint of its arithmetic (engine/model/numerics.py).
     """
 
     tier: Tier
@@ -251,6 +252,7 @@ class TierInfo:
     device: str
     fingerprint: str = ""
     scheme: str = ""
+    deterministic: bool = False
     numerics: str = ""
 
 

@@ -13,7 +13,7 @@ from engine.model.config import ModelConfig
 from engine.model.experts import read_experts
 from engine.model.kv_cache import KVCache
 from engine.model.layers import LayerReader, Norm
-from engine.model.numerics import numerics_fingerprint
+from engine.model.numerics import is_deterministic_anyway, numerics_fingerprint
 from engine.model.quantised.formats import Rounding
 from engine.model.quantised.scheme import (
     RoundedWeights,
@@ -172,14 +172,15 @@ class DecoderModel:
         *,
         dtype: DtypeName = "auto",
         device: str | torch.device = "cpu",
-        deterministic: bool = False,
+        deterministic: bool | None = False,
         max_context: int | None = None,
         rounding: Rounding | None = None,
         on_progress: ProgressCallback | None = None,
     ) -> "DecoderModel":
         """Load a checkpoint from a local folder or, if there is none, from the hub.
 
-        `dtype` "auto" is the checkpoint's own; `deterministic`: see the class; `max_context`: the
+        `dtype` "auto" is the checkpoint's own; `deterministic`: see the class, None for where it
+        costs nothing (`is_deterministic_anyway`); `max_context`: the
         positions to be served, where they are fewer than the model's: longrope's frequencies
         depend on it; `rounding`: of weights, None for none. Raises UnsupportedModelError
         for what the engine cannot run and for missing, misshapen or
@@ -197,6 +198,8 @@ class DecoderModel:
         except ValueError as error:
             raise UnsupportedModelError(f"{path_or_id}: {error}") from None
         target = torch.device(device)
+        if deterministic is None:
+            deterministic = is_deterministic_anyway(wanted, target, head_dim=config.head_dim)
         with (
             torch.inference_mode(),
             CheckpointReader(

@@ -20,7 +20,7 @@ def load_model(
     *,
     dtype: DtypeName = "auto",
     device: str | torch.device = "cpu",
-    deterministic: bool = False,
+    deterministic: bool | None = False,
     max_context: int | None = None,
     rounding: Rounding | None = None,
     on_progress: ProgressCallback | None = None,

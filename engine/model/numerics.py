@@ -11,6 +11,21 @@ import os
 import torch
 
 from kernels.cpu.product_library import product_support
+from kernels.cpu.row_attention import can_attend_rows
+from kernels.layers.compiled_rows import can_place_heads
+from kernels.layers.row_invariant_linear import computes_in_panels
+
+
+def is_deterministic_anyway(dtype: torch.dtype, device: torch.device, *, head_dim: int) -> bool:
+    """True if the ordinary products, norms, gates and attention keep every row's bits.
+
+    So it is with the compiled ones in bfloat16: there the deterministic mode costs nothing.
+    """
+    return (
+        computes_in_panels(dtype, device)
+        and can_place_heads(dtype, device, head_dim)
+        and can_attend_rows(dtype, head_dim, device)
+    )
 
 
 def numerics_fingerprint(

@@ -196,5 +196,6 @@ def tier_info(tier: Tier, runner: ModelRunner) -> TierInfo:
         device=str(model.device),
         fingerprint=model.fingerprint,
         scheme=model.scheme,
+        deterministic=model.deterministic,
         numerics=model.numerics,
     )

@@ -172,8 +172,9 @@ class EngineSettings(Section):
     kv_cache_dtype: KVCacheDtype = "auto"
     """Precision of the KV cache; auto is the weights' precision, fp8 holds almost twice as many
     tokens as 16 bits."""
-    deterministic: bool = False
-    """Make an answer's tokens independent of concurrent requests, also in 16 bits; passes take
+    deterministic: bool | Literal["auto"] = "auto"
+    """Make an answer's tokens independent of concurrent requests, also in 16 bits. auto does where
+    it costs nothing: in bfloat16 on a CPU with the compiled products; elsewhere passes take
     longer."""
     cuda_graphs: bool = True
     """On a GPU, replay recorded passes; off, for debugging, launches their kernels one by one."""

@@ -69,7 +69,7 @@ def load_runners(settings: Settings, on_progress: LoadingCallback) -> "dict[Tier
             path,
             dtype=options.dtype,
             device=device,
-            deterministic=options.deterministic,
+            deterministic=_deterministic(settings),
             max_context=options.max_context,
             rounding=_rounding(settings, tier),
             on_progress=partial(_report, on_progress, f"loading the {tier} model"),
@@ -92,6 +92,15 @@ def load_runners(settings: Settings, on_progress: LoadingCallback) -> "dict[Tier
     }
     capture_graphs(runners, on_progress)
     return runners
+
+
+def _deterministic(settings: Settings) -> bool | None:
+    """Return whether it is asked for; None for "where it costs nothing"."""
+    options = settings.engine
+    if options.deterministic != "auto":
+        return options.deterministic
+    # The compiled attention reads no fp8: keeping rows' bits would cost half of the speed.
+    return False if options.kv_cache_dtype == "fp8" else None
 
 
 def _rounding(settings: Settings, tier: Tier) -> Rounding | None:
@@ -301,7 +310,7 @@ def _check_modes(settings: Settings, device: "torch.device") -> None:
     """Raise EngineError for a mode that this device cannot run."""
     from kernels.triton_support import triton
 
-    if settings.engine.deterministic and device.type == "cuda" and triton is None:
+    if settings.engine.deterministic is True and device.type == "cuda" and triton is None:
         raise EngineError(
             "engine.deterministic on a GPU needs Triton, which is not installed here (it exists on "
             "Linux only). Install triton, use --device cpu, or leave engine.deterministic off."

@@ -228,6 +228,17 @@ class RowInvariantLinear:
 Product = Linear | RowInvariantLinear | PanelLinear | Int8Linear
 
 
+def computes_in_panels(dtype: torch.dtype, device: torch.device) -> bool:
+    """True if `make_linear` takes the compiled panels for such weights in either mode."""
+    return (
+        is_automatic()
+        and device.type == "cpu"
+        and dtype == torch.bfloat16
+        and product_support().library is not None
+        and not prefers_onednn()
+    )
+
+
 def make_linear(
     weight: Tensor | QuantisedWeight,
     bias: Tensor | None = None,

@@ -83,7 +83,7 @@ def serve(  # noqa: PLR0913 - a flag each
         bool | None,
         typer.Option(
             "--deterministic/--no-deterministic",
-            help="Same tokens whatever other requests run in the batch.",
+            help="Same tokens whatever other requests run in the batch. Default: where it is free.",
         ),
     ] = None,
     cuda_graphs: Annotated[

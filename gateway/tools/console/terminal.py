@@ -71,7 +71,8 @@ def print_banner(
         millions = model.num_parameters / 1e6
         console.print(
             f"  {tier:<6} {escape(model.model_id)}  {millions:,.1f} M parameters, "
-            f"{model.scheme} on {model.device}, context {model.max_context}",
+            f"{model.scheme} on {model.device}"
+            f"{', deterministic' if model.deterministic else ''}, context {model.max_context}",
             soft_wrap=True,
         )
     for name, upstream in tiers.items():

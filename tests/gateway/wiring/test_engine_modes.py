@@ -20,6 +20,8 @@ from gateway.settings.tree import Settings, load_settings
 from gateway.wiring import build as wiring
 from gateway.wiring import engine as engine_wiring
 from gateway.wiring.kv_budget import cache_sizes
+from kernels.cpu.product_library import product_support
+from kernels.layers import row_invariant_linear
 from kernels.triton_support import use_kernels
 
 QUICK = {
@@ -56,13 +58,15 @@ def noted_flags(monkeypatch: pytest.MonkeyPatch) -> dict[str, Settings]:
     [
         (("--kv-cache-dtype", "fp8"), "kv_cache_dtype", "fp8"),
         (("--deterministic",), "deterministic", True),
+        (("--no-deterministic",), "deterministic", False),
+        (("--set", "engine.deterministic=auto"), "deterministic", "auto"),
         (("--no-cuda-graphs",), "cuda_graphs", False),
         (("--no-overlap",), "overlap", False),
         (("--set", "engine.cuda_graphs=false"), "cuda_graphs", False),
         (("--set", "engine.num_threads=3"), "num_threads", 3),
         (("--set", "engine.num_threads=3", "--num-threads", "2"), "num_threads", 2),
         ((), "kv_cache_dtype", "auto"),
-        ((), "deterministic", False),
+        ((), "deterministic", "auto"),
         ((), "cuda_graphs", True),
         ((), "overlap", True),
     ],
@@ -90,6 +94,32 @@ def test_modes_reach_the_runners() -> None:
         assert runner.kv_cache.groups[0].scales is not None
         assert not runner.cuda_graphs
         assert runner.model.deterministic
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_deterministic"),
+    [
+        ({}, True),
+        ({"engine__deterministic": False}, False),
+        ({"engine__kv_cache_dtype": "fp8"}, False),
+        ({"engine__dtype": "float32"}, False),
+    ],
+)
+def test_auto_is_deterministic_where_that_costs_nothing(
+    settings: dict[str, Any], is_deterministic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_invariant_linear, "prefers_onednn", lambda: False)
+    has_library = product_support().library is not None
+    for runner in runners_of(**{"engine__dtype": "bfloat16"} | settings).values():
+        assert runner.model.deterministic is (is_deterministic and has_library)
+
+
+def test_auto_is_the_ordinary_mode_where_onednn_has_better_products(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(row_invariant_linear, "prefers_onednn", lambda: True)
+    for runner in runners_of(engine__dtype="bfloat16").values():
+        assert not runner.model.deterministic
 
 
 def test_the_same_memory_holds_more_blocks_in_fp8() -> None:
