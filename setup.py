@@ -14,6 +14,9 @@ setup(
             "kernels.cpu._products",
             sources=[
                 "kernels/cpu/attention.cpp",
+                "kernels/cpu/int4.cpp",
+                "kernels/cpu/int4_avx2.cpp",
+                "kernels/cpu/int4_avx512.cpp",
                 "kernels/cpu/products.cpp",
                 "kernels/cpu/products_avx2.cpp",
                 "kernels/cpu/products_avx512.cpp",
@@ -23,6 +26,8 @@ setup(
             ],
             depends=[
                 "kernels/cpu/attend_tile.h",
+                "kernels/cpu/int4.h",
+                "kernels/cpu/int4_finish.h",
                 "kernels/cpu/lanes.h",
                 "kernels/cpu/parallel.h",
                 "kernels/cpu/products.h",

@@ -17,8 +17,8 @@ class CausalModel(Protocol):
     """Weights and forward pass over a paged KV cache that the caller owns.
 
     `can_record`: its passes can be recorded as CUDA graphs. `scheme`: what its products compute
-    with, "int8" or a type's name. `deterministic`: a token's logits do not depend on what else is
-    in a pass. `numerics`: the fingerprint of its arithmetic.
+    with, "int8", "int4" or a type's name. `deterministic`: a token's logits do not depend on what
+    else is in a pass. `numerics`: the fingerprint of its arithmetic.
     """
 
     can_record: ClassVar[bool]

@@ -102,8 +102,8 @@ class ModelSettings(Section):
     router: Path | None = None
     """Folder of a trained router. A router fits one pair of models."""
     quantize: Annotated[str, AfterValidator(_known_schemes)] = ""
-    """Round weights when they are loaded: int8 for both tiers, large=int8 for one. Takes half the
-    memory of bfloat16, and less time on CPUs."""
+    """Round weights when they are loaded: int8 or int4 for both tiers, large=int8 for one. Takes
+    half or nearly a quarter of bfloat16's memory, and less time on CPUs."""
     tool_format: Literal["auto", ToolFormatName] = "auto"
     """Format of the models' tool calls; auto: taken from their chat templates."""
 

@@ -17,7 +17,7 @@ import torch  # before the library: it brings the OpenMP runtime whose threads a
 from kernels.cpu.huge_pages import HugePageMemory
 
 _STEM: Final = "_products"
-_VERSION: Final = 4  # as kVersion in products.cpp
+_VERSION: Final = 5  # as kVersion in products.cpp
 _X86: Final = ("x86_64", "amd64")
 _BUILD_ADVICE: Final = (
     "Install a C++ compiler (Debian, Ubuntu: apt install g++) and install Outrider again: bfloat16 "
@@ -53,6 +53,19 @@ class ProductStruct(ctypes.Structure):
         ("scales", _Address),
         ("totals", _Address),
         ("kind", _Int32),
+        ("instruction_set", _Int32),
+    )
+
+
+class Int4Struct(ctypes.Structure):
+    """A packed weight of 4 bits as the library reads it (struct Int4Product in int4.h)."""
+
+    _fields_ = (
+        ("out_features", _Int64),
+        ("in_features", _Int64),
+        ("group_size", _Int64),
+        ("panels", _Address),
+        ("bias", _Address),
         ("instruction_set", _Int32),
     )
 
@@ -153,6 +166,9 @@ class ProductLibrary:
             self._use_threads = library.outrider_use_threads
             self._has_matrix_tiles = library.outrider_has_matrix_tiles
             self._attend = library.outrider_attend
+            self._int4_bytes = library.outrider_int4_bytes
+            self._int4_pack = library.outrider_int4_pack
+            self._int4_multiply = library.outrider_int4_multiply
             self._normalise = library.outrider_normalise
             self._gate = library.outrider_gate
             self._place = library.outrider_place
@@ -166,8 +182,12 @@ class ProductLibrary:
         self._packed_bytes.restype = _Int64
         self._pack.argtypes = (_Int32, _Address, _Int64, _Int64, _Address, _Int32)
         self._pack.restype = None
-        self._multiply.argtypes = (_Address, _Address, _Int64, _Address, _Int32)
-        self._multiply.restype = _Int32
+        self._int4_bytes.argtypes, self._int4_bytes.restype = (_Int64, _Int64, _Int64), _Int64
+        self._int4_pack.argtypes = (_Address, _Address, _Int64, _Int64, _Int64, _Address, _Int32)
+        self._int4_pack.restype = None
+        for function in (self._multiply, self._int4_multiply):
+            function.argtypes = (_Address, _Address, _Int64, _Address, _Int32)
+            function.restype = _Int32
         for function in (self._attend, self._normalise, self._gate, self._place):
             function.argtypes, function.restype = (_Address, _Int32, _Int32), _Int32
         self._use_threads.argtypes, self._use_threads.restype = (_Address,), None
@@ -200,6 +220,30 @@ class ProductLibrary:
     def multiply(self, product: int, x: torch.Tensor, y: torch.Tensor, num_threads: int) -> None:
         """Write y = x @ weight.T + bias. product: address of its struct; others contiguous."""
         if self._multiply(product, x.data_ptr(), x.shape[0], y.data_ptr(), num_threads):
+            raise MemoryError(f"a product of {x.shape[0]} rows found no memory for its rows")
+
+    def pack_int4(self, codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+        """Return the panels, uint8 [bytes], of int8 codes [out, in] and bfloat16 scales."""
+        (out_features, in_features), num_groups = codes.shape, scales.shape[1]
+        group_size = in_features // num_groups
+        codes, scales = codes.contiguous(), scales.contiguous()
+        panels = self._memory.take(self._int4_bytes(out_features, in_features, group_size))
+        self._int4_pack(
+            codes.data_ptr(),
+            scales.data_ptr(),
+            out_features,
+            in_features,
+            group_size,
+            panels.data_ptr(),
+            torch.get_num_threads(),
+        )
+        return panels
+
+    def multiply_int4(
+        self, product: int, x: torch.Tensor, y: torch.Tensor, num_threads: int
+    ) -> None:
+        """Write y = x @ weight.T + bias. product: address of its `Int4Struct`."""
+        if self._int4_multiply(product, x.data_ptr(), x.shape[0], y.data_ptr(), num_threads):
             raise MemoryError(f"a product of {x.shape[0]} rows found no memory for its rows")
 
     def attend(self, call: int, instruction_set: InstructionSet, num_threads: int) -> None:

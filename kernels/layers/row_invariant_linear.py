@@ -12,9 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.cpu.int4_panel_linear import Int4PanelLinear
 from kernels.cpu.panel_linear import Int8PanelLinear, PanelLinear, can_use_panels, prefers_onednn
 from kernels.cpu.product_library import product_support
 from kernels.layers.compiled_rows import CompiledNorm, can_run_rows
+from kernels.layers.int4_linear import Int4Linear
 from kernels.layers.int8_linear import Int8Linear
 from kernels.layers.linear import PACK_ROWS, Linear, can_pack
 from kernels.layers.rms_norm import RmsNorm
@@ -225,7 +227,7 @@ class RowInvariantLinear:
         return sizes
 
 
-Product = Linear | RowInvariantLinear | PanelLinear | Int8Linear
+Product = Linear | RowInvariantLinear | PanelLinear | Int4PanelLinear | Int4Linear | Int8Linear
 
 
 def computes_in_panels(dtype: torch.dtype, device: torch.device) -> bool:
@@ -266,9 +268,10 @@ def make_linear(
 
 
 def _make_quantised(weight: QuantisedWeight, bias: Tensor | None) -> Product:
-    if is_automatic() and weight.codes.device.type == "cpu" and product_support().library:
-        return Int8PanelLinear(weight, bias)
-    return Int8Linear(weight, bias)
+    is_compiled = is_automatic() and weight.codes.device.type == "cpu" and product_support().library
+    if weight.bits == 4:
+        return Int4PanelLinear(weight, bias) if is_compiled else Int4Linear(weight, bias)
+    return Int8PanelLinear(weight, bias) if is_compiled else Int8Linear(weight, bias)
 
 
 def make_norm(

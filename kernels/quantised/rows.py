@@ -7,6 +7,8 @@ from them, depend on no other row (Dettmers et al., "LLM.int8()", 2022, vector-w
 import torch
 from torch import Tensor
 
+from kernels.quantised.weight import QuantisedWeight
+
 
 def int8_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """Round rows to 8 bits: (int8 [n, width], float32 scales [n, 1]).
@@ -34,6 +36,26 @@ def int8_linear_reference(
     # Sums of integers are exact in float64; each is rounded to float32 once, and none is -0.
     sums = (rows.double() @ weight.double().T).long().float()
     return scaled_sums(sums, scales, row_scales, bias)
+
+
+def int4_linear_reference(x: Tensor, weight: QuantisedWeight, bias: Tensor | None = None) -> Tensor:
+    """`x @ weight.T + bias` with the rows of x rounded to int8, group after group, to the bit.
+
+    x: bfloat16 [n, in_features] -> bfloat16 [n, out_features]; weight: of 4 bits, without zero
+    points; bias: [out_features] or None. Rows as in `int8_linear_reference`.
+    """
+    rows, row_scales = int8_rows(x)
+    size = weight.group_size
+    sums = x.new_zeros((len(x), weight.shape[0]), dtype=torch.float32)
+    for group, scales in enumerate(weight.scales.T):
+        columns = slice(group * size, (group + 1) * size)
+        # 127 * 8 * group_size is far below 2^24, so that float32 holds every sum.
+        part = rows[:, columns].float() @ weight.codes[:, columns].float().T
+        sums += part * scales
+    y = sums * row_scales
+    if bias is not None:
+        y = y + bias.float()
+    return y.to(torch.bfloat16)
 
 
 def scaled_sums(sums: Tensor, scales: Tensor, row_scales: Tensor, bias: Tensor | None) -> Tensor:

@@ -11,6 +11,10 @@ Bits = Literal[4, 8]
 LARGEST: Final[dict[int, int]] = {4: 7, 8: 127}
 # Rounding takes floats of so many numbers at a time, not of a whole table of tokens.
 _NUMBERS_AT_ONCE: Final = 4 << 20
+# In 4 bits, so many groups: what is tried with them is to stay in the cache.
+_GROUPS_AT_ONCE: Final = 4096
+# The code, without its sign, that the largest magnitude of a group would get if codes had no end.
+_INT4_STEPS: Final = (8.0, 7.0, 7.6, 8.6, 9.4, 10.4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +53,13 @@ class QuantisedWeight:
         """The weight's: [out_features, in_features]."""
         return self.codes.shape
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that products hold: packed codes; scales in bfloat16 where codes have 4 bits."""
+        scale_bytes = 2 if self.bits == 4 else 4
+        num_zeros = 0 if self.zeros is None else self.zeros.numel()
+        return self.codes.numel() * self.bits // 8 + scale_bytes * (self.scales.numel() + num_zeros)
+
     def to(self, device: torch.device) -> "QuantisedWeight":
         """Return it with its tensors on a device."""
         zeros = None if self.zeros is None else self.zeros.to(device)
@@ -63,6 +74,58 @@ class QuantisedWeight:
         if self.zeros is not None:
             wide = wide - self.zeros.unsqueeze(-1)
         return (wide * self.scales.unsqueeze(-1)).view(rows, width).to(dtype)
+
+
+def packed_nibbles(codes: Tensor) -> Tensor:
+    """Put codes of 4 bits, int8 [n, 2 * m] from -8 to 7, two in a byte: uint8 [n, m]."""
+    unsigned = (codes + 8).view(torch.uint8)
+    return unsigned[:, 0::2] | unsigned[:, 1::2] << 4
+
+
+def unpacked_nibbles(packed: Tensor) -> Tensor:
+    """Return what `packed_nibbles` had."""
+    codes = torch.stack((packed & 15, packed >> 4), -1).view(len(packed), -1)
+    return codes.view(torch.int8) - 8
+
+
+def rounded_to_int4(weight: Tensor, *, group_size: int) -> QuantisedWeight:
+    """Round to 4 bits: for each group of columns the scale, of a few, with the least error.
+
+    weight: floats [out_features, in_features], which group_size divides. Scales are such that
+    bfloat16 holds them; some are negative, because codes reach from -8 to 7. After llama.cpp's
+    Q4_0: the largest magnitude gets the code -8, and here smaller scales that clip it are tried.
+    """
+    if weight.shape[1] % group_size:
+        raise ValueError(f"groups of {group_size} do not divide {weight.shape[1]} columns")
+    num_groups = weight.shape[1] // group_size
+    codes = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
+    scales = torch.empty((len(weight), num_groups), dtype=torch.float32, device=weight.device)
+    rows_at_once = max(_GROUPS_AT_ONCE // num_groups, 1)
+    for first in range(0, len(weight), rows_at_once):
+        rows = slice(first, first + rows_at_once)
+        groups = weight[rows].float().view(-1, group_size)
+        found_codes, found_scales = _int4_groups(groups)
+        codes[rows] = found_codes.view(-1, weight.shape[1])
+        scales[rows] = found_scales.view(-1, num_groups)
+    return QuantisedWeight(codes=codes, scales=scales, bits=4, group_size=group_size)
+
+
+def _int4_groups(groups: Tensor) -> tuple[Tensor, Tensor]:
+    """Return codes, int8 [n, size], and scales, float32 [n, 1], of groups, float32 [n, size]."""
+    largest = groups.gather(1, groups.abs().argmax(1, keepdim=True))
+    best = torch.full_like(largest, torch.inf)
+    best_scales = torch.zeros_like(largest)
+    best_codes = torch.zeros_like(groups)
+    for step in _INT4_STEPS:
+        scales = (largest / -step).bfloat16().float()
+        inverse = torch.where(scales == 0, 0.0, 1 / scales)
+        codes = (groups * inverse).round_().clamp_(-8, 7)
+        error = (codes * scales).sub_(groups).square_().sum(1, keepdim=True)
+        is_better = error < best
+        best = torch.where(is_better, error, best)
+        best_scales = torch.where(is_better, scales, best_scales)
+        best_codes = torch.where(is_better, codes, best_codes)
+    return best_codes.to(torch.int8), best_scales
 
 
 def rounded_to_int8(weight: Tensor) -> QuantisedWeight:

@@ -26,16 +26,22 @@ from tests.engines import (
 )
 from tests.sizes import repeats
 
-# What the products compute with; int8 is a scheme whose activations are bfloat16.
-Dtype = Literal["float32", "bfloat16", "int8"]
-DTYPES: list[Dtype] = ["float32", "bfloat16", "int8"]
+# What the products compute with; int8 and int4 are schemes whose activations are bfloat16.
+Dtype = Literal["float32", "bfloat16", "int8", "int4"]
+DTYPES: list[Dtype] = ["float32", "bfloat16", "int8", "int4"]
 # Two threads wait for each other at every operation: slow wherever a core is busy.
 THREADED_DTYPES = [
     pytest.param("float32", marks=pytest.mark.long),
     pytest.param("bfloat16", marks=pytest.mark.slow),
     pytest.param("int8", marks=pytest.mark.slow),
+    pytest.param("int4", marks=pytest.mark.slow),
 ]
-STREAM_DTYPES = ["float32", pytest.param("bfloat16", marks=pytest.mark.slow), "int8"]
+STREAM_DTYPES = [
+    "float32",
+    pytest.param("bfloat16", marks=pytest.mark.slow),
+    "int8",
+    pytest.param("int4", marks=pytest.mark.slow),
+]
 NUM_STREAMS = repeats(16, 4)
 BLOCK_SIZE = 16
 # Random prompts after which two tokens are often so close that a last bit decides in bfloat16.
@@ -53,16 +59,16 @@ def two_threads() -> Iterator[None]:
 @cache
 def model(tier: str, dtype: Dtype, *, deterministic: bool) -> DecoderModel:
     folder = str(PAIR_FOLDER / tier)
-    if dtype == "int8":
+    if dtype == "int8" or dtype == "int4":
         return DecoderModel.load(
-            folder, deterministic=deterministic, rounding=Rounding(scheme="int8")
+            folder, deterministic=deterministic, rounding=Rounding(scheme=dtype)
         )
     return DecoderModel.load(folder, dtype=dtype, deterministic=deterministic)
 
 
 @cache
 def pair(dtype: Dtype, *, deterministic: bool = True) -> Pair:
-    shipped = shipped_pair("bfloat16" if dtype == "int8" else dtype)
+    shipped = shipped_pair("float32" if dtype == "float32" else "bfloat16")
     return Pair(
         large=model("large", dtype, deterministic=deterministic),
         small=model("small", dtype, deterministic=deterministic),

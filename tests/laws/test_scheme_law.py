@@ -8,7 +8,7 @@ import pytest
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.model.decoder import DecoderModel
-from engine.model.quantised.formats import Rounding
+from engine.model.quantised.formats import Rounding, SchemeName
 from tests.engines import (
     PAIR_FOLDER,
     Answer,
@@ -27,19 +27,27 @@ SAMPLING: dict[str, dict[str, float]] = {
 NUM_PROMPTS = 6
 
 
+# Weights of the large model, and of the small one; None: as they are stored.
+Schemes = tuple[SchemeName | None, SchemeName | None]
+EITHER: list[Schemes] = [("int8", None), (None, "int8"), ("int4", None), (None, "int4")]
+BOTH: list[Schemes] = [("int8", "int8"), ("int4", "int4"), ("int4", "int8")]
+
+
 @cache
-def model(tier: str, *, is_rounded: bool) -> DecoderModel:
-    rounding = Rounding(scheme="int8") if is_rounded else None
+def model(tier: str, scheme: SchemeName | None) -> DecoderModel:
     return DecoderModel.load(
-        str(PAIR_FOLDER / tier), dtype="auto", deterministic=True, rounding=rounding
+        str(PAIR_FOLDER / tier),
+        dtype="auto",
+        deterministic=True,
+        rounding=None if scheme is None else Rounding(scheme=scheme),
     )
 
 
-def engine(*rounded: str, **options: Any) -> Engine:
+def engine(schemes: Schemes = (None, None), **options: Any) -> Engine:
     references = shipped_pair("bfloat16")
     pair = Pair(
-        large=model("large", is_rounded="large" in rounded),
-        small=model("small", is_rounded="small" in rounded),
+        large=model("large", schemes[0]),
+        small=model("small", schemes[1]),
         large_reference=references.large_reference,
         small_reference=references.small_reference,
     )
@@ -69,35 +77,36 @@ def tokens(found: dict[str, Answer]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("mode", SAMPLING)
-@pytest.mark.parametrize("rounded", [("large",), ("large", "small"), ("small",)])
-def test_speculation_changes_no_answer_of_a_rounded_model(
-    rounded: tuple[str, ...], mode: str
-) -> None:
-    plain = tokens(answers(engine(*rounded), mode, speculation=False))
-    speculative = answers(engine(*rounded), mode, speculation=True)
+@pytest.mark.parametrize("schemes", EITHER + BOTH, ids=str)
+def test_speculation_changes_no_answer_of_a_rounded_model(schemes: Schemes, mode: str) -> None:
+    plain = tokens(answers(engine(schemes), mode, speculation=False))
+    speculative = answers(engine(schemes), mode, speculation=True)
     assert tokens(speculative) == plain
     assert sum(answer.stats.num_accepted_tokens for answer in speculative.values()) > 0
-    if "large" not in rounded:  # whoever drafts, and however roughly
+    if schemes[0] is None:  # whoever drafts, and however roughly
         assert plain == tokens(answers(engine(), mode, speculation=False))
 
 
 @pytest.mark.parametrize("mode", SAMPLING)
-def test_neither_pre_emption_nor_cached_prefixes_change_an_answer(mode: str) -> None:
-    plain = tokens(answers(engine("large", "small"), mode, speculation=False))
-    tight = answers(engine("large", "small", large_blocks=8), mode, speculation=True)
+@pytest.mark.parametrize("schemes", BOTH[:2], ids=str)
+def test_neither_pre_emption_nor_cached_prefixes_change_an_answer(
+    schemes: Schemes, mode: str
+) -> None:
+    plain = tokens(answers(engine(schemes), mode, speculation=False))
+    tight = answers(engine(schemes, large_blocks=8), mode, speculation=True)
     assert tokens(tight) == plain
     assert sum(answer.stats.num_preemptions for answer in tight.values()) > 0
-    warm = engine("large", "small")
+    warm = engine(schemes)
     answers(warm, mode, speculation=True)
     again = answers(warm, mode, speculation=True, turn="again-")
     assert tokens(again) == plain
     assert sum(event.num_cached_tokens for each in again.values() for event in each.prefills) > 0
 
 
-@pytest.mark.parametrize("rounded", [("large",), ("small",)])
-def test_an_escalated_answer_is_the_other_tier_s_own(rounded: tuple[str, ...]) -> None:
-    plain = tokens(answers(engine(*rounded), "sampled", speculation=False))
-    served = engine(*rounded)
+@pytest.mark.parametrize("schemes", EITHER, ids=str)
+def test_an_escalated_answer_is_the_other_tier_s_own(schemes: Schemes) -> None:
+    plain = tokens(answers(engine(schemes), "sampled", speculation=False))
+    served = engine(schemes)
     chunked = EngineConfig(max_tokens_per_step=48, min_prefill_tokens=1)
 
     def escalate(number: int, found: dict[str, Answer]) -> None:
@@ -114,15 +123,18 @@ def test_an_escalated_answer_is_the_other_tier_s_own(rounded: tuple[str, ...]) -
     found = serve(served, requests, on_step=escalate)
     assert all(answer.switches for answer in found.values())
     assert tokens(found) == plain
-    in_chunks = engine(*rounded, config=chunked)
+    in_chunks = engine(schemes, config=chunked)
     assert tokens(answers(in_chunks, "sampled", speculation=True)) == plain
 
 
-def test_rounding_is_seen_in_the_answers_and_in_the_fingerprint() -> None:
+@pytest.mark.parametrize(("scheme", "share"), [("int8", 0.6), ("int4", 0.4)])
+def test_rounding_is_seen_in_the_answers_and_in_the_fingerprint(
+    scheme: SchemeName, share: float
+) -> None:
     """The laws above are about other models than the ones in bfloat16."""
-    rounded, plain = (model("large", is_rounded=each) for each in (True, False))
+    rounded, plain = model("large", scheme), model("large", None)
     assert rounded.fingerprint == plain.fingerprint
     assert rounded.numerics != plain.numerics
-    assert (rounded.scheme, plain.scheme) == ("int8", "bfloat16")
-    assert rounded.weight_bytes < 0.6 * plain.weight_bytes
+    assert (rounded.scheme, plain.scheme) == (scheme, "bfloat16")
+    assert rounded.weight_bytes < share * plain.weight_bytes
     assert rounded.num_parameters == plain.num_parameters

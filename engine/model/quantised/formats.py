@@ -8,8 +8,10 @@ from typing import Any, Final, Literal, get_args
 Method = Literal["awq", "compressed-tensors", "fp8", "gptq", "mxfp4"]
 METHODS: Final[tuple[Method, ...]] = get_args(Method)
 # How weights are rounded here, where that is asked for.
-SchemeName = Literal["int8"]
+SchemeName = Literal["int8", "int4"]
 SCHEMES: Final[tuple[SchemeName, ...]] = get_args(SchemeName)
+# In 4 bits, columns that share a scale: the first number that divides a weight's.
+INT4_GROUP_SIZES: Final = (64, 32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

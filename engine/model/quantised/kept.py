@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from kernels.quantised.weight import Bits, QuantisedWeight
+from kernels.quantised.weight import Bits, QuantisedWeight, packed_nibbles, unpacked_nibbles
 
 log = logging.getLogger(__name__)
 
@@ -108,8 +108,9 @@ class KeptWeights:
         found = {}
         for name, shape in about.items():
             bits, group_size = map(int, shape.split())
+            codes = tensors[f"{name}.codes"]
             found[name] = QuantisedWeight(
-                codes=tensors[f"{name}.codes"],
+                codes=unpacked_nibbles(codes) if bits == 4 else codes,
                 scales=tensors[f"{name}.scales"],
                 zeros=tensors.get(f"{name}.zeros"),
                 bits=cast(Bits, bits),
@@ -128,7 +129,8 @@ def _part_of(name: str) -> str:
 def _tensors(weights: dict[str, QuantisedWeight]) -> dict[str, Tensor]:
     parts = {}
     for name, weight in weights.items():
-        parts[f"{name}.codes"] = weight.codes.cpu().contiguous()
+        codes = packed_nibbles(weight.codes) if weight.bits == 4 else weight.codes
+        parts[f"{name}.codes"] = codes.cpu().contiguous()
         parts[f"{name}.scales"] = weight.scales.cpu().contiguous()
         if weight.zeros is not None:
             parts[f"{name}.zeros"] = weight.zeros.cpu().contiguous()

@@ -1,17 +1,25 @@
-"""Schemes: what a model's products compute with, at every number of rows, prompts included."""
+"""Schemes: what a model's products compute with, at every number of rows, prompts included.
 
+int8: weights in 8 bits with a scale for each output, rows in 8 bits. int4: weights in 4 bits with a
+scale for each group of columns, rows in 8; the product with the table of tokens is as in int8.
+"""
+
+import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from engine.model.quantised.formats import Rounding
+from engine.model.quantised.formats import INT4_GROUP_SIZES, Rounding
 from engine.model.quantised.kept import KeptWeights
 from engine.model.weights import CheckpointReader
-from kernels.quantised.weight import QuantisedWeight, rounded_to_int8
+from kernels.quantised.weight import QuantisedWeight, rounded_to_int4, rounded_to_int8
+
+log = logging.getLogger(__name__)
 
 Weight = Tensor | QuantisedWeight
+_HEAD = "lm_head.weight"
 
 
 class WeightSource(Protocol):
@@ -36,14 +44,13 @@ class StoredWeights:
 
 
 class RoundedWeights:
-    """Weights of 8 bits with a scale for each output.
-
-    Rounded as they are read, one after the other, or taken from where they were kept.
-    """
+    """Weights that are rounded as they are read, or taken from where they were kept."""
 
     def __init__(self, reader: CheckpointReader, rounding: Rounding) -> None:
         self.scheme: str | None = rounding.scheme
+        self._rounding = rounding
         self._reader = reader
+        self._indivisible: list[str] = []
         self._kept = KeptWeights(
             rounding.keep_in, checkpoint=reader.fingerprint, scheme=rounding.scheme
         )
@@ -56,7 +63,7 @@ class RoundedWeights:
         """Return it rounded; only where it is not kept is the checkpoint read."""
         found = self._kept.get(name)
         if found is None:
-            found = rounded_to_int8(read())
+            found = self._rounded(name, read())
             self._kept.put(name, found)
         else:
             for tensor in tensors:
@@ -64,12 +71,28 @@ class RoundedWeights:
             found = found.to(self._reader.device)
             self._reader.num_parameters += found.codes.numel() if tensors else 0
         self.num_rounded += found.codes.numel()
-        self.num_bytes += found.codes.nbytes + found.scales.nbytes
+        self.num_bytes += found.num_bytes
         return found
 
+    def _rounded(self, name: str, weight: Tensor) -> QuantisedWeight:
+        if self._rounding.scheme == "int8" or name == _HEAD:
+            return rounded_to_int8(weight)
+        for group_size in INT4_GROUP_SIZES:
+            if weight.shape[1] % group_size == 0:
+                return rounded_to_int4(weight, group_size=group_size)
+        self._indivisible.append(f"{name} {list(weight.shape)}")
+        return rounded_to_int8(weight)
+
     def finish(self) -> None:
-        """Write the last ones."""
+        """Write the last ones; tell which weights are not as asked for."""
         self._kept.flush()
+        if self._indivisible:
+            log.warning(
+                "%d weights have 8 bits, not 4: groups of %s do not divide their columns first=%s",
+                len(self._indivisible),
+                INT4_GROUP_SIZES[-1],
+                self._indivisible[0],
+            )
 
 
 def computing_dtype(

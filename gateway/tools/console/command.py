@@ -32,7 +32,7 @@ QuantizeOption = Annotated[
     str | None,
     typer.Option(
         metavar="SCHEME",
-        help="Round weights to 8 bits: int8 for both tiers, large=int8 for one of them.",
+        help="Round weights to 8 or 4 bits: int8 or int4 for both tiers, large=int8 for one.",
     ),
 ]
 DeviceOption = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]

@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from engine.model.config import ModelConfig
-from engine.model.quantised.formats import SchemeName
+from engine.model.quantised.formats import INT4_GROUP_SIZES, SchemeName
 
 _BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
-_ROUNDED_BITS: Final[dict[SchemeName, int]] = {"int8": 8}
+# Of a rounded number; in 4 bits with its share of a scale.
+_ROUNDED_BITS: Final[dict[SchemeName, float]] = {"int8": 8, "int4": 4 + 16 / INT4_GROUP_SIZES[0]}
 _COMPUTED: Final = "bfloat16"  # beside rounded weights
 FP8: Final = "fp8"
 _SCALE_BYTES: Final = 4
@@ -49,7 +50,7 @@ class ModelSizes:
         """From a checkpoint's config.json. fp8 KV has a scale of 4 bytes a head of each slot.
 
         scheme: how weights are rounded. The table that tokens are looked up in stays, and a head
-        that shares it gets a rounded copy; scales are below a thousandth and not counted.
+        that shares it gets a rounded copy, of 8 bits in every scheme.
         """
         dtype = config.dtype if dtype == "auto" else dtype
         dtype = dtype if scheme is None else _COMPUTED
@@ -73,8 +74,9 @@ class ModelSizes:
         num_parameters = config.num_parameters or num_parameters
         weight_bytes = num_parameters * _BYTES[dtype]
         if scheme is not None:
-            num_rounded = num_parameters - embedding * (not config.tie_word_embeddings)
-            weight_bytes = embedding * _BYTES[dtype] + num_rounded * _ROUNDED_BITS[scheme] // 8
+            tables = embedding * (1 if config.tie_word_embeddings else 2)
+            weight_bytes = embedding * (_BYTES[dtype] + 1)
+            weight_bytes += int((num_parameters - tables) * _ROUNDED_BITS[scheme] / 8)
         kv_bytes = {True: 0, False: 0}  # of the layers with a window, and of those without
         for each in config.layers:
             heads = config.heads(windowed=each.window is not None)

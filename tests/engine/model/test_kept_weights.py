@@ -13,7 +13,7 @@ from engine.errors import UnsupportedModelError
 from engine.model.decoder import DecoderModel
 from engine.model.load import load_model
 from engine.model.quantised import scheme
-from engine.model.quantised.formats import Rounding
+from engine.model.quantised.formats import SCHEMES, Rounding, SchemeName
 from engine.passes.runner import ForwardSlice, ModelRunner
 from tests.engines import PAIR_FOLDER
 from tests.models import make_hf_model
@@ -21,8 +21,8 @@ from tests.models import make_hf_model
 SMALL = str(PAIR_FOLDER / "small")
 
 
-def load(folder: Path, path: str = SMALL) -> DecoderModel:
-    return DecoderModel.load(path, rounding=Rounding(scheme="int8", keep_in=folder))
+def load(folder: Path, path: str = SMALL, scheme: SchemeName = "int8") -> DecoderModel:
+    return DecoderModel.load(path, rounding=Rounding(scheme=scheme, keep_in=folder))
 
 
 def logits(model: DecoderModel) -> Tensor:
@@ -41,16 +41,18 @@ def never(*_: object) -> None:
     raise AssertionError("the weights were rounded again")
 
 
+@pytest.mark.parametrize("scheme_name", SCHEMES)
 def test_the_second_load_rounds_nothing_and_computes_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    scheme_name: SchemeName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = load(tmp_path)
+    first = load(tmp_path, scheme=scheme_name)
     assert len(files(tmp_path)) == first.config.num_layers + 1
     monkeypatch.setattr(scheme, "rounded_to_int8", never)
+    monkeypatch.setattr(scheme, "rounded_to_int4", never)
     done: list[tuple[int, int]] = []
     second = DecoderModel.load(
         SMALL,
-        rounding=Rounding(scheme="int8", keep_in=tmp_path),
+        rounding=Rounding(scheme=scheme_name, keep_in=tmp_path),
         on_progress=lambda *progress: done.append(progress),
     )
     assert torch.equal(logits(first), logits(second))
@@ -148,3 +150,17 @@ def test_a_full_disk_ends_no_start(
 def test_another_type_of_activations_is_refused() -> None:
     with pytest.raises(UnsupportedModelError, match=r"computed with in bfloat16, not in float32"):
         load_model(SMALL, dtype="float32", rounding=Rounding(scheme="int8"))
+
+
+def test_a_width_that_no_group_divides_has_8_bits_and_that_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = {"hidden_size": 48, "intermediate_size": 96, "head_dim": 16}
+    make_hf_model("llama3", **config).to(torch.bfloat16).save_pretrained(tmp_path / "narrow")
+    with caplog.at_level(logging.WARNING):
+        model = load(tmp_path / "kept", str(tmp_path / "narrow"), scheme="int4")
+    (told,) = caplog.messages
+    assert "have 8 bits, not 4: groups of 32 do not divide their columns" in told
+    assert "model.layers.0.self_attn.q_proj.weight" in told
+    assert model.scheme == "int4"
+    assert logits(model).isfinite().all()

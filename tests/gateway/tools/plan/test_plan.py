@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from engine.model.decoder import DecoderModel
-from engine.model.quantised.formats import Rounding
+from engine.model.quantised.formats import SCHEMES, Rounding
 from engine.model.read_config import read_model_config
 from gateway.cli import app
 from gateway.settings.tree import bundled_pair
@@ -75,11 +75,11 @@ def test_a_models_sizes_are_those_of_the_loaded_model(tier: str) -> None:
     fp8 = ModelSizes.of(read_model_config(folder), dtype="bfloat16", kv_dtype="fp8")
     scales = 2 * config.num_layers * config.num_kv_heads * 4
     assert fp8.kv_bytes_per_token == by_hand + scales
-    rounding = Rounding(scheme="int8")
-    rounded = DecoderModel.load(str(folder), rounding=rounding)
-    of_int8 = ModelSizes.of(read_model_config(folder), scheme="int8")
-    assert of_int8.weight_bytes == pytest.approx(rounded.weight_bytes, rel=0.02)
-    assert of_int8.kv_bytes_per_token == halved.kv_bytes_per_token
+    for scheme in SCHEMES:
+        rounded = DecoderModel.load(str(folder), rounding=Rounding(scheme=scheme))
+        of_scheme = ModelSizes.of(read_model_config(folder), scheme=scheme)
+        assert of_scheme.weight_bytes == pytest.approx(rounded.weight_bytes, rel=0.02)
+        assert of_scheme.kv_bytes_per_token == halved.kv_bytes_per_token
 
 
 SHAPE = ModelSizes(
