@@ -52,6 +52,7 @@ from benchmarks.harness import (
 )
 from benchmarks.pair import Folders, Pair, add_prompt_options
 from benchmarks.peer_programs import (
+    OUR_SCHEMES,
     OUTRIDER,
     Others,
     Program,
@@ -216,7 +217,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     _use_cores(arguments.threads)
     prompts = folders.task_prompts(arguments, arguments.num_prompts)
     long = long_prompts(folders, arguments) if arguments.long_prompt else []
-    pair = folders.load(arguments, [*prompts, *long])
+    pair = folders.load(arguments, [*prompts, *long], scheme=OUR_SCHEMES[arguments.bits])
     with contextlib.ExitStack() as stack:
         others = Others(
             stack=stack, arguments=arguments, folders=folders, pair=pair, bits=arguments.bits

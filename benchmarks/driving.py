@@ -21,6 +21,7 @@ from engine.events import Finished, RequestStats, TokensEmitted
 from engine.model.decoder import DtypeName, ForwardOutput
 from engine.model.load import load_model
 from engine.model.protocol import CausalModel
+from engine.model.quantised.formats import Rounding, SchemeName
 from engine.passes.runner import ModelRunner
 from engine.passes.step_times import follow_step_times
 from engine.protocols import Verdict
@@ -36,9 +37,20 @@ BLOCK_SIZE = 16
 # ---- the engine -------------------------------------------------------------------------------
 
 
-def load_runner(folder: Path, *, dtype: DtypeName, device: str, num_blocks: int) -> ModelRunner:
-    """Load a model and give it a cache of `num_blocks` blocks."""
-    model = load_model(str(folder), dtype=dtype, device=device)
+def load_runner(
+    folder: Path,
+    *,
+    dtype: DtypeName,
+    device: str,
+    num_blocks: int,
+    scheme: SchemeName | None = None,
+) -> ModelRunner:
+    """Load a model and give it a cache of `num_blocks` blocks.
+
+    scheme: how its weights are rounded; nothing is kept on disk. None: as they are.
+    """
+    rounding = None if scheme is None else Rounding(scheme=scheme)
+    model = load_model(str(folder), dtype=dtype, device=device, rounding=rounding)
     return ModelRunner(model=model, num_blocks=num_blocks, block_size=BLOCK_SIZE)
 
 

@@ -23,6 +23,7 @@ from benchmarks.harness import choose_threads, console
 from benchmarks.prompts import Prompt, load_prompts, load_tokenizer, stop_token_ids
 from draft.budget import TreeBudget
 from draft.config import DraftConfig
+from engine.model.quantised.formats import SchemeName
 from engine.passes.runner import ModelRunner
 from engine.request import SamplingParams, Tier
 
@@ -111,8 +112,12 @@ class Folders:
         prompts: Sequence[Prompt],
         *,
         num_sequences: int = 1,
+        scheme: SchemeName | None = None,
     ) -> Pair:
-        """Load both with a cache for so many of these prompts at a time, and time their passes."""
+        """Load both with a cache for so many of these prompts at a time, and time their passes.
+
+        scheme: how the large model's weights are rounded.
+        """
         longest = max(len(prompt.token_ids) for prompt in prompts) + arguments.max_new
         load = partial(
             load_runner,
@@ -122,7 +127,7 @@ class Folders:
         )
         with console.status("loading, and profiling step times"):
             runners: dict[Tier, ModelRunner] = {
-                "large": load(self.large),
+                "large": load(self.large, scheme=scheme),
                 "small": load(self.small),
             }
             budget = tree_budget(runners)

@@ -20,10 +20,16 @@ from benchmarks.peers import Peer, PeerModels, PeerTask, peer_process
 from benchmarks.prompts import Prompt
 from benchmarks.record import package_version
 from benchmarks.turns import Case, Turn, engine_case
+from engine.model.quantised.formats import SCHEMES, SchemeName
 from engine.request import EngineRequest
 
 OUTRIDER, TRANSFORMERS, OPENVINO, LLAMA = "outrider", "transformers", "openvino", "llama.cpp"
 
+# How the engine holds the target in so many bits; None: as it is.
+OUR_SCHEMES: dict[int, SchemeName | None] = {
+    16: None,
+    **{int(name.removeprefix("int")): name for name in SCHEMES},
+}
 _OPENVINO_WEIGHTS = {16: "bf16", 8: "int8", 4: "int4"}
 _LLAMA_KINDS = {16: "BF16", 8: "Q8_0", 4: "Q4_0"}
 _PRECISIONS = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
@@ -223,7 +229,9 @@ def _package(name: str) -> str:
 
 def add_peer_options(parser: argparse.ArgumentParser) -> None:
     """Add options that say which other programs run, and how."""
-    parser.add_argument("--bits", type=int, choices=(16, 8, 4), default=16, help="of a weight")
+    parser.add_argument(
+        "--bits", type=int, choices=sorted(OUR_SCHEMES), default=16, help="of a weight"
+    )
     parser.add_argument("--openvino-python", type=Path, help="interpreter that has openvino-genai")
     parser.add_argument("--llama", type=Path, help="environment that has llama-server and gguf")
     parser.add_argument("--assistant-tokens", type=int, nargs="+", default=[4, 8])

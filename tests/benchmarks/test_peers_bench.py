@@ -15,6 +15,7 @@ import pytest
 
 from benchmarks import bench_peers
 from benchmarks.llama_peer import Llama
+from benchmarks.peer_programs import OUR_SCHEMES
 
 OPENVINO, LLAMA = "OPENVINO_PYTHON", "LLAMA_ENVIRONMENT"
 SHORT = ["--num-prompts", "2", "--max-new", "24", "--long-prompt", "0", "--assistant-tokens", "4"]
@@ -42,15 +43,15 @@ def test_programs_that_are_not_installed_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.skipif(not os.environ.get(OPENVINO), reason=f"{OPENVINO} names no interpreter")
-@pytest.mark.parametrize("bits", ["16", "8", "4"])
-def test_openvino_answers_with_and_without_a_drafter(bits: str, tmp_path: Path) -> None:
-    found = results_of(tmp_path, "--bits", bits, "--openvino-python", os.environ[OPENVINO])
+@pytest.mark.parametrize("bits", OUR_SCHEMES)
+def test_openvino_answers_with_and_without_a_drafter(bits: int, tmp_path: Path) -> None:
+    found = results_of(tmp_path, "--bits", str(bits), "--openvino-python", os.environ[OPENVINO])
     assert {"openvino plain", "openvino 4 tokens"} <= set(found["cases"])
 
 
 @pytest.mark.long
 @pytest.mark.skipif(not os.environ.get(LLAMA), reason=f"{LLAMA} names no environment")
-@pytest.mark.parametrize("bits", ["16", "8", "4"])
-def test_llama_cpp_answers_with_and_without_a_drafter(bits: str, tmp_path: Path) -> None:
-    found = results_of(tmp_path, "--bits", bits, "--llama", os.environ[LLAMA])
+@pytest.mark.parametrize("bits", OUR_SCHEMES)
+def test_llama_cpp_answers_with_and_without_a_drafter(bits: int, tmp_path: Path) -> None:
+    found = results_of(tmp_path, "--bits", str(bits), "--llama", os.environ[LLAMA])
     assert found["cases"]["llama.cpp 4 tokens"]["tokens_per_pass"] > 1.0
