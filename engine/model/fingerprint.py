@@ -34,7 +34,9 @@ def checkpoint_fingerprint(folder: Path) -> str:
     digest = hashlib.blake2b(digest_size=8)
     _add(digest, {name: value for name, value in config.items() if name not in _IGNORED})
     paths = sorted(folder.glob("*.safetensors"))
-    if not paths:
+    if (gguf := folder / "model.gguf").is_file():
+        digest.update(_sampled(gguf))
+    elif not paths:
         raise ValueError(f"{folder} holds no *.safetensors: it is not a checkpoint")
     # The order of the parts must not depend on how the files are named.
     for part in sorted(_file_digest(path) for path in paths):
@@ -59,6 +61,18 @@ def _file_digest(path: Path) -> bytes:
         else:
             for place in _places(tensors, size_bytes - start):
                 digest.update(_piece(file, start + place))
+    return digest.digest()
+
+
+def _sampled(path: Path) -> bytes:
+    """Return a digest of a file of another format: all of it, or its size and many pieces."""
+    size_bytes = path.stat().st_size
+    digest = hashlib.blake2b(str(size_bytes).encode(), digest_size=16)
+    with path.open("rb") as file:
+        digest.update(file.read(_WHOLE_BELOW_BYTES if size_bytes < _WHOLE_BELOW_BYTES else 2**20))
+        if size_bytes >= _WHOLE_BELOW_BYTES:
+            for place in _places({}, size_bytes):
+                digest.update(_piece(file, place))
     return digest.digest()
 
 

@@ -1,4 +1,4 @@
-"""Read a checkpoint's tensors one by one, from safetensors files on disk."""
+"""Read a checkpoint's tensors one by one, from safetensors or GGUF files on disk."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -12,6 +12,9 @@ from engine.errors import UnsupportedModelError
 from engine.model.checkpoint_files import read_object
 from engine.model.families.text_parts import HEADS, PREFIXES, text_prefix
 from engine.model.fingerprint import checkpoint_fingerprint
+from engine.model.gguf.folder import LINK
+from engine.model.gguf.header import read_header
+from engine.model.gguf.tensors import GgufFile, tensor_names
 from engine.model.quantised.decoders import decoder_of
 from engine.model.quantised.formats import WeightFormat
 
@@ -68,6 +71,7 @@ class CheckpointReader:
         self._on_progress = on_progress
         self._decoder = None if weight_format is None else decoder_of(weight_format)
         self._file_of = _locate_tensors(folder)
+        self._gguf = GgufFile(folder / LINK) if LINK in self._file_of.values() else None
         self._name_in_file: dict[str, str] = {}
         if text_only:
             self._keep_text()
@@ -144,13 +148,19 @@ class CheckpointReader:
         """Return a tensor as it is stored, a view of the file. Raises ValueError without it."""
         if name not in self._file_of:
             raise ValueError(f"the tensor {name} is missing")
+        if self._gguf is not None:
+            return self._note(name, self._gguf.get_tensor(name), self._gguf.num_bytes(name))
         stored: Tensor = self._file(self._file_of[name]).get_tensor(
             self._name_in_file.get(name, name)
         )
+        self._open_bytes += stored.nbytes
+        return self._note(name, stored, stored.nbytes)
+
+    def _note(self, name: str, stored: Tensor, num_bytes: int) -> Tensor:
+        """Count a tensor as read."""
         if name in self._unread:
             self._unread.discard(name)
-            self.done_bytes += stored.nbytes
-        self._open_bytes += stored.nbytes
+            self.done_bytes += num_bytes
         return stored
 
     def _decoded(self, name: str) -> Tensor | None:
@@ -250,6 +260,8 @@ def _locate_tensors(folder: Path) -> dict[str, str]:
     """File name of each tensor name."""
     index = folder / "model.safetensors.index.json"
     single = folder / "model.safetensors"
+    if (folder / LINK).is_file():
+        return dict.fromkeys(tensor_names(read_header(folder / LINK)), LINK)
     if index.is_file():
         file_of = _file_names(index)
         absent = sorted({name for name in file_of.values() if not (folder / name).is_file()})
@@ -261,8 +273,8 @@ def _locate_tensors(folder: Path) -> dict[str, str]:
     if single.is_file():
         with _open(single) as file:
             return dict.fromkeys(file.keys(), single.name)
-    others = sorted(path.name for path in folder.glob("*.bin")) + sorted(
-        path.name for path in folder.glob("*.gguf")
-    )
-    found = f" It has {', '.join(others[:3])}, formats that are not supported." if others else ""
+    others = sorted(path.name for path in folder.glob("*.bin"))
+    found = f" It has {', '.join(others[:3])}, a format that is not supported." if others else ""
+    if files := sorted(path.name for path in folder.glob("*.gguf")):
+        found = f" It has {files[0]} beside config.json: name that file, or move it to a folder."
     raise UnsupportedModelError(f"{folder} has no model.safetensors.{found}")

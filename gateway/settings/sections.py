@@ -58,10 +58,14 @@ Sources = Annotated[tuple[Source, ...], NoDecode, BeforeValidator(split_list)]
 
 
 def is_missing_folder(name: str) -> bool:
-    """Return whether a model's name looks like a missing folder. Hub ids are `owner/name`."""
-    if Path(name).expanduser().is_dir():
+    """Return whether a model's name looks like a missing folder or GGUF file.
+
+    Hub ids are `owner/name`.
+    """
+    path = Path(name).expanduser()
+    if path.is_dir() or path.is_file():
         return False
-    return name.startswith(("/", ".", "~")) or name.count("/") != 1
+    return path.suffix == ".gguf" or name.startswith(("/", ".", "~")) or name.count("/") != 1
 
 
 def bundled_pair() -> Path:
@@ -95,10 +99,10 @@ class ModelSettings(Section):
     """Models that answer. None set: the pair that comes with Outrider."""
 
     large: str | None = None
-    """Folder or Hugging Face id of the large model; "none" for no such tier."""
+    """Folder, GGUF file or Hugging Face id of the large model; "none" for no such tier."""
     small: str | None = None
-    """Folder or Hugging Face id of the small model, which answers easy prompts and drafts for the
-    large one; "none" for no such tier."""
+    """Folder, GGUF file or Hugging Face id of the small model, which answers easy prompts and
+    drafts for the large one; "none" for no such tier."""
     router: Path | None = None
     """Folder of a trained router. A router fits one pair of models."""
     quantize: Annotated[str, AfterValidator(_known_schemes)] = ""

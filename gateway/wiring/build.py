@@ -18,13 +18,13 @@ from gateway.backends.spawning import EngineProcess
 from gateway.backends.step_loop import LoadingCallback, no_progress
 from gateway.schema.parsing import JsonBounds
 from gateway.settings.tree import Settings
+from gateway.wiring.checkpoints import named_models
 from gateway.wiring.engine import (
     allowed_difference,
     compile_kernels,
     join,
     load_runners,
     measure_budget,
-    named_models,
     saved_times,
 )
 from gateway.wiring.start import engine_recipe

@@ -16,6 +16,7 @@ from engine.request import TIERS, Tier
 from gateway.backends.step_loop import LoadingCallback
 from gateway.settings.paths import cache_folder
 from gateway.settings.tree import Settings
+from gateway.wiring.checkpoints import named_models
 from gateway.wiring.hardware import usable_physical_cores
 from gateway.wiring.kv_budget import cache_sizes, kv_dtype
 
@@ -217,12 +218,6 @@ def saved_times(settings: Settings) -> "CurveStore | None":
     )
     folder = options.cache_folder or cache_folder(os.environ)
     return None if folder is None else SavedTimes(folder, conditions)
-
-
-def named_models(settings: Settings) -> dict[Tier, str]:
-    """Return path or hub id of each tier to load."""
-    resolved = settings.models.resolved()
-    return {tier: path for tier in TIERS if (path := resolved[tier]) is not None}
 
 
 def allowed_difference(settings: Settings) -> str | None:

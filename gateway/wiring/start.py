@@ -9,7 +9,7 @@ from gateway.backends.spawning import EngineProcess, EngineRecipe
 from gateway.settings.keys import KeySettings
 from gateway.settings.tiers import HandoffSettings, MirrorSettings
 from gateway.settings.tree import ENV_PREFIX, Settings, SettingsError, is_missing_folder
-from gateway.wiring.engine import named_models
+from gateway.wiring.checkpoints import named_models
 from gateway.wiring.hardware import usable_physical_cores
 
 _READ_BY_ENGINE: Final = {"OUTRIDER_KERNELS"}
@@ -94,6 +94,6 @@ def check_models(settings: Settings) -> None:
     for tier, path in named_models(settings).items():
         if is_missing_folder(path):
             raise SettingsError(
-                f"models.{tier} = {path!r}: no such folder. Name one with a checkpoint, or a "
-                "Hugging Face id such as Qwen/Qwen3-0.6B."
+                f"models.{tier} = {path!r}: no such folder or file. Name a folder with a "
+                "checkpoint, a GGUF file, or a Hugging Face id such as Qwen/Qwen3-0.6B."
             )

@@ -1,5 +1,6 @@
 """`outrider doctor`: is this a place where Outrider can run, and what to do if it is not."""
 
+import contextlib
 import os
 import platform
 import sys
@@ -180,11 +181,12 @@ def _threads(settings: Settings) -> Finding:
 def _model(tier: str, path: str) -> Finding:
     """Configuration, weights and tokenizer are there and of a supported kind."""
     from engine.errors import UnsupportedModelError
+    from engine.model.gguf.folder import LINK
     from engine.model.read_config import read_model_config
     from gateway.text.chat import ChatTokenizer
+    from gateway.wiring.checkpoints import checkpoint
 
     name = f"{tier} model"
-    folder = Path(path).expanduser()
     if is_missing_folder(path):
         return Finding(
             name=name,
@@ -192,10 +194,11 @@ def _model(tier: str, path: str) -> Finding:
             detail=f"{path} is not a folder",
             advice=f"Name a folder with a checkpoint, or a Hugging Face id, with --{tier}.",
         )
-    if not folder.is_dir():
+    if not Path(path).expanduser().exists():
         detail = f"{path} is fetched from the Hugging Face hub at the first start"
         return Finding(name=name, status="ok", detail=detail)
     try:
+        folder = Path(checkpoint(path)).expanduser()
         config = read_model_config(folder)
         tokenizer = ChatTokenizer.load(folder)
     except (UnsupportedModelError, OSError, ValueError) as error:
@@ -210,12 +213,14 @@ def _model(tier: str, path: str) -> Finding:
         return Finding(
             name=name,
             status="failed",
-            detail=f"{path} holds no *.safetensors",
+            detail=f"{path} holds no *.safetensors, nor a *.gguf",
             advice="Download the checkpoint again, or convert it to safetensors.",
         )
     way = "" if config.is_native else " (through transformers)"
     if config.weight_format is not None:
         way = f" (decoded from {config.weight_format.method})"
+    elif (folder / LINK).is_file():
+        way = " (decoded from GGUF)"
     formats = f"{tokenizer.dialect.format.name} tools" + ", reasoning" * tokenizer.may_think
     detail = (
         f"{config.architecture}{way}, {weights / 2**20:,.1f} MiB, {config.dtype}, {formats}, "
@@ -229,8 +234,7 @@ def _tokenizers(settings: Settings) -> Finding:
     from gateway.wiring.engine import MISMATCH_ADVICE, vocabulary_difference
 
     name = "tokenizers"
-    paths = [path for path in settings.models.resolved().values() if path is not None]
-    if not all(Path(path).expanduser().is_dir() for path in paths):
+    if not all(folder.is_dir() for folder in _folders(settings)):
         return Finding(name=name, status="ok", detail="compared at the first start")
     difference = vocabulary_difference(settings)
     if difference is None:
@@ -248,8 +252,23 @@ def _tokenizers(settings: Settings) -> Finding:
     return Finding(name=name, status="failed", detail=difference, advice=MISMATCH_ADVICE)
 
 
+def _folders(settings: Settings) -> list[Path]:
+    """Return where the models lie; what is wrong with one is told where it is checked."""
+    from engine.errors import UnsupportedModelError
+    from gateway.wiring.checkpoints import checkpoint
+
+    folders = []
+    for path in settings.models.resolved().values():
+        if path is not None:
+            with contextlib.suppress(UnsupportedModelError):
+                path = checkpoint(path)
+            folders.append(Path(path).expanduser())
+    return folders
+
+
 def _weight_bytes(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    files = [*folder.glob("*.safetensors"), *folder.glob("*.gguf")]
+    return sum(file.stat().st_size for file in files)
 
 
 def _loaded_bytes(folder: Path) -> int:
@@ -264,14 +283,14 @@ def _loaded_bytes(folder: Path) -> int:
         return _weight_bytes(folder)
     return (
         _weight_bytes(folder)
-        if config.weight_format is None
+        if config.weight_format is None and not list(folder.glob("*.gguf"))
         else ModelSizes.of(config).weight_bytes
     )
 
 
 def _memory(settings: Settings) -> Finding:
     """Check that weights and libraries fit into main memory; a GPU's memory is not checked."""
-    folders = [Path(p).expanduser() for p in settings.models.resolved().values() if p is not None]
+    folders = _folders(settings)
     needed = sum(_loaded_bytes(f) for f in folders if f.is_dir()) + _OVERHEAD_BYTES
     if settings.engine.kv_cache_gib is not None:
         needed += int(settings.engine.kv_cache_gib * _GIB)

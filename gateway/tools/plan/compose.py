@@ -17,7 +17,7 @@ from gateway.tools.plan.report import CapacityPlan
 from gateway.tools.plan.shapes import ModelSizes
 from gateway.tools.plan.simulate import Speculation, System, TierModel
 from gateway.tools.plan.workload import LengthPairs
-from gateway.wiring.engine import named_models
+from gateway.wiring.checkpoints import named_models
 
 HERE: Final = "here"
 _RESERVE_SHARE: Final = 0.1

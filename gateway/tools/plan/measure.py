@@ -14,7 +14,8 @@ from gateway.tools.bench.prompts import built_in_prompts
 from gateway.tools.plan.curves import MeasuredCurve
 from gateway.tools.plan.shapes import ModelSizes
 from gateway.tools.plan.simulate import GuessedStep, Speculation, TierModel
-from gateway.wiring.engine import join, load_runners, measure_budget, named_models
+from gateway.wiring.checkpoints import named_models
+from gateway.wiring.engine import join, load_runners, measure_budget
 
 if TYPE_CHECKING:
     from engine.core import Engine

@@ -112,7 +112,7 @@ def test_layers_for_predicting_several_tokens_may_be_left_over(tmp_path: Path) -
     [
         ({}, "not a checkpoint: it has no config.json"),
         ({"config.json": None}, r"has no model\.safetensors"),
-        ({"config.json": None, "pytorch_model.bin": b""}, r"pytorch_model\.bin, formats"),
+        ({"config.json": None, "pytorch_model.bin": b""}, r"pytorch_model\.bin, a format"),
         ({"config.json": None, "model.safetensors": b"junk"}, "cannot be read"),
         (
             {
