@@ -3,12 +3,14 @@
 import sys
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from engine.errors import UnsupportedModelError
+from engine.model.compiled_layers import CompiledLayers
 from engine.model.config import ModelConfig
 from engine.model.experts import read_experts
 from engine.model.kv_cache import KVCache
@@ -18,19 +20,18 @@ from engine.model.quantised.formats import Rounding
 from engine.model.quantised.scheme import (
     RoundedWeights,
     StoredWeights,
-    WeightSource,
     computing_dtype,
 )
 from engine.model.read_config import read_model_config
 from engine.model.weights import CheckpointReader, ProgressCallback, resolve_checkpoint
 from kernels.attention.paged_attention import AttentionBatch, Plan, paged_attention, plan_attention
+from kernels.cpu.row_attention import can_attend_rows
 from kernels.kv.rope_write_kv import rope_write_kv
 from kernels.kv.write_kv import write_kv_reference
 from kernels.layers.compiled_rows import can_place_heads, place_heads
 from kernels.layers.embedding import embed_tokens
 from kernels.layers.rms_norm import RmsNorm, add_rms_norm, rms_norm
 from kernels.layers.rope import RotaryTable, rotate
-from kernels.layers.row_invariant_linear import Product, make_linear
 from kernels.layers.row_invariant_ops import (
     row_invariant_rotate,
     row_invariant_softcap,
@@ -44,12 +45,6 @@ DTYPES = {
     "float16": torch.float16,
     "float32": torch.float32,
 }
-# A tied head gets a packed copy of the embedding table (look-ups need plain rows) while the copy
-# is at most this share of the weights plus this many bytes: the plain product takes 2.3 times as
-# long (Zen 5, 151936 x 1024 bfloat16, 1 to 16 rows: 24 to 30 ms against 10 to 12). Beyond, the
-# one table serves both, because weights are to be held once.
-_TIED_HEAD_COPY_SHARE = 0.15
-_TIED_HEAD_COPY_BYTES = 128 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +116,7 @@ class DecoderModel:
         )
         self._layers = tuple(layers.read(index) for index in range(config.num_layers))
         self._final_norm = layers.norm("model.norm.weight")
-        self._head = self._read_head(reader, weights)
+        self._head = layers.head(self._embedding)
         self._rotate = row_invariant_rotate if deterministic else rotate
         self._softcap = row_invariant_softcap if deterministic else softcap
         reader.finish(
@@ -135,6 +130,11 @@ class DecoderModel:
         )
         self._can_place = is_automatic() and can_place_heads(dtype, device, config.head_dim)
         self._scale = config.attention_scale or config.head_dim**-0.5
+        self._compiled = None
+        if self._can_place and can_attend_rows(dtype, config.head_dim, device):
+            self._compiled = CompiledLayers.of(
+                self._layers, config, self._rotary, scale=self._scale
+            )
         # Rounded as transformers rounds it, to the weights' type.
         self._embedding_scale = float(torch.tensor(config.embedding_scale, dtype=dtype))
         self.fingerprint = reader.fingerprint
@@ -152,18 +152,6 @@ class DecoderModel:
             device=device,
             deterministic=deterministic,
         )
-
-    def _read_head(self, reader: CheckpointReader, weights: WeightSource) -> Product:
-        """Return the product with the table of tokens, or with one of its own."""
-        config, name = self.config, "lm_head.weight"
-        if not config.tie_word_embeddings:
-            shape = (config.vocab_size, config.hidden_size)
-            head = weights.weight(name, lambda: reader.read(name, shape), [name])
-            return make_linear(head, deterministic=self.deterministic)
-        spare_bytes = _TIED_HEAD_COPY_BYTES + _TIED_HEAD_COPY_SHARE * reader.total_bytes
-        can_pack = self._embedding.nbytes <= spare_bytes
-        head = weights.weight(name, lambda: self._embedding, ())
-        return make_linear(head, pack=can_pack, deterministic=self.deterministic)
 
     @classmethod
     def load(
@@ -274,7 +262,15 @@ class DecoderModel:
             some_rows = None  # all of them, perhaps in another order
         update: Tensor | None = None
         last = len(self._layers) - 1
-        for index, layer in enumerate(self._layers):
+        num_done = 0
+        compiled = self._compiled
+        if compiled is not None and here.is_placed and compiled.can_run(len(residual), attention):
+            # The last layer computes fewer rows where fewer are wanted.
+            num_done = last + (some_rows is None)
+            update = compiled.run(
+                residual, positions, here.slots, attention, kv_cache, count=num_done
+            )
+        for index, layer in islice(enumerate(self._layers), num_done, None):
             normed = _normalise(layer.before_attention, update, residual, here)
             attended = self._attend(index, normed, here)
             if index == last and some_rows is not None:

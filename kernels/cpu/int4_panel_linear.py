@@ -11,6 +11,7 @@ from kernels.quantised.weight import QuantisedWeight
 
 # Codes are packed in eights along k.
 GROUP_MULTIPLE = 8
+_KIND = 2  # kInt4 in layer.h
 
 
 class Int4PanelLinear:
@@ -70,6 +71,11 @@ class Int4PanelLinear:
     def is_packed(self) -> bool:
         """True: no plain copy of the weight is held."""
         return True
+
+    @property
+    def compiled(self) -> tuple[int, int, int]:
+        """What a compiled layer takes: the kind, the product's address, the most threads."""
+        return _KIND, self._address, self._max_threads
 
     @property
     def packed_bytes(self) -> int:

@@ -107,6 +107,11 @@ class PanelLinear:
         return True
 
     @property
+    def compiled(self) -> tuple[int, int, int]:
+        """What a compiled layer takes: the kind, the product's address, the most threads."""
+        return self._product.kind, self._address, self._max_threads
+
+    @property
     def packed_bytes(self) -> int:
         """Bytes of the panels: the weight's own, and what fills up the last panel and step."""
         return self._held[0].numel()

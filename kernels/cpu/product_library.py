@@ -17,7 +17,7 @@ import torch  # before the library: it brings the OpenMP runtime whose threads a
 from kernels.cpu.huge_pages import HugePageMemory
 
 _STEM: Final = "_products"
-_VERSION: Final = 5  # as kVersion in products.cpp
+_VERSION: Final = 6  # as kVersion in products.cpp
 _X86: Final = ("x86_64", "amd64")
 _BUILD_ADVICE: Final = (
     "Install a C++ compiler (Debian, Ubuntu: apt install g++) and install Outrider again: bfloat16 "
@@ -150,6 +150,53 @@ class HeadsCall(ctypes.Structure):
     )
 
 
+_Four64, _Four32, _FourAddresses = _Int64 * 4, _Int32 * 4, _Address * 4
+
+
+class LayerStruct(ctypes.Structure):
+    """A decoder layer as the library reads it (struct Layer in layer.h)."""
+
+    _fields_ = (
+        ("hidden", _Int64),
+        ("inner", _Int64),
+        ("num_query_heads", _Int64),
+        ("num_kv_heads", _Int64),
+        ("head_dim", _Int64),
+        ("products", _FourAddresses),
+        ("max_threads", _Four64),
+        ("kinds", _Four32),
+        ("attention_norm", _Address),
+        ("mlp_norm", _Address),
+        ("head_norm", _Address),
+        ("sinks", _Address),
+        ("attention_offset", ctypes.c_float),
+        ("mlp_offset", ctypes.c_float),
+        ("head_offset", ctypes.c_float),
+        ("scale", ctypes.c_float),
+        ("softcap", ctypes.c_float),
+        ("activation", _Int32),
+    )
+
+
+class LayerCall(ctypes.Structure):
+    """A pass through a layer as the library reads it (struct LayerCall in layer.h)."""
+
+    _fields_ = (
+        ("num_rows", _Int64),
+        ("update", _Address),
+        ("residual", _Address),
+        ("positions", _Address),
+        ("slots", _Address),
+        ("table", _Address),
+        ("num_positions", _Int64),
+        ("num_slots", _Int64),
+        ("keys", _Address),
+        ("values", _Address),
+        ("attention", _Address),
+        ("is_first", _Int32),
+    )
+
+
 class ProductLibrary:
     """The library's functions. Raises OSError for what is not it, or of another version."""
 
@@ -172,6 +219,7 @@ class ProductLibrary:
             self._normalise = library.outrider_normalise
             self._gate = library.outrider_gate
             self._place = library.outrider_place
+            self._layer = library.outrider_layer
         except AttributeError as error:
             raise OSError(f"{path} does not hold the products: {error}") from error
         if version != _VERSION:
@@ -188,6 +236,7 @@ class ProductLibrary:
         for function in (self._multiply, self._int4_multiply):
             function.argtypes = (_Address, _Address, _Int64, _Address, _Int32)
             function.restype = _Int32
+        self._layer.argtypes, self._layer.restype = (_Address, _Address, _Int32, _Int32), _Int32
         for function in (self._attend, self._normalise, self._gate, self._place):
             function.argtypes, function.restype = (_Address, _Int32, _Int32), _Int32
         self._use_threads.argtypes, self._use_threads.restype = (_Address,), None
@@ -262,6 +311,15 @@ class ProductLibrary:
     def place(self, call: int, instruction_set: InstructionSet, num_threads: int) -> bool:
         """Place heads, given by the address of a `HeadsCall`. False: a place does not exist."""
         return not self._place(call, instruction_set, num_threads)
+
+    def run_layer(
+        self, layer: int, call: int, instruction_set: InstructionSet, num_threads: int
+    ) -> bool:
+        """Run a layer by the addresses of its structures. False: a place does not exist."""
+        failed = self._layer(layer, call, instruction_set, num_threads)
+        if failed == -1:
+            raise MemoryError("a layer found no memory for its rows")
+        return not failed
 
 
 def _parallel_region() -> int:

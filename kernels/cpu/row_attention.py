@@ -9,7 +9,7 @@ order.
 """
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import torch
@@ -50,6 +50,24 @@ class RowKeys:
     own_begins: Ints32
     own_starts: Ints64
     own_slots: Ints32
+    struct: Attention = field(init=False, repr=False, compare=False)
+    """What the library reads of them; the fields of a call are 0."""
+
+    def __post_init__(self) -> None:
+        """Take the arrays' addresses once for all layers."""
+        struct = Attention(
+            num_tiles=len(self.tiles),
+            max_tile_rows=TILE_ROWS,
+            tiles=self.tiles.ctypes.data,
+            tile_slots=self.tile_slots.ctypes.data,
+            slots=self.slots.ctypes.data,
+            begins=self.begins.ctypes.data,
+            ends=self.ends.ctypes.data,
+            own_begins=self.own_begins.ctypes.data,
+            own_starts=self.own_starts.ctypes.data,
+            own_slots=self.own_slots.ctypes.data,
+        )
+        object.__setattr__(self, "struct", struct)
 
 
 def attend_rows(  # noqa: PLR0913 - as `paged_attention`
@@ -76,29 +94,14 @@ def attend_rows(  # noqa: PLR0913 - as `paged_attention`
             raise ValueError(f"a cache of {cache.dtype} {list(cache.shape)} cannot be read here")
     if query.dtype != torch.bfloat16 or len(keys.begins) > num_rows:
         raise ValueError(f"{num_rows} rows of {query.dtype}, but keys of {len(keys.begins)}")
-    call = Attention(
-        num_query_heads=num_query_heads,
-        num_kv_heads=k_cache.shape[2],
-        head_dim=head_dim,
-        num_tiles=len(keys.tiles),
-        max_tile_rows=TILE_ROWS,
-        query=query.data_ptr(),
-        keys=k_cache.data_ptr(),
-        values=v_cache.data_ptr(),
-        output=output.data_ptr(),
-        sinks=None if sinks is None else sinks.data_ptr(),
-        tiles=keys.tiles.ctypes.data,
-        tile_slots=keys.tile_slots.ctypes.data,
-        slots=keys.slots.ctypes.data,
-        begins=keys.begins.ctypes.data,
-        ends=keys.ends.ctypes.data,
-        own_begins=keys.own_begins.ctypes.data,
-        own_starts=keys.own_starts.ctypes.data,
-        own_slots=keys.own_slots.ctypes.data,
-        scale=scale,
-        softcap=softcap or 0.0,
-    )
-    if len(keys.tiles):
+    call = Attention.from_buffer_copy(keys.struct)
+    call.num_query_heads, call.num_kv_heads = num_query_heads, k_cache.shape[2]
+    call.head_dim = head_dim
+    call.query, call.output = query.data_ptr(), output.data_ptr()
+    call.keys, call.values = k_cache.data_ptr(), v_cache.data_ptr()
+    call.sinks = None if sinks is None else sinks.data_ptr()
+    call.scale, call.softcap = scale, softcap or 0.0
+    if call.num_tiles:
         library.attend(ctypes.addressof(call), instruction_set or best, torch.get_num_threads())
     return output
 

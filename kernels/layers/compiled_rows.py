@@ -45,7 +45,7 @@ def can_place_heads(dtype: torch.dtype, device: torch.device, head_dim: int) -> 
 class CompiledNorm(RmsNorm):
     """`RmsNorm` of bfloat16 rows: float32 up to the result, which is rounded once."""
 
-    __slots__ = ("_instruction_set", "_library", "_squared_offset")
+    __slots__ = ("_instruction_set", "_library", "squared_offset")
 
     def __init__(
         self, weight: Tensor, eps: float, *, instruction_set: InstructionSet | None = None
@@ -53,7 +53,7 @@ class CompiledNorm(RmsNorm):
         """weight, eps: as for `RmsNorm`. Raises RuntimeError where the library is not there."""
         super().__init__(weight, eps)
         self._library, self._instruction_set = _library(instruction_set)
-        self._squared_offset = weight.shape[-1] * eps
+        self.squared_offset = weight.shape[-1] * eps
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: bfloat16 [..., d] -> [..., d], contiguous."""
@@ -82,7 +82,7 @@ class CompiledNorm(RmsNorm):
             None if residual is None else residual.data_ptr(),
             self.scaled_weight.data_ptr(),
             y.data_ptr(),
-            self._squared_offset,
+            self.squared_offset,
         )
         self._library.normalise(
             ctypes.addressof(call), self._instruction_set, _num_threads(num_rows * width)

@@ -1,0 +1,55 @@
+// A decoder layer in one call: norm, projections, attention, norm, gated feed-forward.
+//
+// It calls the functions that callers could call one after the other, with the same bits; what it
+// spares is the way back to Python between them.
+#pragma once
+
+#include "int4.h"
+#include "products.h"
+#include "rows.h"
+
+namespace outrider {
+
+constexpr int32_t kInt4 = 2;  // after enum Kind: the product is an Int4Product
+enum Projection : int32_t { kQkv = 0, kOutput = 1, kGateUp = 2, kDown = 3, kProjections = 4 };
+
+// What stays of a layer; product_library.py declares the fields of both structures in this order.
+struct Layer {
+    int64_t hidden, inner;
+    int64_t num_query_heads, num_kv_heads, head_dim;
+    const void* products[kProjections];
+    int64_t max_threads[kProjections];
+    int32_t kinds[kProjections];
+    const float* attention_norm;  // [hidden], as in Norm
+    const float* mlp_norm;
+    const float* head_norm;  // or null, as in Heads
+    const float* sinks;      // or null, as in Attention
+    float attention_offset, mlp_offset, head_offset;
+    float scale, softcap;  // of attention
+    int32_t activation;
+};
+
+// What changes from layer to layer and from pass to pass.
+struct LayerCall {
+    int64_t num_rows;
+    uint16_t* update;    // [rows, hidden]; in: what the layer before adds, out: what this one does
+    uint16_t* residual;  // [rows, hidden]
+    const int64_t *positions, *slots;
+    const uint16_t* table;  // as in Heads
+    int64_t num_positions, num_slots;
+    uint16_t *keys, *values;
+    const Attention* attention;  // with the fields that say what each row sees
+    int32_t is_first;            // nothing is added to the residual stream before
+};
+
+}  // namespace outrider
+
+extern "C" {
+int32_t outrider_multiply(const outrider::Product*, const uint16_t*, int64_t, uint16_t*, int32_t);
+int32_t outrider_int4_multiply(const outrider::Int4Product*, const uint16_t*, int64_t, uint16_t*,
+                               int32_t);
+int32_t outrider_normalise(const outrider::Norm*, int32_t, int32_t);
+int32_t outrider_gate(const outrider::Gate*, int32_t, int32_t);
+int32_t outrider_place(const outrider::Heads*, int32_t, int32_t);
+int32_t outrider_attend(const outrider::Attention*, int32_t, int32_t);
+}

@@ -1,0 +1,142 @@
+"""Layers in one compiled call have the bits of their operations one by one."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.model.compiled_layers import CompiledLayers
+from engine.model.decoder import DecoderModel
+from engine.model.quantised.formats import Rounding, SchemeName
+from engine.passes.runner import ForwardSlice, ModelRunner
+from kernels.cpu.product_library import product_support
+from kernels.layers import row_invariant_linear
+from kernels.layers.compiled_layer import MAX_ROWS
+from kernels.triton_support import use_kernels
+from tests.kernels.layers.bits import same_bits, torch_threads
+from tests.models import make_hf_model
+
+pytestmark = pytest.mark.skipif(
+    product_support().library is None, reason=f"products: {product_support().detail}"
+)
+MODELS = ("llama3", "llama-biases", "qwen3", "mistral", "smollm3")
+
+
+@pytest.fixture(autouse=True)
+def _panels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_invariant_linear, "prefers_onednn", lambda: False)
+
+
+def load(name: str, folder: Path, scheme: SchemeName | None = None) -> DecoderModel:
+    hf_model = make_hf_model(name, head_dim=32)
+    hf_model.to(torch.bfloat16).save_pretrained(folder)
+    rounding = None if scheme is None else Rounding(scheme=scheme)
+    return DecoderModel.load(str(folder), rounding=rounding)
+
+
+def logits(model: DecoderModel, *, is_compiled: bool, wanted: int | None = None) -> list[Tensor]:
+    """Two prompts in chunks that share passes, then a tree over each."""
+    compiled, model._compiled = model._compiled, model._compiled if is_compiled else None
+    runner = ModelRunner(model=model, num_blocks=32, block_size=16)
+    views = [runner.new_view("") for _ in range(2)]
+    found = []
+    for start, end in ((0, 21), (21, 37)):
+        pieces = []
+        for view in views:
+            view.reserve(end)
+            ids = list(range(5 + start, 5 + end))
+            rows = len(ids) if wanted is None else min(wanted, len(ids))
+            piece = ForwardSlice(view=view, token_ids=ids, start_slot=start, num_logit_rows=rows)
+            pieces.append(piece)
+        found.append(runner.forward(pieces).logits)
+    model._compiled = compiled
+    return found
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_pass_has_the_bits_of_its_operations_one_by_one(name: str, tmp_path: Path) -> None:
+    model = load(name, tmp_path)
+    assert model._compiled is not None
+    for wanted in (None, 1):
+        expected = logits(model, is_compiled=False, wanted=wanted)
+        for num_threads in (1, 2):
+            with torch_threads(num_threads):
+                found = logits(model, is_compiled=True, wanted=wanted)
+            assert all(map(same_bits, found, expected))
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int4"])
+def test_rounded_weights_run_in_one_call_too(scheme: SchemeName, tmp_path: Path) -> None:
+    model = load("qwen3", tmp_path, scheme)
+    assert model._compiled is not None
+    expected = logits(model, is_compiled=False)
+    assert all(map(same_bits, logits(model, is_compiled=True), expected))
+
+
+def test_sinks_and_capped_scores_are_computed_in_the_call(tmp_path: Path) -> None:
+    model = load("llama2", tmp_path)
+    plain = logits(model, is_compiled=True)
+    sinks = torch.linspace(-1, 3, model.config.num_query_heads)
+    model._layers = tuple(replace(layer, sinks=sinks) for layer in model._layers)
+    model.config = replace(model.config, attention_softcap=2.0)
+    model._compiled = CompiledLayers.of(
+        model._layers, model.config, model._rotary, scale=model._scale
+    )
+    found = logits(model, is_compiled=True)
+    assert all(map(same_bits, found, logits(model, is_compiled=False)))
+    assert not same_bits(found[0], plain[0])
+
+
+@pytest.mark.parametrize("name", ["gemma2", "olmo2", "cohere2", "mixtral", "granite"])
+def test_models_with_other_parts_run_one_by_one(name: str, tmp_path: Path) -> None:
+    assert load(name, tmp_path)._compiled is None
+
+
+def test_other_precisions_kernels_and_caches_run_one_by_one(tmp_path: Path) -> None:
+    make_hf_model("llama2", head_dim=32).save_pretrained(tmp_path)
+    assert DecoderModel.load(str(tmp_path), dtype="float32")._compiled is None
+    with use_kernels("reference"):
+        assert DecoderModel.load(str(tmp_path), dtype="bfloat16")._compiled is None
+
+
+def test_long_passes_run_one_by_one_to_the_same_bits(tmp_path: Path) -> None:
+    model = load("llama2", tmp_path)
+    runner = ModelRunner(model=model, num_blocks=32, block_size=16)
+    count = MAX_ROWS + 1
+    ids = [5 + each % 100 for each in range(count)]
+
+    def rows(*lengths: int) -> Tensor:
+        view = runner.new_view("")
+        view.reserve(count)
+        start, found = 0, []
+        for length in lengths:
+            piece = ForwardSlice(
+                view=view,
+                token_ids=ids[start : start + length],
+                start_slot=start,
+                num_logit_rows=length,
+            )
+            found.append(runner.forward([piece]).logits)
+            start += length
+        view.release()
+        return torch.cat(found)
+
+    assert same_bits(rows(count), rows(MAX_ROWS, 1))
+
+
+def test_a_position_beyond_the_table_is_refused(tmp_path: Path) -> None:
+    model = load("llama2", tmp_path)
+    runner = ModelRunner(model=model, num_blocks=32, block_size=16)
+    view = runner.new_view("")
+    view.reserve(4)
+    model._rotary = tuple(model._rotary)
+    for table in model._rotary:
+        table._table = table._table[:2].contiguous()
+    model._compiled = CompiledLayers.of(
+        model._layers, model.config, model._rotary, scale=model._scale
+    )
+    piece = ForwardSlice(view=view, token_ids=[5, 6, 7], start_slot=0, num_logit_rows=3)
+    with pytest.raises(IndexError, match="position or its slot"):
+        runner.forward([piece])
