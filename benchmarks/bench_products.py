@@ -5,7 +5,7 @@ next copy, so its weight comes from memory. In turn, many rounds: torch reads th
 faster of a sum and a maximum), then each product at each number of rows. Where other programs run,
 the fastest calls are the ones that were not disturbed, so ratios are of the fastest; medians stand
 beside them. With --expand-target, whole passes of that model too: ordinary and deterministic, with
-the compiled products and attention, and with torch's.
+the compiled products and attention, and with torch's; and with weights in 8 and 4 bits.
 
 How to read it: `bandwidth` is the time of reading over that of the product. Up to some 16 rows it
 should stay near 1: memory is what takes time. Beyond, arithmetic does.
@@ -38,11 +38,13 @@ from benchmarks.harness import (
 )
 from benchmarks.record import Summary
 from engine.model.load import load_model
+from engine.model.quantised.formats import INT4_GROUP_SIZES, SCHEMES, Rounding
 from engine.passes.runner import ForwardSlice, ModelRunner
+from kernels.cpu.int4_panel_linear import Int4PanelLinear
 from kernels.cpu.panel_linear import Int8PanelLinear, PanelLinear
 from kernels.cpu.product_library import product_support
 from kernels.layers.linear import Linear
-from kernels.quantised.weight import rounded_to_int8
+from kernels.quantised.weight import rounded_to_int4, rounded_to_int8
 from kernels.triton_support import KernelChoice, use_kernels
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
@@ -50,6 +52,9 @@ PASS_ROWS = (1, 8, 16, 64, 256)
 # Larger than the last-level caches of most processors, in copies of one weight.
 COPIES_BYTES = 160 << 20
 PASS_CONTEXT = 128
+_GROUP = INT4_GROUP_SIZES[0]
+# Of a weight and its share of a scale, by the ends of products' names.
+BITS = {"bfloat16": 16.0, "int8": 8.0, "int4": 4 + 16 / _GROUP}
 
 Product = Callable[[Tensor], Tensor]
 
@@ -68,12 +73,16 @@ class ProductTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassTime:
-    """Seconds of a pass of one kind of model, and the same over the first kind's."""
+    """Seconds of a pass of one kind of model, over those of the ordinary bfloat16 one.
+
+    bandwidth: the time in which its weights' bytes are read, over the fastest pass.
+    """
 
     model: str
     rows: int
     seconds: Summary
     to_first: float
+    bandwidth: float
 
 
 # ---- products ---------------------------------------------------------------------------------
@@ -92,22 +101,23 @@ def products_of(weights: list[Tensor]) -> dict[str, list[Product]]:
         "oneDNN bfloat16": [Linear(weight) for weight in weights],
         "F.linear bfloat16": [partial(F.linear, weight=weight) for weight in weights],
         "compiled int8": [Int8PanelLinear(rounded_to_int8(weight)) for weight in weights],
+        "compiled int4": [
+            Int4PanelLinear(rounded_to_int4(weight, group_size=_GROUP)) for weight in weights
+        ],
     }
 
 
 def readers(weights: list[Tensor]) -> dict[str, Callable[[], float]]:
-    """Readings of as many bytes as the weights have in bfloat16, and of half of them.
+    """Readings of as many bytes as the weights have in bfloat16, in int8 and in int4.
 
     Each begins with another copy: what one has read, the next would find in the cache.
     """
     words = [weight.view(-1).view(torch.float32) for weight in weights]
-    halves = [each[: each.numel() // 2] for each in words]
-    works: dict[str, list[Callable[[], object]]] = {
-        "read 2 bytes, sum": [each.sum for each in words],
-        "read 2 bytes, max": [each.max for each in words],
-        "read 1 byte, sum": [each.sum for each in halves],
-        "read 1 byte, max": [each.max for each in halves],
-    }
+    works: dict[str, list[Callable[[], object]]] = {}
+    for kind, bits in BITS.items():
+        parts = [each[: int(each.numel() * bits / 16)] for each in words]
+        works[f"read {kind}, sum"] = [each.sum for each in parts]
+        works[f"read {kind}, max"] = [each.max for each in parts]
     return {
         name: calls_in_turn(reads[number:] + reads[:number])
         for number, (name, reads) in enumerate(works.items())
@@ -148,7 +158,7 @@ def time_products(arguments: argparse.Namespace) -> list[ProductTime]:
 
 
 def _reading(seconds: dict[str, float], product: str) -> float:
-    size = "read 1 byte" if product.endswith("int8") else "read 2 bytes"
+    size = f"read {product.rpartition(' ')[2]}"
     return min(value for name, value in seconds.items() if name.startswith(size))
 
 
@@ -173,7 +183,13 @@ def pass_of(runner: ModelRunner, choice: KernelChoice, num_rows: int) -> Callabl
 def runners_of(arguments: argparse.Namespace) -> dict[str, tuple[ModelRunner, KernelChoice]]:
     """The same checkpoint with each kind of products and attention, in each mode."""
     folder = str(grown_large(arguments))
-    runners = {}
+    runners: dict[str, tuple[ModelRunner, KernelChoice]] = {}
+    for scheme in SCHEMES:
+        model = load_model(folder, rounding=Rounding(scheme=scheme), deterministic=None)
+        runners[f"compiled, {scheme}"] = (
+            ModelRunner(model=model, num_blocks=256, block_size=16),
+            "auto",
+        )
     choices: dict[str, KernelChoice] = {"compiled": "auto", "torch": "reference"}
     for products, choice in choices.items():
         for deterministic in (False, True):
@@ -184,8 +200,11 @@ def runners_of(arguments: argparse.Namespace) -> dict[str, tuple[ModelRunner, Ke
     return runners
 
 
-def time_passes(arguments: argparse.Namespace) -> list[PassTime]:
-    """Time passes of every kind of model at every number of rows, round by round."""
+def time_passes(arguments: argparse.Namespace, bytes_per_s: float) -> list[PassTime]:
+    """Time passes of every kind of model at every number of rows, round by round.
+
+    bytes_per_s: what reading reaches.
+    """
     runners = runners_of(arguments)
     cases = {
         f"{name}/{rows}": pass_of(runner, choice, rows)
@@ -193,20 +212,27 @@ def time_passes(arguments: argparse.Namespace) -> list[PassTime]:
         for name, (runner, choice) in runners.items()
     }
     times = measure_in_turn(cases, repeats=max(arguments.repeats // 4, 3), description="passes")
-    first = next(iter(runners))
+    first = "compiled, ordinary"
     return [
         PassTime(
             model=name,
             rows=rows,
             seconds=Summary.of(times[f"{name}/{rows}"]),
             to_first=min(times[f"{name}/{rows}"]) / min(times[f"{first}/{rows}"]),
+            bandwidth=runner.model.weight_bytes / bytes_per_s / min(times[f"{name}/{rows}"]),
         )
-        for name in runners
+        for name, (runner, _) in runners.items()
         for rows in PASS_ROWS
     ]
 
 
 # ---- for people -------------------------------------------------------------------------------
+
+
+def reading_rate(times: list[ProductTime], shape: tuple[int, int]) -> float:
+    """Bytes a second that reading reached while products were measured."""
+    one = next(each for each in times if each.product == "compiled bfloat16" and each.rows == 1)
+    return 2 * shape[0] * shape[1] / (one.bandwidth * one.seconds.minimum)
 
 
 def show_products(times: list[ProductTime]) -> None:
@@ -244,10 +270,13 @@ def show_passes(times: list[PassTime]) -> None:
             f"{each.seconds.minimum * 1e3:.1f}",
             f"{each.seconds.median * 1e3:.1f}",
             f"{each.to_first:.2f}",
+            f"{each.bandwidth:.2f}",
         ]
         for each in times
     ]
-    show_table("Passes", ["model", "rows", "fastest, ms", "median, ms", "to the first"], rows)
+    show_table(
+        "Passes", ["model", "rows", "fastest, ms", "median, ms", "to ordinary", "bandwidth"], rows
+    )
 
 
 @torch.inference_mode()
@@ -268,7 +297,7 @@ def main() -> None:
     show_products(products)
     results["products"] = [asdict(each) for each in products]
     if arguments.expand_target:
-        passes = time_passes(arguments)
+        passes = time_passes(arguments, reading_rate(products, arguments.shape))
         show_passes(passes)
         results["passes"] = [asdict(each) for each in passes]
     variant = arguments.variant or f"{torch.get_num_threads()}-threads"

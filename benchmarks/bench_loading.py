@@ -1,0 +1,119 @@
+"""How much memory does loading a model take, and how long, in each number of bits?
+
+Method: a process of its own loads the large model and prints the time, what of its memory is
+resident afterwards, and the most that ever was, both without what the process had before. A scheme
+is loaded twice: the first start rounds and keeps the weights, the second reads what was kept.
+Goal: the peak is at most 1.3 times the final size.
+
+    python -m benchmarks.bench_loading --expand-target 400M
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.grown import grown_large
+from benchmarks.harness import (
+    argument_parser,
+    choose_threads,
+    console,
+    prepare,
+    show_table,
+    start,
+    variant_name,
+    verdict,
+    write_results,
+)
+from engine.model.quantised.formats import SCHEMES
+
+_MOST: Final = 1.3
+_STATUS: Final = Path("/proc/self/status")
+_WORK: Final = """
+import sys
+from benchmarks.bench_loading import load
+load(*sys.argv[1:])
+"""
+
+
+def load(folder: str, scheme: str, keep_in: str, num_threads: str) -> None:
+    """Load a model in this process and print what that took, as JSON."""
+    import time
+
+    import torch
+
+    from engine.model.load import load_model
+    from engine.model.quantised.formats import Rounding
+
+    torch.set_num_threads(int(num_threads))
+    torch.zeros(1)
+    named = next((each for each in SCHEMES if each == scheme), None)
+    rounding = None if named is None else Rounding(scheme=named, keep_in=Path(keep_in))
+    before, begin = resident("VmRSS"), time.perf_counter()
+    model = load_model(folder, dtype="bfloat16", rounding=rounding, deterministic=None)
+    found = {
+        "seconds": time.perf_counter() - begin,
+        "weight_bytes": model.weight_bytes,
+        "final_bytes": resident("VmRSS") - before,
+        "peak_bytes": resident("VmHWM") - before,
+    }
+    print(json.dumps(found))
+
+
+def resident(name: str) -> int:
+    """Return a size of this process, in bytes."""
+    (line,) = [line for line in _STATUS.read_text().splitlines() if line.startswith(f"{name}:")]
+    return 1024 * int(line.split()[1])
+
+
+def measure(folder: Path, scheme: str, keep_in: str, num_threads: int) -> dict[str, Any]:
+    """Load a model in another process."""
+    done = subprocess.run(
+        [sys.executable, "-c", _WORK, str(folder), scheme, keep_in, str(num_threads)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found | {"peak_over_final": found["peak_bytes"] / found["final_bytes"]}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure all ways, write the results."""
+    parser = argument_parser(__doc__)
+    arguments = parser.parse_args(argv)
+    prepare(arguments)
+    if not _STATUS.is_file():
+        raise SystemExit("only Linux tells what a process held at most.")
+    folder = grown_large(arguments)
+    choose_threads(arguments, folder)
+    found: dict[str, dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory() as kept, console.status("loading"):
+        found["bfloat16"] = measure(folder, "", kept, arguments.threads)
+        for scheme in SCHEMES:
+            for turn in ("first start", "later starts"):
+                found[f"{scheme}, {turn}"] = measure(folder, scheme, kept, arguments.threads)
+    rows = [
+        [
+            name,
+            f"{each['weight_bytes'] / 1e6:.0f}",
+            f"{each['final_bytes'] / 1e6:.0f}",
+            f"{each['peak_bytes'] / 1e6:.0f}",
+            f"{each['peak_over_final']:.2f}",
+            f"{each['seconds']:.1f}",
+        ]
+        for name, each in found.items()
+    ]
+    columns = ["", "weights, MB", "resident, MB", "peak, MB", "peak / resident", "seconds"]
+    show_table("Loading", columns, rows)
+    for name, each in found.items():
+        is_met = each["peak_over_final"] <= _MOST
+        console.print(f"{name}, at most {_MOST} x: {verdict(is_met)}")
+    write_results("bench_loading", variant_name(arguments), {"loads": found}, arguments)
+
+
+if __name__ == "__main__":
+    start(main)
