@@ -12,6 +12,7 @@ from engine.errors import UnsupportedModelError
 from engine.model.checkpoint_files import read_object
 from engine.model.families.text_parts import HEADS, PREFIXES, text_prefix
 from engine.model.fingerprint import checkpoint_fingerprint
+from engine.model.freed_memory import give_back_freed_memory
 from engine.model.gguf.folder import LINK
 from engine.model.gguf.header import read_header
 from engine.model.gguf.tensors import GgufFile, tensor_names
@@ -21,7 +22,9 @@ from engine.model.quantised.formats import WeightFormat
 ProgressCallback = Callable[[int, int], None]
 
 # What has been read of a memory-mapped file counts as resident until it is closed.
-_REOPEN_AFTER_BYTES = 128 << 20
+_REOPEN_AFTER_BYTES = 32 << 20
+# Of tensors that have been read: each is dropped once it is packed.
+_GIVE_BACK_AFTER_BYTES = 32 << 20
 _DOWNLOADED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
 
 
@@ -79,6 +82,7 @@ class CheckpointReader:
         self._open_name: str | None = None
         self._open_file: Any = None  # safe_open has no types
         self._open_bytes = 0
+        self._freed_bytes = 0
         self.done_bytes = 0
         self.total_bytes = sum(
             (folder / name).stat().st_size for name in set(self._file_of.values())
@@ -90,8 +94,9 @@ class CheckpointReader:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the file that is open."""
+        """Close the file that is open, and give back what it took to read it."""
         self._close()
+        give_back_freed_memory()
 
     def __contains__(self, name: str) -> bool:
         """True if the checkpoint has a tensor of this name."""
@@ -161,6 +166,10 @@ class CheckpointReader:
         if name in self._unread:
             self._unread.discard(name)
             self.done_bytes += num_bytes
+        self._freed_bytes += num_bytes
+        if self._freed_bytes > _GIVE_BACK_AFTER_BYTES:
+            self._freed_bytes = 0
+            give_back_freed_memory()
         return stored
 
     def _decoded(self, name: str) -> Tensor | None:

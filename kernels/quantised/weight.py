@@ -10,7 +10,7 @@ Bits = Literal[4, 8]
 # The widest number of each width; symmetric, so that a weight and its negative round alike.
 LARGEST: Final[dict[int, int]] = {4: 7, 8: 127}
 # Rounding takes floats of so many numbers at a time, not of a whole table of tokens.
-_NUMBERS_AT_ONCE: Final = 4 << 20
+_NUMBERS_AT_ONCE: Final = 1 << 20
 # In 4 bits, so many groups: what is tried with them is to stay in the cache.
 _GROUPS_AT_ONCE: Final = 4096
 # The code, without its sign, that the largest magnitude of a group would get if codes had no end.

@@ -16,7 +16,7 @@ def test_every_scheme_is_loaded_twice(tmp_path: Path, capsys: pytest.CaptureFixt
     loads = json.loads(path.read_text())["results"]["loads"]
     assert len(loads) == 1 + 2 * len(SCHEMES)
     for each in loads.values():
-        assert 0 < each["weight_bytes"]
+        assert each["weight_bytes"] > 0
         assert each["peak_bytes"] >= each["final_bytes"] > 0
     sizes = [each["weight_bytes"] for each in loads.values()]
     assert sizes == sorted(sizes, reverse=True)

@@ -111,7 +111,7 @@ class KeptWeights:
             codes = tensors[f"{name}.codes"]
             found[name] = QuantisedWeight(
                 codes=unpacked_nibbles(codes) if bits == 4 else codes,
-                scales=tensors[f"{name}.scales"],
+                scales=tensors[f"{name}.scales"].clone(),  # not the file's map, which would stay
                 zeros=tensors.get(f"{name}.zeros"),
                 bits=cast(Bits, bits),
                 group_size=group_size,

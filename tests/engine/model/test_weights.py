@@ -11,7 +11,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from engine.errors import UnsupportedModelError
+from engine.model import weights
 from engine.model.decoder import DecoderModel
+from engine.model.freed_memory import give_back_freed_memory
 from engine.model.read_config import describe, read_model_config
 from engine.model.weights import CheckpointReader, resolve_checkpoint
 from tests.engines import PAIR_FOLDER
@@ -225,3 +227,20 @@ def test_a_config_read_from_its_file_is_what_transformers_makes_of_it(
 def test_the_bundled_pair_is_read_without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     assert read_model_config(PAIR_FOLDER / "small").num_layers
+
+
+def test_memory_that_was_freed_is_given_back_while_a_checkpoint_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_file({f"{n}": torch.zeros(100) for n in range(5)}, tmp_path / "model.safetensors")
+    given: list[int] = []
+    monkeypatch.setattr(weights, "give_back_freed_memory", lambda: given.append(reader.done_bytes))
+    monkeypatch.setattr(weights, "_GIVE_BACK_AFTER_BYTES", 500)
+    with CheckpointReader(tmp_path, dtype=torch.float32) as reader:
+        for n in range(5):
+            reader.read(f"{n}", (100,))
+    assert given == [800, 1600, 2000]
+
+
+def test_freed_memory_can_be_given_back_on_every_system() -> None:
+    give_back_freed_memory()
