@@ -137,6 +137,8 @@ JOBS = (
     ),
     Job(script="bench_router", arguments=("--seconds", "20"), quick=("--quick",)),
     Job(script="bench_products", arguments=_TARGET, quick=("--repeats", "3")),
+    Job(script="bench_quality", arguments=(), quick=("--num-tasks", "48")),
+    Job(script="bench_loading", arguments=_TARGET, quick=_QUICK_TARGET),
     Job(
         script="bench_memory",
         arguments=(*_BF16, *_TARGET),
