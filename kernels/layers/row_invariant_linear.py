@@ -18,6 +18,7 @@ from kernels.cpu.product_library import product_support
 from kernels.layers.compiled_rows import CompiledNorm, can_run_rows
 from kernels.layers.int4_linear import Int4Linear
 from kernels.layers.int8_linear import Int8Linear
+from kernels.layers.integer_linear import IntegerLinear, can_use_integer_tiles
 from kernels.layers.linear import PACK_ROWS, Linear, can_pack
 from kernels.layers.rms_norm import RmsNorm
 from kernels.layers.row_invariant_ops import RowInvariantNorm
@@ -227,7 +228,15 @@ class RowInvariantLinear:
         return sizes
 
 
-Product = Linear | RowInvariantLinear | PanelLinear | Int4PanelLinear | Int4Linear | Int8Linear
+Product = (
+    Linear
+    | RowInvariantLinear
+    | PanelLinear
+    | Int4PanelLinear
+    | Int4Linear
+    | Int8Linear
+    | IntegerLinear
+)
 
 
 def computes_in_panels(dtype: torch.dtype, device: torch.device) -> bool:
@@ -268,6 +277,8 @@ def make_linear(
 
 
 def _make_quantised(weight: QuantisedWeight, bias: Tensor | None) -> Product:
+    if can_use_integer_tiles(weight):
+        return IntegerLinear(weight, bias)
     is_compiled = is_automatic() and weight.codes.device.type == "cpu" and product_support().library
     if weight.bits == 4:
         return Int4PanelLinear(weight, bias) if is_compiled else Int4Linear(weight, bias)

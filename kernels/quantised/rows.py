@@ -18,7 +18,7 @@ def int8_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """
     wide = x.float()
     largest = wide.abs().amax(1, keepdim=True) if x.shape[1] else wide.new_zeros(len(x), 1)
-    scales = largest / 127
+    scales = largest / largest.new_full((1,), 127)  # on a GPU `/ 127` would be a product
     codes = (wide / scales).round_().nan_to_num_(0.0, 0.0, 0.0).to(torch.int8)
     return codes, scales.masked_fill_(~largest.isfinite(), torch.nan)
 

@@ -12,9 +12,11 @@ from kernels.kv.rope_write_kv import rope_write_kv
 from kernels.kv.write_kv import write_kv
 from kernels.layers.embedding import embed_tokens
 from kernels.layers.gated_mul import Activation, gated_mul
+from kernels.layers.integer_linear import IntegerLinear
 from kernels.layers.rms_norm import RmsNorm, add_rms_norm, rms_norm
 from kernels.layers.rope import RopeConfig, RotaryTable, norm_and_rotate
 from kernels.layers.row_invariant_linear import row_invariant_linear
+from kernels.quantised.weight import Bits, QuantisedWeight
 from tests.kernels.specimen import (
     BF16,
     BLOCK_SIZE,
@@ -92,6 +94,19 @@ def _linear(
         torch.empty(out_features, in_features, dtype=dtype),
         torch.empty(out_features, dtype=dtype) if has_bias else None,
     )
+
+
+def _integer_linear(
+    in_features: int, out_features: int, bits: Bits, group_size: int, num_rows: int
+) -> None:
+    weight = QuantisedWeight(
+        codes=torch.empty(out_features, in_features, dtype=torch.int8),
+        scales=torch.empty(out_features, in_features // group_size),
+        bits=bits,
+        group_size=group_size,
+    )
+    x = torch.empty(num_rows, in_features, dtype=BF16)
+    IntegerLinear(weight, torch.empty(out_features, dtype=BF16))(x)
 
 
 def _experts(gate: GateKind, dtype: torch.dtype, num_rows: int, *, has_bias: bool = False) -> None:
@@ -178,5 +193,14 @@ LAYERS = (
             ("float32", (192, 512, FP32), False),
             ("odd sizes, bias", (200, 333, BF16), True),
         )
+    ),
+    *(
+        Specimen(
+            stem="integer_linear",
+            name=f"{bits} bits, {rows} rows, {width} columns",
+            run=partial(_integer_linear, width, 1024, bits, group_size, rows),
+        )
+        for bits, group_size, width in ((8, 4096, 4096), (8, 200, 200), (4, 64, 4096), (4, 32, 224))
+        for rows in (8, 64, 1000)
     ),
 )
