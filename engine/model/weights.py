@@ -179,7 +179,13 @@ class CheckpointReader:
         try:
             return self._decoder.decode(self, name)
         except (ValueError, ArithmeticError, RuntimeError) as error:  # torch's: shapes, memory
-            raise UnsupportedModelError(f"{self._folder}: {name}: {error}") from error
+            raise UnsupportedModelError(f"{self._place_of(name)}: {name}: {error}") from error
+
+    def _place_of(self, name: str) -> Path:
+        """Return the file that has a weight's parts; the folder where none has."""
+        stem = name.removesuffix("weight")
+        files = (file for part, file in self._file_of.items() if part.startswith(stem))
+        return self._folder / next(files, "")
 
     def finish(
         self, *, ignorable: tuple[str, ...] = (), ignorable_prefixes: tuple[str, ...] = ()

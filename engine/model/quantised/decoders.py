@@ -10,9 +10,11 @@ def decoder_of(weights: WeightFormat) -> WeightDecoder:
     """Return what decodes a format."""
     match weights.method:
         case "gptq":
-            return Gptq(bits=weights.bits, zero_offset=weights.zero_offset)
+            return Gptq(
+                bits=weights.bits, zero_offset=weights.zero_offset, group_size=weights.group_size
+            )
         case "awq":
-            return Awq()
+            return Awq(group_size=weights.group_size)
         case "fp8":
             return BlockFp8(block=weights.block)
         case "compressed-tensors":

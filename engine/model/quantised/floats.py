@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from engine.model.quantised.integers import decode_packed
-from engine.model.quantised.stored import StoredTensors, expect, per_group, stem_of
+from engine.model.quantised.stored import StoredTensors, expect, per_group, scales_of, stem_of
 
 _FP4_VALUES: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _MXFP4_BIAS: Final = 127
@@ -35,7 +35,7 @@ class BlockFp8:
             None,
         )
         expect(kept is not None, name, "it has no weight_scale_inv")
-        return scaled(weight, stored.raw(f"{stem}.{kept}"), name, block=self.block)
+        return scaled(weight, scales_of(stored, name, str(kept)), name, block=self.block)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class CompressedTensors:
         zeros = None
         if f"{stem}.weight_zero_point" in stored:
             zeros = stored.raw(f"{stem}.weight_zero_point")
-        scale = stored.raw(f"{stem}.weight_scale")
+        scale = scales_of(stored, name, "weight_scale")
         return scaled(weight, scale, name, block=self.block, zeros=zeros)
 
 

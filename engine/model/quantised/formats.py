@@ -30,13 +30,15 @@ class WeightFormat:
     """A format of quantised weights.
 
     `bits` and `zero_offset` (what its first version takes from zero points) are GPTQ's. `block`:
-    rows and columns that share a scale, where the format names them.
+    rows and columns that share a scale, where the format names them. `group_size`: columns that
+    share one in GPTQ and AWQ, -1 for all of a row; None where config.json leaves it open.
     """
 
     method: Method
     bits: int = 0
     zero_offset: int = 0
     block: tuple[int, int] | None = None
+    group_size: int | None = None
 
 
 def weight_format(options: Mapping[str, Any]) -> WeightFormat:
@@ -50,13 +52,19 @@ def weight_format(options: Mapping[str, Any]) -> WeightFormat:
         if bits not in (4, 8):
             raise ValueError(f"it has {bits} bits; GPTQ is read with 4 or 8.")
         is_second = options.get("checkpoint_format") == "gptq_v2"
-        return WeightFormat(method="gptq", bits=bits, zero_offset=0 if is_second else 1)
+        return WeightFormat(
+            method="gptq",
+            bits=bits,
+            zero_offset=0 if is_second else 1,
+            group_size=None if options.get("dynamic") else _group_size(options, "group_size"),
+        )
     if method == "awq":
         version = str(options.get("version") or "gemm").lower()
         bits = options.get("bits") or options.get("w_bit")
         if bits != 4 or version != "gemm":
             raise ValueError(f"it has {bits} bits as {version!r}; AWQ is read with 4 as 'gemm'.")
-        return WeightFormat(method="awq")
+        size = _group_size(options, "group_size" if "group_size" in options else "q_group_size")
+        return WeightFormat(method="awq", group_size=size)
     if method == "fp8":
         return WeightFormat(method="fp8", block=_block(options.get("weight_block_size")))
     if method == "compressed-tensors":
@@ -81,6 +89,16 @@ def _compressed(options: Mapping[str, Any]) -> WeightFormat:
             raise ValueError(f"it has {kind} weights of {bits} bits, which are not read.")
         blocks.add(_block(weights.get("block_structure")))
     return WeightFormat(method="compressed-tensors", block=next(iter(blocks - {None}), None))
+
+
+def _group_size(options: Mapping[str, Any], key: str) -> int | None:
+    """Return the columns of a group. Raises ValueError for a number that is none."""
+    size = options.get(key)
+    if size is None:
+        return None
+    if not isinstance(size, int) or isinstance(size, bool) or (size < 1 and size != -1):
+        raise ValueError(f"its {key} is {size!r:.40}; it has to be at least 1, or -1 for all.")
+    return size
 
 
 def _block(found: object) -> tuple[int, int] | None:

@@ -10,7 +10,15 @@ from typing import ClassVar, Final
 import torch
 from torch import Tensor
 
-from engine.model.quantised.stored import StoredTensors, expect, per_group, stem_of
+from engine.model.quantised.stored import (
+    StoredTensors,
+    expect,
+    expect_groups,
+    per_group,
+    scales_of,
+    stem_of,
+    words_of,
+)
 
 _WORD_BITS: Final = 32
 # The place, among its eight columns, of each nibble of an AWQ word.
@@ -30,6 +38,7 @@ class Gptq:
 
     bits: int
     zero_offset: int
+    group_size: int | None = None
     ignored: ClassVar[tuple[str, ...]] = ()
 
     def decode(self, stored: StoredTensors, name: str) -> Tensor | None:
@@ -37,14 +46,14 @@ class Gptq:
         stem = stem_of(name)
         if f"{stem}.qweight" not in stored:
             return None
-        words = stored.raw(f"{stem}.qweight")
-        expect(words.dtype == torch.int32 and words.dim() == 2, name, "qweight is no int32 matrix")
+        words = words_of(stored, name, "qweight")
         numbers = unpack(words.T.contiguous(), self.bits)  # [out, in]
-        scales = stored.raw(f"{stem}.scales").float()  # [groups, out]
-        zeros = unpack(stored.raw(f"{stem}.qzeros"), self.bits) + self.zero_offset
+        scales = scales_of(stored, name, "scales")  # [groups, out]
+        zeros = unpack(words_of(stored, name, "qzeros"), self.bits) + self.zero_offset
         rows, width = numbers.shape
         expect(scales.dim() == 2 and scales.shape[1] == rows, name, "scales have another width")
         expect(zeros.shape == scales.shape, name, "qzeros and scales differ in their shapes")
+        expect_groups(scales.T, width, self.group_size, name)
         group_of = stored.raw(f"{stem}.g_idx") if f"{stem}.g_idx" in stored else None
         scale = per_group(scales.T, width, name, group_of)
         zero = per_group(zeros.T, width, name, group_of)
@@ -56,6 +65,7 @@ class Gptq:
 class Awq:
     """AWQ with 4 bits, as its "gemm" kernels read it."""
 
+    group_size: int | None = None
     ignored: ClassVar[tuple[str, ...]] = ()
 
     def decode(self, stored: StoredTensors, name: str) -> Tensor | None:
@@ -63,14 +73,13 @@ class Awq:
         stem = stem_of(name)
         if f"{stem}.qweight" not in stored:
             return None
-        words = stored.raw(f"{stem}.qweight")
-        expect(words.dtype == torch.int32 and words.dim() == 2, name, "qweight is no int32 matrix")
-        numbers = self._columns(words)  # [in, out]
-        zeros = self._columns(stored.raw(f"{stem}.qzeros"))
-        scales = stored.raw(f"{stem}.scales").float()
+        numbers = self._columns(words_of(stored, name, "qweight"))  # [in, out]
+        zeros = self._columns(words_of(stored, name, "qzeros"))
+        scales = scales_of(stored, name, "scales")
         expect(scales.dim() == 2 and scales.shape[1] == numbers.shape[1], name, "scales differ")
         expect(zeros.shape == scales.shape, name, "qzeros and scales differ in their shapes")
         width = len(numbers)
+        expect_groups(scales.T, width, self.group_size, name)
         zero, scale = per_group(zeros.T, width, name), per_group(scales.T, width, name)
         weight: Tensor = (numbers.T - zero) * scale
         return weight
@@ -86,18 +95,20 @@ class Awq:
 def decode_packed(stored: StoredTensors, name: str) -> Tensor:
     """Decode compressed-tensors' `weight_packed` int32 [out, words]; 4 or 8 bits by its width."""
     stem = stem_of(name)
-    rows, width = (int(size) for size in stored.raw(f"{stem}.weight_shape").flatten()[:2])
-    words = stored.raw(f"{stem}.weight_packed")
-    expect(words.dtype == torch.int32 and words.dim() == 2, name, "weight_packed is no matrix")
+    shape = stored.raw(f"{stem}.weight_shape").flatten().tolist()
+    fits = len(shape) == 2 and all(isinstance(size, int) and size > 0 for size in shape)
+    expect(fits, name, "weight_shape is not two sizes")
+    rows, width = shape
+    words = words_of(stored, name, "weight_packed")
     fitting = [bits for bits in (4, 8) if words.shape == (rows, -(-width * bits // _WORD_BITS))]
     expect(len(fitting) == 1, name, f"weight_packed holds neither 4 nor 8 bits for {width} columns")
     bits = fitting[0]
     numbers = _signed(unpack(words, bits)[:, :width], bits)
-    scales = stored.raw(f"{stem}.weight_scale").float()
+    scales = scales_of(stored, name, "weight_scale")
     expect(scales.dim() == 2 and len(scales) == rows, name, "weight_scale has other rows")
     zeros = torch.zeros_like(scales)
     if f"{stem}.weight_zero_point" in stored:
-        packed = stored.raw(f"{stem}.weight_zero_point")
+        packed = words_of(stored, name, "weight_zero_point")
         zeros = _signed(unpack(packed.T.contiguous(), bits).T[:rows], bits).float()
         expect(zeros.shape == scales.shape, name, "weight_zero_point has another shape")
     index = f"{stem}.weight_g_idx"

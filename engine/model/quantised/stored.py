@@ -2,6 +2,7 @@
 
 from typing import ClassVar, Protocol
 
+import torch
 from torch import Tensor
 
 
@@ -39,6 +40,38 @@ def expect(fits: bool, name: str, why: str) -> None:
     """Raise ValueError unless a tensor fits."""
     if not fits:
         raise ValueError(f"the quantised tensor {name} cannot be decoded: {why}")
+
+
+def words_of(stored: StoredTensors, name: str, part: str) -> Tensor:
+    """Return the packed integers beside a weight, int32 [n, words]. Raises ValueError."""
+    words = stored.raw(f"{stem_of(name)}.{part}")
+    expect(words.dtype == torch.int32 and words.dim() == 2, name, f"{part} is no int32 matrix")
+    return words
+
+
+def scales_of(stored: StoredTensors, name: str, part: str) -> Tensor:
+    """Return the scales beside a weight in float32. Raises ValueError unless all are finite."""
+    scales = stored.raw(f"{stem_of(name)}.{part}")
+    expect(scales.dtype.is_floating_point, name, f"{part} is stored as {scales.dtype}")
+    scales = scales.float()
+    expect(bool(scales.isfinite().all()), name, f"{part} holds numbers that are not finite")
+    return scales
+
+
+def expect_groups(scales: Tensor, width: int, group_size: int | None, name: str) -> None:
+    """Raise ValueError unless scales [rows, groups] are as many as config.json's groups.
+
+    group_size: None where it is not known; -1 for one group.
+    """
+    if group_size is None:
+        return
+    groups = 1 if group_size == -1 else -(-width // group_size)
+    expect(
+        scales.shape[-1] == groups,
+        name,
+        f"it has scales for {scales.shape[-1]} groups, but config.json's groups of {group_size} "
+        f"columns make {groups} of {width}",
+    )
 
 
 def stem_of(name: str) -> str:

@@ -274,6 +274,14 @@ def spoil(folder: Path, part: str, change: Callable[[Tensor], Tensor | None]) ->
         ("w4a16-zeros", "weight_packed", lambda t: t[:, :-1], "neither 4 nor 8 bits"),
         ("w4a16-zeros", "weight_shape", lambda t: t * 2, "neither 4 nor 8 bits"),
         ("w8a8", "weight_scale", lambda t: None, "has no weight_scale"),
+        ("gptq-act-order", "qzeros", lambda t: t.float(), "qzeros is no int32 matrix"),
+        ("gptq-act-order", "scales", lambda t: t.int(), "scales is stored as torch.int32"),
+        ("awq", "scales", lambda t: t * float("nan"), "scales holds numbers that are not finite"),
+        ("awq", "qzeros", lambda t: t[0], "qzeros is no int32 matrix"),
+        ("w4a16-zeros", "weight_shape", lambda t: t[:1], "weight_shape is not two sizes"),
+        ("w4a16-zeros", "weight_zero_point", lambda t: t[:, :-1], "has another shape"),
+        ("w4a16-zeros", "weight_scale", lambda t: t / 0, "weight_scale holds numbers that are not"),
+        ("fp8-blocks", "weight_scale_inv", lambda t: t * float("inf"), "that are not finite"),
     ],
 )
 def test_parts_that_do_not_fit_are_named(
@@ -285,7 +293,17 @@ def test_parts_that_do_not_fit_are_named(
 ) -> None:
     quantise_folder(tmp_path, case)
     spoil(tmp_path, part, change)
-    with pytest.raises(UnsupportedModelError, match=rf"layers\.1\.mlp\.up_proj.*{message}"):
+    with pytest.raises(
+        UnsupportedModelError, match=rf"layers\.1\.mlp\.up_proj.*{message}"
+    ) as caught:
+        load_model(str(tmp_path))
+    assert str(tmp_path / "model.safetensors") in str(caught.value)
+
+
+@pytest.mark.parametrize("case", ["gptq-act-order", "awq"])
+def test_groups_of_another_size_than_config_says_are_refused(case: str, tmp_path: Path) -> None:
+    quantise_folder(tmp_path, case, group_size=2 * GROUP)
+    with pytest.raises(UnsupportedModelError, match=r"config\.json's groups of 32 columns make"):
         load_model(str(tmp_path))
 
 
@@ -293,6 +311,8 @@ def test_parts_that_do_not_fit_are_named(
     ("options", "message"),
     [
         ({"quant_method": "bitsandbytes"}, "read as awq, compressed-tensors, fp8, gptq, mxfp4"),
+        ({**GPTQ, "group_size": 0}, "group_size is 0; it has to be at least 1"),
+        ({"quant_method": "awq", "bits": 4, "q_group_size": "16"}, "q_group_size is '16'"),
         ({"load_in_4bit": True}, r"quantised \(unknown\)"),
         ({"quant_method": "gptq", "bits": 3}, "GPTQ is read with 4 or 8"),
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "AWQ is read with 4 as 'gemm'"),
