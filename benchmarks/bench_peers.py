@@ -25,6 +25,9 @@ total rates with a 95 % interval (bootstrap over prompts). `equal`: answers equa
 to our plain ones in 16 bits, and to the program's own plain ones otherwise, since programs
 quantise differently. Last, the time to the first token of `--long-prompt` tokens, plain.
 
+One part again: each `--bits` is a run and a file of its own; OpenVINO and llama.cpp run only where
+their options name them; `--long-prompt 0` leaves the long prompts out; `--variant` names the file.
+
     python -m benchmarks.bench_peers --dtype bfloat16 --expand-target 400M --pair disagreeing \\
         --openvino-python runs/openvino-env/bin/python --llama runs/llama-env
 """
