@@ -1,5 +1,6 @@
 """The small kernels at the shapes of Qwen3-8B, with the bytes that each must move."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,9 +17,11 @@ from kernels.layers.embedding import embed_tokens
 from kernels.layers.gated_mul import gated_mul
 from kernels.layers.rms_norm import RmsNorm, add_rms_norm
 from kernels.layers.rope import RopeConfig, RotaryTable
-from kernels.layers.row_invariant_linear import row_invariant_linear
+from kernels.layers.row_invariant_linear import make_linear, row_invariant_linear
+from kernels.quantised.weight import QuantisedWeight, rounded_to_int4, rounded_to_int8
 
 BLOCK_SIZE = 16
+INT4_GROUP_SIZE = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,5 +260,35 @@ class Cases:
                 num_flops=2 * rows * in_size * out_size,
             )
             for name, (in_size, out_size) in sizes.items()
+            for rows in self.rows
+        ]
+
+    def integer_products(self) -> list[Case]:
+        """Weights of 8 and 4 bits with rows of 8 against cuBLAS in the model's type."""
+        in_features, out_features = self.shape.hidden_size, 2 * self.shape.intermediate_size
+
+        def weight() -> Tensor:
+            return self.random(out_features, in_features) / math.sqrt(in_features)
+
+        def make(rows: int, round_weight: Callable[[Tensor], QuantisedWeight]) -> partial[Tensor]:
+            return partial(make_linear(round_weight(weight())), self.random(rows, in_features))
+
+        def make_peer(rows: int) -> partial[Tensor]:
+            return partial(F.linear, self.random(rows, in_features), weight())
+
+        roundings: dict[int, Callable[[Tensor], QuantisedWeight]] = {
+            8: rounded_to_int8,
+            4: partial(rounded_to_int4, group_size=INT4_GROUP_SIZE),
+        }
+        return [
+            Case(
+                name=f"integer_linear, gate and up, {bits} bits, {rows} rows",
+                make=partial(make, rows, round_weight),
+                peer=partial(make_peer, rows),
+                num_bytes=in_features * out_features * bits // 8
+                + rows * (in_features + out_features) * self.shape.dtype.itemsize,
+                num_flops=2 * rows * in_features * out_features,
+            )
+            for bits, round_weight in roundings.items()
             for rows in self.rows
         ]
