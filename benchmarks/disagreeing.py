@@ -57,7 +57,7 @@ def add_pair_option(parser: argparse.ArgumentParser) -> None:
         "--pair",
         choices=("demo", "disagreeing"),
         default="demo",
-        help=f"disagreeing: noise on the small model, first choice right in {FIRST_CHOICE:.0%}",
+        help=f"disagreeing: noise on the small model, first choice right in {FIRST_CHOICE:.2f}",
     )
 
 

@@ -34,6 +34,13 @@ def test_an_environment_without_llama_server_is_refused_in_a_sentence(tmp_path: 
         Llama.found_in(tmp_path)
 
 
+def test_help_tells_how_to_repeat_one_part(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        bench_peers.main(["--help"])
+    assert ended.value.code == 0
+    assert "One part again" in capsys.readouterr().out
+
+
 @pytest.mark.long
 def test_programs_that_are_not_installed_are_named(tmp_path: Path) -> None:
     results = results_of(tmp_path)
