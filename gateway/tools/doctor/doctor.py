@@ -6,13 +6,13 @@ import platform
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from gateway.server.listening import listen
 from gateway.settings.tree import Settings, SettingsError, is_missing_folder
 from gateway.tools.doctor.conflicts import UNINSTALL, kernels_conflict
 from gateway.tools.doctor.findings import Finding, FindingStatus
+from gateway.tools.doctor.gpu_compiler import check_triton
 from gateway.wiring.hardware import available_memory_bytes, usable_physical_cores
 
 _GIB = 2**30
@@ -149,18 +149,7 @@ def _products(settings: Settings) -> Finding:
 def _triton() -> Finding:
     import torch
 
-    try:
-        found = f"triton {version('triton')}"
-    except PackageNotFoundError:
-        if not torch.cuda.is_available():
-            return Finding(name="triton", status="ok", detail="not installed; only a GPU needs it")
-        return Finding(
-            name="triton",
-            status="warning",
-            detail="not installed: the GPU runs the slower torch kernels",
-            advice="Install triton (it comes with torch's CUDA builds on Linux).",
-        )
-    return Finding(name="triton", status="ok", detail=found)
+    return check_triton(has_gpu=torch.cuda.is_available(), environ=os.environ)
 
 
 def _threads(settings: Settings) -> Finding:

@@ -214,6 +214,14 @@ def test_the_image_runs_as_nobody_and_gets_the_signals() -> None:
     assert "ADD" not in words
 
 
+def test_triton_has_a_compiler_and_a_folder_in_the_image_and_under_the_unit() -> None:
+    final = (DEPLOY / "Dockerfile").read_text(encoding="utf-8").rpartition("FROM ")[2]
+    assert re.search(r"apt-get install .* gcc libc6-dev", final)
+    assert re.search(r"^ +TRITON_CACHE_DIR=/var/lib/outrider/triton ", final, re.MULTILINE)
+    assert '"/var/lib/outrider"' in last("VOLUME")
+    assert "TRITON_CACHE_DIR=/var/lib/outrider/triton" in unit()["Environment"]
+
+
 def test_the_image_has_every_package_and_no_secret() -> None:
     copied = {rest.split()[0] for word, rest in instructions() if word == "COPY"}
     packages = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests", "benchmarks"}

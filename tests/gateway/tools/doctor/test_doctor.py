@@ -7,7 +7,6 @@ import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -162,17 +161,6 @@ def test_a_check_that_raises_is_a_failed_check(monkeypatch: pytest.MonkeyPatch) 
 
 def test_no_conflict_here() -> None:
     assert conflicts.kernels_conflict() is None
-
-
-def test_triton_is_missed_only_by_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    def version(name: str) -> str:
-        raise PackageNotFoundError(name)
-
-    monkeypatch.setattr(doctor, "version", version)
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert doctor._triton().status == "ok"
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    assert doctor._triton().status == "warning"
 
 
 def test_the_command_prints_and_exits(checkpoint: Path, free_port: int, tmp_path: Path) -> None:
