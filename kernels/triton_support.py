@@ -8,6 +8,7 @@ name: they touch the rest only when they are launched.
 """
 
 import functools
+import inspect
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -113,9 +114,42 @@ def uses_triton(where: Tensor | torch.device) -> bool:
     return choice == "triton"
 
 
+# Parameters of kernels that change with the load. Triton would compile a variant of its own where
+# one of them is 1 or divisible by 16, about a second each, while every stream waits.
+_COUNTS = frozenset(
+    {
+        "batch",
+        "first",
+        "last",
+        "max_depth",
+        "max_path",
+        "num_cells",
+        "num_depths",
+        "num_moves",
+        "num_nodes",
+        "num_pairs",
+        "num_rows",
+        "num_sequences",
+        "num_slots",
+        "num_tiles",
+        "num_tokens",
+        "odd_count",
+        "odd_num_sequences",
+        "stride",
+        "words_stride",
+    }
+)
+
+
 def jit(function: Callable[..., Any]) -> Any:
-    """`triton.jit`; without Triton the function stays what it is and is never launched."""
-    return function if triton is None else triton.jit(function)
+    """`triton.jit` with one variant for all counts; without Triton the function stays what it is.
+
+    A stand-in without Triton is never launched.
+    """
+    if triton is None:
+        return function
+    counts = [name for name in inspect.signature(function).parameters if name in _COUNTS]
+    return triton.jit(function, do_not_specialize=counts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
