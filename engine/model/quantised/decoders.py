@@ -18,6 +18,6 @@ def decoder_of(weights: WeightFormat) -> WeightDecoder:
         case "fp8":
             return BlockFp8(block=weights.block)
         case "compressed-tensors":
-            return CompressedTensors(block=weights.block)
+            return CompressedTensors(block=weights.block, group_size=weights.group_size)
         case "mxfp4":
             return Mxfp4()

@@ -7,7 +7,14 @@ import torch
 from torch import Tensor
 
 from engine.model.quantised.integers import decode_packed
-from engine.model.quantised.stored import StoredTensors, expect, per_group, scales_of, stem_of
+from engine.model.quantised.stored import (
+    StoredTensors,
+    expect,
+    expect_groups,
+    per_group,
+    scales_of,
+    stem_of,
+)
 
 _FP4_VALUES: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _MXFP4_BIAS: Final = 127
@@ -43,13 +50,14 @@ class CompressedTensors:
     """compressed-tensors: packed integers, int8, or float8, with scales by row, group or block."""
 
     block: tuple[int, int] | None
+    group_size: int | None = None
     ignored: ClassVar[tuple[str, ...]] = _ACTIVATION_SCALES
 
     def decode(self, stored: StoredTensors, name: str) -> Tensor | None:
         """Decode what is there: `weight_packed`, or a weight of 8 bits beside `weight_scale`."""
         stem = stem_of(name)
         if f"{stem}.weight_packed" in stored:
-            return decode_packed(stored, name)
+            return decode_packed(stored, name, self.group_size)
         if name not in stored:
             return None
         weight = stored.raw(name)
@@ -60,6 +68,8 @@ class CompressedTensors:
         if f"{stem}.weight_zero_point" in stored:
             zeros = stored.raw(f"{stem}.weight_zero_point")
         scale = scales_of(stored, name, "weight_scale")
+        expect(weight.dim() == 2, name, "it is no matrix")
+        expect_groups(scale, weight.shape[-1], self.group_size, name)
         return scaled(weight, scale, name, block=self.block, zeros=zeros)
 
 

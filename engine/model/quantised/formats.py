@@ -31,7 +31,7 @@ class WeightFormat:
 
     `bits` and `zero_offset` (what its first version takes from zero points) are GPTQ's. `block`:
     rows and columns that share a scale, where the format names them. `group_size`: columns that
-    share one in GPTQ and AWQ, -1 for all of a row; None where config.json leaves it open.
+    share one, -1 for all of a row; None where config.json names no size or several.
     """
 
     method: Method
@@ -78,7 +78,7 @@ def _compressed(options: Mapping[str, Any]) -> WeightFormat:
     sparsity = options.get("sparsity_config") or {}
     if isinstance(sparsity, Mapping) and sparsity.get("format", "dense") != "dense":
         raise ValueError(f"it is sparse ({sparsity['format']}), which is not read.")
-    blocks = set()
+    blocks, sizes = set(), set()
     groups = options.get("config_groups")
     for group in groups.values() if isinstance(groups, Mapping) else ():
         weights = group.get("weights") if isinstance(group, Mapping) else None
@@ -88,7 +88,13 @@ def _compressed(options: Mapping[str, Any]) -> WeightFormat:
         if (bits, kind) not in ((4, "int"), (8, "int"), (8, "float")):
             raise ValueError(f"it has {kind} weights of {bits} bits, which are not read.")
         blocks.add(_block(weights.get("block_structure")))
-    return WeightFormat(method="compressed-tensors", block=next(iter(blocks - {None}), None))
+        is_grouped = weights.get("strategy") == "group"
+        sizes.add(_group_size(weights, "group_size") if is_grouped else None)
+    return WeightFormat(
+        method="compressed-tensors",
+        block=next(iter(blocks - {None}), None),
+        group_size=sizes.pop() if len(sizes) == 1 else None,
+    )
 
 
 def _group_size(options: Mapping[str, Any], key: str) -> int | None:

@@ -92,7 +92,7 @@ class Awq:
         return nibbles[..., order].flatten(-2)
 
 
-def decode_packed(stored: StoredTensors, name: str) -> Tensor:
+def decode_packed(stored: StoredTensors, name: str, group_size: int | None) -> Tensor:
     """Decode compressed-tensors' `weight_packed` int32 [out, words]; 4 or 8 bits by its width."""
     stem = stem_of(name)
     shape = stored.raw(f"{stem}.weight_shape").flatten().tolist()
@@ -106,6 +106,7 @@ def decode_packed(stored: StoredTensors, name: str) -> Tensor:
     numbers = _signed(unpack(words, bits)[:, :width], bits)
     scales = scales_of(stored, name, "weight_scale")
     expect(scales.dim() == 2 and len(scales) == rows, name, "weight_scale has other rows")
+    expect_groups(scales, width, group_size, name)
     zeros = torch.zeros_like(scales)
     if f"{stem}.weight_zero_point" in stored:
         packed = words_of(stored, name, "weight_zero_point")

@@ -67,9 +67,9 @@ def expect_groups(scales: Tensor, width: int, group_size: int | None, name: str)
         return
     groups = 1 if group_size == -1 else -(-width // group_size)
     expect(
-        scales.shape[-1] == groups,
+        scales.dim() == 2 and scales.shape[1] == groups,
         name,
-        f"it has scales for {scales.shape[-1]} groups, but config.json's groups of {group_size} "
+        f"its scales {list(scales.shape)} do not fit: config.json's groups of {group_size} "
         f"columns make {groups} of {width}",
     )
 

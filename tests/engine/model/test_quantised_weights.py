@@ -273,6 +273,7 @@ def spoil(folder: Path, part: str, change: Callable[[Tensor], Tensor | None]) ->
         ("fp8-blocks", "weight_scale_inv", lambda t: None, "has no weight_scale_inv"),
         ("w4a16-zeros", "weight_packed", lambda t: t[:, :-1], "neither 4 nor 8 bits"),
         ("w4a16-zeros", "weight_shape", lambda t: t * 2, "neither 4 nor 8 bits"),
+        ("w8a8", "weight", lambda t: t[0, 0], "it is no matrix"),
         ("w8a8", "weight_scale", lambda t: None, "has no weight_scale"),
         ("gptq-act-order", "qzeros", lambda t: t.float(), "qzeros is no int32 matrix"),
         ("gptq-act-order", "scales", lambda t: t.int(), "scales is stored as torch.int32"),
@@ -305,6 +306,20 @@ def test_groups_of_another_size_than_config_says_are_refused(case: str, tmp_path
     quantise_folder(tmp_path, case, group_size=2 * GROUP)
     with pytest.raises(UnsupportedModelError, match=r"config\.json's groups of 32 columns make"):
         load_model(str(tmp_path))
+
+
+def test_packed_groups_of_another_size_than_config_says_are_refused(tmp_path: Path) -> None:
+    args = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 2 * GROUP}
+    quantise_folder(tmp_path, "w4a16", config_groups={"group_0": {"weights": args}})
+    with pytest.raises(UnsupportedModelError, match="groups of 32 columns make"):
+        load_model(str(tmp_path))
+    args["group_size"] = GROUP
+    edit_config(
+        tmp_path,
+        quantization_config=_compressed_config(4)
+        | {"config_groups": {"group_0": {"weights": args}}},
+    )
+    load_model(str(tmp_path))
 
 
 @pytest.mark.parametrize(
