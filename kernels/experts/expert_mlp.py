@@ -96,13 +96,14 @@ class ExpertMlp:
         num_rows, num_chosen = routed.experts.shape
         layout = self._lay_out(routed.experts.reshape(-1).tolist())
         products = [self._products[number] for number in layout.experts]
-        index = torch.tensor([pair // num_chosen for pair in layout.pairs])
+        index = torch.tensor([pair // num_chosen for pair in layout.pairs], device=rows.device)
         chosen = rows.index_select(0, index).split_with_sizes(layout.sizes)
         inner = [gate_up(part) for (gate_up, _), part in zip(products, chosen, strict=True)]
         gated = self._gate(torch.cat(inner)).split_with_sizes(layout.sizes)
         outputs = [down(part) for (_, down), part in zip(products, gated, strict=True)]
         # [n, k, width], a row's results side by side
-        results = torch.cat(outputs).index_select(0, torch.tensor(layout.places))
+        places = torch.tensor(layout.places, device=rows.device)
+        results = torch.cat(outputs).index_select(0, places)
         results = results.view(num_rows, num_chosen, rows.shape[1])
         if self.deterministic:
             return weighted_sum(results, routed.weights)
