@@ -243,6 +243,12 @@ def test_torch_comes_from_the_index_that_is_asked_for() -> None:
     assert re.search(r"^torch==", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
 
 
+def test_triton_of_the_image_is_the_one_that_torch_pins() -> None:
+    (install,) = [rest for word, rest in instructions() if word == "RUN" and "pip check" in rest]
+    assert install.startswith("grep -v '^triton==' constraints.txt > kept.txt")
+    assert "--constraint kept.txt" in install
+
+
 def test_wheels_of_the_image_are_named_by_their_hashes() -> None:
     """All but torch, which comes from the index that is asked for, and what it brings."""
     lines = (DEPLOY / "requirements-x86_64.txt").read_text().splitlines()
