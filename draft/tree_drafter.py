@@ -16,11 +16,12 @@ from draft.host_growth import Growth, HostGrowth
 from draft.lessons import Lessons
 from draft.model_guesses import ModelGuesses
 from draft.node_selection import least_chance, select_nodes, weighted_probs
+from draft.step_paces import StepPaces
 from draft.text_sources import TextSources
 from draft.token_map import TokenMap
 from engine.cache.kv_view import KVView
 from engine.passes.runner import ModelRunner
-from engine.protocols import Proposal, Verdict
+from engine.protocols import Proposal, Trees, Verdict
 from engine.sequences.own_failure import OwnFailure
 from engine.sequences.sequence import Sequence
 from engine.trees.token_tree import SOURCE_BIT, TokenTree
@@ -60,6 +61,7 @@ class TreeDrafter:
         self._token_map = token_map
         self._clock = clock
         self._states: dict[str, DraftState] = {}
+        self._paces = None if budget is None else StepPaces(clock)
         self._model = ModelGuesses(
             runner=runner,
             config=self._config,
@@ -90,6 +92,8 @@ class TreeDrafter:
 
     def propose(self, sequences: SequenceOf[Sequence]) -> Proposal:
         """Draft one tree for each sequence; see `engine.protocols.Drafter`."""
+        if self._paces is not None and not self._paces.wants_guesses(sequences):
+            return Trees(host={})
         drafts = [self._init_tree(sequence) for sequence in sequences]
         step = self._step_budget(drafts)
         for draft in drafts:

@@ -49,11 +49,14 @@ class Int4PanelLinear:
                 f"a weight of {weight.bits} bits in groups of {weight.group_size} is not one of 4 "
                 f"bits without zero points in groups that {GROUP_MULTIPLE} divides"
             )
+        scales = weight.scales.to(torch.bfloat16)
+        if not torch.equal(scales.float(), weight.scales):
+            raise ValueError("scales of 4-bit weights have to be numbers that bfloat16 holds")
         self.out_features, self.in_features = weight.shape
         if bias is not None and bias.shape != (self.out_features,):
             raise ValueError(f"shape {list(bias.shape)} is not [{self.out_features}]")
         self._library = support.library
-        panels = self._library.pack_int4(weight.codes, weight.scales.to(torch.bfloat16))
+        panels = self._library.pack_int4(weight.codes, scales)
         bias_f32 = None if bias is None else bias.detach().float().contiguous()
         self._max_threads = 1 + panels.numel() // BYTES_PER_THREAD
         self._held = (panels, bias_f32)  # the library has addresses only

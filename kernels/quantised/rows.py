@@ -44,6 +44,8 @@ def int4_linear_reference(x: Tensor, weight: QuantisedWeight, bias: Tensor | Non
     x: bfloat16 [n, in_features] -> bfloat16 [n, out_features]; weight: of 4 bits, without zero
     points; bias: [out_features] or None. Rows as in `int8_linear_reference`.
     """
+    if weight.bits != 4 or weight.zeros is not None:
+        raise ValueError(f"a weight of {weight.bits} bits, or with zero points, is not one of 4")
     rows, row_scales = int8_rows(x)
     size = weight.group_size
     sums = x.new_zeros((len(x), weight.shape[0]), dtype=torch.float32)

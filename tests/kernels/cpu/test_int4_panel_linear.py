@@ -1,6 +1,7 @@
 """Compiled products with 4-bit weights: the reference's bits, in any company."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -130,6 +131,10 @@ def test_other_weights_and_rows_are_refused() -> None:
     weight = random_weight(8, 2, 32)
     with pytest.raises(ValueError, match="8 bits in groups of 64 is not one of 4 bits"):
         Int4PanelLinear(rounded_to_int8(random(8, 64)))
+    with pytest.raises(ValueError, match="8 bits, or with zero points, is not one of 4"):
+        int4_linear_reference(random(3, 64), rounded_to_int8(random(8, 64)))
+    with pytest.raises(ValueError, match="numbers that bfloat16 holds"):
+        Int4PanelLinear(replace(weight, scales=weight.scales + 1e-5))
     with pytest.raises(ValueError, match="groups of 4 is not"):
         Int4PanelLinear(random_weight(8, 2, 4))
     with pytest.raises(ValueError, match=r"shape \[9\] is not \[8\]"):
