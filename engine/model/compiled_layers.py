@@ -9,7 +9,6 @@ from engine.model.kv_cache import KVCache
 from engine.model.layers import GatedMlp, Layer
 from kernels.attention.paged_attention import Plan
 from kernels.attention.row_plan import RowPlan
-from kernels.cpu.int4_panel_linear import Int4PanelLinear
 from kernels.cpu.panel_linear import PanelLinear
 from kernels.layers.compiled_layer import MAX_ROWS, CompiledLayer, LayerRows
 from kernels.layers.compiled_rows import ACTIVATIONS, CompiledNorm
@@ -94,7 +93,7 @@ def _compiled(layer: Layer, config: ModelConfig, scale: float) -> CompiledLayer 
         return None
     products = []
     for each in (layer.qkv, layer.output, mlp.gate_up, mlp.down):
-        if not isinstance(each, PanelLinear | Int4PanelLinear):
+        if not isinstance(each, PanelLinear):
             return None
         products.append(each)
     return CompiledLayer(

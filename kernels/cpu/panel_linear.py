@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kernels.cpu.product_library import (
     InstructionSet,
+    Int4Struct,
     Kind,
     ProductLibrary,
     ProductStruct,
@@ -50,6 +51,7 @@ class PanelLinear:
     __slots__ = (
         "_address",
         "_held",
+        "_kind",
         "_library",
         "_max_threads",
         "_product",
@@ -80,16 +82,17 @@ class PanelLinear:
         scales: Tensor | None,
         instruction_set: InstructionSet | None,
     ) -> None:
+        self._kind = kind
         self.out_features, self.in_features = weight.shape
-        self._library, instruction_set = _library(kind, instruction_set)
+        self._library, instruction_set = library_for(kind, instruction_set)
         panels = self._library.pack(kind, weight.contiguous())
         self._max_threads = 1 + panels.numel() // BYTES_PER_THREAD
-        bias_f32 = None if bias is None else _contiguous_f32(bias, self.out_features)
-        scales_f32 = None if scales is None else _contiguous_f32(scales, self.out_features)
+        bias_f32 = None if bias is None else contiguous_f32(bias, self.out_features)
+        scales_f32 = None if scales is None else contiguous_f32(scales, self.out_features)
         totals = None if scales is None else weight.sum(1, dtype=torch.int32)
         # The library has addresses only: these keep what stands there.
         self._held = (panels, bias_f32, scales_f32, totals)
-        self._product = ProductStruct(
+        self._product: ProductStruct | Int4Struct = ProductStruct(
             out_features=self.out_features,
             in_features=self.in_features,
             panels=panels.data_ptr(),
@@ -109,7 +112,7 @@ class PanelLinear:
     @property
     def compiled(self) -> tuple[int, int, int]:
         """What a compiled layer takes: the kind, the product's address, the most threads."""
-        return self._product.kind, self._address, self._max_threads
+        return self._kind, self._address, self._max_threads
 
     @property
     def packed_bytes(self) -> int:
@@ -124,9 +127,11 @@ class PanelLinear:
             )
         y = torch.empty((x.shape[0], self.out_features), dtype=torch.bfloat16)
         if x.shape[0]:
-            num_threads = min(torch.get_num_threads(), self._max_threads)
-            self._library.multiply(self._address, x.contiguous(), y, num_threads)
+            self._multiply(x.contiguous(), y, min(torch.get_num_threads(), self._max_threads))
         return y
+
+    def _multiply(self, x: Tensor, y: Tensor, num_threads: int) -> None:
+        self._library.multiply(self._address, x, y, num_threads)
 
 
 class Int8PanelLinear(PanelLinear):
@@ -156,9 +161,13 @@ class Int8PanelLinear(PanelLinear):
         self._hold(Kind.INT8, weight.codes, bias, weight.scales.flatten(), instruction_set)
 
 
-def _library(
+def library_for(
     kind: Kind, instruction_set: InstructionSet | None
 ) -> tuple[ProductLibrary, InstructionSet]:
+    """Return the library and the instruction set to use: the best one, unless another is named.
+
+    Raises RuntimeError where there is no library, ValueError for what the processor lacks.
+    """
     support = product_support()
     if support.library is None:
         raise RuntimeError(f"panels need the compiled products; products: {support.detail}")
@@ -170,7 +179,8 @@ def _library(
     return support.library, instruction_set
 
 
-def _contiguous_f32(values: Tensor, length: int) -> Tensor:
+def contiguous_f32(values: Tensor, length: int) -> Tensor:
+    """Return numbers as the library reads them. Raises ValueError for another shape than length."""
     if values.shape != (length,):
         raise ValueError(f"shape {list(values.shape)} is not [{length}]")
     return values.detach().float().contiguous()

@@ -32,6 +32,7 @@ class Kind(IntEnum):
 
     BFLOAT16 = 0
     INT8 = 1
+    INT4 = 2
 
 
 class InstructionSet(IntEnum):

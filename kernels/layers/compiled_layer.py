@@ -12,7 +12,6 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from kernels.cpu.int4_panel_linear import Int4PanelLinear
 from kernels.cpu.panel_linear import PanelLinear
 from kernels.cpu.product_library import LayerCall, LayerStruct, product_support
 from kernels.cpu.row_attention import RowKeys
@@ -23,8 +22,6 @@ from kernels.layers.rms_norm import RmsNorm
 # Beyond, Python's share of a pass is nothing, and torch's allocator keeps what a layer works in.
 MAX_ROWS: Final = 128
 
-CompiledProduct = PanelLinear | Int4PanelLinear
-
 
 class CompiledLayer:
     """A layer with a norm before attention and one before its gated feed-forward part."""
@@ -34,7 +31,7 @@ class CompiledLayer:
     def __init__(  # noqa: PLR0913 - a layer has so many parts
         self,
         *,
-        products: Sequence[CompiledProduct],
+        products: Sequence[PanelLinear],
         norms: tuple[CompiledNorm, CompiledNorm],
         head_norm: RmsNorm | None,
         sinks: Tensor | None,
