@@ -24,7 +24,7 @@ class RandomReader:
 
     def __init__(self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> None:
         """config: to know how much there will be."""
-        self._dtype = dtype
+        self.dtype = dtype
         self._device = device
         self._is_tied = config.tie_word_embeddings
         self.num_parameters = 0
@@ -44,9 +44,9 @@ class RandomReader:
         """A new random tensor."""
         size = tuple(shape)
         if name.endswith("norm.weight"):
-            tensor = torch.ones(size, dtype=self._dtype, device=self._device)
+            tensor = torch.ones(size, dtype=self.dtype, device=self._device)
         else:
-            tensor = torch.empty(size, dtype=self._dtype, device=self._device)
+            tensor = torch.empty(size, dtype=self.dtype, device=self._device)
             tensor.normal_(0.0, self._deviation(name, size))
         self.num_parameters += tensor.numel()
         self.done_bytes += tensor.nbytes
