@@ -17,7 +17,7 @@ export PYTHON
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
 
-demo: $(VENV)/.installed-demo ## ask the bundled pair ten questions and compare with plain decoding
+demo: $(VENV)/.installed-demo ## ask the bundled pair, grown, and compare with plain decoding
 	@$(PY) -m gateway.tools.demo.pair
 
 demo-hybrid: $(VENV)/.installed-demo ## a device with the small model and a cloud, which is cut off

@@ -8,9 +8,9 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.disagreeing import disagreeing
-from benchmarks.expand import expand
-from benchmarks.expand_shape import shape_for_parameters
 from benchmarks.harness import CACHE, console
+from draft.training.expand import expand
+from draft.training.expand_shape import shape_for_parameters
 
 _FOLDER = CACHE / "grown"
 

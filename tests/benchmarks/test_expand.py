@@ -7,10 +7,11 @@ from safetensors import safe_open
 from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from benchmarks import expand_files
-from benchmarks.expand import expand, main, max_logit_gap
-from benchmarks.expand_files import EXPANDABLE_TYPES, Checkpoint, ExpandError
-from benchmarks.expand_shape import Shape, shape_for_parameters
+from benchmarks.expand import main, max_logit_gap
+from draft.training import expand_files
+from draft.training.expand import expand
+from draft.training.expand_files import EXPANDABLE_TYPES, Checkpoint, ExpandError
+from draft.training.expand_shape import Shape, shape_for_parameters
 from tests.models import HF_CONFIGS, make_hf_model
 
 OLD = Shape(hidden_size=64, num_layers=3, intermediate_size=96, num_heads=4, num_kv_heads=2)

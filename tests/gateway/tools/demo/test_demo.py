@@ -31,10 +31,34 @@ def test_equal_answers_pass(server: Server, console: Console, output: io.StringI
     assert demo.run(console, server.url) == 0
     text = output.getvalue()
     assert "token for token the same" in text
-    assert text.count("yes") == len(demo.HARD_PROMPTS) + 1
+    assert text.count("yes") == len(demo.FRESH) + 1
+    assert f"0 of {len(demo.ROUTED)} answers are right" in text
+    assert "no: 8743" in text
     asked = [r for r in server.engine.submitted if r.sampling.temperature > 0]
     assert {request.sampling.seed for request in asked} == {1234}
-    assert {request.speculation.enabled for request in asked} == {True, False}
+    assert [request.speculation.enabled for request in asked] == [True, False]
+
+
+def test_a_right_answer_is_marked(server: Server, console: Console, output: io.StringIO) -> None:
+    server.says("Answer: 71.")
+    demo.run(console, server.url)
+    assert f"1 of {len(demo.ROUTED)} answers are right" in output.getvalue()
+
+
+def test_no_question_is_asked_twice_with_speculation() -> None:
+    prompts = [question.prompt for question in (*demo.ROUTED, *demo.FRESH, demo.SAMPLED)]
+    assert len(set(prompts)) == len(prompts)
+
+
+@pytest.mark.slow
+def test_the_grown_pair_answers_all_questions(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "_MAX_TOKENS", 400)
+    assert demo.main([]) == 0
+    printed = capsys.readouterr().out
+    assert f"{len(demo.ROUTED)} of {len(demo.ROUTED)} answers are right" in printed, printed
+    assert "no: " not in printed
 
 
 def test_one_different_token_fails(server: Server, console: Console, output: io.StringIO) -> None:
@@ -73,6 +97,7 @@ def test_an_empty_answer_fails(server: Server, console: Console, output: io.Stri
 def test_a_gateway_that_does_not_start_is_explained(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(demo, "grow_pair", lambda _: [])
     assert demo.main(["--device", "gpu"]) == 1
     printed = " ".join(capsys.readouterr().out.split())
     assert "the gateway did not start" in printed
