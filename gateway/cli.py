@@ -2,7 +2,7 @@
 
 import importlib
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -97,9 +97,28 @@ app = typer.Typer(
 )
 
 
+def _print_version(is_wanted: bool) -> None:
+    """Print the versions of what answers requests, as an issue should name them."""
+    if not is_wanted:
+        return
+    import platform
+    from importlib.metadata import version
+
+    libraries = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers"))
+    typer.echo(f"outrider {version('outrider')} (Python {platform.python_version()}, {libraries})")
+    raise typer.Exit
+
+
 @app.callback()
-def outrider() -> None:
-    """Take no options of its own; Typer makes a group of an app that has a callback."""
+def outrider(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """Take the options that belong to no command."""
 
 
 def main() -> None:

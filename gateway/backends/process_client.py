@@ -69,14 +69,17 @@ class ProcessEngineClient(CommandClient):
         self._supervisor: asyncio.Task[None] | None = None
         self._num_starts = 0
         self._start_lock = asyncio.Lock()
+        self._start_error: EngineError | None = None
 
     async def start(self) -> None:
         """Start the engine's process and wait until its models are loaded.
 
         Raises the EngineError with which loading failed; a first start is not repeated. A second
-        call waits for the same start.
+        call waits for the same start, and fails as it did.
         """
         async with self._start_lock:
+            if self._start_error is not None:
+                raise self._start_error
             if self._supervisor is None:
                 await self._start()
 
@@ -87,7 +90,8 @@ class ProcessEngineClient(CommandClient):
         self._scratch_dir = self._first.scratch_dir if self._first else make_scratch_dir()
         try:
             await self._start_worker()
-        except BaseException:
+        except BaseException as error:
+            self._start_error = error if isinstance(error, EngineError) else None
             await self.close()
             raise
         self._supervisor = asyncio.create_task(self._supervise(), name="engine-supervisor")

@@ -43,6 +43,7 @@ _QUIET: Final[tuple[str, ...]] = (
     "asyncio",
     "httpcore",
     "httpx",
+    "huggingface_hub",
     "psycopg",
     "redis",
     "sqlalchemy",

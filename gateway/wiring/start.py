@@ -9,6 +9,8 @@ from gateway.backends.spawning import EngineProcess, EngineRecipe
 from gateway.settings.keys import KeySettings
 from gateway.settings.tiers import HandoffSettings, MirrorSettings
 from gateway.settings.tree import ENV_PREFIX, Settings, SettingsError, is_missing_folder
+from gateway.tenants.loopback import is_loopback, listen_host
+from gateway.wiring.checkpoint_check import check_checkpoint
 from gateway.wiring.checkpoints import named_models
 from gateway.wiring.hardware import usable_physical_cores
 
@@ -90,10 +92,37 @@ def keep_torch_out() -> None:
 
 
 def check_models(settings: Settings) -> None:
-    """Raise SettingsError for a model that cannot be there, before anything is loaded."""
+    """Raise SettingsError for a model that cannot be there, before anything is loaded.
+
+    Raises UnsupportedModelError for one that is there and cannot be served.
+    """
     for tier, path in named_models(settings).items():
         if is_missing_folder(path):
             raise SettingsError(
                 f"models.{tier} = {path!r}: no such folder or file. Name a folder with a "
                 "checkpoint, a GGUF file, or a Hugging Face id such as Qwen/Qwen3-0.6B."
             )
+        check_checkpoint(path)
+
+
+def serving_host(settings: Settings) -> tuple[str, str | None]:
+    """Return the address to listen on, this machine's own without keys, and a warning or None.
+
+    Opens the database where that matters. Raises SettingsError.
+    """
+    if is_loopback(settings.server.host) or settings.keys.mode != "auto":
+        return listen_host(settings, has_keys=False)
+    # Most starts need no database to know their address, and it takes half a second to import.
+    from gateway.storage.database import DatabaseError
+    from gateway.storage.open import open_database
+    from gateway.tenants.parts import key_store
+
+    database = open_database(settings)
+    if database is None:
+        return listen_host(settings, has_keys=False)
+    try:
+        return listen_host(settings, key_store(settings, database).load().has_any)
+    except DatabaseError as error:
+        raise SettingsError(error.detail) from None
+    finally:
+        database.close()

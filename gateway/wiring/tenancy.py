@@ -17,12 +17,11 @@ from gateway.limits.metrics import LimitMetrics
 from gateway.limits.presence import GatewayPresence
 from gateway.limits.redis_limiter import RedisLimiter
 from gateway.metering.tenancy import Tenancy
-from gateway.settings.tree import Settings, SettingsError
-from gateway.storage.database import Database, DatabaseError
+from gateway.settings.tree import Settings
+from gateway.storage.database import Database
 from gateway.storage.open import open_database
-from gateway.tenants.loopback import is_loopback, listen_host
 from gateway.tenants.metrics import TenantMetrics
-from gateway.tenants.parts import build_key_parts, key_store
+from gateway.tenants.parts import build_key_parts
 
 
 def build_tenancy(settings: Settings, registry: CollectorRegistry) -> Tenancy:
@@ -38,24 +37,6 @@ def build_tenancy(settings: Settings, registry: CollectorRegistry) -> Tenancy:
         database=database,
         presence=_build_presence(settings, database, limit_metrics),
     )
-
-
-def serving_host(settings: Settings) -> tuple[str, str | None]:
-    """Return the address to listen on, this machine's own without keys, and a warning or None.
-
-    Opens the database where that matters. Raises SettingsError.
-    """
-    if is_loopback(settings.server.host) or settings.keys.mode != "auto":
-        return listen_host(settings, has_keys=False)
-    database = open_database(settings)
-    if database is None:
-        return listen_host(settings, has_keys=False)
-    try:
-        return listen_host(settings, key_store(settings, database).load().has_any)
-    except DatabaseError as error:
-        raise SettingsError(error.detail) from None
-    finally:
-        database.close()
 
 
 def _build_limiter(settings: Settings, database: Database | None, metrics: LimitMetrics) -> Limiter:

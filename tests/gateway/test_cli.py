@@ -3,6 +3,8 @@
 import io
 import re
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -110,9 +112,27 @@ def test_a_wrong_setting_ends_with_a_sentence_and_status_2(
     assert "Traceback" not in result.output
 
 
+def test_the_version_names_what_answers() -> None:
+    result = invoke("--version")
+    assert result.exit_code == 0
+    assert result.output.startswith("outrider 0.")
+    assert "torch" in result.output
+
+
 def test_a_port_in_use_is_said_before_anything_is_loaded(taken_port: int) -> None:
+    script = (
+        "import atexit, sys; atexit.register(lambda: print(*sys.modules));"
+        "from gateway.cli import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, "serve", "--port", str(taken_port)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert not {"fastapi", "sqlalchemy", "transformers"} & set(done.stdout.split())
     result = invoke("serve", "--port", str(taken_port), "--set", "engine.process=false")
-    assert result.exit_code == 2
+    assert result.exit_code == done.returncode == 2
     assert f"cannot listen on 127.0.0.1 port {taken_port}: address already in use" in result.output
     assert "--port" in result.output
 

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 from engine.errors import UnsupportedModelError
 
 _MAGIC: Final = b"GGUF"
+_MIN_BYTES: Final = 24
 _VERSIONS: Final = (2, 3)
 _MAX_FIELDS: Final = 10_000
 _MAX_TENSORS: Final = 200_000
@@ -92,12 +93,24 @@ def read_header(path: Path) -> GgufHeader:
     """Read a file's header. Raises UnsupportedModelError for what is no sound GGUF file."""
     try:
         with path.open("rb") as file:
-            if path.stat().st_size < 24 or file.read(4) != _MAGIC:
-                raise _BrokenFileError("it does not begin as a GGUF file")
+            begin = file.read(_MIN_BYTES)
+            if len(begin) < _MIN_BYTES or not begin.startswith(_MAGIC):
+                raise _BrokenFileError(f"it does not begin as a GGUF file; {_way_out(begin)}")
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 return _Parser(path, data).header()
     except (OSError, _BrokenFileError) as error:
         raise UnsupportedModelError(f"{path} cannot be read as GGUF: {error}.") from error
+
+
+def _way_out(begin: bytes) -> str:
+    """Say what a file is that begins otherwise, and what to do."""
+    if begin.startswith(b"version https://git"):
+        return "it is a pointer of Git LFS: run `git lfs pull` in its folder"
+    if begin.startswith((b"tjgg", b"fmgg", b"lmgg")):  # GGJT, GGMF, GGML, as they lie in files
+        return "it is of llama.cpp's old format: convert it, or download it as GGUF"
+    if begin.lstrip()[:1] in (b"<", b"{"):
+        return "it is a page or a message of a server: download it again"
+    return "it was cut short or is another format: download it again"
 
 
 class _BrokenFileError(Exception):

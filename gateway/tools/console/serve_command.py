@@ -2,7 +2,7 @@
 
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -25,6 +25,8 @@ from gateway.tools.console.command import (
 )
 
 if TYPE_CHECKING:
+    from socket import socket
+
     from engine.events import EngineInfo
     from gateway.backends.spawning import EngineProcess
 
@@ -130,14 +132,22 @@ def serve(  # noqa: PLR0913 - a flag each
 
 
 def _serve(settings: Settings) -> None:
-    """Run until a signal says otherwise."""
-    from gateway.wiring.start import keep_torch_out, start_engine
+    """Run until a signal says otherwise. The port is taken before anything is started."""
+    from gateway.server.listening import listen
+    from gateway.wiring.start import keep_torch_out, serving_host, start_engine
 
     start_logging(settings.log_level, settings.telemetry.log_format)
     if settings.engine.process or not settings.models.is_any:
         keep_torch_out()
-    with _ended_by_signals(), start_engine(settings) or nullcontext() as engine_process:
-        _serve_with(settings, engine_process)
+    host, warning = serving_host(settings)
+    if warning is not None:
+        typer.secho(f"outrider: {warning}", fg=typer.colors.YELLOW, err=True)
+    with (
+        _ended_by_signals(),
+        closing(listen(host, settings.server.port)) as listener,
+        start_engine(settings) or nullcontext() as engine_process,
+    ):
+        _serve_with(settings, listener, engine_process)
 
 
 @contextmanager
@@ -155,17 +165,14 @@ def _leave(*_: object) -> None:
     raise SystemExit(0)
 
 
-def _serve_with(settings: Settings, engine_process: "EngineProcess | None") -> None:
+def _serve_with(
+    settings: Settings, listener: "socket", engine_process: "EngineProcess | None"
+) -> None:
     """Import the gateway, while the engine's process loads, and run it."""
-    from gateway.server.listening import listen, url_of
+    from gateway.server.listening import url_of
     from gateway.tools.console.terminal import LoadingProgress, make_console, print_banner
     from gateway.wiring.serving import GatewayRun, serve_until_signalled
-    from gateway.wiring.tenancy import serving_host
 
-    host, warning = serving_host(settings)
-    if warning is not None:
-        typer.secho(f"outrider: {warning}", fg=typer.colors.YELLOW, err=True)
-    listener = listen(host, settings.server.port)
     url = url_of(listener)
     with LoadingProgress(make_console(stderr=True)) as progress:
 

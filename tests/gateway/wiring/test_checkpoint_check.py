@@ -1,0 +1,167 @@
+"""What is no checkpoint is refused before torch is imported, with its format and the way out."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+from huggingface_hub import constants, errors
+
+from engine.errors import UnsupportedModelError
+from engine.model.gguf.header import read_header
+from gateway.settings.sections import bundled_pair
+from gateway.wiring.checkpoint_check import _check_on_hub, check_checkpoint
+
+SMALL = bundled_pair() / "small"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return shutil.copytree(SMALL, tmp_path / "model")
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_: None)
+    _check_on_hub.cache_clear()
+    yield monkeypatch
+    _check_on_hub.cache_clear()
+
+
+def answer(hub: pytest.MonkeyPatch, result: object) -> None:
+    def model_info(*_: object, **__: object) -> object:
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    hub.setattr(huggingface_hub.HfApi, "model_info", model_info)
+
+
+def refusal(path: Path | str) -> str:
+    with pytest.raises(UnsupportedModelError) as caught:
+        check_checkpoint(str(path))
+    return str(caught.value)
+
+
+def test_the_bundled_pair_passes() -> None:
+    check_checkpoint(str(SMALL))
+
+
+def test_nothing_heavy_is_imported() -> None:
+    script = (
+        "import sys; from gateway.wiring.checkpoint_check import check_checkpoint as check\n"
+        "check(sys.argv[1]); print(*sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(SMALL)], capture_output=True, text=True, check=True
+    )
+    assert not {"torch", "transformers", "huggingface_hub"} & set(done.stdout.split())
+
+
+def test_a_lora_adapter_names_its_base(tmp_path: Path) -> None:
+    adapter = {"peft_type": "LORA", "base_model_name_or_path": "Qwen/Qwen3-0.6B"}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(adapter))
+    message = refusal(tmp_path)
+    assert "LoRA adapter" in message
+    assert "Qwen/Qwen3-0.6B" in message
+    assert "merge" in message
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("pytorch_model.bin", "pickles"), ("flax_model.msgpack", "Flax")]
+)
+def test_other_weights_are_named(folder: Path, name: str, kind: str) -> None:
+    (folder / "model.safetensors").rename(folder / name)
+    message = refusal(folder)
+    assert name in message
+    assert kind in message
+    assert "save_pretrained" in message
+
+
+def test_a_missing_tokenizer_is_named(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+    assert "has no tokenizer (tokenizer.json). Copy" in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"architectures": ["BertModel"]}, "BertModel: it writes no text"),
+        (
+            {"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True},
+            "an encoder-decoder",
+        ),
+        ([], "config.json is not a JSON object"),
+    ],
+)
+def test_what_writes_no_text_is_refused(folder: Path, config: object, said: str) -> None:
+    (folder / "config.json").write_text(json.dumps(config))
+    assert said in refusal(folder)
+
+
+def test_a_pointer_of_git_lfs_is_told_from_the_file(folder: Path) -> None:
+    (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n")
+    assert "git lfs pull" in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    ("begin", "said"),
+    [
+        (b"tjgg" + bytes(40), "old format"),
+        (b"<html>" + bytes(40), "download it again"),
+        (b"version https://git-lfs.github.com/spec/v1", "git lfs pull"),
+    ],
+)
+def test_a_file_that_is_no_gguf_says_what_it_is(tmp_path: Path, begin: bytes, said: str) -> None:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(begin)
+    with pytest.raises(UnsupportedModelError, match=said):
+        read_header(file)
+
+
+def test_a_wrong_id_is_asked_about_once(hub: pytest.MonkeyPatch) -> None:
+    answer(hub, OSError("Name or service not known"))
+    message = refusal("Qwen/Qwen3-0.6Bx")
+    assert "cannot be asked (Name or service not known)" in message
+    assert "Check the spelling" in message
+
+
+def test_what_is_cached_is_used_without_the_hub(hub: pytest.MonkeyPatch) -> None:
+    answer(hub, OSError("Name or service not known"))
+    hub.setenv("HF_HUB_OFFLINE", "0")  # put back at the end
+    hub.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_: "/cache/config.json")
+    check_checkpoint("some/model")
+    assert constants.HF_HUB_OFFLINE
+
+
+def test_an_id_without_slash_or_with_spaces_is_explained(hub: pytest.MonkeyPatch) -> None:
+    answer(hub, AssertionError("not asked"))
+    assert "neither a folder here nor a Hugging Face id" in refusal("Qwen 3 0.6B")
+
+
+def test_a_repository_of_gguf_files_names_one(hub: pytest.MonkeyPatch) -> None:
+    files = [_File("README.md"), _File("qwen3-Q4_K_M.gguf")]
+    answer(hub, _Info(files))
+    assert "qwen3-Q4_K_M.gguf: download it, and name that file" in refusal("some/model-GGUF")
+
+
+def test_a_model_that_does_not_exist(hub: pytest.MonkeyPatch) -> None:
+    answer(hub, errors.RepositoryNotFoundError.__new__(errors.RepositoryNotFoundError))
+    assert "Check the spelling; for a private one set HF_TOKEN" in refusal("some/modle")
+
+
+class _File:
+    def __init__(self, name: str) -> None:
+        self.rfilename = name
+
+
+class _Info:
+    config = None
+
+    def __init__(self, siblings: list[_File]) -> None:
+        self.siblings = siblings
