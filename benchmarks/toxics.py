@@ -45,6 +45,7 @@ class Toxic:
     status: int = 500
     retry_after_s: float | None = None
     headers: tuple[tuple[str, str], ...] = ()
+    code: str | None = None
     delay_s: float = 60.0
     size_bytes: int = 10_000_000
 
@@ -136,7 +137,7 @@ def _status(plan: Plan, toxic: Toxic) -> Plan:
     if toxic.retry_after_s is not None:
         headers.append(("retry-after", f"{toxic.retry_after_s:g}"))
     kind = "rate_limit_error" if toxic.status == 429 else "server_error"
-    body = error_body("The mock was told to answer so.", kind=kind)
+    body = error_body("The mock was told to answer so.", kind=kind, code=toxic.code)
     return whole_plan(toxic.status, "application/json", body, headers=headers)
 
 

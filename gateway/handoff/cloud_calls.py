@@ -130,6 +130,10 @@ class CloudCalls:
         assert tier is not None
         return meant.model if meant.named == "cloud" else names.usual_model(tier)
 
+    def ignored_fields(self, parsed: ParsedRequest) -> tuple[str, ...]:
+        """The request's fields that its upstream tier does not get, and the client is told of."""
+        return self._tier(parsed).fields.ignored(parsed.document)
+
     def expected_s(self, parsed: ParsedRequest) -> float | None:
         """Seconds that the upstream tier takes for an answer; None while nothing was measured."""
         total = self._tier(parsed).total
@@ -180,7 +184,8 @@ class CloudCalls:
             origin,
             secrets=self.cloud.secrets,
             on_answered=lambda responder: self._answered(parsed, responder),
-            is_continuable=self.cloud.rules.continue_on_failure and parsed.is_continuable,
+            is_continuable=parsed.continues_elsewhere(self.cloud.rules),
+            falls_back_on=parsed.falls_back_on,
             credit=credit,
             is_bounded=parsed.token_limit is not None,
         )

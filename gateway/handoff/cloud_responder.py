@@ -9,18 +9,23 @@ import msgspec
 from gateway.answers.responder import AnswerFacts, PartialAnswer, RouteReason
 from gateway.errors.tree import UpstreamRefusalError
 from gateway.generation.sse import DONE, event, rounded
+from gateway.handoff.cut_short import CutShortError
 from gateway.metering.token_allowance import TokenAllowance
+from gateway.schema.kinds import FallbackKind
 from gateway.upstream.answer import UpstreamAnswer
 from gateway.upstream.call import Chunk, UpstreamCall, WholeAnswer, num_answers
 from gateway.upstream.dialects.rewriting import id_of, splice, with_id
 from gateway.upstream.event_stream import event_data
 from gateway.upstream.tally import Tally
 from gateway.upstream.tier import UpstreamTier
+from gateway.upstream.upstream_usage import UpstreamUsage
 from gateway.upstream.usage import cost_usd, usage_object
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.decode
 _BLOT: Final = "***"
+_CONTEXT_SLACK: Final = 16
+"""Tokens that servers leave free at the end of a context."""
 
 
 class CloudResponder:
@@ -36,13 +41,15 @@ class CloudResponder:
         secrets: Collection[str] = (),
         credit: TokenAllowance | None = None,
         is_bounded: bool = False,
+        falls_back_on: Collection[FallbackKind] = (),
     ) -> None:
         """is_continuable: another tier may continue the answer if it breaks off. A stream ends
         where `credit` does. is_bounded: the client has set the answer's length, so all of that is
         reserved.
 
         `on_answered` is called once the whole answer was delivered; it must not block. `secrets`
-        are redacted in the errors that servers report.
+        are redacted in the errors that servers report. `falls_back_on`: why another model is tried;
+        an answer that its server ends early for such a reason raises CutShortError.
         """
         self.call = call
         self.texts: tuple[str, ...] = ()  # of the choices, once the answer has ended
@@ -55,6 +62,7 @@ class CloudResponder:
         self._is_continuable = is_continuable
         self._credit = credit
         self._is_bounded = is_bounded
+        self._falls_back_on = falls_back_on if num_answers(call) == 1 else ()
         self._tally = Tally()
         self._num_credited = 0
         self._num_open = num_answers(call)
@@ -72,23 +80,24 @@ class CloudResponder:
         try:
             if self.call.is_streamed:
                 await answer.begin()
-                async with aclosing(answer.chunks()) as chunks:
-                    async for chunk in chunks:
-                        if await self._is_used_up(chunk):
-                            # Booked first: the gateway's own [DONE] settles the account.
-                            await answer.cut_off(chunk)
-                            yield self._cut_off(chunk)
-                            break
-                        if part := self._written(chunk):
-                            yield part
+                stream = self._until_cut_short() if self._falls_back_on else self._stream()
+                async with aclosing(stream) as stream_parts:
+                    async for part in stream_parts:
+                        yield part
                 self.texts = (answer.delivered_text,)
             else:
-                whole = await answer.whole()
+                whole = await answer.whole(self._is_unwanted if self._falls_back_on else None)
                 self.texts = whole.texts
-                yield self._whole_body(whole)
+                body = self._whole_body(whole)
+                if self._falls_back_on and (kind := self._cut_short_by(whole, answer.usage)):
+                    raise CutShortError(kind, body)
+                yield body
             self._outcome = "stop"
             self._is_over = True
             self._on_answered(self)
+        except CutShortError:
+            self._outcome = "stop"
+            raise
         except Exception as error:
             self._outcome = "error"
             blot_out(error, self._secrets)
@@ -96,6 +105,75 @@ class CloudResponder:
         finally:
             await answer.aclose()
             self._is_over = True
+
+    async def _stream(self) -> AsyncGenerator[bytes]:
+        """Yield the parts of a stream that has begun."""
+        answer = self._answer
+        async with aclosing(answer.chunks()) as chunks:
+            async for chunk in chunks:
+                if await self._is_used_up(chunk):
+                    # Booked first: the gateway's own [DONE] settles the account.
+                    await answer.cut_off(chunk)
+                    yield self._cut_off(chunk)
+                    break
+                if part := self._written(chunk):
+                    yield part
+
+    async def _until_cut_short(self) -> AsyncGenerator[bytes]:
+        """Yield the parts of a stream that another model takes over if its server ends it early.
+
+        What comes before the first text is held back with it, and so is the end. Raises
+        CutShortError.
+        """
+        answer, held, kind = self._answer, b"", None
+        async with aclosing(answer.chunks()) as chunks:
+            async for chunk in chunks:
+                has_sent_text = self._first is not None
+                if await self._is_used_up(chunk):
+                    await answer.cut_off(chunk)
+                    yield held + self._cut_off(chunk)
+                    return
+                kind = kind or self._early_end(chunk.finish_reason)
+                held += self._written(chunk)
+                if kind == "content_filter" and not has_sent_text and not chunk.has_text:
+                    held += self._ending()
+                    await answer.abandon()
+                    raise CutShortError(kind, held)
+                if held and kind is None and self._first is not None:
+                    yield held
+                    held = b""
+        if kind is not None and self._has_ended_by(kind, answer.usage):
+            self.texts = (answer.delivered_text,)
+            raise CutShortError(kind, held)
+        if held:
+            yield held
+
+    def _early_end(self, finish_reason: str | None) -> FallbackKind | None:
+        """Return what may have ended the answer early, as the chain asks to know."""
+        kind: FallbackKind | None = None
+        if finish_reason == "content_filter":
+            kind = "content_filter"
+        elif finish_reason == "length":
+            kind = "context_length"
+        return kind if kind in self._falls_back_on else None
+
+    def _has_ended_by(self, kind: FallbackKind, usage: UpstreamUsage) -> bool:
+        """Return whether an end by `length` was the context's, not the request's own limit."""
+        if kind == "content_filter":
+            return True
+        limit, most = self.call.token_limit, self._tier.settings.max_context
+        if most is None or (limit is not None and usage.num_completion_tokens >= limit):
+            return False
+        total = usage.num_prompt_tokens + usage.num_completion_tokens
+        return usage.source != "estimated" and total + _CONTEXT_SLACK >= most
+
+    def _cut_short_by(self, whole: WholeAnswer, usage: UpstreamUsage) -> FallbackKind | None:
+        """Return what ended a whole answer early, so that another model is to give it."""
+        kind = self._early_end(whole.finish_reason)
+        return kind if kind is not None and self._has_ended_by(kind, usage) else None
+
+    def _is_unwanted(self, whole: WholeAnswer, usage: UpstreamUsage) -> bool:
+        return self._cut_short_by(whole, usage) is not None
 
     async def _is_used_up(self, chunk: Chunk) -> bool:
         """Return whether the tenant has no token left for this chunk. This runs for each token.

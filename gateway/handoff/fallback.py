@@ -38,6 +38,7 @@ from gateway.errors.tree import (
     UpstreamError,
     UpstreamRefusalError,
 )
+from gateway.handoff.cut_short import CutShortError
 
 log = logging.getLogger(__name__)
 
@@ -53,12 +54,14 @@ class AnswerCandidate:
     """Local or upstream models that may answer. `open` makes the responder from the route reason.
 
     `patience_s` returns the seconds that the responder may take to begin, where the next candidate
-    must still have time to answer; None: no bound.
+    must still have time to answer; None: no bound. `ignored_fields`: of the request, which these
+    models do not get.
     """
 
     name: Place
     open: Callable[[RouteReason], Awaitable[Responder]]
     patience_s: Callable[[], float | None] = field(default=lambda: None)
+    ignored_fields: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +83,10 @@ class Lineup:
 
 
 Instead = Callable[[Exception], Awaitable[Lineup | None]]
-"""The lineup that replaces one that has led to this error, or None. May raise its own error."""
+"""The lineup that follows one that has led to this error: without experiments, or the next model's.
+
+None where there is none. May raise its own error, in place of this one.
+"""
 
 
 class FallbackChain:
@@ -97,8 +103,8 @@ class FallbackChain:
     ) -> None:
         """`is_private`: only the local models may see the request. `deadline_s`: on the clock.
 
-        `instead` is called once, before the first part and with the error that would be raised, to
-        get another lineup in place of this one.
+        `instead` is called with the error that would be raised, to get another lineup in place of
+        the current one: before the first part, and where an answer broke off that can continue.
         """
         self.is_streamed = is_streamed
         self.is_private = is_private
@@ -107,12 +113,18 @@ class FallbackChain:
         self._lineup = lineup
         self._instead = instead
         self._failures: dict[Place, Exception] = {}
-        self._current: Place | None = None
+        self._current: AnswerCandidate | None = None
+        self._cut_short: tuple[CutShortError, Responder] | None = None
 
     @property
     def arm(self) -> str:
         """The request's arms of experiments; final once an answer has begun."""
         return self._lineup.arm
+
+    @property
+    def ignored_fields(self) -> Sequence[str]:
+        """The request's fields that the answering models did not get."""
+        return () if self._current is None else self._current.ignored_fields
 
     async def parts(self) -> AsyncGenerator[bytes]:
         """The body of the response. Closing this ends all work on the request.
@@ -130,8 +142,11 @@ class FallbackChain:
                         yield part
                 except (GatewayError, EngineError) as error:
                     begun = await self._continued(error)
-                    if begun is None:
+                    if begun is not None:
+                        continue
+                    if not isinstance(error, CutShortError):
                         raise
+                    yield error.ending
 
     @property
     def facts(self) -> AnswerFacts | None:
@@ -139,17 +154,34 @@ class FallbackChain:
         return None if self.responder is None else self.responder.facts
 
     async def _begin(self) -> _Begun:
-        """Begin with the lineup; if it fails, once more with the lineup that replaces it."""
+        """Begin with the lineup; if it fails, with the lineups that follow it."""
         while True:
             try:
                 return await self._begin_with(self._lineup)
             except (GatewayError, EngineError) as error:
-                ask, self._instead = self._instead, None
-                other = None if ask is None else await ask(error)
-                if other is None:
+                try:
+                    is_followed = await self._follow(error)
+                except (GatewayError, EngineError):
+                    if self._cut_short is None:
+                        raise
+                    is_followed = False
+                if not is_followed and self._cut_short is not None:
+                    # It was withheld for an answer that no other model gives.
+                    short, self.responder = self._cut_short
+                    return _nothing(), short.ending
+                if not is_followed:
                     raise
-            self._lineup, self.responder = other, None
-            self._failures, self._current = {}, None
+
+    async def _follow(self, error: GatewayError | EngineError) -> bool:
+        """Take the lineup that follows after this error; False where there is none."""
+        if isinstance(error, CutShortError) and self.responder is not None:
+            self._cut_short = error, self.responder
+        other = None if self._instead is None else await self._instead(error)
+        if other is None:
+            return False
+        self._lineup, self.responder = other, None
+        self._failures, self._current = {}, None
+        return True
 
     async def _begin_with(self, lineup: Lineup) -> _Begun:
         """Return the body of the first responder that begins, and its first part."""
@@ -158,7 +190,7 @@ class FallbackChain:
         for place in lineup.candidates:
             if place.name in failures:
                 continue
-            self._current = place.name
+            self._current = place
             try:
                 begun = await self._first_part(place, origin)
                 if self.responder is not None and origin is not DIRECT:
@@ -167,7 +199,7 @@ class FallbackChain:
             except HandOffError as handed:
                 origin = handed.origin
             except (GatewayError, EngineError) as error:
-                if not _may_go_on(error, place.name):
+                if isinstance(error, CutShortError) or not may_go_on(error, place.name):
                     raise
                 failures[place.name] = error
                 log.warning("place failed place=%s error=%s", place.name, _name_of(error))
@@ -176,28 +208,48 @@ class FallbackChain:
 
     async def _continued(self, error: GatewayError | EngineError) -> _Begun | None:
         """Continue an answer that this error broke off, with a candidate that is left."""
-        unfinished = None if self.responder is None else self.responder.unfinished
+        before, current = self.responder, self._current
+        unfinished = None if before is None else before.unfinished
         if not self._lineup.continues_on_failure or unfinished is None:
             return None
-        assert self._current is not None
-        if not _may_go_on(error, self._current):
+        assert current is not None
+        is_cut_short = isinstance(error, CutShortError)
+        if not is_cut_short and not may_go_on(error, current.name):
             return None
-        self._failures[self._current] = error
-        place = next((p for p in self._lineup.candidates if p.name not in self._failures), None)
-        if place is None:
-            return None
-        log.warning("trying the next place failed_place=%s error=%s", place.name, _name_of(error))
-        origin = replace(
-            _after_failure(self._lineup.origin, self._current, error), continues=unfinished
-        )
-        self._current = place.name
-        before = self.responder
+        self._failures[current.name] = error
+        origin = _after_failure(self._lineup.origin, current.name, error)
+        failed: GatewayError | EngineError = error
+        while True:
+            place = None if is_cut_short else self._next_place()
+            if place is None:
+                # An answer that its server ended early is continued by the next model only.
+                is_cut_short = False
+                place, origin = await self._place_behind(failed, origin)
+            if place is None:
+                self.responder, self._current = before, current
+                return None
+            log.warning("trying to go on place=%s error=%s", place.name, _name_of(failed))
+            self._current = place
+            try:
+                return await self._first_part(place, replace(origin, continues=unfinished))
+            except (GatewayError, EngineError) as another:
+                log.warning("could not go on place=%s error=%s", place.name, _name_of(another))
+                self._failures[place.name] = failed = another
+
+    def _next_place(self) -> AnswerCandidate | None:
+        """Return the first candidate of the lineup that has not failed."""
+        left = (place for place in self._lineup.candidates if place.name not in self._failures)
+        return next(left, None)
+
+    async def _place_behind(
+        self, error: GatewayError | EngineError, origin: RouteReason
+    ) -> tuple[AnswerCandidate | None, RouteReason]:
+        """Return the first candidate of the lineup that follows, and why it is tried."""
         try:
-            return await self._first_part(place, origin)
-        except (GatewayError, EngineError) as another:
-            log.warning("could not go on place=%s error=%s", place.name, _name_of(another))
-            self.responder = before
-            return None
+            is_followed = await self._follow(error)
+        except (GatewayError, EngineError):
+            return None, origin
+        return (self._next_place(), self._lineup.origin) if is_followed else (None, origin)
 
     async def _first_part(self, place: AnswerCandidate, origin: RouteReason) -> _Begun:
         try:
@@ -216,7 +268,13 @@ class FallbackChain:
             ) from None
 
 
-def _may_go_on(error: GatewayError | EngineError, place: Place) -> bool:
+async def _nothing() -> AsyncGenerator[bytes]:
+    """Yield no further part."""
+    return
+    yield b""
+
+
+def may_go_on(error: GatewayError | EngineError, place: Place) -> bool:
     """Return whether another place may still answer: the request itself is not at fault."""
     if isinstance(error, EngineLostTwiceError):
         return False  # the request may be what crashes engines

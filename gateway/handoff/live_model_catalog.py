@@ -35,9 +35,17 @@ class LiveModelCatalog:
     """
 
     def __init__(
-        self, cloud: CloudParts, jobs: JobBuilder, formats: Mapping[Tier, LocalFormats]
+        self,
+        cloud: CloudParts,
+        jobs: JobBuilder,
+        formats: Mapping[Tier, LocalFormats],
+        aliases: Mapping[str, str] | None = None,
     ) -> None:
-        """`formats`: of the local tiers, known while the engine is not ready."""
+        """`formats`: of the local tiers, known while the engine is not ready.
+
+        `aliases`: the model that each further name stands for first.
+        """
+        self._aliases = aliases or {}
         self._cloud = cloud
         self._jobs = jobs
         self._formats = formats
@@ -101,6 +109,7 @@ class LiveModelCatalog:
                 ],
                 handoff=self._cloud.rules.cloud,
                 formats=self._formats,
+                aliases=self._aliases,
             )
         return self._names
 

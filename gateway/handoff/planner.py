@@ -15,9 +15,12 @@ from gateway.answers.responder import (
     UpstreamEscalation,
 )
 from gateway.backends.client import EngineClient
+from gateway.edge.bodies import end_turn
 from gateway.errors.tree import BudgetError, GatewayError, RateLimitError
 from gateway.generation.generation import Generation
 from gateway.generation.usage_summary import usage_summary
+from gateway.handoff.chain_walk import ChainWalk
+from gateway.handoff.chains import ChainBook
 from gateway.handoff.cloud_calls import CloudCalls
 from gateway.handoff.cloud_parts import CloudParts
 from gateway.handoff.fallback import AnswerCandidate, FallbackChain, Lineup
@@ -42,6 +45,8 @@ from gateway.upstream.mirror import MirroredAnswer
 
 # A share of the deadline: means are not promises, and some tier has to write the answer.
 _RESERVE: Final = 0.1
+_SHARE_OF_CHAIN: Final = 0.5
+"""The share of the time to the deadline in which a model of a chain must begin to answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +67,7 @@ class Planner:
     load: LocalLoad
     calls: CloudCalls
     reader: RequestReader
+    chains: ChainBook
     routing: RoutingParts
     metrics: GatewayMetrics
     local_tiers: Collection[str]
@@ -69,34 +75,39 @@ class Planner:
 
     async def plan(self, endpoint: Endpoint, body: bytes, context: RequestContext) -> FallbackChain:
         """Plan the answer. Raises GatewayError or EngineError."""
-        parsed = await self.reader.read(endpoint, body, context)
+        chain = self.chains.chain_of(endpoint, body, context.principal)
+        await end_turn(body)
+        walk = ChainWalk(self.reader, self._lineup, endpoint, body, context, chain)
+        parsed = await walk.begin()
         trace_request(parsed)
-
-        async def without_arms(error: Exception) -> Lineup | None:
-            plain = await self.reader.without_arms(parsed, body, context, error)
-            return None if plain is None else self._lineup(plain)
-
         return FallbackChain(
             self._lineup(parsed),
             is_streamed=parsed.is_streamed,
             is_private=parsed.constraints.is_private,
             deadline_s=parsed.constraints.deadline_s,
-            instead=without_arms,
+            instead=walk.instead,
         )
 
-    def _lineup(self, parsed: ParsedRequest) -> Lineup:
-        """Line up the candidates that may answer."""
+    def _lineup(self, parsed: ParsedRequest, before: RouteReason = DIRECT) -> Lineup:
+        """Line up the candidates that may answer; `before`: why the model before did not."""
         order = self._order(parsed)
+        if before is not DIRECT:
+            origin = replace(before, reason=before.explain(order.origin.reason))
+            order = replace(order, origin=origin)
         places = [self._place(parsed, order, index) for index in range(len(order.places))]
         if len(places) > 1 and order.places[0] == "local":
             # If the answer that they hand over is refused, the local models give it.
             places.append(
-                AnswerCandidate(name="local", open=partial(self._open_local, parsed, None))
+                AnswerCandidate(
+                    name="local",
+                    open=partial(self._open_local, parsed, None),
+                    ignored_fields=parsed.ignored_fields,
+                )
             )
         return Lineup(
             candidates=places,
             origin=order.origin,
-            continues_on_failure=self._continues_on_failure(parsed),
+            continues_on_failure=parsed.continues_elsewhere(self.cloud.rules),
             on_begin=self.calls.count_origin,
             arm=parsed.context.arm,
         )
@@ -105,6 +116,10 @@ class Planner:
         self, endpoint: Endpoint, body: bytes, context: RequestContext
     ) -> dict[str, Any]:
         """Return the request's route as a `RouteReport`. Raises what the request would."""
+        chain = self.chains.chain_of(endpoint, body, context.principal)
+        if chain is not None:
+            body = chain.body(0)
+            context = replace(context, is_named_by_chain=True)
         parsed = await self.reader.read(endpoint, body, context)
         try:
             return await self._route_of(parsed)
@@ -167,18 +182,26 @@ class Planner:
         patience = self._patience(parsed, order, index)
         if order.places[index] == "cloud":
             opener: Callable[[RouteReason], Any] = partial(self._open_cloud, parsed)
-            return AnswerCandidate(name="cloud", open=opener, patience_s=patience)
+            ignored = self.calls.ignored_fields(parsed)
+            return AnswerCandidate(
+                name="cloud", open=opener, patience_s=patience, ignored_fields=ignored
+            )
         upstream = self._upstream(parsed, order) if index == 0 else None
         opener = partial(self._open_local, parsed, upstream)
-        return AnswerCandidate(name="local", open=opener, patience_s=patience)
+        return AnswerCandidate(
+            name="local", open=opener, patience_s=patience, ignored_fields=parsed.ignored_fields
+        )
 
     def _patience(
         self, parsed: ParsedRequest, order: _Order, index: int
     ) -> Callable[[], float | None]:
         """Return the seconds left before the next place could no longer meet the deadline."""
         deadline_s = parsed.constraints.deadline_s
-        if deadline_s is None or index + 1 >= len(order.places):
+        is_last = index + 1 >= len(order.places)
+        if deadline_s is None or (is_last and "deadline" not in parsed.falls_back_on):
             return lambda: None
+        if is_last:  # the models of the rest of the chain share what is left
+            return lambda: max(deadline_s - self.clock(), 0.0) * _SHARE_OF_CHAIN
 
         def until_s() -> float | None:
             if order.places[index + 1] == "local":
@@ -244,7 +267,7 @@ class Planner:
             on_answered=(
                 partial(self._mirror, parsed, generation) if self._is_mirrored(parsed) else None
             ),
-            is_continuable=self._continues_on_failure(parsed),
+            is_continuable=parsed.continues_elsewhere(self.cloud.rules),
         )
 
     async def _admitted_job(
@@ -298,14 +321,6 @@ class Planner:
             )
         )
         return replace(job, credit=credit, work=work)
-
-    def _continues_on_failure(self, parsed: ParsedRequest) -> bool:
-        """Return whether another model may continue this answer if it breaks off."""
-        return (
-            self.cloud.rules.continue_on_failure
-            and len(parsed.constraints.places) > 1
-            and parsed.is_continuable
-        )
 
     def _is_mirrored(self, parsed: ParsedRequest) -> bool:
         """Return whether it may be copied: requests for this machine only never leave it."""

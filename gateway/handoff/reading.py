@@ -39,8 +39,9 @@ from gateway.schema.common import OutriderOptions
 from gateway.schema.completions import CompletionRequest
 from gateway.schema.envelope import ReadRequest, read_request
 from gateway.schema.kinds import Endpoint
-from gateway.schema.parsing import parse, refuse_doubled_names, validate
+from gateway.schema.parsing import refuse_doubled_names
 from gateway.schema.template_variables import FIELD, read_variables
+from gateway.schema.unknown_fields import read_known
 from gateway.slo.classes import SloClasses
 
 _REQUESTS: Final[dict[Endpoint, type[ChatRequest] | type[CompletionRequest]]] = {
@@ -61,6 +62,7 @@ class RequestReader:
     experiments: Experiments
     classes: SloClasses
     local_tiers: tuple[str, ...]
+    ignores_unknown: bool = False
 
     async def read(self, endpoint: Endpoint, body: bytes, context: RequestContext) -> ParsedRequest:
         """Parse a request. Raises GatewayError.
@@ -81,12 +83,12 @@ class RequestReader:
         self, endpoint: Endpoint, body: bytes, context: RequestContext
     ) -> ParsedRequest:
         """Parse a request where there are no upstream tiers."""
-        request = parse(_REQUESTS[endpoint], body)
+        request, ignored = read_known(_REQUESTS[endpoint], None, body, self.ignores_unknown)
         await end_turn(body)
         refuse_doubled_names(body)
-        check_model(context.principal, request.model)
+        _check_model(context, request.model)
         assignment = self._assigned(request, body, endpoint, context)
-        parsing = partial(self._parsed_for_local, endpoint, request, context)
+        parsing = partial(self._parsed_for_local, endpoint, request, context, ignored)
         return await self._in_its_arms(assignment, parsing, context)
 
     async def _in_its_arms(
@@ -111,6 +113,7 @@ class RequestReader:
         endpoint: Endpoint,
         request: ApiRequest,
         context: RequestContext,
+        ignored: tuple[str, ...],
         assignment: Assignment | None,
     ) -> ParsedRequest:
         if assignment is not None:
@@ -127,6 +130,7 @@ class RequestReader:
             num_choices=request.n or 1,
             token_limit=request.token_limit,
             assignment=assignment,
+            ignored_fields=ignored,
         )
 
     async def _read_for_tiers(
@@ -142,7 +146,7 @@ class RequestReader:
         refuse_misplaced_options(read.document)
         await end_turn(body)
         read_variables(read.document.get(FIELD))
-        check_model(context.principal, envelope.model)
+        _check_model(context, envelope.model)
         assignment = self._assigned(read, body, endpoint, context)
         parsing = partial(self._parsed_for_tiers, endpoint, body, read, context)
         return await self._in_its_arms(assignment, parsing, context)
@@ -159,9 +163,10 @@ class RequestReader:
             return None
         forget_arms(context)
         if not self.cloud.tiers:
-            plain = await self._parsed_for_local(
-                parsed.endpoint, parse(_REQUESTS[parsed.endpoint], body), context, None
+            request, ignored = read_known(
+                _REQUESTS[parsed.endpoint], None, body, self.ignores_unknown
             )
+            plain = await self._parsed_for_local(parsed.endpoint, request, context, ignored, None)
         else:
             read = read_request(body, parsed.endpoint)
             plain = await self._parsed_for_tiers(parsed.endpoint, body, read, context, None)
@@ -198,12 +203,14 @@ class RequestReader:
         parsed = self._without_impossible(parsed)
         await end_turn(body)
         if "local" in parsed.constraints.places:
-            request = validate(_REQUESTS[endpoint], read.document, body)
+            request, ignored = read_known(
+                _REQUESTS[endpoint], read.document, body, self.ignores_unknown
+            )
             if assignment is not None:
                 request = overlaid(request, assignment)
             if meant.named == "cloud":  # a name that no local model has
                 request = _for_any(request)
-            parsed = replace(parsed, request=request)
+            parsed = replace(parsed, request=request, ignored_fields=ignored)
         if "cloud" in parsed.constraints.places:
             names = await self.names.current()
             parsed = replace(parsed, model=self.calls.model(parsed, names))
@@ -277,6 +284,12 @@ class RequestReader:
                     origin=RouteReason(hand_off="capability", reason=describe(needs)),
                 )
         return parsed
+
+
+def _check_model(context: RequestContext, name: str) -> None:
+    """Raise PermissionDeniedError for a model that the key may not name."""
+    if not context.is_named_by_chain:
+        check_model(context.principal, name)
 
 
 def _for_any(request: ApiRequest) -> ApiRequest:

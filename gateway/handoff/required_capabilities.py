@@ -24,6 +24,7 @@ from gateway.schema.tools import (
     Tool,
     ToolCallParam,
 )
+from gateway.schema.unknown_fields import HINTS
 
 NeedKind = Capability | Literal["options"]
 """options: a field that the local models do not know; no list says which servers know it."""
@@ -71,8 +72,9 @@ class RequiredCapability:
 def required_capabilities(
     document: Mapping[str, Any], endpoint: Endpoint
 ) -> tuple[RequiredCapability, ...]:
-    """Return the request's needs; none for what the local models take. Never raises."""
-    return tuple(dict.fromkeys(_needs(document, endpoint)))
+    """Return the request's needs; none for what the local models take or ignore. Never raises."""
+    needs = dict.fromkeys(_needs(document, endpoint))
+    return tuple(need for need in needs if endpoint != "chat" or need.param not in HINTS)
 
 
 def uses_of(document: Mapping[str, Any], endpoint: Endpoint) -> frozenset[Capability]:

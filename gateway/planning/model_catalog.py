@@ -81,10 +81,12 @@ class ModelCatalog:
         *,
         handoff: str | None = None,
         formats: Mapping[Tier, LocalFormats],
+        aliases: Mapping[str, str] | None = None,
     ) -> None:
         """`local` by name, with `auto`; without checkpoints where the engine is not ready to tell.
 
-        `handoff`: the tier that may answer `auto` too. `formats`: of the local tiers.
+        `handoff`: the tier that may answer `auto` too. `formats`: of the local tiers. `aliases`:
+        the model that each further name stands for first; they win over names that servers list.
         """
         self._formats = formats
         self._tiers = {models.tier: models for models in tiers}
@@ -95,8 +97,13 @@ class ModelCatalog:
             if name != AUTO:
                 self._meant[name] = ResolvedModel(name=name, named="local", local=infos)
         self._add(self._remote(models.tier, models, models.usual) for models in tiers)
+        aliases = aliases or {}
         for models in tiers:
             self._add(self._of_model(models, model) for model in _ids(models))
+        for name, model in aliases.items():
+            meant = self._meant.get(model) or self._of_path(model)
+            if meant is not None:
+                self._meant[name] = replace(meant, name=name)
 
     def __contains__(self, name: object) -> bool:
         """True if it is listed. A name TIER/ID is understood even if it is not."""

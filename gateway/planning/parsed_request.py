@@ -15,7 +15,7 @@ from gateway.planning.job import ApiRequest
 from gateway.planning.model_catalog import ResolvedModel
 from gateway.planning.placement import NO_LOCAL, PLACES, Named, PlacementPolicy
 from gateway.schema.common import OutriderOptions
-from gateway.schema.kinds import Endpoint, Policy
+from gateway.schema.kinds import Endpoint, FallbackKind, Policy
 from gateway.settings.server_traits import ServerTraits
 from gateway.telemetry.spans import RequestMarks, record_request
 from gateway.telemetry.tracer import NULL_SPAN, Span
@@ -59,6 +59,7 @@ class RequestContext:
     `with_trace`: the client wants to see where tokens came from. `meter`: the request's account,
     None where it is only planned. `headers` by names in lower case. `arm`: its arms of experiments
     as text. has_arms_slo: an arm set its latency objective, not the request.
+    is_named_by_chain: an alias or `models` names the model, which the key may use through it.
     """
 
     arrival_s: float
@@ -70,6 +71,7 @@ class RequestContext:
     headers: Mapping[str, str] = field(default_factory=dict)
     arm: str = ""
     has_arms_slo: bool = False
+    is_named_by_chain: bool = False
     span: Span = NULL_SPAN
 
 
@@ -80,7 +82,8 @@ class ParsedRequest:
     `request` as the local models read it, None where they may not answer. `document`, without its
     `outrider` object, and `meant` as an upstream tier gets them: only where there are such tiers;
     `model` is the one to request from its server. `origin`: why no other tier may answer.
-    `assignment`: its arms of experiments.
+    `assignment`: its arms of experiments. `falls_back_on`: why the next model of its chain would be
+    tried; empty where there is none. `ignored_fields`: those that the local models do not get.
     """
 
     endpoint: Endpoint
@@ -96,6 +99,16 @@ class ParsedRequest:
     max_cost_usd: float | None = None
     origin: RouteReason = DIRECT
     assignment: Assignment | None = None
+    falls_back_on: frozenset[FallbackKind] = frozenset()
+    ignored_fields: tuple[str, ...] = ()
+
+    def continues_elsewhere(self, rules: PlacementPolicy) -> bool:
+        """Return whether another model may continue the answer if it breaks off."""
+        wanted = rules.continue_on_failure
+        if wanted is None:
+            wanted = self.constraints.policy == "prefer_local" or bool(self.falls_back_on)
+        has_others = len(self.constraints.places) > 1 or bool(self.falls_back_on)
+        return wanted and has_others and self.is_continuable
 
     @property
     def is_continuable(self) -> bool:

@@ -29,7 +29,7 @@ class PlacementPolicy:
     upstream tiers. `strong`: the place for what is too hard for the small model. `max_queue_s`:
     requests that would wait longer for the local models are handed over. `deadline_s`: from the
     arrival of requests that name no deadline. `continue_on_failure`: another model may continue an
-    answer that broke off.
+    answer that broke off; None: where the request's policy is prefer_local.
     """
 
     policy: Policy = "prefer_local"
@@ -38,7 +38,7 @@ class PlacementPolicy:
     strong: Place = "local"
     max_queue_s: float | None = None
     deadline_s: float | None = None
-    continue_on_failure: bool = False
+    continue_on_failure: bool | None = None
 
     @classmethod
     def of(

@@ -10,6 +10,12 @@ UsageSource = Literal["reported", "counted", "estimated"]
 Policy = Literal["local_only", "prefer_local", "prefer_cloud", "cloud_only"]
 """Tiers that may answer requests for `auto`: models of this machine, and an upstream tier."""
 
+FallbackKind = Literal["failure", "context_length", "content_filter", "deadline"]
+"""Why the next model of a chain is tried."""
+
+UnknownFields = Literal["refuse", "ignore", "pass"]
+"""What is done with a request field that a tier does not know."""
+
 Capability = Literal["tools", "images", "audio", "files"]
 ModelCapability = Capability | Literal["structured_outputs", "reasoning"]
 

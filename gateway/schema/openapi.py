@@ -87,6 +87,10 @@ _TIER_HEADER: Final = {
         "schema": {"type": "string"},
         "required": True,
     },
+    "x-outrider-ignored-fields": {
+        "description": "Fields of the request that the answering model did not get.",
+        "schema": {"type": "string"},
+    },
 }
 _HAND_OFF_HEADERS: Final = {
     "x-outrider-hand-off": {

@@ -2,9 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager, aclosing, nullcontext
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 from starlette.requests import ClientDisconnect
@@ -24,6 +24,9 @@ from gateway.upstream.dialects.rewriting import splice
 
 logger = logging.getLogger(__name__)
 
+
+_MAX_NAMES: Final = 16
+_MAX_NAME_CHARS: Final = 64
 
 Work = Callable[[Scope, Receive, Send], Awaitable[None]]
 
@@ -272,6 +275,8 @@ class AnswerResponse(Response):
         self._has_started = True
         if facts := self._answering.facts:
             self.headers.update(_headers(facts))
+        if ignored := self._answering.ignored_fields:
+            self.headers["x-outrider-ignored-fields"] = header_text(_field_names(ignored))
         if self._answering.arm:
             self.headers["x-outrider-arm"] = self._answering.arm
         if self._meter is not None:
@@ -330,6 +335,11 @@ def _headers(facts: AnswerFacts) -> dict[str, str]:
     if facts.is_degraded:
         headers["x-outrider-degraded"] = "true"
     return headers
+
+
+def _field_names(names: Sequence[str]) -> str:
+    """List the first names, each cut to a bounded length."""
+    return ", ".join(name[:_MAX_NAME_CHARS] for name in names[:_MAX_NAMES])
 
 
 def header_text(text: str) -> str:

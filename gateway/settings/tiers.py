@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue
 from pydantic_settings import NoDecode
 
-from gateway.schema.kinds import Capability, ServerKind
+from gateway.schema.kinds import Capability, ServerKind, UnknownFields
 from gateway.settings.paths import did_you_mean
 from gateway.settings.sections import (
     Count,
@@ -141,6 +141,12 @@ class UpstreamSettings(Section):
     allow_fields: FieldNames = ()
     """Request fields that are forwarded in addition to those known for this kind of server, e.g.
     service_tier; each may change prices, privacy or the server's behaviour."""
+    unknown_fields: UnknownFields | None = None
+    """Other request fields: refuse them with a 400, ignore them and name them in the header
+    x-outrider-ignored-fields, or pass them on; unset: as the setting unknown_fields says."""
+    ignore_fields: FieldNames = ()
+    """Request fields that are left out and named in that header, e.g. reasoning_effort for a model
+    that refuses it."""
     force_fields: ForcedFields = Field(default_factory=dict)
     """Fields set in every request, overriding the client's, e.g. {store = false}."""
     supports: Capabilities = ("tools", "images", "audio", "files")
@@ -153,7 +159,7 @@ class UpstreamSettings(Section):
     max_retries: int = Field(default=2, ge=0, le=10)
     """Further attempts after the first one, as long as nothing was sent to the client."""
     hedge_share: Share = 0.0
-    """Return the settings of two overlays that contradict each other; may be empty."""
+    """Share of requests that may be sent a second time when the first token is late; 0: none."""
     ca_file: Path | None = None
     """Certificates to trust in addition to the system's."""
     timeouts: TimeoutSettings = Field(default_factory=TimeoutSettings)
@@ -176,8 +182,9 @@ class HandoffSettings(Section):
     deadline or a full queue hands over."""
     deadline_ms: Annotated[float, Field(gt=0)] | None = None
     """Time for the whole answer, for requests that set no deadline."""
-    continue_on_failure: bool = False
-    """When a server fails in mid-answer, let another model continue the text that was sent."""
+    continue_on_failure: bool | None = None
+    """When a server fails in mid-answer, let another model continue the text that was sent; unset:
+    for requests with the policy prefer_local, and for chains of models."""
 
 
 class MirrorSettings(Section):

@@ -1,10 +1,13 @@
 """Settings as a commented outrider.toml."""
 
+import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Final
 
 from pydantic import BaseModel
 
+from gateway.settings.aliases import AliasSettings
 from gateway.settings.experiments import ArmSpec, ExperimentSettings
 from gateway.settings.paths import named_sections
 from gateway.settings.sections import TierPriceSettings
@@ -17,6 +20,10 @@ def _arm(overlay: Mapping[str, object]) -> ArmSpec:
 
 _EXAMPLES: Final[Mapping[str, tuple[str, BaseModel]]] = {
     "tiers": ("cloud", UpstreamSettings(url=("https://host/v1",))),
+    "aliases": (
+        "gpt-4o-mini",
+        AliasSettings(models=("auto",), defaults={"temperature": 0.2}),
+    ),
     "charges": ("large", TierPriceSettings(prompt=2, completion=8)),
     "experiments": (
         "short-drafts",
@@ -24,6 +31,9 @@ _EXAMPLES: Final[Mapping[str, tuple[str, BaseModel]]] = {
     ),
 }
 """Commented-out examples for sections that users name themselves, written while there are none."""
+
+
+_BARE_KEY: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def to_toml(settings: BaseModel) -> str:
@@ -41,7 +51,7 @@ def _lines(path: str, section: BaseModel) -> Iterator[str]:
         if isinstance(value, BaseModel):
             inner[where] = value
         elif named_sections(field.annotation) is not None:
-            inner |= {f"{where}.{key}": one for key, one in value.items()}
+            inner |= {f"{where}.{_key(key)}": one for key, one in value.items()}
             if not value:
                 key, example = _EXAMPLES[where]
                 examples[f"{where}.{key}"] = example
@@ -55,6 +65,11 @@ def _lines(path: str, section: BaseModel) -> Iterator[str]:
     for inner_path, one in examples.items():
         lines = ("", *_comment(one), f"[{inner_path}]", *_lines(inner_path, one))
         yield from (line if not line or line.startswith("#") else f"#{line}" for line in lines)
+
+
+def _key(name: str) -> str:
+    """Write a name as a TOML key: quoted, unless it is letters, digits, _ and - only."""
+    return name if _BARE_KEY.fullmatch(name) else json.dumps(name, ensure_ascii=False)
 
 
 def _comment(section: BaseModel) -> Iterator[str]:

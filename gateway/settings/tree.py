@@ -19,6 +19,7 @@ from pydantic_settings import (
 from pydantic_settings import SettingsError as SourceError
 
 from gateway.settings import paths as settings_paths
+from gateway.settings.aliases import AliasSettings, alias_complaints
 from gateway.settings.experiments import ExperimentName, ExperimentSettings
 from gateway.settings.http_bounds import HttpSettings
 from gateway.settings.keys import KeySettings
@@ -91,7 +92,7 @@ _OWN_FLAGS: Final = {
     },
 }
 """Settings with a command-line flag of their own; the others are set with --set."""
-_MAPPINGS: Final = frozenset({"headers"})
+_MAPPINGS: Final = frozenset({"headers", "defaults"})
 """Settings that are tables with names that users choose; a variable holds them as JSON."""
 
 
@@ -139,8 +140,14 @@ class Settings(BaseSettings):
     """Let only the same tenant's requests reuse a tenant's prompts in the prefix cache."""
     allow_private_upstreams: bool = True
     """Allow private addresses, including this machine's, for the servers of upstream tiers."""
+    unknown_fields: Literal["refuse", "ignore"] = "refuse"
+    """Request fields that a model does not know: refuse them with a 400, or ignore them and name
+    them in the header x-outrider-ignored-fields. The local models always ignore reasoning_effort
+    and verbosity. Tiers may set their own."""
     tiers: dict[str, UpstreamSettings] = Field(default_factory=dict)
     """Upstream tiers, by the name that requests use as model."""
+    aliases: dict[str, AliasSettings] = Field(default_factory=dict)
+    """Further names that requests use as model, each for a model or a chain of models."""
     handoff: HandoffSettings = Field(default_factory=HandoffSettings)
     mirror: MirrorSettings = Field(default_factory=MirrorSettings)
 
@@ -158,7 +165,10 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        complaints = list(tier_complaints(self.models, self.tiers, self.handoff, self.mirror))
+        complaints = [
+            *tier_complaints(self.models, self.tiers, self.handoff, self.mirror),
+            *alias_complaints(self.aliases, self.models, self.tiers),
+        ]
         if complaints:
             text = "\n".join(f"{'.'.join(path)}: {what}" for path, _, what in complaints)
             context = {"text": text, "complaints": complaints}

@@ -1,6 +1,6 @@
 """One answer of an upstream tier, however many servers it takes."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, Final
@@ -103,16 +103,25 @@ class UpstreamAnswer:
         assert self._request is not None
         self.first_token_s = self._request.first_token_s
 
-    async def whole(self) -> WholeAnswer:
-        """Return the answer in one piece. Raises the errors of `begin`."""
+    async def whole(
+        self, is_unwanted: Callable[[WholeAnswer, UpstreamUsage], bool] | None = None
+    ) -> WholeAnswer:
+        """Return the answer in one piece. Raises the errors of `begin`.
+
+        `is_unwanted`: the answer will not be delivered, so it is booked as lost.
+        """
         self._started_s = self._tier.parts.clock()
         self._call = _with_stream(self._call, is_streamed=False)
         await self._open(self._opening(self._kind, None))
         assert self._request is not None
-        self._request.finish()
-        self._whole = self._request.whole
-        assert self._whole is not None
-        return self._whole
+        whole = self._request.whole
+        assert whole is not None
+        if is_unwanted is not None and is_unwanted(whole, self._request.usage):
+            await self.abandon()
+        else:
+            self._request.finish()
+        self._whole = whole
+        return whole
 
     async def chunks(self) -> AsyncGenerator[Chunk]:
         """Yield all chunks from the very first one; the last one is [DONE].
@@ -143,6 +152,12 @@ class UpstreamAnswer:
         assert self._request is not None, "begin comes first"
         self._request.without(undelivered)
         self._request.given_up_as = "limited"
+        await self._request.aclose()
+
+    async def abandon(self) -> None:
+        """Book and release an answer of which nothing was delivered, and nothing will be."""
+        assert self._request is not None, "begin comes first"
+        self._request.given_up_as = "lost"
         await self._request.aclose()
 
     async def aclose(self) -> None:

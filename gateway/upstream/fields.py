@@ -11,7 +11,7 @@ from hashlib import blake2b
 from typing import Any, Final, NoReturn
 
 from gateway.errors.tree import BadRequestError
-from gateway.schema.kinds import ServerKind
+from gateway.schema.kinds import ServerKind, UnknownFields
 from gateway.settings.tiers import UpstreamSettings
 
 SALT_FIELD: Final = "cache_salt"
@@ -68,6 +68,10 @@ _USUAL: Final[Mapping[str, tuple[object, ...]]] = {
     "web_search_options": (),
 }
 """Values that equal the default. Any other one changes price or privacy."""
+_NEVER_PASSED: Final = frozenset({SALT_FIELD, "kv_transfer_params", "lora_path"})
+"""Fields that reach other tenants' caches or files of the server."""
+_NEVER_IGNORED: Final = frozenset({"service_tier", "store", "web_search_options", "audio"})
+"""Fields that ask for another price, privacy or kind of answer: without them it would be wrong."""
 _SALTED: Final[frozenset[ServerKind]] = frozenset({"vllm", "sglang"})
 _MAX_VARIABLES: Final = 16
 _MAX_VARIABLE_CHARS: Final = 64
@@ -90,6 +94,8 @@ class FieldFilter:
         self._more = frozenset(settings.allow_fields)
         self._allowed = _ALLOWED[settings.server] | self._more
         self._forced = settings.force_fields
+        self._ignored = frozenset(settings.ignore_fields)
+        self._unknown: UnknownFields = settings.unknown_fields or "refuse"
 
     def outgoing(self, document: Mapping[str, Any], *, cache_salt: str = "") -> dict[str, Any]:
         """Return the fields to send, with those that the operator adds.
@@ -102,15 +108,33 @@ class FieldFilter:
             sent[SALT_FIELD] = _derived(cache_salt, self._tier)
         return sent | self._forced
 
+    def ignored(self, document: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the fields that are left out and that the client is told of."""
+        if not self._ignored and self._unknown != "ignore":
+            return ()
+        return tuple(name for name, value in document.items() if self._is_ignored(name, value))
+
+    def _is_ignored(self, name: str, value: object) -> bool:
+        if value is None or name in self._forced:
+            return False
+        if name in self._ignored:
+            return True
+        is_known = name in self._allowed or name in _LEFT_OUT or _is_usual(name, value)
+        return self._unknown == "ignore" and not is_known and name not in _NEVER_IGNORED
+
     def _is_sent(self, name: str, value: object) -> bool:
+        if name in self._ignored:
+            return False
         if name in self._allowed:
             if name == "chat_template_kwargs" and name not in self._more:
                 _check_variables(value)
             return True
         if value is None or name in _LEFT_OUT or name in self._forced:
             return False
-        if any(value == usual and type(value) is type(usual) for usual in _USUAL.get(name, ())):
+        if _is_usual(name, value) or self._is_ignored(name, value):
             return False
+        if self._unknown == "pass" and name not in _NEVER_PASSED:
+            return True
         self._refuse(name)
 
     def _refuse(self, name: str) -> NoReturn:
@@ -120,6 +144,10 @@ class FieldFilter:
             f"operator add it to tiers.{self._tier}.allow_fields.",
             param=told,
         )
+
+
+def _is_usual(name: str, value: object) -> bool:
+    return any(value == usual and type(value) is type(usual) for usual in _USUAL.get(name, ()))
 
 
 def _check_variables(variables: object) -> None:

@@ -14,6 +14,7 @@ from gateway.edge.idempotency import IdempotentAnswers
 from gateway.experiments.admin import ExperimentApi
 from gateway.experiments.feedback import FeedbackApi
 from gateway.handoff.arm_check import arm_check
+from gateway.handoff.chains import ChainBook
 from gateway.handoff.cloud_calls import CloudCalls
 from gateway.handoff.live_model_catalog import LiveModelCatalog
 from gateway.handoff.local_responder import LocalLoad
@@ -40,8 +41,9 @@ def build_app(parts: GatewayParts) -> AuthDispatcher:
     if parts.routing.guard is not None:
         parts.metrics.registry.register(RouteCollector(parts.routing.guard))
     jobs = build_jobs(parts)
-    catalog = LiveModelCatalog(parts.cloud, jobs, _local_formats(parts))
-    planner = _build_planner(parts, jobs, catalog)
+    chains = ChainBook(aliases=parts.aliases)
+    catalog = LiveModelCatalog(parts.cloud, jobs, _local_formats(parts), chains.first_models())
+    planner = _build_planner(parts, jobs, catalog, chains)
     recent = RecentOutcomes(clock=parts.clock)
     intake = _build_intake(parts, recent)
     status = StatusEndpoints(
@@ -115,7 +117,9 @@ def build_tokenizing(parts: GatewayParts, jobs: JobBuilder) -> Tokenizing:
     )
 
 
-def _build_planner(parts: GatewayParts, jobs: JobBuilder, catalog: LiveModelCatalog) -> Planner:
+def _build_planner(
+    parts: GatewayParts, jobs: JobBuilder, catalog: LiveModelCatalog, chains: ChainBook
+) -> Planner:
     calls = CloudCalls(
         cloud=parts.cloud,
         names=catalog,
@@ -132,6 +136,7 @@ def _build_planner(parts: GatewayParts, jobs: JobBuilder, catalog: LiveModelCata
         experiments=parts.experiments,
         classes=parts.slo.classes,
         local_tiers=tuple(parts.tokenizers),
+        ignores_unknown=parts.unknown_fields == "ignore",
     )
     return Planner(
         engine=parts.engine,
@@ -140,6 +145,7 @@ def _build_planner(parts: GatewayParts, jobs: JobBuilder, catalog: LiveModelCata
         load=LocalLoad(parts.clock),
         calls=calls,
         reader=reader,
+        chains=chains,
         routing=parts.routing,
         metrics=parts.metrics,
         local_tiers=tuple(parts.tokenizers),

@@ -89,6 +89,7 @@ def build_parts(settings: Settings, engine: AnyEngineClient) -> "GatewayParts":
     from gateway.telemetry.tracing import build_tracer
     from gateway.text.chat import ChatTokenizer
     from gateway.upstream.metrics import UpstreamMetrics
+    from gateway.wiring.aliases import checked_aliases
     from gateway.wiring.parts import GatewayParts
     from gateway.wiring.routing import build_routing
     from gateway.wiring.tenancy import build_tenancy
@@ -118,6 +119,8 @@ def build_parts(settings: Settings, engine: AnyEngineClient) -> "GatewayParts":
         router=router,
         routing=routing,
         cloud=cloud,
+        aliases=checked_aliases(settings),
+        unknown_fields=settings.unknown_fields,
         metrics=metrics,
         tenancy=tenancy,
         http=settings.http,

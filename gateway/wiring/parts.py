@@ -13,6 +13,8 @@ from gateway.metering.metrics import GatewayMetrics
 from gateway.metering.tenancy import Tenancy
 from gateway.planning.gateway_limits import GatewayLimits
 from gateway.planning.routing_parts import RoutingParts
+from gateway.schema.kinds import UnknownFields
+from gateway.settings.aliases import AliasSettings
 from gateway.settings.http_bounds import HttpSettings
 from gateway.slo.parts import SloParts
 from gateway.telemetry.capture import NULL_CAPTURE, Capture
@@ -45,4 +47,6 @@ class GatewayParts:
     capture: Capture = NULL_CAPTURE
     wall_clock: Callable[[], float] = time.time
     clock: Callable[[], float] = time.monotonic
+    aliases: Mapping[str, AliasSettings] = field(default_factory=dict)
+    unknown_fields: UnknownFields = "refuse"
     prompt_slots: PromptSlots = field(default_factory=PromptSlots)

@@ -70,6 +70,7 @@ def _engine_settings(settings: Settings) -> Settings:
     """Return the settings for the engine's process, without upstream tiers, keys and databases."""
     not_its_business = {
         "tiers": {},
+        "aliases": {},
         "handoff": HandoffSettings(),
         "mirror": MirrorSettings(),
         "keys": KeySettings(),

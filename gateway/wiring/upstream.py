@@ -62,6 +62,8 @@ def build_upstreams(
     rng = rng or random.Random()
     tiers: dict[str, UpstreamTier] = {}
     for name, options in settings.tiers.items():
+        if options.unknown_fields is None:
+            options = options.model_copy(update={"unknown_fields": settings.unknown_fields})
         traits = TRAITS[options.server]
         counter = _token_counter(name, options.tokenizer)
         parts = TierParts(

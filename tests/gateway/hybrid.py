@@ -163,7 +163,8 @@ def hybrid(
 ) -> Iterator[World]:
     """A gateway with one upstream tier, `cloud`, whose replicas are `clouds`.
 
-    `tier` adds to `[tiers.cloud]`; other sections (handoff, mirror) are as in the settings, and
+    `tier` adds to `[tiers.cloud]`; `others` are further tiers by name, each a script and settings;
+    other sections (handoff, mirror) are as in the settings, and
     `tracer` traces. Without a `database_url` everybody may ask, and nothing is kept.
     """
     with ExitStack() as stack:
@@ -174,7 +175,11 @@ def hybrid(
             "max_retries": 0,
             **(tier or {}),
         }
-        tiers = {"cloud": options, **sections.pop("tiers", {})}
+        tiers = {**({"cloud": options} if mocks or tier else {}), **sections.pop("tiers", {})}
+        for name, (script, more) in sections.pop("others", {}).items():
+            other = stack.enter_context(mock_in_thread(script, name=name))
+            mocks.append(other)
+            tiers[name] = {"url": other.url, "model": "mock-model", "max_retries": 0, **more}
         tracer: Tracer = sections.pop("tracer", NULL_TRACER)
         if mirrored := sections.pop("mirrored", None):
             second = stack.enter_context(mock_in_thread(mirrored))
@@ -194,6 +199,8 @@ def hybrid(
             router=router,
             limits=GatewayLimits(default_max_tokens=64),
             cloud=cloud,
+            aliases=settings.aliases,
+            unknown_fields=settings.unknown_fields,
             metrics=metrics,
             tenancy=tenancy,
             experiments=build_experiments(settings.experiments, tenancy.database, metrics.registry),

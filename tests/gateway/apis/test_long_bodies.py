@@ -19,7 +19,7 @@ OF_ANY_API = (
     f"{READING}.read_request",
     f"{READING}.refuse_doubled_names",
     f"{READING}.refuse_misplaced_options",
-    f"{READING}.validate",
+    f"{READING}.read_known",
 )
 OF_CHAT = OF_ANY_API[2:]
 RESPONSES = "gateway.apis.responses.api"

@@ -181,9 +181,6 @@ def test_errors_have_the_right_class(server: Server, client: openai.OpenAI) -> N
     with pytest.raises(openai.BadRequestError) as stored:
         client.responses.create(model="auto", input="Hello", previous_response_id="resp_1")
     assert stored.value.param == "previous_response_id"
-    with pytest.raises(openai.BadRequestError) as effort:
-        client.responses.create(model="auto", input="Hello", reasoning={"effort": "high"})
-    assert effort.value.param == "reasoning.effort"
     with pytest.raises(openai.BadRequestError) as twice:
         client.responses.create(model="auto", input="Hello", tools=[ADD, ADD])
     assert twice.value.param == "tools.1.name"

@@ -68,9 +68,7 @@ NEEDS: list[tuple[dict[str, Any], NeedKind, str]] = [
     ({"function_call": {"name": "f"}}, "tools", "function_call"),
     ({"audio": {"voice": "x"}}, "audio", "audio"),
     ({"modalities": ["text", "audio"]}, "audio", "modalities"),
-    ({"reasoning_effort": "high"}, "options", "reasoning_effort"),
     ({"web_search_options": {}}, "options", "web_search_options"),
-    ({"verbosity": "low"}, "options", "verbosity"),
     ({"stream_options": {"include_obfuscation": True}}, "options",
      "stream_options.include_obfuscation"),
     ({"stream_options": {"x": 1}}, "options", "stream_options.x"),
@@ -89,6 +87,11 @@ def test_needs(extra: dict[str, Any], capability: NeedKind, param: str) -> None:
     document = {**CHAT, **extra}
     assert kinds(document) == [(capability, param)]
     assert not is_local(document, "chat")
+
+
+@pytest.mark.parametrize("hint", ["reasoning_effort", "verbosity"])
+def test_a_hint_sends_no_request_away(hint: str) -> None:
+    assert kinds({**CHAT, hint: "low"}) == []
 
 
 @pytest.mark.parametrize(

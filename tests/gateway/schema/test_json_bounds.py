@@ -175,7 +175,7 @@ def test_other_requests_run_between_the_passes_over_a_long_body(
     may_exceed = bodies.may_exceed
     monkeypatch.setattr(bodies, "may_exceed", counted(first))
     monkeypatch.setattr(bodies, "check_exactly", counted(bodies.check_exactly))
-    monkeypatch.setattr(reading, "parse", counted(reading.parse))
+    monkeypatch.setattr(reading, "read_known", counted(reading.read_known))
     monkeypatch.setattr(reading, "refuse_doubled_names", counted(reading.refuse_doubled_names))
     monkeypatch.setattr("gateway.edge.bodies._LONG_BYTES", 50_000)
     body = {"model": "auto", "messages": [{**MESSAGE, "content": "[" * 90_000}]}
