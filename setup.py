@@ -24,6 +24,7 @@ setup(
                 "kernels/cpu/row_ops.cpp",
                 "kernels/cpu/row_ops_avx2.cpp",
                 "kernels/cpu/row_ops_avx512.cpp",
+                "kernels/cpu/row_plan.cpp",
             ],
             depends=[
                 "kernels/cpu/attend_tile.h",
@@ -35,6 +36,7 @@ setup(
                 "kernels/cpu/products.h",
                 "kernels/cpu/rounding.h",
                 "kernels/cpu/row_kernels.h",
+                "kernels/cpu/row_plan.h",
                 "kernels/cpu/rows.h",
             ],
             language="c++",

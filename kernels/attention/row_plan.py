@@ -1,5 +1,6 @@
 """The keys of every row in order, for the compiled attention of `kernels.cpu.row_attention`."""
 
+import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -8,10 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.attention.attention_plan import AttentionBatch, AttentionPlan
-from kernels.attention.ordered_plan import Integers, OrderedPlan, paths_by_depth
-from kernels.cpu.row_attention import CHUNK_KEYS, TILE_ROWS, RowKeys
+from kernels.attention.ordered_plan import OrderedPlan
+from kernels.cpu.product_library import Attention, RowPlanCall
+from kernels.cpu.row_attention import CHUNK_KEYS, TILE_ROWS, RowKeys, compiled_library
 
-_NO_TREE = np.iinfo(np.int32).max
+_WORD_BITS = 64
+# Fields of a PlannedSequence in row_plan.h.
+_SEQUENCE_FIELDS = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,113 +32,96 @@ class RowPlan:
 
 
 def plan_row_keys(batch: AttentionBatch, *, block_size: int, window: int | None) -> RowKeys:
-    """Locate the keys of every row of a step, once for all layers."""
-    num_rows = batch.query_indptr[-1]
-    lists = _Lists(
-        begins=np.zeros(num_rows, np.int64),
-        ends=np.zeros(num_rows, np.int64),
-        own_begins=np.full(num_rows, _NO_TREE, np.int64),
-        own_starts=np.zeros(num_rows, np.int64),
+    """Locate the keys of every row of a step, once for all layers.
+
+    A key that no row sees may lie in a block that does not exist any more.
+    """
+    masks = [masks for masks in batch.ancestor_masks if masks is not None]
+    mask_words = _num_words(masks)
+    numbers = _numbers(batch)
+    memory = _Memory.of(batch)
+    # What the library reads stays in these names until it has returned.
+    packed = b"".join(mask.to_bytes(8 * mask_words, "little") for own in masks for mask in own)
+    call = RowPlanCall(
+        num_sequences=len(batch.kv_lens),
+        block_size=block_size,
+        window=window or 0,
+        tile_rows=TILE_ROWS,
+        mask_words=mask_words,
+        sequences=numbers.ctypes.data,
+        masks=packed,
     )
+    call.blocks = call.sequences + _SEQUENCE_FIELDS * 8 * len(batch.kv_lens)
+    keys = memory.attention()
+    for field, _ in Attention._fields_:
+        if field in _WRITTEN:
+            setattr(call, field, getattr(keys, field))
+    keys.num_tiles = compiled_library()[0].plan_rows(ctypes.addressof(call))
+    return RowKeys(struct=keys, num_rows=batch.query_indptr[-1], memory=memory.words)
+
+
+_WRITTEN = frozenset(
+    ("tiles", "tile_slots", "slots", "begins", "ends", "own_begins", "own_starts", "own_slots")
+)
+
+
+def _num_words(masks: list[list[int]]) -> int:
+    widest = max((mask.bit_length() for own in masks for mask in own), default=0)
+    return -(-widest // _WORD_BITS)
+
+
+def _numbers(batch: AttentionBatch) -> NDArray[np.int64]:
+    """The sequences' fields, and behind them all block tables."""
+    fields: list[int] = []
+    blocks: list[int] = []
     for index, (start, end) in enumerate(pairwise(batch.query_indptr)):
-        if start < end:
-            lists.add(_Sequence.of(batch, index, block_size, window), start, end)
-    return lists.keys()
+        is_tree = batch.ancestor_masks[index] is not None
+        fields += (start, end, batch.kv_lens[index], batch.tree_starts[index], len(blocks), is_tree)
+        blocks += batch.block_tables[index]
+    return np.array(fields + blocks, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Sequence:
-    """The keys of one sequence's rows.
+class _Memory:
+    """Where the library writes a plan: 8-byte numbers first, then 4-byte ones."""
 
-    `slots` [kv_len]: cache slots by position. `own_slots` [rows, width]: a tree row's own, from
-    position `own_begin` on.
-    """
-
-    begins: Integers
-    ends: Integers
-    slots: Integers
-    own_begin: int
-    own_slots: Integers | None
+    words: NDArray[np.int64]
+    num_rows: int
+    num_tiles: int
+    num_keys: int
 
     @classmethod
-    def of(
-        cls, batch: AttentionBatch, index: int, block_size: int, window: int | None
-    ) -> "_Sequence":
-        """Cut one sequence. A slot that no row sees may be any number: it becomes 0."""
-        num_rows = batch.query_indptr[index + 1] - batch.query_indptr[index]
-        kv_len, masks = batch.kv_lens[index], batch.ancestor_masks[index]
-        table = np.array(batch.block_tables[index], dtype=np.int64)
-        logical = np.arange(kv_len)
-        slots = table[logical // block_size] * block_size + logical % block_size
-        if masks is None:
-            ends = np.arange(kv_len - num_rows, kv_len) + 1
-            begins = _begins(ends, window)
-            slots = np.where(logical >= begins.min(), slots, 0)
-            return cls(begins=begins, ends=ends, slots=slots, own_begin=_NO_TREE, own_slots=None)
-        tree_start = batch.tree_starts[index]
-        paths = paths_by_depth(masks, tree_start)  # [n, depths]
-        ends = tree_start + (paths >= 0).sum(1)
-        begins = _begins(ends, window)
-        # Whole chunks before the tree are the same for all its nodes.
-        own_begin = tree_start // CHUNK_KEYS * CHUNK_KEYS
-        positions = np.arange(own_begin, int(ends.max()))
-        depths = np.clip(positions - tree_start, 0, ends[:, None] - tree_start - 1)
-        own = np.where(positions < tree_start, positions, np.take_along_axis(paths, depths, 1))
-        return cls(
+    def of(cls, batch: AttentionBatch) -> "_Memory":
+        """Allocate as much as a batch can need."""
+        num_rows, num_tiles, num_own = batch.query_indptr[-1], 0, 0
+        for index, (start, end) in enumerate(pairwise(batch.query_indptr)):
+            num_tiles += -(-(end - start) // TILE_ROWS)
+            if batch.ancestor_masks[index] is not None:
+                # A path is at most as long as the tree's slots, behind less than a chunk.
+                num_slots = batch.kv_lens[index] - batch.tree_starts[index] + CHUNK_KEYS
+                num_own += (end - start) * num_slots
+        num_keys = sum(batch.kv_lens)
+        num_small = 3 * num_rows + 2 * num_tiles + num_keys + num_own
+        words = np.empty(num_rows + num_tiles + (num_small + 1) // 2, dtype=np.int64)
+        return cls(words=words, num_rows=num_rows, num_tiles=num_tiles, num_keys=num_keys)
+
+    def attention(self) -> Attention:
+        """Cut it; the fields of a call are 0."""
+        own_starts = self.words.ctypes.data
+        tile_slots = own_starts + 8 * self.num_rows
+        tiles = tile_slots + 8 * self.num_tiles
+        begins = tiles + 8 * self.num_tiles  # two numbers of 4 bytes a tile
+        ends = begins + 4 * self.num_rows
+        own_begins = ends + 4 * self.num_rows
+        slots = own_begins + 4 * self.num_rows
+        return Attention(
+            max_tile_rows=TILE_ROWS,
+            tiles=tiles,
+            tile_slots=tile_slots,
+            slots=slots,
             begins=begins,
             ends=ends,
-            slots=np.where(logical >= begins.min(), slots, 0),
-            own_begin=own_begin,
-            own_slots=np.where(positions >= begins[:, None], slots[own], 0),
+            own_begins=own_begins,
+            own_starts=own_starts,
+            own_slots=slots + 4 * self.num_keys,
         )
-
-
-def _begins(ends: Integers, window: int | None) -> Integers:
-    return np.zeros_like(ends) if window is None else np.maximum(ends - window, 0)
-
-
-class _Lists:
-    """Collects sequences."""
-
-    def __init__(
-        self, *, begins: Integers, ends: Integers, own_begins: Integers, own_starts: Integers
-    ) -> None:
-        self.begins, self.ends = begins, ends
-        self.own_begins, self.own_starts = own_begins, own_starts
-        self._tiles: list[tuple[int, int]] = []
-        self._tile_slots: list[int] = []
-        self._slots: list[Integers] = []
-        self._own_slots: list[Integers] = []
-        self._num_slots = self._num_own = 0
-
-    def add(self, sequence: _Sequence, start: int, end: int) -> None:
-        """Take the rows [start, end)."""
-        self.begins[start:end], self.ends[start:end] = sequence.begins, sequence.ends
-        if sequence.own_slots is not None:
-            width = sequence.own_slots.shape[1]
-            self.own_begins[start:end] = sequence.own_begin
-            self.own_starts[start:end] = self._num_own + np.arange(end - start) * width
-            self._own_slots.append(sequence.own_slots.reshape(-1))
-            self._num_own += sequence.own_slots.size
-        for first in range(start, end, TILE_ROWS):
-            self._tiles.append((first, min(first + TILE_ROWS, end)))
-            self._tile_slots.append(self._num_slots)
-        self._slots.append(sequence.slots)
-        self._num_slots += len(sequence.slots)
-
-    def keys(self) -> RowKeys:
-        """Return what was added, as the library reads it."""
-        return RowKeys(
-            tiles=np.array(self._tiles, np.int32).reshape(-1, 2),
-            tile_slots=np.array(self._tile_slots, np.int64),
-            slots=_joined(self._slots),
-            begins=self.begins.astype(np.int32),
-            ends=self.ends.astype(np.int32),
-            own_begins=self.own_begins.astype(np.int32),
-            own_starts=self.own_starts,
-            own_slots=_joined(self._own_slots),
-        )
-
-
-def _joined(parts: list[Integers]) -> NDArray[np.int32]:
-    return np.concatenate([np.zeros(0, np.int64), *parts]).astype(np.int32)

@@ -98,6 +98,29 @@ class Attention(ctypes.Structure):
     )
 
 
+class RowPlanCall(ctypes.Structure):
+    """Sequences whose keys are to be listed (struct RowPlanCall in row_plan.h)."""
+
+    _fields_ = (
+        ("num_sequences", _Int64),
+        ("block_size", _Int64),
+        ("window", _Int64),
+        ("tile_rows", _Int64),
+        ("mask_words", _Int64),
+        ("sequences", _Address),
+        ("blocks", _Address),
+        ("masks", ctypes.c_char_p),
+        ("tiles", _Address),
+        ("tile_slots", _Address),
+        ("slots", _Address),
+        ("begins", _Address),
+        ("ends", _Address),
+        ("own_begins", _Address),
+        ("own_starts", _Address),
+        ("own_slots", _Address),
+    )
+
+
 class NormCall(ctypes.Structure):
     """A norm of rows as the library reads it (struct Norm in rows.h)."""
 
@@ -214,6 +237,7 @@ class ProductLibrary:
             self._use_threads = library.outrider_use_threads
             self._has_matrix_tiles = library.outrider_has_matrix_tiles
             self._attend = library.outrider_attend
+            self._plan_rows = library.outrider_plan_rows
             self._int4_bytes = library.outrider_int4_bytes
             self._int4_pack = library.outrider_int4_pack
             self._int4_multiply = library.outrider_int4_multiply
@@ -237,6 +261,7 @@ class ProductLibrary:
         for function in (self._multiply, self._int4_multiply):
             function.argtypes = (_Address, _Address, _Int64, _Address, _Int32)
             function.restype = _Int32
+        self._plan_rows.argtypes, self._plan_rows.restype = (_Address,), _Int64
         self._layer.argtypes, self._layer.restype = (_Address, _Address, _Int32, _Int32), _Int32
         for function in (self._attend, self._normalise, self._gate, self._place):
             function.argtypes, function.restype = (_Address, _Int32, _Int32), _Int32
@@ -300,6 +325,10 @@ class ProductLibrary:
         """Run a call of attention, given by the address of an `Attention`."""
         if self._attend(call, instruction_set, num_threads):
             raise MemoryError("attention found no memory for its tiles")
+
+    def plan_rows(self, call: int) -> int:
+        """List the keys of rows, given by the address of a `RowPlanCall`; return the tiles."""
+        return int(self._plan_rows(call))
 
     def normalise(self, call: int, instruction_set: InstructionSet, num_threads: int) -> None:
         """Run a norm, given by the address of a `NormCall`."""

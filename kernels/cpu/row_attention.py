@@ -9,13 +9,14 @@ order.
 """
 
 import ctypes
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from kernels.arrays import Ints32, Ints64
 from kernels.cpu.product_library import (
     Attention,
     InstructionSet,
@@ -40,34 +41,14 @@ def can_attend_rows(dtype: torch.dtype, head_dim: int, device: torch.device) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowKeys:
-    """Rows and the keys that each sees, as struct Attention in products.h has them."""
+    """Rows and the keys that each sees.
 
-    tiles: Ints32
-    tile_slots: Ints64
-    slots: Ints32
-    begins: Ints32
-    ends: Ints32
-    own_begins: Ints32
-    own_starts: Ints64
-    own_slots: Ints32
-    struct: Attention = field(init=False, repr=False, compare=False)
-    """What the library reads of them; the fields of a call are 0."""
+    struct: as the library reads them, with addresses in `memory`; the fields of a call are 0.
+    """
 
-    def __post_init__(self) -> None:
-        """Take the arrays' addresses once for all layers."""
-        struct = Attention(
-            num_tiles=len(self.tiles),
-            max_tile_rows=TILE_ROWS,
-            tiles=self.tiles.ctypes.data,
-            tile_slots=self.tile_slots.ctypes.data,
-            slots=self.slots.ctypes.data,
-            begins=self.begins.ctypes.data,
-            ends=self.ends.ctypes.data,
-            own_begins=self.own_begins.ctypes.data,
-            own_starts=self.own_starts.ctypes.data,
-            own_slots=self.own_slots.ctypes.data,
-        )
-        object.__setattr__(self, "struct", struct)
+    struct: Attention
+    num_rows: int
+    memory: NDArray[np.int64]
 
 
 def attend_rows(  # noqa: PLR0913 - as `paged_attention`
@@ -85,15 +66,15 @@ def attend_rows(  # noqa: PLR0913 - as `paged_attention`
 
     All bfloat16; caches contiguous. Rows of no sequence are left unwritten.
     """
-    library, best = _library()
+    library, best = compiled_library()
     query = query.contiguous()
     output = torch.empty_like(query)
     num_rows, num_query_heads, head_dim = query.shape
     for cache in (k_cache, v_cache):
         if cache.dtype != torch.bfloat16 or cache.shape[3] != head_dim or not cache.is_contiguous():
             raise ValueError(f"a cache of {cache.dtype} {list(cache.shape)} cannot be read here")
-    if query.dtype != torch.bfloat16 or len(keys.begins) > num_rows:
-        raise ValueError(f"{num_rows} rows of {query.dtype}, but keys of {len(keys.begins)}")
+    if query.dtype != torch.bfloat16 or keys.num_rows > num_rows:
+        raise ValueError(f"{num_rows} rows of {query.dtype}, but keys of {keys.num_rows}")
     call = Attention.from_buffer_copy(keys.struct)
     call.num_query_heads, call.num_kv_heads = num_query_heads, k_cache.shape[2]
     call.head_dim = head_dim
@@ -106,7 +87,8 @@ def attend_rows(  # noqa: PLR0913 - as `paged_attention`
     return output
 
 
-def _library() -> tuple[ProductLibrary, InstructionSet]:
+def compiled_library() -> tuple[ProductLibrary, InstructionSet]:
+    """Return the library and what it runs on. Raises RuntimeError where it is not there."""
     support = product_support()
     if support.library is None:
         raise RuntimeError(f"compiled attention is not there; products: {support.detail}")
