@@ -11,6 +11,7 @@ from draft.token_map import TokenMap
 from engine.cache.block_pool import OutOfBlocksError
 from engine.passes.runner import ForwardSlice, ModelRunner
 from engine.sequences.sampling import RowGroup, perturbed_scores
+from kernels.sampling.likeliest import likeliest_tokens
 
 Slices = list[tuple[Draft, ForwardSlice]]
 
@@ -127,11 +128,11 @@ class ModelGuesses:
         ]
         scores = perturbed_scores(logits, groups)
         # Given the shared noise, the chance that the target agrees follows from a token's lead.
-        best = scores.softmax(-1).topk(min(self._config.max_branching, scores.shape[1]))
+        best = likeliest_tokens(scores, min(self._config.max_branching, scores.shape[1]))
         floor = self._config.min_path_prob
         children = [
             [(token, prob) for token, prob in zip(tokens, probs, strict=True) if prob >= floor]
-            for tokens, probs in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+            for tokens, probs in zip(best.token_ids.tolist(), best.probs.tolist(), strict=True)
         ]
         first = 0
         for draft in growing:

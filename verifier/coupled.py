@@ -12,7 +12,6 @@ from functools import partial
 from itertools import accumulate
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -22,7 +21,7 @@ from engine.trees.forest import Forest, ForestVerdicts
 from engine.trees.token_tree import TokenTree
 from engine.trees.verdict import Verdict
 from kernels.sampling.sample import SamplingTable, top_tokens
-from kernels.trees.verify_tree import verify_forest, verify_tree
+from kernels.trees.verify_tree import verify_forest
 from kernels.triton_support import uses_triton
 from kernels.upload import upload
 from verifier.cascade import UNDECIDED, cascade_choices
@@ -80,22 +79,8 @@ def _walk(
     which tokens it did not ratify.
     """
     starts = list(accumulate((tree.num_nodes for tree in trees), initial=0))
-    flat = np.array(
-        [
-            [token for tree in trees for token in tree.token_ids],
-            [
-                parent if parent < 0 else start + parent
-                for tree, start in zip(trees, starts, strict=False)
-                for parent in tree.parent_index
-            ],
-            [depth for tree in trees for depth in tree.depth],
-            [index for index, tree in enumerate(trees) for _ in tree.token_ids],
-        ],
-        dtype=np.int64,
-    )  # [4, num_nodes]
-    max_depth = max(max(tree.depth) for tree in trees)
     follow = _follow_on_device if uses_triton(chosen) else _follow
-    paths, next_tokens, targets = follow(trees, chosen, by_target, flat, max_depth)
+    paths, next_tokens, targets = follow(trees, starts, chosen, by_target)
     result = []
     for number, (tree, next_token) in enumerate(zip(trees, next_tokens, strict=True)):
         path = [node - starts[number] for node in paths[number]]
@@ -117,34 +102,44 @@ _Found = tuple[list[list[int]], list[int], list[int]]
 
 def _follow(
     trees: SequenceOf[TokenTree],
+    starts: list[int],
     chosen: Tensor,
     by_target: Tensor | None,
-    flat: npt.NDArray[np.int64],
-    max_depth: int,
 ) -> _Found:
     """The walk where reading a tensor costs nothing."""
-    verdicts = verify_tree(
-        chosen, *torch.from_numpy(flat).to(chosen.device), num_trees=len(trees), max_depth=max_depth
-    )
-    accepted = verdicts.is_accepted.tolist()
-    paths = []
-    start = 0
-    for tree in trees:
-        # Parents stand before children, so the accepted nodes stand in path order.
-        end = start + tree.num_nodes
-        paths.append([node for node in range(start + 1, end) if accepted[node]])
-        start = end
-    return paths, verdicts.next_token.tolist(), [] if by_target is None else by_target.tolist()
+    tokens = chosen.tolist()
+    paths, next_tokens = [], []
+    for start, tree in zip(starts, trees, strict=False):
+        node, path = 0, []
+        while (child := tree.children.get((node, tokens[start + node]))) is not None:
+            path.append(start + child)
+            node = child
+        paths.append(path)
+        next_tokens.append(tokens[start + node])
+    return paths, next_tokens, [] if by_target is None else by_target.tolist()
 
 
 def _follow_on_device(
     trees: SequenceOf[TokenTree],
+    starts: list[int],
     chosen: Tensor,
     by_target: Tensor | None,
-    flat: npt.NDArray[np.int64],
-    max_depth: int,
 ) -> _Found:
     """The same with one copy to the host."""
+    flat = np.array(
+        [
+            [token for tree in trees for token in tree.token_ids],
+            [
+                parent if parent < 0 else start + parent
+                for tree, start in zip(trees, starts, strict=False)
+                for parent in tree.parent_index
+            ],
+            [depth for tree in trees for depth in tree.depth],
+            [index for index, tree in enumerate(trees) for _ in tree.token_ids],
+        ],
+        dtype=np.int64,
+    )  # [4, num_nodes]
+    max_depth = max(max(tree.depth) for tree in trees)
     num_trees = len(trees)
     found = verify_forest(
         chosen, *upload(flat, chosen.device), num_trees=num_trees, max_depth=max_depth

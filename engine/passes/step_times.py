@@ -99,8 +99,7 @@ class RunningStepTimes:
         self._nearest_of = np.searchsorted(curve.num_rows, self._rows).clip(
             max=len(curve.num_rows) - 1
         )
-        self._factors = np.ones(_TABLE_ROWS)
-        self._table_is_stale = False
+        self._factors: list[float] = [1.0] * len(curve.num_rows)  # of measured sizes
 
     def __call__(self, num_rows: int, context: float = 0.0) -> float:
         """Expected seconds of a pass with so many rows that see `context` tokens on average.
@@ -108,21 +107,20 @@ class RunningStepTimes:
         A context of 0 stands for the one at which the curve was measured.
         """
         seconds = self._curve(num_rows, context or None)
-        return max(seconds, self._curve.seconds[0] / 2) * float(self._factor(num_rows))
+        return max(seconds, self._curve.seconds[0] / 2) * self._factors[self._nearest(num_rows)]
 
     def upto(self, num_rows: int, context: float = 0.0) -> npt.NDArray[np.float64]:
         """Expected seconds of passes with 0 to `num_rows` rows, [num_rows + 1]."""
         if num_rows >= _TABLE_ROWS:
             return np.array([self(rows, context) for rows in range(num_rows + 1)])
-        self._refresh()
         seconds = self._base[: num_rows + 1]
         if context and self._curve.row_context_s:
             price_s = (context - self._curve.context) * self._curve.row_context_s
             seconds = np.maximum(
                 seconds + self._rows[: num_rows + 1] * price_s, self._curve.seconds[0] / 2
             )
-        factors: npt.NDArray[np.float64] = self._factors[: num_rows + 1]
-        return seconds * factors
+        factors = np.array(self._factors)[self._nearest_of[: num_rows + 1]]
+        return np.asarray(seconds * factors)
 
     def observe(self, num_rows: int, seconds: float, context: float = 0.0) -> None:
         """Learn from one pass; sizes beyond the curve (prompts) say nothing about it."""
@@ -133,19 +131,7 @@ class RunningStepTimes:
         self._log_scale += _SCALE_WEIGHT * surprise
         self._log_residuals *= _RESIDUAL_KEPT
         self._log_residuals[self._nearest(num_rows)] += _RESIDUAL_WEIGHT * surprise
-        self._table_is_stale = True
-
-    def _factor(self, num_rows: int) -> float:
-        """Return what the curve is multiplied by at this size."""
-        if num_rows >= _TABLE_ROWS:
-            return math.exp(self._log_scale + float(self._log_residuals[-1]))
-        self._refresh()
-        return float(self._factors[num_rows])
-
-    def _refresh(self) -> None:
-        if self._table_is_stale:
-            self._factors = np.exp(self._log_scale + self._log_residuals[self._nearest_of])
-            self._table_is_stale = False
+        self._factors = np.exp(self._log_scale + self._log_residuals).tolist()
 
     def _nearest(self, num_rows: int) -> int:
         """The measured size that stands for `num_rows`: the smallest that is not below it."""

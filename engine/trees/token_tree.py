@@ -78,6 +78,16 @@ class TokenTree:
             paths.append([*paths[parent], token] if parent >= 0 else [])
         return paths
 
+    @cached_property
+    def children(self) -> dict[tuple[int, int], int]:
+        """(node, token) -> the node's child of that token."""
+        return {
+            (parent, token): node
+            for node, (parent, token) in enumerate(
+                zip(self.parent_index, self.token_ids, strict=True)
+            )
+        }
+
     def truncated(self, num_nodes: int) -> "TokenTree":
         """The first `num_nodes` nodes; they are a tree since parents stand before children."""
         if num_nodes >= self.num_nodes:

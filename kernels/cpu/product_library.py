@@ -17,7 +17,7 @@ import torch  # before the library: it brings the OpenMP runtime whose threads a
 from kernels.cpu.huge_pages import HugePageMemory
 
 _STEM: Final = "_products"
-_VERSION: Final = 6  # as kVersion in products.cpp
+_VERSION: Final = 7  # as kVersion in products.cpp
 _X86: Final = ("x86_64", "amd64")
 _BUILD_ADVICE: Final = (
     "Install a C++ compiler (Debian, Ubuntu: apt install g++) and install Outrider again: bfloat16 "
@@ -174,6 +174,20 @@ class HeadsCall(ctypes.Structure):
     )
 
 
+class LikeliestCall(ctypes.Structure):
+    """Rows of scores to be ranked as the library reads them (struct Likeliest in rows.h)."""
+
+    _fields_ = (
+        ("num_rows", _Int64),
+        ("width", _Int64),
+        ("stride", _Int64),
+        ("count", _Int64),
+        ("scores", _Address),
+        ("tokens", _Address),
+        ("shares", _Address),
+    )
+
+
 _Four64, _Four32, _FourAddresses = _Int64 * 4, _Int32 * 4, _Address * 4
 
 
@@ -244,6 +258,7 @@ class ProductLibrary:
             self._normalise = library.outrider_normalise
             self._gate = library.outrider_gate
             self._place = library.outrider_place
+            self._rank = library.outrider_rank
             self._layer = library.outrider_layer
         except AttributeError as error:
             raise OSError(f"{path} does not hold the products: {error}") from error
@@ -263,7 +278,7 @@ class ProductLibrary:
             function.restype = _Int32
         self._plan_rows.argtypes, self._plan_rows.restype = (_Address,), _Int64
         self._layer.argtypes, self._layer.restype = (_Address, _Address, _Int32, _Int32), _Int32
-        for function in (self._attend, self._normalise, self._gate, self._place):
+        for function in (self._attend, self._normalise, self._gate, self._place, self._rank):
             function.argtypes, function.restype = (_Address, _Int32, _Int32), _Int32
         self._use_threads.argtypes, self._use_threads.restype = (_Address,), None
         self._use_threads(_parallel_region())
@@ -341,6 +356,10 @@ class ProductLibrary:
     def place(self, call: int, instruction_set: InstructionSet, num_threads: int) -> bool:
         """Place heads, given by the address of a `HeadsCall`. False: a place does not exist."""
         return not self._place(call, instruction_set, num_threads)
+
+    def rank(self, call: int, instruction_set: InstructionSet, num_threads: int) -> None:
+        """Rank rows, given by the address of a `LikeliestCall`."""
+        self._rank(call, instruction_set, num_threads)
 
     def run_layer(
         self, layer: int, call: int, instruction_set: InstructionSet, num_threads: int

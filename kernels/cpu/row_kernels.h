@@ -152,6 +152,91 @@ void place(const outrider::Heads& heads, int64_t first, int64_t last) {
     }
 }
 
-constexpr outrider::RowOps kRowOps = {normalise, gate, place};
+// The greatest scores so far, the greatest first.
+struct Ranking {
+    explicit Ranking(int64_t count) : count(count) {
+        for (int64_t each = 0; each < count; ++each) scores[each] = -INFINITY, tokens[each] = -1;
+    }
+
+    // Takes a score that is greater than the last one's.
+    void add(float score, int64_t token) {
+        int64_t place = count - 1;
+        for (; place > 0 && scores[place - 1] < score; --place) {
+            scores[place] = scores[place - 1];
+            tokens[place] = tokens[place - 1];
+        }
+        scores[place] = score;
+        tokens[place] = token;
+    }
+
+    // Fills the places that no score is great enough for with the first tokens that have none.
+    void fill() {
+        int64_t first = count;
+        while (first > 0 && tokens[first - 1] < 0) --first;
+        for (int64_t place = first, token = 0; place < count; ++token) {
+            bool is_there = false;
+            for (int64_t each = 0; each < first; ++each) is_there |= tokens[each] == token;
+            if (!is_there) tokens[place++] = token;
+        }
+    }
+
+    const int64_t count;
+    float scores[outrider::kMostLikeliest];
+    int64_t tokens[outrider::kMostLikeliest];
+};
+
+constexpr int64_t kScanned = 8 * kLanes;
+
+INLINE bool has_greater(const float* scores, float least) {
+    IntLanes found = {};
+    for (int64_t d = 0; d < kScanned; d += kLanes) found |= load(scores + d) > Lanes{} + least;
+    int64_t words[kLanes / 2];
+    memcpy(words, &found, sizeof found);
+    int64_t any = 0;
+    for (int64_t each = 0; each < kLanes / 2; ++each) any |= words[each];
+    return any != 0;
+}
+
+INLINE float share_of_total(const float* scores, int64_t width, float highest) {
+    Lanes sums[kSums] = {};
+    int64_t d = 0;
+    for (; d + kSums * kLanes <= width; d += kSums * kLanes) {
+#pragma GCC unroll 4
+        for (int64_t part = 0; part < kSums; ++part) {
+            sums[part] += exponential(load(scores + d + part * kLanes) - highest);
+        }
+    }
+    float total = total_of((sums[0] + sums[1]) + (sums[2] + sums[3]));
+    for (; d < width; ++d) total += exponential_of(scores[d] - highest);
+    return 1.0f / total;
+}
+
+void rank(const outrider::Likeliest& likeliest, int64_t first, int64_t last) {
+    const int64_t width = likeliest.width, count = likeliest.count;
+    for (int64_t row = first; row < last; ++row) {
+        const float* scores = likeliest.scores + row * likeliest.stride;
+        Ranking best(count);
+        for (int64_t start = 0; start < width; start += kScanned) {
+            const int64_t end = start + kScanned < width ? start + kScanned : width;
+            // Behind the first few, hardly a block has one.
+            if (end - start == kScanned && !has_greater(scores + start, best.scores[count - 1])) {
+                continue;
+            }
+            for (int64_t token = start; token < end; ++token) {
+                if (scores[token] > best.scores[count - 1]) best.add(scores[token], token);
+            }
+        }
+        best.fill();
+        const float share = share_of_total(scores, width, best.scores[0]);
+        for (int64_t each = 0; each < count; ++each) {
+            const float distance = best.scores[each] - best.scores[0];
+            likeliest.tokens[row * count + each] = best.tokens[each];
+            likeliest.shares[row * count + each] =
+                distance < -87.0f ? 0.0f : exponential_of(distance) * share;
+        }
+    }
+}
+
+constexpr outrider::RowOps kRowOps = {normalise, gate, place, rank};
 
 }  // namespace

@@ -58,6 +58,11 @@ EXPORT int32_t outrider_gate(const Gate* gate, int32_t instruction_set, int32_t 
     return run(*gate, &RowOps::gate, instruction_set, threads);
 }
 
+EXPORT int32_t outrider_rank(const Likeliest* likeliest, int32_t instruction_set,
+                             int32_t threads) {
+    return run(*likeliest, &RowOps::rank, instruction_set, threads);
+}
+
 // Returns -2, before anything is written, for a position or a slot that does not exist.
 EXPORT int32_t outrider_place(const Heads* heads, int32_t instruction_set, int32_t threads) {
     for (int64_t row = 0; row < heads->num_rows; ++row) {

@@ -50,11 +50,23 @@ struct Heads {
     float offset;               // head_dim * eps
 };
 
+// The `count` greatest scores of rows, and their shares of the sum of exp(score).
+struct Likeliest {
+    int64_t num_rows, width;
+    int64_t stride;       // elements from row to row
+    int64_t count;        // at most kMostLikeliest, and at most the width
+    const float* scores;
+    int64_t* tokens;      // [num_rows, count], the greatest first, of equal ones the first
+    float* shares;        // [num_rows, count]
+};
+constexpr int64_t kMostLikeliest = 16;
+
 // What an instruction set brings: each takes the rows from `first` to before `last`.
 struct RowOps {
     void (*normalise)(const Norm&, int64_t first, int64_t last);
     void (*gate)(const Gate&, int64_t first, int64_t last);
     void (*place)(const Heads&, int64_t first, int64_t last);
+    void (*rank)(const Likeliest&, int64_t first, int64_t last);
 };
 
 // Null where it is not known.

@@ -15,8 +15,8 @@ _NUM_WARPS: Final = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TreeVerdicts:
-    """The verdicts on all trees of a step, on the device of its inputs.
+class _Walk:
+    """Where each tree's walk came to.
 
     is_accepted: bool [num_nodes], roots included. last_node: int64 [num_trees], the deepest
     accepted node, as an index into the flat nodes. num_accepted_tokens: int64 [num_trees], roots
@@ -30,8 +30,8 @@ class TreeVerdicts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForestPaths(TreeVerdicts):
-    """The same, and the accepted paths in a shape that the host knows.
+class ForestPaths(_Walk):
+    """The verdicts on all trees of a step, on the device of its inputs; sizes that the host knows.
 
     accepted_path: int64 [num_trees, max_depth], the flat node accepted at depth d + 1, -1 beyond
     the last. emitted_tokens: int64 [num_trees, max_depth + 1], the accepted nodes' tokens and the
@@ -51,8 +51,8 @@ def _reference_walk(
     *,
     num_trees: int,
     max_depth: int,
-) -> TreeVerdicts:
-    """The specification of `verify_tree`."""
+) -> _Walk:
+    """Walk trees without padding."""
     is_root = parent_index < 0
     parents = parent_index.clamp(min=0)
     matches = (token_ids == chosen[parents]) | is_root
@@ -69,7 +69,7 @@ def _reference_walk(
     last_node = num_accepted.new_zeros(num_trees).scatter_reduce_(
         0, tree_index, flat_index.where(is_last, 0), "amax"
     )
-    return TreeVerdicts(
+    return _Walk(
         is_accepted=is_accepted,
         last_node=last_node,
         num_accepted_tokens=num_accepted,
@@ -232,38 +232,6 @@ def _launch_walk(
     )
 
 
-def verify_tree(
-    chosen: Tensor,
-    token_ids: Tensor,
-    parent_index: Tensor,
-    depth: Tensor,
-    tree_index: Tensor,
-    *,
-    num_trees: int,
-    max_depth: int,
-) -> TreeVerdicts:
-    """Walk all trees at once, without a host synchronisation.
-
-    chosen: [num_nodes], argmax(log target + noise) at each node. token_ids: [num_nodes].
-    parent_index: [num_nodes] into the flat nodes, -1 for roots; parents stand before children and
-    the children of one parent differ in their tokens. depth, tree_index: [num_nodes]. All int64.
-    Each tree's nodes stand together, the root first; at most 256 of them.
-    """
-    if uses_triton(chosen):
-        return _launch_walk(
-            chosen, token_ids, parent_index, tree_index, num_trees=num_trees, max_depth=max_depth
-        )
-    return _reference_walk(
-        chosen,
-        token_ids,
-        parent_index,
-        depth,
-        tree_index,
-        num_trees=num_trees,
-        max_depth=max_depth,
-    )
-
-
 def verify_forest(
     chosen: Tensor,
     token_ids: Tensor,
@@ -274,9 +242,13 @@ def verify_forest(
     num_trees: int,
     max_depth: int,
 ) -> ForestPaths:
-    """`verify_tree` for flat nodes with padding (tree_index -1), with the paths.
+    """Walk all trees at once, without a host synchronisation.
 
-    No node is deeper than `max_depth`. A tree may have no nodes: then it has no last node and no
+    chosen: [num_nodes], argmax(log target + noise) at each node. token_ids: [num_nodes].
+    parent_index: [num_nodes] into the flat nodes, -1 for roots; parents stand before children and
+    the children of one parent differ in their tokens. depth, tree_index: [num_nodes], a tree_index
+    of -1 for padding. All int64. Each tree's nodes stand together, the root first; at most 256 of
+    them, none deeper than `max_depth`. A tree may have no nodes: then it has no last node and no
     next token, both are -1.
     """
     if uses_triton(chosen):

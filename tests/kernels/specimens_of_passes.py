@@ -24,7 +24,7 @@ from kernels.trees.build_tree import (
     expand_tree,
     select_trees,
 )
-from kernels.trees.verify_tree import verify_forest, verify_tree
+from kernels.trees.verify_tree import verify_forest
 from tests.kernels.specimen import BLOCK_SIZE, I32, NUM_ROWS, VOCAB_SIZE, Specimen, integers
 
 
@@ -119,10 +119,9 @@ def _top(
     top_tokens(torch.empty(NUM_ROWS, vocab_size), rows, number, with_totals=with_totals)
 
 
-def _verify(num_nodes: int, num_trees: int, max_depth: int, *, is_forest: bool) -> None:
+def _verify(num_nodes: int, num_trees: int, max_depth: int) -> None:
     columns = [integers(num_nodes) for _ in range(5)]
-    verify = verify_forest if is_forest else verify_tree
-    verify(*columns, num_trees=num_trees, max_depth=max_depth)
+    verify_forest(*columns, num_trees=num_trees, max_depth=max_depth)
 
 
 def _penalise(num_cells: int, num_overrides: int, *, has_factors: bool) -> None:
@@ -208,15 +207,10 @@ _TOKENS = (
     *(
         Specimen(
             stem="verify_tree",
-            name=f"{trees} of {nodes}, depth {depth}{'' if is_forest else ', host trees'}",
-            run=partial(_verify, nodes, trees, depth, is_forest=is_forest),
+            name=f"{trees} of {nodes}, depth {depth}",
+            run=partial(_verify, nodes, trees, depth),
         )
-        for nodes, trees, depth, is_forest in (
-            (64, 1, 8, True),
-            (2048, 32, 17, True),
-            (256, 1, 255, True),
-            (333, 4, 8, False),
-        )
+        for nodes, trees, depth in ((64, 1, 8), (2048, 32, 17), (256, 1, 255))
     ),
 )
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels.trees.verify_tree import ForestPaths, verify_forest, verify_tree
+from kernels.trees.verify_tree import ForestPaths, verify_forest
 from kernels.triton_support import triton, use_kernels
 
 CHOICES = [
@@ -94,12 +94,11 @@ class Case:
             for part in (chosen, token_ids, parent_index, depth, tree_index)
         ]
 
-    def run(self, choice: str, device: torch.device, *, slack: int, is_forest: bool) -> ForestPaths:
-        judge = verify_forest if is_forest else verify_tree
+    def run(self, choice: str, device: torch.device, *, slack: int) -> ForestPaths:
         torch.use_deterministic_algorithms(choice == "triton")  # what is allocated is poisoned
         try:
             with use_kernels(choice):  # type: ignore[arg-type]
-                return judge(  # type: ignore[return-value]
+                return verify_forest(
                     *(part.to(device) for part in self.tensors),
                     num_trees=len(self.paths),
                     max_depth=self.max_depth + slack,
@@ -134,28 +133,6 @@ class Case:
 @pytest.mark.parametrize("choice", CHOICES)
 @settings(max_examples=30)
 @given(
-    sizes=st.lists(st.integers(1, 24), min_size=1, max_size=5),
-    vocab_size=st.integers(6, 9),
-    agreement=st.sampled_from([0.0, 0.5, 1.0]),
-    slack=st.integers(0, 2),
-    seed=st.integers(0, 2**32),
-)
-def test_equals_following_each_tree_alone(
-    device: torch.device,
-    choice: str,
-    sizes: list[int],
-    vocab_size: int,
-    agreement: float,
-    slack: int,
-    seed: int,
-) -> None:
-    case = Case(sizes, vocab_size=vocab_size, agreement=agreement, seed=seed)
-    case.check(case.run(choice, device, slack=slack, is_forest=False))
-
-
-@pytest.mark.parametrize("choice", CHOICES)
-@settings(max_examples=30)
-@given(
     sizes=st.lists(st.integers(0, 24), max_size=5),
     agreement=st.sampled_from([0.0, 0.5, 1.0]),
     slack=st.integers(0, 2),
@@ -174,7 +151,7 @@ def test_a_forest_has_padding_and_paths(
     if not any(sizes):
         padding += 1
     case = Case(sizes, vocab_size=7, agreement=agreement, seed=seed, padding=padding)
-    paths = case.run(choice, device, slack=slack, is_forest=True)
+    paths = case.run(choice, device, slack=slack)
     case.check(paths)
     case.check_paths(paths, case.max_depth + slack)
 
@@ -183,7 +160,7 @@ def test_a_forest_has_padding_and_paths(
 @pytest.mark.parametrize("sizes", [[256], [3, 256, 1, 250, 256, 256, 256]])
 def test_256_nodes_a_tree(device: torch.device, choice: str, sizes: list[int]) -> None:
     case = Case(sizes, vocab_size=9, agreement=1.0, seed=1, padding=5)
-    paths = case.run(choice, device, slack=0, is_forest=True)
+    paths = case.run(choice, device, slack=0)
     assert max(len(path) for path in case.paths) > 50
     case.check(paths)
     case.check_paths(paths, case.max_depth)
@@ -211,7 +188,7 @@ def test_a_right_guess_below_a_wrong_one_is_not_accepted(device: torch.device, c
         torch.tensor([0, 0, 0, 0]),
     ]
     with use_kernels(choice):  # type: ignore[arg-type]
-        verdicts = verify_tree(*(part.to(device) for part in parts), num_trees=1, max_depth=2)
+        verdicts = verify_forest(*(part.to(device) for part in parts), num_trees=1, max_depth=2)
     assert verdicts.is_accepted.tolist() == [True, False, False, True]
     assert verdicts.next_token.tolist() == [8]
 

@@ -1,0 +1,65 @@
+"""The likeliest tokens of each row, and their probabilities."""
+
+import ctypes
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from kernels.cpu.product_library import LikeliestCall, product_support
+from kernels.triton_support import is_automatic
+
+# kMostLikeliest in rows.h.
+_MOST_COMPILED: Final = 16
+# A thread more for so many scores: starting one costs about what ranking them does.
+_SCORES_PER_THREAD: Final = 64 << 10
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Likeliest:
+    """token_ids: int64 [num_rows, count], the likeliest first; probs: float32, likewise."""
+
+    token_ids: Tensor
+    probs: Tensor
+
+
+def _reference(scores: Tensor, count: int) -> Likeliest:
+    best = scores.softmax(-1).topk(count)
+    return Likeliest(token_ids=best.indices, probs=best.values)
+
+
+def likeliest_tokens(scores: Tensor, count: int) -> Likeliest:
+    """Return the tokens of the greatest scores, and the softmax of the scores there.
+
+    scores: float32 [num_rows, vocab_size]; count: at most vocab_size. Probabilities may differ in
+    their last bits from device to device. On a CPU compiled, in one reading of the scores and a
+    half, where the library was built; else torch's softmax and topk.
+    """
+    library = product_support().library
+    is_compiled = (
+        scores.device.type == "cpu"
+        and library is not None
+        and is_automatic()
+        and 0 < count <= _MOST_COMPILED
+        and scores.dtype == torch.float32
+        and scores.stride(-1) == 1
+    )
+    if not is_compiled:
+        return _reference(scores, count)
+    assert library is not None
+    num_rows, vocab_size = scores.shape
+    token_ids = torch.empty((num_rows, count), dtype=torch.int64)
+    probs = torch.empty((num_rows, count), dtype=torch.float32)
+    call = LikeliestCall(
+        num_rows,
+        vocab_size,
+        scores.stride(0),
+        count,
+        scores.data_ptr(),
+        token_ids.data_ptr(),
+        probs.data_ptr(),
+    )
+    num_threads = min(torch.get_num_threads(), 1 + scores.numel() // _SCORES_PER_THREAD)
+    library.rank(ctypes.addressof(call), product_support().instruction_set, num_threads)
+    return Likeliest(token_ids=token_ids, probs=probs)
