@@ -142,7 +142,8 @@ class DecoderModel:
         self.weight_bytes = reader.num_parameters * dtype.itemsize
         if isinstance(weights, RoundedWeights):
             weights.finish()
-            spared = weights.num_rounded - config.tie_word_embeddings * self._embedding.numel()
+            is_copied = config.tie_word_embeddings and weights.is_head_rounded
+            spared = weights.num_rounded - is_copied * self._embedding.numel()
             self.weight_bytes += weights.num_bytes - spared * dtype.itemsize
         self.scheme = weights.scheme or str(dtype).removeprefix("torch.")
         self.numerics = numerics_fingerprint(

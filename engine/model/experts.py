@@ -85,7 +85,8 @@ class _MixtureReader:
         self._experts = experts
         self._prefix = prefix
         self._weights = weights
-        self._deterministic = deterministic
+        # In a scheme, weights that are not rounded keep every row's bits too.
+        self._deterministic = deterministic or weights.scheme is not None
 
     def read(self) -> SparseMlp:
         names, experts = self._experts.names, self._experts

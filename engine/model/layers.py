@@ -127,11 +127,11 @@ class LayerReader:
         config, name, shape = self.config, "lm_head.weight", embedding.shape
         if not config.tie_word_embeddings:
             head = self.weights.weight(name, lambda: self.reader.read(name, shape), [name])
-            return make_linear(head, deterministic=self.deterministic)
+            return self._linear(head)
         spare_bytes = _TIED_HEAD_COPY_BYTES + _TIED_HEAD_COPY_SHARE * self.reader.total_bytes
         can_pack = embedding.nbytes <= spare_bytes
         head = self.weights.weight(name, lambda: embedding, ())
-        return make_linear(head, pack=can_pack, deterministic=self.deterministic)
+        return self._linear(head, pack=can_pack)
 
     # ---- parts ----------------------------------------------------------------------------
 
@@ -169,7 +169,7 @@ class LayerReader:
 
         weight = self._weight(prefix, names, lambda: read("weight", width))
         bias = read("bias") if self.config.attention_bias else None
-        return make_linear(weight, bias, deterministic=self.deterministic)
+        return self._linear(weight, bias)
 
     def _turned_rows(self, rope: RopeConfig, num_rows: int) -> Tensor | None:
         """Return the order of the projection's rows that the rotation wants; None for their own."""
@@ -209,13 +209,17 @@ class LayerReader:
         self, prefix: str, names: tuple[str, ...], sizes: tuple[int, ...], width: int, bias: bool
     ) -> Product:
         """Return the product with the weights of `names`, of `sizes` rows together."""
-        return make_linear(
+        return self._linear(
             self._weight(
                 prefix, names, lambda: self._joined(prefix, names, sizes, "weight", width)
             ),
             self._joined(prefix, names, sizes, "bias") if bias else None,
-            deterministic=self.deterministic,
         )
+
+    def _linear(self, weight: Weight, bias: Tensor | None = None, *, pack: bool = True) -> Product:
+        """Return the product with a weight; of a scheme, one that keeps every row's bits."""
+        keeps_bits = self.deterministic or self.weights.scheme is not None
+        return make_linear(weight, bias, pack=pack, deterministic=keeps_bits)
 
     def _weight(self, prefix: str, names: tuple[str, ...], read: Callable[[], Tensor]) -> Weight:
         """Return the weight of the product that `names` make together."""

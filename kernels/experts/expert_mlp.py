@@ -71,7 +71,8 @@ class ExpertMlp:
         self._products: list[tuple[Product, Product]] = []
         kept: list[ExpertWeights] = []
         for weights in experts:
-            if isinstance(weights.down, Tensor) and uses_triton(weights.down):
+            down, is_plain = weights.down, isinstance(weights.gate_up, Tensor)
+            if is_plain and isinstance(down, Tensor) and uses_triton(down):
                 kept.append(weights)
                 continue
             self._products.append(

@@ -12,6 +12,9 @@ SchemeName = Literal["int8", "int4"]
 SCHEMES: Final[tuple[SchemeName, ...]] = get_args(SchemeName)
 # In 4 bits, columns that share a scale: the first number that divides a weight's.
 INT4_GROUP_SIZES: Final = (64, 32)
+# A weight with a shorter side is not rounded: it lies in the cache, so that fewer bytes of it spare
+# little time, and models of such weights are small enough to lose right answers by it.
+MIN_ROUNDED_SIDE: Final = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

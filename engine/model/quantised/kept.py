@@ -21,7 +21,7 @@ from kernels.quantised.weight import Bits, QuantisedWeight, packed_nibbles, unpa
 log = logging.getLogger(__name__)
 
 # Raised whenever rounding gives other numbers than before.
-_VERSION: Final = "1"
+_VERSION: Final = "2"
 _SPARE_BYTES: Final = 1 << 30  # left free on the disk
 _LAYERS: Final = "model.layers."
 

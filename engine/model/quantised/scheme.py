@@ -2,6 +2,7 @@
 
 int8: weights in 8 bits with a scale for each output, rows in 8 bits. int4: weights in 4 bits with a
 scale for each group of columns, rows in 8; the product with the table of tokens is as in int8.
+Narrow weights stay as they are in both (`MIN_ROUNDED_SIDE`).
 """
 
 import logging
@@ -11,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from engine.model.quantised.formats import INT4_GROUP_SIZES, Rounding
+from engine.model.quantised.formats import INT4_GROUP_SIZES, MIN_ROUNDED_SIDE, Rounding
 from engine.model.quantised.kept import KeptWeights
 from engine.model.weights import CheckpointReader
 from kernels.quantised.weight import QuantisedWeight, rounded_to_int4, rounded_to_int8
@@ -23,7 +24,9 @@ _HEAD = "lm_head.weight"
 
 
 class WeightSource(Protocol):
-    """Hands a product its weight."""
+    """Hands a product its weight. `scheme`: how it is rounded, None for not at all."""
+
+    scheme: str | None
 
     def weight(self, name: str, read: Callable[[], Tensor], tensors: Sequence[str]) -> Weight:
         """Return a product's weight, as `read` has it or rounded.
@@ -51,25 +54,32 @@ class RoundedWeights:
         self._rounding = rounding
         self._reader = reader
         self._indivisible: list[str] = []
+        self._narrow: list[str] = []
         self._kept = KeptWeights(
             rounding.keep_in, checkpoint=reader.fingerprint, scheme=rounding.scheme
         )
         self.num_rounded = 0
         """Numbers that are held rounded."""
+        self.is_head_rounded = False
         self.num_bytes = 0
         """Bytes of them and of their scales."""
 
     def weight(self, name: str, read: Callable[[], Tensor], tensors: Sequence[str]) -> Weight:
-        """Return it rounded; only where it is not kept is the checkpoint read."""
+        """Return it rounded, or as it is if it is narrow; what is kept is not read again."""
         found = self._kept.get(name)
         if found is None:
-            found = self._rounded(name, read())
+            weight = read()
+            if min(weight.shape) < MIN_ROUNDED_SIDE:
+                self._narrow.append(f"{name} {list(weight.shape)}")
+                return weight
+            found = self._rounded(name, weight)
             self._kept.put(name, found)
         else:
             for tensor in tensors:
                 self._reader.skip(tensor)
             found = found.to(self._reader.device)
             self._reader.num_parameters += found.codes.numel() if tensors else 0
+        self.is_head_rounded |= name == _HEAD
         self.num_rounded += found.codes.numel()
         self.num_bytes += found.num_bytes
         return found
@@ -86,6 +96,13 @@ class RoundedWeights:
     def finish(self) -> None:
         """Write the last ones; tell which weights are not as asked for."""
         self._kept.flush()
+        if self._narrow:
+            log.info(
+                "%d weights are not rounded: they have a side below %d first=%s",
+                len(self._narrow),
+                MIN_ROUNDED_SIDE,
+                self._narrow[0],
+            )
         if self._indivisible:
             log.warning(
                 "%d weights have 8 bits, not 4: groups of %s do not divide their columns first=%s",

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from engine.model.config import ModelConfig
-from engine.model.quantised.formats import INT4_GROUP_SIZES, SchemeName
+from engine.model.quantised.formats import INT4_GROUP_SIZES, MIN_ROUNDED_SIDE, SchemeName
 
 _BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 # Of a rounded number; in 4 bits with its share of a scale.
@@ -50,7 +50,7 @@ class ModelSizes:
         """From a checkpoint's config.json. fp8 KV has a scale of 4 bytes a head of each slot.
 
         scheme: how weights are rounded. The table that tokens are looked up in stays, and a head
-        that shares it gets a rounded copy, of 8 bits in every scheme.
+        that shares it gets a rounded copy, of 8 bits in every scheme. Narrow models stay.
         """
         dtype = config.dtype if dtype == "auto" else dtype
         dtype = dtype if scheme is None else _COMPUTED
@@ -73,7 +73,7 @@ class ModelSizes:
             num_parameters += embedding
         num_parameters = config.num_parameters or num_parameters
         weight_bytes = num_parameters * _BYTES[dtype]
-        if scheme is not None:
+        if scheme is not None and hidden >= MIN_ROUNDED_SIDE:
             tables = embedding * (1 if config.tie_word_embeddings else 2)
             weight_bytes = embedding * (_BYTES[dtype] + 1)
             weight_bytes += int((num_parameters - tables) * _ROUNDED_BITS[scheme] / 8)

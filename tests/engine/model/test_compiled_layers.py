@@ -29,8 +29,8 @@ def _panels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_invariant_linear, "prefers_onednn", lambda: False)
 
 
-def load(name: str, folder: Path, scheme: SchemeName | None = None) -> DecoderModel:
-    hf_model = make_hf_model(name, head_dim=32)
+def load(name: str, folder: Path, scheme: SchemeName | None = None, **shape: int) -> DecoderModel:
+    hf_model = make_hf_model(name, **{"head_dim": 32, **shape})
     hf_model.to(torch.bfloat16).save_pretrained(folder)
     rounding = None if scheme is None else Rounding(scheme=scheme)
     return DecoderModel.load(str(folder), rounding=rounding)
@@ -69,7 +69,8 @@ def test_a_pass_has_the_bits_of_its_operations_one_by_one(name: str, tmp_path: P
 
 @pytest.mark.parametrize("scheme", ["int8", "int4"])
 def test_rounded_weights_run_in_one_call_too(scheme: SchemeName, tmp_path: Path) -> None:
-    model = load("qwen3", tmp_path, scheme)
+    wide = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
+    model = load("qwen3", tmp_path, scheme, **wide)
     assert model._compiled is not None
     expected = logits(model, is_compiled=False)
     assert all(map(same_bits, logits(model, is_compiled=True), expected))

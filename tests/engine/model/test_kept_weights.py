@@ -18,10 +18,10 @@ from engine.passes.runner import ForwardSlice, ModelRunner
 from tests.engines import PAIR_FOLDER
 from tests.models import make_hf_model
 
-SMALL = str(PAIR_FOLDER / "small")
+LARGE, SMALL = str(PAIR_FOLDER / "large"), str(PAIR_FOLDER / "small")
 
 
-def load(folder: Path, path: str = SMALL, scheme: SchemeName = "int8") -> DecoderModel:
+def load(folder: Path, path: str = LARGE, scheme: SchemeName = "int8") -> DecoderModel:
     return DecoderModel.load(path, rounding=Rounding(scheme=scheme, keep_in=folder))
 
 
@@ -51,7 +51,7 @@ def test_the_second_load_rounds_nothing_and_computes_the_same(
     monkeypatch.setattr(scheme, "rounded_to_int4", never)
     done: list[tuple[int, int]] = []
     second = DecoderModel.load(
-        SMALL,
+        LARGE,
         rounding=Rounding(scheme=scheme_name, keep_in=tmp_path),
         on_progress=lambda *progress: done.append(progress),
     )
@@ -79,7 +79,7 @@ def spoil(place: Path, name: str) -> None:
     elif name == "emptied":
         place.write_bytes(b"")
     elif name == "another version":
-        place.write_bytes(bytes(data).replace(b'"version":"1"', b'"version":"0"'))
+        place.write_bytes(bytes(data).replace(b'"version":"2"', b'"version":"0"'))
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,8 @@ def test_weights_of_another_checkpoint_are_not_taken(tmp_path: Path) -> None:
     load(tmp_path)
     (kept,) = tmp_path.iterdir()
     other = tmp_path / "checkpoint"
-    make_hf_model("llama3", seed=3).to(torch.bfloat16).save_pretrained(other)
+    wide = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
+    make_hf_model("llama3", seed=3, **wide).to(torch.bfloat16).save_pretrained(other)
     expected = logits(DecoderModel.load(str(other), rounding=Rounding(scheme="int8")))
     load(tmp_path, str(other))
     (own,) = set(tmp_path.iterdir()) - {kept, other}
@@ -149,18 +150,32 @@ def test_a_full_disk_ends_no_start(
 
 def test_another_type_of_activations_is_refused() -> None:
     with pytest.raises(UnsupportedModelError, match=r"computed with in bfloat16, not in float32"):
-        load_model(SMALL, dtype="float32", rounding=Rounding(scheme="int8"))
+        load_model(LARGE, dtype="float32", rounding=Rounding(scheme="int8"))
 
 
 def test_a_width_that_no_group_divides_has_8_bits_and_that_is_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = {"hidden_size": 48, "intermediate_size": 96, "head_dim": 16}
-    make_hf_model("llama3", **config).to(torch.bfloat16).save_pretrained(tmp_path / "narrow")
+    config = {"hidden_size": 272, "intermediate_size": 272, "head_dim": 64}
+    make_hf_model("llama3", **config).to(torch.bfloat16).save_pretrained(tmp_path / "odd")
     with caplog.at_level(logging.WARNING):
-        model = load(tmp_path / "kept", str(tmp_path / "narrow"), scheme="int4")
+        model = load(tmp_path / "kept", str(tmp_path / "odd"), scheme="int4")
     (told,) = caplog.messages
     assert "have 8 bits, not 4: groups of 32 do not divide their columns" in told
     assert "model.layers.0.self_attn.q_proj.weight" in told
     assert model.scheme == "int4"
     assert logits(model).isfinite().all()
+
+
+@pytest.mark.parametrize("scheme_name", SCHEMES)
+def test_narrow_weights_stay_as_they_are(
+    scheme_name: SchemeName, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = DecoderModel.load(SMALL, dtype="bfloat16", deterministic=True)
+    with caplog.at_level(logging.INFO):
+        model = load(tmp_path, SMALL, scheme_name)
+    assert any("have a side below 256" in told for told in caplog.messages)
+    assert torch.equal(logits(model), logits(plain))
+    assert files(tmp_path) == []
+    assert (model.weight_bytes, model.num_parameters) == (plain.weight_bytes, plain.num_parameters)
+    assert (model.scheme, model.numerics == plain.numerics) == (scheme_name, False)
