@@ -44,7 +44,8 @@ class MockScript:
     prompt and completion tokens that it claims instead of the true ones (words of the prompt,
     pieces). `is_stamped`: each piece is 40 digits, the moments when the request was received and
     when the piece was sent, in nanoseconds of time.perf_counter; not for answers to be compared.
-    Log-probabilities come where the request asks for them.
+    Log-probabilities come where the request asks for them: `logprobs` "true" ones, those of "other"
+    tokens, of "odd" values, or "none"; `logprob` is that of every token.
     """
 
     pieces: tuple[str, ...] = ()
@@ -60,6 +61,8 @@ class MockScript:
     first_token_delay_s: float = 0.0
     gap_s: float = 0.0
     toxic: Toxic | None = None
+    logprobs: Literal["true", "other", "odd", "none"] = "true"
+    logprob: float = -0.25
 
 
 def answer_pieces(
@@ -178,8 +181,13 @@ def _usage(script: MockScript, document: Mapping[str, Any], num_pieces: int) -> 
     }
 
 
-def _logprob(piece: str) -> dict[str, Any]:
-    return {"token": piece, "logprob": -0.25, "bytes": list(piece.encode()), "top_logprobs": []}
+def _logprob(piece: str, script: MockScript) -> dict[str, Any]:
+    told = {"token": piece, "logprob": script.logprob, "top_logprobs": []}
+    if script.logprobs == "other":
+        return told | {"token": "elsewhere ", "bytes": list(b"elsewhere ")}
+    if script.logprobs == "odd":
+        return told | {"logprob": "low", "bytes": [-1, 999]}
+    return told | {"bytes": list(piece.encode())}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,7 +213,7 @@ class _Writer:
 
     @property
     def wants_logprobs(self) -> bool:
-        return bool(self.document.get("logprobs"))
+        return bool(self.document.get("logprobs")) and self.script.logprobs != "none"
 
     def event(self, index: int, delta: bytes, *, piece: str = "", finish: bytes = b"null") -> bytes:
         """One event with one choice; `delta` is JSON (for completions: the text's)."""
@@ -214,7 +222,7 @@ class _Writer:
         )
         logprobs = b"null"
         if self.wants_logprobs and piece:
-            logprobs = msgspec.json.encode({"content": [_logprob(piece)]})
+            logprobs = msgspec.json.encode({"content": [_logprob(piece, self.script)]})
         return (
             b'data: {"id":"%b","object":"%b","created":%d,"model":%b,'
             b'"choices":[{"index":%d,"%b":%b,"logprobs":%b,"finish_reason":%b}]}\n\n'
@@ -282,7 +290,9 @@ class _Writer:
             "finish_reason": choice.finish_reason,
         }
         if self.wants_logprobs:
-            result["logprobs"] = {"content": [_logprob(piece) for piece in choice.pieces]}
+            result["logprobs"] = {
+                "content": [_logprob(piece, self.script) for piece in choice.pieces]
+            }
         if not self.is_chat:
             return result | {"text": text}
         message: dict[str, Any] = {"role": "assistant", "content": text}

@@ -57,13 +57,15 @@ class CascadePlan:
     """Rules for watching a request's small answers.
 
     `new_watch` makes one watch for each of the n choices. `hold_back_s`: the longest time that
-    text is held, counted from the first token; None for no limit (whole answers). `mid_stream`:
-    the large model may continue text that was sent already. `wants_hidden_state`: the watches use
-    the prompt's hidden state.
+    text is held, counted from the first token; None for no limit (whole answers).
+    `hold_back_tokens`: the same in tokens, for text without log-probabilities, which the watches
+    do not see. `mid_stream`: the large model may continue text that was sent already.
+    `wants_hidden_state`: the watches use the prompt's hidden state.
     """
 
     new_watch: Callable[[], AnswerWatch]
     hold_back_s: float | None = None
+    hold_back_tokens: int = 16
     mid_stream: bool = False
     wants_hidden_state: bool = True
 
@@ -177,7 +179,8 @@ class WatchedAnswer:
 
     def on_time(self) -> Judgement:
         """Decide by what is known."""
-        after = f"after {_tokens(len(self._logprobs))}, time is up"
+        num_tokens = len(self._logprobs)
+        after = f"after {_tokens(num_tokens)}, time is up" if num_tokens else "from the prompt"
         return self._verdict or self._decide(self._quality(), after)
 
     def on_end(self) -> Judgement:

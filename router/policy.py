@@ -247,6 +247,7 @@ class TrainedPolicy:
         return CascadePlan(
             new_watch=lambda: WatchedAnswer(stages, rules, estimate, on_verdict),
             hold_back_s=None if is_whole else constraints.hold_back_s or options.hold_back_s,
+            hold_back_tokens=rules.hold_back_tokens,
             mid_stream=options.mid_stream,
             wants_hidden_state=self.scorer.probe is not None,
         )

@@ -56,8 +56,8 @@ DIRECT = RouteReason()
 """No tier was tried before."""
 
 
-Place = Literal["local", "cloud"]
-"""Models of this machine, or an upstream tier."""
+Place = Literal["server", "local", "cloud"]
+"""A server with the small model, models that this process runs, or an upstream tier."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,9 +115,9 @@ class HandOffError(GatewayError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftAnswer:
-    """A local answer that its watch does not trust. `num_tokens` of it were held back.
+    """A small model's answer that its watch does not trust. `num_tokens` of it were held back.
 
-    `quality`: how safe the router had judged it to be.
+    `quality`: how safe the router had judged it to be. `tier`: the small model's.
     """
 
     text: str
@@ -125,6 +125,20 @@ class DraftAnswer:
     confidence: float
     reason: str
     quality: float | None = None
+    tier: str = "small"
+
+    @property
+    def origin(self) -> RouteReason:
+        """Return the reason of the responder that takes it over."""
+        return RouteReason(
+            hand_off="confidence",
+            reason=self.reason,
+            route_tier=self.tier,
+            quality=self.quality,
+            confidence=self.confidence,
+            num_held_tokens=self.num_tokens,
+            num_discarded_tokens=self.num_tokens,
+        )
 
 
 class TakenOver:

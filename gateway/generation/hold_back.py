@@ -1,6 +1,6 @@
 """A small answer held back: the watch's decision, and the limit on holding it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from engine.events import EngineEvent, PrefillDone, TokensEmitted
@@ -30,17 +30,28 @@ class HoldBack:
 
     def judge(self, event: EngineEvent, *, is_whole: bool) -> Judgement | None:
         """Return the decision after this event; None: hold on. `is_whole`: the answer has ended."""
-        judgement = None
         match event:
             case PrefillDone():
-                judgement = self._watch.on_prompt(event.hidden_state)
+                judgement = self.judge_prompt(event.hidden_state)
             case TokensEmitted():
-                if self._since_s is None:
-                    self._since_s = self._clock()
-                judgement = self._watch.on_tokens([entry.logprob for entry in event.logprobs])
-        if judgement is not None and judgement.action != "hold":
-            return judgement
-        return _decided(self._watch.on_end()) if is_whole else None
+                judgement = self.judge_tokens([entry.logprob for entry in event.logprobs])
+            case _:
+                judgement = None
+        return self.judge_end() if judgement is None and is_whole else judgement
+
+    def judge_prompt(self, hidden_state: Sequence[float] | None = None) -> Judgement | None:
+        """Return the decision once the prompt is read; `hidden_state` as far as it is known."""
+        return _final(self._watch.on_prompt(hidden_state))
+
+    def judge_tokens(self, logprobs: Sequence[float]) -> Judgement | None:
+        """Return the decision after further tokens, which could be sent now."""
+        if self._since_s is None:
+            self._since_s = self._clock()
+        return _final(self._watch.on_tokens(logprobs))
+
+    def judge_end(self) -> Judgement:
+        """Return the decision on the whole answer."""
+        return _decided(self._watch.on_end())
 
     def judge_at_limit(self) -> Judgement:
         """Return the decision at the end of the time limit."""
@@ -50,6 +61,10 @@ class HoldBack:
         """Return why the large tier should go on from here, after a commit; None: it need not."""
         judgement = self._watch.on_tokens([entry.logprob for entry in event.logprobs])
         return judgement if judgement.action == "escalate" else None
+
+
+def _final(judgement: Judgement) -> Judgement | None:
+    return None if judgement.action == "hold" else judgement
 
 
 def _decided(judgement: Judgement) -> Judgement:

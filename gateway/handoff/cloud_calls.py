@@ -1,19 +1,22 @@
 """Requests for upstream tiers: the body that is sent, the most it may cost, the responder."""
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from typing import Any, Final
 
 import msgspec
 
-from gateway.answers.responder import DraftAnswer, RouteReason, TakenOver
+from engine.errors import EngineError
+from gateway.answers.responder import DraftAnswer, Responder, RouteReason, TakenOver
 from gateway.errors.tree import BadRequestError, GatewayError, UnavailableError
 from gateway.handoff.cloud_parts import CloudParts
 from gateway.handoff.cloud_responder import CloudResponder
 from gateway.handoff.live_model_catalog import LiveModelCatalog
 from gateway.handoff.required_capabilities import uses_of
+from gateway.handoff.watched_responder import SmallWatch, WatchedResponder
 from gateway.metering.meter import RequestMeter
 from gateway.metering.metrics import GatewayMetrics
 from gateway.metering.reserved_usage import UsageEstimate
@@ -76,6 +79,8 @@ class CloudCalls:
     def _too_dear(self, parsed: ParsedRequest, most: float) -> BadRequestError | None:
         tier, param = self._tier(parsed), "outrider.max_cost_usd"
         cost_usd = self._cost_usd(parsed)
+        if cost_usd is None and tier.settings.local:
+            return None  # this device's own work has no price
         if cost_usd is None:
             return BadRequestError(
                 f"{param}: the price of the {tier.name} tier is unknown; the operator can set "
@@ -140,9 +145,16 @@ class CloudCalls:
         return total.quantile(0.95) or total.ewma_s
 
     async def responder(
-        self, parsed: ParsedRequest, origin: RouteReason, prediction: str = ""
+        self,
+        parsed: ParsedRequest,
+        origin: RouteReason,
+        prediction: str = "",
+        watch: SmallWatch | None = None,
     ) -> CloudResponder:
-        """Make a responder, not yet begun. Raises UnavailableError if no model is known."""
+        """Make a responder, not yet begun. Raises UnavailableError if no model is known.
+
+        `watch`: the answer is the small model's, and is judged.
+        """
         tier = self._tier(parsed)
         if origin.continues is not None:
             if tier.traits.continuation == "none":
@@ -177,8 +189,10 @@ class CloudCalls:
             prediction=prediction,
             on_attempt=None if meter is None else meter.on_attempt,
             span=parsed.context.span,
+            wants_logprobs=watch is not None and watch.tells_logprobs,
         )
-        made = CloudResponder(
+        make = CloudResponder if watch is None else partial(WatchedResponder, watch=watch)
+        made = make(
             tier,
             call,
             origin,
@@ -228,15 +242,14 @@ class CloudCalls:
 
         None if it failed, or did not begin in the time that a deadline leaves.
         """
-        origin = RouteReason(
-            hand_off="confidence",
-            reason=weak.reason,
-            route_tier="small",
-            quality=weak.quality,
-            confidence=weak.confidence,
-            num_held_tokens=weak.num_tokens,
-            num_discarded_tokens=weak.num_tokens,
+        return await self.taken_over(
+            parsed, weak, lambda: self.responder(parsed, weak.origin, weak.text)
         )
+
+    async def taken_over(
+        self, parsed: ParsedRequest, weak: DraftAnswer, open_: Callable[[], Awaitable[Responder]]
+    ) -> TakenOver | None:
+        """Have a responder answer in the place of a weak answer; None as `take_over` has it."""
         deadline_s = parsed.constraints.deadline_s
         patience_s = None
         if deadline_s is not None:
@@ -245,10 +258,10 @@ class CloudCalls:
         parts = None
         try:
             async with asyncio.timeout(patience_s):
-                responder = await self.responder(parsed, origin, weak.text)
+                responder = await open_()
                 parts = responder.parts()
                 first = await anext(parts)
-        except (GatewayError, TimeoutError):
+        except (GatewayError, EngineError, TimeoutError):
             if parts is not None:
                 await parts.aclose()
             self.cloud.metrics.degraded()
@@ -257,7 +270,7 @@ class CloudCalls:
             if parts is not None:
                 await parts.aclose()
             raise
-        self.count_origin(origin, responder.facts.tier)
+        self.count_origin(weak.origin, responder.facts.tier)
         return TakenOver(responder, parts, first)
 
     def count_origin(self, origin: RouteReason, tier: str) -> None:

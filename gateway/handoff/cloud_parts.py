@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry
 from gateway.planning.placement import PlacementPolicy
 from gateway.upstream.metrics import UpstreamMetrics
 from gateway.upstream.mirror import Mirror
+from gateway.upstream.small_server import SmallServer
 from gateway.upstream.tier import UpstreamTier
 
 
@@ -21,7 +22,7 @@ class CloudParts:
     """The upstream tiers in the order of the settings, and the rules by which they answer.
 
     `gateway_id` recognises a request that has come through this gateway before. `secrets` are sent
-    to servers and must not reach clients.
+    to servers and must not reach clients. `small`: the tier in the small model's part.
     """
 
     tiers: Mapping[str, UpstreamTier] = field(default_factory=dict)
@@ -30,3 +31,20 @@ class CloudParts:
     secrets: Collection[str] = field(default=(), repr=False)
     gateway_id: str = field(default_factory=lambda: secrets.token_hex(8))
     metrics: UpstreamMetrics = field(default_factory=_unexported_metrics)
+    small: SmallServer | None = None
+
+    async def start(self) -> None:
+        """Start the tiers."""
+        for tier in self.tiers.values():
+            await tier.start()
+        if self.small is not None:
+            await self.small.start()
+
+    async def close(self) -> None:
+        """Close the tiers, and what uses them."""
+        if self.small is not None:
+            await self.small.close()
+        if self.mirror is not None:
+            await self.mirror.close()
+        for tier in self.tiers.values():
+            await tier.close()

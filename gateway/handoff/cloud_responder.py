@@ -6,7 +6,12 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.answers.responder import AnswerFacts, PartialAnswer, RouteReason
+from gateway.answers.responder import (
+    AnswerFacts,
+    HandedOverError,
+    PartialAnswer,
+    RouteReason,
+)
 from gateway.errors.tree import UpstreamRefusalError
 from gateway.generation.sse import DONE, event, rounded
 from gateway.handoff.cut_short import CutShortError
@@ -86,10 +91,16 @@ class CloudResponder:
                         yield part
                 self.texts = (answer.delivered_text,)
             else:
-                whole = await answer.whole(self._is_unwanted if self._falls_back_on else None)
+                whole = await answer.whole(is_kept=False)
+                await self._judge_whole(whole)
+                kind = self._cut_short_by(whole, answer.usage) if self._falls_back_on else None
+                if kind is None:
+                    answer.keep()
+                else:
+                    await answer.abandon()
                 self.texts = whole.texts
                 body = self._whole_body(whole)
-                if self._falls_back_on and (kind := self._cut_short_by(whole, answer.usage)):
+                if kind is not None:
                     raise CutShortError(kind, body)
                 yield body
             self._outcome = "stop"
@@ -97,6 +108,9 @@ class CloudResponder:
             self._on_answered(self)
         except CutShortError:
             self._outcome = "stop"
+            raise
+        except HandedOverError:
+            self._outcome = "handed_over"
             raise
         except Exception as error:
             self._outcome = "error"
@@ -106,10 +120,17 @@ class CloudResponder:
             await answer.aclose()
             self._is_over = True
 
+    def _chunks(self) -> AsyncGenerator[Chunk]:
+        """Return the chunks that may be sent. Raises HandedOverError where another tier answers."""
+        return self._answer.chunks()
+
+    async def _judge_whole(self, whole: WholeAnswer) -> None:
+        """Raise HandedOverError where another tier answers instead."""
+
     async def _stream(self) -> AsyncGenerator[bytes]:
         """Yield the parts of a stream that has begun."""
         answer = self._answer
-        async with aclosing(answer.chunks()) as chunks:
+        async with aclosing(self._chunks()) as chunks:
             async for chunk in chunks:
                 if await self._is_used_up(chunk):
                     # Booked first: the gateway's own [DONE] settles the account.
@@ -126,7 +147,7 @@ class CloudResponder:
         CutShortError.
         """
         answer, held, kind = self._answer, b"", None
-        async with aclosing(answer.chunks()) as chunks:
+        async with aclosing(self._chunks()) as chunks:
             async for chunk in chunks:
                 has_sent_text = self._first is not None
                 if await self._is_used_up(chunk):
@@ -171,9 +192,6 @@ class CloudResponder:
         """Return what ended a whole answer early, so that another model is to give it."""
         kind = self._early_end(whole.finish_reason)
         return kind if kind is not None and self._has_ended_by(kind, usage) else None
-
-    def _is_unwanted(self, whole: WholeAnswer, usage: UpstreamUsage) -> bool:
-        return self._cut_short_by(whole, usage) is not None
 
     async def _is_used_up(self, chunk: Chunk) -> bool:
         """Return whether the tenant has no token left for this chunk. This runs for each token.
@@ -336,6 +354,7 @@ class CloudResponder:
             num_tokens=answer.usage.num_completion_tokens if self._is_over else 0,
             hand_off=origin.hand_off,
             confidence=origin.confidence,
+            is_degraded=origin.is_degraded,
             is_escalated=origin.hand_off == "confidence",
             ttft_s=None if first_s is None else first_s - self.call.arrival_s,
         )

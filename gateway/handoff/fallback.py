@@ -45,6 +45,12 @@ log = logging.getLogger(__name__)
 # The model's name or the path is wrong: an error in the settings, not in the request.
 _NOT_FOUND: Final = frozenset({404, 405})
 
+_NAMES: Final[Mapping[Place, str]] = {
+    "server": "small model's server",
+    "local": "local models",
+    "cloud": "upstream tier",
+}
+
 _Begun = tuple[AsyncGenerator[bytes], bytes]
 """The body of a responder, without its first part, and that part."""
 
@@ -263,7 +269,7 @@ class FallbackChain:
                     raise
         except TimeoutError:
             raise UnavailableError(
-                f"The {place.name} models did not begin to answer in time for a fallback to "
+                f"The {_NAMES[place.name]} did not begin to answer in time for a fallback to "
                 "another tier."
             ) from None
 
@@ -281,11 +287,12 @@ def may_go_on(error: GatewayError | EngineError, place: Place) -> bool:
     if isinstance(error, EngineError):
         return not isinstance(error, InvalidRequestError | CrashSuspectError)
     if isinstance(error, UpstreamRefusalError):
-        return error.status in _NOT_FOUND
+        # A small model's server may have too short a context; a larger tier has its own word.
+        return place == "server" or error.status in _NOT_FOUND
     if isinstance(error, RateLimitError | BudgetError):
-        return place == "cloud" and error.tier is not None  # a limit of that tier alone
+        return place != "local" and error.tier is not None  # a limit of that tier alone
     if isinstance(error, BadRequestError):
-        return place == "cloud"  # not expressible in that server's API, but perhaps in ours
+        return place != "local"  # not expressible in that server's API, but perhaps in ours
     return isinstance(
         error,
         UpstreamError
@@ -311,9 +318,10 @@ def _after_failure(origin: RouteReason, place: Place, error: Exception) -> Route
             kind, why = "capability", "the upstream tier does not support this request"
         case RateLimitError() | BudgetError():
             kind, why = "load", "the key's limit for the upstream tier is used up"
+        case UpstreamRefusalError() if place == "server":
+            kind, why = "capability", "the small model's server refuses it"
         case _:
-            name = "local models" if place == "local" else "upstream tier"
-            why = f"the {name} failed: {_name_of(error)}"
+            why = f"the {_NAMES[place]} failed: {_name_of(error)}"
     return replace(
         origin,
         hand_off=kind,

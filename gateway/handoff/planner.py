@@ -8,10 +8,12 @@ from typing import Any, Final
 from engine.errors import EngineError, PromptTooLongError
 from gateway.answers.responder import (
     DIRECT,
+    DraftAnswer,
     HandOffError,
     Place,
     Responder,
     RouteReason,
+    TakenOver,
     UpstreamEscalation,
 )
 from gateway.backends.client import EngineClient
@@ -26,6 +28,7 @@ from gateway.handoff.cloud_parts import CloudParts
 from gateway.handoff.fallback import AnswerCandidate, FallbackChain, Lineup
 from gateway.handoff.local_responder import LocalLoad, LocalResponder, Writing
 from gateway.handoff.reading import RequestReader
+from gateway.handoff.small_calls import SmallCalls
 from gateway.metering.local_work import LocalWork
 from gateway.metering.meter import RequestMeter
 from gateway.metering.metrics import GatewayMetrics
@@ -66,6 +69,7 @@ class Planner:
     jobs: JobBuilder
     load: LocalLoad
     calls: CloudCalls
+    small: SmallCalls
     reader: RequestReader
     chains: ChainBook
     routing: RoutingParts
@@ -95,14 +99,11 @@ class Planner:
             origin = replace(before, reason=before.explain(order.origin.reason))
             order = replace(order, origin=origin)
         places = [self._place(parsed, order, index) for index in range(len(order.places))]
-        if len(places) > 1 and order.places[0] == "local":
-            # If the answer that they hand over is refused, the local models give it.
+        if len(places) > 1 and order.places[0] != "cloud":
+            # If the answer that they hand over is refused, the first models give it.
+            again = self._open_local if order.places[0] == "local" else self._open_server
             places.append(
-                AnswerCandidate(
-                    name="local",
-                    open=partial(self._open_local, parsed, None),
-                    ignored_fields=parsed.ignored_fields,
-                )
+                replace(places[0], open=partial(again, parsed, None), patience_s=lambda: None)
             )
         return Lineup(
             candidates=places,
@@ -132,6 +133,15 @@ class Planner:
     async def _route_of(self, parsed: ParsedRequest) -> dict[str, Any]:
         order = self._order(parsed)
         origin = order.origin
+        if order.places[0] == "server":
+            strong = self._strong(parsed, order)
+            try:
+                return self.small.route_report(parsed, strong)
+            except HandOffError as handed:
+                origin = handed.origin
+            if "cloud" not in order.places or self.cloud.rules.strong == "local":
+                assert parsed.request is not None
+                return await self.jobs.route_report(parsed.request, parsed.context, None)
         if order.places[0] == "local":
             assert parsed.request is not None
             upstream = self._upstream(parsed, order)
@@ -180,8 +190,15 @@ class Planner:
 
     def _place(self, parsed: ParsedRequest, order: _Order, index: int) -> AnswerCandidate:
         patience = self._patience(parsed, order, index)
+        if order.places[index] == "server":
+            strong = self._strong(parsed, order) if index == 0 else None
+            opener: Callable[[RouteReason], Any] = partial(self._open_server, parsed, strong)
+            ignored = self.calls.ignored_fields(parsed.for_small())
+            return AnswerCandidate(
+                name="server", open=opener, patience_s=patience, ignored_fields=ignored
+            )
         if order.places[index] == "cloud":
-            opener: Callable[[RouteReason], Any] = partial(self._open_cloud, parsed)
+            opener = partial(self._open_cloud, parsed)
             ignored = self.calls.ignored_fields(parsed)
             return AnswerCandidate(
                 name="cloud", open=opener, patience_s=patience, ignored_fields=ignored
@@ -207,7 +224,8 @@ class Planner:
             if order.places[index + 1] == "local":
                 needed_s: float | None = self.load.expected(self._num_tokens(parsed)).total_s
             else:
-                needed_s = self.calls.expected_s(parsed)
+                is_small = order.places[index + 1] == "server"
+                needed_s = self.calls.expected_s(parsed.for_small() if is_small else parsed)
             if not needed_s:  # not measured yet
                 return None
             needed_s += _RESERVE * (deadline_s - parsed.context.arrival_s)
@@ -228,6 +246,31 @@ class Planner:
         return UpstreamEscalation(
             name=constraints.cloud, take_over=partial(self.calls.take_over, parsed)
         )
+
+    def _strong(self, parsed: ParsedRequest, order: _Order) -> UpstreamEscalation | None:
+        """Return the tier for what is too hard for the small model's server; None without one."""
+        strong = next((place for place in order.places if place != "server"), None)
+        if strong is None:
+            return None
+        if strong == "cloud":
+            assert parsed.constraints.cloud is not None
+            take_over = partial(self.calls.take_over, parsed)
+            return UpstreamEscalation(name=parsed.constraints.cloud, take_over=take_over)
+        return UpstreamEscalation(name="large", take_over=partial(self._local_takes_over, parsed))
+
+    async def _local_takes_over(self, parsed: ParsedRequest, weak: DraftAnswer) -> TakenOver | None:
+        return await self.calls.taken_over(
+            parsed, weak, partial(self._open_local, parsed, None, weak.origin)
+        )
+
+    async def _open_server(
+        self, parsed: ParsedRequest, strong: UpstreamEscalation | None, origin: RouteReason
+    ) -> Responder:
+        """Open the small model's server. Raises HandOffError where another tier is to answer."""
+        if origin.continues is not None or strong is None:
+            reason = origin.reason or parsed.constraints.reason
+            return await self.calls.responder(parsed.for_small(), replace(origin, reason=reason))
+        return await self.small.responder(parsed, strong, origin)
 
     async def _open_cloud(self, parsed: ParsedRequest, origin: RouteReason) -> Responder:
         return await self.calls.responder(parsed, origin)

@@ -197,6 +197,7 @@ class RequestReader:
             token_limit=envelope.token_limit,
             meant=meant,
             document=read.outward(),
+            options=options,
             max_cost_usd=options.max_cost_usd,
             assignment=assignment,
         )
@@ -214,6 +215,10 @@ class RequestReader:
         if "cloud" in parsed.constraints.places:
             names = await self.names.current()
             parsed = replace(parsed, model=self.calls.model(parsed, names))
+        if parsed.constraints.small is not None:
+            names = await self.names.current()
+            small = names.usual_model(parsed.constraints.small)
+            parsed = replace(parsed, small_model=small)
         return parsed
 
     def _note(self, assignment: Assignment, error: Exception, context: RequestContext) -> None:
@@ -265,22 +270,24 @@ class RequestReader:
 
     def _without_impossible(self, parsed: ParsedRequest) -> ParsedRequest:
         """Leave out the places that cannot answer this request, as long as one is left."""
-        constraints = parsed.constraints
-        if "cloud" in constraints.places:
-            complaint = self.calls.complaint(parsed)
-            if complaint is not None and "local" not in constraints.places:
+        for place in ("server", "cloud"):
+            if place not in parsed.constraints.places:
+                continue
+            complaint = self.calls.complaint(parsed.for_small() if place == "server" else parsed)
+            if complaint is None:
+                continue
+            left = tuple(other for other in parsed.constraints.places if other != place)
+            if not left:
                 raise complaint
-            if complaint is not None:
-                return replace(
-                    parsed, constraints=replace(constraints, places=("local",), cloud=None)
-                )
+            parsed = replace(parsed, constraints=parsed.constraints.restricted(left))
+        constraints = parsed.constraints
         if constraints.places and "local" in constraints.places and constraints.cloud is not None:
             needs = required_capabilities(parsed.document, parsed.endpoint)
             supports = self.cloud.tiers[constraints.cloud].settings.supports
             if needs and not lacking(needs, supports):
                 return replace(
                     parsed,
-                    constraints=replace(constraints, places=("cloud",)),
+                    constraints=constraints.restricted(("cloud",)),
                     origin=RouteReason(hand_off="capability", reason=describe(needs)),
                 )
         return parsed

@@ -271,6 +271,7 @@ class RequestMeter:
             yield from local_entries(answer, followed.work.by_tier(), self._template)
         for attempt in self._attempts:
             yield self._of_attempt(attempt, was_handed_over=was_handed_over)
+            was_handed_over = was_handed_over or attempt.outcome == "escalated"
 
     def _learn(self, answer: LocalAnswer) -> None:
         """Learn the length of an answer that had no maximum."""

@@ -106,7 +106,7 @@ class GatewayMetrics:
             self._reasons.add(reason)
         self._decisions.labels(tier, reason).inc()
 
-    def cascade_decided(self, action: str, tier: Tier, held_s: float, num_held_tokens: int) -> None:
+    def cascade_decided(self, action: str, tier: str, held_s: float, num_held_tokens: int) -> None:
         """Count the end of a hold-back: commit, escalate, or refuse (by the large tier)."""
         self._cascade_decisions.labels(action, tier).inc()
         self._cascade_hold_back.labels(tier).observe(held_s)

@@ -33,9 +33,9 @@ class PlacementConstraints:
     """The places that may answer one request.
 
     `places` in the order in which they are tried. `cloud`: the upstream tier that is meant where
-    "cloud" is among them; else None. `strong`: the place for what the router finds too hard for the
-    small model. `deadline_s` is on the gateway's clock. `reason`: why the first place is the first,
-    one line of ASCII.
+    "cloud" is among them; else None. `small`: the server's tier, where "server" is. `strong`: the
+    place for what the router finds too hard for the small model. `deadline_s` is on the gateway's
+    clock. `reason`: why the first place is the first, one line of ASCII.
     """
 
     policy: Policy
@@ -45,6 +45,17 @@ class PlacementConstraints:
     strong: Place
     deadline_s: float | None
     reason: str
+    small: str | None = None
+
+    def restricted(self, places: tuple[Place, ...]) -> "PlacementConstraints":
+        """Return the constraints with some of the places, at least one."""
+        return replace(
+            self,
+            places=places,
+            strong=self.strong if self.strong in places else places[0],
+            cloud=self.cloud if "cloud" in places else None,
+            small=self.small if "server" in places else None,
+        )
 
     @property
     def may_hand_over(self) -> bool:
@@ -81,9 +92,10 @@ class ParsedRequest:
 
     `request` as the local models read it, None where they may not answer. `document`, without its
     `outrider` object, and `meant` as an upstream tier gets them: only where there are such tiers;
-    `model` is the one to request from its server. `origin`: why no other tier may answer.
-    `assignment`: its arms of experiments. `falls_back_on`: why the next model of its chain would be
-    tried; empty where there is none. `ignored_fields`: those that the local models do not get.
+    `model` is the one to request from its server, `small_model` from the small model's. `options`:
+    its `outrider` object, with its arms'. `origin`: why no other tier may answer. `assignment`: its
+    arms of experiments. `falls_back_on`: why the next model of its chain would be tried; empty
+    where there is none. `ignored_fields`: those that the local models do not get.
     """
 
     endpoint: Endpoint
@@ -96,6 +108,8 @@ class ParsedRequest:
     meant: ResolvedModel | None = None
     document: Mapping[str, Any] = field(default_factory=dict)
     model: str | None = None
+    small_model: str | None = None
+    options: OutriderOptions = field(default_factory=OutriderOptions)
     max_cost_usd: float | None = None
     origin: RouteReason = DIRECT
     assignment: Assignment | None = None
@@ -114,6 +128,27 @@ class ParsedRequest:
     def is_continuable(self) -> bool:
         """Return whether another model can continue in the middle of the answer."""
         return self.is_streamed and is_resumable(self._call(), "final_message")
+
+    @property
+    def text(self) -> str:
+        """Return the text that the router judges: the user's last message, or the first prompt."""
+        messages = self.document.get("messages")
+        if isinstance(messages, list):
+            asked = [m for m in messages if isinstance(m, dict) and m.get("role") == "user"]
+            return _text_of(asked[-1].get("content") if asked else None)
+        return _text_of(self.document.get("prompt"))
+
+    @property
+    def has_one_answer(self) -> bool:
+        """Return whether one answer is wanted, which can be held back as a whole."""
+        prompt, best_of = self.document.get("prompt"), self.document.get("best_of")
+        is_one_prompt = not (isinstance(prompt, list) and len(prompt) > 1)
+        return self.num_choices == 1 and best_of in (None, 1) and is_one_prompt
+
+    def for_small(self) -> "ParsedRequest":
+        """Return the request as it is sent to the small model's server."""
+        constraints = replace(self.constraints, cloud=self.constraints.small)
+        return replace(self, constraints=constraints, model=self.small_model)
 
     def continued(self, unfinished: PartialAnswer) -> "ParsedRequest":
         """Return the request for the rest of an answer that broke off."""
@@ -137,6 +172,15 @@ class ParsedRequest:
             request_id=self.context.request_id,
             arrival_s=self.context.arrival_s,
         )
+
+
+def _text_of(content: object) -> str:
+    """Return a message's text, or a prompt's; of one in parts, the texts of all of them."""
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else ()
+    texts = (part.get("text") if isinstance(part, dict) else part for part in parts)
+    return "\n".join(text for text in texts if isinstance(text, str))
 
 
 def trace_request(parsed: ParsedRequest) -> None:
@@ -183,15 +227,28 @@ def constraints_of(
     policy = _policy(options, rules, named)
     if options.policy is not None:
         _check_policy(options.policy, rules, named, cloud)
-    places: tuple[Place, ...] = ("local",)
-    if not is_private:
-        exists = {"local": rules.has_local, "cloud": tier is not None}
-        places = tuple(place for place in PLACES[policy] if exists[place])
+    stays_here = is_private or policy == "local_only"
+    exists: dict[Place, bool] = {
+        "server": named == "auto"
+        and rules.small is not None
+        and (rules.is_small_on_device or not stays_here),
+        "local": rules.has_local,
+        "cloud": tier is not None and (not is_private or tier in rules.on_device),
+    }
+    order = PLACES["prefer_local" if is_private else policy]
+    places = tuple(place for place in order if exists[place])
+    if not places and exists["cloud"] and tier in rules.on_device:
+        places = ("cloud",)  # its server is on this device
+    if rules.strong == "cloud" and places == ("server", "local", "cloud"):
+        places = ("server", "cloud", "local")
+    if not places:
+        _contradicts("policy", f"{policy}, but {NO_LOCAL}")
     return PlacementConstraints(
         policy=policy,
         is_private=is_private,
         places=places,
         cloud=tier if "cloud" in places else None,
+        small=rules.small if "server" in places else None,
         strong=rules.strong if named == "auto" and rules.strong in places else places[0],
         deadline_s=_deadline(options, rules, arrival_s),
         reason=_reason(options, policy, named, is_private),
@@ -221,25 +278,27 @@ def _check_private(
             "a private request stays on this machine, which outrider.policy "
             "cloud_only does not allow",
         )
-    if named == "cloud":
+    if named == "cloud" and cloud not in rules.on_device:
         _contradicts(
             "privacy",
-            f"a private request stays on this machine, and the {cloud} tier is an upstream server",
+            f"a private request stays on this machine, and the {cloud} tier is an upstream server "
+            f"that is not marked as local (tiers.{cloud}.local)",
         )
-    if not rules.has_local:
+    if not rules.answers_here:
         _contradicts("privacy", f"a private request stays on this machine, but {NO_LOCAL}")
 
 
 def _check_policy(policy: Policy, rules: PlacementPolicy, named: Named, cloud: str | None) -> None:
     """Raise BadRequestError if the request's policy contradicts its model or the tiers."""
-    if policy == "local_only" and named == "cloud":
+    is_here = cloud is not None and cloud in rules.on_device
+    if policy == "local_only" and named == "cloud" and not is_here:
         _contradicts("policy", f"local_only contradicts the model, which means the {cloud} tier")
     if policy == "cloud_only" and named == "local":
         _contradicts("policy", "cloud_only contradicts the model, which is one of this machine")
-    first = PLACES[policy][0]
-    if first == "local" and not rules.has_local:
+    answers_first = rules.answers_here or (policy == "prefer_local" and rules.small is not None)
+    if policy in ("local_only", "prefer_local") and not answers_first:
         _contradicts("policy", f"{policy}, but {NO_LOCAL}")
-    if first == "cloud" and rules.cloud is None and named != "cloud":
+    if PLACES[policy][0] == "cloud" and rules.cloud is None and named != "cloud":
         _contradicts("policy", f"{policy}, but {_NO_CLOUD}")
 
 
@@ -305,16 +364,14 @@ def permitted_places(
         if (
             any(scopes.allows_tier(tier) for tier in local)
             if place == "local"
-            else constraints.cloud is not None and scopes.allows_tier(constraints.cloud)
+            else scopes.allows_tier(
+                (constraints.small if place == "server" else constraints.cloud) or ""
+            )
         )
     )
     if not places:
-        raise tier_not_allowed(constraints.cloud or " or ".join(local))
-    if places == constraints.places:
-        return constraints
-    strong = constraints.strong if constraints.strong in places else places[0]
-    cloud = constraints.cloud if "cloud" in places else None
-    return replace(constraints, places=places, strong=strong, cloud=cloud)
+        raise tier_not_allowed(constraints.cloud or constraints.small or " or ".join(local))
+    return constraints.restricted(places)
 
 
 def without_tier(

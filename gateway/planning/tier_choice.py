@@ -163,7 +163,7 @@ class TierChooser:
             raise HandOffError(RouteReason(hand_off="quality", reason=reason, route_tier="small"))
         tokenizer = self.tokenizers[small.tier]
         constraints = replace(
-            _requested_constraints(prompts.options),
+            requested_constraints(prompts.options),
             is_whole=not prompts.request.stream,
             may_watch=prompts.num_choices == 1 and len(await prompts.of(small)) == 1,
         )
@@ -190,10 +190,10 @@ class TierChooser:
     ) -> RouteConstraints:
         tiers = {info.tier: info for info in candidates}
         if set(tiers) != {"small", "large"}:
-            return _requested_constraints(prompts.options)
+            return requested_constraints(prompts.options)
         is_alike = self.renders_alike
         constraints = replace(
-            _requested_constraints(prompts.options),
+            requested_constraints(prompts.options),
             is_whole=not prompts.request.stream,
             may_watch=budget.may_escalate and (is_alike or not prompts.has_token_ids),
         )
@@ -291,7 +291,7 @@ class TierChooser:
         return TierChoice(info=info, reason=reason, route=route)
 
 
-def _requested_constraints(options: OutriderOptions) -> RouteConstraints:
+def requested_constraints(options: OutriderOptions) -> RouteConstraints:
     """The request's own constraints for its route. Raises BadRequestError."""
     if options.min_quality is not None and options.threshold is not None:
         raise BadRequestError(

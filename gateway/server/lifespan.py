@@ -42,7 +42,6 @@ class Lifespan:
     @asynccontextmanager
     async def run(self, _: FastAPI) -> AsyncIterator[None]:
         """Load the engine behind the open port, so that /health and /ready answer meanwhile."""
-        tiers = self.cloud.tiers.values()
         background = [
             asyncio.create_task(self._start_engine()),
             asyncio.create_task(self.loop_lag.run()),
@@ -50,17 +49,13 @@ class Lifespan:
         try:
             await self.tenancy.start()
             await self.experiments.start()
-            for tier in tiers:
-                await tier.start()
+            await self.cloud.start()
             yield
         finally:
             for task in background:
                 task.cancel()
             await asyncio.wait(background)
-            if self.cloud.mirror is not None:
-                await self.cloud.mirror.close()
-            for tier in tiers:
-                await tier.close()
+            await self.cloud.close()
             await self.engine.close()
             await self.dashboard.close()
             await self.experiments.close()

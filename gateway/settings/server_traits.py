@@ -29,7 +29,8 @@ class ServerTraits:
     the health check, after the base URL; any status below 500 counts as alive. takes_request_id: it
     takes any text as `x-request-id`; llama-cpp-python's server refuses one that is not a UUID.
     token_limit: a chat's field for the most tokens of an answer; None where either name may be the
-    only valid one, so that the request's own name is kept.
+    only valid one, so that the request's own name is kept. has_logprobs: it may tell tokens'
+    log-probabilities.
     """
 
     dialect: DialectName = "openai"
@@ -40,6 +41,7 @@ class ServerTraits:
     probe_path: str = "/models"
     takes_request_id: bool = True
     token_limit: TokenLimitName | None = "max_tokens"
+    has_logprobs: bool = True
 
 
 # Every version of these knows `max_tokens`. Of two names SGLang takes the older, OpenAI neither.
@@ -53,7 +55,7 @@ TRAITS: Final[dict[ServerKind, ServerTraits]] = {
     "tgi": ServerTraits(has_prefix_cache=True),
     "tensorrt_llm": ServerTraits(has_prefix_cache=True),
     "llama_cpp": ServerTraits(streams_usage=False, takes_request_id=False),
-    "anthropic": ServerTraits(dialect="anthropic"),
+    "anthropic": ServerTraits(dialect="anthropic", has_logprobs=False),
 }
 
 _OPENAI_HOSTS: Final = (".openai.com", ".openai.azure.com")

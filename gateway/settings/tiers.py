@@ -127,6 +127,11 @@ class UpstreamSettings(Section):
     """Kind of server: openai (any server with that API), outrider, vllm, sglang, tgi, tensorrt_llm,
     llama_cpp or anthropic. It decides which fields are sent and how answers continue after a
     failure."""
+    local: bool = False
+    """The server runs on this device: private requests may use it."""
+    logprobs: Literal["auto", "on", "off"] = "auto"
+    """Ask for log-probabilities, by which a small model's answers are judged (handoff.small); auto:
+    if the server has some when it is asked at the start."""
     model: str | None = None
     """The model's name on that server; unset: the MODEL of a request for TIER/MODEL, else the first
     one that the server lists."""
@@ -169,8 +174,11 @@ class UpstreamSettings(Section):
 class HandoffSettings(Section):
     """Use of an upstream tier for requests to `auto`."""
 
+    small: str | None = None
+    """Tier in the small model's part: its answers are watched, and what it is too weak for goes to
+    the large model or the tier that takes hand-offs."""
     tier: str | None = None
-    """Tier that takes hand-offs; unset: the first one."""
+    """Tier that takes hand-offs; unset: the first one that is not the small model's."""
     policy: Literal["auto", "local_only", "prefer_local", "prefer_cloud", "cloud_only"] = "auto"
     """Policy of requests that set none: local_only, prefer_local, prefer_cloud or cloud_only; auto:
     prefer_local if a model is loaded, else cloud_only."""
@@ -225,13 +233,42 @@ def tier_complaints(
     for name in tiers:
         if what := _name_complaint(name):
             yield Complaint(("tiers", name), None, what)
-    for section, wanted in (("handoff", handoff.tier), ("mirror", mirror.tier)):
+    named = (
+        (("handoff", "small"), handoff.small),
+        (("handoff", "tier"), handoff.tier),
+        (("mirror", "tier"), mirror.tier),
+    )
+    for path, wanted in named:
         if wanted is not None and wanted not in tiers:
             known = did_you_mean(wanted, list(tiers)) if tiers else "; available: none"
-            yield Complaint((section, "tier"), wanted, f"unknown upstream tier{known}")
+            yield Complaint(path, wanted, f"unknown upstream tier{known}")
+    yield from _small_complaints(models, tiers, handoff)
     if mirror.share > 0 and mirror.tier is None:
         yield Complaint(("mirror", "share"), mirror.share, "name the tier in mirror.tier")
-    yield from _handoff_complaints(handoff, has_local=models.is_any, has_tiers=bool(tiers))
+    on_device = any(tier.local for tier in tiers.values()) or handoff.small is not None
+    has_local = models.is_any or on_device
+    yield from _handoff_complaints(handoff, has_local=has_local, has_tiers=bool(tiers))
+
+
+def _small_complaints(
+    models: ModelSettings, tiers: Mapping[str, UpstreamSettings], handoff: HandoffSettings
+) -> Iterator[Complaint]:
+    """Yield what keeps a server from playing the small model's part."""
+    small = handoff.small
+    if small is None:
+        return
+    if models.resolved()["small"] is not None:
+        what = "a small model is loaded here as well; set models.small to none"
+        yield Complaint(("handoff", "small"), small, what)
+    elif small == handoff.tier:
+        what = "handoff.tier takes over what this tier is too weak for; name two tiers"
+        yield Complaint(("handoff", "small"), small, what)
+    elif models.resolved()["large"] is None and not set(tiers) - {small}:
+        what = (
+            "nothing can take over what this tier is too weak for; name a large model "
+            "(--large MODEL), or a second tier (--tier cloud=https://host/v1)"
+        )
+        yield Complaint(("handoff", "small"), small, what)
 
 
 def _handoff_complaints(

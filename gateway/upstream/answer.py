@@ -1,6 +1,6 @@
 """One answer of an upstream tier, however many servers it takes."""
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, Final
@@ -103,25 +103,30 @@ class UpstreamAnswer:
         assert self._request is not None
         self.first_token_s = self._request.first_token_s
 
-    async def whole(
-        self, is_unwanted: Callable[[WholeAnswer, UpstreamUsage], bool] | None = None
-    ) -> WholeAnswer:
+    async def whole(self, *, is_kept: bool = True) -> WholeAnswer:
         """Return the answer in one piece. Raises the errors of `begin`.
 
-        `is_unwanted`: the answer will not be delivered, so it is booked as lost.
+        It is booked as delivered, unless `is_kept` is false: then `keep` does that.
         """
         self._started_s = self._tier.parts.clock()
         self._call = _with_stream(self._call, is_streamed=False)
         await self._open(self._opening(self._kind, None))
         assert self._request is not None
-        whole = self._request.whole
-        assert whole is not None
-        if is_unwanted is not None and is_unwanted(whole, self._request.usage):
-            await self.abandon()
-        else:
-            self._request.finish()
-        self._whole = whole
-        return whole
+        self._whole = self._request.whole
+        assert self._whole is not None
+        if is_kept:
+            self.keep()
+        return self._whole
+
+    def keep(self) -> None:
+        """Book an answer in one piece as delivered."""
+        assert self._request is not None, "whole comes first"
+        self._request.finish()
+
+    def discard(self) -> None:
+        """Have it booked as escalated when it is closed: another tier's answer is delivered."""
+        assert self._request is not None, "begin or whole comes first"
+        self._request.given_up_as = "escalated"
 
     async def chunks(self) -> AsyncGenerator[Chunk]:
         """Yield all chunks from the very first one; the last one is [DONE].

@@ -6,11 +6,14 @@ from typing import Literal
 
 from gateway.upstream.upstream_usage import UpstreamUsage
 
-AttemptKind = Literal["answer", "retry", "hedge", "continuation", "mirror"]
-AttemptOutcome = Literal["answered", "failed", "refused", "lost", "cancelled", "limited"]
+AttemptKind = Literal["answer", "retry", "hedge", "continuation", "mirror", "probe"]
+AttemptOutcome = Literal[
+    "answered", "failed", "refused", "lost", "cancelled", "limited", "escalated"
+]
 """answered: its text was delivered. refused: the server says that the request is at fault. lost:
 another attempt of the same request was faster. cancelled: the client left, or the deadline passed
-(see `failure`). limited: a limit of the tenant ended it; the text before that was delivered."""
+(see `failure`). limited: a limit of the tenant ended it; the text before that was delivered.
+escalated: another tier's answer was delivered, as this one was too weak."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

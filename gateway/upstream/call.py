@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -15,6 +15,13 @@ HOPS_HEADER: Final = "x-outrider-hops"
 """The gateways that a request has come through, comma-separated, oldest first."""
 
 
+class TokenLogprob(NamedTuple):
+    """A token's UTF-8 bytes, and its log-probability; NaN where the server gives no number."""
+
+    token: bytes
+    logprob: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpstreamCall:
     """One request for an upstream tier.
@@ -25,7 +32,8 @@ class UpstreamCall:
     clock. `affinity` is equal for requests that begin alike; empty: unknown. `prediction`: the text
     of an answer that was given up, a guess at this one's. `on_attempt` is called with each request
     made for this call, beside the tier's own books. `span`: the request's, in whose trace these
-    requests stand.
+    requests stand. wants_logprobs: the gateway reads the tokens' log-probabilities; the client sees
+    them only if its document asks for them too.
     """
 
     endpoint: Endpoint
@@ -39,11 +47,17 @@ class UpstreamCall:
     prediction: str = ""
     on_attempt: OnAttempt | None = None
     span: Span = NULL_SPAN
+    wants_logprobs: bool = False
 
     @property
     def is_streamed(self) -> bool:
         """Return whether the client wants a stream."""
         return bool(self.document.get("stream"))
+
+    @property
+    def shows_logprobs(self) -> bool:
+        """Return whether the client asked for log-probabilities itself."""
+        return self.document.get("logprobs") not in (None, False)
 
     @property
     def wants_usage_chunk(self) -> bool:
@@ -80,7 +94,8 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     nothing had to be translated. A comment has only `raw`. `content` and `reasoning` are the
     text that it adds to choice `index`; `num_other_bytes` counts the model's other text (names and
     arguments of calls, refusals, other choices in the same event). `has_calls`, `has_logprobs`: it
-    carries a part of a tool call, log-probabilities. `usage`: the server's report in it;
+    carries a part of a tool call, log-probabilities. `token_logprobs`: those that the gateway asked
+    for. `usage`: the server's report in it;
     `is_usage_only`: it has no choice and is there because usage was asked for. `is_done`: the
     stream's [DONE].
 
@@ -95,6 +110,7 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     num_other_bytes: int = 0
     has_calls: bool = False
     has_logprobs: bool = False
+    token_logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: str | None = None
     usage: UpstreamUsage | None = None
     is_usage_only: bool = False
@@ -112,7 +128,8 @@ class WholeAnswer:
 
     `body` is its JSON: the server's own bytes where nothing had to be translated. `texts` are the
     contents of its choices, `reasoning` their reasoning. `has_calls`: some choice calls a tool;
-    `num_other_bytes` is the size of calls and refusals.
+    `num_other_bytes` is the size of calls and refusals. `token_logprobs`: of the first choice,
+    where the gateway asked for them.
     """
 
     body: bytes
@@ -120,5 +137,6 @@ class WholeAnswer:
     reasoning: tuple[str, ...] = ()
     num_other_bytes: int = 0
     has_calls: bool = False
+    token_logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: str | None = None
     usage: UpstreamUsage | None = None

@@ -77,6 +77,9 @@ class UpstreamMetrics:
         self._degraded = _counter(
             "degraded", ("Local answers because no upstream tier was available.")
         )
+        self._untrusted = _counter(
+            "cascade_untrusted", "Watched answers judged without log-probabilities.", "tier"
+        )
         self._mirrored = _counter("mirror_copies", "Copies of requests.", "tier", "outcome")
         self._health = _HealthCollector()
         if registry is not None:
@@ -97,7 +100,7 @@ class UpstreamMetrics:
         self._attempts.labels(tier, kind, attempt.outcome).inc()
         if attempt.failure is not None:
             self._failures.labels(tier, kind, attempt.failure).inc()
-        if attempt.first_token_s is not None and kind != "mirror":
+        if attempt.first_token_s is not None and kind not in ("mirror", "probe"):
             waited_s = attempt.first_token_s - attempt.started_s
             self._first_token.labels(tier).observe(waited_s)
         if attempt.outcome == "answered":
@@ -115,6 +118,10 @@ class UpstreamMetrics:
     def degraded(self) -> None:
         """Count a local answer that an upstream tier should have given."""
         self._degraded.inc()
+
+    def untrusted(self, tier: str) -> None:
+        """Count a watched answer whose log-probabilities could not be used."""
+        self._untrusted.labels(tier).inc()
 
     def mirrored(self, tier: str, outcome: MirrorOutcome) -> None:
         """Count a copy of a request."""

@@ -78,9 +78,8 @@ class Opening:
         """Replicas asked since the last wait."""
         self._errors: list[UpstreamError] = []
         self._num_earlier_errors = 0
-        is_mirror = kind == "mirror"
-        # A copy is not worth a second attempt.
-        self._max_attempts = 1 if is_mirror else 1 + tier.settings.max_retries
+        # A copy is not worth a second attempt, and a probe is repeated by its own plan.
+        self._max_attempts = 1 if kind in ("mirror", "probe") else 1 + tier.settings.max_retries
         self._retry_kind: AttemptKind = "retry" if kind == "answer" else kind
 
     async def run(self) -> UpstreamRequest:

@@ -181,7 +181,7 @@ class UpstreamRequest:
 
         An unfinished request is booked as `given_up_as`, or as failed by `failure`.
         """
-        is_lost = self.given_up_as == "lost"
+        is_lost = self.given_up_as in ("lost", "escalated")
         is_whole = self._reader.is_complete and not is_lost and failure is None
         try:
             if is_whole:

@@ -111,7 +111,7 @@ class UpstreamTier:
         return self.replicas.retry_after_s
 
     def answer(self, call: UpstreamCall, *, kind: AttemptKind = "answer") -> UpstreamAnswer:
-        """Return the answer to a call, not begun. A `mirror` is neither retried nor hedged."""
+        """Return the answer to a call, not begun. A `mirror` or `probe` has one attempt."""
         return UpstreamAnswer(self._state, call, kind=kind)
 
     async def models(self) -> tuple[str, ...]:

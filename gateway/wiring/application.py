@@ -20,6 +20,7 @@ from gateway.handoff.live_model_catalog import LiveModelCatalog
 from gateway.handoff.local_responder import LocalLoad
 from gateway.handoff.planner import Planner
 from gateway.handoff.reading import RequestReader
+from gateway.handoff.small_calls import SmallCalls
 from gateway.ledger.usage_api import UsageApi
 from gateway.planning.jobs import JobBuilder
 from gateway.planning.model_catalog import LocalFormats
@@ -144,6 +145,13 @@ def _build_planner(
         jobs=jobs,
         load=LocalLoad(parts.clock),
         calls=calls,
+        small=SmallCalls(
+            calls=calls,
+            router=parts.router,
+            guard=parts.routing.guard,
+            metrics=parts.metrics,
+            clock=parts.clock,
+        ),
         reader=reader,
         chains=chains,
         routing=parts.routing,

@@ -111,7 +111,10 @@ def build_parts(settings: Settings, engine: AnyEngineClient) -> "GatewayParts":
     if len({tokenizer.fingerprint for tokenizer in tokenizers.values()}) > 1:
         allowed_difference(settings)  # long before the engine has loaded its weights
     router, routing = build_routing(
-        settings, models, has_upstream_strong=cloud.rules.strong == "cloud"
+        settings,
+        models,
+        has_upstream_strong=cloud.rules.strong == "cloud",
+        has_small_server=cloud.rules.small is not None,
     )
     return GatewayParts(
         engine=engine,

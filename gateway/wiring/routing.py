@@ -19,13 +19,18 @@ log = logging.getLogger(__name__)
 
 
 def build_routing(
-    settings: Settings, models: Mapping[Tier, str], *, has_upstream_strong: bool = False
+    settings: Settings,
+    models: Mapping[Tier, str],
+    *,
+    has_upstream_strong: bool = False,
+    has_small_server: bool = False,
 ) -> tuple[RoutePolicy, RoutingParts]:
     """Return the policy for the models to load (tier to path or hub id), and its needs.
 
     has_upstream_strong: an upstream tier plays the large model's part, so that there is a choice
-    for a small model alone too. Raises EngineError for a router that cannot be read, cannot be set
-    as configured, or belongs to other models.
+    for a small model alone too. has_small_server: one plays the small model's part. Raises
+    EngineError for a router that cannot be read, cannot be set as configured, or belongs to other
+    models.
     """
     options = settings.routing
     cascade = CascadeOptions(
@@ -50,7 +55,9 @@ def build_routing(
     )
     path = settings.models.resolved_router()
     # Without a router there is no estimate of difficulty: local models answer all they can.
-    has_choice = has_upstream_strong and path is not None and "small" in models
+    has_choice = path is not None and (
+        has_small_server or (has_upstream_strong and "small" in models)
+    )
     tiers: tuple[Tier, ...] = TIERS if has_choice else tuple(models) or ("large",)
     try:
         loaded = load_router(path, tiers, wanted, typical)

@@ -1,6 +1,7 @@
 """The part of the wiring for upstream tiers: `[tiers.NAME]` and `[mirror]` in, tiers out."""
 
 import random
+import secrets
 import ssl
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -19,6 +20,7 @@ from gateway.upstream.metrics import UpstreamMetrics
 from gateway.upstream.mirror import Mirror
 from gateway.upstream.parts import TierParts
 from gateway.upstream.replicas import ReplicaSet
+from gateway.upstream.small_server import SmallServer
 from gateway.upstream.tier import UpstreamTier
 from gateway.upstream.token_counts import TokenCounter
 
@@ -95,12 +97,28 @@ def build_cloud(
     Raises SettingsError, as `build_upstreams` does.
     """
     try:
-        rules = PlacementPolicy.of(settings.handoff, tiers=tuple(settings.tiers), local=local)
+        rules = PlacementPolicy.of(
+            settings.handoff,
+            tiers=tuple(settings.tiers),
+            local=local,
+            on_device=[name for name, tier in settings.tiers.items() if tier.local],
+        )
     except ValueError as error:
         raise SettingsError(str(error)) from None
     tiers = build_upstreams(settings, environ, metrics.on_attempt)
     metrics.watch(tiers)
+    gateway_id = secrets.token_hex(8)
+    small = None
+    if rules.small is not None:
+        small = SmallServer(
+            tiers[rules.small],
+            gateway_id=gateway_id,
+            clock=time.monotonic,
+            on_untrusted=metrics.untrusted,
+        )
     return CloudParts(
+        small=small,
+        gateway_id=gateway_id,
         tiers=tiers,
         rules=rules,
         mirror=build_mirror(settings, tiers, metrics),

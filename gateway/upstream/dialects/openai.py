@@ -15,7 +15,7 @@ import msgspec
 from gateway.errors.tree import UpstreamError
 from gateway.schema.kinds import Endpoint
 from gateway.settings.server_traits import ServerTraits
-from gateway.upstream.call import Chunk, UpstreamCall, WholeAnswer, num_answers
+from gateway.upstream.call import Chunk, TokenLogprob, UpstreamCall, WholeAnswer, num_answers
 from gateway.upstream.dialects.base import (
     DONE,
     ChunkReader,
@@ -24,6 +24,11 @@ from gateway.upstream.dialects.base import (
     garbage,
     read_refusal,
     reported,
+)
+from gateway.upstream.dialects.logprob_fields import (
+    LogprobReader,
+    read_logprobs,
+    without_logprobs,
 )
 from gateway.upstream.dialects.openai_request import request_body
 from gateway.upstream.dialects.usage_fields import UsageFields
@@ -105,7 +110,8 @@ class OpenAIDialect:
 
     def chunk_reader(self, call: UpstreamCall) -> ChunkReader:
         """Return a reader that passes on the events as they are."""
-        return OpenAIChunkReader(self._tier, num_choices=num_answers(call))
+        reader = OpenAIChunkReader(self._tier, num_choices=num_answers(call))
+        return LogprobReader(reader, call) if call.wants_logprobs else reader
 
     def whole(self, call: UpstreamCall, body: bytes) -> WholeAnswer:
         """Read the server's own body."""
@@ -116,6 +122,10 @@ class OpenAIDialect:
         if any(choice.finish_reason in _FAILED for choice in choices):
             raise reported(self._tier, "the answer was given up")
         messages = [choice.message or _Text() for choice in choices]
+        token_logprobs: tuple[TokenLogprob, ...] = ()
+        if call.wants_logprobs:
+            token_logprobs = read_logprobs(choices[0].logprobs)
+            body = body if call.shows_logprobs else without_logprobs(body)
         return WholeAnswer(
             body=body,
             texts=tuple(
@@ -125,6 +135,7 @@ class OpenAIDialect:
             reasoning=tuple(map(reasoning_of, messages)),
             num_other_bytes=sum(map(num_other_bytes, messages)),
             has_calls=any(map(has_calls, messages)),
+            token_logprobs=token_logprobs,
             finish_reason=choices[0].finish_reason,
             usage=_usage_of(answer.usage),
         )

@@ -6,6 +6,7 @@ from typing import Any, Final
 import msgspec
 
 from gateway.errors.tree import BadRequestError
+from gateway.schema.kinds import Endpoint
 from gateway.settings.server_traits import ContinuationStrategy, ServerTraits
 from gateway.upstream.call import UpstreamCall
 from gateway.upstream.dialects.base import Resume
@@ -14,6 +15,11 @@ _encode: Final = msgspec.json.Encoder().encode
 _NEWER_LIMIT: Final = "max_completion_tokens"
 _OLDER_LIMIT: Final = "max_tokens"
 _FURTHER_LIMIT: Final = "n_predict"  # llama.cpp's own, which wins there
+_LOGPROBS: Final[Mapping[Endpoint, Mapping[str, object]]] = {
+    "chat": {"logprobs": True, "top_logprobs": 1},
+    "completion": {"logprobs": 1},
+}
+"""One rival a token: none are needed, but without a number llama.cpp sends twenty."""
 _LIMITS: Final = (_OLDER_LIMIT, _NEWER_LIMIT, "min_tokens")
 # With these, text in front of the answer means something else than an answer's beginning: a
 # grammar begins anew, an echo comes again, calls and log-probabilities would be missing.
@@ -45,6 +51,9 @@ def request_body(call: UpstreamCall, traits: ServerTraits, resume: Resume | None
     document["model"] = call.model
     if call.is_streamed and traits.streams_usage:
         _ask_for_usage(document)
+    # The rest of an answer that broke off is not judged any more.
+    if call.wants_logprobs and not call.shows_logprobs and (resume is None or not resume.text):
+        document |= _LOGPROBS[call.endpoint]
     guess = call.prediction
     if resume is not None and resume.text:
         if resume.strategy == "final_message":
