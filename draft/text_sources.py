@@ -1,6 +1,6 @@
 """Guesses that need no model: text that repeats, and text that was predicted."""
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
@@ -29,6 +29,8 @@ _MAX_VOTERS: Final = 6
 
 # Sources of predictions: the client, and the answer retracted at a change of tier.
 _Expected = Literal["client", "retracted"]
+# A request's cache_salt and memory_group: only requests that share both see each other's answers.
+_Owner = tuple[str, str]
 
 
 @dataclass(eq=False, slots=True)
@@ -95,8 +97,9 @@ class TextSources:
     ) -> None:
         """`max_branches` chains for repeated text, each `max_depth` tokens at most.
 
-        `max_remembered_tokens`, per tenant, of answers that have ended; 0 remembers none. Of more
-        than `max_tenants` the one that was idle longest is forgotten.
+        `max_remembered_tokens`, per tenant and `memory_group`, of answers that have ended; 0
+        remembers none. There are at most `max_tenants` such memories: of more, the one that was
+        idle longest is forgotten, of a tenant that has the most.
         """
         for name, value, least, largest in (
             ("max_depth", max_depth, 0, MAX_CHAIN_DEPTH),
@@ -111,7 +114,7 @@ class TextSources:
         self._max_remembered_tokens = max_remembered_tokens
         self._max_tenants = max_tenants
         self._states: dict[str, _SequenceState] = {}
-        self._memories: OrderedDict[str, _TenantMemory] = OrderedDict()  # the idlest first
+        self._memories: OrderedDict[_Owner, _TenantMemory] = OrderedDict()  # the idlest first
 
     @property
     def num_remembered_tokens(self) -> int:
@@ -124,7 +127,7 @@ class TextSources:
         """Chains of at most `max_depth` tokens by source, likeliest first.
 
         suffix: what followed the text's end where it stood before, in the prompt, in this answer or
-        in remembered answers of the same `cache_salt`. prediction: how the request's prediction
+        in remembered answers of the same `cache_salt` and `memory_group`. prediction: how the request's prediction
         goes on, or where it has none, an earlier answer of the other tier; where it has one, that
         answer is text that repeats. A source that has nothing to say is left out, and so is the
         retracted answer while the small model's own chances for it are known (`num_retraced`).
@@ -162,12 +165,18 @@ class TextSources:
         num_output = sequence.num_output_tokens
         if not num_output or not self._max_remembered_tokens:
             return
-        salt = sequence.request.cache_salt
-        memory = self._memories.pop(salt, None) or _TenantMemory(self._max_remembered_tokens)
-        self._memories[salt] = memory
-        while len(self._memories) > self._max_tenants:
-            self._memories.popitem(last=False)
+        owner = _owner(sequence)
+        memory = self._memories.pop(owner, None) or _TenantMemory(self._max_remembered_tokens)
+        self._memories[owner] = memory
+        if len(self._memories) > self._max_tenants:
+            self._forget_one()
         memory.add(sequence.token_ids[-(num_output + _NUM_CONTEXT_TOKENS) :])
+
+    def _forget_one(self) -> None:
+        """Forget the idlest memory of a tenant with the most: many groups cost no other tenant."""
+        counts = Counter(salt for salt, _ in self._memories)
+        most = max(counts.values())
+        del self._memories[next(owner for owner in self._memories if counts[owner[0]] == most)]
 
     def release(self, sequence: Sequence) -> None:
         """Forget a sequence that ended, was pre-empted or changed its tier."""
@@ -191,7 +200,7 @@ class TextSources:
         own.extend(text[len(own.token_ids) :])
         found: list[tuple[SuffixIndex, Match]] = []
         hinted, hint = self._hint(state, len(text))
-        for index in (own, *self._generations(sequence.request.cache_salt)):
+        for index in (own, *self._generations(_owner(sequence))):
             place = hint if index is hinted else None
             found += [(index, match) for match in index.find(text, own.end_keys, place)]
         if not found:
@@ -220,11 +229,11 @@ class TextSources:
         index, match = state.best
         return index, match.position + num_tokens - state.best_at
 
-    def _generations(self, salt: str) -> list[SuffixIndex]:
-        memory = self._memories.get(salt)
+    def _generations(self, owner: _Owner) -> list[SuffixIndex]:
+        memory = self._memories.get(owner)
         if memory is None:
             return []
-        self._memories.move_to_end(salt)
+        self._memories.move_to_end(owner)
         return memory.generations
 
     # ---- predicted text -------------------------------------------------------------------
@@ -242,6 +251,10 @@ class TextSources:
             for cursor in state.cursors.values():
                 cursor.advance(sequence.token_ids, num_output - state.num_followed)
             state.num_followed = num_output
+
+
+def _owner(sequence: Sequence) -> _Owner:
+    return sequence.request.cache_salt, sequence.request.memory_group
 
 
 def _is_retraced(sequence: Sequence, cursor: PredictionCursor) -> bool:

@@ -237,7 +237,9 @@ class EngineRequest:
 
     `prompt_token_ids` belong to the tokenizer of `tier`. `group_id`, if given, is shared by the
     choices of one API request: the prompt is then computed once. `cache_salt` separates tenants
-    in the prefix cache and in what is remembered of earlier answers. `arrival_s` is
+    in the prefix cache and in what is remembered of earlier answers; `memory_group` separates that
+    memory within a tenant, so that arms of an experiment do not draft from each other's answers.
+    `arrival_s` is
     `time.monotonic()` at the gateway (one clock per machine). `prediction_token_ids`: what the
     client expects the answer to be like; a source of guesses. `cascade`: None is lossless.
     `may_escalate`: this small answer is under watch. Its tokens' rivals are kept for the large
@@ -254,6 +256,7 @@ class EngineRequest:
     speculation: SpeculationParams = field(default_factory=SpeculationParams)
     group_id: str | None = None
     cache_salt: str = ""
+    memory_group: str = ""
     arrival_s: float | None = None
     return_hidden_state: bool = False
     prediction_token_ids: tuple[int, ...] = ()

@@ -11,7 +11,7 @@ from gateway.errors.tree import ConflictError, GatewayError
 from gateway.handoff.planner import Planner
 from gateway.planning.model_catalog import AUTO
 from gateway.planning.parsed_request import RequestContext
-from gateway.settings.arm_overlay import SERVICE_TIER
+from gateway.settings.arm_overlay import REQUEST_FIELDS
 from gateway.settings.experiments import ExperimentSpec
 
 _PROBE: Final = "Hello"
@@ -48,6 +48,5 @@ def _request(model: str, sets: dict[str, Any]) -> dict[str, Any]:
         "model": model,
         "messages": [{"role": "user", "content": _PROBE}],
     }
-    if SERVICE_TIER in sets:
-        request[SERVICE_TIER] = sets.pop(SERVICE_TIER)
+    request |= {name: sets.pop(name) for name in REQUEST_FIELDS if name in sets}
     return request | ({"outrider": sets} if sets else {})

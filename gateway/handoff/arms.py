@@ -16,6 +16,7 @@ from gateway.planning.parsed_request import RequestContext
 from gateway.schema.common import OutriderOptions
 from gateway.schema.envelope import ReadRequest
 from gateway.schema.kinds import Endpoint
+from gateway.settings.arm_overlay import MODEL, SAMPLING_FIELDS, SERVICE_TIER
 from gateway.tenants.keys import ANONYMOUS
 
 _NO_OPTIONS: Final = OutriderOptions()
@@ -24,12 +25,16 @@ _REFUSALS: Final = frozenset({400, 403, 404, 409, 413, 422})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choosing:
-    """The fields of a request that experiments look at. `options`: its own `outrider` object."""
+    """The fields of a request that experiments look at. `options`: its own `outrider` object.
+
+    `sampling`: names of the sampling fields that it sets itself.
+    """
 
     model: str
     options: OutriderOptions | None = None
     user: str | None = None
     service_tier: str | None = None
+    sampling: frozenset[str] = frozenset()
 
     @property
     def own_fields(self) -> frozenset[str]:
@@ -37,10 +42,10 @@ class Choosing:
         options = self.options or _NO_OPTIONS
         own = {name for name in options.model_fields_set if getattr(options, name) is not None}
         if self.service_tier is not None:
-            own.add("service_tier")
+            own.add(SERVICE_TIER)
         if self.model != AUTO:
-            own.add("tier")
-        return frozenset(own)
+            own.add(MODEL)
+        return self.sampling.union(own)
 
 
 def choosing_of(parsed: ApiRequest | ReadRequest) -> Choosing:
@@ -51,6 +56,9 @@ def choosing_of(parsed: ApiRequest | ReadRequest) -> Choosing:
             options=parsed.outrider,
             user=parsed.safety_identifier or parsed.user,
             service_tier=parsed.service_tier,
+            sampling=frozenset(
+                name for name in SAMPLING_FIELDS if getattr(parsed, name) is not None
+            ),
         )
     document, envelope = parsed.document, parsed.envelope
     known, service_tier = document.get("safety_identifier"), document.get("service_tier")
@@ -59,6 +67,7 @@ def choosing_of(parsed: ApiRequest | ReadRequest) -> Choosing:
         options=envelope.outrider,
         user=known if isinstance(known, str) else envelope.user,
         service_tier=service_tier if isinstance(service_tier, str) else None,
+        sampling=frozenset(name for name in SAMPLING_FIELDS if document.get(name) is not None),
     )
 
 
@@ -118,9 +127,24 @@ def overlaid(request: ApiRequest, assignment: Assignment) -> ApiRequest:
     overlay = assignment.overlay
     changes: dict[str, Any] = {
         "outrider": overlay.merge(request.outrider),
-        "service_tier": overlay.merge_service_tier(request.service_tier),
+        SERVICE_TIER: overlay.merge_service_tier(request.service_tier),
     }
+    for name, value in overlay.sampling.items():
+        if getattr(request, name) is None:
+            changes[name] = value
     return request.model_copy(update=changes)
+
+
+def sampled(read: ReadRequest, assignment: Assignment) -> ReadRequest:
+    """Return a request for upstream tiers with the sampling fields that its arms set."""
+    defaults = assignment.overlay.sampling
+    new = {name: value for name, value in defaults.items() if read.document.get(name) is None}
+    if not new:
+        return read
+    known = {name: value for name, value in new.items() if name in type(read.envelope).model_fields}
+    return ReadRequest(
+        envelope=read.envelope.model_copy(update=known), document={**read.document, **new}
+    )
 
 
 def may_be_arms_fault(assignment: Assignment | None, error: Exception) -> bool:

@@ -17,6 +17,7 @@ from gateway.handoff.arms import (
     forget_arms,
     may_be_arms_fault,
     overlaid,
+    sampled,
     with_arms,
 )
 from gateway.handoff.cloud_calls import CloudCalls
@@ -181,6 +182,8 @@ class RequestReader:
         context: RequestContext,
         assignment: Assignment | None,
     ) -> ParsedRequest:
+        if assignment is not None:
+            read = sampled(read, assignment)
         envelope = read.envelope
         options = envelope.options
         if assignment is not None:

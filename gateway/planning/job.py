@@ -213,6 +213,7 @@ class EngineRequestDefaults:
     arrival_s: float
     default_max_tokens: int | None
     principal: Principal
+    arm: str = ""
     priority: int = 0
     objective: LatencyObjective = NO_OBJECTIVE
     watch: bool | None = None
@@ -242,6 +243,7 @@ def engine_requests(
                 return_hidden_state=bool(frame.watch),
                 may_escalate=frame.watch is not None,
                 cache_salt=frame.principal.cache_salt,
+                memory_group=frame.arm,
                 tenant=frame.principal.tenant,
                 weight=frame.principal.weight,
                 priority=frame.priority,

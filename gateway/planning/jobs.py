@@ -227,6 +227,7 @@ class JobBuilder:
             arrival_s=arrival_s,
             default_max_tokens=self.limits.default_max_tokens,
             principal=context.principal,
+            arm=context.arm,
             priority=service_tier.priority,
             objective=self._objective(request, max(lengths), context),
             watch=None if plan is None else plan.wants_hidden_state,

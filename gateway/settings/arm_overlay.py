@@ -24,12 +24,24 @@ OPTION_FIELDS: Final = (
     "slo",
 )
 """Fields of OutriderOptions that an arm may set; the others are promises to the client."""
+MODEL: Final = "model"
 SERVICE_TIER: Final = "service_tier"
-OVERLAY_FIELDS: Final = (*OPTION_FIELDS, SERVICE_TIER)
+SAMPLING_FIELDS: Final = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
+REQUEST_FIELDS: Final = (MODEL, SERVICE_TIER, *SAMPLING_FIELDS)
+"""Fields beside the `outrider` object that an arm may set."""
+OVERLAY_FIELDS: Final = (*OPTION_FIELDS, *REQUEST_FIELDS)
 
-_CHOICE: Final = frozenset({"tier", "min_quality", "threshold"})
-"""Settings that exclude each other: a fixed tier leaves nothing to choose, and there is one quality
-target."""
+_CHOICE: Final = frozenset({MODEL, "tier", "min_quality", "threshold"})
+"""Settings that exclude each other: a model or a fixed tier leaves nothing to choose, and there is
+one quality target."""
 _GROUPS: Final = (
     frozenset({"speculation", "max_draft_nodes", "max_draft_depth", "sources"}),
     _CHOICE | {"policy", "hold_back_tokens", "hold_back_ms"},
@@ -52,7 +64,12 @@ class _SettingsBase(RequestModel):
 _FIELDS: Final[dict[str, Any]] = {
     name: (info.annotation, info) for name, info in OutriderOptions.model_fields.items()
 }
-_TIER_FIELD: Final[Any] = GenerationFields.model_fields[SERVICE_TIER]
+_OF_REQUESTS: Final[dict[str, Any]] = {
+    name: (info.annotation, info)
+    for name, info in GenerationFields.model_fields.items()
+    if name in REQUEST_FIELDS and name != MODEL
+}
+_NAME: Final = GenerationFields.model_fields[MODEL].rebuild_annotation()
 
 if TYPE_CHECKING:
     ArmOverlay = _SettingsBase
@@ -62,16 +79,17 @@ else:
         __base__=_SettingsBase,
         __doc__=_SettingsBase.__doc__,
         **{name: _FIELDS[name] for name in OPTION_FIELDS},
-        **{SERVICE_TIER: (_TIER_FIELD.annotation, _TIER_FIELD)},
+        **{MODEL: (_NAME | None, None)},
+        **_OF_REQUESTS,
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overlay:
-    """The settings of an arm. Unset options are None."""
+    """The settings of an arm. `request`: fields beside the `outrider` object, by name."""
 
     options: OutriderOptions = field(default_factory=OutriderOptions)
-    service_tier: ServiceTierName | None = None
+    request: Mapping[str, Any] = field(default_factory=dict)
     fields: frozenset[str] = field(init=False)
     """Names of the settings that are set."""
     _values: tuple[tuple[str, Any], ...] = field(init=False, repr=False, compare=False)
@@ -80,11 +98,19 @@ class Overlay:
         """Collect the settings that are set."""
         pairs = ((name, getattr(self.options, name)) for name in OPTION_FIELDS)
         values = tuple(pair for pair in pairs if pair[1] is not None)
-        names = {name for name, _ in values}
+        names = {name for name, _ in values} | self.request.keys()
         object.__setattr__(self, "_values", values)
-        if self.service_tier is not None:
-            names.add(SERVICE_TIER)
         object.__setattr__(self, "fields", frozenset(names))
+
+    @property
+    def model(self) -> str | None:
+        """The model that stands in place of the one that requests name."""
+        return self.request.get(MODEL)
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """The sampling fields, for requests that leave them out."""
+        return {name: value for name, value in self.request.items() if name in SAMPLING_FIELDS}
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> "Overlay":
@@ -103,10 +129,13 @@ class Overlay:
     @classmethod
     def of_model(cls, parsed: RequestModel) -> "Overlay":
         """Build an overlay from a parsed ArmOverlay."""
-        set_ = {name: getattr(parsed, name) for name in OVERLAY_FIELDS}
-        service_tier: ServiceTierName | None = set_.pop(SERVICE_TIER)
-        given = {name: value for name, value in set_.items() if value is not None}
-        return cls(options=OutriderOptions.model_construct(**given), service_tier=service_tier)
+        given = {
+            name: value
+            for name in OVERLAY_FIELDS
+            if (value := getattr(parsed, name)) is not None
+        }
+        request = {name: given.pop(name) for name in REQUEST_FIELDS if name in given}
+        return cls(options=OutriderOptions.model_construct(**given), request=request)
 
     def merge(self, own: OutriderOptions | None) -> OutriderOptions | None:
         """Return the request's options with unset ones filled in from this overlay."""
@@ -119,17 +148,17 @@ class Overlay:
 
     def merge_service_tier(self, own: ServiceTierName | None) -> ServiceTierName | None:
         """Return the request's service tier, or this overlay's if the request sets none."""
-        return self.service_tier if own is None else own
+        return self.request.get(SERVICE_TIER) if own is None else own
 
     def over(self, below: "Overlay") -> "Overlay":
         """Return both overlays merged; where both set an option, this one wins."""
         return Overlay(
             options=self.merge(None if not below.fields else self._filled(below)) or below.options,
-            service_tier=self.service_tier or below.service_tier,
+            request={**below.request, **self.request},
         )
 
     def _filled(self, below: "Overlay") -> OutriderOptions:
-        update = dict.fromkeys(self.fields - _ONLY_SERVICE_TIER)
+        update = dict.fromkeys(self.fields - self.request.keys())
         return below.options.model_copy(update=update)
 
     def document(self) -> dict[str, Any]:
@@ -137,12 +166,9 @@ class Overlay:
         document: dict[str, Any] = self.options.model_dump(
             mode="json", exclude_none=True, by_alias=True
         )
-        if self.service_tier is not None:
-            document[SERVICE_TIER] = self.service_tier
-        return document
+        return document | dict(self.request)
 
 
-_ONLY_SERVICE_TIER: Final = frozenset({SERVICE_TIER})
 NO_OVERLAY: Final = Overlay()
 
 

@@ -20,6 +20,7 @@ def make_sequence(
     *,
     request_id: str = "a",
     cache_salt: str = "",
+    memory_group: str = "",
     prediction: list[int] | None = None,
 ) -> Sequence:
     sampling = SamplingParams(max_tokens=10_000)
@@ -29,6 +30,7 @@ def make_sequence(
         tier="large",
         sampling=sampling,
         cache_salt=cache_salt,
+        memory_group=memory_group,
         prediction_token_ids=tuple(prediction or ()),
     )
     return Sequence(
@@ -130,6 +132,33 @@ def test_tenants_never_see_each_other() -> None:
         assert repeated(sources, stranger) == []
     own = make_sequence([2], answer[:20], request_id="b", cache_salt="alice")
     assert repeated(sources, own)[0].token_ids == answer[20:36]
+
+
+def test_arms_of_an_experiment_never_see_each_other() -> None:
+    sources = TextSources()
+    answer = numbers(60, 1)
+    sources.remember(make_sequence([1], answer, cache_salt="alice", memory_group="a"))
+    for group in ("", "b"):
+        other = make_sequence(
+            [2], answer[:20], request_id=group, cache_salt="alice", memory_group=group
+        )
+        assert repeated(sources, other) == []
+    own = make_sequence(
+        [2], answer[:20], request_id="own", cache_salt="alice", memory_group="a"
+    )
+    assert repeated(sources, own)[0].token_ids == answer[20:36]
+
+
+def test_many_groups_of_one_tenant_cost_another_nothing() -> None:
+    sources = TextSources(max_tenants=4)
+    answer = numbers(60, 1)
+    sources.remember(make_sequence([1], answer, cache_salt="bob"))
+    for number in range(20):
+        sources.remember(
+            make_sequence([1], answer, cache_salt="alice", memory_group=f"arm-{number}")
+        )
+    assert repeated(sources, make_sequence([2], answer[:20], request_id="b", cache_salt="bob"))
+    assert sources.num_remembered_tokens < 5 * 80
 
 
 def test_running_sequences_do_not_see_each_other() -> None:

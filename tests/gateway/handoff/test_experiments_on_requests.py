@@ -81,6 +81,7 @@ def test_a_user_stays_in_an_arm_that_applies_its_settings(opened: Open) -> None:
             assert request.speculation.max_draft_nodes == (7 if is_wide else None)
             assert (request.priority < 0) is is_wide
             assert request.objective.is_batch is is_wide
+            assert request.memory_group == seen[user], "arms do not draft from each other"
         assert {user: arm_of(world.chat(user=user)) for user in USERS} == seen
         counted = totals(made, "drafts", 2 * len(USERS))
         rows = made.rows(2 * len(USERS))
@@ -146,6 +147,28 @@ def test_an_arm_may_send_requests_to_an_upstream_tier(opened: Open) -> None:
     by_arm = {arm_of(response): response.headers["x-outrider-tier"] for response in told}
     assert by_arm == {"places:1/here": "small", "places:1/there": "cloud"}
     assert counted["there"].count("attained") > 0
+
+
+def test_an_arm_may_set_how_tokens_are_drawn(opened: Open) -> None:
+    arms = {"control": {}, "cold": {"set": {"temperature": 0.125, "top_p": 0.5}}}
+    wanted = {"name": "draws", "unit": "request", "arms": arms, "start": True}
+    with opened(wanted) as made:
+        world = made.world
+        told = []
+        for policy in ["local_only", "cloud_only"] * 12:
+            arm = arm_of(world.chat(outrider={"policy": policy}))
+            told.append((policy, arm))
+            sampling = world.engine.submitted[-1].sampling
+            if policy == "local_only":
+                assert (sampling.temperature == 0.125) is (arm == "draws:1/cold")
+                assert (sampling.top_p == 0.5) is (arm == "draws:1/cold")
+        sent = [request.json() for request in world.server.requests]
+        expected = [arm for policy, arm in told if policy == "cloud_only"]
+        assert [one.get("temperature") == 0.125 for one in sent[-12:]] == [
+            arm == "draws:1/cold" for arm in expected
+        ]
+        assert arm_of(world.chat(temperature=1.0)) is None, "the request's own word"
+        assert arm_of(world.chat(max_tokens=9)) is not None
 
 
 def test_experiments_of_two_layers_cross(opened: Open) -> None:

@@ -85,3 +85,15 @@ def test_contradicting_arm_settings_are_refused() -> None:
     assert contradictions(frozenset({"slo"}), frozenset({"slo"})) == {"slo"}
     assert "speculation" in related_fields({"max_draft_nodes"})
     assert related_fields({"service_tier"}) == {"service_tier"}
+
+
+def test_sampling_fields_and_the_model_stand_beside_the_options() -> None:
+    overlay = Overlay.of({"model": "small", "temperature": 0.25, "top_k": 7})
+    assert overlay.model == "small"
+    assert overlay.sampling == {"temperature": 0.25, "top_k": 7}
+    assert overlay.merge(None) is None
+    assert contradictions(frozenset({"model"}), frozenset({"tier"})) == {"model", "tier"}
+    with pytest.raises(ValueError, match="less than or equal to 2"):
+        Overlay.of({"temperature": 3})
+    with pytest.raises(ValueError, match="seed is not a setting"):
+        Overlay.of({"seed": 3})
