@@ -24,8 +24,8 @@ class Subject:
     `user` and `conversation` (see `conversation_unit`) are empty where they are unknown. `headers`
     by names in lower case. `own_fields`: the fields of the request's `outrider` object that it sets
     itself, and "service_tier"; a request that sets a field which an experiment is about takes no
-    part in it. `tiers` that may answer this key, None for all. is_admin: it may see, and force, the
-    arms of all experiments.
+    part in it. `tiers` that may answer this key and `models` that it may name, None for all.
+    is_admin: it may see, and force, the arms of all experiments.
     """
 
     key_id: str
@@ -38,6 +38,7 @@ class Subject:
     headers: Mapping[str, str] = field(default_factory=dict)
     own_fields: frozenset[str] = frozenset()
     tiers: frozenset[str] | None = None
+    models: frozenset[str] | None = None
     is_admin: bool = False
 
 
@@ -67,6 +68,10 @@ class Assigner(Protocol):
     def wants_conversation(self) -> bool:
         """Return whether `Subject.conversation` is needed; else it need not be computed."""
 
+    @property
+    def sets_models(self) -> bool:
+        """Return whether an arm names a model."""
+
     def assign(self, subject: Subject) -> Assignment | None:
         """Return the arms of a request; None for none.
 
@@ -78,6 +83,7 @@ class NullAssigner:
     """No experiments: no request is in an arm, and no arm can be forced."""
 
     wants_conversation: Final = False
+    sets_models: Final = False
 
     def assign(self, subject: Subject) -> Assignment | None:
         """Return None. Raises BadRequestError for a request that forces an arm."""

@@ -82,12 +82,18 @@ class HashAssigner:
         self._eligibility = {record.name: Eligibility.of(record.spec) for record in records}
         self._layers = _layers([one for one in records if one.is_running], secret)
         self._wants_conversation = any(layer.unit == "conversation" for layer in self._layers)
+        self._sets_models = any(forced.overlay.model for forced in self._forced.values())
         self._combined: dict[tuple[int, ...], tuple[Overlay, str]] = {}
 
     @property
     def wants_conversation(self) -> bool:
         """Return whether an experiment assigns by conversation."""
         return self._wants_conversation
+
+    @property
+    def sets_models(self) -> bool:
+        """Return whether an arm names a model, of experiments that run or could be forced."""
+        return self._sets_models
 
     def assign(self, subject: Subject) -> Assignment | None:
         """Return the arms of a request; None for none.

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gateway.experiments.assigner import Subject
-from gateway.settings.arm_overlay import related_fields
+from gateway.settings.arm_overlay import MODEL, related_fields
 from gateway.settings.experiments import ExperimentSpec, UnitKind
 
 ANY: Final = "*"
@@ -19,7 +19,8 @@ class Eligibility:
     `about`: settings that the request must not set itself, or arms could not be compared. `tiers`
     that arms name, all of which the key must be allowed: else some arms would be closed to it, and
     the others would be compared with a biased rest. is_about_places: arms restrict the tiers that
-    may answer, so keys restricted to some tiers take no part.
+    may answer, so keys restricted to some tiers take no part. `arm_models`: models that arms name
+    in place of the request's, which is auto or one of `models`.
     """
 
     keys: frozenset[str] | None
@@ -30,6 +31,7 @@ class Eligibility:
     about: frozenset[str]
     tiers: frozenset[str]
     is_about_places: bool
+    arm_models: frozenset[str]
 
     @classmethod
     def of(cls, spec: ExperimentSpec) -> "Eligibility":
@@ -44,18 +46,28 @@ class Eligibility:
             about=_about(spec),
             tiers=_tiers(spec),
             is_about_places="policy" in spec.about,
+            arm_models=frozenset(
+                model for arm in spec.arms if (model := spec.overlay(arm).model) is not None
+            ),
         )
 
     def admits(self, subject: Subject) -> bool:
         """Return whether this request takes part."""
         return (
-            self.about.isdisjoint(subject.own_fields)
+            self.about.isdisjoint(self._own_fields(subject))
             and self.is_open_to(subject)
+            and (subject.models is None or self.arm_models <= subject.models)
             and (subject.tiers is None or self._may_have_any_arm(subject.tiers))
             and (self.models is None or subject.model in self.models)
             and (self.endpoints is None or subject.endpoint in self.endpoints)
             and (not self.headers or _has_all(subject.headers, self.headers))
         )
+
+    def _own_fields(self, subject: Subject) -> frozenset[str]:
+        """Return the request's own settings; arms may replace a model that takes part by name."""
+        if self.arm_models and self.models is not None and subject.model in self.models:
+            return subject.own_fields - {MODEL}
+        return subject.own_fields
 
     def is_open_to(self, subject: Subject) -> bool:
         """Return whether requests of this key and team may take part."""
@@ -64,7 +76,8 @@ class Eligibility:
         )
 
     def _may_have_any_arm(self, tiers: frozenset[str]) -> bool:
-        return not self.is_about_places and self.tiers <= tiers
+        is_told = self.is_about_places or self.arm_models  # any tier may be behind them
+        return not is_told and self.tiers <= tiers
 
 
 def unit_of(kind: UnitKind, subject: Subject) -> str:

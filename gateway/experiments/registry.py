@@ -51,6 +51,11 @@ class ExperimentRegistry:
         """Return whether an experiment assigns by conversation."""
         return self.assigner is not None and self.assigner.wants_conversation
 
+    @property
+    def sets_models(self) -> bool:
+        """Return whether an arm names a model."""
+        return self.assigner is not None and self.assigner.sets_models
+
     def assign(self, subject: Subject) -> Assignment | None:
         """Return the arms of a request. Raises BadRequestError for an unknown forced arm."""
         return (self.assigner or _NO_EXPERIMENTS).assign(subject)

@@ -16,7 +16,7 @@ from gateway.planning.parsed_request import RequestContext
 from gateway.schema.common import OutriderOptions
 from gateway.schema.envelope import ReadRequest
 from gateway.schema.kinds import Endpoint
-from gateway.settings.arm_overlay import MODEL, SAMPLING_FIELDS, SERVICE_TIER
+from gateway.settings.arm_overlay import MODEL, MODELS, SAMPLING_FIELDS, SERVICE_TIER
 from gateway.tenants.keys import ANONYMOUS
 
 _NO_OPTIONS: Final = OutriderOptions()
@@ -27,14 +27,14 @@ _REFUSALS: Final = frozenset({400, 403, 404, 409, 413, 422})
 class Choosing:
     """The fields of a request that experiments look at. `options`: its own `outrider` object.
 
-    `sampling`: names of the sampling fields that it sets itself.
+    `others`: further fields that it sets itself, of those that arms are about.
     """
 
     model: str
     options: OutriderOptions | None = None
     user: str | None = None
     service_tier: str | None = None
-    sampling: frozenset[str] = frozenset()
+    others: frozenset[str] = frozenset()
 
     @property
     def own_fields(self) -> frozenset[str]:
@@ -45,7 +45,7 @@ class Choosing:
             own.add(SERVICE_TIER)
         if self.model != AUTO:
             own.add(MODEL)
-        return self.sampling.union(own)
+        return self.others.union(own)
 
 
 def choosing_of(parsed: ApiRequest | ReadRequest) -> Choosing:
@@ -56,9 +56,7 @@ def choosing_of(parsed: ApiRequest | ReadRequest) -> Choosing:
             options=parsed.outrider,
             user=parsed.safety_identifier or parsed.user,
             service_tier=parsed.service_tier,
-            sampling=frozenset(
-                name for name in SAMPLING_FIELDS if getattr(parsed, name) is not None
-            ),
+            others=frozenset(name for name in SAMPLING_FIELDS if getattr(parsed, name) is not None),
         )
     document, envelope = parsed.document, parsed.envelope
     known, service_tier = document.get("safety_identifier"), document.get("service_tier")
@@ -67,7 +65,9 @@ def choosing_of(parsed: ApiRequest | ReadRequest) -> Choosing:
         options=envelope.outrider,
         user=known if isinstance(known, str) else envelope.user,
         service_tier=service_tier if isinstance(service_tier, str) else None,
-        sampling=frozenset(name for name in SAMPLING_FIELDS if document.get(name) is not None),
+        others=frozenset(
+            name for name in (*SAMPLING_FIELDS, MODELS) if document.get(name) is not None
+        ),
     )
 
 
@@ -95,6 +95,7 @@ def assignment_of(
             headers=context.headers,
             own_fields=choosing.own_fields,
             tiers=principal.scopes.tiers,
+            models=principal.scopes.models,
             is_admin=principal.scopes.is_admin or principal is ANONYMOUS,
         )
     )
@@ -129,9 +130,9 @@ def overlaid(request: ApiRequest, assignment: Assignment) -> ApiRequest:
         "outrider": overlay.merge(request.outrider),
         SERVICE_TIER: overlay.merge_service_tier(request.service_tier),
     }
-    for name, value in overlay.sampling.items():
-        if getattr(request, name) is None:
-            changes[name] = value
+    changes |= {
+        name: value for name, value in overlay.sampling.items() if getattr(request, name) is None
+    }
     return request.model_copy(update=changes)
 
 

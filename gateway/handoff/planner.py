@@ -21,6 +21,7 @@ from gateway.edge.bodies import end_turn
 from gateway.errors.tree import BudgetError, GatewayError, RateLimitError
 from gateway.generation.generation import Generation
 from gateway.generation.usage_summary import usage_summary
+from gateway.handoff.arm_models import ArmedRequest, ArmWalk, with_arms_model
 from gateway.handoff.chain_walk import ChainWalk
 from gateway.handoff.chains import ChainBook
 from gateway.handoff.cloud_calls import CloudCalls
@@ -79,9 +80,8 @@ class Planner:
 
     async def plan(self, endpoint: Endpoint, body: bytes, context: RequestContext) -> FallbackChain:
         """Plan the answer. Raises GatewayError or EngineError."""
-        chain = self.chains.chain_of(endpoint, body, context.principal)
+        walk = self._walk(endpoint, body, context)
         await end_turn(body)
-        walk = ChainWalk(self.reader, self._lineup, endpoint, body, context, chain)
         parsed = await walk.begin()
         trace_request(parsed)
         return FallbackChain(
@@ -91,6 +91,29 @@ class Planner:
             deadline_s=parsed.constraints.deadline_s,
             instead=walk.instead,
         )
+
+    def _walk(
+        self, endpoint: Endpoint, body: bytes, context: RequestContext
+    ) -> ChainWalk | ArmWalk:
+        """Return the way of a request along the models that its arm, its alias or itself names."""
+
+        def along(body: bytes, context: RequestContext) -> ChainWalk:
+            chain = self.chains.chain_of(endpoint, body, context.principal)
+            return ChainWalk(self.reader, self._lineup, endpoint, body, context, chain)
+
+        armed = self._armed(endpoint, body, context)
+        if isinstance(armed, RequestContext):
+            return along(body, armed)
+        return ArmWalk(along, self._lineup, armed, body, self.reader.note_left_out)
+
+    def _armed(
+        self, endpoint: Endpoint, body: bytes, context: RequestContext
+    ) -> ArmedRequest | RequestContext:
+        """Find the arms of a request before its chain, where either may name another model."""
+        registry = self.reader.experiments.registry
+        if not registry.sets_models and not self.chains.aliases:
+            return context
+        return with_arms_model(registry, endpoint, body, context)
 
     def _lineup(self, parsed: ParsedRequest, before: RouteReason = DIRECT) -> Lineup:
         """Line up the candidates that may answer; `before`: why the model before did not."""
@@ -117,6 +140,11 @@ class Planner:
         self, endpoint: Endpoint, body: bytes, context: RequestContext
     ) -> dict[str, Any]:
         """Return the request's route as a `RouteReport`. Raises what the request would."""
+        armed = self._armed(endpoint, body, context)
+        if isinstance(armed, RequestContext):
+            context = armed
+        else:
+            body, context = armed.body, armed.context
         chain = self.chains.chain_of(endpoint, body, context.principal)
         if chain is not None:
             body = chain.body(0)

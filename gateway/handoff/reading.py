@@ -104,9 +104,11 @@ class RequestReader:
         except (GatewayError, EngineError) as error:
             if assignment is None or not may_be_arms_fault(assignment, error):
                 raise
+            if assignment.overlay.model is not None:
+                raise  # the body names the arm's model: the planner has the client's
             forget_arms(context)
             parsed = await parsing(None)
-            self._note(assignment, error, context)
+            self.note_left_out(assignment, error, context)
             return parsed
 
     async def _parsed_for_local(
@@ -162,6 +164,8 @@ class RequestReader:
         assignment = parsed.assignment
         if assignment is None or not may_be_arms_fault(assignment, error):
             return None
+        if assignment.overlay.model is not None:
+            return None  # the body names the arm's model: the planner has the client's
         forget_arms(context)
         if not self.cloud.tiers:
             request, ignored = read_known(
@@ -171,7 +175,7 @@ class RequestReader:
         else:
             read = read_request(body, parsed.endpoint)
             plain = await self._parsed_for_tiers(parsed.endpoint, body, read, context, None)
-        self._note(assignment, error, context)
+        self.note_left_out(assignment, error, context)
         return plain
 
     async def _parsed_for_tiers(
@@ -224,7 +228,10 @@ class RequestReader:
             parsed = replace(parsed, small_model=small)
         return parsed
 
-    def _note(self, assignment: Assignment, error: Exception, context: RequestContext) -> None:
+    def note_left_out(
+        self, assignment: Assignment, error: Exception, context: RequestContext
+    ) -> None:
+        """Count a request that is served outside its arms, which led to this error."""
         if context.meter is not None:  # None: the request is only planned
             self.experiments.left_out.note(assignment, error)
 
@@ -236,6 +243,8 @@ class RequestReader:
         context: RequestContext,
     ) -> Assignment | None:
         """The request's arms of experiments. Raises BadRequestError."""
+        if context.is_assigned:
+            return context.assignment
         registry = self.experiments.registry
         if registry.assigner is None and ARM_HEADER not in context.headers:
             return None

@@ -71,6 +71,7 @@ class RequestContext:
     None where it is only planned. `headers` by names in lower case. `arm`: its arms of experiments
     as text. has_arms_slo: an arm set its latency objective, not the request.
     is_named_by_chain: an alias or `models` names the model, which the key may use through it.
+    is_assigned: its arms are known, `assignment`, by the model that the client named.
     """
 
     arrival_s: float
@@ -83,6 +84,8 @@ class RequestContext:
     arm: str = ""
     has_arms_slo: bool = False
     is_named_by_chain: bool = False
+    is_assigned: bool = False
+    assignment: Assignment | None = None
     span: Span = NULL_SPAN
 
 

@@ -25,6 +25,7 @@ OPTION_FIELDS: Final = (
 )
 """Fields of OutriderOptions that an arm may set; the others are promises to the client."""
 MODEL: Final = "model"
+MODELS: Final = "models"
 SERVICE_TIER: Final = "service_tier"
 SAMPLING_FIELDS: Final = (
     "temperature",
@@ -39,7 +40,7 @@ REQUEST_FIELDS: Final = (MODEL, SERVICE_TIER, *SAMPLING_FIELDS)
 """Fields beside the `outrider` object that an arm may set."""
 OVERLAY_FIELDS: Final = (*OPTION_FIELDS, *REQUEST_FIELDS)
 
-_CHOICE: Final = frozenset({MODEL, "tier", "min_quality", "threshold"})
+_CHOICE: Final = frozenset({MODEL, MODELS, "tier", "min_quality", "threshold"})
 """Settings that exclude each other: a model or a fixed tier leaves nothing to choose, and there is
 one quality target."""
 _GROUPS: Final = (
@@ -129,12 +130,12 @@ class Overlay:
     @classmethod
     def of_model(cls, parsed: RequestModel) -> "Overlay":
         """Build an overlay from a parsed ArmOverlay."""
-        given = {
-            name: value
-            for name in OVERLAY_FIELDS
-            if (value := getattr(parsed, name)) is not None
+        given: dict[str, Any] = {
+            name: value for name in OVERLAY_FIELDS if (value := getattr(parsed, name)) is not None
         }
-        request = {name: given.pop(name) for name in REQUEST_FIELDS if name in given}
+        request: dict[str, Any] = {
+            name: given.pop(name) for name in REQUEST_FIELDS if name in given
+        }
         return cls(options=OutriderOptions.model_construct(**given), request=request)
 
     def merge(self, own: OutriderOptions | None) -> OutriderOptions | None:

@@ -143,9 +143,7 @@ def test_arms_of_an_experiment_never_see_each_other() -> None:
             [2], answer[:20], request_id=group, cache_salt="alice", memory_group=group
         )
         assert repeated(sources, other) == []
-    own = make_sequence(
-        [2], answer[:20], request_id="own", cache_salt="alice", memory_group="a"
-    )
+    own = make_sequence([2], answer[:20], request_id="own", cache_salt="alice", memory_group="a")
     assert repeated(sources, own)[0].token_ids == answer[20:36]
 
 

@@ -1,5 +1,6 @@
 """Experiments from the request's side: arms, what they set, what is counted, what is said of it."""
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -162,7 +163,7 @@ def test_an_arm_may_set_how_tokens_are_drawn(opened: Open) -> None:
             if policy == "local_only":
                 assert (sampling.temperature == 0.125) is (arm == "draws:1/cold")
                 assert (sampling.top_p == 0.5) is (arm == "draws:1/cold")
-        sent = [request.json() for request in world.server.requests]
+        sent = [json.loads(request.body) for request in world.cloud.requests]
         expected = [arm for policy, arm in told if policy == "cloud_only"]
         assert [one.get("temperature") == 0.125 for one in sent[-12:]] == [
             arm == "draws:1/cold" for arm in expected
